@@ -1,0 +1,65 @@
+"""Every exception sottovoce raises on purpose.
+
+    SottovoceError
+    ├── InputError          what you gave cannot be used; nothing was read or written
+    │   ├── PlanError       a key or a value of a plan
+    │   └── NoSensitivity   a training recipe for which no sensitivity bound is known
+    ├── Refusal             what you asked would break a promise, so the answer is no
+    │   └── TankEmpty       the privacy budget has nothing left for this release
+    ├── DataError           a data set is missing, damaged or not what it should be
+    └── RunError            a run folder is missing, damaged or in the way
+
+The command line turns `InputError` into exit code 2 and the others into exit code 1.
+Messages are one sentence: the name, the bound, the value that was given, the remedy.
+
+>>> raise InputError.of("clip", -1, "a number > 0", "choose the norm each gradient is cut to")
+Traceback (most recent call last):
+    ...
+sottovoce.errors.InputError: clip must be a number > 0, got -1; choose the norm each gradient is cut to
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class SottovoceError(Exception):
+    """The root of the tree: catch this to catch everything sottovoce raises on purpose."""
+
+
+class InputError(SottovoceError, ValueError):
+    """What you gave cannot be used; nothing was read or written."""
+
+    @classmethod
+    def of(cls, name: str, value: object, bound: str, remedy: str) -> Self:
+        """The one wording for a bad value: name, bound, value, remedy."""
+        return cls(f"{name} must be {bound}, got {_shown(value)}; {remedy}")
+
+
+class PlanError(InputError):
+    """A key or a value of a plan."""
+
+
+class NoSensitivity(InputError):
+    """A training recipe for which no sensitivity bound is known."""
+
+
+class Refusal(SottovoceError):
+    """What you asked would break a promise, so the answer is no."""
+
+
+class TankEmpty(Refusal):
+    """The privacy budget has nothing left for this release."""
+
+
+class DataError(SottovoceError):
+    """A data set is missing, damaged or not what it should be."""
+
+
+class RunError(SottovoceError):
+    """A run folder is missing, damaged or in the way."""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
