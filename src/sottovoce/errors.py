@@ -12,10 +12,10 @@
 The command line turns `InputError` into exit code 2 and the others into exit code 1.
 Messages are one sentence: the name, the bound, the value that was given, the remedy.
 
->>> raise InputError.of("clip", -1, "a number > 0", "choose the norm each gradient is cut to")
+>>> raise InputError.of("clip", -1, "a number > 0", "choose the norm gradients are cut to")
 Traceback (most recent call last):
     ...
-sottovoce.errors.InputError: clip must be a number > 0, got -1; choose the norm each gradient is cut to
+sottovoce.errors.InputError: clip must be a number > 0, got -1; choose the norm gradients are cut to
 """
 
 from __future__ import annotations

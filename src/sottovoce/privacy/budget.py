@@ -1,0 +1,159 @@
+"""What a client is promised: the budget, and the guarantee that names what it means."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from sottovoce.errors import InputError
+
+Unit: TypeAlias = Literal["record", "client"]
+Calibration: TypeAlias = Literal["exact", "zcdp", "paper"]
+
+UNITS: tuple[Unit, ...] = get_args(Unit)
+CALIBRATIONS: tuple[Calibration, ...] = get_args(Calibration)
+
+NOT_COVERED: dict[str, str] = {
+    "side-channels": "side channels of the client's own host",
+    "poisoning": "clients that send false updates on purpose",
+    "same-person-twice": "a person whose records lie with several clients",
+    "public-numbers": "participation, sample counts and budgets, which are public",
+    "evaluation-records": "the validation and test records",
+    "entropy": "the operating system's source of randomness, which is trusted",
+    "simulated-noise": "this run itself: its noise is simulated in floating point from a seed",
+    "insecure-transport": "what a listener on the network sees: the transport was not encrypted",
+    "paper-calibration": "the (ε, δ) that was asked for: the paper's formula adds too little noise",
+    "raw-signal": "the clients' raw losses, which steered the number of rounds",
+    "median-clip": "the clipping norm, which was taken from raw gradient norms",
+    "inferred-columns": "column bounds and categories, which were taken from the data",
+}
+
+ALWAYS_NOT_COVERED = (
+    "side-channels",
+    "poisoning",
+    "same-person-twice",
+    "public-numbers",
+    "evaluation-records",
+    "entropy",
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An (ε, δ) that may never be exceeded.
+
+    >>> Budget(epsilon=8, delta=1e-5)
+    Budget(epsilon=8.0, delta=1e-05)
+    >>> Budget(epsilon=0, delta=1e-5)
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: epsilon must be a finite number ≥ 1e-06, got 0; choose how much \
+may be learnt about one unit, 1 is strong and 8 is usual
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.epsilon) or not 1e-6 <= self.epsilon < math.inf:
+            raise InputError.of(
+                "epsilon",
+                self.epsilon,
+                "a finite number ≥ 1e-06",
+                "choose how much may be learnt about one unit, 1 is strong and 8 is usual",
+            )
+        if not _is_number(self.delta) or not 1e-100 <= self.delta <= 0.5:
+            raise InputError.of(
+                "delta",
+                self.delta,
+                "a number from 1e-100 to 0.5",
+                "choose the chance that epsilon does not hold, well below 1 / samples",
+            )
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+        object.__setattr__(self, "delta", float(self.delta))
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A promise a lawyer could read: how much, to whom, about what, against whom, and what not.
+
+    `epsilon` is what holds, which under `paper` calibration is not what was asked for.
+
+    >>> g = Guarantee(Budget(8, 1e-5), unit="record", calibration="exact")
+    >>> print(g.text.split(". ")[0])
+    Each client's uploads are (8, 1e-05)-differentially private for one record of its data
+    >>> g.to_json()["adjacency"]
+    'replace-one'
+    """
+
+    budget: Budget
+    unit: Unit
+    calibration: Calibration
+    not_covered: tuple[str, ...] = ALWAYS_NOT_COVERED
+    adjacency: Literal["replace-one"] = "replace-one"
+    adversary: Literal["server"] = "server"
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise InputError.of(
+                "unit", self.unit, " or ".join(UNITS), "name what one difference is"
+            )
+        if self.calibration not in CALIBRATIONS:
+            raise InputError.of(
+                "calibration",
+                self.calibration,
+                "exact, zcdp or paper",
+                "exact gives the least noise that keeps the promise",
+            )
+        unknown = sorted(set(self.not_covered) - NOT_COVERED.keys())
+        if unknown:
+            raise InputError.of(
+                "not_covered", unknown[0], "a code of NOT_COVERED", "see sottovoce.privacy.budget"
+            )
+
+    @property
+    def text(self) -> str:
+        """The guarantee as one paragraph."""
+        what = {
+            "record": "one record of its data, whichever it is, being replaced by any other",
+            "client": "all of its data being replaced by any other",
+        }[self.unit]
+        about = {"record": "one record of its data", "client": "its whole dataset"}[self.unit]
+        how = {
+            "exact": "The noise is calibrated exactly (Gaussian differential privacy)",
+            "zcdp": "The noise is calibrated by zero-concentrated differential privacy",
+            "paper": "The noise is the paper's (Theorem 1), and the figures are what it really "
+            "guarantees",
+        }[self.calibration]
+        uncovered = "; ".join(NOT_COVERED[code] for code in self.not_covered)
+        epsilon, delta = f"{self.budget.epsilon:.6g}", f"{self.budget.delta:.3g}"
+        return (
+            f"Each client's uploads are ({epsilon}, {delta})-differentially private for {about}. "
+            f"That is: with {what}, the probability of anything the server can see changes by at "
+            f"most a factor e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
+            "The adversary is the server, which sees every upload of every round, knows who sent "
+            "it, and may choose the models it sends. "
+            f"{how}. Not covered: {uncovered}."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The guarantee as plain data, as it stands in records and in `calibrate --json`."""
+        return {
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "unit": self.unit,
+            "adjacency": self.adjacency,
+            "adversary": self.adversary,
+            "calibration": self.calibration,
+            "not_covered": list(self.not_covered),
+            "text": self.text,
+        }
+
+    def __str__(self) -> str:
+        return textwrap.fill(self.text, width=96)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

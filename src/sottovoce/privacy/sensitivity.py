@@ -1,0 +1,113 @@
+"""From the training recipe to Δ: how far one unit can move one upload.
+
+Sensitivity is computed, never typed in. With gradients clipped to norm C over all parameters
+together, rate η and n samples (n is public), replacing one unit moves one release by at most
+
+    recipe                                 unit record (g records)    unit client
+    one full-batch step (the paper)        2ηC·min(g, n)/n            2ηC
+    E steps, noise at every step           the same, E releases       the same, E releases
+    E steps, noise on the last only        2ηC·(E − 1 + min(g, n)/n)  2ηCE
+
+The first row is eq. (13) of the paper. The last is **not** 2ηCE/n: one different record moves the
+iterate, after which every clipped gradient may differ (clipped steps are not non-expansive).
+Recipes outside this table have no bound here and are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sottovoce.errors import InputError, NoSensitivity
+from sottovoce.privacy.budget import UNITS, Unit
+from sottovoce.privacy.normal import Floats
+
+NoiseAt: TypeAlias = Literal["every-step", "last-step"]
+
+_KNOWN = (
+    "the recipes with a bound are: full-batch gradient steps with a finite clip, and noise at "
+    "every step or on the last one"
+)
+_ROUND_UP = 1 + 2**-50  # more than the rounding of the few products below can take away
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a client does between receiving a model and uploading one.
+
+    >>> float(Recipe(learning_rate=1.0, clip=5.0).sensitivity(800))
+    0.01250...
+    >>> Recipe(learning_rate=1.0, clip=5.0, batch=32).sensitivity(800)
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.NoSensitivity: batch must be 'full', got 32; the recipes with a bound are: \
+full-batch gradient steps with a finite clip, and noise at every step or on the last one
+    """
+
+    learning_rate: float
+    clip: float
+    unit: Unit = "record"
+    steps: int = 1
+    noise_at: NoiseAt = "every-step"
+    batch: int | Literal["full"] = "full"
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < math.inf:
+            raise InputError.of("learning_rate", self.learning_rate, "a finite number > 0", "try 1")
+        if math.isnan(self.clip) or self.clip <= 0:
+            raise InputError.of(
+                "clip", self.clip, "a number > 0", "choose the norm gradients are cut to"
+            )
+        if math.isinf(self.clip):
+            raise NoSensitivity.of("clip", self.clip, "finite", _KNOWN)
+        if self.batch != "full":
+            raise NoSensitivity.of("batch", self.batch, "'full'", _KNOWN)
+        if self.noise_at not in ("every-step", "last-step"):
+            raise NoSensitivity.of("noise_at", self.noise_at, "every-step or last-step", _KNOWN)
+        if self.unit not in UNITS:
+            raise InputError.of("unit", self.unit, "record or client", "name what is protected")
+        for name in ("steps", "group"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError.of(name, value, "a whole number ≥ 1", "1 is the paper's recipe")
+
+    @property
+    def releases(self) -> int:
+        """How many releases one participation makes: each is charged.
+
+        >>> Recipe(1.0, 1.0, steps=3).releases
+        3
+        >>> Recipe(1.0, 1.0, steps=3, noise_at="last-step").releases
+        1
+        """
+        return self.steps if self.noise_at == "every-step" else 1
+
+    def sensitivity(self, samples: ArrayLike) -> Floats:
+        """Δ of one release of a client with so many samples (a number or an array), rounded up.
+
+        >>> Recipe(2.0, 1.0, unit="client").sensitivity([143, 1]).round(9).tolist()
+        [4.0, 4.0]
+        >>> float(Recipe(0.1, 1.0, steps=20, noise_at="last-step").sensitivity(1000).round(9))
+        3.8002
+        """
+        n = np.asarray(samples, dtype=np.float64)
+        if not np.all((n >= 1) & (n == np.floor(n)) & np.isfinite(n)):
+            raise InputError.of(
+                "samples", samples, "whole numbers ≥ 1", "a client without samples takes no part"
+            )
+        one_step = np.ones_like(n) if self.unit == "client" else np.minimum(self.group, n) / n
+        moved = one_step + (self.steps - 1 if self.noise_at == "last-step" else 0)
+        delta = np.asarray(2 * self.learning_rate * self.clip * moved * _ROUND_UP)
+        if not np.all((delta > 1e-150) & (delta < 1e150)):
+            raise InputError.of(
+                "learning_rate × clip",
+                self.learning_rate * self.clip,
+                "between 1e-140 and 1e140",
+                "a step of that size is no training",
+            )
+        return delta

@@ -1,0 +1,174 @@
+"""Theorems 2 and 3: how far from the optimum T rounds may end, and the best T.
+
+Both forms of the bound are h(T) = A^T·Θ + (1 − A^T)·(B·T + c): the start is forgotten, the noise
+(which grows with T, because a fixed budget is shared by more rounds) and the sampling of clients
+are not. A = 1 − 2μη + μη²L, Θ = F(w⁰) − F(w*).
+
+As printed (eq. 22), with κ₀ = L²Δ²/μ, κ₁ = η²L²ε̄/(2μ):
+
+    B = κ₀·K/U²·Σ_i ln(1/δ_i)/ε_i²,    c = κ₁·U(U−K)/(K(U−1)).
+
+It loses the model's dimension d and a factor 1/K, and holds for η = 1/L only. Derived anew, with
+1 − A = μη(2 − ηL), E‖n‖² = d/(KU)·Σσ_i² and σ_i² = Δ_i²·qT/c_i, where c_i is what the budget of
+client i is worth to a client that takes part in every round (μ(ε_i, δ_i)² for `exact`,
+ε²/(2 ln 1/δ) for the paper's formula):
+
+    B = L·d/(2U²(1−A))·Σ_i Δ_i²/c_i,   c = η²L·ε̄²(U−K)/(2(1−A)K(U−1)),
+
+independent of K in its noise term. ε̄² is the mean *squared* divergence of the clients' gradients.
+Neither form knows of the bias that clipping adds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sottovoce.errors import InputError
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """What the theorems assume of the loss: L-smooth, PL with μ, Θ above its minimum at the start.
+
+    `divergence` is the mean over clients of ‖∇F_i − ∇F‖² (the printed form takes it as ε̄).
+    """
+
+    smoothness: float
+    curvature: float
+    gap: float
+    learning_rate: float
+    divergence: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("smoothness", "curvature", "gap", "learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError.of(
+                    name, getattr(self, name), "a finite number > 0", "estimate it on public data"
+                )
+        if not 0 <= self.divergence < math.inf:
+            raise InputError.of(
+                "divergence", self.divergence, "a finite number ≥ 0", "0 is right for IID clients"
+            )
+        if self.curvature > self.smoothness:
+            raise InputError.of(
+                "curvature",
+                self.curvature,
+                f"at most the smoothness {self.smoothness:g}",
+                "a loss cannot curve more than it is smooth",
+            )
+        if self.learning_rate * self.smoothness > 1:
+            raise InputError.of(
+                "learning_rate",
+                self.learning_rate,
+                f"at most 1/L = {1 / self.smoothness:g}",
+                "the theorem covers no larger step",
+            )
+
+    @property
+    def contraction(self) -> float:
+        """A = 1 − μη(2 − ηL), what is left of the gap after one noiseless round."""
+        step = self.learning_rate
+        return 1 - self.curvature * step * (2 - step * self.smoothness)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """h(T) = A^T·Θ + (1 − A^T)·(B·T + c). Made by `Bound.printed` or `Bound.derived`.
+
+    >>> loss = Landscape(smoothness=1.0, curvature=0.05, gap=2.0, learning_rate=1.0)
+    >>> h = Bound.derived(loss, sensitivity=[0.01] * 50, worth=[2.0] * 50, per_round=50,
+    ...                   dimension=10_000)
+    >>> h.best_rounds()
+    9
+    """
+
+    contraction: float
+    gap: float
+    noise: float
+    sampling: float
+
+    @classmethod
+    def printed(
+        cls,
+        loss: Landscape,
+        *,
+        sensitivity: float,
+        epsilon: ArrayLike,
+        delta: ArrayLike,
+        per_round: int,
+    ) -> Self:
+        """Theorem 2 as it stands in the paper, eq. (22)."""
+        epsilon, delta = np.broadcast_arrays(np.atleast_1d(epsilon), np.atleast_1d(delta))
+        U, K = len(epsilon), _cohort(per_round, len(epsilon))
+        kappa0 = loss.smoothness**2 * sensitivity**2 / loss.curvature
+        kappa1 = loss.learning_rate**2 * loss.smoothness**2 * loss.divergence / (2 * loss.curvature)
+        return cls(
+            contraction=loss.contraction,
+            gap=loss.gap,
+            noise=float(kappa0 * K / U**2 * np.sum(-np.log(delta) / epsilon**2)),
+            sampling=kappa1 * U * (U - K) / (K * (U - 1)) if U > 1 else 0.0,
+        )
+
+    @classmethod
+    def derived(
+        cls,
+        loss: Landscape,
+        *,
+        sensitivity: ArrayLike,
+        worth: ArrayLike,
+        per_round: int,
+        dimension: int,
+    ) -> Self:
+        """Theorem 2 derived anew: any η ≤ 1/L, d parameters, Δ_i and c_i of each client."""
+        sensitivity, worth = np.broadcast_arrays(np.atleast_1d(sensitivity), np.atleast_1d(worth))
+        U, K = len(worth), _cohort(per_round, len(worth))
+        L, rest = loss.smoothness, 1 - loss.contraction
+        spread = loss.learning_rate**2 * L * loss.divergence / (2 * rest)
+        return cls(
+            contraction=loss.contraction,
+            gap=loss.gap,
+            noise=float(L * dimension / (2 * U**2 * rest) * np.sum(sensitivity**2 / worth)),
+            sampling=spread * (U - K) / (K * (U - 1)) if U > 1 else 0.0,
+        )
+
+    def __call__(self, rounds: ArrayLike) -> np.ndarray:
+        """h(T), for one T or many."""
+        T = np.asarray(rounds, dtype=np.float64)
+        left = self.contraction**T
+        return np.asarray(left * self.gap + (1 - left) * (self.noise * T + self.sampling))
+
+    @property
+    def convex_until(self) -> float:
+        """Theorem 3: h is convex exactly while T < (Θ − c)/B + 2/|ln A|, and rises beyond."""
+        if self.noise == 0:
+            return math.inf
+        if self.contraction == 0:
+            return (self.gap - self.sampling) / self.noise
+        return (self.gap - self.sampling) / self.noise + 2 / -math.log(self.contraction)
+
+    def best_rounds(self, most: int = 10**9) -> int:
+        """The T ≥ 1 (at most `most`) with the smallest h(T): h has one minimum."""
+        low, high = 1, most
+        while low < high:  # the sign of h(T+1) − h(T) changes once, from falling to rising
+            middle = (low + high) // 2
+            if self._rises_at(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _rises_at(self, T: int) -> bool:
+        # h(T+1) − h(T) ≥ 0, with the common terms taken out so that nothing cancels.
+        left, A, B = self.contraction**T, self.contraction, self.noise
+        return B * (1 - left * A) - left * (1 - A) * (self.gap - self.sampling - B * T) >= 0
+
+
+def _cohort(per_round: int, clients: int) -> int:
+    if not 1 <= per_round <= clients:
+        raise InputError.of("per_round", per_round, f"from 1 to {clients}", "it is K of U clients")
+    return per_round

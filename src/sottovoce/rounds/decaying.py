@@ -1,0 +1,62 @@
+"""σ falls linearly with the rounds until the budget is gone: the baseline the paper calls Lei's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from sottovoce.errors import InputError
+from sottovoce.rounds.schedule import Progress, Round, require_rounds
+
+
+@dataclass(frozen=True)
+class DecayingNoise:
+    """σ_t = (1 − s·t)·σ₀, with σ₀ the noise of `rounds` equal rounds; stops before it overspends.
+
+    Round t uses 1 / (T₀·(1 − s·t)²) of the budget, so a run is shorter than T₀:
+
+    >>> schedule = DecayingNoise(rounds=200, slope=0.004)
+    >>> schedule.affordable
+    111
+    >>> schedule.round(schedule.advance(schedule.start(2.3), 2.1))
+    Round(t=1, horizon=111, scale=0.996)
+    """
+
+    rounds: int
+    slope: float = 0.004
+
+    def __post_init__(self) -> None:
+        require_rounds(self.rounds)
+        if not 0 <= self.slope < 1:
+            raise InputError.of(
+                "slope", self.slope, "at least 0 and below 1", "0.004 a round is the default"
+            )
+
+    @property
+    def affordable(self) -> int:
+        """How many rounds a client that takes part in all of them can pay."""
+        spent: list[float] = []
+        for t in range(self.rounds):
+            scale = 1 - self.slope * t
+            if scale <= 0:
+                break
+            spent.append(1 / (self.rounds * scale**2))
+            # The last of T₀ equal rounds may exceed 1 by rounding alone; a tank rounds up anyway.
+            if math.fsum(spent) > 1 + 1e-12:
+                return t
+        return len(spent)
+
+    def start(self, loss: float) -> Progress:
+        """Nothing done; the horizon is what the budget affords."""
+        return Progress(done=0, horizon=self.affordable)
+
+    def round(self, progress: Progress) -> Round | None:
+        """The next round with its smaller noise."""
+        t = progress.done
+        if t >= progress.horizon:
+            return None
+        return Round(t=t, horizon=progress.horizon, scale=1 - self.slope * t)
+
+    def advance(self, progress: Progress, loss: float) -> Progress:
+        """One more done."""
+        return replace(progress, done=progress.done + 1)

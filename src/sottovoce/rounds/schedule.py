@@ -1,0 +1,73 @@
+"""The contract of a schedule: a value that turns public progress into the next round, or a stop.
+
+    progress = schedule.start(loss of the initial model)
+    while (round := schedule.round(progress)) is not None:
+        ... train round `round.t`, evaluate the new model ...
+        progress = schedule.advance(progress, loss of the new model)
+
+A schedule holds no state and changes nothing: all that it may look at is in `Progress`, and all of
+that is public (losses on a public set, or noised ones that were paid for). The horizon never grows,
+every run ends after at most `rounds` rounds, and what a client makes of a `Round` is bounded by its
+own tank: a schedule can waste fuel, never overspend it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sottovoce.errors import InputError
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round to be done: its number, the horizon T as it stands, and the noise's scale.
+
+    With scale 1 a client's noise follows from what is left in its tank, σ = Δ·√(r/left); any other
+    scale asks for σ = scale·Δ·√(R₀/left at the start of the run).
+    """
+
+    t: int
+    horizon: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All that a schedule may look at.
+
+    `done` rounds are finished, `horizon` is T as it stands, `recent` are the newest losses (as many
+    as the schedule wants to see), `last_discount` is the round after which T last shrank.
+    """
+
+    done: int
+    horizon: int
+    recent: tuple[float, ...] = ()
+    last_discount: int = 0
+
+
+class Schedule(Protocol):
+    """What `FixedRounds`, `DiscountedRounds` and `DecayingNoise` have in common."""
+
+    @property
+    def rounds(self) -> int:
+        """T₀: the horizon at the start, and the most rounds there can be."""
+        ...
+
+    def start(self, loss: float) -> Progress:
+        """Progress before the first round; `loss` is V(w⁰)."""
+        ...
+
+    def round(self, progress: Progress) -> Round | None:
+        """The next round, or None to stop."""
+        ...
+
+    def advance(self, progress: Progress, loss: float) -> Progress:
+        """Progress after one more round that led to this loss."""
+        ...
+
+
+def require_rounds(rounds: object) -> None:
+    """Refuse a T₀ that is not a whole number ≥ 1."""
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        raise InputError.of("rounds", rounds, "a whole number ≥ 1", "say how often clients upload")
