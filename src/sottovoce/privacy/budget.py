@@ -152,7 +152,7 @@ class Guarantee:
         }
 
     def __str__(self) -> str:
-        return textwrap.fill(self.text, width=96)
+        return textwrap.fill(self.text, width=96, break_on_hyphens=False)
 
 
 def _is_number(value: object) -> bool:

@@ -95,6 +95,7 @@ def epsilon(delta: ArrayLike, mu: ArrayLike) -> Floats:
         log_now = log_delta(answer, mu)
         a = mu / 2 - answer / np.where(mu > 0, mu, 1.0)
         slope = np.exp(-(a**2) / 2 - _LOG_SQRT_2PI - log_now) * mills(a - mu)  # −∂ ln δ/∂ε
+        slope = np.where(enough_at_zero, 1.0, slope)
         step = np.where(enough_at_zero, 0.0, (log_target - log_now) / slope)
         answer = np.maximum(answer - step, 0.0)
         if np.all(np.abs(step) <= 1e-14 * answer):

@@ -32,6 +32,7 @@ _KNOWN = (
     "the recipes with a bound are: full-batch gradient steps with a finite clip, and noise at "
     "every step or on the last one"
 )
+_SMALLEST = 1e-60  # of η and C: their squares must not underflow
 _ROUND_UP = 1 + 2**-50  # more than the rounding of the few products below can take away
 
 
@@ -57,14 +58,14 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
     group: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError.of("learning_rate", self.learning_rate, "a finite number > 0", "try 1")
-        if math.isnan(self.clip) or self.clip <= 0:
-            raise InputError.of(
-                "clip", self.clip, "a number > 0", "choose the norm gradients are cut to"
-            )
-        if math.isinf(self.clip):
+        if self.clip == math.inf:
             raise NoSensitivity.of("clip", self.clip, "finite", _KNOWN)
+        for name, remedy in (
+            ("learning_rate", "choose the step size, 1 is a good start"),
+            ("clip", "choose the norm gradients are cut to"),
+        ):
+            if not _SMALLEST <= (value := getattr(self, name)) <= 1 / _SMALLEST:
+                raise InputError.of(name, value, "a number from 1e-60 to 1e+60", remedy)
         if self.batch != "full":
             raise NoSensitivity.of("batch", self.batch, "'full'", _KNOWN)
         if self.noise_at not in ("every-step", "last-step"):
@@ -102,12 +103,4 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
             )
         one_step = np.ones_like(n) if self.unit == "client" else np.minimum(self.group, n) / n
         moved = one_step + (self.steps - 1 if self.noise_at == "last-step" else 0)
-        delta = np.asarray(2 * self.learning_rate * self.clip * moved * _ROUND_UP)
-        if not np.all((delta > 1e-150) & (delta < 1e150)):
-            raise InputError.of(
-                "learning_rate × clip",
-                self.learning_rate * self.clip,
-                "between 1e-140 and 1e140",
-                "a step of that size is no training",
-            )
-        return delta
+        return np.asarray(2 * self.learning_rate * self.clip * moved * _ROUND_UP)

@@ -5,5 +5,6 @@
 `discounted`  `DiscountedRounds`: T shrinks when learning stops paying (CRD, Algorithm 2)
 `decaying`    `DecayingNoise`: σ falls linearly until the budget is gone (Lei's baseline)
 `cohort`      who takes part in a round, and how many turns a client should plan for
+`turn`        what a client makes of a round: horizon and tank become its noise
 `bound`       Theorems 2 and 3: the convergence bound and the best number of rounds
 """

@@ -63,6 +63,7 @@ def planned(
     """
     if kind not in COHORTS:
         raise InputError.of("cohort", kind, "balanced or random", "balanced is the default")
+    rounds = max(rounds, 0)  # a server may announce anything
     if charges_absent:
         return rounds
     if kind == "balanced":

@@ -19,7 +19,7 @@ class DecayingNoise:
     >>> schedule.affordable
     111
     >>> schedule.round(schedule.advance(schedule.start(2.3), 2.1))
-    Round(t=1, horizon=111, scale=0.996)
+    Round(t=1, horizon=111, scale=0.996, spread=200)
     """
 
     rounds: int
@@ -55,7 +55,7 @@ class DecayingNoise:
         t = progress.done
         if t >= progress.horizon:
             return None
-        return Round(t=t, horizon=progress.horizon, scale=1 - self.slope * t)
+        return Round(t, progress.horizon, scale=1 - self.slope * t, spread=self.rounds)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
         """One more done."""

@@ -31,7 +31,7 @@ class DiscountedRounds:
     >>> progress = schedule.advance(schedule.start(2.3), 2.1)  # improving: T stays
     >>> progress = schedule.advance(progress, 2.2)  # not improving: ⌊0.9·(100 − 1)⌋ + 1
     >>> schedule.round(progress)
-    Round(t=2, horizon=90, scale=1.0)
+    Round(t=2, horizon=90, scale=1.0, spread=None)
     """
 
     rounds: int
@@ -75,6 +75,6 @@ class DiscountedRounds:
         w = self.window
         if t + 2 < 2 * w or t - last_discount < w:
             return True
-        gain = math.fsum(recent[:w]) / w - math.fsum(recent[w:]) / w
-        # Written so that a NaN (a diverged model) counts as not paying.
+        gain = sum(recent[:w]) / w - sum(recent[w:]) / w
+        # Written so that a NaN (a diverged model, ∞ − ∞) counts as not paying.
         return gain >= self.zeta * w

@@ -14,7 +14,7 @@ class FixedRounds:
     >>> schedule = FixedRounds(rounds=2)
     >>> progress = schedule.advance(schedule.start(2.3), 2.1)
     >>> schedule.round(progress)
-    Round(t=1, horizon=2, scale=1.0)
+    Round(t=1, horizon=2, scale=1.0, spread=None)
     >>> schedule.round(schedule.advance(progress, 2.0)) is None
     True
     """

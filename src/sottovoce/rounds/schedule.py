@@ -23,13 +23,15 @@ from sottovoce.errors import InputError
 class Round:
     """One round to be done: its number, the horizon T as it stands, and the noise's scale.
 
-    With scale 1 a client's noise follows from what is left in its tank, σ = Δ·√(r/left); any other
-    scale asks for σ = scale·Δ·√(R₀/left at the start of the run).
+    With `spread` None a client's noise follows from what is left in its tank, σ = Δ·√(r/left).
+    Otherwise it is `scale` times the noise of `spread` equal rounds: σ = scale·Δ·√(R₀/left₀), with
+    R₀ turns planned in `spread` rounds and left₀ what was left when the run began.
     """
 
     t: int
     horizon: int
     scale: float = 1.0
+    spread: int | None = None
 
 
 @dataclass(frozen=True)

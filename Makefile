@@ -1,0 +1,48 @@
+# Two commands do everything on a machine with python3 (3.11+), pip/venv and make:
+#   make train    the main job
+#   make test     all that CI checks
+# Both set up .venv by themselves.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help train test check lint format types clean
+
+help:           ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+
+$(VENV)/.run: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing sottovoce into $(VENV) (once)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing sottovoce and its test tools into $(VENV) (once)"
+	@$(PIP) --editable '.[test]'
+	@touch $@ $(VENV)/.run
+
+train: $(VENV)/.run  ## the main job (for now: the calibration example)
+	$(BIN)/sottovoce calibrate
+
+test:           ## all that CI checks, one line per part with its minutes
+	@$(PYTHON) tests/parts.py test
+
+check: $(VENV)/.dev  ## the editing loop, under 2 minutes
+	@$(PYTHON) tests/parts.py check
+
+lint: $(VENV)/.dev  ## style and import directions
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## put the code in order
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+types: $(VENV)/.dev  ## mypy, strict
+	@$(BIN)/mypy
+
+clean:          ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -1,0 +1,59 @@
+"""What a client makes of a round: the announced horizon and its own tank become its noise.
+
+The server announces `Round(t, horizon, …)`; how many turns that leaves, and what each may cost, the
+client works out for itself. A lying server can waste a client's budget, never exceed it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sottovoce.privacy.budget import Calibration
+from sottovoce.privacy.calibration import charges_absent
+from sottovoce.privacy.tank import Offer, Tank
+from sottovoce.rounds.cohort import CohortKind, planned
+from sottovoce.rounds.schedule import Round
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The public numbers of a federation that a client's noise depends on."""
+
+    clients: int
+    per_round: int
+    cohort: CohortKind = "balanced"
+    calibration: Calibration = "exact"
+    releases: int = 1  # of one participation
+
+    def planned(self, rounds: int) -> int:
+        """Releases a client should plan for in a run of so many rounds.
+
+        >>> Terms(clients=50, per_round=30).planned(200)
+        120
+        """
+        turns = planned(
+            self.cohort,
+            rounds=rounds,
+            clients=self.clients,
+            per_round=self.per_round,
+            charges_absent=charges_absent(self.calibration),
+        )
+        return turns * self.releases
+
+
+def offer(tank: Tank, turn: Round, terms: Terms, sensitivity: ArrayLike) -> Offer:
+    """The price of this round's next release for each client, declined where the tank is too low.
+
+    r = planned(T) − debits releases are to come, this one included: σ = Δ·√(r/left).
+
+    >>> tank = Tank.full(capacity=2.0)
+    >>> offer(tank, Round(t=0, horizon=200), Terms(50, 30), sensitivity=1.0).sigma.round(4)
+    np.float64(7.746)
+    """
+    if turn.spread is None:
+        remaining = terms.planned(turn.horizon) - tank.debits
+        return tank.offer(sensitivity, np.asarray(remaining))
+    return tank.offer_scaled(sensitivity, terms.planned(turn.spread), turn.scale)

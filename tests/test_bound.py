@@ -1,0 +1,146 @@
+"""Theorems 2 and 3: the two forms of the bound, its convexity limit, its one minimum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.calibration import capacity
+from sottovoce.rounds.bound import Bound, Landscape
+
+LOSS = Landscape(smoothness=2.0, curvature=0.1, gap=2.0, learning_rate=0.4, divergence=0.3)
+
+
+def derived(loss=LOSS, *, per_round=30, clients=50, delta_s=0.01, dimension=500, worth=2.0):
+    return Bound.derived(
+        loss,
+        sensitivity=[delta_s] * clients,
+        worth=[worth] * clients,
+        per_round=per_round,
+        dimension=dimension,
+    )
+
+
+def test_derived_bound_holds_on_a_quadratic_and_is_met_without_sampling():
+    """Gradient descent with averaged noise on ½·L·‖w‖² (PL with μ = L): the recursion is exact."""
+    loss = Landscape(smoothness=1.0, curvature=1.0, gap=8.0, learning_rate=0.3)
+    d, clients, rounds, delta_s, worth = 4, 5, 12, 0.2, 1.5
+    bound = Bound.derived(
+        loss,
+        sensitivity=[delta_s] * clients,
+        worth=[worth] * clients,
+        per_round=clients,
+        dimension=d,
+    )
+    rng = np.random.default_rng(0)
+    w = np.tile(np.array([4.0, 0, 0, 0]), (200_000, 1))  # F = ½‖w‖² = 8 at the start
+    sigma = delta_s * np.sqrt(rounds / worth) / np.sqrt(clients)
+    for _ in range(rounds):
+        w = w - 0.3 * w + sigma * rng.standard_normal(w.shape)
+    mean, error = np.mean(w**2) * d / 2, np.std(np.sum(w**2, axis=1) / 2) / np.sqrt(len(w))
+    # equality here; 5 standard errors: a false alarm in 1.7 million
+    assert abs(mean - float(bound(rounds))) < 5 * error
+
+
+def test_noise_term_does_not_depend_on_the_cohort_and_the_printed_one_does():
+    assert derived(per_round=30).noise == derived(per_round=50).noise
+    printed = [
+        Bound.printed(LOSS, sensitivity=0.01, epsilon=[8.0] * 50, delta=1e-3, per_round=k)
+        for k in (30, 50)
+    ]
+    assert printed[0].noise == pytest.approx(printed[1].noise * 30 / 50)
+
+
+def test_the_paper_calibration_is_the_derived_bound_with_its_own_worth():
+    # THEORY §3.4: L·d·T/(U²(1−A))·Σ Δ²·ln(1/δ)/ε²
+    epsilon, delta = np.linspace(2, 20, 50), 1e-3
+    worth = capacity(epsilon, delta, calibration="paper", sampling=1.0)
+    bound = Bound.derived(LOSS, sensitivity=0.01, worth=worth, per_round=30, dimension=500)
+    direct = 2.0 * 500 / (50**2 * (1 - LOSS.contraction))
+    direct *= np.sum(0.01**2 * -np.log(delta) / epsilon**2)
+    assert bound.noise == pytest.approx(direct, rel=1e-12)
+
+
+def test_printed_as_printed():
+    bound = Bound.printed(
+        LOSS, sensitivity=0.01, epsilon=8.0 * np.ones(50), delta=1e-3, per_round=30
+    )
+    kappa0, kappa1 = 4 * 1e-4 / 0.1, 0.16 * 4 * 0.3 / 0.2
+    assert bound.noise == pytest.approx(kappa0 * 30 / 2500 * 50 * np.log(1e3) / 64)
+    assert bound.sampling == pytest.approx(kappa1 * 50 * 20 / (30 * 49))
+    A, T = LOSS.contraction, 17
+    expected = A**T * 2.0 + (1 - A**T) * (bound.noise * T + bound.sampling)
+    assert float(bound(T)) == pytest.approx(expected)
+
+
+shapes = st.builds(
+    Bound,
+    contraction=st.floats(0.2, 0.999),
+    gap=st.floats(0.1, 10),
+    noise=st.floats(-7, -0.5).map(lambda x: 10**x),
+    sampling=st.floats(0, 5),
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(shapes)
+def test_the_best_number_of_rounds_is_the_best(bound):
+    best = bound.best_rounds()
+    around = np.arange(1, max(3 * best, 200))
+    assert float(bound(best)) <= bound(around).min() * (1 + 1e-12)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(shapes)
+def test_convex_until_the_limit_and_rising_beyond(bound):
+    limit = bound.convex_until
+    if limit < 3:
+        return
+    inside = np.linspace(limit * 0.01, limit * 0.99, 200)
+    step = inside[1] - inside[0]
+    second = np.diff(bound(inside), 2) / step**2
+    assert np.all(second >= -1e-7 * np.max(np.abs(bound(inside))) / step**2)
+    beyond = np.linspace(limit, limit * 3, 200)
+    assert np.all(np.diff(bound(beyond)) > -1e-12)
+    # The second derivative, written out, changes sign at the limit and nowhere else.
+    A, B, log_a = bound.contraction, bound.noise, np.log(bound.contraction)
+
+    def curve(t):
+        return A**t * log_a * (log_a * (bound.gap - bound.sampling - B * t) - 2 * B)
+
+    assert curve(limit * 0.999) > 0 > curve(limit * 1.001) or A ** (limit) == 0
+
+
+def test_a_larger_budget_wants_more_rounds():
+    best = [derived(worth=float(capacity(e, 1e-3))).best_rounds() for e in (1, 4, 8, 20)]
+    assert best == sorted(best)
+    assert best[0] < best[-1]
+
+
+def test_starting_at_the_bottom_wants_one_round():
+    assert Bound(contraction=0.9, gap=0.1, noise=0.01, sampling=0.2).best_rounds() == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"smoothness": 0},
+        {"curvature": -1},
+        {"gap": np.nan},
+        {"learning_rate": 0.6},
+        {"divergence": -1},
+        {"curvature": 3},
+    ],
+)
+def test_nonsense_is_refused(bad):
+    good = {"smoothness": 2.0, "curvature": 0.1, "gap": 2.0, "learning_rate": 0.4}
+    with pytest.raises(InputError, match=f"^{next(iter(bad))} must be"):
+        Landscape(**{**good, **bad})
+
+
+def test_a_cohort_larger_than_the_federation_is_refused():
+    with pytest.raises(InputError, match="per_round must be from 1 to 50"):
+        derived(per_round=51)

@@ -1,0 +1,54 @@
+"""Budgets refuse nonsense; guarantees say all they must."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib import resources
+
+import pytest
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, NOT_COVERED, Budget, Guarantee
+
+
+@pytest.mark.parametrize("epsilon", [0, -1, math.nan, math.inf, -math.inf, "8", None, True, 1e-9])
+def test_a_bad_epsilon_is_refused_in_one_sentence(epsilon):
+    with pytest.raises(InputError, match=r"^epsilon must be .*, got .*; \w") as caught:
+        Budget(epsilon, 1e-5)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("delta", [0, -1e-5, 1, 1.5, 0.51, math.nan, math.inf, "x", None, False])
+def test_a_bad_delta_is_refused_in_one_sentence(delta):
+    with pytest.raises(InputError, match=r"^delta must be .*, got .*; \w"):
+        Budget(8, delta)
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("calibration", ["exact", "zcdp", "paper"])
+def test_a_guarantee_names_unit_adjacency_adversary_and_what_is_not_covered(unit, calibration):
+    guarantee = Guarantee(Budget(3.5, 1e-6), unit=unit, calibration=calibration)
+    for word in ("3.5", "1e-06", "replace-one", "server", "Not covered"):
+        assert word in guarantee.text
+    assert {"record": "one record", "client": "whole dataset"}[unit] in guarantee.text
+    for code in ALWAYS_NOT_COVERED:
+        assert NOT_COVERED[code] in guarantee.text
+    assert json.loads(json.dumps(guarantee.to_json())) == guarantee.to_json()
+    assert " ".join(str(guarantee).split()) == guarantee.text
+
+
+def test_unknown_words_are_refused():
+    budget = Budget(1, 1e-5)
+    with pytest.raises(InputError, match="unit must be record or client"):
+        Guarantee(budget, unit="user", calibration="exact")
+    with pytest.raises(InputError, match="calibration must be"):
+        Guarantee(budget, unit="record", calibration="rdp")
+    with pytest.raises(InputError, match="not_covered must be"):
+        Guarantee(budget, unit="record", calibration="exact", not_covered=("weather",))
+
+
+def test_the_codes_are_enumerated_in_the_schema():
+    text = resources.files("sottovoce").joinpath("schemas/calibrate.json").read_text("utf-8")
+    schema = json.loads(text)["properties"]["guarantee"]["properties"]["not_covered"]
+    assert schema["items"]["enum"] == list(NOT_COVERED)

@@ -1,0 +1,162 @@
+"""`sottovoce calibrate` and `schema` as a user meets them: processes, exit codes, sentences."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+
+from sottovoce.calibrator import calibrate
+
+
+def sottovoce(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-W", "error", "-m", "sottovoce", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+SETTING = [
+    *("--epsilon", "20", "--delta", "1e-3", "--rounds", "200", "--clients", "50"),
+    *("--samples", "800", "--clip", "5", "--learning-rate", "1"),
+]
+
+
+def test_json_is_one_object_that_keeps_its_schema():
+    done = sottovoce("calibrate", "--json", *SETTING)
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, json.loads(sottovoce("schema", "calibrate").stdout))
+    assert answer["mu"] == pytest.approx(4.05314816, rel=1e-8)
+    assert answer["sensitivity"] == pytest.approx(0.0125)
+    assert answer["participations"] == 200
+    assert answer["paper"]["true_epsilon"] == pytest.approx(30.3, abs=0.05)
+    assert answer["paper"]["true_delta"] == pytest.approx(0.116, abs=5e-4)
+    assert answer["guarantee"]["epsilon"] == 20
+    assert answer["request"]["per_round"] == 50
+
+
+def test_the_table_shows_both_noises_and_the_guarantee():
+    done = sottovoce("calibrate", *SETTING)
+    assert (done.returncode, done.stderr) == (0, "")
+    for figure in ("0.0436147", "0.0328533", "30.3174", "0.116", "replace-one", "too little noise"):
+        assert figure in done.stdout
+
+
+def test_defaults_are_the_embedded_plan():
+    ask = calibrate().request
+    assert (ask.epsilon, ask.delta, ask.rounds, ask.clients, ask.samples) == (8, 1e-5, 120, 10, 143)
+    assert (ask.clip, ask.learning_rate, ask.unit, ask.calibration) == (1, 2, "record", "exact")
+
+
+@pytest.mark.parametrize("calibration", ["exact", "zcdp", "paper"])
+@pytest.mark.parametrize("per_round", [50, 30, 7])
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_numbers_belong_together(calibration, per_round, unit):
+    answer = calibrate(
+        epsilon=12, delta=1e-3, rounds=200, clients=50, samples=800, per_round=per_round,
+        calibration=calibration, unit=unit,
+    )  # fmt: skip
+    assert answer.participations == math.ceil(per_round * 200 / 50)
+    assert answer.mu_release == pytest.approx(answer.sensitivity / answer.sigma)
+    assert answer.mu == pytest.approx(math.sqrt(answer.participations) * answer.mu_release)
+    if calibration == "paper":
+        assert answer.sigma == pytest.approx(answer.paper_sigma, rel=1e-11)
+        assert answer.guarantee.budget.epsilon == answer.paper_true_epsilon
+        assert "paper-calibration" in answer.guarantee.not_covered
+    else:
+        assert answer.guarantee.budget.epsilon == 12
+
+
+BAD = [
+    ("--epsilon", "0"),
+    ("--epsilon", "-1"),
+    ("--epsilon", "nan"),
+    ("--epsilon", "inf"),
+    ("--epsilon", "-inf"),
+    ("--epsilon", "1e9"),
+    ("--epsilon", "many"),
+    ("--epsilon", ""),
+    ("--delta", "0"),
+    ("--delta", "1"),
+    ("--delta", "1.5"),
+    ("--delta", "-1e-5"),
+    ("--delta", "nan"),
+    ("--delta", "tiny"),
+    ("--rounds", "0"),
+    ("--rounds", "-5"),
+    ("--rounds", "1.5"),
+    ("--rounds", "ten"),
+    ("--rounds", "99999999999999999999"),
+    ("--clients", "0"),
+    ("--clients", "x"),
+    ("--per-round", "0"),
+    ("--per-round", "11"),
+    ("--per-round", "-1"),
+    ("--samples", "0"),
+    ("--samples", "-7"),
+    ("--samples", "1e3"),
+    ("--clip", "0"),
+    ("--clip", "-1"),
+    ("--clip", "nan"),
+    ("--clip", "inf"),
+    ("--clip", "1e300"),
+    ("--learning-rate", "0"),
+    ("--learning-rate", "inf"),
+    ("--learning-rate", "nan"),
+    ("--learning-rate", "fast"),
+    ("--unit", "user"),
+    ("--unit", ""),
+    ("--calibration", "rdp"),
+    ("--calibration", "Exact"),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), BAD, ids=lambda text: text or "empty")
+def test_nonsense_gets_one_sentence_and_exit_code_2(option, value):
+    done = sottovoce("calibrate", option, value, "--json")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert option.strip("-").split("-")[0] in done.stderr
+    assert value[:12] in done.stderr or float(value) == float(
+        done.stderr.split("got ")[1].split(";")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["calibrat"],
+        ["calibrate", "--epsilom", "3"],
+        ["calibrate", "8"],
+        ["calibrate", "--epsilon"],
+        ["schema"],
+        ["schema", "weather"],
+    ],
+)
+def test_bad_commands_get_one_sentence(arguments):
+    done = sottovoce(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("sottovoce: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["calibrate", "--help"], ["schema", "-h"]])
+def test_help(arguments):
+    done = sottovoce(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage:" in done.stdout
+    if len(arguments) == 2:
+        assert "Example" in done.stdout
+
+
+def test_version_and_a_closed_pipe():
+    assert sottovoce("--version").stdout.startswith("sottovoce 0.")
+    command = f"{sys.executable} -m sottovoce calibrate | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""

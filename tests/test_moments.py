@@ -1,0 +1,81 @@
+"""The moments of the sampled Gaussian, Lemma 1, and where the paper's bound holds and breaks."""
+
+from __future__ import annotations
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+from sottovoce.errors import InputError
+from sottovoce.privacy.moments import (
+    certain_break,
+    first_break,
+    log_moment,
+    log_paper_bound,
+    log_reverse_moment,
+)
+
+CASES = [(0.9, 0.25), (0.1, 0.25), (0.5, 1.0), (0.02, 2.0), (0.99, 0.5), (1.0, 0.7), (0.3, 0.05)]
+
+
+@pytest.mark.parametrize(("q", "x"), CASES)
+@pytest.mark.parametrize("order", [1, 2, 7])
+def test_both_directions_against_numerical_integration(q, x, order):
+    with mp.workdps(30):
+
+        def mixture(z):
+            return 1 - mp.mpf(q) + mp.mpf(q) * mp.exp(x * z - mp.mpf(x) ** 2 / 2)
+
+        ends = [-order * x - 14, -order * x, 0, order * x, (order + 1) * x + 14]
+        forth = mp.quad(lambda z: mp.npdf(z) * mixture(z) ** (order + 1), ends)
+        back = mp.quad(lambda z: mp.npdf(z) * mixture(z) ** -order, ends)
+    assert float(log_moment(order, sampling=q, ratio=x)) == pytest.approx(
+        float(mp.log(forth)), rel=1e-9, abs=1e-13
+    )
+    assert float(log_reverse_moment(order, sampling=q, ratio=x)) == pytest.approx(
+        float(mp.log(back)), rel=1e-9, abs=1e-13
+    )
+
+
+def test_lemma_1_in_every_case_tried():
+    rng = np.random.default_rng(7)
+    for _ in range(400):
+        q, x = rng.uniform(0.001, 1), 10 ** rng.uniform(-2, 0.7)
+        order = int(rng.integers(1, 60))
+        forth = float(log_moment(order, sampling=q, ratio=x))
+        back = float(log_reverse_moment(order, sampling=q, ratio=x))
+        assert forth >= back - 1e-11 * max(1, abs(back)), (q, x, order)
+
+
+def test_the_bound_breaks_once_and_where_theory_says():
+    rng = np.random.default_rng(8)
+    for _ in range(60):
+        q, x = rng.uniform(0.02, 0.97), 10 ** rng.uniform(-0.7, 0.3)
+        end = certain_break(sampling=q, ratio=x)
+        orders = np.arange(1, int(end) + 3)
+        true = log_moment(orders, sampling=q, ratio=x)
+        bound = log_paper_bound(orders, sampling=q, ratio=x)
+        broken = true > bound
+        found = first_break(sampling=q, ratio=x)
+        assert found == orders[np.argmax(broken)]
+        assert np.all(broken[found - 1 :])
+        assert np.all(broken[orders > end])
+        assert found <= end + 1
+        assert found >= 0.7 * end - 1
+
+
+def test_without_sampling_the_bound_is_an_equality():
+    orders = np.arange(1, 101)
+    np.testing.assert_allclose(
+        log_moment(orders, sampling=1.0, ratio=0.3),
+        log_paper_bound(orders, sampling=1.0, ratio=0.3),
+        rtol=1e-12,
+    )
+    assert first_break(sampling=1.0, ratio=0.3) is None
+    assert certain_break(sampling=1.0, ratio=0.3) == np.inf
+
+
+@pytest.mark.parametrize(("q", "x"), [(0, 1), (1.1, 1), (np.nan, 1), (0.5, 0), (0.5, np.inf)])
+def test_nonsense_is_refused(q, x):
+    with pytest.raises(InputError):
+        log_moment(1, sampling=q, ratio=x)

@@ -1,0 +1,138 @@
+"""The house as promised: public names, what an import loads, one error tree, live documents."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sottovoce
+from sottovoce import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+HEAVY = {"jax", "flwr", "scipy", "scipy.optimize", "polars", "pooch", "matplotlib", "torch"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import sottovoce",
+        "import sottovoce.cli",
+        "from sottovoce import calibrate; calibrate()",
+    ],
+)
+def test_a_light_start(statement):
+    assert not modules_after(statement) & HEAVY
+
+
+def test_public_names_are_there_and_documented():
+    assert sorted(sottovoce.__all__) == sottovoce.__all__
+    for name in sottovoce.__all__:
+        assert inspect.getdoc(getattr(sottovoce, name)), name
+    assert set(sottovoce.__all__) <= set(dir(sottovoce))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = sottovoce.nonsense
+
+
+def every_module():
+    for info in pkgutil.walk_packages(sottovoce.__path__, "sottovoce."):
+        if not info.name.endswith("__main__"):
+            yield importlib.import_module(info.name)
+
+
+def test_every_module_and_public_function_says_what_it_is():
+    for module in every_module():
+        assert inspect.getdoc(module), module.__name__
+        for name, thing in vars(module).items():
+            public = (
+                not name.startswith("_") and getattr(thing, "__module__", "") == module.__name__
+            )
+            if public and (inspect.isfunction(thing) or inspect.isclass(thing)):
+                assert inspect.getdoc(thing), f"{module.__name__}.{name}"
+
+
+def test_every_error_is_in_the_tree_drawn_at_the_head_of_its_file():
+    drawn = set(re.findall(r"[├└]── (\w+)", errors.__doc__)) | {"SottovoceError"}
+    classes = {
+        name: thing
+        for name, thing in vars(errors).items()
+        if inspect.isclass(thing) and issubclass(thing, Exception)
+    }
+    assert set(classes) == drawn
+    assert all(issubclass(thing, errors.SottovoceError) for thing in classes.values())
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_documents_name_only_what_exists(name):
+    text = (ROOT / name).read_text("utf-8")
+    for link in re.findall(r"\]\((?!https?://|#)([^)#]+)\)", text):
+        assert (ROOT / link).exists(), f"{name} links to {link}"
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in re.findall(r"`make ([a-z-]+)`", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name} names make {target}"
+
+
+def test_architecture_names_every_room():
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    for path in (ROOT / "src" / "sottovoce").iterdir():
+        if path.name.startswith("_") or path.name == "py.typed":
+            continue
+        room = f"{path.name}/" if path.is_dir() else path.name
+        assert f"`{room}`" in text, f"ARCHITECTURE.md does not name {room}"
+
+
+def test_readme_console_blocks_show_what_the_commands_print():
+    """Every `$ sottovoce …` line of a console block is run, and the lines below it must appear."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    ran = 0
+    for block in blocks:
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *expected = part.rstrip().splitlines()
+            if not command.startswith("sottovoce calibrate"):
+                continue
+            words = [sys.executable, "-m", *command.split()]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+            for line in expected:
+                if line.strip() not in ("", "…"):
+                    assert line.rstrip() in done.stdout.splitlines(), line
+            ran += 1
+    assert ran >= 1
+
+
+def test_readme_python_blocks_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_no_file_names_this_machine_or_a_registry():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: there is no list of tracked files")
+    here = str(ROOT)
+    for name in listed.stdout.split():
+        path = ROOT / name
+        if path.suffix in {".npz", ".gz", ".png"} or not path.exists():
+            continue
+        text = path.read_text("utf-8")
+        assert here not in text, name
+        assert "simple/" not in text or name == "tests/test_project.py", name
