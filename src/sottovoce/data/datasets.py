@@ -1,0 +1,413 @@
+"""digits, mnist and cifar10: found, checked and read.
+
+- `digits` comes with the package (licence beside it, in digits.LICENSE.txt).
+- `mnist` and `cifar10` are read in their authors' formats from $SOTTOVOCE_DATA/mnist/*-ubyte.gz and
+  $SOTTOVOCE_DATA/cifar-10-batches-bin/*.bin. If SOTTOVOCE_DATA is not set they are downloaded once
+  into the cache folder of the operating system; if it is set, nothing is ever downloaded.
+
+Every file is compared with its SHA-256 each time it is read, wherever it came from, so a mirror
+can fail but cannot change the data. **All addresses below are untried**: they were written down
+without a network at hand, and only the downloading itself is tested (against a local server). The
+second address of cifar10 is the copy that the tutorials of MindSpore point to; its name and size
+are those of the authors' archive, and the checksum decides whether it is the same file. The
+archive's own checksum is the one that other projects publish; those of the files were computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import logging
+import os
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import DataError, InputError
+
+ENVIRONMENT = "SOTTOVOCE_DATA"
+TIMEOUT_S = 30
+
+Bytes = NDArray[np.uint8]
+Raw = tuple[Bytes, Bytes, Bytes, Bytes]  # train x, train y, test x, test y
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """One data set in memory.
+
+    A row of x is a flattened image of `shape` (height, width, channels), channels last, as float32
+    in [0, 1]; y holds class ids 0 … classes − 1 as int32. A data set without an official test set
+    has an empty `test_x`.
+    """
+
+    train_x: NDArray[np.float32]
+    train_y: NDArray[np.int32]
+    test_x: NDArray[np.float32]
+    test_y: NDArray[np.int32]
+    classes: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where the files of a data set come from, what they must be, and how they are read."""
+
+    folder: str
+    files: Mapping[str, str]  # name → SHA-256
+    mirrors: tuple[str, ...]  # addresses that end in "/", tried in this order
+    archive: tuple[str, str] | None  # name and SHA-256, when the mirrors hold one archive
+    decode: Callable[[Callable[[str], bytes]], Raw]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What is known of a data set before it is read; `white` is the value that becomes 1.0."""
+
+    classes: int
+    shape: tuple[int, ...]
+    white: int
+    published: Published | None = None  # None: comes with the package
+
+
+def load(name: str) -> Arrays:
+    """Read a data set: x / white in [0, 1], where `white` is a constant of the format.
+
+    The scale does not depend on the data, so it costs no privacy. mnist and cifar10 are read from
+    $SOTTOVOCE_DATA or else fetched. Raises `DataError` when files are missing or damaged.
+
+    >>> digits = load("digits")
+    >>> digits.train_x.shape, float(digits.train_x.max()), digits.test_x.shape, digits.shape
+    ((1797, 64), 1.0, (0, 64), (8, 8, 1))
+    """
+    dataset = _known(name)
+    if dataset.published is None:
+        raw = _digits()
+    else:
+        folder = _given_folder(name, dataset.published) or fetch(name)
+        files = dataset.published.files
+        raw = dataset.published.decode(lambda file: _checked(folder / file, files[file]))
+    train_x, train_y, test_x, test_y = raw
+    return Arrays(
+        train_x=_scaled(train_x, dataset.white),
+        train_y=train_y.astype(np.int32),
+        test_x=_scaled(test_x, dataset.white),
+        test_y=test_y.astype(np.int32),
+        classes=dataset.classes,
+        shape=dataset.shape,
+    )
+
+
+def fetch(name: str, *, base_urls: Sequence[str] | None = None, cache: Path | None = None) -> Path:
+    """Download what is not yet in the cache, and return the folder that holds the files.
+
+    Each file is asked of each address in turn until one answers with the right SHA-256.
+    `base_urls` replaces the public mirrors (each ends in "/"), `cache` the cache folder. Files that
+    are already there and right cause no request.
+
+    >>> fetch("digits")
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: name must be one of mnist, cifar10, got 'digits'; digits comes \
+with the package and needs no download
+    """
+    published = _known(name).published
+    if published is None:
+        raise InputError.of(
+            "name",
+            name,
+            "one of " + ", ".join(n for n, d in DATASETS.items() if d.published),
+            f"{name} comes with the package and needs no download",
+        )
+    import pooch  # type: ignore[import-untyped]  # here: digits must not wait for it
+
+    folder = (cache or Path(pooch.os_cache("sottovoce"))) / published.folder
+    mirrors = tuple(base_urls) if base_urls is not None else published.mirrors
+    missing = [f for f, sha in published.files.items() if not _is(folder / f, sha)]
+    if missing and published.archive is not None:
+        archive_name, sha = published.archive
+        archive = _download(name, published, archive_name, sha, mirrors, folder)
+        _unpack(archive, published, folder)
+        archive.unlink()  # its contents are what is read; keeping both would double the disk used
+    else:
+        for file in missing:
+            _download(name, published, file, published.files[file], mirrors, folder)
+    return folder
+
+
+def parse_idx(content: bytes, *, file: str, dimensions: int) -> Bytes:
+    """Unpack a gzipped IDX file of unsigned bytes, the format of MNIST.
+
+    Layout: two zero bytes, 8 (unsigned bytes), the number of dimensions, each dimension as a
+    big-endian 32-bit number, then the values. Raises `DataError` for anything else.
+
+    >>> raw = bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1])
+    >>> parse_idx(gzip.compress(raw), file="labels.gz", dimensions=1)
+    array([7, 2, 1], dtype=uint8)
+    """
+    try:
+        raw = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error):
+        raise DataError(
+            f"{file} is not a complete gzip file; fetch it again from where it came"
+        ) from None
+    start = 4 + 4 * dimensions
+    if len(raw) < start or raw[:4] != bytes([0, 0, 8, dimensions]):
+        raise DataError(
+            f"{file} must begin with the IDX magic number {2048 + dimensions}, "
+            f"got {int.from_bytes(raw[:4], 'big')}; fetch it again from where it came"
+        )
+    shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", dimensions, offset=4))
+    expected = start + int(np.prod(shape, dtype=object))
+    if len(raw) != expected:
+        raise DataError(
+            f"{file} must unpack to {expected} bytes, got {len(raw)}; "
+            "it is cut short or damaged, so fetch it again from where it came"
+        )
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def parse_cifar10(content: bytes, *, file: str) -> tuple[Bytes, Bytes]:
+    """Images (n, 3072), channels last, and labels (n,) of one file of binary CIFAR-10.
+
+    Layout: n records of 1 + 3·32·32 bytes: the label, then the red, green and blue planes.
+    Raises `DataError` for anything else.
+
+    >>> x, y = parse_cifar10(bytes([6]) + bytes([1] * 1024 + [2] * 1024 + [3] * 1024), file="a.bin")
+    >>> y.tolist(), x.shape, x[0, :6].tolist()
+    ([6], (1, 3072), [1, 2, 3, 1, 2, 3])
+    """
+    record = 1 + 3 * 32 * 32
+    if not content or len(content) % record:
+        raise DataError(
+            f"{file} must be a whole number of {record}-byte records, got {len(content)} bytes; "
+            "it is cut short or damaged, so fetch it again from where it came"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, record)
+    labels = records[:, 0]
+    if labels.max() > 9:
+        raise DataError(
+            f"{file} must hold labels 0 to 9, got {labels.max()}; "
+            "it is not CIFAR-10, so fetch it again from where it came"
+        )
+    planes = records[:, 1:].reshape(-1, 3, 32, 32)
+    return planes.transpose(0, 2, 3, 1).reshape(len(records), -1), labels
+
+
+def _known(name: str) -> Dataset:
+    if name not in DATASETS:
+        raise InputError.of("data.name", name, "one of " + ", ".join(DATASETS), "choose one")
+    return DATASETS[name]
+
+
+def _scaled(x: Bytes, white: int) -> NDArray[np.float32]:
+    return np.divide(x, np.float32(white), dtype=np.float32)
+
+
+def _digits() -> Raw:
+    content = resources.files("sottovoce.data").joinpath("digits.npz").read_bytes()
+    with np.load(io.BytesIO(content)) as stored:
+        x, y = stored["x"], stored["y"]
+    return x, y, x[:0], y[:0]
+
+
+def _decode_mnist(read: Callable[[str], bytes]) -> Raw:
+    def images(file: str) -> Bytes:
+        pixels = parse_idx(read(file), file=file, dimensions=3)
+        return pixels.reshape(len(pixels), -1)
+
+    def labels(file: str) -> Bytes:
+        return parse_idx(read(file), file=file, dimensions=1)
+
+    return (
+        images("train-images-idx3-ubyte.gz"),
+        labels("train-labels-idx1-ubyte.gz"),
+        images("t10k-images-idx3-ubyte.gz"),
+        labels("t10k-labels-idx1-ubyte.gz"),
+    )
+
+
+def _decode_cifar10(read: Callable[[str], bytes]) -> Raw:
+    batches = [
+        parse_cifar10(read(file), file=file)
+        for file in (f"data_batch_{i}.bin" for i in range(1, 6))
+    ]
+    test_x, test_y = parse_cifar10(read("test_batch.bin"), file="test_batch.bin")
+    train_x = np.concatenate([x for x, _ in batches])
+    return train_x, np.concatenate([y for _, y in batches]), test_x, test_y
+
+
+def _given_folder(name: str, published: Published) -> Path | None:
+    """The folder under $SOTTOVOCE_DATA, or None when that is not set (or empty)."""
+    given = os.environ.get(ENVIRONMENT)
+    if not given:
+        return None
+    folder = Path(given) / published.folder
+    missing = [file for file in published.files if not (folder / file).is_file()]
+    if missing:
+        raise DataError(
+            f"{name} must be in ${ENVIRONMENT}/{published.folder}/, but {folder} has no "
+            f"{', '.join(missing)}; put the files there, or unset {ENVIRONMENT} to download them"
+        )
+    return folder
+
+
+def _checked(path: Path, sha256: str) -> bytes:
+    """The content of a file, hashed and used from the same read."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); make it readable or fetch it again"
+        ) from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DataError(
+            f"{path} ({len(content)} bytes) must have the SHA-256 {sha256[:12]}…, but has another; "
+            "it is cut short, damaged or another version, so replace it with the published file"
+        )
+    return content
+
+
+def _is(path: Path, sha256: str) -> bool:
+    with contextlib.suppress(DataError):
+        _checked(path, sha256)
+        return True
+    return False
+
+
+def _download(
+    name: str, published: Published, file: str, sha256: str, mirrors: Sequence[str], folder: Path
+) -> Path:
+    import pooch
+
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # pooch logs every download; an error below says what matters
+    failures = []
+    try:
+        for mirror in mirrors:
+            try:
+                downloader = pooch.HTTPDownloader(timeout=TIMEOUT_S)
+                return Path(
+                    pooch.retrieve(
+                        mirror + file, f"sha256:{sha256}", file, folder, downloader=downloader
+                    )
+                )
+            except (OSError, ValueError) as error:
+                # requests derives its errors from OSError; pooch reports a wrong hash as ValueError
+                reason = type(error).__name__ if isinstance(error, OSError) else "wrong checksum"
+                failures.append(f"{urlsplit(mirror).netloc}: {reason}")
+    finally:
+        logger.setLevel(level)
+    raise DataError(
+        f"{name} could not be downloaded ({file} from {', '.join(failures)}); try again online, or "
+        f"put {', '.join(published.files)} in ${ENVIRONMENT}/{published.folder}/"
+    )
+
+
+def _unpack(archive: Path, published: Published, folder: Path) -> None:
+    """Take the wanted files out of the archive by name, so that no path in it is trusted."""
+    try:
+        with tarfile.open(archive) as tar:
+            for file, sha256 in published.files.items():
+                member = tar.extractfile(f"{published.folder}/{file}")
+                content = b"" if member is None else member.read()
+                if hashlib.sha256(content).hexdigest() != sha256:
+                    raise DataError(
+                        f"{file} in {archive} must have the SHA-256 {sha256[:12]}…, but has "
+                        "another; delete the archive and fetch it again"
+                    )
+                _write(folder / file, content)
+    except (tarfile.TarError, KeyError, EOFError, OSError, zlib.error) as error:
+        raise DataError(
+            f"{archive} must be an archive that holds {published.folder}/ with "
+            f"{', '.join(published.files)}, but unpacking it failed ({type(error).__name__}); "
+            "see that the disk has room, delete the archive and fetch it again"
+        ) from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All or nothing: a reader never sees half a file, also when two processes fetch at once."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+        part.write(content)
+    Path(part.name).replace(path)
+
+
+DATASETS: dict[str, Dataset] = {
+    "digits": Dataset(classes=10, shape=(8, 8, 1), white=16),
+    "mnist": Dataset(
+        classes=10,
+        shape=(28, 28, 1),
+        white=255,
+        published=Published(
+            folder="mnist",
+            files={
+                "train-images-idx3-ubyte.gz": (
+                    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
+                ),
+                "train-labels-idx1-ubyte.gz": (
+                    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
+                ),
+                "t10k-images-idx3-ubyte.gz": (
+                    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
+                ),
+                "t10k-labels-idx1-ubyte.gz": (
+                    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
+                ),
+            },
+            mirrors=(
+                "https://storage.googleapis.com/cvdf-datasets/mnist/",
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            ),
+            archive=None,
+            decode=_decode_mnist,
+        ),
+    ),
+    "cifar10": Dataset(
+        classes=10,
+        shape=(32, 32, 3),
+        white=255,
+        published=Published(
+            folder="cifar-10-batches-bin",
+            files={
+                "data_batch_1.bin": (
+                    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"
+                ),
+                "data_batch_2.bin": (
+                    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"
+                ),
+                "data_batch_3.bin": (
+                    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"
+                ),
+                "data_batch_4.bin": (
+                    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"
+                ),
+                "data_batch_5.bin": (
+                    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"
+                ),
+                "test_batch.bin": (
+                    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"
+                ),
+            },
+            mirrors=(
+                "https://www.cs.toronto.edu/~kriz/",
+                "https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/",
+            ),
+            archive=(
+                "cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+            decode=_decode_cifar10,
+        ),
+    ),
+}

@@ -1,0 +1,419 @@
+"""Who holds what: the rows of each client, of the validation set and of the test set.
+
+A split is a few lists of row numbers and no row is in two of them: validation and test rows belong
+to no client. Everything is decided by the `rng` given, in this order: one permutation of the rows
+(validation first, then test, then the clients' share), then what the kind of split draws.
+
+- `iid`: every client draws from all classes alike.
+- `sizes`: iid, with the listed numbers of rows; g sizes are spread over g equal parts of clients.
+- `labels`: every client holds k classes, in equal amounts, and different clients different mixes.
+- `dirichlet`: every client's class proportions are a draw from Dirichlet(α, …, α).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sottovoce.errors import InputError
+
+KINDS = ("iid", "labels", "sizes", "dirichlet")
+
+Rows = NDArray[np.int64]
+Counts = NDArray[np.int64]  # [client, class]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Row numbers, pairwise disjoint: `clients` and `validation` count rows of the train arrays.
+
+    `test` counts rows of the train arrays too when `test_from` is "train", and rows of the data
+    set's own test arrays when it is "test".
+    """
+
+    clients: tuple[Rows, ...]
+    validation: Rows
+    test: Rows
+    test_from: Literal["train", "test"]
+
+
+def split(
+    labels: ArrayLike,
+    *,
+    kind: str,
+    clients: int,
+    samples: int | Sequence[int] | None,
+    validation: int,
+    test: int,
+    rng: np.random.Generator,
+    labels_per_client: int | None = None,
+    alpha: float | None = None,
+    ids: ArrayLike | None = None,
+    own_test: int = 0,
+) -> Split:
+    """Deal the rows with these labels to clients, a validation set and a test set.
+
+    labels: the class of each row; ids: the row numbers they belong to (absent: 0, 1, 2, …).
+    samples: rows per client; a list of one number per client (for `sizes` also a list of g numbers,
+    where g divides `clients`: the first clients / g clients get the first number, and so on); or
+    None, as many as possible, the same for all.
+    validation, test: rows taken from these for no client. test = 0 with `own_test` > 0 means that
+    the data set's own test set of that many rows is the test set.
+    labels_per_client: k of `labels`; alpha: α > 0 of `dirichlet`, small for one-sided clients.
+
+    Raises `InputError` before anything is drawn if Σ samples + validation + test exceeds the rows,
+    and when a class runs out in a `labels` split.
+
+    >>> rng = np.random.default_rng(1)
+    >>> s = split([0, 1] * 50, kind="iid", clients=8, samples=10, validation=5, test=15, rng=rng)
+    >>> [len(rows) for rows in s.clients], len(s.validation), len(s.test), s.test_from
+    ([10, 10, 10, 10, 10, 10, 10, 10], 5, 15, 'train')
+    """
+    classes = _labels(labels)
+    rows = _ids(ids, len(classes))
+    _check(kind, clients, validation, test, own_test)
+    k = _labels_per_client(labels_per_client, classes) if kind == "labels" else 1
+    concentration = _alpha(alpha) if kind == "dirichlet" else 1.0
+    sizes = _sizes(
+        samples, kind=kind, clients=clients, at_least=k, rows=len(rows), set_aside=validation + test
+    )
+
+    order = rng.permutation(len(rows))
+    shared, own = order[: validation + test], order[validation + test :]
+    match kind:
+        case "labels":
+            counts = _by_labels(classes[own], sizes, k, fill=samples is None, rng=rng)
+            dealt = _deal(rows[own], classes[own], counts, rng=rng)
+        case "dirichlet":
+            counts = _by_dirichlet(classes[own], sizes, concentration, rng=rng)
+            dealt = _deal(rows[own], classes[own], counts, rng=rng)
+        case _:
+            dealt = _cut(rows[own], sizes)
+    return Split(
+        clients=dealt,
+        validation=rows[shared[:validation]],
+        test=np.arange(own_test) if test == 0 else rows[shared[validation:]],
+        test_from="test" if test == 0 and own_test > 0 else "train",
+    )
+
+
+def class_sets(
+    stock: Sequence[int], *, clients: int, k: int, rng: np.random.Generator
+) -> list[frozenset[int]]:
+    """k classes for each client: every class is used equally often (±1), few sets are repeated.
+
+    With C = len(stock) classes there are N = (C choose k) sets: each is given to ⌊clients / N⌋ or
+    one more of the clients, so no two clients share a set while clients ≤ N. Classes with more
+    stock are the ones used once more.
+
+    Why it always works: start from any different sets. While class a is used more often than b, the
+    sets with a and without b outnumber those with b and without a, so one of them can exchange a
+    for b and become a set that nobody has.
+
+    >>> sets = class_sets([9, 9, 9, 9], clients=6, k=2, rng=np.random.default_rng(0))
+    >>> sorted(sorted(s) for s in sets)
+    [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    """
+    C = len(stock)
+    N = math.comb(C, k)
+    times, left = divmod(clients, N)
+    everything = [frozenset(c) for c in combinations(range(C), k)] if 2 * clients >= N else []
+    different: dict[frozenset[int], None] = {}  # a set that remembers its order
+    if everything:
+        different = {everything[i]: None for i in rng.permutation(N)[:left]}
+    while len(different) < left:  # here at most half of all sets are wanted: few draws are wasted
+        different[frozenset(rng.choice(C, k, replace=False).tolist())] = None
+
+    used = Counter(dict.fromkeys(range(C), 0))
+    used.update(c for s in different for c in s)
+    least, more = divmod(left * k, C)
+    by_stock = sorted(range(C), key=lambda c: -stock[c])
+    target = {c: least + (rank < more) for rank, c in enumerate(by_stock)}
+    while over := [c for c in range(C) if used[c] > target[c]]:
+        a = over[0]
+        b = next(c for c in range(C) if used[c] < target[c])
+        old = next(s for s in different if a in s and b not in s and s - {a} | {b} not in different)
+        del different[old]
+        different[old - {a} | {b}] = None
+        used[a] -= 1
+        used[b] += 1
+    sets = everything * times + list(different)
+    return [sets[i] for i in rng.permutation(clients)]
+
+
+def _by_labels(
+    classes: Rows, sizes: Rows, k: int, *, fill: bool, rng: np.random.Generator
+) -> Counts:
+    names, stock = np.unique(classes, return_counts=True)
+    if k > len(names):
+        raise InputError.of(
+            "data.labels_per_client",
+            k,
+            f"at most {len(names)}, the classes left for clients",
+            "lower it, or lower data.validation or data.test",
+        )
+    sets = class_sets(stock.tolist(), clients=len(sizes), k=k, rng=rng)
+    uses = _held(sets, len(names)).sum(axis=0)
+    safe = k * int((stock[uses > 0] // uses[uses > 0]).min())  # these sets can hold this many
+    if fill:
+        sizes = np.full(len(sizes), max(k, safe))
+    else:
+        sets = _eased(sets, sizes / k, stock)
+    counts = _equal_amounts(sets, sizes, stock)
+    left = stock - counts.sum(axis=0)
+    if left.min() < 0:
+        worst = int(left.argmin())
+        raise InputError.of(
+            "data.samples",
+            int(sizes[0]) if np.ptp(sizes) == 0 else sizes.tolist(),
+            "small enough for the rows of every class",
+            f"class {names[worst]} runs out, its clients need {counts[:, worst].sum()} rows and "
+            f"{stock[worst]} are left: lower data.clients or data.samples"
+            + (f" ({safe} each is possible)" if safe > 0 else ""),
+        )
+    return counts
+
+
+def _eased(
+    sets: list[frozenset[int]], rows_each: NDArray[np.float64], stock: Rows
+) -> list[frozenset[int]]:
+    """Where a class would run out, move clients from it to classes with rows to spare.
+
+    This unbalances the numbers of uses, so it happens only for want of rows. Sets that are all
+    different stay so. With clients of unequal sizes the best choice is a packing problem: this
+    takes every move that lowers the shortage, and stops when there is none.
+    """
+    spare = stock - rows_each @ _held(sets, len(stock))
+    held = Counter(sets)
+    most = 1 if len(held) == len(sets) else len(sets)
+    eased = list(sets)
+    moved = True
+    while moved and spare.min() < 0:
+        moved = False
+        for i, each in enumerate(rows_each.tolist()):
+            old = eased[i]
+            a = min(old, key=lambda c: spare[c])
+            free = [b for b in range(len(stock)) if held[old - {a} | {b}] < most and b not in old]
+            if spare[a] >= 0 or not free:
+                continue
+            b = max(free, key=lambda c: spare[c])
+            relief = min(each, -spare[a])
+            harm = max(0.0, each - max(0.0, spare[b]))
+            if relief > harm + 1e-9:
+                eased[i] = old - {a} | {b}
+                held[old] -= 1
+                held[eased[i]] += 1
+                spare[a] += each
+                spare[b] -= each
+                moved = True
+    return eased
+
+
+def _equal_amounts(sets: Sequence[frozenset[int]], sizes: Rows, stock: Rows) -> Counts:
+    """Rows of each client and class: ⌊n/k⌋ of each of its k classes, and 1 more of n mod k of them.
+
+    The odd rows go where most is left. If that overdraws a class, odd rows are passed along a chain
+    of clients (class a gives one to b, b one to c, …) to a class with a spare row: an augmenting
+    path, so the result fits the stock whenever some choice of odd rows does.
+    """
+    k = len(sets[0])
+    held = _held(sets, len(stock))
+    counts = held * (sizes // k)[:, None]
+    spare = stock - counts.sum(axis=0)
+    odd = np.zeros(held.shape, bool)
+    for i in np.flatnonzero(sizes % k).tolist():
+        chosen = sorted(sets[i], key=lambda c: -spare[c])[: sizes[i] % k]
+        odd[i, chosen] = True
+        spare[chosen] -= 1
+    for start in range(len(stock)):
+        while spare[start] < 0 and (path := _chain(odd, held, spare, start)):
+            for i, a, b in path:
+                odd[i, a], odd[i, b] = False, True
+            spare[start] += 1
+            spare[path[-1][2]] -= 1
+    return counts + odd
+
+
+def _held(sets: Sequence[frozenset[int]], classes: int) -> NDArray[np.bool_]:
+    """Which client (first axis) holds which class."""
+    held = np.zeros((len(sets), classes), bool)
+    np.put_along_axis(held, np.array([sorted(s) for s in sets]), True, axis=1)
+    return held
+
+
+def _chain(
+    odd: NDArray[np.bool_], held: NDArray[np.bool_], spare: Rows, start: int
+) -> list[tuple[int, int, int]]:
+    """The shortest list of (client, from class, to class) that ends at a class with a spare row."""
+    came: dict[int, tuple[int, int, int]] = {}
+    queue = deque([start])
+    while queue:
+        a = queue.popleft()
+        if spare[a] > 0:
+            path = []
+            while a != start:
+                path.append(came[a])
+                a = came[a][1]
+            return path[::-1]
+        for b in range(len(spare)):
+            movers = np.flatnonzero(odd[:, a] & held[:, b] & ~odd[:, b])
+            if b != start and b not in came and len(movers):
+                came[b] = (int(movers[0]), a, b)
+                queue.append(b)
+    return []
+
+
+def _by_dirichlet(classes: Rows, sizes: Rows, alpha: float, *, rng: np.random.Generator) -> Counts:
+    """n draws of a class with the client's own proportions, over the classes still in stock."""
+    stock = np.unique(classes, return_counts=True)[1]
+    counts = np.zeros((len(sizes), len(stock)), np.int64)
+    for i, n in enumerate(sizes.tolist()):
+        wanted = rng.dirichlet(np.full(len(stock), alpha))
+        while (missing := n - int(counts[i].sum())) > 0:
+            p = np.where(stock > 0, wanted, 0.0)
+            # a small α can put all of its weight on classes that are gone: then take what there is
+            p = p / p.sum() if p.sum() > 0 else stock / stock.sum()
+            drawn = np.minimum(rng.multinomial(missing, p), stock)
+            counts[i] += drawn
+            stock = stock - drawn
+    return counts
+
+
+def _deal(
+    rows: Rows, classes: Rows, counts: Counts, *, rng: np.random.Generator
+) -> tuple[Rows, ...]:
+    """`counts[client, class]` rows of each class to each client, shuffled within the client."""
+    names, first = np.unique(np.sort(classes), return_index=True)
+    by_class = rows[np.argsort(classes, kind="stable")]
+    ends = first + np.cumsum(counts, axis=0)
+    dealt = []
+    for end, count in zip(ends, counts, strict=True):
+        parts = [by_class[end[c] - count[c] : end[c]] for c in range(len(names))]
+        dealt.append(rng.permutation(np.concatenate(parts)))
+    return tuple(dealt)
+
+
+def _cut(rows: Rows, sizes: Rows) -> tuple[Rows, ...]:
+    return tuple(rows[a:b] for a, b in pairwise([0, *np.cumsum(sizes).tolist()]))
+
+
+def _labels(labels: ArrayLike) -> NDArray[np.int64]:
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError.of(
+            "labels", f"{array.dtype} {array.shape}", "a list of whole numbers", "give class ids"
+        )
+    return array.astype(np.int64)
+
+
+def _ids(ids: ArrayLike | None, n: int) -> Rows:
+    if ids is None:
+        return np.arange(n)
+    array = np.asarray(ids)
+    if array.shape != (n,) or array.dtype.kind not in "iu" or len(np.unique(array)) != n:
+        raise InputError.of(
+            "ids",
+            f"{array.dtype} {array.shape}",
+            f"{n} different whole numbers",
+            "give one row number for each label",
+        )
+    return array.astype(np.int64)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _check(kind: str, clients: int, validation: int, test: int, own_test: int) -> None:
+    if kind not in KINDS:
+        raise InputError.of("data.split", kind, "one of " + ", ".join(KINDS), "choose one")
+    if not _whole(clients) or clients < 1:
+        raise InputError.of("data.clients", clients, "a whole number >= 1", "give at least one")
+    for name, value in (("validation", validation), ("test", test), ("own_test", own_test)):
+        if not _whole(value) or value < 0:
+            raise InputError.of(f"data.{name}", value, "a whole number >= 0", "give a row count")
+
+
+def _sizes(
+    samples: int | Sequence[int] | None,
+    *,
+    kind: str,
+    clients: int,
+    at_least: int,
+    rows: int,
+    set_aside: int,
+) -> Rows:
+    """One size per client, refused when they do not fit into the rows that are not set aside."""
+    spare = max(0, rows - set_aside)
+    if samples is None and kind != "sizes":
+        if spare < clients * at_least:
+            raise InputError.of(
+                "data.clients",
+                clients,
+                f"at most {spare // at_least} for the {rows} rows less {set_aside} for validation "
+                "and test",
+                "lower it, or data.validation or data.test",
+            )
+        return np.full(clients, spare // clients)
+    listed = _listed(samples, kind=kind, clients=clients)
+    if not all(_whole(n) and n >= at_least for n in listed):
+        raise InputError.of(
+            "data.samples", samples, f"whole numbers >= {at_least}", "give rows per client"
+        )
+    total = sum(int(n) for n in listed) * (clients // len(listed))
+    if total > spare:
+        raise InputError.of(
+            "data.samples",
+            samples,
+            f"at most {spare} rows for all {clients} clients together, which is {rows} less "
+            f"{set_aside} for validation and test",
+            f"these are {total}: lower data.samples, data.clients, data.validation or data.test",
+        )
+    return np.repeat(np.asarray(listed, np.int64), clients // len(listed))
+
+
+def _listed(samples: int | Sequence[int] | None, *, kind: str, clients: int) -> list[int]:
+    """The numbers that were given: one for all, one for each client, or one for each equal part."""
+    if isinstance(samples, list | tuple | np.ndarray):
+        parts = len(samples)
+        if parts == clients or (kind == "sizes" and parts > 0 and clients % parts == 0):
+            return list(samples)
+    elif samples is not None and kind != "sizes":
+        return [samples]  # type: ignore[list-item]  # a wrong type is refused with its value later
+    bound = f"a list of {clients} numbers, one for each client"
+    if kind == "sizes":
+        raise InputError.of(
+            "data.samples", samples, bound + ", or of as many as divide them evenly", "list them"
+        )
+    raise InputError.of("data.samples", samples, bound + ", or one number", "list them")
+
+
+def _labels_per_client(k: int | None, classes: NDArray[np.int64]) -> int:
+    most = len(np.unique(classes))
+    if k is None or not _whole(k) or not (1 <= k <= most):
+        raise InputError.of(
+            "data.labels_per_client",
+            k,
+            f"a whole number from 1 to {most}, the classes in the data",
+            'say how many classes a client holds when data.split = "labels"',
+        )
+    return int(k)
+
+
+def _alpha(alpha: float | None) -> float:
+    known = isinstance(alpha, float | int | np.number) and not isinstance(alpha, bool)
+    if alpha is None or not known or not 0 < alpha < math.inf:
+        raise InputError.of(
+            "data.alpha",
+            alpha,
+            "a number > 0",
+            'small means one-sided clients when data.split = "dirichlet"',
+        )
+    return float(alpha)
