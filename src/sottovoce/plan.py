@@ -1,0 +1,315 @@
+"""What will run: everything a guarantee depends on, frozen, in one value.
+
+A plan is complete by itself: a key that is absent has its default, which is that of the embedded
+plan (`default.toml`); nothing is merged from elsewhere. Unknown keys, unknown names, and keys that
+have no effect with the options chosen are refused, each in one sentence and before any data is
+read. The tables and their keys stand in `plan_sections`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
+
+from sottovoce import plan_text
+from sottovoce.errors import PlanError
+from sottovoce.plan_refusals import expected, named
+from sottovoce.plan_sections import (
+    DATASETS,
+    TABLES,
+    Data,
+    Local,
+    Model,
+    Privacy,
+    Rounds,
+    Section,
+    Server,
+)
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.rounds.schedule import Schedule
+
+
+def _first_version(value: Any) -> Any:
+    if isinstance(value, bool):  # equals 1, and so would pass for a version
+        raise PlanError.of("schema", value, "1", "it is the version of this format")
+    return value
+
+
+class Plan(Section):
+    """Everything that will run.
+
+    >>> plan = Plan(data={"clients": 5}, privacy={"epsilon": 4})
+    >>> plan.privacy.epsilon, plan.data.validation, plan.per_round
+    (4.0, 183, 5)
+    >>> Plan(rounds={"betta": 0.9})
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.PlanError: unknown key rounds.betta; did you mean rounds.beta?
+    """
+
+    schema_version: Annotated[Literal[1], BeforeValidator(_first_version)] = Field(
+        default=1, alias="schema", description="the version of this format"
+    )
+    noise: Literal["simulated"] = Field(
+        default="simulated",
+        description="where noise comes from (simulated: fast, from a seed, no release)",
+    )
+    data: Data = Field(default_factory=lambda: Data())
+    model: Model = Field(default_factory=lambda: Model())
+    local: Local = Field(default_factory=lambda: Local())
+    privacy: Privacy = Field(default_factory=lambda: Privacy())
+    rounds: Rounds = Field(default_factory=lambda: Rounds())
+    server: Server = Field(default_factory=lambda: Server())
+
+    def __init__(self, /, **values: Any) -> None:
+        """Sections are given as objects (`Data(...)`) or as mappings, by their names in TOML."""
+        super().__init__(**values)
+
+    @classmethod
+    def title(cls) -> str:
+        """The top of a plan has no name."""
+        return ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_tables(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: _table(key, value) for key, value in values.items()}
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        clients, classes = self.data.clients, DATASETS[self.data.name].classes
+        if self.per_round > clients:
+            raise PlanError.of(
+                "rounds.per_round",
+                self.per_round,
+                f"at most data.clients = {clients}",
+                "no more than all clients upload in a round",
+            )
+        for key in ("epsilon", "delta"):
+            values = getattr(self.privacy, key)
+            if isinstance(values, tuple) and len(values) != clients:
+                raise PlanError(
+                    f"privacy.{key} is a list of {len(values)} and data.clients is {clients}; "
+                    "give one number for all, or one for each client"
+                )
+        if self.model.name == "svm" and classes != 2:
+            raise PlanError.of(
+                "model.name",
+                "svm",
+                f"mlp or cnn with data.name = {self.data.name}",
+                f"the svm tells two classes apart and {self.data.name} has {classes}",
+            )
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
+        """The plan in a TOML file, or the embedded one, with `--set` overrides (KEY=VALUE).
+
+        An override that changes `data.name`, `data.split`, `model.name` or `rounds.schedule` drops
+        the keys of the file that the change leaves without effect, and a new `data.name` also drops
+        `data.samples`, `data.validation` and `data.test`; what overrides set themselves is kept.
+        `privacy.clients` is relative to the plan's folder in a file, to the current one in an
+        override.
+
+        >>> Plan.load(None, ["rounds.schedule=fixed", "rounds.rounds=60"]).schedule()
+        FixedRounds(rounds=60)
+        """
+        if path is None:
+            return cls.from_toml(_embedded(), overrides)
+        text = plan_text.read(path, "the plan")
+        source = f"the plan {named(Path(path).name)}"
+        return cls.from_toml(text, overrides, folder=Path(path).parent, source=source)
+
+    @classmethod
+    def from_toml(
+        cls,
+        text: str,
+        overrides: Sequence[str] = (),
+        *,
+        folder: str | Path = "",
+        source: str = "the plan",
+    ) -> Self:
+        """The plan in a TOML text; `folder` is where `privacy.clients` is looked for.
+
+        >>> Plan.from_toml("[privacy]\\nepsilon = -1")
+        Traceback (most recent call last):
+            ...
+        sottovoce.errors.PlanError: privacy.epsilon must be a finite number ≥ 1e-06, got -1.0; \
+choose how much may be learnt about one unit, 1 is strong and 8 is usual
+        """
+        values = plan_text.parse(text, source)
+        changes = dict(plan_text.parse_setting(override) for override in overrides)
+        privacy = values.get("privacy")
+        if isinstance(privacy, dict) and isinstance(privacy.get("clients"), str):
+            privacy["clients"] = str(Path(folder, privacy["clients"]))
+            if changes.keys() & {"privacy.epsilon", "privacy.delta"}:
+                # Read now, so that an override of one number keeps the other from the file.
+                read = Privacy(**privacy)
+                values["privacy"] = privacy | {"epsilon": read.epsilon, "delta": read.delta}
+                del values["privacy"]["clients"]
+        return cls(**_changed(values, changes))
+
+    def replace(self, *settings: str, **values: object) -> Self:
+        """The same plan but for these keys, given as for `--set` or as dotted names and values.
+
+        Keys that lose their effect are dropped, as in `load`.
+
+        >>> plan = Plan.load().replace("rounds.schedule=fixed", **{"privacy.epsilon": 4})
+        >>> plan.rounds.beta is None, plan.privacy.epsilon
+        (True, 4.0)
+        """
+        changes = dict(plan_text.parse_setting(setting) for setting in settings) | values
+        return type(self)(**_changed(self._given(), changes))
+
+    def to_toml(self) -> str:
+        """The plan as TOML: loading it gives this plan again.
+
+        >>> plan = Plan.load(None, ["privacy.epsilon=4"])
+        >>> Plan.from_toml(plan.to_toml()) == plan
+        True
+        """
+        return plan_text.write(self._given())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data with K filled in: what stands in a record.
+
+        Keys without effect are left out; `data.samples` is absent when it means "all there are".
+
+        >>> Plan().to_dict()["rounds"]["per_round"]
+        10
+        """
+        values = self._given()
+        values["rounds"]["per_round"] = self.per_round
+        return values
+
+    def _given(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @property
+    def per_round(self) -> int:
+        """K: how many clients upload in a round."""
+        return self.data.clients if self.rounds.per_round is None else self.rounds.per_round
+
+    def budgets(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """ε and δ of each client.
+
+        >>> Plan(data={"clients": 2}, privacy={"epsilon": [1, 8]}).budgets()
+        (array([1., 8.]), array([1.e-05, 1.e-05]))
+        """
+        epsilon, delta = (
+            np.full(self.data.clients, values, dtype=np.float64)
+            for values in (self.privacy.epsilon, self.privacy.delta)
+        )
+        return epsilon, delta
+
+    def schedule(self) -> Schedule:
+        """What decides the rounds.
+
+        >>> Plan().schedule()
+        DiscountedRounds(rounds=120, beta=0.8, zeta=0.0, window=3)
+        """
+        return self.rounds.build()
+
+    def recipe(self) -> Recipe:
+        """What a client does, from which the sensitivity follows.
+
+        >>> float(Plan().recipe().sensitivity(143).round(6))
+        0.027972
+        """
+        return self.local.recipe()
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """The JSON Schema of a plan; schemas/plan.json is this.
+
+        >>> sorted(Plan.json_schema()["properties"])[:3]
+        ['data', 'local', 'model']
+        """
+        dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+        return dialect | cls.model_json_schema() | {"title": "sottovoce plan"}
+
+    @classmethod
+    def template(cls) -> str:
+        """The embedded plan with every key explained: what `sottovoce init` writes.
+
+        >>> Plan.from_toml(Plan.template()) == Plan.load()
+        True
+        """
+        values = cls.load()._given()
+        lines = [
+            "# A plan for sottovoce train. A key that is absent has its default.",
+            "# A key behind a # has no effect with the options chosen here, or need not be given.",
+        ]
+        lines += _explained(cls, {k: v for k, v in values.items() if k not in TABLES})
+        for title, table in TABLES.items():
+            about = (table.__doc__ or "").strip()
+            lines += ["", f"[{title}]  # {about}", *_explained(table, values[title])]
+        return "\n".join(lines) + "\n"
+
+
+def _table(key: str, value: Any) -> Any:
+    if key not in TABLES or isinstance(value, TABLES[key]):
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        kind = type(value).__name__
+        raise PlanError(f"{key} must be a table, got {kind}; write [{key}] and its keys below it")
+    return TABLES[key](**value)
+
+
+def _explained(table: type[Section], values: Mapping[str, Any]) -> Iterator[str]:
+    when = dict(table.conditions())
+    for key, schema in table.model_json_schema()["properties"].items():
+        if "$ref" in schema:
+            continue
+        default = when[key].default if key in when else schema.get("default")
+        yield f"# {schema['description']}"
+        if "const" not in schema:
+            yield f"#   {expected(schema)}" + ("" if default is None else f"; default {default}")
+        if key in values:
+            yield f"{key} = {plan_text.value_text(values[key])}"
+        else:
+            shown = schema["examples"][0] if default is None else default
+            yield f"# {key} = {plan_text.value_text(shown)}"
+
+
+def _embedded() -> str:
+    return resources.files("sottovoce").joinpath("default.toml").read_text("utf-8")
+
+
+def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the changes, without what a change leaves behind meaningless."""
+    new = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
+    for name, value in changes.items():
+        section, key = plan_text.split_key(name)
+        if name in TABLES:
+            first = next(iter(TABLES[name].model_fields))
+            raise PlanError(f"{name} is a section; set one of its keys, as {name}.{first}")
+        table = new.get(section)
+        if isinstance(table, dict) and section in TABLES:
+            for gone in _left_behind(TABLES[section], key, value, table):
+                table.pop(gone, None)
+    for name, value in changes.items():
+        section, key = plan_text.split_key(name)
+        table = new.setdefault(section, {}) if section else new
+        if isinstance(table, dict):
+            table[key] = value
+        elif section not in TABLES:  # a section that is none is refused with the plan itself
+            raise PlanError(f"unknown key {named(section, key)}; {section} is no section")
+    return new
+
+
+def _left_behind(table: type[Section], key: str, value: Any, old: Mapping[str, Any]) -> list[str]:
+    if table is Privacy and key == "clients":
+        return ["epsilon", "delta"]
+    gone = [k for k, when in table.conditions() if when.switch == key and when.value != value]
+    if table is Data and key == "name" and value != old.get("name", "digits"):
+        gone += ["samples", "validation", "test"]
+    return gone

@@ -1,0 +1,611 @@
+"""Plans: what is accepted comes back unchanged, and what is refused is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sottovoce.errors import PlanError
+from sottovoce.plan import Plan
+from sottovoce.plan_sections import DATASETS, MOST, Data, Model, Privacy, Rounds
+from sottovoce.rounds.decaying import DecayingNoise
+from sottovoce.rounds.discounted import DiscountedRounds
+from sottovoce.rounds.fixed import FixedRounds
+
+DEFAULT = resources.files("sottovoce").joinpath("default.toml").read_text("utf-8")
+HUGE = "0x" + "f" * 5000  # an integer that Python itself refuses to print
+
+# (a plan, what its refusal must say)
+MALFORMED = [
+    # not TOML, not a plan
+    ("", "empty"),
+    ("# nothing but a comment\n", "empty"),
+    ("[data", "line 1"),
+    ("schema = 1\n[data]\nclients = ", "line 3"),
+    ("schema = 1\nschema = 1", "line 2"),
+    ("[data]\nname = 'digits\n", "line 2"),
+    ("[data]\nclients = 1 0", "line 2"),
+    ("[data]\nclients = 010", "line 2"),
+    ("[data]\n[data]", "line 2"),
+    ("\x00", "line 1"),
+    ("{}", "line 1"),
+    ("x = " + "[" * 5000, "nested too deeply"),
+    ("x = " + "9" * 5000, "too large"),
+    ("x = 2024-13-45", "TOML"),
+    # unknown keys
+    ("[rounds]\nbetta = 0.8", "unknown key rounds.betta; did you mean rounds.beta?"),
+    ("[privacy]\nepsilom = 8", "unknown key privacy.epsilom; did you mean privacy.epsilon?"),
+    ("[data]\nclient = 3", "unknown key data.client; did you mean data.clients?"),
+    ("[data]\nClients = 3", "unknown key data.Clients; did you mean data.clients?"),
+    ("[local]\nlearning-rate = 3", "did you mean local.learning_rate?"),
+    ("[local]\nlr = 3", "unknown key local.lr; the keys of [local] are learning_rate, clip, unit"),
+    ("[data]\nepsilon = 3", "unknown key data.epsilon; epsilon belongs to [privacy]"),
+    ("[data]\nrounds = 3", "unknown key data.rounds; rounds belongs to the top of the plan"),
+    ("[server]\nclients = 3", "clients belongs to [data] or [privacy]"),
+    ("[server]\nnoise = 'simulated'", "noise belongs to the top of the plan"),
+    ("[rounds]\nepsilonn = 3", "unknown key rounds.epsilonn; did you mean privacy.epsilon?"),
+    ("epsilon = 8", "unknown key epsilon; epsilon belongs to [privacy]"),
+    ("beta = 0.8\n[data]\nclients = 3", "beta belongs to [rounds]"),
+    ("[privcy]\nepsilon = 8", "unknown key privcy; did you mean privacy?"),
+    ("nois = 'simulated'", "unknown key nois; did you mean noise?"),
+    ("[quantum]\nx = 1", "unknown key quantum; the sections and keys of a plan are schema, noise"),
+    ('[data]\n"a\\nb" = 1', "unknown key data.'a\\nb'"),
+    (f"[data]\n{'k' * 500} = 1", "kkk..."),
+    ('[data]\n"" = 1', "unknown key data.''; the keys of [data]"),
+    ("data.name.x = 1", "data.name must be digits, mnist or cifar10"),
+    ("schema_version = 1", "did you mean schema?"),
+    # of a later version: unknown as yet
+    ("[data]\npath = 'people.csv'", "unknown key data.path"),
+    ("[data]\nlabel = 'income'", "unknown key data.label"),
+    ("[data]\ncolumns = {}", "unknown key data.columns"),
+    ("[data]\ninfer = true", "unknown key data.infer"),
+    ("[model]\nfeatures = 'pca'", "unknown key model.features"),
+    ("[server]\nloss_bound = 3", "unknown key server.loss_bound"),
+    ("[data]\nname = 'adult'", "data.name must be digits, mnist or cifar10, got 'adult'"),
+    ("[data]\nname = 'acs'", "data.name must be"),
+    ("[data]\nname = 'ipums'", "data.name must be"),
+    ("[data]\nsplit = 'column'", "data.split must be iid, labels, sizes or dirichlet"),
+    ("[local]\nclip = 'median'", "local.clip must be a number, got 'median'"),
+    ("[local]\nsteps = 2", "local.steps > 1 is not supported yet"),
+    ("[server]\nweights = 'precision'", "server.weights must be samples, got 'precision'"),
+    ("[server]\nsignal = 'clients'", "server.signal must be public or raw, got 'clients'"),
+    ("noise = 'secure'", "noise must be simulated, got 'secure'"),
+    ("schema = 2", "schema must be 1, got 2"),
+    # unknown names
+    ("[model]\nname = 'mpl'", "model.name must be svm, mlp or cnn, got 'mpl'; did you mean mlp?"),
+    ("[model]\nname = 'MLP'", "model.name must be svm, mlp or cnn, got 'MLP'; did you mean mlp?"),
+    ("[model]\nname = ''", "model.name must be svm, mlp or cnn, got ''"),
+    (f"[model]\nname = '{'x' * 900}'", "model.name must be"),
+    ("[model]\nname = 3", "model.name must be"),
+    ("[data]\nname = 'digit'", "did you mean digits?"),
+    ("[data]\nname = ['digits']", "data.name must be"),
+    ("[data]\nsplit = 'dirichelet'", "did you mean dirichlet?"),
+    ("[local]\nunit = 'person'", "local.unit must be record or client"),
+    ("[privacy]\ncalibration = 'exct'", "did you mean exact?"),
+    ("[rounds]\nschedule = 'decayed'", "did you mean decaying?"),
+    ("[rounds]\ncohort = 'all'", "rounds.cohort must be balanced or random"),
+    ("[server]\nsignal = true", "server.signal must be public or raw, got True"),
+    # wrong types
+    ("schema = true", "schema must be 1, got True"),
+    ("schema = '1'", "schema must be 1, got '1'"),
+    ("data = 3", "data must be a table, got int"),
+    ("data = []", "data must be a table, got list"),
+    ("[[data]]\nname = 'digits'", "data must be a table, got list"),
+    ("privacy = 'strong'", "privacy must be a table, got str"),
+    (f"rounds = [{HUGE}]", "rounds must be a table"),
+    ("[data]\nclients = '10'", "data.clients must be a whole number from 1 to 1000000, got '10'"),
+    ("[data]\nclients = true", "data.clients must be a whole number from 1 to 1000000, got True"),
+    ("[data]\nclients = 2.5", "data.clients must be a whole number"),
+    ("[data]\nclients = [10]", "data.clients must be a whole number"),
+    ("[data.clients]\nn = 10", "data.clients must be a whole number"),
+    ("[data]\nclients = 2024-01-01", "data.clients must be a whole number"),
+    ("[data]\nsamples = 'all'", "data.samples must be a whole number from 1 to 1000000 or a list"),
+    ("[data]\nsamples = [1, 'a']", "data.samples[1] must be a whole number"),
+    ("[data]\nsamples = [[1]]", "data.samples[0] must be a whole number"),
+    ("[local]\nlearning_rate = '1'", "local.learning_rate must be a number, got '1'"),
+    ("[local]\nclip = true", "local.clip must be a number, got True"),
+    ("[privacy]\nepsilon = 'eight'", "privacy.epsilon must be a number"),
+    ("[privacy]\nepsilon = true", "privacy.epsilon must be a number"),
+    ("[privacy]\nepsilon = {x = 1}", "privacy.epsilon must be a number"),
+    ("[privacy]\nepsilon = [1, true]", "privacy.epsilon[1] must be a number"),
+    ("[privacy]\ndelta = '1e-5'", "privacy.delta must be a number"),
+    ("[privacy]\nclients = 3", "privacy.clients must be text, got 3"),
+    ("[rounds]\nrounds = '120'", "rounds.rounds must be a whole number"),
+    ("[rounds]\nwindow = 1.5", "rounds.window must be a whole number"),
+    ("[rounds]\nbeta = '0.8'", "rounds.beta must be a number"),
+    # out of bounds
+    ("[data]\nclients = 0", "data.clients must be a whole number from 1 to 1000000, got 0"),
+    ("[data]\nclients = -3", "data.clients must be"),
+    ("[data]\nclients = 1e300", "data.clients must be"),
+    ("[data]\nclients = inf", "data.clients must be"),
+    ("[data]\nclients = 9223372036854775808", "data.clients is a number of more than 64 bits"),
+    (f"[data]\nclients = {HUGE}", "data.clients is a number of more than 64 bits"),
+    (f"[data]\nsamples = [[{HUGE}]]", "data.samples is a number of more than 64 bits"),
+    (f"[data]\nname = {{x = {HUGE}}}", "data.name is a number of more than 64 bits"),
+    (f"noise = {HUGE}", "noise is a number of more than 64 bits"),
+    ("[data]\nsamples = 0", "data.samples must be"),
+    ("[data]\nvalidation = 0", "data.validation must be a whole number from 1"),
+    ("[data]\nvalidation = -1", "data.validation must be"),
+    ("[data]\ntest = -1", "data.test must be a whole number from 0"),
+    ("[data]\nsplit = 'dirichlet'\nalpha = 0", "data.alpha must be a number from 0.001 to 1000000"),
+    ("[data]\nsplit = 'dirichlet'\nalpha = nan", "data.alpha must be"),
+    ("[data]\nsplit = 'labels'\nlabels_per_client = 0", "data.labels_per_client must be"),
+    ("[model]\nhidden = 0", "model.hidden must be a whole number from 1"),
+    ("[model]\nname = 'cnn'\nchannels = -1", "model.channels must be"),
+    ("[local]\nlearning_rate = 0", "local.learning_rate must be a finite number > 0, got 0.0"),
+    ("[local]\nlearning_rate = nan", "local.learning_rate must be a number, got nan"),
+    ("[local]\nclip = -1", "local.clip must be a number > 0, got -1.0"),
+    ("[local]\nclip = inf", "local.clip must be a number, got inf"),
+    ("[local]\nclip = 1e300\nlearning_rate = 1e300", "local.learning_rate × clip must be between"),
+    ("[local]\nclip = 1e-300\nlearning_rate = 1e-300", "local.learning_rate × clip must be"),
+    ("[local]\nsteps = 0", "local.steps must be a whole number"),
+    ("[privacy]\nepsilon = 0", "privacy.epsilon must be a finite number ≥ 1e-06, got 0.0"),
+    ("[privacy]\nepsilon = -8", "privacy.epsilon must be"),
+    ("[privacy]\nepsilon = nan", "privacy.epsilon must be a number up to 1000000"),
+    ("[privacy]\nepsilon = inf", "privacy.epsilon must be"),
+    ("[privacy]\nepsilon = 1e7", "privacy.epsilon must be a number up to 1000000"),
+    ("[privacy]\ndelta = 0", "privacy.delta must be a number from 1e-100 to 0.5, got 0.0"),
+    ("[privacy]\ndelta = 0.6", "privacy.delta must be"),
+    ("[privacy]\ndelta = -inf", "privacy.delta must be"),
+    ("[data]\nclients = 2\n[privacy]\nepsilon = [1, 0]", "privacy.epsilon[1] must be"),
+    ("[data]\nclients = 2\n[privacy]\ndelta = [2, 0.1]", "privacy.delta[0] must be"),
+    ("[rounds]\nrounds = 0", "rounds.rounds must be a whole number from 1"),
+    ("[rounds]\nrounds = 1000001", "rounds.rounds must be"),
+    ("[rounds]\nbeta = 1", "rounds.beta must be between 0 and 1, got 1.0"),
+    ("[rounds]\nbeta = 0", "rounds.beta must be between 0 and 1"),
+    ("[rounds]\nzeta = inf", "rounds.zeta must be"),
+    ("[rounds]\nwindow = 0", "rounds.window must be"),
+    ("[rounds]\nschedule = 'decaying'\nslope = 1", "rounds.slope must be at least 0 and below 1"),
+    ("[rounds]\nper_round = 0", "rounds.per_round must be"),
+    # keys without effect
+    ("[rounds]\nschedule = 'fixed'\nbeta = 0.8", "rounds.beta has no effect with rounds.schedule"),
+    ("[rounds]\nschedule = 'fixed'\nbeta = 0.8", "remove it or choose discounted"),
+    ("[rounds]\nschedule = 'fixed'\nzeta = 0.0", "rounds.zeta has no effect"),
+    ("[rounds]\nschedule = 'decaying'\nwindow = 3", "rounds.window has no effect"),
+    ("[rounds]\nslope = 0.004", "rounds.slope has no effect with rounds.schedule = discounted"),
+    ("[data]\nalpha = 0.5", "data.alpha has no effect with data.split = iid"),
+    ("[data]\nlabels_per_client = 2", "data.labels_per_client has no effect"),
+    ("[model]\nchannels = 8", "model.channels has no effect with model.name = mlp"),
+    ("[model]\nname = 'cnn'\nhidden = 8", "model.hidden has no effect with model.name = cnn"),
+    ("[model]\nkappa = 0.1", "model.kappa has no effect"),
+    ("[privacy]\nclients = 'x.csv'\nepsilon = 3", "privacy.epsilon has no effect beside"),
+    # values that do not go together
+    ("[rounds]\nper_round = 11", "rounds.per_round must be at most data.clients = 10, got 11"),
+    ("[privacy]\nepsilon = [1, 2]", "privacy.epsilon is a list of 2 and data.clients is 10"),
+    ("[privacy]\nepsilon = []", "privacy.epsilon is a list of 0"),
+    ("[privacy]\ndelta = [1e-5]", "privacy.delta is a list of 1 and data.clients is 10"),
+    ("[data]\nsamples = [1, 2]", "data.samples is a list of 2 and data.clients is 10"),
+    ("[data]\nsamples = []", "data.samples is a list of 0"),
+    ("[data]\nsplit = 'sizes'", "data.samples must be a list with data.split = sizes, got None"),
+    ("[data]\nsplit = 'sizes'\nsamples = 9", "data.samples must be a list with data.split = sizes"),
+    ("[data]\nsplit = 'sizes'\nsamples = [1, 2, 3]", "as many as divide them evenly"),
+    ("[data]\nsamples = 144", "data.samples must be at most 1430 for all 10 clients together"),
+    ("[data]\nclients = 1431", "data.clients = 1431 needs 1431 rows or more"),
+    ("[data]\nvalidation = 1797", "data.validation = 1797"),
+    ("[data]\ntest = 0", "data.test must be ≥ 1, got 0; digits comes without a test set"),
+    (
+        "[data]\nsplit = 'labels'\nlabels_per_client = 11",
+        "data.labels_per_client must be at most 10",
+    ),
+    ("[data]\nsplit = 'labels'\nlabels_per_client = 4\nsamples = 3", "data.samples must be ≥ 4"),
+    ("[data]\nname = 'mnist'\nclients = 50\nsamples = 1001", "data.samples must be at most 50000"),
+    ("[model]\nname = 'svm'", "model.name must be mlp or cnn with data.name = digits, got 'svm'"),
+    ("[data]\nname = 'mnist'\n[model]\nname = 'svm'", "the svm tells two classes apart"),
+    ("[data]\nname = 'cifar10'\n[model]\nname = 'svm'", "cifar10 has 10"),
+]
+
+# (an override of the embedded plan, what its refusal must say)
+MALFORMED_SETTINGS = [
+    ("epsilon", "--set takes KEY=VALUE, got 'epsilon'; for example --set privacy.epsilon=4"),
+    ("", "--set takes KEY=VALUE, got ''"),
+    ("=", "--set takes KEY=VALUE"),
+    ("=3", "--set takes KEY=VALUE, got '=3'"),
+    ("privacy.epsilon=", "--set takes KEY=VALUE, got 'privacy.epsilon='"),
+    ("\n", "--set takes KEY=VALUE"),
+    ("privacy.=3", "unknown key 'privacy.'; a key is section.name"),
+    (".epsilon=3", "unknown key '.epsilon'; a key is section.name"),
+    (".=3", "a key is section.name"),
+    ("a" * 999 + ".b.c=3", "unknown key 'aaa"),
+    ("privacy.epsilon.x=3", "unknown key 'privacy.epsilon.x'; a key is section.name"),
+    ("epsilon=3", "unknown key epsilon; epsilon belongs to [privacy]"),
+    ("privcy.epsilon=3", "unknown key privcy; did you mean privacy?"),
+    ("privacy.epsilom=3", "unknown key privacy.epsilom; did you mean privacy.epsilon?"),
+    ("privacy=3", "privacy is a section; set one of its keys, as privacy.epsilon"),
+    ("privacy={epsilon = 3}", "privacy is a section"),
+    ("noise.x=3", "unknown key noise.x; noise is no section"),
+    ("privacy.epsilon=eight", "privacy.epsilon must be a number up to 1000000"),
+    ("privacy.epsilon=-1", "privacy.epsilon must be a finite number"),
+    ("privacy.epsilon=[1, 2", "privacy.epsilon must be a number"),
+    ("privacy.epsilon=4\nx=3", "privacy.epsilon must be a number"),
+    ("privacy.epsilon=" + "[" * 9999, "privacy.epsilon must be a number"),
+    ("privacy.epsilon=" + "9" * 9999, "privacy.epsilon must be a number"),
+    ("privacy.clients=nowhere.csv", "privacy.clients 'nowhere.csv' cannot be read"),
+    ("model.name=mpl", "did you mean mlp?"),
+    ("data.clients=20", "data.samples must be at most 1430 for all 20 clients together"),
+    ("rounds.slope=0.1", "rounds.slope has no effect with rounds.schedule = discounted"),
+    ("schema=3", "schema must be 1, got 3"),
+]
+
+
+def refusal_of(*load: Any) -> str:
+    with pytest.raises(PlanError) as caught:
+        Plan.load(*load) if len(load) == 2 else Plan.from_toml(*load)
+    message = str(caught.value)
+    assert type(caught.value) is PlanError
+    assert message.isprintable(), "one line"
+    assert len(message) <= 300
+    for word in ("pydantic", "Traceback", "https://", "Error"):
+        assert word not in message
+    return message
+
+
+@pytest.mark.parametrize(("text", "says"), MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_plan_is_refused_in_one_sentence(text: str, says: str) -> None:
+    assert says in refusal_of(text)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"), MALFORMED_SETTINGS, ids=range(len(MALFORMED_SETTINGS))
+)
+def test_a_malformed_override_is_refused_in_one_sentence(override: str, says: str) -> None:
+    assert says in refusal_of(None, [override])
+
+
+def test_there_are_enough_malformed_plans() -> None:
+    assert len(set(MALFORMED)) + len(set(MALFORMED_SETTINGS)) >= 120
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "there is no such file" in refusal_of(tmp_path / "none.toml", ())
+    assert "it is a folder" in refusal_of(tmp_path, ())
+    assert "no path" in refusal_of("a\0b", ())
+    assert "cannot be read" in refusal_of("x" * 5000, ())
+    odd = tmp_path / "odd.toml"
+    odd.write_bytes(b'noise = "\xff"')
+    assert "not UTF-8 text (byte 9)" in refusal_of(odd, ())
+    odd.write_bytes(b"")
+    assert "odd.toml' is empty" in refusal_of(odd, ())
+    odd.write_bytes(b"\n[data]\nclients = x")
+    assert "odd.toml' is not valid TOML" in refusal_of(odd, ())
+    odd.write_bytes(b"\xef\xbb\xbf[data]\r\nclients = 5\r\n")  # as Windows writes it
+    assert Plan.load(odd).data.clients == 5
+
+
+def test_the_embedded_plan() -> None:
+    plan = Plan.load()
+    assert plan.to_dict() == tomllib.loads(DEFAULT) | {
+        "local": tomllib.loads(DEFAULT)["local"] | {"steps": 1},
+        "rounds": tomllib.loads(DEFAULT)["rounds"] | {"per_round": 10},
+    }
+    # What is absent means the same: the embedded plan only spells out what "all rows" come to.
+    assert plan == Plan(data={"samples": 143})
+    assert plan == Plan.from_toml("schema = 1\n[data]\nsamples = 143")
+    assert plan.schedule() == DiscountedRounds(rounds=120, beta=0.8, zeta=0.0, window=3)
+    assert plan.per_round == 10
+
+
+def test_the_template_explains_every_key_and_loads_to_the_embedded_plan() -> None:
+    text = Plan.template()
+    assert Plan.from_toml(text) == Plan.load()
+    lines = text.splitlines()
+    for section, definition in Plan.json_schema()["$defs"].items():
+        assert any(line.startswith(f"[{section.lower()}]") for line in lines)
+        for key, field in definition["properties"].items():
+            assert any(line.removeprefix("# ").startswith(f"{key} = ") for line in lines), key
+            assert f"# {field['description']}" in lines
+    assert max(map(len, lines)) <= 100
+    # What stands behind a # is true as well: with its option chosen it loads, and is the default.
+    for switch, key in (("data.split=labels", "labels_per_client"), ("model.name=cnn", "channels")):
+        section = switch.partition(".")[0]
+        chosen = getattr(Plan.load(None, [switch]), section)
+        assert f"# {key} = {getattr(chosen, key)}" in lines
+
+
+def test_plans_cannot_be_changed() -> None:
+    plan = Plan()
+    for holder, key in ((plan, "noise"), (plan.data, "clients"), (plan.privacy, "epsilon")):
+        with pytest.raises(ValueError, match="frozen"):
+            setattr(holder, key, 3)
+    assert hash(plan) == hash(Plan())
+    assert Plan(privacy={"epsilon": [8.0] * 10}) in {Plan(privacy={"epsilon": (8.0,) * 10})}
+
+
+def test_plans_from_python() -> None:
+    plan = Plan(data=Data(clients=4), model={"name": "cnn"}, privacy={"epsilon": np.full(4, 2.0)})
+    assert plan.privacy.epsilon == (2.0,) * 4
+    assert plan.model.channels == 8
+    assert plan.model.hidden is None
+    assert Data(clients=np.int64(7), samples=np.array([3] * 7)).samples == (3,) * 7
+    assert Data(clients=5.0).clients == 5
+    with pytest.raises(PlanError, match=r"^data\.clients must be"):
+        Data(clients=0)
+    with pytest.raises(PlanError, match=r"^unknown key model\.hiden; did you mean model\.hidden"):
+        Model(hiden=3)
+    with pytest.raises(PlanError, match="data must be a table"):
+        Plan(data={1: 2})
+    with pytest.raises(PlanError, match="data must be a table"):
+        Plan(data=Model())
+    with pytest.raises(PlanError, match="unknown key a"):
+        Plan(a=2)
+
+
+def test_data_sets_bring_their_own_validation_and_test() -> None:
+    for name, facts in DATASETS.items():
+        data = Data(name=name)
+        assert (data.validation, data.test) == (facts.validation, facts.test)
+    assert Data(name="mnist", validation=7).validation == 7
+
+
+def test_schedules_and_recipe() -> None:
+    assert Plan(rounds={"schedule": "fixed"}).schedule() == FixedRounds(120)
+    assert Plan(rounds={"schedule": "decaying"}).schedule() == DecayingNoise(120, slope=0.004)
+    printed = Rounds(rounds=9, window=1, beta=0.5, zeta=1e-3).build()
+    assert printed == DiscountedRounds(rounds=9, beta=0.5, zeta=1e-3, window=1)
+    recipe = Plan(local={"learning_rate": 1, "clip": 5, "unit": "client"}).recipe()
+    assert (recipe.learning_rate, recipe.clip, recipe.unit, recipe.steps) == (1.0, 5.0, "client", 1)
+
+
+def test_overrides_drop_what_they_leave_without_effect() -> None:
+    fixed = Plan.load(None, ["rounds.schedule=fixed"])
+    assert (fixed.rounds.beta, fixed.rounds.zeta, fixed.rounds.window) == (None, None, None)
+    mnist = Plan.load(None, ["data.name=mnist", "data.samples=800", "data.clients=50"])
+    assert (mnist.data.samples, mnist.data.validation, mnist.data.test) == (800, 10_000, 0)
+    assert Plan.load(None, ["data.name=digits"]) == Plan.load()
+    assert Plan.load(None, ["rounds.schedule=discounted"]) == Plan.load()
+    assert Plan.load(None, ["model.name=cnn", "model.channels=3"]).model.channels == 3
+    labels = Plan.load(None, ["data.split=labels", "data.labels_per_client=3"])
+    assert labels.data.labels_per_client == 3
+    assert labels.replace("data.split=iid").data.labels_per_client is None
+    assert labels.replace("data.split=labels") == labels
+    # Explicit in the override itself: refused as in a plan.
+    assert "rounds.beta has no effect" in refusal_of(
+        None, ["rounds.schedule=fixed", "rounds.beta=0.5"]
+    )
+    assert Plan.load(None, ["privacy.epsilon=1", "privacy.epsilon = 2"]).privacy.epsilon == 2.0
+
+
+def test_replace_leaves_the_plan_as_it_was() -> None:
+    plan = Plan.load()
+    other = plan.replace("data.name=cifar10", "model.name='cnn'", **{"privacy.epsilon": [1] * 10})
+    assert other.data.samples is None
+    assert other.budgets()[0].tolist() == [1.0] * 10
+    assert plan == Plan.load()
+    assert plan.replace("data.samples=20", "data.clients=20").per_round == 20
+    with pytest.raises(PlanError, match=r"unknown key privacy\.x"):
+        plan.replace(**{"privacy.x": 3})
+
+
+def test_budgets_of_numbers_and_lists() -> None:
+    epsilon, delta = Plan(data={"clients": 3}, privacy={"epsilon": [1, 2, 4]}).budgets()
+    np.testing.assert_array_equal(epsilon, [1.0, 2.0, 4.0])
+    np.testing.assert_array_equal(delta, [1e-5] * 3)
+    assert epsilon.dtype == delta.dtype == np.float64
+
+
+def with_budgets(folder: Path, content: bytes | str, clients: int = 3) -> Path:
+    raw = content.encode() if isinstance(content, str) else content
+    (folder / "budgets.csv").write_bytes(raw)
+    plan = folder / "plan.toml"
+    plan.write_text(f"[data]\nclients = {clients}\n[privacy]\nclients = 'budgets.csv'\n")
+    return plan
+
+
+def test_budgets_from_a_file_beside_the_plan(tmp_path: Path) -> None:
+    path = with_budgets(tmp_path, "id, epsilon, delta\r\n2,4,1e-6\r\n0,1,1e-5\r\n\r\n1,2,1e-5\r\n")
+    plan = Plan.load(path)
+    np.testing.assert_array_equal(plan.budgets(), [[1.0, 2.0, 4.0], [1e-5, 1e-5, 1e-6]])
+    assert Plan.from_toml(plan.to_toml()) == plan  # needs the file no more
+    assert Plan(**plan.to_dict()).budgets()[0].tolist() == [1.0, 2.0, 4.0]
+    # An override of one number keeps the other from the file.
+    eight = Plan.load(path, ["privacy.epsilon=8"])
+    np.testing.assert_array_equal(eight.budgets(), [[8.0] * 3, [1e-5, 1e-5, 1e-6]])
+    # An override that names a file replaces the numbers of the plan.
+    file = tmp_path / "budgets.csv"
+    assert Plan.load(None, ["data.clients=3", f"privacy.clients={file}"]).budgets()[1][2] == 1e-6
+    assert Privacy(clients=file).epsilon == (1.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "line 1 must be id,epsilon,delta"),
+        ("0,1,1e-5\n", "line 1 must be id,epsilon,delta"),
+        ("id,epsilon\n0,1\n", "line 1 must be id,epsilon,delta"),
+        ("id,epsilon,delta\n", "has no clients"),
+        ("id,epsilon,delta\n0,1,1e-5\n1,x,1e-5\n2,1,1e-5\n", "line 3 must be three numbers"),
+        ("id,epsilon,delta\n0,1\n", "line 2 must be three numbers"),
+        ("id,epsilon,delta\n0,1,1e-5,3\n", "line 2 must be three numbers"),
+        ("id,epsilon,delta\n0.5,1,1e-5\n", "line 2 must be three numbers"),
+        ("id,epsilon,delta\n0,1,1e-5\n0,1,1e-5\n1,1,1e-5\n", "line 3 repeats client 0"),
+        ("id,epsilon,delta\n0,1,1e-5\n1,1,1e-5\n3,1,1e-5\n", "3 clients but no id 2"),
+        ("id,epsilon,delta\n-1,1,1e-5\n", "no id 0"),
+        ("id,epsilon,delta\n0,0,1e-5\n", "line 2: epsilon must be a finite number"),
+        ("id,epsilon,delta\n0,nan,1e-5\n", "line 2: epsilon must be"),
+        ("id,epsilon,delta\n0,1,0.7\n", "line 2: delta must be"),
+        ("id,epsilon,delta\n0,1,1e-5\n", "privacy.epsilon is a list of 1 and data.clients is 3"),
+        ("id,epsilon,delta\n0,1e9,1e-5\n", "privacy.epsilon[0] must be a number up to 1000000"),
+        ("id,epsilon,delta\n0,'" + "1" * 200_000 + "',1\n", "line 2 is not CSV"),
+        (b"id,epsilon,delta\n0,1,\xff\n", "is not UTF-8"),
+    ],
+)
+def test_a_malformed_file_of_budgets(tmp_path: Path, content: bytes | str, says: str) -> None:
+    message = refusal_of(with_budgets(tmp_path, content), ())
+    assert says in message
+    assert message.startswith("privacy.")
+
+
+def test_the_committed_schema_is_current_and_accepts_plans() -> None:
+    """To renew it: json.dumps(Plan.json_schema(), indent=2, ensure_ascii=False), a newline."""
+    text = resources.files("sottovoce").joinpath("schemas/plan.json").read_text("utf-8")
+    assert text == json.dumps(Plan.json_schema(), indent=2, ensure_ascii=False) + "\n"
+    validator = jsonschema.Draft202012Validator(json.loads(text))
+    validator.check_schema(validator.schema)
+    for plan in (Plan(), Plan.load(), Plan(data={"clients": 2}, privacy={"epsilon": [1, 2]})):
+        validator.validate(plan.to_dict())
+    validator.validate(tomllib.loads(Plan.template()))
+    for bad in ({"data": {"clients": 0}}, {"data": {"path": "x"}}, {"model": {"name": "mpl"}}):
+        assert not validator.is_valid(bad)
+
+
+def test_plans_load_without_the_heavy_libraries() -> None:
+    code = (
+        "import sys, sottovoce.plan as p; p.Plan.load(); "
+        "print({'jax', 'flwr', 'polars', 'pooch', 'scipy.optimize'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+numbers = st.floats(1e-6, 1e6, allow_subnormal=False)
+chances = st.floats(1e-100, 0.5)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> dict[str, Any]:
+    """Plans that are valid, with every option and every optional key present or absent."""
+
+    def maybe(key: str, values: st.SearchStrategy[Any]) -> dict[str, Any]:
+        return {key: draw(values)} if draw(st.booleans()) else {}
+
+    clients = draw(st.integers(1, 40))
+    split = draw(st.sampled_from(["iid", "labels", "sizes", "dirichlet"]))
+    sizes = st.lists(st.integers(10, 20), min_size=clients, max_size=clients)
+    data = {"clients": clients, "split": split} | maybe("name", st.sampled_from(list(DATASETS)))
+    data |= maybe("validation", st.integers(1, 500)) | maybe("test", st.integers(1, 400))
+    if split == "sizes":
+        data["samples"] = draw(sizes)
+    else:
+        data |= maybe("samples", st.integers(10, 20) | sizes)
+    if split == "labels":
+        data |= maybe("labels_per_client", st.integers(1, 10))
+    if split == "dirichlet":
+        data |= maybe("alpha", st.floats(1e-3, 1e6))
+    model = draw(st.sampled_from([{}, {"name": "mlp"}, {"name": "cnn"}]))
+    size = "channels" if model.get("name") == "cnn" else "hidden"
+    rounds = maybe("rounds", st.integers(1, MOST)) | maybe("per_round", st.integers(1, clients))
+    rounds |= maybe("cohort", st.sampled_from(["balanced", "random"]))
+    schedule = draw(st.sampled_from(["fixed", "discounted", "decaying"]))
+    if schedule == "discounted":
+        rounds |= maybe("beta", st.floats(0.01, 0.99)) | maybe("zeta", st.floats(-1e6, 1e6))
+        rounds |= maybe("window", st.integers(1, 50))
+    if schedule == "decaying":
+        rounds |= maybe("slope", st.floats(0, 0.99))
+    each = {"min_size": clients, "max_size": clients}
+    return {
+        "data": data,
+        "model": model | maybe(size, st.integers(1, 4096)),
+        "local": maybe("learning_rate", numbers)
+        | maybe("clip", numbers)
+        | maybe("unit", st.sampled_from(["record", "client"])),
+        "privacy": maybe("epsilon", numbers | st.lists(numbers, **each))
+        | maybe("delta", chances | st.lists(chances, **each))
+        | maybe("calibration", st.sampled_from(["exact", "zcdp", "paper"])),
+        "rounds": rounds | {"schedule": schedule},
+        "server": maybe("signal", st.sampled_from(["public", "raw"])),
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans())
+def test_a_plan_survives_its_text(values: dict[str, Any]) -> None:
+    plan = Plan(**values)
+    assert Plan.from_toml(plan.to_toml()) == plan
+    assert plan.replace() == plan
+    record = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
+    again = Plan(**record)
+    assert again.to_dict() == record
+    assert again.schedule() == plan.schedule()
+    assert again.recipe() == plan.recipe()
+    np.testing.assert_array_equal(again.budgets(), plan.budgets())
+    assert plan.budgets()[0].shape == (plan.data.clients,)
+    for section, keys in values.items():  # nothing that was asked for was changed on the way
+        for key, value in keys.items():
+            kept = getattr(getattr(plan, section), key)
+            assert kept == (tuple(value) if isinstance(value, list) else value)
+
+
+SCRAPS = [
+    "=",
+    "[",
+    "]",
+    "[[",
+    '"',
+    "'",
+    "#",
+    ".",
+    ",",
+    "-",
+    "{",
+    "}",
+    "\\",
+    "0",
+    "9e9",
+    "1e999",
+    "nan",
+    "inf",
+    "true",
+    "é",
+    "clients",
+    "[data]",
+    "schema",
+]
+scraps = st.sampled_from([*SCRAPS, "\n", "\x00", "\ufeff", "x = 1", HUGE])
+edits = st.lists(
+    st.tuples(
+        st.integers(0, len(DEFAULT)), st.integers(0, 12), scraps | st.text(max_size=5) | st.just("")
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def outcome(make: Callable[[], Plan]) -> str:
+    """What a refusal says; any other exception than `PlanError` fails the test."""
+    try:
+        make()
+    except PlanError as error:
+        return str(error)
+    return "a plan"
+
+
+@settings(max_examples=500, deadline=None)
+@given(edits, st.lists(st.text(max_size=12) | st.just("privacy.epsilon=4"), max_size=2))
+@example([(0, len(DEFAULT), "")], [])
+def test_an_edited_plan_is_a_plan_or_refused(
+    edits: list[tuple[int, int, str]], overrides: list[str]
+) -> None:
+    text = DEFAULT
+    for place, cut, scrap in edits:
+        text = text[:place] + scrap + text[place + cut :]
+    said = outcome(lambda: Plan.from_toml(text, overrides))
+    assert said.isprintable()
+    assert 0 < len(said) <= 300
+
+
+values_of_any_kind = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+KEYS = [f"{section}.{key}" for section, keys in tomllib.loads(DEFAULT).items()
+        if isinstance(keys, dict) for key in keys]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*KEYS, "noise", "schema"]), values_of_any_kind, min_size=1))
+def test_any_value_is_taken_or_refused(changes: dict[str, Any]) -> None:
+    said = outcome(lambda: Plan.load().replace(**changes))
+    assert said.isprintable()
+    assert 0 < len(said) <= 300
