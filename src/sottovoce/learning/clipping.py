@@ -1,0 +1,230 @@
+"""Clipped sums: the weighted sum of per-sample gradients, each cut to norm C.
+
+Steps 6–9 of Algorithm 1 (UDP) and the average over clients in one go: a round is linear in the
+clipped gradients, so a row may carry the weight of its client. No samples × parameters array ever
+exists. A dense layer's per-sample gradient is an outer product h δᵀ, so its norm is ‖h‖‖δ‖ and the
+scaled sum is one matrix product; a convolution's own gradient is small (25 × colours × channels)
+and is formed for one piece of the rows at a time; a custom model's gradients are formed for as
+many rows as fit in a fixed amount of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sottovoce.errors import InputError
+from sottovoce.learning.chunks import fold, rows_per_chunk
+from sottovoce.learning.models import (
+    KERNEL,
+    PADDING,
+    Cnn,
+    Mlp,
+    Model,
+    Params,
+    Svm,
+    precision,
+    signs,
+)
+
+# Per-sample gradients of a custom model held at once; the rows are limited too, because what the
+# model needs besides its gradients is not known.
+GENERIC_BYTES = 64 << 20
+GENERIC_ROWS = 1024
+
+
+def clipped_sum(
+    model: Model, params: Params, x: Array, y: Array, weight: Array, clip: Array | float
+) -> Params:
+    """Σ_m weight_m · g_m / max(1, ‖g_m‖/C), the norm taken over all parameters together.
+
+    g_m = ∇F(D_m, w) is the gradient of `model.loss` of row m alone. What each row adds, divided by
+    its weight, has norm ≤ C up to rounding (for C ≥ 1e-15), whatever the row holds:
+
+    - a row of weight 0 adds exactly nothing, even if it is garbage;
+    - a row whose gradient, or its squared norm, is not finite in the precision at hand adds the
+      zero vector: one bad row must neither spoil the sum nor be noticed by an error;
+    - clip = inf cuts nothing.
+
+    Pure, and fit for `jax.jit` and `jax.vmap` (several runs over the same rows: params, weight and
+    clip batched, x and y shared). Works in the precision of `params`.
+
+    >>> from sottovoce.learning.models import Svm
+    >>> params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
+    >>> x, y = jnp.array([[4.0, 2.0], [0.0, 0.0]]), jnp.array([1, 0])
+    >>> total = clipped_sum(Svm(2, kappa=0.0), params, x, y, jnp.ones(2), clip=1.0)
+    >>> [round(float(number), 4) for number in (*total["w"], total["b"])]
+    [-0.8729, -0.4364, 0.7818]
+    """
+    if isinstance(clip, int | float) and not clip > 0:
+        raise InputError.of("clip", clip, "a number > 0", "inf means no clipping")
+    return _clipped_sum(model, params, x, y, weight, clip)
+
+
+@partial(jax.jit, static_argnums=0)
+def _clipped_sum(
+    model: Model, params: Params, x: Array, y: Array, weight: Array, clip: Array | float
+) -> Params:
+    dtype = precision(params)
+    weight, clip = weight.astype(dtype), jnp.asarray(clip, dtype)
+    step: Callable[[Array, Array, Array], Params]
+    match model:
+        case Svm():
+            step, numbers = partial(_svm, model, params, clip), 2 * model.features
+        case Mlp():
+            step, numbers = partial(_mlp, model, params, clip), model.features + 2 * model.hidden
+        case Cnn():
+            channels, height, width = model.map_shape
+            step = partial(_cnn, model, params, clip)
+            numbers = height * width * (KERNEL * KERNEL * model.shape[2] + 2 * channels)
+        case _:
+            size = sum(leaf.size for leaf in jax.tree.leaves(params))
+            rows = max(1, GENERIC_BYTES // max(1, size * dtype.itemsize))
+            step = partial(_generic, model, params, clip)
+            return fold(step, x, y, weight, min(rows, GENERIC_ROWS))
+    return fold(step, x, y, weight, rows_per_chunk(numbers, dtype.itemsize))
+
+
+def _svm(model: Svm, params: Params, clip: Array, x: Array, y: Array, weight: Array) -> Params:
+    w, b = params["w"], params["b"]
+    x, is_clean = _finite_rows(x, w.dtype)
+    sign = signs(y, w.dtype)
+    error = jnp.where(sign * (x @ w + b) < 1, -sign, 0)
+    # Summed term by term: expanding the square would lose the norm where hinge and κw cancel.
+    squared = jnp.sum((error[:, None] * x + model.kappa * w) ** 2, axis=1)
+    squared += (error + model.kappa * b) ** 2
+    factor = _factor(squared, is_clean, weight, clip)
+    scaled, pull = _kept(error, factor), jnp.sum(factor) * model.kappa
+    # Where no row counts, w itself may be what is not finite.
+    return {
+        "w": scaled @ x + jnp.where(pull != 0, pull * w, 0),
+        "b": jnp.sum(scaled) + jnp.where(pull != 0, pull * b, 0),
+    }
+
+
+def _mlp(model: Mlp, params: Params, clip: Array, x: Array, y: Array, weight: Array) -> Params:
+    x, is_clean = _finite_rows(x, params["w1"].dtype)
+    before = x @ params["w1"] + params["b1"]
+    hidden = jax.nn.relu(before)
+    error2 = _softmax_error(hidden @ params["w2"] + params["b2"], y)
+    error1 = jnp.where(before > 0, error2 @ params["w2"].T, 0)
+    squared = _dense_squared(x, error1) + _dense_squared(hidden, error2)
+    factor = _factor(squared, is_clean, weight, clip)
+    error1, error2 = _kept(error1, factor), _kept(error2, factor)
+    return {
+        "w1": x.T @ error1,
+        "b1": jnp.sum(error1, axis=0),
+        "w2": _only(hidden, factor).T @ error2,
+        "b2": jnp.sum(error2, axis=0),
+    }
+
+
+def _cnn(model: Cnn, params: Params, clip: Array, x: Array, y: Array, weight: Array) -> Params:
+    kernel, n = params["kernel"], x.shape[0]
+    x, is_clean = _finite_rows(x, kernel.dtype)
+    patches = _patches(model, x)
+    before = kernel.reshape(-1, model.channels).T @ patches + params["bias"][:, None]
+    hidden = jax.nn.relu(before).reshape(n, -1)
+    error2 = _softmax_error(hidden @ params["w"] + params["b"], y)
+    back = (error2 @ params["w"].T).reshape(before.shape)
+    error1 = jnp.where(before > 0, back, 0)
+    own = jnp.einsum("nkp,ncp->nkc", patches, error1)
+    own_bias = jnp.sum(error1, axis=2)
+    squared = jnp.sum(own**2, axis=(1, 2)) + jnp.sum(own_bias**2, axis=1)
+    squared += _dense_squared(hidden, error2)
+    factor = _factor(squared, is_clean, weight, clip)
+    error2 = _kept(error2, factor)
+    return {
+        "kernel": jnp.tensordot(factor, _only(own, factor), 1).reshape(kernel.shape),
+        "bias": factor @ _only(own_bias, factor),
+        "w": _only(hidden, factor).T @ error2,
+        "b": jnp.sum(error2, axis=0),
+    }
+
+
+def _generic(
+    model: Model, params: Params, clip: Array, x: Array, y: Array, weight: Array
+) -> Params:
+    def loss(params: Params, row: Array, label: Array) -> Array:
+        return model.loss(params, row[None], label[None])[0]
+
+    gradient = jax.grad(loss)
+    own = jax.vmap(gradient, in_axes=(None, 0, 0))(params, x, y)
+    # Rows must not touch each other, but a compiler may write "not this row" as 0 · value (XLA does
+    # for float64 convolutions), and 0 · NaN spoils the neighbours: then take the rows one by one.
+    # A loop, not a condition: under vmap a condition would always compute both sides.
+    own, _ = jax.lax.while_loop(
+        lambda state: ~state[1],
+        lambda state: (jax.lax.map(lambda row: gradient(params, *row), (x, y)), jnp.array(True)),
+        (own, _all_finite(own)),
+    )
+    squares = (jnp.sum(g**2, axis=tuple(range(1, g.ndim))) for g in jax.tree.leaves(own))
+    squared = sum(squares, start=jnp.zeros_like(weight))
+    factor = _factor(squared, jnp.full(weight.shape, True), weight, clip)
+    return jax.tree.map(lambda g: jnp.tensordot(factor.astype(g.dtype), _only(g, factor), 1), own)
+
+
+def _finite_rows(x: Array, dtype: Any) -> tuple[Array, Array]:
+    """x with 0 for what is not finite, and which rows had nothing to replace.
+
+    The products sum over rows, where 0 · NaN would be NaN: a factor of 0 alone removes nothing.
+    """
+    x = x.astype(dtype)
+    is_finite = jnp.isfinite(x)
+    return jnp.where(is_finite, x, 0), jnp.all(is_finite, axis=1)
+
+
+def _factor(squared: Array, is_clean: Array, weight: Array, clip: Array) -> Array:
+    """weight / max(1, ‖g‖/C), and 0 for the rows that must not count."""
+    norm = jnp.sqrt(squared)
+    scaled = jnp.where(norm > clip, clip / norm, 1) * weight
+    return jnp.where(is_clean & jnp.isfinite(squared), scaled, 0)
+
+
+def _all_finite(tree: Params) -> Array:
+    parts = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.array(parts, bool))
+
+
+def _only(values: Array, factor: Array) -> Array:
+    """The rows that count, zeros for the others."""
+    return jnp.where((factor != 0).reshape(-1, *[1] * (values.ndim - 1)), values, 0)
+
+
+def _kept(values: Array, factor: Array) -> Array:
+    """The rows that count, each times its factor."""
+    return _only(values, factor) * factor.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def _softmax_error(scores: Array, y: Array) -> Array:
+    """softmax − one-hot, the derivative of the cross-entropy.
+
+    At the label p − 1 is written −Σ of the others: it keeps its digits where p is nearly 1.
+    """
+    is_label = jnp.arange(scores.shape[-1]) == y[:, None]
+    others = jnp.where(is_label, 0, jax.nn.softmax(scores))
+    return jnp.where(is_label, -jnp.sum(others, axis=1, keepdims=True), others)
+
+
+def _dense_squared(inputs: Array, errors: Array) -> Array:
+    """‖(h, 1) δᵀ‖² = ‖δ‖²(‖h‖² + 1): a dense layer's weights and biases."""
+    return jnp.sum(errors**2, axis=1) * (jnp.sum(inputs**2, axis=1) + 1)
+
+
+def _patches(model: Cnn, x: Array) -> Array:
+    """What each number of the kernel meets, (n, 25 · colours, places).
+
+    The places come last: they are copied in long runs, and the products are wide, not thin.
+    """
+    _, height, width = model.map_shape
+    pictures = jnp.moveaxis(x.reshape(-1, *model.shape), 3, 1)
+    padded = jnp.pad(pictures, [(0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)])
+    shifted = [
+        padded[:, :, i : i + height, j : j + width] for i in range(KERNEL) for j in range(KERNEL)
+    ]
+    return jnp.concatenate(shifted, axis=1).reshape(x.shape[0], -1, height * width)

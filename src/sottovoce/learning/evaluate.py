@@ -1,0 +1,55 @@
+"""How good a model is: mean loss and accuracy over a set of rows."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sottovoce.errors import InputError
+from sottovoce.learning.chunks import fold, rows_per_chunk
+from sottovoce.learning.models import Cnn, Mlp, Model, Params, precision
+
+
+def evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
+    """V(w) = (1/n) Σ_m F(D_m, w), and the part of the rows that is predicted right.
+
+    Compiled, in pieces of fixed size, and fit for `jax.vmap` over params. A row whose loss is not
+    finite makes the mean so: unlike a training row, a row of a public set may be complained of.
+
+    >>> from sottovoce.learning.models import Svm
+    >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
+    >>> x, y = jnp.array([[2.0], [-0.5]]), jnp.array([1, 1])
+    >>> [float(part) for part in evaluate(Svm(1, kappa=0.0), params, x, y)]
+    [0.75, 0.5]
+    """
+    if x.shape[0] == 0:
+        raise InputError.of("x", x.shape, "at least one row", "evaluate on rows that exist")
+    loss, accuracy = _evaluate(model, params, x, y)
+    return loss, accuracy
+
+
+@partial(jax.jit, static_argnums=0)
+def _evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
+    dtype = precision(params)
+    match model:
+        case Mlp():
+            numbers = model.features + model.hidden
+        case Cnn():
+            numbers = 2 * math.prod(model.map_shape)
+        case _:
+            numbers = max(1, x.size // x.shape[0])
+
+    def step(x: Array, y: Array, weight: Array) -> tuple[Array, Array]:
+        x = x.astype(dtype)
+        is_counted = weight > 0
+        losses = jnp.where(is_counted, model.loss(params, x, y), 0)
+        right = is_counted & model.correct(params, x, y)
+        return jnp.sum(losses), jnp.sum(right, dtype=dtype)
+
+    weight = jnp.ones(x.shape[0], dtype)
+    loss, right = fold(step, x, y, weight, rows_per_chunk(numbers, dtype.itemsize))
+    return loss / x.shape[0], right / x.shape[0]

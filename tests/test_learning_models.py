@@ -1,0 +1,145 @@
+"""The models themselves, what they score, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.signal
+
+from sottovoce.errors import InputError
+from sottovoce.learning import chunks
+from sottovoce.learning.evaluate import _evaluate, evaluate
+from sottovoce.learning.models import MODELS, Cnn, Mlp, Model, Svm, build, custom
+from sottovoce.learning.reference import losses_numpy
+
+
+def test_every_registered_model_is_built_with_named_parameters():
+    names = {
+        "svm": {"w", "b"},
+        "mlp": {"w1", "b1", "w2", "b2"},
+        "cnn": {"kernel", "bias", "w", "b"},
+    }
+    assert set(names) == set(MODELS)
+    for name, keys in names.items():
+        model = build(name, shape=(8, 8, 1), classes=2)
+        assert isinstance(model, Model)
+        assert hash(model) == hash(build(name, shape=(8, 8, 1), classes=2))
+        params = model.init(jax.random.key(0))
+        assert set(params) == keys
+        x = jnp.ones((3, 64))
+        assert model.loss(params, x, jnp.array([0, 1, 1])).shape == (3,)
+        assert model.predict(params, x).shape == (3,)
+
+
+def test_defaults_are_the_papers_where_it_names_them():
+    assert build("mlp", shape=(28, 28, 1), classes=10) == Mlp(784, 256, 10)
+    assert build("cnn", shape=(32, 32, 3), classes=10) == Cnn((32, 32, 3), 8, 10)
+    assert build("svm", shape=(58,), classes=2, kappa=0.5) == Svm(58, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("tree", {}, "model name must be one of svm, mlp, cnn, got 'tree'"),
+        ("svm", {"classes": 3}, "classes must be 2 for the model svm, got 3"),
+        ("svm", {"hidden": 3}, "hidden must be absent for the model svm, got 3"),
+        ("svm", {"kappa": -0.1}, "kappa must be a number ≥ 0, got -0.1"),
+        ("svm", {"kappa": math.nan}, "kappa must be a number ≥ 0, got nan"),
+        ("mlp", {"hidden": 0}, "hidden must be a whole number ≥ 1, got 0"),
+        ("mlp", {"shape": (0,)}, "every number of shape must be a whole number ≥ 1, got 0"),
+        ("mlp", {"classes": 1}, "classes must be a whole number ≥ 2, got 1"),
+        ("cnn", {"channels": 0}, "channels must be a whole number ≥ 1, got 0"),
+        ("cnn", {"shape": (64,)}, "shape must be"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(name, options, message):
+    with pytest.raises(InputError, match="got") as raised:
+        build(name, **({"shape": (8, 8, 1), "classes": 2} | options))
+    assert str(raised.value).startswith(message)
+
+
+def test_initial_values_fill_their_interval():
+    params = Cnn((16, 16, 2), channels=8, classes=10).init(jax.random.key(1))
+    for name, fan_in in {"kernel": 50, "bias": 50, "w": 3200, "b": 3200}.items():
+        bound = 1 / math.sqrt(fan_in)
+        assert float(jnp.max(jnp.abs(params[name]))) <= bound
+    assert float(jnp.std(params["w"])) == pytest.approx(1 / math.sqrt(3 * 3200), rel=0.02)
+    other = Cnn((16, 16, 2), channels=8, classes=10).init(jax.random.key(2))
+    assert not jnp.any(params["w"] == other["w"])
+
+
+def test_the_convolution_is_the_one_of_scipy():
+    model = Cnn((6, 7, 2), channels=3, classes=4)
+    params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
+    picture = np.random.default_rng(0).normal(size=(6, 7, 2)).astype(np.float32)
+    maps = np.zeros(model.map_shape)
+    for channel in range(3):
+        maps[channel] = params["bias"][channel]
+        for colour in range(2):
+            kernel = params["kernel"][:, :, colour, channel]
+            maps[channel] += scipy.signal.correlate2d(picture[..., colour], kernel)
+    wanted = np.maximum(maps, 0).reshape(-1) @ params["w"] + params["b"]
+    found = model.apply(params, jnp.asarray(picture.reshape(1, -1)))
+    np.testing.assert_allclose(found[0], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [200, 5 << 20])
+@pytest.mark.parametrize("kind", ["svm", "mlp"])
+def test_evaluation_equals_numpy(kind, budget, monkeypatch):
+    monkeypatch.setattr(chunks, "CPU_BYTES", budget)
+    _evaluate.clear_cache()
+    random = np.random.default_rng(0)
+    model = Svm(5, 0.1) if kind == "svm" else Mlp(5, 4, 2)
+    params = jax.tree.map(
+        lambda p: np.asarray(random.normal(size=p.shape), np.float32), model.init(jax.random.key(0))
+    )
+    x, y = random.normal(size=(23, 5)).astype(np.float32), random.integers(0, 2, 23)
+    loss, accuracy = evaluate(model, params, jnp.asarray(x), jnp.asarray(y))
+    assert float(loss) == pytest.approx(np.mean(losses_numpy(kind, params, x, y, kappa=0.1)), 1e-5)
+    # The class with the smaller loss is the prediction.
+    both = [losses_numpy(kind, params, x, np.full(23, label), kappa=0.1) for label in (0, 1)]
+    if kind == "svm":
+        both[1] = -(x @ params["w"] + params["b"])
+        both[0] = np.zeros(23)
+    assert float(accuracy) == pytest.approx(np.mean((both[1] < both[0]) == y))
+    several = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
+    run = jax.vmap(evaluate, in_axes=(None, 0, None, None))
+    losses, accuracies = run(model, several, jnp.asarray(x), jnp.asarray(y))
+    assert float(losses[0]) == pytest.approx(float(loss), rel=1e-6)
+    assert float(accuracies[0]) == pytest.approx(float(accuracy))
+    _evaluate.clear_cache()
+
+
+def test_evaluation_of_other_models_and_of_nothing():
+    cnn = Cnn((4, 4, 1), channels=2, classes=3)
+    params = cnn.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (9, 16))
+    loss, accuracy = evaluate(cnn, params, x, cnn.predict(params, x))
+    assert float(accuracy) == 1
+    assert 0 < float(loss) < math.log(3)
+    two = custom(
+        lambda key: jnp.ones(2),
+        lambda w, x: x @ w,
+        lambda scores, y: (scores - y) ** 2,
+        predict=lambda scores: jnp.round(scores),
+    )
+    assert float(evaluate(two, jnp.ones(2), jnp.ones((5, 2)), jnp.full(5, 2))[1]) == 1
+    with pytest.raises(InputError, match="at least one row"):
+        evaluate(two, jnp.ones(2), jnp.ones((0, 2)), jnp.ones(0))
+    assert math.isnan(float(evaluate(two, jnp.ones(2), jnp.full((5, 2), jnp.nan), jnp.ones(5))[0]))
+
+
+def test_the_numpy_twin_knows_its_models():
+    with pytest.raises(InputError, match="model name must be svm or mlp, got 'cnn'"):
+        losses_numpy("cnn", {}, [[0.0]], [0])
+
+
+def test_a_device_with_the_numpy_twin_does_not_load_jax():
+    code = "import sys, sottovoce.learning.reference; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
