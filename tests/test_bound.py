@@ -59,7 +59,7 @@ def test_the_paper_calibration_is_the_derived_bound_with_its_own_worth():
     epsilon, delta = np.linspace(2, 20, 50), 1e-3
     worth = capacity(epsilon, delta, calibration="paper", sampling=1.0)
     bound = Bound.derived(LOSS, sensitivity=0.01, worth=worth, per_round=30, dimension=500)
-    direct = 2.0 * 500 / (50**2 * (1 - LOSS.contraction))
+    direct = 2.0 * 500 / (50**2 * LOSS.progress)
     direct *= np.sum(0.01**2 * -np.log(delta) / epsilon**2)
     assert bound.noise == pytest.approx(direct, rel=1e-12)
 
@@ -71,14 +71,14 @@ def test_printed_as_printed():
     kappa0, kappa1 = 4 * 1e-4 / 0.1, 0.16 * 4 * 0.3 / 0.2
     assert bound.noise == pytest.approx(kappa0 * 30 / 2500 * 50 * np.log(1e3) / 64)
     assert bound.sampling == pytest.approx(kappa1 * 50 * 20 / (30 * 49))
-    A, T = LOSS.contraction, 17
+    A, T = 1 - LOSS.progress, 17
     expected = A**T * 2.0 + (1 - A**T) * (bound.noise * T + bound.sampling)
     assert float(bound(T)) == pytest.approx(expected)
 
 
 shapes = st.builds(
     Bound,
-    contraction=st.floats(0.2, 0.999),
+    progress=st.floats(0.001, 0.8),
     gap=st.floats(0.1, 10),
     noise=st.floats(-7, -0.5).map(lambda x: 10**x),
     sampling=st.floats(0, 5),
@@ -106,7 +106,7 @@ def test_convex_until_the_limit_and_rising_beyond(bound):
     beyond = np.linspace(limit, limit * 3, 200)
     assert np.all(np.diff(bound(beyond)) > -1e-12)
     # The second derivative, written out, changes sign at the limit and nowhere else.
-    A, B, log_a = bound.contraction, bound.noise, np.log(bound.contraction)
+    A, B, log_a = 1 - bound.progress, bound.noise, np.log1p(-bound.progress)
 
     def curve(t):
         return A**t * log_a * (log_a * (bound.gap - bound.sampling - B * t) - 2 * B)
@@ -121,7 +121,7 @@ def test_a_larger_budget_wants_more_rounds():
 
 
 def test_starting_at_the_bottom_wants_one_round():
-    assert Bound(contraction=0.9, gap=0.1, noise=0.01, sampling=0.2).best_rounds() == 1
+    assert Bound(progress=0.1, gap=0.1, noise=0.01, sampling=0.2).best_rounds() == 1
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,34 @@ def test_nonsense_is_refused(bad):
     good = {"smoothness": 2.0, "curvature": 0.1, "gap": 2.0, "learning_rate": 0.4}
     with pytest.raises(InputError, match=f"^{next(iter(bad))} must be"):
         Landscape(**{**good, **bad})
+
+
+def test_the_sampling_term_is_the_variance_of_a_cohorts_mean_gradient():
+    """c·(1 − A) = η²L/2 · E‖∇F_K − ∇F‖², by drawing K of U gradients again and again."""
+    rng = np.random.default_rng(3)
+    U, K, d = 12, 5, 3
+    gradients = rng.standard_normal((U, d)) * 2
+    spread = np.mean(np.sum((gradients - gradients.mean(axis=0)) ** 2, axis=1))
+    draws = np.array([gradients[rng.permutation(U)[:K]].mean(axis=0) for _ in range(40_000)])
+    squared = np.sum((draws - gradients.mean(axis=0)) ** 2, axis=1)
+    loss = Landscape(2.0, 0.1, 2.0, 0.4, divergence=float(spread))
+    bound = Bound.derived(loss, sensitivity=[0.1] * U, worth=[1.0] * U, per_round=K, dimension=d)
+    expected = 0.4**2 * 2.0 / 2 * np.mean(squared) / loss.progress
+    error = 0.4**2 * 2.0 / 2 * np.std(squared) / np.sqrt(len(squared)) / loss.progress
+    assert abs(bound.sampling - expected) < 5 * error  # a false alarm in 1.7 million
+
+
+def test_a_loss_that_hardly_curves_is_refused_or_computed_without_cancellation():
+    with pytest.raises(InputError, match="progress must be"):
+        derived(Landscape(smoothness=1.0, curvature=1e-17, gap=2.0, learning_rate=1.0))
+    flat = Landscape(smoothness=1.0, curvature=1e-14, gap=2.0, learning_rate=1.0)
+    assert derived(flat).noise == pytest.approx(500 / (2 * 50 * 1e-14) * 1e-4 / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("bad", [{"worth": 0.0}, {"worth": np.nan}, {"dimension": -10}])
+def test_nonsense_in_the_noise_is_refused(bad):
+    with np.errstate(all="ignore"), pytest.raises(InputError, match="noise must be"):
+        derived(**bad)
 
 
 def test_a_cohort_larger_than_the_federation_is_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import opendp.prelude as dp
 import pytest
@@ -95,6 +97,20 @@ def test_an_epsilon_outside_the_checked_range_is_refused(epsilon):
     for kind in CALIBRATIONS:
         with pytest.raises(InputError, match="epsilon must be from"):
             calibration.capacity(epsilon, 1e-5, calibration=kind)
+
+
+@pytest.mark.parametrize("bad", [{"delta": 0}, {"delta": 1.5}, {"delta": math.nan},
+                                 {"sampling": 0}, {"sampling": -1}, {"sampling": 1.5}])  # fmt: skip
+def test_other_nonsense_is_refused(bad):
+    for kind in CALIBRATIONS:
+        with pytest.raises(InputError, match=f"{next(iter(bad))} must be"):
+            calibration.capacity(**{"epsilon": 8, "delta": 1e-5, "calibration": kind, **bad})
+
+
+@pytest.mark.parametrize("sigma", [0, -1, math.nan, math.inf])
+def test_without_noise_there_is_no_guarantee(sigma):
+    with pytest.raises(InputError, match="sigma must be"):
+        calibration.true_epsilon(1e-5, sensitivity=1, sigma=sigma, releases=1)
 
 
 def test_an_unknown_calibration_is_refused():

@@ -65,6 +65,8 @@ def test_ties_are_broken_at_random():
 
 def test_plans():
     assert planned("balanced", rounds=3, clients=10, per_round=1) == 1
+    # qT + 2√(Tq(1−q)) = 50 + 2·5 = 60 exactly: neither 1.9 nor 2.1 standard deviations
+    assert planned("random", rounds=100, clients=2, per_round=1) == 60
     assert planned("random", rounds=5, clients=10, per_round=10) == 5
     assert planned("random", rounds=1, clients=1000, per_round=1) == 1
     assert planned("random", rounds=200, clients=50, per_round=30, charges_absent=True) == 200

@@ -147,6 +147,39 @@ def test_noise_is_unchanged_while_the_horizon_is(calibration, cohort, per_round)
         tank = tank.spend(np.where(charged & offer.granted, offer.units, 0))
 
 
+def test_several_releases_a_turn_share_the_turn():
+    """E releases a participation: the noise of each is Δ·√(E·R/capacity), and all are paid."""
+    terms, tank = Terms(4, 4, releases=3), real_tank.Tank.full(np.full(4, 2.0))
+    for t in range(10):
+        for _ in range(3):
+            offer = price(tank, Round(t, 10), terms, 0.5)
+            np.testing.assert_allclose(offer.sigma, 0.5 * np.sqrt(30 / 2.0), rtol=1e-11)
+            tank = tank.spend(offer.units)
+    assert np.all(tank.left < 30)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Round(0, 10**20),
+        Round(0, 2**62),
+        Round(0, -(10**30)),
+        Round(0, 10, spread=10**20),
+        Round(0, 10, scale=1e200, spread=10),
+        Round(0, 10, scale=0.0, spread=10),
+        Round(0, 10, scale=math.nan, spread=10),
+        Round(0, 10**400),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("cohort", ["balanced", "random"])
+def test_a_client_survives_any_announcement(turn, cohort):
+    tank = real_tank.Tank.full([1.0, 2.0])
+    offer = price(tank, turn, Terms(2, 1, cohort, releases=3), 1.0)
+    assert np.all(offer.sigma[offer.granted] > 0)
+    tank.spend(offer.units)
+
+
 def test_theorem_4_is_the_paper_row():
     """σ_t = √((T − t)/(ε²/(2qΔ²ln(1/δ)) − Σ 1/σ_s²)), eq. (25), with T falling on the way."""
     epsilon, delta_p, q, delta = 8.0, 1e-3, 0.6, 0.0125

@@ -10,6 +10,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian
 
 # THEORY: δ → {ε: μ}, rounded to nine digits by an independent implementation.
@@ -117,6 +118,22 @@ def test_arrays_and_numbers_give_the_same():
     table = gaussian.mu(epsilon, delta)
     assert table.shape == (2, 2)
     assert float(table[1, 1]) == pytest.approx(float(gaussian.mu(8.0, 1e-5)), rel=1e-14)
+
+
+def test_the_edges_are_on_the_private_side():
+    # δ(0, μ) a hair above δ: 0 would be a false claim
+    with mp.workdps(40):
+        d, m = 3.4530699111432995e-11, 8.655562673549377e-11
+        assert exact_delta(float(gaussian.epsilon(d, m)), m) <= d
+        e, m = 890651804.0675597, 42193.695
+        assert exact_delta(e, m) <= float(gaussian.delta(e, m))
+    assert float(gaussian.delta(1.0, 1e-3)) > 0  # 0 would claim pure DP
+
+
+@pytest.mark.parametrize("mu", [-1.0, np.nan, np.inf, 1e200])
+def test_a_mu_that_is_none_is_refused(mu):
+    with pytest.raises(InputError, match="mu must be"):
+        gaussian.epsilon(1e-5, mu)
 
 
 def test_no_release_costs_nothing():

@@ -75,6 +75,20 @@ def test_without_sampling_the_bound_is_an_equality():
     assert certain_break(sampling=1.0, ratio=0.3) == np.inf
 
 
+def test_the_reverse_moment_far_from_zero():
+    # q = 1 has a closed form, and λx = 40 puts all the mass far left of 0.
+    assert float(log_reverse_moment(20, sampling=1.0, ratio=2.0)) == pytest.approx(
+        20 * 21 * 2.0**2 / 2, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("order", [0, -5, 2.7, np.nan])
+def test_orders_are_whole(order):
+    for moment in (log_moment, log_reverse_moment, log_paper_bound):
+        with pytest.raises(InputError, match="order must be"):
+            moment(order, sampling=0.5, ratio=1.0)
+
+
 @pytest.mark.parametrize(("q", "x"), [(0, 1), (1.1, 1), (np.nan, 1), (0.5, 0), (0.5, np.inf)])
 def test_nonsense_is_refused(q, x):
     with pytest.raises(InputError):

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.errors import InputError
+from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.decaying import DecayingNoise
 from sottovoce.rounds.discounted import DiscountedRounds
 from sottovoce.rounds.fixed import FixedRounds
+from sottovoce.rounds.schedule import Progress
+from sottovoce.rounds.turn import Terms, offer
 
 schedules = st.one_of(
     st.builds(FixedRounds, st.integers(1, 80)),
@@ -135,8 +138,22 @@ def test_a_diverged_model_does_not_count_as_progress():
 def test_decaying_noise_stops_before_the_first_overspend(rounds, slope, expected):
     schedule = DecayingNoise(rounds, slope)
     assert schedule.affordable == expected
-    costs = [1 / (rounds * (1 - slope * t) ** 2) for t in range(expected)]
-    assert sum(costs) <= 1 + 1e-9
+    # Through a real tank: every round announced is paid, and one more would not be.
+    tank, terms = Tank.full(1.7), Terms(clients=1, per_round=1)
+    for t in range(expected):
+        price = offer(tank, schedule.round(Progress(t, expected)), terms, 0.3)
+        assert price.granted
+        assert float(price.sigma) == pytest.approx(
+            (1 - slope * t) * 0.3 * math.sqrt(rounds / 1.7), rel=1e-9
+        )
+        tank = tank.spend(price.units)
+    if expected < rounds and slope * expected < 1:
+        scale = 1 - slope * expected
+        assert not tank.offer_scaled(0.3, rounds, scale).granted
+
+
+def test_decaying_noise_over_many_rounds_is_quick_and_exact():
+    assert DecayingNoise(100_000, 0.0).affordable == 100_000
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -97,6 +98,13 @@ def test_the_table(recipe, n, expected):
     assert expected <= found <= expected * (1 + 1e-14)
 
 
+def test_float32_numbers_do_not_round_it_down():
+    rng = np.random.default_rng(0)
+    for rate in rng.uniform(0.001, 10, 200).astype(np.float32):
+        exact = 2 * Fraction(float(rate)) * Fraction(float(np.float32(0.3))) / 7
+        assert Fraction(float(Recipe(rate, np.float32(0.3)).sensitivity(7))) >= exact
+
+
 def test_arrays_of_clients():
     sizes = np.array([1, 400, 1200])
     np.testing.assert_allclose(Recipe(1, 5).sensitivity(sizes), 10 / sizes, rtol=1e-14)
@@ -120,6 +128,7 @@ def test_recipes_without_a_bound_are_refused_and_name_those_with_one(bad):
         {"clip": 0.0},
         {"clip": -1.0},
         {"clip": math.nan},
+        {"clip": "5"},
         {"unit": "user"},
         {"steps": 0},
         {"steps": 1.5},

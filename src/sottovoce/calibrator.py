@@ -17,7 +17,7 @@ from typing import Any
 from sottovoce.errors import InputError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Calibration, Guarantee, Unit
+from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Calibration, Guarantee, Unit, shown
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.cohort import planned
@@ -179,6 +179,8 @@ def table(answer: Calibrated) -> str:
     ratio = answer.sensitivity / answer.paper_sigma
     mu_paper = math.sqrt(answer.participations) * ratio
     short = answer.paper_true_epsilon > ask.epsilon
+    true = float(gaussian.delta(ask.epsilon, answer.mu))
+    absent = calibrations.charges_absent(ask.calibration)
     rows = [
         ("", f"{ask.calibration} (yours)", "Theorem 1 of the paper"),
         ("noise σ of one upload", f"{answer.sigma:.6g}", f"{answer.paper_sigma:.6g}"),
@@ -186,13 +188,13 @@ def table(answer: Calibrated) -> str:
         ("μ of the whole run", f"{answer.mu:.6g}", f"{mu_paper:.6g}"),
         (
             f"ε that holds at δ = {ask.delta:g}",
-            f"{answer.guarantee.budget.epsilon:.6g}",
-            f"{answer.paper_true_epsilon:.6g}",
+            shown(answer.guarantee.budget.epsilon),
+            shown(answer.paper_true_epsilon),
         ),
         (
             f"δ that holds at ε = {ask.epsilon:g}",
-            f"{float(gaussian.delta(ask.epsilon, answer.mu)):.3g}",
-            f"{answer.paper_true_delta:.3g}",
+            shown(min(ask.delta, true) if not absent else true, 3),
+            shown(answer.paper_true_delta, 3),
         ),
         (
             "best attacker at 1 % false alarms",
@@ -206,7 +208,7 @@ def table(answer: Calibrated) -> str:
         ),
     ]
     lines = [
-        f"asked for     (ε, δ) = ({ask.epsilon:g}, {ask.delta:g}) for {what}, "
+        f"asked for     (ε, δ) = ({shown(ask.epsilon)}, {shown(ask.delta, 3)}) for {what}, "
         f"{ask.calibration} calibration",
         f"federation    {ask.clients} clients, {who} in each of {ask.rounds} rounds: "
         f"{answer.participations} uploads a client",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 from sottovoce.errors import InputError
@@ -24,7 +26,7 @@ NOT_COVERED: dict[str, str] = {
     "entropy": "the operating system's source of randomness, which is trusted",
     "simulated-noise": "this run itself: its noise is simulated in floating point from a seed",
     "insecure-transport": "what a listener on the network sees: the transport was not encrypted",
-    "paper-calibration": "the (ε, δ) that was asked for: the paper's formula adds too little noise",
+    "paper-calibration": "the (ε, δ) that was asked for: the paper's formula gives another",
     "raw-signal": "the clients' raw losses, which steered the number of rounds",
     "median-clip": "the clipping norm, which was taken from raw gradient norms",
     "inferred-columns": "column bounds and categories, which were taken from the data",
@@ -57,22 +59,23 @@ may be learnt about one unit, 1 is strong and 8 is usual
     delta: float
 
     def __post_init__(self) -> None:
-        if not _is_number(self.epsilon) or not 1e-6 <= self.epsilon < math.inf:
+        epsilon, delta = _number(self.epsilon), _number(self.delta)
+        if not 1e-6 <= epsilon < math.inf:
             raise InputError.of(
                 "epsilon",
                 self.epsilon,
                 "a finite number ≥ 1e-06",
                 "choose how much may be learnt about one unit, 1 is strong and 8 is usual",
             )
-        if not _is_number(self.delta) or not 1e-100 <= self.delta <= 0.5:
+        if not 1e-100 <= delta <= 0.5:
             raise InputError.of(
                 "delta",
                 self.delta,
                 "a number from 1e-100 to 0.5",
                 "choose the chance that epsilon does not hold, well below 1 / samples",
             )
-        object.__setattr__(self, "epsilon", float(self.epsilon))
-        object.__setattr__(self, "delta", float(self.delta))
+        object.__setattr__(self, "epsilon", epsilon)
+        object.__setattr__(self, "delta", delta)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class Guarantee:
             "guarantees",
         }[self.calibration]
         uncovered = "; ".join(NOT_COVERED[code] for code in self.not_covered)
-        epsilon, delta = f"{self.budget.epsilon:.6g}", f"{self.budget.delta:.3g}"
+        epsilon, delta = shown(self.budget.epsilon), shown(self.budget.delta, 3)
         return (
             f"Each client's uploads are ({epsilon}, {delta})-differentially private for {about}. "
             f"That is: with {what}, the probability of anything the server can see changes by at "
@@ -155,5 +158,22 @@ class Guarantee:
         return textwrap.fill(self.text, width=96, break_on_hyphens=False)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(value: object) -> float:
+    """Any real number as a float; NaN, which no bound admits, for everything else."""
+    try:
+        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        return math.inf
+
+
+def shown(value: float, digits: int = 6) -> str:
+    """A figure that is a claim, in a few digits, rounded up: what is printed must hold.
+
+    >>> shown(8.0), shown(1e-05), shown(30.317442), shown(1.0049e-05, 3)
+    ('8', '1e-05', '30.3175', '1.01e-05')
+    """
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    exact = Decimal(repr(float(value)))
+    step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"

@@ -51,6 +51,12 @@ def capacity(
             "from 1e-06 to 1e+06",
             "outside this range the calibration is not checked against 50 digits",
         )
+    if not np.all((np.asarray(delta) >= 1e-100) & (np.asarray(delta) <= 0.5)):
+        raise InputError.of(
+            "delta", np.asarray(delta).tolist(), "from 1e-100 to 0.5", "well below 1 / samples"
+        )
+    if not 0 < sampling <= 1:
+        raise InputError.of("sampling", sampling, "above 0 and at most 1", "it is K / U")
     if calibration == "exact":
         return gaussian.mu(epsilon, delta) ** 2
     epsilon, log_inverse = np.asarray(epsilon, dtype=np.float64), -np.log(delta)
@@ -90,7 +96,7 @@ def true_epsilon(delta: float, *, sensitivity: float, sigma: float, releases: in
     >>> round(true_epsilon(1e-3, sensitivity=1.0, sigma=sigma, releases=200), 1)
     30.3
     """
-    return float(gaussian.epsilon(delta, np.sqrt(releases) * sensitivity / sigma))
+    return float(gaussian.epsilon(delta, _mu(sensitivity, sigma, releases)))
 
 
 def true_delta(epsilon: float, *, sensitivity: float, sigma: float, releases: int) -> float:
@@ -100,4 +106,10 @@ def true_delta(epsilon: float, *, sensitivity: float, sigma: float, releases: in
     >>> round(true_delta(20, sensitivity=1.0, sigma=sigma, releases=200), 3)
     0.116
     """
-    return float(gaussian.delta(epsilon, np.sqrt(releases) * sensitivity / sigma))
+    return float(gaussian.delta(epsilon, _mu(sensitivity, sigma, releases)))
+
+
+def _mu(sensitivity: float, sigma: float, releases: int) -> float:
+    if not 0 < sigma < float("inf"):
+        raise InputError.of("sigma", sigma, "finite and > 0", "without noise nothing is private")
+    return float(np.sqrt(releases) * sensitivity / sigma)

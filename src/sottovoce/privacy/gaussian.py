@@ -15,15 +15,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sottovoce.errors import InputError
 from sottovoce.privacy.normal import Floats, cdf, mills, quantile
 
 # Checked against 50 digits (tests/test_gaussian.py), μ, δ and ε are right to 1e-12 relative. This
 # margin keeps every answer on the private side of the exact one.
 MARGIN = 1e-11
+SMALLEST_MU, LARGEST_MU = 1e-100, 1e7
 
 _LOG_SQRT_2PI = float(np.log(2 * np.pi) / 2)
 _NODES, _WEIGHTS = (x / 2 for x in np.polynomial.legendre.leggauss(6))
-_STEPS = 100  # Newton converges in fewer than ten; the limit only keeps a NaN from looping
+_STEPS = 60  # Newton takes ten or so; the limit only keeps a NaN from looping
 
 
 def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
@@ -36,7 +38,7 @@ def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
 
     which neither overflows for large ε nor underflows for small δ. For small μ the difference
     cancels, and is computed as ∫ M′ over [b, a] with M′(x) = 1 + x·M(x); for a > 0 (δ near 1)
-    M(a) grows, and Φ(a) is used as it stands. μ = 0 is no release at all: ln 0 = −∞.
+    M(a) grows, and Φ(a) is used as it stands. μ below 1e-100 is no release at all: ln 0 = −∞.
 
     >>> float(np.exp(log_delta(1.0, 1.0)).round(6))
     0.126937
@@ -44,7 +46,8 @@ def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
     epsilon, mu = np.broadcast_arrays(
         np.asarray(epsilon, dtype=np.float64), np.asarray(mu, dtype=np.float64)
     )
-    silent = mu == 0
+    _require_mu(mu)
+    silent = mu < SMALLEST_MU
     mu = np.where(silent, 1.0, mu)
     a = mu / 2 - epsilon / mu
     b = -mu / 2 - epsilon / mu
@@ -64,14 +67,23 @@ def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
     return np.asarray(np.where(silent, -np.inf, np.where(use_body, body, tail)), dtype=np.float64)
 
 
+def _require_mu(mu: Floats) -> None:
+    if not np.all((mu >= 0) & (mu <= LARGEST_MU)):
+        raise InputError.of("mu", mu.tolist(), f"from 0 to {LARGEST_MU:g}", "it is Δ/σ, summed")
+
+
 def delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
     """The smallest δ for which a μ-GDP release is (ε, δ)-DP, rounded up.
 
     >>> float(delta(epsilon=20.0, mu=4.05314816).round(9))
     0.001
     """
-    answer = np.exp(log_delta(epsilon, mu)) * (1 + MARGIN)
-    return np.asarray(np.minimum(answer, 1.0), dtype=np.float64)
+    # The exponent a²/2 is a difference of numbers as large as μ²: its rounding grows with them.
+    margin = MARGIN + 1e-15 * np.asarray(mu, dtype=np.float64) ** 2
+    answer = np.exp(log_delta(epsilon, mu)) * (1 + margin)
+    # However small, the δ of a release is not 0: that would claim pure ε-DP.
+    least = np.where(np.asarray(mu) > 0, np.finfo(np.float64).tiny, 0.0)
+    return np.asarray(np.clip(answer, least, 1.0), dtype=np.float64)
 
 
 def epsilon(delta: ArrayLike, mu: ArrayLike) -> Floats:
@@ -88,9 +100,10 @@ def epsilon(delta: ArrayLike, mu: ArrayLike) -> Floats:
     delta, mu = np.broadcast_arrays(
         np.asarray(delta, dtype=np.float64), np.asarray(mu, dtype=np.float64)
     )
+    _require_mu(mu)
     log_target = np.log(delta)
     answer = np.maximum(mu**2 / 2 - mu * quantile(delta), 0.0)
-    enough_at_zero = log_delta(np.zeros_like(mu), mu) <= log_target
+    enough_at_zero = log_delta(np.zeros_like(mu), mu) + MARGIN <= log_target
     for _ in range(_STEPS):
         log_now = log_delta(answer, mu)
         a = mu / 2 - answer / np.where(mu > 0, mu, 1.0)
@@ -98,7 +111,7 @@ def epsilon(delta: ArrayLike, mu: ArrayLike) -> Floats:
         slope = np.where(enough_at_zero, 1.0, slope)
         step = np.where(enough_at_zero, 0.0, (log_target - log_now) / slope)
         answer = np.maximum(answer - step, 0.0)
-        if np.all(np.abs(step) <= 1e-14 * answer):
+        if np.all(np.abs(step) <= 1e-14 * (answer + mu)):
             break
     # Near ε = 0 a relative margin is none at all, hence the absolute one beside it.
     return np.where(enough_at_zero, 0.0, answer * (1 + MARGIN) + 1e-13)

@@ -27,7 +27,7 @@ def log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
     >>> float(log_moment(1, sampling=0.5, ratio=1.0).round(6))
     0.357374
     """
-    _check(sampling, ratio)
+    _check(sampling, ratio, order)
     answers = []
     for lam in np.atleast_1d(np.asarray(order, dtype=np.int64)):
         k = np.arange(lam + 2, dtype=np.float64)
@@ -50,7 +50,7 @@ def log_reverse_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Fl
     >>> float(log_reverse_moment(1, sampling=0.5, ratio=1.0).round(6))
     0.185694
     """
-    _check(sampling, ratio)
+    _check(sampling, ratio, order)
     answers = []
     for lam in np.atleast_1d(np.asarray(order, dtype=np.float64)):
         step = 0.125 * min(1.0, 1 / ratio)
@@ -68,7 +68,7 @@ def log_paper_bound(order: ArrayLike, *, sampling: float, ratio: float) -> Float
     >>> float(log_paper_bound(1, sampling=0.5, ratio=1.0))
     0.5
     """
-    _check(sampling, ratio)
+    _check(sampling, ratio, order)
     lam = np.asarray(order, dtype=np.float64)
     return np.asarray(sampling * lam * (lam + 1) * ratio**2 / 2, dtype=np.float64)
 
@@ -115,7 +115,9 @@ def _broken(lam: int, sampling: float, ratio: float) -> bool:
     return true > float(log_paper_bound(lam, sampling=sampling, ratio=ratio))
 
 
-def _check(sampling: float, ratio: float) -> None:
+def _check(sampling: float, ratio: float, order: ArrayLike = 1) -> None:
+    if not np.all((np.asarray(order) >= 1) & (np.asarray(order) == np.floor(order))):
+        raise InputError.of("order", order, "whole numbers ≥ 1", "it is λ of the moment")
     if not 0 < sampling <= 1:
         raise InputError.of("sampling", sampling, "in (0, 1]", "it is K / U")
     if not 0 < ratio < float("inf"):

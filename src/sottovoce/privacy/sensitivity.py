@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -58,6 +59,11 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
     group: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("learning_rate", "clip"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise InputError.of(name, value, "a number", "give it without quotes")
+            object.__setattr__(self, name, float(value))  # a float32 would round Δ down
         if self.clip == math.inf:
             raise NoSensitivity.of("clip", self.clip, "finite", _KNOWN)
         for name, remedy in (

@@ -17,7 +17,7 @@ Every operation returns a new tank; `spend` is the only one that lowers what is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,9 +27,23 @@ from sottovoce.privacy.normal import Floats
 
 Units: TypeAlias = NDArray[np.int64]
 
+_Number = TypeVar("_Number", np.int64, np.float64)
+
+_FIELDS = ("capacity", "spent", "opened", "debits")
+
 FULL = 2**50
 # int64 → float64 is exact below 2⁵³; the product, root and quotient of `noise` lose at most 2 ulp.
 _ROUND_UP = 1 + 2**-50
+
+
+def scaled_units(available: ArrayLike, planned: ArrayLike, scale: float) -> Units:
+    """Whole units of one release at `scale` times the noise of `planned` equal ones.
+
+    >>> int(scaled_units(FULL, 200, 1.0)) == FULL // 200
+    True
+    """
+    share = np.asarray(available, dtype=np.int64) / (np.asarray(planned) * scale**2)
+    return np.floor(np.minimum(share, 2.0 * FULL)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,12 @@ class Tank:
     opened: Units  # what had been spent when this run began: earlier runs share the tank
     debits: Units  # how often this run has booked, whether or not the upload arrived
 
+    def __post_init__(self) -> None:
+        for name in _FIELDS:  # copies that nobody can write to: a tank is a value
+            own = np.array(getattr(self, name))
+            own.setflags(write=False)
+            object.__setattr__(self, name, own)
+
     @classmethod
     def full(cls, capacity: ArrayLike) -> Self:
         """A tank from which nothing has been taken.
@@ -78,11 +98,12 @@ class Tank:
         >>> Tank.full([1.0, 2.0]).left.tolist() == [FULL, FULL]
         True
         """
-        capacity = np.asarray(capacity, dtype=np.float64)
-        if not np.all(np.isfinite(capacity) & (capacity > 0)):
+        given = np.asarray(capacity)
+        if given.dtype.kind not in "fiu" or not np.all(np.isfinite(given) & (given > 0)):
             raise InputError.of(
-                "capacity", capacity.tolist(), "finite and > 0", "derive it from a Budget"
+                "capacity", given.tolist(), "finite and > 0", "derive it from a Budget"
             )
+        capacity = given.astype(np.float64)
         zero = np.zeros(capacity.shape, dtype=np.int64)
         return cls(capacity=capacity, spent=zero, opened=zero, debits=zero)
 
@@ -123,7 +144,7 @@ class Tank:
         sottovoce.errors.TankEmpty: the privacy budget has nothing left for this release; \
 the client takes no further part, and only a new dataset brings a new budget
         """
-        remaining = np.maximum(1, np.asarray(remaining, dtype=np.int64))
+        remaining = np.maximum(1, self._whole("remaining", remaining))
         return self._priced(self.left // remaining, sensitivity)
 
     def offer_scaled(self, sensitivity: ArrayLike, planned: ArrayLike, scale: float) -> Offer:
@@ -135,14 +156,20 @@ the client takes no further part, and only a new dataset brings a new budget
         >>> float(tank.offer_scaled(1.0, planned=4, scale=0.5).sigma.round(9))
         0.5
         """
-        planned = np.maximum(1, np.asarray(planned, dtype=np.int64))
-        share = (FULL - self.opened) / (planned * scale**2)
-        units = np.ceil(np.minimum(share, 2.0 * FULL)).astype(np.int64)
+        if not 1e-6 <= scale <= 1e6:
+            raise InputError.of("scale", scale, "from 1e-06 to 1e+06", "1 is the noise as planned")
+        planned = np.maximum(1, self._whole("planned", planned))
+        units = scaled_units(FULL - self.opened, planned, scale)
         return self._priced(np.where(units <= self.left, units, 0), sensitivity)
 
     def _priced(self, units: Units, sensitivity: ArrayLike) -> Offer:
         granted = units > 0
-        sigma = self.noise(np.where(granted, units, 1), sensitivity)
+        delta = self._fitting("sensitivity", np.asarray(sensitivity, dtype=np.float64))
+        if not np.all((delta > 0) & (delta < np.inf)):
+            raise InputError.of(
+                "sensitivity", sensitivity, "finite and > 0", "compute it from the recipe"
+            )
+        sigma = self.noise(np.where(granted, units, 1), delta)
         return Offer(
             granted=np.asarray(granted),
             units=np.where(granted, units, 0),
@@ -158,7 +185,10 @@ the client takes no further part, and only a new dataset brings a new budget
         sottovoce.errors.TankEmpty: a release of 1125899906842625 units was asked for with \
 1125899906842624 left; nothing was booked, ask for an offer first
         """
-        units = np.broadcast_to(np.asarray(units, dtype=np.int64), self.spent.shape)
+        given = np.asarray(units)
+        if given.dtype.kind not in "iu":  # 0.9 of a unit must not be booked as none
+            raise InputError.of("units", given.tolist(), "whole numbers", "take those of an offer")
+        units = self._fitting("units", np.minimum(given, 2 * FULL).astype(np.int64))
         if np.any(units < 0):
             raise InputError.of("units", int(units.min()), "≥ 0", "a debit is never taken back")
         if np.any(over := units > self.left):
@@ -168,6 +198,27 @@ the client takes no further part, and only a new dataset brings a new budget
                 "nothing was booked, ask for an offer first"
             )
         return replace(self, spent=self.spent + units, debits=self.debits + (units > 0))
+
+    def _whole(self, name: str, numbers: ArrayLike) -> Units:
+        """Whole numbers of this tank's shape; a server may announce any, so they are cut to 2⁵⁰."""
+        given = np.asarray(numbers)
+        if given.dtype == object and all(isinstance(n, int) for n in given.flat):
+            cut = [min(max(n, -FULL), FULL) for n in given.flat]  # beyond 64 bits
+            given = np.array(cut, dtype=np.int64).reshape(given.shape)
+        if given.dtype.kind not in "iu":
+            raise InputError.of(name, numbers, "whole numbers", "it counts releases")
+        return self._fitting(name, np.clip(given, -FULL, FULL).astype(np.int64))
+
+    def _fitting(self, name: str, values: NDArray[_Number]) -> NDArray[_Number]:
+        """One number for all clients or one for each: anything else would book too little."""
+        if values.shape not in ((), self.capacity.shape):
+            raise InputError.of(
+                name,
+                values.shape,
+                f"one number or of shape {self.capacity.shape}",
+                "one for each client of the tank",
+            )
+        return np.broadcast_to(values, self.capacity.shape)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data. Floats are written in full, so that reading them back gives the same tank.
@@ -185,8 +236,11 @@ the client takes no further part, and only a new dataset brings a new budget
             raise InputError.of(
                 "tank", sorted(data), f"an object with {', '.join(_FIELDS)}", "do not edit it"
             )
-        tank = cls.full(data["capacity"])
-        counts = {name: np.asarray(data[name]) for name in _FIELDS[1:]}
+        try:
+            tank = cls.full(data["capacity"])
+            counts = {name: np.asarray(data[name]) for name in _FIELDS[1:]}
+        except (ValueError, TypeError):
+            raise InputError.of("tank", data, "numbers, one a client", "do not edit it") from None
         for name, value in counts.items():
             if value.dtype != np.int64 or value.shape != tank.capacity.shape:
                 raise InputError.of(
@@ -198,6 +252,3 @@ the client takes no further part, and only a new dataset brings a new budget
                 "tank", data["spent"], "0 ≤ opened ≤ spent ≤ 2^50", "do not edit it"
             )
         return replace(tank, spent=spent, opened=opened, debits=debits)
-
-
-_FIELDS = ("capacity", "spent", "opened", "debits")

@@ -70,15 +70,17 @@ class Landscape:
             )
 
     @property
-    def contraction(self) -> float:
-        """A = 1 − μη(2 − ηL), what is left of the gap after one noiseless round."""
+    def progress(self) -> float:
+        """1 − A = μη(2 − ηL), the part of the gap that one noiseless round closes."""
         step = self.learning_rate
-        return 1 - self.curvature * step * (2 - step * self.smoothness)
+        return self.curvature * step * (2 - step * self.smoothness)
 
 
 @dataclass(frozen=True)
 class Bound:
     """h(T) = A^T·Θ + (1 − A^T)·(B·T + c). Made by `Bound.printed` or `Bound.derived`.
+
+    `progress` is 1 − A, `gap` Θ, `noise` B and `sampling` c.
 
     >>> loss = Landscape(smoothness=1.0, curvature=0.05, gap=2.0, learning_rate=1.0)
     >>> h = Bound.derived(loss, sensitivity=[0.01] * 50, worth=[2.0] * 50, per_round=50,
@@ -87,10 +89,24 @@ class Bound:
     9
     """
 
-    contraction: float
+    progress: float
     gap: float
     noise: float
     sampling: float
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "sampling"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise InputError.of(
+                    name, value, "a finite number ≥ 0", "check sensitivities, budgets and dimension"
+                )
+        if not 1e-15 <= self.progress <= 1:
+            raise InputError.of(
+                "progress",
+                self.progress,
+                "from 1e-15 to 1",
+                "curvature × learning rate is too small to learn anything",
+            )
 
     @classmethod
     def printed(
@@ -108,7 +124,7 @@ class Bound:
         kappa0 = loss.smoothness**2 * sensitivity**2 / loss.curvature
         kappa1 = loss.learning_rate**2 * loss.smoothness**2 * loss.divergence / (2 * loss.curvature)
         return cls(
-            contraction=loss.contraction,
+            progress=loss.progress,
             gap=loss.gap,
             noise=float(kappa0 * K / U**2 * np.sum(-np.log(delta) / epsilon**2)),
             sampling=kappa1 * U * (U - K) / (K * (U - 1)) if U > 1 else 0.0,
@@ -127,10 +143,10 @@ class Bound:
         """Theorem 2 derived anew: any η ≤ 1/L, d parameters, Δ_i and c_i of each client."""
         sensitivity, worth = np.broadcast_arrays(np.atleast_1d(sensitivity), np.atleast_1d(worth))
         U, K = len(worth), _cohort(per_round, len(worth))
-        L, rest = loss.smoothness, 1 - loss.contraction
+        L, rest = loss.smoothness, loss.progress
         spread = loss.learning_rate**2 * L * loss.divergence / (2 * rest)
         return cls(
-            contraction=loss.contraction,
+            progress=loss.progress,
             gap=loss.gap,
             noise=float(L * dimension / (2 * U**2 * rest) * np.sum(sensitivity**2 / worth)),
             sampling=spread * (U - K) / (K * (U - 1)) if U > 1 else 0.0,
@@ -139,17 +155,19 @@ class Bound:
     def __call__(self, rounds: ArrayLike) -> np.ndarray:
         """h(T), for one T or many."""
         T = np.asarray(rounds, dtype=np.float64)
-        left = self.contraction**T
+        left = np.exp(self._log_a * T)
         return np.asarray(left * self.gap + (1 - left) * (self.noise * T + self.sampling))
+
+    @property
+    def _log_a(self) -> float:
+        return math.log1p(-self.progress) if self.progress < 1 else -math.inf
 
     @property
     def convex_until(self) -> float:
         """Theorem 3: h is convex exactly while T < (Θ − c)/B + 2/|ln A|, and rises beyond."""
         if self.noise == 0:
             return math.inf
-        if self.contraction == 0:
-            return (self.gap - self.sampling) / self.noise
-        return (self.gap - self.sampling) / self.noise + 2 / -math.log(self.contraction)
+        return (self.gap - self.sampling) / self.noise + 2 / -self._log_a
 
     def best_rounds(self, most: int = 10**9) -> int:
         """The T ≥ 1 (at most `most`) with the smallest h(T): h has one minimum."""
@@ -164,11 +182,11 @@ class Bound:
 
     def _rises_at(self, T: int) -> bool:
         # h(T+1) − h(T) ≥ 0, with the common terms taken out so that nothing cancels.
-        left, A, B = self.contraction**T, self.contraction, self.noise
-        return B * (1 - left * A) - left * (1 - A) * (self.gap - self.sampling - B * T) >= 0
+        left, rest, B = math.exp(self._log_a * T), self.progress, self.noise
+        return B * (1 - left * (1 - rest)) - left * rest * (self.gap - self.sampling - B * T) >= 0
 
 
 def _cohort(per_round: int, clients: int) -> int:
-    if not 1 <= per_round <= clients:
+    if not isinstance(per_round, int) or not 1 <= per_round <= clients:
         raise InputError.of("per_round", per_round, f"from 1 to {clients}", "it is K of U clients")
     return per_round

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 
 CohortKind: TypeAlias = Literal["balanced", "random"]
+MOST_ROUNDS = 2**52  # more than a tank has units, and still exact as a float
 COHORTS: tuple[CohortKind, ...] = get_args(CohortKind)
 
 
@@ -63,7 +64,7 @@ def planned(
     """
     if kind not in COHORTS:
         raise InputError.of("cohort", kind, "balanced or random", "balanced is the default")
-    rounds = max(rounds, 0)  # a server may announce anything
+    rounds = min(max(rounds, 0), MOST_ROUNDS)  # a server may announce anything
     if charges_absent:
         return rounds
     if kind == "balanced":

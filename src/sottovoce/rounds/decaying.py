@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from sottovoce.errors import InputError
+from sottovoce.privacy.tank import FULL, scaled_units
 from sottovoce.rounds.schedule import Progress, Round, require_rounds
 
 
@@ -13,7 +13,9 @@ from sottovoce.rounds.schedule import Progress, Round, require_rounds
 class DecayingNoise:
     """σ_t = (1 − s·t)·σ₀, with σ₀ the noise of `rounds` equal rounds; stops before it overspends.
 
-    Round t uses 1 / (T₀·(1 − s·t)²) of the budget, so a run is shorter than T₀:
+    Round t uses 1 / (T₀·(1 − s·t)²) of the budget, so a run is shorter than T₀. A client that takes
+    part in all rounds can pay them all; where K < U, turns fall differently, and in the last rounds
+    a client may find its tank too low and decline.
 
     >>> schedule = DecayingNoise(rounds=200, slope=0.004)
     >>> schedule.affordable
@@ -34,17 +36,16 @@ class DecayingNoise:
 
     @property
     def affordable(self) -> int:
-        """How many rounds a client that takes part in all of them can pay."""
-        spent: list[float] = []
+        """How many rounds a client that takes part in all of them can pay, in the tank's units."""
+        left = FULL
         for t in range(self.rounds):
             scale = 1 - self.slope * t
-            if scale <= 0:
-                break
-            spent.append(1 / (self.rounds * scale**2))
-            # The last of T₀ equal rounds may exceed 1 by rounding alone; a tank rounds up anyway.
-            if math.fsum(spent) > 1 + 1e-12:
+            if scale < 1e-6:
                 return t
-        return len(spent)
+            left -= int(scaled_units(FULL, self.rounds, scale))
+            if left < 0:
+                return t
+        return self.rounds
 
     def start(self, loss: float) -> Progress:
         """Nothing done; the horizon is what the budget affords."""

@@ -14,6 +14,7 @@ own tank: a schedule can waste fuel, never overspend it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol
 
 from sottovoce.errors import InputError
@@ -71,5 +72,5 @@ class Schedule(Protocol):
 
 def require_rounds(rounds: object) -> None:
     """Refuse a T₀ that is not a whole number ≥ 1."""
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+    if isinstance(rounds, bool) or not isinstance(rounds, Integral) or rounds < 1:
         raise InputError.of("rounds", rounds, "a whole number ≥ 1", "say how often clients upload")

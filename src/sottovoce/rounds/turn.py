@@ -47,13 +47,14 @@ class Terms:
 def offer(tank: Tank, turn: Round, terms: Terms, sensitivity: ArrayLike) -> Offer:
     """The price of this round's next release for each client, declined where the tank is too low.
 
-    r = planned(T) − debits releases are to come, this one included: σ = Δ·√(r/left).
+    r = planned(T) − debits releases are to come, this one included: σ = Δ·√(r/left). A round that
+    announces a scale which no schedule has is priced so, too.
 
     >>> tank = Tank.full(capacity=2.0)
     >>> offer(tank, Round(t=0, horizon=200), Terms(50, 30), sensitivity=1.0).sigma.round(4)
     np.float64(7.746)
     """
-    if turn.spread is None:
+    if turn.spread is None or not 1e-6 <= turn.scale <= 1e6:
         remaining = terms.planned(turn.horizon) - tank.debits
         return tank.offer(sensitivity, np.asarray(remaining))
     return tank.offer_scaled(sensitivity, terms.planned(turn.spread), turn.scale)
