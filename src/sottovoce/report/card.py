@@ -1,0 +1,129 @@
+"""The guarantee card: what holds, in figures and in words; what does not; fuel and attacker."""
+
+from __future__ import annotations
+
+from sottovoce.privacy import gaussian
+from sottovoce.privacy.budget import NOT_COVERED
+from sottovoce.report.run import Run
+from sottovoce.report.text import count, escape, number, percent
+
+_UNITS = {"record": "one record of a client’s data", "client": "a client’s whole dataset"}
+_ADJACENCIES = {"replace-one": "replace-one: the unit is replaced by any other"}
+_ADVERSARIES = {"server": "the server, which sees every upload and knows who sent it"}
+_CALIBRATIONS = {
+    "exact": "exact (Gaussian differential privacy)",
+    "zcdp": "zcdp (zero-concentrated differential privacy)",
+    "paper": "paper (Theorem 1, which can add too little noise)",
+}
+
+
+def card(run: Run, mu: float) -> str:
+    """The card as one section. `mu` is the attacker's, `Run.attacker_mu`."""
+    facts = [
+        ("ε", "privacy loss", number(run.epsilon)),
+        ("δ", "chance that ε does not hold", number(run.delta)),
+        ("Unit", "", _UNITS.get(run.unit, run.unit)),
+        ("Adjacency", "", _ADJACENCIES.get(run.adjacency, run.adjacency)),
+        ("Adversary", "", _ADVERSARIES.get(run.adversary, run.adversary)),
+        ("Calibration", "", _CALIBRATIONS.get(run.calibration, run.calibration)),
+    ]
+    rows = "".join(
+        f"<div><dt>{name}{f' <small>{escape(hint)}</small>' if hint else ''}</dt>"
+        f"<dd>{escape(shown)}</dd></div>"
+        for name, hint, shown in facts
+    )
+    # The list below says it again, one to a line.
+    paragraph = run.text.partition(" Not covered: ")[0]
+    uncovered = "".join(f"<li>{escape(NOT_COVERED.get(c, c))}</li>" for c in run.not_covered)
+    others = tighter(run)
+    whose = (
+        "<p>For the client with the loosest budget; "
+        f"{count(others, 'client')} asked for a smaller ε (see “By budget”).</p>"
+        if others
+        else ""
+    )
+    return f"""
+<section class="card" aria-labelledby="guarantee">
+<h2 id="guarantee">The guarantee</h2>
+{_asked(run)}{whose}
+<div class="columns">
+<div>
+<dl class="facts">{rows}</dl>
+<p>{escape(paragraph)}</p>
+</div>
+<div>
+{_gauge(run)}
+{_attacker(run, mu)}
+<h3>Not covered</h3>
+<ul>{uncovered}</ul>
+</div>
+</div>
+</section>"""
+
+
+def tighter(run: Run) -> int:
+    """How many clients asked for a smaller ε than the loosest one."""
+    if run.clients is None:
+        return 0
+    return int((run.clients.epsilon < run.clients.epsilon.max()).sum())
+
+
+def asked(run: Run) -> float | None:
+    """The largest ε that was asked for, if it is not the one that holds (`paper` only)."""
+    if run.calibration != "paper":
+        return None
+    if run.clients is not None:
+        epsilon = float(run.clients.epsilon.max())
+    else:
+        wanted = run.section("privacy").get("epsilon")
+        if isinstance(wanted, bool) or not isinstance(wanted, int | float):
+            return None
+        epsilon = float(wanted)
+    return epsilon if epsilon != run.epsilon else None
+
+
+def _asked(run: Run) -> str:
+    wanted = asked(run)
+    if wanted is None:
+        return ""
+    return (
+        f'<p class="note">The plan asks for ε = {number(wanted)}, but with the paper’s noise '
+        f"ε = {number(run.epsilon)} is what holds. Choose <code>calibration = exact</code> to get "
+        "what is asked for.</p>"
+    )
+
+
+def _gauge(run: Run) -> str:
+    if run.clients is None:
+        return ""
+    used = float(run.clients.used.max())
+    if run.calibration == "paper":
+        meaning = (
+            "It is counted by the paper’s formula, so neither the gauge nor the ε of the plan is "
+            "the guarantee: the ε on this card is."
+        )
+    else:
+        meaning = (
+            "The guarantee is the cap, not the gauge: a run that stops early still promises the "
+            "ε on this card, not less."
+        )
+    return f"""<h3>Fuel gauge</h3>
+<div class="gauge" role="img" aria-label="{percent(used)} of the fuel is spent">\
+<span style="width:{100 * used:.2f}%"></span></div>
+<p><strong>{percent(used)}</strong> spent by the client that used most of its tank. {meaning}</p>"""
+
+
+def _attacker(run: Run, mu: float) -> str:
+    thing = "dataset" if run.unit == "client" else "record"
+    source = (
+        "From the rounds that clients really took part in"
+        if run.calibration == "paper"
+        else "At the cap, once all fuel is spent"
+    )
+    return f"""<h3>The attacker’s view</h3>
+<dl class="pair">
+<div><dt>found at 1&nbsp;% false alarms</dt><dd>{percent(float(gaussian.tpr(0.01, mu)))}</dd></div>
+<div><dt>area under the curve (AUC)</dt><dd>{float(gaussian.auc(mu)):.3f}</dd></div>
+</dl>
+<p>{source}: no attacker who asks whether a {thing} was this one or another does better, whatever \
+it knows or computes. A coin would score 1.0&nbsp;% and 0.500.</p>"""

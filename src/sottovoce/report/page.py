@@ -1,0 +1,305 @@
+"""One run as one page: a single HTML file that asks nothing of the network.
+
+The page states its own rule in a Content-Security-Policy: no scripts, no images, no connections.
+Every string of the record is escaped on its way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce.errors import RunError
+from sottovoce.report import figures
+from sottovoce.report.card import asked, card, tighter
+from sottovoce.report.run import Clients, Run, read
+from sottovoce.report.text import count, duration, escape, number, percent, value
+
+SIMULATED = (
+    "Simulation: this is what a deployment of this plan would guarantee; "
+    "do not publish this model as private."
+)
+_MOST_LISTED = 200  # clients in the table
+_MOST_GROUPS = 12  # budget groups; more distinct budgets are gathered into this many
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_VERBS = {"finished": "Finished", "interrupted": "Interrupted", "failed": "Failed"}
+
+
+def write(folder: Path) -> Path:
+    """Read a run folder and write its report.html; the path of the page."""
+    folder = Path(folder)
+    page = _page(read(folder))
+    path = folder / "report.html"
+    try:
+        path.write_text(page, "utf-8")
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); check the folder's permissions"
+        ) from error
+    return path
+
+
+def render(record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> str:
+    """The page of a record (and its trace.npz, if there is one) as text; nothing is read."""
+    return _page(Run.of(record, trace))
+
+
+def headline(run: Run) -> str:
+    """Status, accuracy, data and model, rounds and ε in one sentence."""
+    data, model = run.section("data"), run.section("model")
+    name = str(data.get("name") or data.get("path") or "your data")
+    with_model = f"{_article(model['name'])} {model['name']}" if model.get("name") else "your model"
+    after = f"after {run.used:,} of {count(run.planned, 'round')}"
+    holds = f"ε {'up to' if tighter(run) else '='} {number(run.epsilon)}"
+    wanted = asked(run)
+    if wanted is not None:
+        holds += f" ({number(wanted)} was asked for)"
+    if np.isfinite(run.test_accuracy):
+        reached = f"{percent(run.test_accuracy)} test accuracy"
+    else:
+        reached = "no test accuracy"
+    return f"{_VERBS[run.status]}: {reached} on {name} with {with_model}, {after}, at {holds}."
+
+
+def _article(name: object) -> str:
+    # Letter names are spoken: an svm, an mlp, a cnn.
+    return "an" if str(name)[:1].lower() in "aefhilmnorsx" else "a"
+
+
+def _page(run: Run) -> str:
+    mu = run.attacker_mu()
+    sentence = escape(headline(run))
+    css = resources.files("sottovoce.report").joinpath("page.css").read_text("utf-8")
+    banner = f'<p class="banner" role="note">{SIMULATED}</p>' if run.noise == "simulated" else ""
+    parts = [
+        _tiles(run),
+        card(run, mu),
+        _figures(run, mu),
+        _budgets(run),
+        _plan(run),
+        _clients(run),
+        _origin(run),
+    ]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{sentence}</title>
+<link rel="icon" href="data:,">
+<style>
+{css}</style>
+</head>
+<body>
+<header>
+<p class="eyebrow"><span>sottovoce</span> run report \
+<span class="status {run.status}">{run.status}</span></p>
+<h1>{sentence}</h1>
+{banner}
+</header>
+<main>
+{"".join(part for part in parts if part)}
+</main>
+<footer><p>Written by sottovoce {escape(run.versions.get("sottovoce", ""))} from \
+<code>record.json</code>. This page loads nothing from the network.</p></footer>
+</body>
+</html>
+"""
+
+
+def _tiles(run: Run) -> str:
+    clients = len(run.clients) if run.clients is not None else run.section("data").get("clients")
+    shown = f"{clients:,}" if isinstance(clients, int) else "–"
+    tiles = [
+        ("test accuracy", percent(run.test_accuracy)),
+        ("test loss", number(run.test_loss, 3)),
+        (f"rounds used of {run.planned:,}", f"{run.used:,}"),
+        ("clients", shown),
+        ("time", duration(run.seconds)),
+    ]
+    rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
+    return f'\n<dl class="tiles">{rows}</dl>'
+
+
+def _figures(run: Run, mu: float) -> str:
+    drawn: list[tuple[str, str, str]] = []
+    if run.used:
+        marked = " Dotted lines: T shrank." if 0 < len(run.triggers) <= 60 else ""
+        drawn += [
+            ("Validation loss", "What the schedule watches." + marked, figures.loss(run)),
+            (
+                "Validation accuracy",
+                "On unprotected records." + marked,
+                figures.accuracy(run),
+            ),
+            ("The horizon", _shrinking(run), figures.horizon(run)),
+            ("Noise", "Standard deviation on one coordinate of one upload.", figures.noise(run)),
+        ]
+        left = run.fuel()
+        if left is not None:
+            caption = "What is left of the clients’ budgets, as Σ μ²."
+            drawn.append(("Fuel left", caption, figures.fuel(left, run)))
+    caption = "The most any attacker finds, against its false alarms."
+    drawn.append(("The attacker’s view", caption, figures.attacker(mu)))
+    cells = "".join(
+        f'<figure class="card"><h3>{title}</h3>{svg}<figcaption>{text}</figcaption></figure>\n'
+        for title, text, svg in drawn
+    )
+    none = "" if run.used else "<p>No round was finished, so there is no course to draw.</p>"
+    return f"""
+<section aria-labelledby="course">
+<h2 id="course">Round by round</h2>
+{none}<div class="figures">
+{cells}</div>
+</section>"""
+
+
+def _shrinking(run: Run) -> str:
+    times = len(run.triggers)
+    if not times:
+        return "T, the number of rounds planned, did not change."
+    often = "once" if times == 1 else f"{times} times"
+    return f"Learning stopped paying: T shrank {often}, to {run.next_horizon[-1]:,}."
+
+
+def _budgets(run: Run) -> str:
+    if run.clients is None:
+        return ""
+    groups = budget_groups(run.clients)
+    if len(groups) < 2:
+        return ""
+    used = run.clients.used
+    rows = []
+    for group in groups:
+        rows.append(
+            [
+                _range(run.clients.epsilon[group]),
+                _range(run.clients.delta[group]),
+                f"{len(group):,}",
+                _range(run.clients.participations[group]),
+                percent(float(np.median(used[group]))),
+                percent(float(used[group].max())),
+            ]
+        )
+    head = ["ε", "δ", "clients", "participations", "spent, median", "spent, most"]
+    if run.calibration == "paper":
+        head[0] = "ε asked for"
+    return f"""
+<section aria-labelledby="budgets">
+<h2 id="budgets">By budget</h2>
+{_table("Clients by budget", head, rows, numbers_from=0)}
+</section>"""
+
+
+def budget_groups(clients: Clients) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """The clients' indices by budget, tightest first; many distinct budgets are gathered."""
+    order = np.lexsort((clients.delta, clients.epsilon))
+    pairs = np.stack((clients.epsilon, clients.delta), axis=1)[order]
+    changes = np.flatnonzero(np.any(pairs[1:] != pairs[:-1], axis=1)) + 1
+    if len(changes) < _MOST_GROUPS:
+        return np.split(order, changes)
+    return np.array_split(order, _MOST_GROUPS)
+
+
+def _range(values: Any) -> str:
+    low, high = number(float(values.min())), number(float(values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _plan(run: Run) -> str:
+    general = {key: v for key, v in run.plan.items() if not isinstance(v, dict)}
+    sections = [(f"[{key}]", v) for key, v in run.plan.items() if isinstance(v, dict)]
+    if general:
+        sections.append(("general", general))
+    tables = []
+    for name, values in sections:
+        rows = "".join(
+            f'<tr><th scope="row">{escape(key)}</th><td>{escape(value(v))}</td></tr>'
+            for key, v in values.items()
+        )
+        tables.append(
+            f'<div class="card"><table><caption>{escape(name)}</caption>'
+            f"<tbody>{rows}</tbody></table></div>\n"
+        )
+    return f"""
+<section aria-labelledby="plan">
+<h2 id="plan">The plan</h2>
+<div class="plan">
+{"".join(tables)}</div>
+</section>"""
+
+
+def _clients(run: Run) -> str:
+    c = run.clients
+    if c is None or len(c) > _MOST_LISTED:
+        return ""
+    rows = [
+        [
+            f"{i}",
+            f"{c.samples[i]:,.0f}",
+            number(c.epsilon[i]),
+            number(c.delta[i]),
+            number(c.sensitivity[i]),
+            f"{c.participations[i]:,.0f}",
+            number(c.capacity[i]),
+            number(c.spent[i]),
+            percent(c.used[i]),
+        ]
+        for i in range(len(c))
+    ]
+    head = ["client", "samples", "ε", "δ", "sensitivity Δ", "participations"]
+    head += ["capacity (μ²)", "spent (μ²)", "spent"]
+    return f"""
+<section aria-labelledby="clients">
+<h2 id="clients">The clients</h2>
+<details><summary>{count(len(c), "client")}, one by one</summary>
+{_table("The clients", head, rows, numbers_from=0)}
+</details>
+</section>"""
+
+
+def _origin(run: Run) -> str:
+    facts = [
+        ("engine", run.engine),
+        ("noise", run.noise),
+        ("seed", "none: the operating system’s entropy" if run.seed is None else run.seed),
+        ("started (UTC)", run.started.replace("T", " ").removesuffix("Z").removesuffix("+00:00")),
+        ("time", duration(run.seconds)),
+        ("time per round", duration(run.seconds_per_round)),
+        ("model (SHA-256)", run.model_sha256 or "–"),
+        *((f"{name} version", shown) for name, shown in run.versions.items()),
+    ]
+    rows = [[str(name), str(shown)] for name, shown in facts]
+    return f"""
+<section aria-labelledby="origin">
+<h2 id="origin">How it was made</h2>
+{_table("How the run was made", [], rows, numbers_from=2)}
+</section>"""
+
+
+def _table(caption: str, head: list[str], rows: list[list[str]], *, numbers_from: int) -> str:
+    """A table whose first column heads its rows; columns from `numbers_from` on align right."""
+
+    def cell(tag: str, column: int, text: str, scope: str = "") -> str:
+        right = ' class="n"' if column >= numbers_from else ""
+        return f"<{tag}{scope}{right}>{escape(text)}</{tag}>"
+
+    top = "".join(cell("th", i, text, ' scope="col"') for i, text in enumerate(head))
+    body = "".join(
+        "<tr>"
+        + cell("th", 0, row[0], ' scope="row"')
+        + "".join(cell("td", i, text) for i, text in enumerate(row[1:], start=1))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="card scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
+        f'<table><caption class="hidden">{escape(caption)}</caption>'
+        f"{f'<thead><tr>{top}</tr></thead>' if head else ''}<tbody>{body}</tbody></table></div>"
+    )

@@ -1,0 +1,329 @@
+"""What the page reads: a record and its trace, checked once and turned into arrays.
+
+Everything behind this file may rely on what it finds; a damaged record is refused here, in one
+sentence. In a record a loss that is no finite number is null; here it is NaN.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import RunError
+from sottovoce.privacy import calibration as calibrations
+from sottovoce.privacy import gaussian
+from sottovoce.privacy.budget import CALIBRATIONS
+from sottovoce.privacy.normal import Floats
+
+SCHEMA = "sottovoce.record/1"
+STATUSES = ("finished", "interrupted", "failed")
+
+
+@dataclass(frozen=True)
+class Clients:
+    """One number a client in each array; `capacity` and `spent` in μ²."""
+
+    samples: Floats
+    epsilon: Floats
+    delta: Floats
+    sensitivity: Floats
+    participations: Floats
+    capacity: Floats
+    spent: Floats
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def used(self) -> Floats:
+        """The part of each tank that is spent, from 0 to 1."""
+        with np.errstate(over="ignore"):
+            return np.asarray(np.clip(self.spent / self.capacity, 0.0, 1.0), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `loss` and `accuracy` have one value more than there are rounds: before the first.
+
+    `cohorts` is None where the record leaves them out, `clients` and `trace` where there are none.
+    """
+
+    status: str
+    engine: str
+    noise: str
+    seed: int | None
+    plan: dict[str, Any]
+    loss: Floats
+    accuracy: Floats
+    horizon: NDArray[np.int64]
+    next_horizon: NDArray[np.int64]
+    sigma: Floats  # one row a round: least, median, most
+    cohorts: list[NDArray[np.int64]] | None
+    test_loss: float
+    test_accuracy: float
+    model_sha256: str | None
+    clients: Clients | None
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    adversary: str
+    calibration: str
+    not_covered: list[str]
+    text: str
+    versions: dict[str, Any]
+    started: str
+    seconds: float
+    seconds_per_round: float
+    trace: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> Self:
+        """The run that a record tells of; what does not belong together is refused.
+
+        >>> Run.of({"schema": "something else"})
+        Traceback (most recent call last):
+            ...
+        sottovoce.errors.RunError: record.json must have schema "sottovoce.record/1", got \
+'something else'; use the version of sottovoce that wrote it
+        """
+        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
+            found = record.get("schema") if isinstance(record, Mapping) else type(record).__name__
+            raise RunError(
+                f'record.json must have schema "{SCHEMA}", got {found!r:.60}; '
+                "use the version of sottovoce that wrote it"
+            )
+        try:
+            return cls._parsed(record, dict(trace or {}))
+        except KeyError as error:
+            raise RunError(
+                f"record.json is damaged, it lacks {error}; run the plan again with --resume"
+            ) from error
+        except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+            raise RunError(
+                f"record.json or trace.npz is damaged ({_one_line(error)}); "
+                "run the plan again with --resume"
+            ) from error
+
+    @classmethod
+    def _parsed(cls, record: Mapping[str, Any], trace: dict[str, Any]) -> Self:
+        initial, rounds, result = record["initial"], list(record["rounds"]), record["result"]
+        guarantee, timing = record["guarantee"], record["timing"]
+        if record["status"] not in STATUSES:
+            raise ValueError(f"status {record['status']!r:.60} is none of {', '.join(STATUSES)}")
+        states = [initial, *rounds]
+        with_cohorts = all("cohort" in each for each in rounds)
+        run = cls(
+            status=record["status"],
+            engine=str(record["engine"]),
+            noise=str(record["noise"]),
+            seed=record["seed"],
+            plan=dict(record["plan"]),
+            loss=_column(states, "validation_loss"),
+            accuracy=_column(states, "validation_accuracy"),
+            horizon=_whole(each["horizon"] for each in rounds),
+            next_horizon=_whole(each["next_horizon"] for each in rounds),
+            sigma=np.stack(
+                [_column([r["sigma"] for r in rounds], key) for key in ("min", "median", "max")],
+                axis=1,
+            ),
+            cohorts=[_whole(each["cohort"]) for each in rounds] if with_cohorts else None,
+            test_loss=_number(result["test_loss"]),
+            test_accuracy=_number(result["test_accuracy"]),
+            model_sha256=result["model_sha256"],
+            clients=_clients(record.get("clients"), trace),
+            epsilon=_number(guarantee["epsilon"]),
+            delta=_number(guarantee["delta"]),
+            unit=str(guarantee["unit"]),
+            adjacency=str(guarantee["adjacency"]),
+            adversary=str(guarantee["adversary"]),
+            calibration=str(guarantee["calibration"]),
+            not_covered=[str(code) for code in guarantee["not_covered"]],
+            text=str(guarantee["text"]),
+            versions=dict(record["versions"]),
+            started=str(timing["started"]),
+            seconds=_number(timing["seconds"]),
+            seconds_per_round=_number(timing["seconds_per_round"]),
+            trace=trace,
+        )
+        run._check()
+        return run
+
+    def _check(self) -> None:
+        """What the page would stumble over: figures that do not belong together."""
+        if not (self.epsilon >= 1e-6 and 0 < self.delta < 1):
+            raise ValueError(f"({self.epsilon}, {self.delta}) is no (ε, δ)")
+        if self.calibration not in CALIBRATIONS:
+            raise ValueError(f"calibration {self.calibration!r:.60} is unknown")
+        if self.clients is None:
+            return
+        many = len(self.clients)
+        if any(cohort.size and cohort.max() >= many for cohort in self.cohorts or ()):
+            raise ValueError(f"a cohort names a client beyond the {many} there are")
+        for name in ("sigma", "mu2"):
+            found = np.shape(self.trace[name]) if name in self.trace else (self.used, many)
+            if found != (self.used, many):
+                raise ValueError(f"{name} of trace.npz has shape {found}, not {self.used, many}")
+
+    @property
+    def used(self) -> int:
+        """Rounds used."""
+        return len(self.horizon)
+
+    @property
+    def planned(self) -> int:
+        """T₀: the rounds of the plan, or else the horizon of the first round."""
+        rounds = self.section("rounds").get("rounds")
+        if isinstance(rounds, int):
+            return rounds
+        return int(self.horizon[0]) if self.used else 0
+
+    @property
+    def triggers(self) -> NDArray[np.int64]:
+        """Rounds done when the horizon shrank."""
+        return np.flatnonzero(self.next_horizon < self.horizon) + 1
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the plan, empty if the plan has none."""
+        part = self.plan.get(name)
+        return part if isinstance(part, dict) else {}
+
+    def charges(self) -> Iterator[Floats] | None:
+        """What every client was charged (μ²), round by round; None without a trace.
+
+        Row by row, because the whole array of a large run would be copied several times over.
+        """
+        if self.clients is None:
+            return None
+        if "mu2" in self.trace:  # several releases in a round: σ alone does not tell the charge
+            return (np.nan_to_num(row) for row in np.asarray(self.trace["mu2"]))
+        if "sigma" not in self.trace:
+            return None
+        delta = self.clients.sensitivity
+        return (np.nan_to_num((delta / row) ** 2) for row in np.asarray(self.trace["sigma"]))
+
+    def fuel(self) -> Floats | None:
+        """The part of the tanks that is left before and after each round: least, median, most.
+
+        Counted back from what is spent in the end, so that fuel used by earlier runs of the same
+        clients is seen to be gone from the start.
+        """
+        forwards, again = self.charges(), self.charges()
+        if self.clients is None or forwards is None or again is None:
+            return None
+        nothing = np.zeros(len(self.clients))
+        rows = []
+        with np.errstate(over="ignore", divide="ignore"):  # σ = 0 empties a tank at once
+            spent = np.maximum(self.clients.spent - sum(forwards, start=nothing), 0.0)
+            for charge in itertools.chain([nothing], again):
+                spent = spent + charge
+                left = np.clip(1 - spent / self.clients.capacity, 0.0, 1.0)
+                rows.append((left.min(), np.median(left), left.max()))
+        return np.asarray(rows, dtype=np.float64)
+
+    def attacker_mu(self) -> float:
+        """μ of the best attack on the client that is protected least.
+
+        The capacity is the cap for `exact` and `zcdp`. The paper's is none, so under `paper` it is
+        Δ·√(Σ 1/σ²) over the rounds a client really took part in; without a trace, or without the
+        cohorts, it is read back from the (ε, δ) that holds.
+        """
+        if self.calibration != "paper":
+            if self.clients is not None:
+                return math.sqrt(float(self.clients.capacity.max()))
+            kind: Any = self.calibration
+            return math.sqrt(
+                float(calibrations.capacity(self.epsilon, self.delta, calibration=kind))
+            )
+        charges = self.charges()
+        if charges is None or self.cohorts is None or self.clients is None:
+            return float(gaussian.mu(self.epsilon, self.delta))
+        total = np.zeros(len(self.clients))
+        with np.errstate(over="ignore", divide="ignore"):
+            for cohort, charge in zip(self.cohorts, charges, strict=True):
+                total[cohort] += charge[cohort]
+        return math.sqrt(float(total.max()))
+
+
+def read(folder: Path) -> Run:
+    """The run in a folder: record.json, and trace.npz if it is there."""
+    path = folder / "record.json"
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise RunError(
+            f"{path} is missing; name a folder that `sottovoce train` has written"
+        ) from None
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read ({error.strerror}); check that it is a file you may open"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(
+            f"{path} is damaged ({_one_line(error)}); run the plan again with --resume"
+        ) from error
+    return Run.of(record, _trace(folder / "trace.npz"))
+
+
+def _trace(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        # Opened here, because np.load leaves a file open that turns out to be no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise RunError(
+            f"{path} is damaged ({_one_line(error)}); remove it to get the page without the "
+            "course of the fuel, or run the plan again with --resume"
+        ) from error
+
+
+def _clients(listed: Any, trace: Mapping[str, Any]) -> Clients | None:
+    names = [field.name for field in fields(Clients)]
+    if listed is not None:
+        columns = [_column(listed, name) for name in names]
+    elif all(f"clients_{name}" in trace for name in names):
+        columns = [np.asarray(trace[f"clients_{name}"], dtype=np.float64) for name in names]
+    else:
+        return None
+    if len({column.shape for column in columns}) != 1 or not len(columns[0]):
+        raise ValueError("clients must be at least one, each with all of its figures")
+    clients = Clients(*columns)
+    if not np.all((clients.capacity > 0) & (clients.spent >= 0)):
+        raise ValueError("every client needs a capacity > 0, of which it has spent ≥ 0")
+    return clients
+
+
+def _column(rows: list[Any], key: str) -> Floats:
+    return np.array([_number(row[key]) for row in rows], dtype=np.float64)
+
+
+def _number(value: object) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.60} stands where a number should")
+    return float(value) if math.isfinite(value) else math.nan
+
+
+def _whole(values: Any) -> NDArray[np.int64]:
+    listed = list(values)
+    for value in listed:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise TypeError(f"{value!r:.60} stands where a whole number ≥ 0 should")
+    return np.array(listed, dtype=np.int64)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120]
