@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format types clean
+.PHONY: help train test check lint format types trust bench clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -26,8 +26,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	@$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/.run
 
-train: $(VENV)/.run  ## the main job (for now: the calibration example)
-	$(BIN)/sottovoce calibrate
+train: $(VENV)/.run  ## the main job: a private federation on the embedded digits
+	@$(BIN)/sottovoce train
 
 test:           ## all that CI checks, one line per part with its minutes
 	@$(PYTHON) tests/parts.py test
@@ -43,6 +43,12 @@ format: $(VENV)/.dev  ## put the code in order
 
 types: $(VENV)/.dev  ## mypy, strict
 	@$(BIN)/mypy
+
+trust: $(VENV)/.dev  ## longer checks (MNIST against an independent simulator; wants SOTTOVOCE_DATA)
+	@$(BIN)/python -m pytest -q -s trust
+
+bench: $(VENV)/.dev  ## the speed of a round beside the machine's own floor
+	@$(BIN)/python benchmarks/clipped_round.py
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sottovoce.errors import PlanError
 from sottovoce.plan import Plan
-from sottovoce.plan_sections import DATASETS, MOST, Data, Model, Privacy, Rounds
+from sottovoce.plan.sections import DATASETS, MOST, Data, Model, Privacy, Rounds
 from sottovoce.rounds.decaying import DecayingNoise
 from sottovoce.rounds.discounted import DiscountedRounds
 from sottovoce.rounds.fixed import FixedRounds

@@ -21,7 +21,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def main() -> None:
-    """Exit 0 only if the installed wheel calibrates and carries its data."""
+    """Exit 0 only if the installed wheel calibrates, trains, and carries its data."""
     with tempfile.TemporaryDirectory() as folder:
         away = Path(folder)
         run(sys.executable, "-m", "build", "--wheel", "--outdir", away, ROOT, cwd=away)
@@ -36,6 +36,19 @@ def main() -> None:
         schema = json.loads(run(scripts / "sottovoce", "schema", "calibrate", cwd=away))
         if "guarantee" not in schema["properties"]:
             sys.exit("the installed schema is not the calibrate schema")
+        run(
+            scripts / "sottovoce",
+            "train",
+            "--quiet",
+            "--seed",
+            "1",
+            "--out",
+            away / "run",
+            cwd=away,
+        )
+        page = (away / "run" / "report.html").read_text("utf-8")
+        if "test accuracy" not in page:
+            sys.exit("the installed train wrote no page")
         where = "import sottovoce; print(sottovoce.__file__)"
         place = run(scripts / "python", "-c", where, cwd=away)
         if str(away) not in place:

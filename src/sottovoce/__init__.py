@@ -8,23 +8,66 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sottovoce._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from sottovoce.calibrator import calibrate
-    from sottovoce.errors import InputError, Refusal, SottovoceError
+    from sottovoce.errors import (
+        DataError,
+        InputError,
+        PlanError,
+        Refusal,
+        RunError,
+        SottovoceError,
+        TankEmpty,
+    )
+    from sottovoce.learning.models import custom
+    from sottovoce.plan import Plan
     from sottovoce.privacy.budget import Budget, Guarantee
-
-__version__ = "0.1.0"
+    from sottovoce.simulation.run import RoundDone, resume, simulate, simulate_many
+    from sottovoce.trained import Trained, load
 
 _HOMES = {
     "Budget": "privacy.budget",
+    "DataError": "errors",
     "Guarantee": "privacy.budget",
     "InputError": "errors",
+    "Plan": "plan",
+    "PlanError": "errors",
     "Refusal": "errors",
+    "RoundDone": "simulation.run",
+    "RunError": "errors",
     "SottovoceError": "errors",
+    "TankEmpty": "errors",
+    "Trained": "trained",
     "calibrate": "calibrator",
+    "custom": "learning.models",
+    "load": "trained",
+    "resume": "simulation.run",
+    "simulate": "simulation.run",
+    "simulate_many": "simulation.run",
 }
 
-__all__ = ["Budget", "Guarantee", "InputError", "Refusal", "SottovoceError", "calibrate"]
+__all__ = [
+    "Budget",
+    "DataError",
+    "Guarantee",
+    "InputError",
+    "Plan",
+    "PlanError",
+    "Refusal",
+    "RoundDone",
+    "RunError",
+    "SottovoceError",
+    "TankEmpty",
+    "Trained",
+    "calibrate",
+    "custom",
+    "load",
+    "resume",
+    "simulate",
+    "simulate_many",
+]
 
 
 def __getattr__(name: str) -> Any:

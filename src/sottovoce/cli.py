@@ -5,16 +5,18 @@ Exit codes: 0 ok, 1 failed, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
 import click
 import typer
 
-from sottovoce import __version__
+from sottovoce._version import __version__
 from sottovoce.errors import InputError, SottovoceError
 
 app = typer.Typer(
@@ -30,9 +32,13 @@ app = typer.Typer(
 
 def main() -> NoReturn:
     """Run the command line and exit; every error becomes one sentence on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # ε in a latin-1 pipe must not end in a traceback
+            stream.reconfigure(errors="replace")
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "")
         code = 2
@@ -51,6 +57,9 @@ def main() -> NoReturn:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        code = _say(f"the system refused: {error.strerror or error}; nothing more was done", 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code or 0)
 
 
@@ -124,13 +133,129 @@ def calibrate(
 
 
 @app.command()
-def schema(
-    name: Annotated[str, typer.Argument(help="calibrate", metavar="NAME")],
+def train(
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new or empty folder for the run (default: runs/…).")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Make the simulation repeatable (default: from the OS).")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run that was stopped in --out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The record on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
-    """Print the JSON Schema of something sottovoce writes.
+    """Train a model in a private federation, simulated on this machine.
+
+    Shows every round, then what came out and what is guaranteed; writes the run's folder with
+    record.json, model.npz, trace.npz, splits.npz, rounds.jsonl and report.html.
+
+    \b
+    Examples:
+      sottovoce train
+      sottovoce train --set privacy.epsilon=4 --seed 1 --out runs/first
+      sottovoce train plan.toml --json > record.json
+      sottovoce train --resume --out runs/first
+    """
+    from sottovoce.training import train
+
+    train(plan, settings or [], out=out, seed=seed, resume=resume, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("plan.toml"),
+) -> None:
+    """Write a plan with every key explained; it runs as it is.
+
+    \b
+    Examples:
+      sottovoce init
+      sottovoce init hospital.toml
+    """
+    from sottovoce.plan import Plan
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(Plan.template())
+    except FileExistsError:
+        raise InputError.of("PATH", str(path), "a new file", "name another or move it") from None
+    except OSError as error:
+        raise InputError.of(
+            "PATH", str(path), "a file that can be written", f"{error.strerror}: name another"
+        ) from None
+    click.echo(f"{path} is written; edit it, then run: sottovoce train {path}")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    file: Annotated[Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv of numbers.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Print the class of each sample of a file, one a line.
+
+    Samples must be scaled as in training (digits: pixels / 16, images: pixels / 255).
 
     \b
     Example:
+      sottovoce predict runs/first samples.npy
+    """
+    from sottovoce.samples import read_samples
+    from sottovoce.trained import load
+
+    rows = read_samples(file)
+    answer = load(run).predict(rows).tolist()
+    click.echo(json.dumps({"predictions": answer}) if as_json else "\n".join(map(str, answer)))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """Draw the page of a run again from its record.
+
+    \b
+    Example:
+      sottovoce report runs/first
+    """
+    from sottovoce import report as pages
+
+    click.echo(pages.write(run))
+
+
+data_app = typer.Typer(help="The data sets.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def fetch(name: Annotated[str, typer.Argument(help="mnist | cifar10", metavar="NAME")]) -> None:
+    """Download a data set into the cache, checked against its published checksum.
+
+    \b
+    Example:
+      sottovoce data fetch mnist
+    """
+    from sottovoce.data import datasets
+
+    click.echo(datasets.fetch(name))
+
+
+@app.command()
+def schema(
+    name: Annotated[str, typer.Argument(help="plan | record | calibrate", metavar="NAME")],
+) -> None:
+    """Print the JSON Schema of something sottovoce reads or writes.
+
+    \b
+    Examples:
+      sottovoce schema plan
       sottovoce schema calibrate
     """
     folder = resources.files("sottovoce").joinpath("schemas")

@@ -3,7 +3,7 @@
 A plan is complete by itself: a key that is absent has its default, which is that of the embedded
 plan (`default.toml`); nothing is merged from elsewhere. Unknown keys, unknown names, and keys that
 have no effect with the options chosen are refused, each in one sentence and before any data is
-read. The tables and their keys stand in `plan_sections`.
+read. The tables and their keys stand in `sections`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
-from sottovoce import plan_text
 from sottovoce.errors import PlanError
-from sottovoce.plan_refusals import expected, named
-from sottovoce.plan_sections import (
+from sottovoce.plan import text as plan_text
+from sottovoce.plan.refusals import expected, named
+from sottovoce.plan.sections import (
     DATASETS,
     TABLES,
     Data,
@@ -100,7 +100,7 @@ class Plan(Section):
                     f"privacy.{key} is a list of {len(values)} and data.clients is {clients}; "
                     "give one number for all, or one for each client"
                 )
-        if self.model.name == "svm" and classes != 2:
+        if self.model.name == "svm" and self.data.name != "arrays" and classes != 2:
             raise PlanError.of(
                 "model.name",
                 "svm",

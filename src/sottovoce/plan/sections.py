@@ -24,9 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from sottovoce import plan_text
 from sottovoce.errors import InputError, PlanError
-from sottovoce.plan_refusals import named, refused
+from sottovoce.plan import text as plan_text
+from sottovoce.plan.refusals import named, refused
 from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.rounds.cohort import CohortKind
@@ -35,9 +35,9 @@ from sottovoce.rounds.discounted import DiscountedRounds
 from sottovoce.rounds.fixed import FixedRounds
 from sottovoce.rounds.schedule import Schedule
 
-DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10"]
+DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "arrays"]
 SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet"]
-ModelName: TypeAlias = Literal["svm", "mlp", "cnn"]
+ModelName: TypeAlias = Literal["svm", "mlp", "cnn", "custom"]
 ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
 
 MOST = 10**6  # of rounds, clients, samples and units: more is a slip of the keyboard
@@ -57,6 +57,8 @@ DATASETS: dict[str, Facts] = {
     "digits": Facts(rows=1797, own_test=0, classes=10, validation=183, test=184),
     "mnist": Facts(rows=60_000, own_test=10_000, classes=10, validation=10_000, test=0),
     "cifar10": Facts(rows=50_000, own_test=10_000, classes=10, validation=10_000, test=0),
+    # Given from Python: what they hold is checked when they are there.
+    "arrays": Facts(rows=10**12, own_test=0, classes=10**6, validation=100, test=100),
 }
 
 
@@ -136,7 +138,9 @@ class Section(BaseModel):
 class Data(Section):
     """Which data, and who holds what."""
 
-    name: DatasetName = Field(default="digits", description="the data set")
+    name: DatasetName = Field(
+        default="digits", description="the data set (arrays: given from Python)"
+    )
     clients: Whole = Field(default=10, description="how many clients share the data (U)")
     samples: Whole | tuple[Whole, ...] | None = Field(
         default=None,
@@ -236,7 +240,7 @@ class Data(Section):
 class Model(Section):
     """What is trained."""
 
-    name: ModelName = Field(default="mlp", description="the model")
+    name: ModelName = Field(default="mlp", description="the model (custom: given from Python)")
     hidden: Annotated[Whole | None, When("name", "mlp", 32)] = Field(
         default=None, description="the hidden units of the mlp"
     )

@@ -1,0 +1,115 @@
+"""The state of a server after a round: one frozen value, saved whole or not at all.
+
+`train --resume` and every other engine go on from it. A simulation on a CPU is a function of plan,
+seed and state, so that going on from any checkpoint ends in the same model.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import RunError
+from sottovoce.privacy.tank import Tank
+from sottovoce.rounds.schedule import Progress
+
+NAME = "checkpoint.npz"
+MANY_CLIENTS = 10_000  # above this, what is said of each client goes to npz only
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """After `progress.done` rounds: the schedule's view, the tanks, and what has happened."""
+
+    progress: Progress
+    tank: Tank
+    asked: NDArray[np.int64]
+    turns: NDArray[np.int64]  # uploads of each client
+    rounds: tuple[dict[str, Any], ...]  # the record's rounds
+    sigma: tuple[NDArray[np.float64], ...]  # the trace: σ of each charged client, else NaN
+    initial: tuple[float, float]  # loss and accuracy of the first model
+    seconds: float  # spent so far, in all sittings
+    exhausted: bool = False  # nobody could pay the last round that was announced
+
+
+Parameters = dict[str, NDArray[Any]]
+
+
+def save(folder: Path, state: ServerState, params: Parameters, header: dict[str, Any]) -> None:
+    """Write state, model and header (plan, seed, …): all of it, or the old one stays."""
+    tank = state.tank
+    arrays = {f"param:{name}": leaf for name, leaf in params.items()}
+    arrays |= {
+        "capacity": tank.capacity,
+        "spent": tank.spent,
+        "opened": tank.opened,
+        "debits": tank.debits,
+        "asked": state.asked,
+        "turns": state.turns,
+        "sigma": np.array(state.sigma).reshape(len(state.sigma), len(state.asked)),
+    }
+    meta = {
+        "header": header,
+        "progress": [
+            state.progress.done,
+            state.progress.horizon,
+            list(state.progress.recent),
+            state.progress.last_discount,
+        ],
+        "rounds": state.rounds,
+        "initial": state.initial,
+        "seconds": state.seconds,
+        "exhausted": state.exhausted,
+    }
+    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    replace(folder / NAME, buffer.getvalue())
+
+
+def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any]]:
+    """State, model and header, or a sentence why there are none."""
+    path = folder / NAME
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        meta = json.loads(arrays["meta"].tobytes())
+        tank = Tank(arrays["capacity"], arrays["spent"], arrays["opened"], arrays["debits"])
+        done, horizon, recent, last = meta["progress"]
+        state = ServerState(
+            progress=Progress(done, horizon, tuple(recent), last),
+            tank=tank,
+            asked=arrays["asked"],
+            turns=arrays["turns"],
+            rounds=tuple(meta["rounds"]),
+            sigma=tuple(arrays["sigma"]),
+            initial=(meta["initial"][0], meta["initial"][1]),
+            seconds=meta["seconds"],
+            exhausted=meta["exhausted"],
+        )
+    except FileNotFoundError:
+        raise RunError(
+            f"{folder} holds no {NAME}; only a run that was stopped on its way can be resumed"
+        ) from None
+    except (KeyError, ValueError, OSError, TypeError, zipfile.BadZipFile):
+        raise RunError(f"{path} is damaged; start the run anew in another folder") from None
+    params = {n.removeprefix("param:"): a for n, a in arrays.items() if n.startswith("param:")}
+    return state, params, meta["header"]
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file whole: a reader sees the old content or the new one, never a part."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

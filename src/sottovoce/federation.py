@@ -1,0 +1,341 @@
+"""From a plan to everything that runs: clients, validation and test sets, model, schedule, tanks.
+
+`build(plan)` is used by every engine. Data are read here, after the whole plan has been checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sottovoce import seeds
+from sottovoce.data import datasets
+from sottovoce.data.partition import Split, split
+from sottovoce.errors import InputError
+from sottovoce.learning.models import Model
+from sottovoce.learning.models import build as build_model
+from sottovoce.plan import Plan
+from sottovoce.privacy import calibration, gaussian
+from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Guarantee
+from sottovoce.privacy.normal import Floats
+from sottovoce.privacy.tank import Tank
+from sottovoce.rounds.fixed import FixedRounds
+from sottovoce.rounds.schedule import Schedule
+from sottovoce.rounds.turn import Terms
+from sottovoce.seeds import Purpose
+
+Pair: TypeAlias = tuple[ArrayLike, ArrayLike]  # rows and their labels
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Rows and labels: x[n, features] float32, y[n] int32."""
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Arrays from Python instead of a named data set: one pair to be split, or one per client."""
+
+    train: Pair | Sequence[Pair]
+    validation: Pair | None = None
+    test: Pair | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Who holds what. `train` has the clients' rows, client after client, `samples` of each."""
+
+    samples: NDArray[np.int64]
+    train: Samples
+    validation: Samples
+    test: Samples
+    split: Split | None  # the row numbers, where rows were dealt from one array
+    shape: tuple[int, ...]
+    classes: int
+
+    @property
+    def owner(self) -> NDArray[np.int32]:
+        """The client that each row of `train` belongs to."""
+        return np.repeat(np.arange(len(self.samples), dtype=np.int32), self.samples)
+
+    def client(self, i: int) -> Samples:
+        """The rows of one client."""
+        end = int(self.samples[: i + 1].sum())
+        rows = slice(end - int(self.samples[i]), end)
+        return Samples(self.train.x[rows], self.train.y[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All that a run needs: the plan, who holds what, the model, and what each client may spend."""
+
+    plan: Plan
+    held: Holdings
+    model: Model
+    epsilon: Floats
+    delta: Floats
+    sensitivity: Floats
+    capacity: Floats
+    schedule: Schedule
+    terms: Terms
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """How many rows each client holds."""
+        return self.held.samples
+
+    def tank(self) -> Tank:
+        """Every client's fuel, untouched."""
+        return Tank.full(self.capacity)
+
+    def guarantee(self) -> Guarantee:
+        """What the loosest client is promised.
+
+        Under `paper` calibration ε is what that noise really gives: a client is charged in every
+        round and so never releases more than its capacity; with a fixed number of rounds and
+        balanced cohorts it takes part in ⌈qT⌉ of T only.
+        """
+        plan, loosest = self.plan, int(np.argmax(self.capacity))
+        budget = Budget(float(self.epsilon[loosest]), float(self.delta[loosest]))
+        missing = [*ALWAYS_NOT_COVERED, "simulated-noise"]
+        if plan.server.signal == "raw":
+            missing.append("raw-signal")
+        if plan.privacy.calibration == "paper":
+            missing.append("paper-calibration")
+            mu2 = float(self.capacity[loosest])
+            if isinstance(self.schedule, FixedRounds) and self.terms.cohort == "balanced":
+                rounds, clients = self.schedule.rounds, self.terms.clients
+                mu2 *= -(-self.terms.per_round * rounds // clients) / rounds
+            true = float(gaussian.epsilon(budget.delta, np.sqrt(mu2)))
+            budget = Budget(max(true, 1e-6), budget.delta)
+        return Guarantee(
+            budget,
+            unit=plan.local.unit,
+            calibration=plan.privacy.calibration,
+            not_covered=tuple(missing),
+        )
+
+
+def hold(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
+    """Who holds what: reads the data, and deals it by the seed."""
+    if data is None:
+        return _named(plan, seed)
+    return _split_arrays(plan, data, seed) if is_pair(data.train) else _client_arrays(data)
+
+
+def build(
+    plan: Plan,
+    *,
+    seed: int,
+    data: Given | None = None,
+    model: Model | None = None,
+    held: Holdings | None = None,
+) -> Federation:
+    """The federation of a plan. The seed decides who holds what, unless that is given (`held`).
+
+    >>> federation = build(Plan(), seed=1)
+    >>> federation.samples.tolist()[:3], len(federation.held.test.y)
+    ([143, 143, 143], 184)
+    """
+    _refuse_what_only_python_can_give(plan, data, model)
+    recipe, (epsilon, delta) = plan.recipe(), plan.budgets()
+    terms = Terms(
+        clients=plan.data.clients,
+        per_round=plan.per_round,
+        cohort=plan.rounds.cohort,
+        calibration=plan.privacy.calibration,
+        releases=recipe.releases,
+    )
+    held = hold(plan, seed=seed, data=data) if held is None else held
+    return Federation(
+        plan=plan,
+        held=held,
+        model=_model(plan, held) if model is None else model,
+        epsilon=epsilon,
+        delta=delta,
+        sensitivity=recipe.sensitivity(held.samples),
+        capacity=_capacity(epsilon, delta, plan),
+        schedule=plan.schedule(),
+        terms=terms,
+    )
+
+
+def _model(plan: Plan, held: Holdings) -> Model:
+    own = plan.model
+    options = {"hidden": own.hidden, "channels": own.channels, "kappa": own.kappa}
+    return build_model(own.name, shape=held.shape, classes=held.classes, **options)  # type: ignore[arg-type]
+
+
+def _capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
+    # A million clients have a handful of different budgets.
+    pairs, where = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
+    worth = calibration.capacity(
+        pairs[:, 0],
+        pairs[:, 1],
+        calibration=plan.privacy.calibration,
+        sampling=plan.per_round / plan.data.clients,
+    )
+    return worth[where.reshape(-1)]
+
+
+def _named(plan: Plan, seed: int) -> Holdings:
+    arrays = datasets.load(plan.data.name)
+    dealt = _deal(plan, seed, arrays.train_y, own_test=len(arrays.test_y))
+    train = Samples(arrays.train_x, arrays.train_y)
+    return _dealt(dealt, train, Samples(arrays.test_x, arrays.test_y), arrays.shape, arrays.classes)
+
+
+def _split_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
+    train, shape = _checked("data", data.train)
+    validation = _held_out("validation", data.validation, shape)
+    test = _held_out("test", data.test, shape)
+    given = [part for part in (train, validation, test) if part is not None]
+    dealt = _deal(
+        plan,
+        seed,
+        train.y,
+        own_test=0 if test is None else len(test.y),
+        validation=plan.data.validation if validation is None else 0,
+        test=plan.data.test if test is None else 0,
+    )
+    classes = max(int(part.y.max()) for part in given) + 1
+    held = _dealt(dealt, train, test, shape, classes)
+    return held if validation is None else replace(held, validation=validation)
+
+
+def _client_arrays(data: Given) -> Holdings:
+    clients = [_checked(f"data[{i}]", pair) for i, pair in enumerate(data.train)]
+    shape = clients[0][1]
+    for i, (_, other) in enumerate(clients):
+        if other != shape:
+            raise InputError.of(
+                f"data[{i}]", other, f"rows of shape {shape} as in data[0]", "make them alike"
+            )
+    validation = _held_out("validation", data.validation, shape)
+    test = _held_out("test", data.test, shape)
+    if validation is None or test is None:
+        missing = "validation" if validation is None else "test"
+        raise InputError(
+            f"{missing} must be given with one array per client, got none; pass "
+            f"{missing}=(X, y) with rows that belong to no client"
+        )
+    x = np.concatenate([part.x for part, _ in clients])
+    y = np.concatenate([part.y for part, _ in clients])
+    return Holdings(
+        samples=np.array([len(part.y) for part, _ in clients], dtype=np.int64),
+        train=Samples(x, y),
+        validation=validation,
+        test=test,
+        split=None,
+        shape=shape,
+        classes=int(max(y.max(), validation.y.max(), test.y.max())) + 1,
+    )
+
+
+def _held_out(name: str, pair: Pair | None, shape: tuple[int, ...]) -> Samples | None:
+    return None if pair is None else _checked(name, pair, shape)[0]
+
+
+def _deal(
+    plan: Plan,
+    seed: int,
+    labels: NDArray[np.int32],
+    *,
+    own_test: int,
+    validation: int | None = None,
+    test: int | None = None,
+) -> Split:
+    own = plan.data
+    return split(
+        labels,
+        kind=own.split,
+        clients=own.clients,
+        samples=own.samples,
+        validation=own.validation if validation is None else validation,
+        test=own.test if test is None else test,
+        rng=seeds.generator(seed, Purpose.SPLIT),
+        labels_per_client=own.labels_per_client,
+        alpha=own.alpha,
+        own_test=own_test,
+    )
+
+
+def _dealt(
+    dealt: Split,
+    train: Samples,
+    own_test: Samples | None,
+    shape: tuple[int, ...],
+    classes: int,
+) -> Holdings:
+    def rows(of: Samples, ids: NDArray[np.int64]) -> Samples:
+        return Samples(of.x[ids], of.y[ids])
+
+    tested = train if dealt.test_from == "train" or own_test is None else own_test
+    return Holdings(
+        samples=np.array([len(part) for part in dealt.clients], dtype=np.int64),
+        train=rows(train, np.concatenate(dealt.clients)),
+        validation=rows(train, dealt.validation),
+        test=rows(tested, dealt.test),
+        split=dealt,
+        shape=shape,
+        classes=classes,
+    )
+
+
+def is_pair(train: Any) -> bool:
+    """Whether this is one (X, y), to be split, rather than a list with one (X, y) per client.
+
+    >>> is_pair(([[1.0]], [0])), is_pair([([[1.0]], [0]), ([[2.0]], [1])])
+    (True, False)
+    """
+    return isinstance(train, tuple) and not any(isinstance(part, tuple) for part in train)
+
+
+def _checked(
+    name: str, pair: Any, shape: tuple[int, ...] | None = None
+) -> tuple[Samples, tuple[int, ...]]:
+    try:
+        rows, labels = pair
+        x, y = np.asarray(rows, dtype=np.float32), np.asarray(labels)
+    except (TypeError, ValueError):
+        raise InputError.of(
+            name, type(pair).__name__, "a pair (X, y) of arrays", "rows of numbers and their labels"
+        ) from None
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+        raise InputError.of(
+            name,
+            (x.shape, y.shape),
+            "X[n, …] and y[n] with n ≥ 1",
+            "one row of X and one label for each sample",
+        )
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+        raise InputError.of(
+            f"{name} labels", y.dtype.name, "whole numbers from 0", "number the classes 0, 1, …"
+        )
+    if shape is not None and x.shape[1:] != shape:
+        raise InputError.of(name, x.shape[1:], f"rows of shape {shape}", "as in the training data")
+    return Samples(x.reshape(len(x), -1), y.astype(np.int32)), x.shape[1:]
+
+
+def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Model | None) -> None:
+    if data is None and plan.data.name == "arrays":
+        raise InputError.of(
+            "data.name",
+            "arrays",
+            "digits, mnist or cifar10 here",
+            "arrays are given from Python, as simulate(plan, data=(X, y))",
+        )
+    if model is None and plan.model.name == "custom":
+        raise InputError.of(
+            "model.name",
+            "custom",
+            "svm, mlp or cnn here",
+            "a model of your own is given from Python, as simulate(plan, model=…)",
+        )

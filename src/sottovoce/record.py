@@ -1,0 +1,193 @@
+"""What happened: the run folder and its `record.json` (schema sottovoce.record/1).
+
+record.json   everything below in plain JSON; NaN and infinities are null
+model.npz     the parameters, no pickle
+trace.npz     sigma[rounds_used, clients], NaN where nothing was charged
+splits.npz    the rows of each client, of validation and test
+rounds.jsonl  one line a round while it runs
+report.html   the page
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce._version import __version__
+from sottovoce.checkpoint import MANY_CLIENTS, ServerState, replace
+from sottovoce.errors import RunError
+from sottovoce.federation import Federation
+
+SCHEMA = "sottovoce.record/1"
+ROUNDS = "rounds.jsonl"
+Parameters = dict[str, NDArray[Any]]
+
+
+def model_sha256(params: Parameters) -> str:
+    """A fingerprint of a model: names, types, shapes and bytes, in the order of the names.
+
+    >>> model_sha256({"w": np.zeros(2, np.float32)})[:8]
+    '3be4c8b4'
+    """
+    digest = hashlib.sha256()
+    for name in sorted(params):
+        leaf = np.ascontiguousarray(params[name])
+        leaf = leaf.astype(leaf.dtype.newbyteorder("<"))
+        digest.update(f"{name}:{leaf.dtype.str}:{leaf.shape};".encode())
+        digest.update(leaf.tobytes())
+    return digest.hexdigest()
+
+
+def make(
+    federation: Federation,
+    state: ServerState,
+    params: Parameters,
+    *,
+    seed: int | None,
+    status: str,
+    started: datetime,
+    test: tuple[float, float],
+    engine: str = "simulation",
+) -> dict[str, Any]:
+    """The record of a run as it stands, finished or not."""
+    done, tank = len(state.rounds), state.tank
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "status": status,
+        "engine": engine,
+        "noise": federation.plan.noise,
+        "seed": seed,
+        "plan": federation.plan.to_dict(),
+        "model": {
+            "shape": list(federation.held.shape),
+            "classes": federation.held.classes,
+            "parameters": int(sum(leaf.size for leaf in params.values())),
+        },
+        "initial": {"validation_loss": state.initial[0], "validation_accuracy": state.initial[1]},
+        "rounds": list(state.rounds),
+        "result": {
+            "test_loss": test[0],
+            "test_accuracy": test[1],
+            "rounds_used": done,
+            "model_sha256": model_sha256(params),
+        },
+        "guarantee": federation.guarantee().to_json(),
+        "versions": _versions(),
+        "timing": {
+            "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "seconds": state.seconds,
+            "seconds_per_round": state.seconds / max(1, done),
+        },
+    }
+    if len(state.asked) <= MANY_CLIENTS:
+        columns = _columns(federation, state)
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        record["clients"] = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert_private(tank.spent_mu2, tank.capacity)
+    return {key: _plain(value) for key, value in record.items()}
+
+
+def assert_private(spent: NDArray[np.float64], capacity: NDArray[np.float64]) -> None:
+    """A record that claims more than was in the tank is never written."""
+    if np.any(spent > capacity):
+        raise RunError(
+            "a client's spending exceeds its capacity, which the tank must never allow; "
+            "no record was written, please report this"
+        )
+
+
+def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[Any]]:
+    return {
+        "samples": federation.samples,
+        "epsilon": federation.epsilon,
+        "delta": federation.delta,
+        "sensitivity": federation.sensitivity,
+        "participations": state.turns,
+        "capacity": state.tank.capacity,
+        "spent": state.tank.spent_mu2,
+    }
+
+
+def write(
+    folder: Path,
+    record: dict[str, Any],
+    federation: Federation,
+    state: ServerState,
+    params: Parameters,
+) -> None:
+    """All files of the run folder but the page, the record last: it vouches for the others."""
+    np.savez(folder / "model.npz", **params)  # type: ignore[arg-type]
+    clients = len(state.asked)
+    trace = {"sigma": np.array(state.sigma).reshape(len(state.sigma), clients)}
+    if clients > MANY_CLIENTS:
+        trace |= {f"clients_{k}": v for k, v in _columns(federation, state).items()}
+    np.savez_compressed(folder / "trace.npz", **trace)  # type: ignore[arg-type]
+    if federation.held.split is not None:
+        dealt = federation.held.split
+        np.savez_compressed(
+            folder / "splits.npz",
+            rows=np.concatenate(dealt.clients),
+            samples=federation.samples,
+            validation=dealt.validation,
+            test=dealt.test,
+            test_from=np.array(dealt.test_from),
+        )
+    write_rounds(folder, state)
+    text = json.dumps(record, ensure_ascii=False, indent=1)
+    replace(folder / "record.json", text.encode())
+
+
+def write_rounds(folder: Path, state: ServerState) -> None:
+    """All rounds so far into `rounds.jsonl`, one a line."""
+    lines = "".join(json.dumps(_plain(entry)) + "\n" for entry in state.rounds)
+    replace(folder / ROUNDS, lines.encode())
+
+
+def append_round(folder: Path, state: ServerState) -> None:
+    """The newest round as one more line, for whoever follows the run."""
+    with (folder / ROUNDS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(_plain(state.rounds[-1])) + "\n")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The record of a run folder, or a sentence why there is none."""
+    path = Path(folder) / "record.json"
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no record.json; name the folder of a run") from None
+    except (OSError, ValueError):
+        raise RunError(f"{path} cannot be read as JSON; run it again or restore it") from None
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise RunError(f"{path} is no record of the kind {SCHEMA}; name the folder of a run")
+    return record
+
+
+def _versions() -> dict[str, str]:
+    import jax
+
+    return {
+        "sottovoce": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "jax": jax.__version__,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,6 @@
+"""The simulator: whole federations on one machine, one compiled round for a batch of runs.
+
+`round`   the arrays: one round of every run in the batch, compiled
+`course`  the host's side of one run: whom to ask, what it costs, when to stop
+`run`     `simulate` and `simulate_many`: the loop, and what is kept of it
+"""

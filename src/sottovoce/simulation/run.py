@@ -1,0 +1,373 @@
+"""`simulate` and `simulate_many`: the loop of Algorithms 1 and 2, and what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import checkpoint, record
+from sottovoce import seeds as seeding
+from sottovoce.checkpoint import ServerState
+from sottovoce.errors import InputError, RunError
+from sottovoce.federation import Federation, Given, Holdings, Pair, Samples, build, hold, is_pair
+from sottovoce.learning.evaluate import evaluate
+from sottovoce.learning.models import Model, Params
+from sottovoce.plan import Plan
+from sottovoce.seeds import Purpose
+from sottovoce.simulation import course
+from sottovoce.simulation.round import Orders, Rows, play
+from sottovoce.trained import Trained, named, unnamed
+
+OnRound = Callable[["RoundDone"], None]
+TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
+CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """What `on_round` is told after each round."""
+
+    t: int
+    horizon: int
+    next_horizon: int
+    uploads: int
+    sigma: float  # the median over the cohort
+    loss: float
+    accuracy: float
+    fuel: float  # the least any client has left: 1 is full, 0 is empty
+
+
+@dataclass(eq=False)
+class _Run:
+    """One run of the batch: `at` is replaced whole after each round, so that it is never torn."""
+
+    federation: Federation
+    seed: int
+    at: tuple[ServerState, Params, int]  # the state, the batch's stacked models, and its own seat
+
+    @property
+    def state(self) -> ServerState:
+        return self.at[0]
+
+    @property
+    def params(self) -> Params:
+        _, stacked, seat = self.at
+        return jax.tree.map(lambda leaf: leaf[seat], stacked)
+
+
+def simulate(
+    plan: Plan | None = None,
+    *,
+    data: Pair | Sequence[Pair] | None = None,
+    validation: Pair | None = None,
+    test: Pair | None = None,
+    model: Model | None = None,
+    seed: int | None = None,
+    on_round: OnRound | None = None,
+    out: str | Path | None = None,
+) -> Trained:
+    """Run one federation to its end and return the trained model with its record.
+
+    `data` is (X, y), to be split as the plan says, or a list with one (X, y) per client, which
+    needs `validation` and `test` beside it. `model` is one of your own (`sottovoce.custom`).
+    `out` is a new or empty folder for the run's files. `on_round` is called after each round; a
+    KeyboardInterrupt leaves a valid record and a checkpoint in `out`.
+
+    >>> trained = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
+    >>> trained.rounds_used, trained.record["status"]
+    (2, 'finished')
+    """
+    seed = seeding.fresh() if seed is None else seeding.check(seed)
+    given = None if data is None else Given(data, validation, test)
+    if data is None and (validation is not None or test is not None):
+        raise InputError("validation and test are given together with data; pass data=(X, y) too")
+    plan = _adapted(Plan() if plan is None else plan, given, model)
+    folder = None if out is None else new_folder(Path(out))
+    federation = build(plan, seed=seed, data=given, model=model)
+    return _one(_started(federation, seed), on_round, folder)
+
+
+def resume(
+    out: str | Path,
+    *,
+    data: Pair | Sequence[Pair] | None = None,
+    validation: Pair | None = None,
+    test: Pair | None = None,
+    model: Model | None = None,
+    on_round: OnRound | None = None,
+) -> Trained:
+    """Go on with a run that was stopped: on a CPU it ends in the very same model."""
+    folder = Path(out)
+    state, arrays, header = checkpoint.load(folder)
+    plan, seed = Plan(**header["plan"]), int(header["seed"])
+    given = None if data is None else Given(data, validation, test)
+    federation = build(plan, seed=seed, data=given, model=model)
+    params = unnamed(federation.model, arrays)
+    return _one(_Run(federation, seed, (state, _alone(params), 0)), on_round, folder)
+
+
+def simulate_many(
+    plans: Sequence[Plan],
+    *,
+    seeds: Sequence[int],
+    data: Pair | Sequence[Pair] | None = None,
+    validation: Pair | None = None,
+    test: Pair | None = None,
+    model: Model | None = None,
+    together: bool | None = None,
+) -> list[Trained]:
+    """Every plan with every seed, plan after plan.
+
+    On an accelerator runs that share data, model and signal are trained together in one compiled
+    round; on a CPU, whose cores one run keeps busy, after one another. `together` overrides that.
+    Each equals the run that `simulate` would make of its plan and seed, up to rounding.
+
+    >>> plan = Plan(rounds={"schedule": "fixed", "rounds": 2})
+    >>> runs = simulate_many([plan, plan.replace("privacy.epsilon=1")], seeds=[1, 2])
+    >>> [run.record["seed"] for run in runs]
+    [1, 2, 1, 2]
+    """
+    given = None if data is None else Given(data, validation, test)
+    plans = [_adapted(plan, given, model) for plan in plans]
+    seeds = [seeding.check(seed) for seed in seeds]
+    together = jax.default_backend() != "cpu" if together is None else together
+    runs: list[tuple[Federation, int]] = []
+    held: dict[Any, Holdings] = {}
+    for plan in plans:
+        for seed in seeds:
+            where = (plan.data, seed)
+            if where not in held:
+                held[where] = hold(plan, seed=seed, data=given)
+            runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
+    groups: dict[Any, list[int]] = {}
+    for i, (federation, _) in enumerate(runs):
+        own = federation.plan
+        groups.setdefault((own.data, federation.model, own.server.signal), []).append(i)
+    finished: dict[int, Trained] = {}
+    for members in groups.values():
+        began = datetime.now(UTC)
+        batch = [_started(*runs[i]) for i in members]
+        size = TOGETHER if together else 1
+        for first in range(0, len(batch), size):
+            _loop(batch[first : first + size])
+        for i, run in zip(members, batch, strict=True):
+            finished[i] = _trained(run, "finished", began)
+    return [finished[i] for i in range(len(runs))]
+
+
+def _one(run: _Run, on_round: OnRound | None, folder: Path | None) -> Trained:
+    """One run with its folder, whatever becomes of it."""
+    began, status = datetime.now(UTC), "finished"
+    header = {"plan": run.federation.plan.to_dict(), "seed": run.seed}
+    saved = time.monotonic()
+    if folder is not None:
+        record.write_rounds(folder, run.state)
+        _save(run, folder, header)
+
+    def after_round(run: _Run) -> None:
+        nonlocal saved
+        done = _done(run.state)
+        if done is None:
+            return
+        if folder is not None:
+            record.append_round(folder, run.state)
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                _save(run, folder, header)
+                saved = time.monotonic()
+        if on_round is not None:
+            on_round(done)
+
+    try:
+        _loop([run], after_round)
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    except BaseException:
+        status = "failed"
+        raise
+    finally:
+        trained = _trained(run, status, began)
+        if folder is not None:
+            _save(run, folder, header)
+            record.write(folder, trained.record, run.federation, run.state, named(run.params))
+            if status == "finished":
+                (folder / checkpoint.NAME).unlink()
+    return replace(trained, folder=folder)
+
+
+def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) -> None:
+    """Algorithms 1 and 2 for a batch of runs in step; each is left at its last complete round."""
+    model, (rows, where) = batch[0].federation.model, _rows(batch)
+    live, t, began = list(range(len(batch))), batch[0].state.progress.done, time.monotonic()
+    before = [run.state.seconds for run in batch]
+    params: Params = None
+    seats: list[int] = []
+    while True:
+        ready = {
+            i: course.prepare(batch[i].federation, batch[i].state, batch[i].seed) for i in live
+        }
+        live = [i for i in live if ready[i] is not None]
+        if not live:
+            return
+        # Seats are a power of two and shrink by halves, so that few sizes are ever compiled.
+        if params is None or 2 * len(live) <= len(seats):
+            spare = (1 << (len(live) - 1).bit_length()) - len(live)
+            seats = live + live[:1] * spare
+            params = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].params for i in seats))
+        outcome = play(model, rows, params, _orders(batch, ready, seats, where), t)
+        losses, accuracies = np.asarray(outcome.loss), np.asarray(outcome.accuracy)
+        for i in live:
+            run, prepared, seat = batch[i], ready[i], seats.index(i)
+            state = course.finish(
+                run.federation,
+                run.state,
+                cast(course.Prepared, prepared),
+                loss=float(losses[seat]),
+                accuracy=float(accuracies[seat]),
+                seconds=before[i] + time.monotonic() - began,
+            )
+            run.at = (state, outcome.params, seat)
+        params, t = outcome.params, t + 1
+        if after_round is not None:
+            after_round(batch[0])
+
+
+def _started(federation: Federation, seed: int) -> _Run:
+    key = jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT)))
+    params = _first_model(federation.model, key)
+    steer = _steering(federation)
+    loss, accuracy = evaluate(federation.model, params, jnp.asarray(steer.x), jnp.asarray(steer.y))
+    state = course.start(federation, float(loss), float(accuracy))
+    return _Run(federation, seed, (state, _alone(params), 0))
+
+
+@partial(jax.jit, static_argnums=0)  # one compilation a model, not one an operation
+def _first_model(model: Model, key: jax.Array) -> Params:
+    return model.init(key)
+
+
+def _alone(params: Params) -> Params:
+    """A batch of one."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
+
+
+def _steering(federation: Federation) -> Samples:
+    """The rows whose loss steers: the public validation set, or (`raw`) the clients' own."""
+    held = federation.held
+    return held.train if federation.plan.server.signal == "raw" else held.validation
+
+
+def _rows(batch: list[_Run]) -> tuple[Rows, list[int]]:
+    """The rows of all splits of the batch, stacked, and which of them each run uses."""
+    splits = list({id(run.federation.held): run.federation for run in batch}.values())
+    places = {id(federation.held): i for i, federation in enumerate(splits)}
+    steer = [_steering(federation) for federation in splits]
+    rows = Rows(
+        x=_stacked([federation.held.train.x for federation in splits]),
+        y=_stacked([federation.held.train.y for federation in splits]),
+        owner=_stacked([federation.held.owner for federation in splits]),
+        steer_x=_stacked([part.x for part in steer]),
+        steer_y=_stacked([part.y for part in steer]),
+    )
+    return rows, [places[id(run.federation.held)] for run in batch]
+
+
+def _stacked(arrays: list[NDArray[Any]]) -> jax.Array:
+    return jnp.asarray(arrays[0][None] if len(arrays) == 1 else np.stack(arrays))
+
+
+def _orders(
+    batch: list[_Run],
+    ready: dict[int, course.Prepared | None],
+    seats: list[int],
+    where: list[int],
+) -> Orders:
+    # A run that is over keeps its seat until the next halving, and does nothing there.
+    idle = np.zeros(len(batch[0].federation.samples))
+    steps = [p.coefficient if (p := ready.get(i)) is not None else idle for i in seats]
+    noises = [p.std if (p := ready.get(i)) is not None else 0.0 for i in seats]
+    return Orders(
+        split=np.array([where[i] for i in seats], np.int32),
+        coefficient=np.stack(steps).astype(np.float32),
+        clip=np.array([batch[i].federation.plan.local.clip for i in seats], np.float32),
+        std=np.array(noises, np.float32),
+        key=np.stack([seeding.words(batch[i].seed, Purpose.NOISE) for i in seats]),
+    )
+
+
+def _trained(run: _Run, status: str, began: datetime) -> Trained:
+    federation, params = run.federation, run.params
+    test = federation.held.test
+    result = evaluate(federation.model, params, jnp.asarray(test.x), jnp.asarray(test.y))
+    made = record.make(
+        federation,
+        run.state,
+        named(params),
+        seed=run.seed,
+        status=status,
+        started=began,
+        test=(float(result[0]), float(result[1])),
+    )
+    return Trained(made, federation.model, params)
+
+
+def _save(run: _Run, folder: Path, header: dict[str, Any]) -> None:
+    checkpoint.save(folder, run.state, named(run.params), header)
+
+
+def _done(state: ServerState) -> RoundDone | None:
+    if not state.rounds or state.exhausted:
+        return None
+    last = state.rounds[-1]
+    loss = last["validation_loss"]
+    return RoundDone(
+        t=last["t"],
+        horizon=last["horizon"],
+        next_horizon=last["next_horizon"],
+        uploads=last["uploads"],
+        sigma=last["sigma"]["median"],
+        loss=float("nan") if loss is None else loss,
+        accuracy=last["validation_accuracy"],
+        fuel=float(state.tank.left_fraction.min()),
+    )
+
+
+def _adapted(plan: Plan, given: Given | None, model: Model | None) -> Plan:
+    """The plan with what the arrays and the model given from Python say themselves."""
+    changes: dict[str, object] = {}
+    if model is not None:
+        changes["model.name"] = "custom"
+    if given is not None and plan.data.name != "arrays":
+        changes["data.name"] = "arrays"
+        if is_pair(given.train):
+            rows = len(given.train[1])  # type: ignore[arg-type]
+            changes |= {"data.validation": max(1, rows // 10), "data.test": max(1, rows // 10)}
+    if given is not None and not is_pair(given.train):
+        changes |= {"data.clients": len(given.train), "data.split": "iid"}
+    return plan.replace(**changes) if changes else plan
+
+
+def new_folder(folder: Path) -> Path:
+    """The folder, made if need be, or a refusal if something is in it."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError.of(
+                "out",
+                str(folder),
+                "a new or empty folder",
+                "name another, or resume the run that lies in it",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror}; name another") from None
+    return folder

@@ -1,0 +1,223 @@
+"""`sottovoce train` and its companions as a user meets them: processes, signals, folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce.data import datasets
+from sottovoce.plan import Plan
+from sottovoce.plan.sections import DATASETS, Model
+from sottovoce.training import SIMULATION
+
+COMMAND = [sys.executable, "-m", "sottovoce"]
+
+
+def sottovoce(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=cwd
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The default plan with a seed, run once."""
+    top = tmp_path_factory.mktemp("cli")
+    done = sottovoce("train", "--seed", 3, "--out", top / "run")
+    assert (done.returncode, done.stderr) == (0, "")
+    return top / "run", done.stdout
+
+
+def test_train_shows_rounds_result_guarantee_and_files(finished):
+    folder, shown = finished
+    record = json.loads((folder / "record.json").read_text())
+    lines = shown.splitlines()
+    assert lines[0] == SIMULATION
+    rounds = [line for line in lines if line.startswith("round ")]
+    assert len(rounds) == record["result"]["rounds_used"] <= 120
+    assert any("T 120 →" in line for line in rounds)  # CRD triggered
+    assert f"test accuracy {record['result']['test_accuracy']:.1%}" in shown
+    assert f"{record['result']['rounds_used']} rounds of 120" in shown
+    assert "(8, 1e-05)-differentially private" in shown
+    assert str(folder / "report.html") in shown
+    assert {path.name for path in folder.iterdir()} == {
+        "record.json", "model.npz", "trace.npz", "splits.npz", "rounds.jsonl", "report.html",
+    }  # fmt: skip
+
+
+def test_json_is_one_object_on_stdout_and_progress_on_stderr(tmp_path):
+    done = sottovoce(
+        "train", "--json", "--seed", 3, "--out", tmp_path / "run", "--set", "rounds.rounds=3"
+    )
+    assert done.returncode == 0
+    record = json.loads(done.stdout)
+    assert record["result"]["rounds_used"] == 3
+    assert done.stderr.count("round ") == 3
+    assert json.loads((tmp_path / "run" / "record.json").read_text()) == record
+
+
+def test_quiet_is_quiet_and_the_default_folder_is_new_each_time(tmp_path):
+    for count in (1, 2):
+        done = sottovoce("train", "--quiet", "--set", "rounds.rounds=1", cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert len(list((tmp_path / "runs").iterdir())) == count
+
+
+def test_predict_and_report(finished, tmp_path):
+    folder, _ = finished
+    digits = datasets.load("digits")
+    rows = digits.train_x[:50]
+    np.save(tmp_path / "x.npy", rows)
+    np.savez(tmp_path / "x.npz", x=rows)
+    np.savetxt(tmp_path / "x.csv", rows, delimiter=",")
+    answers = [
+        sottovoce("predict", folder, tmp_path / f"x.{kind}") for kind in ("npy", "npz", "csv")
+    ]
+    classes = [int(line) for line in answers[0].stdout.split()]
+    assert np.mean(np.array(classes) == digits.train_y[:50]) > 0.6
+    assert answers[0].stdout == answers[1].stdout == answers[2].stdout
+    as_json = sottovoce("predict", folder, tmp_path / "x.npy", "--json")
+    assert json.loads(as_json.stdout) == {"predictions": classes}
+    page = (folder / "report.html").read_text()
+    assert sottovoce("report", folder).returncode == 0
+    assert (folder / "report.html").read_text() == page
+
+
+def test_init_writes_a_plan_that_is_the_default(tmp_path):
+    done = sottovoce("init", cwd=tmp_path)
+    assert done.returncode == 0
+    assert Plan.load(tmp_path / "plan.toml") == Plan.load()
+    again = sottovoce("init", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "plan.toml" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["plan", "record", "calibrate"])
+def test_schemas(name):
+    done = sottovoce("schema", name)
+    assert json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
+
+
+BAD = {
+    "typo": ["--set", "rounds.betta=0.9"],
+    "value": ["--set", "privacy.epsilon=-4"],
+    "no value": ["--set", "privacy.epsilon"],
+    "name": ["--set", "model.name=mpl"],
+    "no file": ["nowhere.toml"],
+    "seed": ["--seed", "-1"],
+    "seed text": ["--seed", "x"],
+    "resume alone": ["--resume"],
+    "resume and set": ["--resume", "--out", "x", "--set", "rounds.rounds=3"],
+    "arrays": ["--set", "data.name=arrays"],
+    "K > U": ["--set", "rounds.per_round=11"],
+    "two plans": ["a.toml", "b.toml"],
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, name):
+    done = sottovoce("train", *BAD[name], cwd=tmp_path)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()
+    assert len(last) == 1
+    assert last[0].startswith("sottovoce: ")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.rglob("record.json")) == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_refusals(tmp_path, finished):
+    folder, _ = finished
+    full = sottovoce("train", "--out", folder)
+    assert full.returncode == 2
+    assert "out must be a new or empty folder" in full.stderr
+    assert sottovoce("train", "--resume", "--out", folder).returncode == 1
+    assert sottovoce("predict", folder, "nothing.npy").returncode == 2
+    assert sottovoce("predict", folder, "record.json").returncode == 2
+    assert sottovoce("predict", tmp_path, "nothing.npy").returncode == 2
+    assert sottovoce("report", tmp_path).returncode == 1
+    (tmp_path / "odd.csv").write_text("1,2\n3\n")
+    odd = sottovoce("predict", folder, tmp_path / "odd.csv")
+    assert odd.returncode == 1
+    assert odd.stderr.count("\n") == 1
+    assert sottovoce("data", "fetch", "nonsense").returncode == 2
+
+
+def begun(folder: Path, rounds: int, *arguments: str) -> subprocess.Popen[str]:
+    """A run that has done some rounds."""
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--out", str(folder), *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log, end = folder / "rounds.jsonl", time.monotonic() + 100
+    while time.monotonic() < end and process.poll() is None:
+        if log.exists() and log.read_text().count("\n") >= rounds:
+            return process
+        time.sleep(0.005)
+    process.kill()
+    _, said = process.communicate()
+    pytest.fail(f"the run did not get to round {rounds}: {said}")
+
+
+LONG = ["--seed", "7", "--set", "rounds.rounds=1500", "--set", "rounds.schedule=fixed"]
+
+
+def test_interrupted_leaves_a_valid_record_and_says_how_to_go_on(tmp_path):
+    process = begun(tmp_path / "run", 5, *LONG)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"sottovoce train --resume --out {tmp_path / 'run'}" in said
+    assert "Traceback" not in said
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["status"] == "interrupted"
+    assert 5 <= record["result"]["rounds_used"] < 1500
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_killed_at_random_rounds_it_resumes_to_the_same_model(tmp_path):
+    whole = sottovoce("train", "--quiet", *LONG, "--out", tmp_path / "whole")
+    assert whole.returncode == 0
+    wanted = json.loads((tmp_path / "whole" / "record.json").read_text())["result"]
+    rng = np.random.default_rng(1)
+    first = begun(tmp_path / "run", int(rng.integers(1, 300)), *LONG)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert not (tmp_path / "run" / "record.json").exists()
+    for _ in range(2):  # and killed again on its way
+        target = int(rng.integers(310, 900))
+        again = begun(tmp_path / "run", target, "--resume")
+        os.kill(again.pid, signal.SIGKILL)
+        again.communicate()
+    done = sottovoce("train", "--resume", "--quiet", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["result"] == wanted
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == record["rounds"]
+
+
+def test_the_names_in_plans_are_the_names_in_the_rooms():
+    assert set(DATASETS) == {*datasets.DATASETS, "arrays"}
+    for name, own in datasets.DATASETS.items():
+        assert DATASETS[name].classes == own.classes
+    from sottovoce.data.partition import KINDS
+    from sottovoce.learning.models import MODELS
+    from sottovoce.plan.sections import ModelName, SplitKind
+
+    assert set(SplitKind.__args__) == set(KINDS)
+    assert set(ModelName.__args__) == {*MODELS, "custom"}
+    for name, option in MODELS.items():
+        assert getattr(Model(name=name), option) is not None

@@ -1,0 +1,376 @@
+"""`simulate`, `simulate_many` and `resume` from Python: what is promised of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from importlib import resources
+
+import jax
+import jax.numpy as jnp
+import jsonschema
+import numpy as np
+import pytest
+
+from sottovoce.errors import InputError, RunError
+from sottovoce.federation import build
+from sottovoce.learning.models import custom
+from sottovoce.plan import Plan
+from sottovoce.privacy.calibration import capacity
+from sottovoce.simulation import round as rounds
+from sottovoce.simulation.run import resume, simulate, simulate_many
+from sottovoce.trained import load
+
+SHORT = Plan(rounds={"schedule": "fixed", "rounds": 6})
+
+
+def without_time(record):
+    return {key: value for key, value in record.items() if key != "timing"}
+
+
+def test_the_same_seed_three_times_is_the_same_bit_for_bit():
+    plan = Plan(rounds={"rounds": 15, "per_round": 6})
+    first, *others = (without_time(simulate(plan, seed=5).record) for _ in range(3))
+    assert all(other == first for other in others)
+
+
+def test_the_seed_reaches_everything():
+    plan = Plan(rounds={"schedule": "fixed", "rounds": 3, "per_round": 4})
+    runs = [simulate(plan, seed=seed) for seed in (1, 2)]
+    one, two = (run.record for run in runs)
+    assert one["initial"] != two["initial"]  # the first model
+    assert [r["cohort"] for r in one["rounds"]] != [r["cohort"] for r in two["rounds"]]
+    splits = [build(plan, seed=seed).held.split.clients[0].tolist() for seed in (1, 2)]
+    assert splits[0] != splits[1]
+    assert one["result"]["model_sha256"] != two["result"]["model_sha256"]
+    # … and the noise, with everything else alike: a budget so large that only noise differs
+    quiet = plan.replace("privacy.epsilon=1e6")
+    a, b = (simulate(quiet, seed=seed).record["rounds"][-1]["validation_loss"] for seed in (1, 1))
+    assert a == b
+
+
+def test_a_run_without_a_seed_has_one_from_the_operating_system():
+    seeds = {simulate(SHORT.replace("rounds.rounds=1")).record["seed"] for _ in range(3)}
+    assert len(seeds) == 3
+
+
+PLANS = {
+    "smoothed": Plan(rounds={"rounds": 60}),
+    "printed": Plan(rounds={"rounds": 60, "beta": 0.9, "zeta": 1e-3, "window": 1}),
+    "fixed": Plan(rounds={"schedule": "fixed", "rounds": 20}),
+    "decaying": Plan(rounds={"schedule": "decaying", "rounds": 30, "slope": 0.02}),
+    "cohorts": Plan(rounds={"rounds": 40, "per_round": 3}),
+    "random": Plan(rounds={"rounds": 40, "per_round": 3, "cohort": "random"}),
+    "paper": Plan(
+        rounds={"rounds": 30, "per_round": 6}, privacy={"calibration": "paper", "epsilon": 12}
+    ),
+    "zcdp": Plan(rounds={"rounds": 10}, privacy={"calibration": "zcdp"}),
+    "budgets": Plan(
+        rounds={"rounds": 20}, privacy={"epsilon": [1, 16] * 5, "delta": [1e-5, 1e-4] * 5}
+    ),
+    "unbalanced": Plan(
+        data={"split": "sizes", "samples": [50, 100, 143, 186, 200]}, rounds={"rounds": 20}
+    ),
+    "labels": Plan(data={"split": "labels", "labels_per_client": 4, "samples": 80},
+                   rounds={"rounds": 12}),
+    "client": Plan(local={"unit": "client"}, rounds={"rounds": 8}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Every kind of plan run once, with its folder."""
+    top = tmp_path_factory.mktemp("runs")
+    for name, plan in PLANS.items():
+        simulate(plan, seed=11, out=top / name)
+    return top
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_record_keeps_its_schema(folders, name):
+    schema = resources.files("sottovoce").joinpath("schemas/record.json").read_text("utf-8")
+    record = json.loads((folders / name / "record.json").read_text())
+    jsonschema.validate(record, json.loads(schema))
+    assert Plan(**record["plan"]).to_dict() == record["plan"]
+    assert PLANS[name].to_dict() == record["plan"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_spending_recomputed_from_the_trace_is_the_record(folders, name):
+    """What an outside script can do with record.json and trace.npz alone."""
+    record = json.loads((folders / name / "record.json").read_text())
+    sigma = np.load(folders / name / "trace.npz")["sigma"]
+    assert sigma.shape == (record["result"]["rounds_used"], record["plan"]["data"]["clients"])
+    per_round = record["plan"]["rounds"]["per_round"]
+    for i, client in enumerate(record["clients"]):
+        charged = sigma[~np.isnan(sigma[:, i]), i]
+        spent = math.fsum((client["sensitivity"] / s) ** 2 for s in charged)
+        assert spent == pytest.approx(client["spent"], rel=1e-9)
+        assert spent <= client["capacity"] * (1 + 1e-12)
+        worth = capacity(
+            client["epsilon"],
+            client["delta"],
+            calibration=record["plan"]["privacy"]["calibration"],
+            sampling=per_round / 10,
+        )
+        assert client["capacity"] == pytest.approx(float(worth), rel=1e-12)
+        assert client["participations"] == sum(i in r["cohort"] for r in record["rounds"])
+        present = len(charged) if name != "paper" else record["result"]["rounds_used"]
+        assert len(charged) == present
+        if name != "paper":
+            assert len(charged) == client["participations"]
+        n, local = client["samples"], record["plan"]["local"]
+        step = 2 * local["learning_rate"] * local["clip"]
+        expected = step if local["unit"] == "client" else step / n
+        assert client["sensitivity"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["smoothed", "printed", "cohorts", "random", "paper", "budgets"])
+def test_every_trigger_recomputed_from_the_losses_is_the_rule(folders, name):
+    record = json.loads((folders / name / "record.json").read_text())
+    own = record["plan"]["rounds"]
+    losses = [record["initial"]["validation_loss"]]
+    horizon, last, w = own["rounds"], -own["window"], own["window"]
+    for t, entry in enumerate(record["rounds"]):
+        losses.append(entry["validation_loss"])
+        assert entry["t"] == t
+        assert entry["horizon"] == horizon
+        if t + 2 >= 2 * w and t - last >= w:
+            gain = sum(losses[-2 * w : -w]) / w - sum(losses[-w:]) / w
+            if gain < own["zeta"] * w:
+                horizon = math.floor(Fraction(str(own["beta"])) * (horizon - t)) + t
+                last = t
+        assert entry["next_horizon"] == horizon
+    assert len(record["rounds"]) >= horizon  # it stopped when t + 1 ≥ T, not before
+    assert all(entry["t"] < entry["horizon"] for entry in record["rounds"])
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "decaying"])
+def test_sigma_is_what_the_tank_and_the_horizon_say(folders, name):
+    """σ_t = Δ·√(r/left) from the record alone, for each client and round."""
+    record = json.loads((folders / name / "record.json").read_text())
+    sigma = np.load(folders / name / "trace.npz")["sigma"]
+    plan = record["plan"]
+    K, U, kind = plan["rounds"]["per_round"], plan["data"]["clients"], plan["rounds"]["cohort"]
+    for i, client in enumerate(record["clients"]):
+        left, used = client["capacity"], 0
+        for entry, s in zip(record["rounds"], sigma[:, i], strict=True):
+            if np.isnan(s):
+                continue
+            T, q = entry["horizon"], K / U
+            planned = {
+                "balanced": math.ceil(Fraction(K * T, U)),
+                "random": min(T, math.ceil(q * T + 2 * math.sqrt(T * q * (1 - q)))),
+            }[kind]
+            planned = T if name == "paper" else planned
+            r = max(1, planned - used)
+            assert s == pytest.approx(client["sensitivity"] * math.sqrt(r / left), rel=1e-7)
+            left -= (client["sensitivity"] / s) ** 2
+            used += 1
+
+
+def test_decaying_noise_falls_as_planned(folders):
+    sigma = np.load(folders / "decaying" / "trace.npz")["sigma"][:, 0]
+    np.testing.assert_allclose(sigma / sigma[0], 1 - 0.02 * np.arange(len(sigma)), rtol=1e-9)
+
+
+def test_the_folder_is_complete_and_belongs_together(folders):
+    folder = folders / "labels"
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"record.json", "model.npz", "trace.npz", "splits.npz", "rounds.jsonl"}
+    assert "checkpoint.npz" not in names
+    record = json.loads((folder / "record.json").read_text())
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == record["rounds"]
+    splits = np.load(folder / "splits.npz")
+    rows = [*splits["rows"], *splits["validation"], *splits["test"]]
+    assert len(set(rows)) == len(rows)
+    assert splits["samples"].sum() == len(splits["rows"])
+    trained = load(folder)
+    held = build(PLANS["labels"], seed=11).held
+    predicted = trained.predict(held.test.x.reshape(-1, 8, 8, 1))
+    assert np.mean(predicted == held.test.y) == pytest.approx(record["result"]["test_accuracy"])
+
+
+def test_guarantees_say_what_holds(folders):
+    paper = json.loads((folders / "paper" / "record.json").read_text())["guarantee"]
+    assert paper["epsilon"] > 12
+    assert "paper-calibration" in paper["not_covered"]
+    mixed = json.loads((folders / "budgets" / "record.json").read_text())["guarantee"]
+    assert (mixed["epsilon"], mixed["delta"]) == (16, 1e-4)  # the loosest client's
+    for name in PLANS:
+        record = json.loads((folders / name / "record.json").read_text())
+        assert "simulated-noise" in record["guarantee"]["not_covered"]
+
+
+def test_many_runs_together_equal_single_runs():
+    """FixedRounds to 1e-5; and one compilation for each power of two of runs."""
+    plans = [
+        Plan(rounds={"schedule": "fixed", "rounds": r}, privacy={"epsilon": e})
+        for r, e in [(9, 4), (5, 8), (3, 16)]
+    ]
+    before = rounds.compilations()
+    many = simulate_many(plans, seeds=[1, 2], together=True)
+    compiled = rounds.compilations() - before
+    assert compiled <= 4  # 8 seats, then 4 (of which 2 live: 2)
+    for run, (plan, seed) in zip(many, [(p, s) for p in plans for s in (1, 2)], strict=True):
+        single = simulate(plan, seed=seed)
+        assert run.rounds_used == single.rounds_used == plan.rounds.rounds
+        for mine, theirs in zip(run.record["rounds"], single.record["rounds"], strict=True):
+            assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], rel=1e-5)
+            assert mine["sigma"] == theirs["sigma"]
+            assert mine["cohort"] == theirs["cohort"]
+        for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(single.params), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_many_runs_one_after_another_are_the_single_runs():
+    plan = Plan(rounds={"rounds": 12})
+    many = simulate_many([plan, plan.replace("rounds.beta=0.5")], seeds=[3, 4])
+    single = simulate(plan, seed=4)
+    assert many[1].record["result"] == single.record["result"]
+    assert [run.record["plan"]["rounds"]["beta"] for run in many] == [0.8, 0.8, 0.5, 0.5]
+
+
+def test_discounted_runs_together_follow_the_rule_of_single_runs():
+    plan = Plan(rounds={"rounds": 40})
+    for run, seed in zip(
+        simulate_many([plan], seeds=range(4), together=True), range(4), strict=True
+    ):
+        single = simulate(plan, seed=seed)
+        losses = [r["validation_loss"] for r in single.record["rounds"]]
+        close = np.min(np.abs(np.diff(losses))) < 1e-6  # a trigger may then go either way
+        assert close or run.rounds_used == single.rounds_used
+
+
+class Stop(KeyboardInterrupt):
+    pass
+
+
+@pytest.mark.parametrize("at", [0, 3, 11])
+def test_a_stopped_run_leaves_a_valid_record_and_resumes_to_the_same_model(tmp_path, at):
+    plan = Plan(rounds={"rounds": 25, "per_round": 7})
+    whole = simulate(plan, seed=9)
+
+    def stop(done):
+        if done.t == at:
+            raise Stop
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(plan, seed=9, out=tmp_path / "run", on_round=stop)
+    half = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert half["status"] == "interrupted"
+    assert half["result"]["rounds_used"] == len(half["rounds"]) == at + 1
+    assert load(tmp_path / "run").rounds_used == at + 1
+    seen = []
+    again = resume(tmp_path / "run", on_round=lambda done: seen.append(done.t))
+    assert seen == list(range(at + 1, whole.rounds_used))
+    assert again.record["result"] == whole.record["result"]
+    assert without_time(again.record) == without_time(whole.record)
+    with pytest.raises(RunError, match="holds no checkpoint"):
+        resume(tmp_path / "run")
+
+
+def test_your_arrays_one_and_a_split():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((600, 5)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    plan = Plan(data={"name": "arrays", "clients": 4, "validation": 100, "test": 100},
+                model={"name": "svm"}, rounds={"rounds": 30},
+                local={"learning_rate": 0.5})  # fmt: skip
+    run = simulate(plan, data=(x, y), seed=1)
+    assert run.accuracy > 0.9
+    assert run.record["clients"][0]["samples"] == 100
+    assert run.predict(x[:7]).shape == (7,)
+
+
+def test_your_arrays_one_per_client_with_a_model_of_your_own(tmp_path):
+    rng = np.random.default_rng(1)
+    w = rng.standard_normal((4, 3))
+
+    def sample(n):
+        x = rng.standard_normal((n, 4)).astype(np.float32)
+        return x, np.argmax(x @ w, axis=1)
+
+    model = custom(
+        init=lambda key: [jnp.zeros((4, 3)), {"bias": jnp.zeros(3)}],
+        apply=lambda p, x: x @ p[0] + p[1]["bias"],
+        loss=lambda scores, y: -jax.nn.log_softmax(scores)[jnp.arange(len(y)), y],
+    )
+    clients = [sample(n) for n in (200, 300, 400)]
+    plan = Plan(rounds={"rounds": 30, "schedule": "fixed"})
+    run = simulate(
+        plan, data=clients, validation=sample(200), test=sample(300), model=model, seed=2,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    assert [c["samples"] for c in run.record["clients"]] == [200, 300, 400]
+    assert run.accuracy > 0.7
+    again = load(tmp_path / "run", model=model)
+    x, _ = sample(20)
+    np.testing.assert_array_equal(again.predict(x), run.predict(x))
+    with pytest.raises(InputError, match="one of your own"):
+        load(tmp_path / "run")
+
+
+BAD_CALLS = {
+    "labels": lambda: simulate(SHORT, data=(np.zeros((20, 2)), np.zeros(20))),
+    "lengths": lambda: simulate(SHORT, data=(np.zeros((20, 2)), np.zeros(19, int))),
+    "flat": lambda: simulate(SHORT, data=(np.zeros(20), np.zeros(20, int))),
+    "words": lambda: simulate(SHORT, data=(np.array([["a"]]), np.zeros(1, int))),
+    "no validation": lambda: simulate(SHORT, data=[(np.zeros((20, 2)), np.zeros(20, int))] * 2),
+    "validation alone": lambda: simulate(SHORT, validation=(np.zeros((2, 2)), np.zeros(2, int))),
+    "arrays without data": lambda: simulate(Plan(data={"name": "arrays"})),
+    "custom without model": lambda: simulate(Plan(model={"name": "custom"})),
+    "seed": lambda: simulate(SHORT, seed=-1),
+    "seed as text": lambda: simulate(SHORT, seed="7"),
+    "too few rows": lambda: simulate(SHORT, data=(np.zeros((11, 2)), np.zeros(11, int))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_calls_are_refused_in_one_sentence(name):
+    with pytest.raises(InputError) as caught:
+        BAD_CALLS[name]()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_folder_with_something_in_it_is_not_touched(tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="out must be a new or empty folder"):
+        simulate(SHORT, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_damaged_folders_are_refused(tmp_path):
+    run = simulate(SHORT, seed=1, out=tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(RunError, match="damaged"):
+        resume(tmp_path / "run")
+    model = tmp_path / "run" / "model.npz"
+    np.savez(model, **{name: np.asarray(leaf) + 1 for name, leaf in run.params.items()})
+    with pytest.raises(RunError, match="its hash differs"):
+        load(tmp_path / "run")
+    (tmp_path / "run" / "record.json").write_text("{}")
+    with pytest.raises(RunError, match="no record of the kind"):
+        load(tmp_path / "run")
+
+
+def test_raw_signals_are_flagged():
+    record = simulate(SHORT.replace("server.signal=raw"), seed=1).record
+    assert "raw-signal" in record["guarantee"]["not_covered"]
+
+
+def test_when_nobody_can_pay_the_run_ends():
+    # Random cohorts and a decaying noise: the last rounds are dear, and tanks run dry.
+    plan = Plan(
+        rounds={"schedule": "decaying", "rounds": 12, "slope": 0.08, "per_round": 1,
+                "cohort": "random"},
+        data={"clients": 2, "samples": 100},
+    )  # fmt: skip
+    for seed in range(6):
+        record = simulate(plan, seed=seed).record
+        assert record["status"] == "finished"
+        assert all(c["spent"] <= c["capacity"] for c in record["clients"])
+        assert all(len(r["cohort"]) >= 1 for r in record["rounds"])
