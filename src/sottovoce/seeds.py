@@ -42,7 +42,7 @@ def generator(seed: int, purpose: Purpose, *path: int) -> np.random.Generator:
     """numpy's generator for a branch.
 
     >>> [int(generator(seed, Purpose.COHORT, 3).integers(1000)) for seed in (7, 7, 8)]
-    [203, 203, 570]
+    [377, 377, 394]
     """
     return np.random.default_rng(branch(seed, purpose, *path))
 

@@ -41,7 +41,7 @@ def draw_numpy(
 ) -> dict[str, NDArray[np.float64]]:
     """The same in float64 for one client's upload, where every client draws its own.
 
-    >>> draw_numpy(np.random.default_rng(0), {"w": np.zeros(2)}, 0.0)["w"].tolist()
-    [0.0, 0.0]
+    >>> draw_numpy(np.random.default_rng(0), {"w": np.zeros(2)}, 1.0)["w"].round(3).tolist()
+    [0.126, -0.132]
     """
     return {name: std * rng.standard_normal(leaf.shape) for name, leaf in like.items()}

@@ -234,7 +234,8 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         ['data', 'local', 'model']
         """
         dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-        return dialect | cls.model_json_schema() | {"title": "sottovoce plan"}
+        about = {"title": "sottovoce plan", "description": "Everything that will run."}
+        return dialect | cls.model_json_schema() | about
 
     @classmethod
     def template(cls) -> str:
