@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -45,8 +46,7 @@ class Outcome(NamedTuple):
     """The new models and how good they are, one entry a run."""
 
     params: Params
-    loss: Array
-    accuracy: Array
+    score: Array  # [runs, 2]: loss and accuracy, in one piece because fetching is what takes time
 
 
 def play(model: Model, rows: Rows, params: Params, orders: Orders, t: int) -> Outcome:
@@ -62,7 +62,7 @@ def _play(model: Model, rows: Rows, params: Params, orders: Orders, t: Array) ->
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
         noise = simulated.draw(key, params, order.std)
         new = jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
-        return Outcome(new, *evaluate(model, new, steer_x, steer_y))
+        return Outcome(new, jnp.stack(evaluate(model, new, steer_x, steer_y)))
 
     if orders.std.shape[0] > 1:
         return jax.vmap(one)(params, orders)

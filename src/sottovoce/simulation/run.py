@@ -225,15 +225,15 @@ def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) 
             seats = live + live[:1] * spare
             params = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].params for i in seats))
         outcome = play(model, rows, params, _orders(batch, ready, seats, where), t)
-        losses, accuracies = np.asarray(outcome.loss), np.asarray(outcome.accuracy)
+        score = np.asarray(outcome.score)
         for i in live:
             run, prepared, seat = batch[i], ready[i], seats.index(i)
             state = course.finish(
                 run.federation,
                 run.state,
                 cast(course.Prepared, prepared),
-                loss=float(losses[seat]),
-                accuracy=float(accuracies[seat]),
+                loss=float(score[seat, 0]),
+                accuracy=float(score[seat, 1]),
                 seconds=before[i] + time.monotonic() - began,
             )
             run.at = (state, outcome.params, seat)
