@@ -18,6 +18,8 @@ from sottovoce.plan import Plan
 from sottovoce.plan.sections import DATASETS, Model
 from sottovoce.training import SIMULATION
 
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
 COMMAND = [sys.executable, "-m", "sottovoce"]
 
 

@@ -19,6 +19,8 @@ from sottovoce.learning.clipping import clipped_sum
 from sottovoce.learning.models import Cnn, Mlp, Svm, custom
 from sottovoce.learning.reference import clipped_sum_numpy, losses_numpy
 
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
 CLIPS = (1e-6, 0.3, 1e6, math.inf)
 SHAPES = st.sampled_from([(1, 1), (7, 3), (10, 5)])  # rows, size
 few = settings(derandomize=True, deadline=None, max_examples=25)

@@ -12,6 +12,8 @@ from sottovoce.learning import clipping
 from sottovoce.learning.clipping import clipped_sum
 from sottovoce.learning.models import Cnn, Mlp, custom
 
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
 
 def wide(key):
     return jax.random.normal(key, (500, 200))

@@ -25,6 +25,8 @@ from example_record import example
 
 from sottovoce.report import render
 
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),

@@ -41,19 +41,25 @@ def samples(model, seed=0):
     return rng.standard_normal((n, 12)), rng.integers(0, classes, n)
 
 
-def orders(coefficient, *, clip=np.inf, std=0.0, key=(0, 0), dtype=np.float64):
+def orders(weight, rate, *, clip=np.inf, std=0.0, sigma=None, told=0.0, bound=1.0, key=(0, 0),
+           dtype=np.float64):  # fmt: skip
     return Orders(
         split=np.zeros(1, np.int32),
-        coefficient=np.asarray(coefficient, dtype)[None],
+        weight=np.asarray(weight, dtype)[None],
+        rate=np.array([rate], dtype),
         clip=np.array([clip], dtype),
         std=np.array([std], dtype),
+        sigma=np.asarray(np.zeros((1, len(SIZES))) if sigma is None else sigma, dtype)[None],
+        signal_std=np.array([told], dtype),
+        bound=np.array([bound], dtype),
         key=np.array([key], np.uint32),
     )
 
 
 def rows_of(x, y):
     owner = np.repeat(np.arange(len(SIZES)), SIZES)
-    return Rows(*(jnp.asarray(part)[None] for part in (x, y, owner, x, y)))
+    samples = SIZES.astype(x.dtype)
+    return Rows(*(jnp.asarray(part)[None] for part in (x, y, owner, samples, x, y)))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -69,7 +75,7 @@ def test_without_noise_and_clipping_it_is_gradient_descent(name):
         theirs = start
         gradient = jax.grad(lambda w: jnp.mean(model.loss(w, jnp.asarray(x), jnp.asarray(y))))
         for t in range(20):
-            ours = play(model, rows, ours, orders(p * rate / SIZES), t).params
+            ours = play(model, rows, ours, orders(p, rate), t).params
             theirs = jax.tree.map(lambda w, g: w - rate * g, theirs, gradient(theirs))
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-9)
@@ -86,7 +92,7 @@ def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip):
     with jax.enable_x64(True):
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
         batch = jax.tree.map(lambda w: w[None], start)
-        ours = play(model, rows_of(x, y), batch, orders(p * 0.7 / SIZES, clip=clip), 0).params
+        ours = play(model, rows_of(x, y), batch, orders(p, 0.7, clip=clip), 0).params
         ours = {k: np.asarray(v[0]) for k, v in ours.items()}
     numpy_start = {k: np.asarray(v) for k, v in start.items()}
     # an infinite clip has no sensitivity, so the recipe takes one that never cuts
@@ -122,7 +128,7 @@ def simulated_noise(std, key=(1, 2), t=0):
     """What the round adds beside a step that is as good as zero."""
     x, y = np.zeros((int(SIZES.sum()), 300), np.float32), np.zeros(int(SIZES.sum()), np.int32)
     zero = jax.tree.map(lambda w: jnp.zeros((1, *w.shape)), WIDE.init(jax.random.key(0)))
-    plan = orders(np.zeros(len(SIZES)), clip=1.0, std=std, key=key, dtype=np.float32)
+    plan = orders(np.zeros(len(SIZES)), 1.0, clip=1.0, std=std, key=key, dtype=np.float32)
     params = play(WIDE, rows_of(x, y), zero, plan, t).params
     return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(params)])
 
@@ -170,3 +176,63 @@ def test_a_clients_release_adds_the_noise_it_pays_for():
     assert not noise_is_right(noise, expected * 1.03)
     assert int(after.debits) == 1
     assert float(after.spent_mu2) == pytest.approx(4.0 / 16, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_several_noiseless_steps_are_the_clients_own(name):
+    """E steps at each client, then the mean: equal to `client.step` taken E times."""
+    model, steps = MODELS[name], 3
+    x, y = samples(model, seed=4)
+    present = np.array([True, True, False, True, True])
+    p = by_samples(SIZES, present)
+    with jax.enable_x64(True):
+        start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
+        batch = jax.tree.map(lambda w: w[None], start)
+        plan = orders(p, 0.4, clip=0.8, sigma=np.zeros((steps, len(SIZES))))
+        outcome = play(model, rows_of(x, y), batch, plan, 0, longest=int(SIZES.max()))
+        ours = {k: np.asarray(v[0]) for k, v in outcome.params.items()}
+    recipe, ends, uploads = Recipe(0.4, 0.8), np.cumsum(SIZES), []
+    for end, n, here in zip(ends, SIZES, present, strict=True):
+        own = {k: np.asarray(v) for k, v in start.items()}
+        for _ in range(steps):
+            own = client.step(model, own, x[end - n : end], y[end - n : end], recipe)
+        uploads += [own] if here else []
+    theirs = average(uploads, p[present])
+    for key in ours:
+        np.testing.assert_allclose(ours[key], theirs[key], rtol=1e-6, atol=1e-9)
+
+
+def test_several_steps_add_the_noise_of_each():
+    """Steps as good as zero: the mean's variance is Σ_i p_i²·Σ_e σ_e,i²."""
+    x, y = np.zeros((int(SIZES.sum()), 300), np.float32), np.zeros(int(SIZES.sum()), np.int32)
+    zero = jax.tree.map(lambda w: jnp.zeros((1, *w.shape)), WIDE.init(jax.random.key(0)))
+    p = by_samples(SIZES, np.ones(len(SIZES), bool))
+    sigma = np.stack([SIGMA, 2 * SIGMA])
+    plan = orders(p, 1.0, clip=1e-30, sigma=sigma, dtype=np.float32)
+    outcome = play(WIDE, rows_of(x, y), zero, plan, 0, longest=int(SIZES.max()))
+    noise = np.concatenate([np.asarray(v).ravel() for v in jax.tree.leaves(outcome.params)])
+    std = float(np.sqrt(np.sum(p**2 * np.sum(sigma**2, axis=0))))
+    assert noise_is_right(noise, std)
+    assert not noise_is_right(noise, std * 1.03)
+    assert not noise_is_right(noise, float(np.sqrt(np.sum(p**2 * sigma[0] ** 2))))
+
+
+def test_the_clients_signal_is_the_mean_of_their_cut_losses_of_the_model_received():
+    model = MODELS["mlp"]
+    x, y = samples(model, seed=6)
+    present = np.array([True, False, True, True, False])
+    p = by_samples(SIZES, present)
+    with jax.enable_x64(True):
+        start = jax.tree.map(lambda w: 3 * w.astype(jnp.float64), model.init(jax.random.key(5)))
+        batch = jax.tree.map(lambda w: w[None], start)
+        told = []
+        for std in (0.0, 0.5):
+            plan = orders(p, 0.4, clip=0.8, told=std, bound=1.5)
+            told.append(
+                float(play(model, rows_of(x, y), batch, plan, 0, signal="clients").score[0, 2])
+            )
+        each = np.clip(np.asarray(model.loss(start, jnp.asarray(x), jnp.asarray(y))), 0, 1.5)
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    expected = sum(p[i] * each[owner == i].mean() for i in range(len(SIZES)))
+    assert told[0] == pytest.approx(expected, rel=1e-9)
+    assert told[1] != told[0]

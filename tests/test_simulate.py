@@ -75,7 +75,15 @@ PLANS = {
     "labels": Plan(data={"split": "labels", "labels_per_client": 4, "samples": 80},
                    rounds={"rounds": 12}),
     "client": Plan(local={"unit": "client"}, rounds={"rounds": 8}),
+    "told": Plan(server={"signal": "clients", "loss_bound": 4.0},
+                 rounds={"rounds": 40, "per_round": 7}),
+    "told as client": Plan(server={"signal": "clients"}, local={"unit": "client"},
+                           rounds={"rounds": 8, "window": 1}),
+    "steps": Plan(local={"steps": 3, "learning_rate": 0.5}, rounds={"rounds": 10, "per_round": 4}),
+    "precision": Plan(server={"weights": "precision"}, rounds={"rounds": 20},
+                      privacy={"epsilon": [1, 16] * 5}),
 }  # fmt: skip
+SEVERAL = {"told", "told as client", "steps"}  # several releases a round: the trace has mu2
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +108,18 @@ def test_the_record_keeps_its_schema(folders, name):
 def test_spending_recomputed_from_the_trace_is_the_record(folders, name):
     """What an outside script can do with record.json and trace.npz alone."""
     record = json.loads((folders / name / "record.json").read_text())
-    sigma = np.load(folders / name / "trace.npz")["sigma"]
+    trace = np.load(folders / name / "trace.npz")
+    sigma = trace["sigma"]
     assert sigma.shape == (record["result"]["rounds_used"], record["plan"]["data"]["clients"])
+    assert ("mu2" in trace) == (name in SEVERAL)
     per_round = record["plan"]["rounds"]["per_round"]
     for i, client in enumerate(record["clients"]):
         charged = sigma[~np.isnan(sigma[:, i]), i]
         spent = math.fsum((client["sensitivity"] / s) ** 2 for s in charged)
+        if name in SEVERAL:
+            uploads, spent = spent, math.fsum(trace["mu2"][:, i])
+            share = {"steps": 1 / 3}.get(name, 0.9)
+            assert uploads == pytest.approx(share * spent, rel=1e-9)
         assert spent == pytest.approx(client["spent"], rel=1e-9)
         assert spent <= client["capacity"] * (1 + 1e-12)
         worth = capacity(
@@ -126,17 +140,22 @@ def test_spending_recomputed_from_the_trace_is_the_record(folders, name):
         assert client["sensitivity"] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["smoothed", "printed", "cohorts", "random", "paper", "budgets"])
+@pytest.mark.parametrize(
+    "name",
+    ["smoothed", "printed", "cohorts", "random", "paper", "budgets", "told", "told as client",
+     "steps", "precision"],
+)  # fmt: skip
 def test_every_trigger_recomputed_from_the_losses_is_the_rule(folders, name):
     record = json.loads((folders / name / "record.json").read_text())
     own = record["plan"]["rounds"]
-    losses = [record["initial"]["validation_loss"]]
+    told = name.startswith("told")  # then round t brings the loss of the model it began with
+    losses = [] if told else [record["initial"]["validation_loss"]]
     horizon, last, w = own["rounds"], -own["window"], own["window"]
     for t, entry in enumerate(record["rounds"]):
-        losses.append(entry["validation_loss"])
+        losses.append(entry["signal" if told else "validation_loss"])
         assert entry["t"] == t
         assert entry["horizon"] == horizon
-        if t + 2 >= 2 * w and t - last >= w:
+        if len(losses) >= 2 * w and t - last >= w:
             gain = sum(losses[-2 * w : -w]) / w - sum(losses[-w:]) / w
             if gain < own["zeta"] * w:
                 horizon = math.floor(Fraction(str(own["beta"])) * (horizon - t)) + t
@@ -146,7 +165,7 @@ def test_every_trigger_recomputed_from_the_losses_is_the_rule(folders, name):
     assert all(entry["t"] < entry["horizon"] for entry in record["rounds"])
 
 
-@pytest.mark.parametrize("name", [name for name in PLANS if name != "decaying"])
+@pytest.mark.parametrize("name", [name for name in PLANS if name not in {"decaying", *SEVERAL}])
 def test_sigma_is_what_the_tank_and_the_horizon_say(folders, name):
     """σ_t = Δ·√(r/left) from the record alone, for each client and round."""
     record = json.loads((folders / name / "record.json").read_text())

@@ -35,7 +35,8 @@ class ServerState:
     turns: NDArray[np.int64]  # uploads of each client
     rounds: tuple[dict[str, Any], ...]  # the record's rounds
     sigma: tuple[NDArray[np.float64], ...]  # the trace: σ of each charged client, else NaN
-    initial: tuple[float, float]  # loss and accuracy of the first model
+    mu2: tuple[NDArray[np.float64], ...]  # the trace: what each client was charged
+    initial: tuple[float, float, float | None]  # loss, accuracy and signal of the first model
     seconds: float  # spent so far, in all sittings
     exhausted: bool = False  # nobody could pay the last round that was announced
 
@@ -55,6 +56,7 @@ def save(folder: Path, state: ServerState, params: Parameters, header: dict[str,
         "asked": state.asked,
         "turns": state.turns,
         "sigma": np.array(state.sigma).reshape(len(state.sigma), len(state.asked)),
+        "mu2": np.array(state.mu2).reshape(len(state.mu2), len(state.asked)),
     }
     meta = {
         "header": header,
@@ -91,7 +93,8 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any]]:
             turns=arrays["turns"],
             rounds=tuple(meta["rounds"]),
             sigma=tuple(arrays["sigma"]),
-            initial=(meta["initial"][0], meta["initial"][1]),
+            mu2=tuple(arrays["mu2"]),
+            initial=tuple(meta["initial"]),
             seconds=meta["seconds"],
             exhausted=meta["exhausted"],
         )

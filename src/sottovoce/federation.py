@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -90,6 +93,30 @@ class Federation:
     def samples(self) -> NDArray[np.int64]:
         """How many rows each client holds."""
         return self.held.samples
+
+    @property
+    def loss_sensitivity(self) -> Floats:
+        """Δ_V of a client's mean loss, each cut to [0, B]: B/n for a record, B for all its data."""
+        bound = self.plan.server.loss_bound or 0.0
+        whole = self.plan.local.unit == "client"
+        return np.full(len(self.samples), bound) if whole else bound / self.samples * (1 + 2**-50)
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers the model has."""
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self._form))
+
+    @property
+    def divergence(self) -> float:
+        """Γ²: as the plan says, or 0 where clients are alike and C² (its bound) elsewhere."""
+        if self.plan.server.divergence is not None:
+            return self.plan.server.divergence
+        alike = self.held.split is not None and self.plan.data.split in ("iid", "sizes")
+        return 0.0 if alike else self.plan.local.clip**2
+
+    @cached_property
+    def _form(self) -> Any:
+        return jax.eval_shape(self.model.init, jax.random.key(0))
 
     def tank(self) -> Tank:
         """Every client's fuel, untouched."""

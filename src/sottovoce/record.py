@@ -2,7 +2,8 @@
 
 record.json   everything below in plain JSON; NaN and infinities are null
 model.npz     the parameters, no pickle
-trace.npz     sigma[rounds_used, clients], NaN where nothing was charged
+trace.npz     sigma[rounds_used, clients], NaN where nothing was charged (of the first of several
+              local steps); with several releases a round also mu2, what was booked
 splits.npz    the rows of each client, of validation and test
 rounds.jsonl  one line a round while it runs
 report.html   the page
@@ -87,6 +88,8 @@ def make(
             "seconds_per_round": state.seconds / max(1, done),
         },
     }
+    if federation.plan.server.signal != "public":
+        record["initial"]["signal"] = state.initial[2]
     if len(state.asked) <= MANY_CLIENTS:
         columns = _columns(federation, state)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
@@ -127,6 +130,9 @@ def write(
     np.savez(folder / "model.npz", **params)  # type: ignore[arg-type]
     clients = len(state.asked)
     trace = {"sigma": np.array(state.sigma).reshape(len(state.sigma), clients)}
+    if federation.plan.local.steps > 1 or federation.plan.server.signal == "clients":
+        # σ alone no longer says what was spent: there are several releases a round.
+        trace["mu2"] = np.array(state.mu2).reshape(len(state.mu2), clients)
     if clients > MANY_CLIENTS:
         trace |= {f"clients_{k}": v for k, v in _columns(federation, state).items()}
     np.savez_compressed(folder / "trace.npz", **trace)  # type: ignore[arg-type]

@@ -53,3 +53,19 @@ def _evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, 
     weight = jnp.ones(x.shape[0], dtype)
     loss, right = fold(step, x, y, weight, rows_per_chunk(numbers, dtype.itemsize))
     return loss / x.shape[0], right / x.shape[0]
+
+
+def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
+    """F(D_m, w) of every row, in pieces of fixed size.
+
+    >>> from sottovoce.learning.models import Svm
+    >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
+    >>> losses(Svm(1, kappa=0.0), params, jnp.array([[2.0], [-0.5]]), jnp.array([1, 1])).tolist()
+    [0.0, 1.5]
+    """
+    every: Array = jax.lax.map(
+        lambda row: model.loss(params, row[0][None], row[1][None])[0],
+        (x.astype(precision(params)), y),
+        batch_size=min(x.shape[0], 1024),
+    )
+    return every

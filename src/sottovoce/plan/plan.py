@@ -100,6 +100,18 @@ class Plan(Section):
                     f"privacy.{key} is a list of {len(values)} and data.clients is {clients}; "
                     "give one number for all, or one for each client"
                 )
+        if self.server.signal == "clients" and self.rounds.schedule != "discounted":
+            raise PlanError(
+                "server.signal = clients pays for losses that rounds.schedule = "
+                f"{self.rounds.schedule} never looks at; choose public, or discounted"
+            )
+        if self.local.steps > 1 and self.privacy.calibration == "paper":
+            raise PlanError.of(
+                "local.steps",
+                self.local.steps,
+                "1 with privacy.calibration = paper",
+                "the paper's theorem knows one step a round",
+            )
         if self.model.name == "svm" and self.data.name != "arrays" and classes != 2:
             raise PlanError.of(
                 "model.name",

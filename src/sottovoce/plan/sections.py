@@ -262,16 +262,13 @@ class Local(Section):
     unit: Unit = Field(
         default="record", description="what is protected: one record, or a client's data"
     )
-    steps: Whole = Field(
-        default=1, description="the gradient steps of a round (only 1 is supported yet)"
+    steps: Annotated[Whole, Field(le=1000)] = Field(
+        default=1,
+        description="the gradient steps of a round, each with noise and each charged (E)",
     )
 
     @model_validator(mode="after")
     def _has_a_recipe(self) -> Self:
-        if self.steps > 1:
-            raise PlanError.of(
-                "local.steps", self.steps, "1", "local.steps > 1 is not supported yet"
-            )
         self._borrowed(lambda: self.recipe().sensitivity([1, MOST]))
         return self
 
@@ -386,11 +383,31 @@ class Rounds(Section):
 class Server(Section):
     """What the server makes of the uploads."""
 
-    weights: Literal["samples"] = Field(default="samples", description="what an upload counts by")
-    signal: Literal["public", "raw"] = Field(
-        default="public",
-        description="whose loss steers: the validation set's, or the clients' raw ones",
+    weights: Literal["samples", "precision"] = Field(
+        default="samples",
+        description="what an upload counts by: rows, or (for unequal budgets) precision",
     )
+    divergence: Annotated[Number, Field(ge=0, le=1e12)] | None = Field(
+        default=None,
+        description="how much clients' gradients differ, Γ², for precision (absent: 0 iid, or C²)",
+        examples=[0.0],
+    )
+    signal: Literal["public", "clients", "raw"] = Field(
+        default="public",
+        description="whose loss steers: the validation set's, the clients' (noised), or raw ones",
+    )
+    loss_bound: Annotated[
+        Annotated[Number, Field(ge=1e-6, le=1e6)] | None, When("signal", "clients", 5.0)
+    ] = Field(default=None, description="what a client's losses are cut to with signal = clients")
+
+    @model_validator(mode="after")
+    def _divergence_has_a_use(self) -> Self:
+        if self.divergence is not None and self.weights != "precision":
+            raise PlanError(
+                "server.divergence has no effect with server.weights = samples; "
+                "remove it or choose precision"
+            )
+        return self
 
 
 TABLES: dict[str, type[Section]] = {

@@ -47,7 +47,7 @@ class DecayingNoise:
                 return t
         return self.rounds
 
-    def start(self, loss: float) -> Progress:
+    def start(self, loss: float | None) -> Progress:
         """Nothing done; the horizon is what the budget affords."""
         return Progress(done=0, horizon=self.affordable)
 

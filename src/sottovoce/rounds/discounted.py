@@ -6,7 +6,8 @@ After round t (from 0) the losses V₀ … V_{t+1} are known. As printed (step 8
 
 and the run stops once t + 1 ≥ T. A single round's loss jitters with the noise, so the printed rule
 discounts far too early at large ε. The smoothed rule compares means of w losses instead, and waits
-w rounds between two discounts: it looks only if t + 2 ≥ 2w and t − t_last ≥ w, and asks whether
+w rounds between two discounts: it looks only if 2w losses are known (t + 2 ≥ 2w) and
+t − t_last ≥ w, and asks whether
 
     mean(the w losses before) − mean(the last w losses) < ζ·w.
 
@@ -50,9 +51,10 @@ class DiscountedRounds:
                 "window", self.window, "a whole number ≥ 1", "1 is the paper's rule, 3 the default"
             )
 
-    def start(self, loss: float) -> Progress:
+    def start(self, loss: float | None) -> Progress:
         """Nothing done, T = T₀, and a discount allowed as soon as there are 2w losses."""
-        return Progress(0, self.rounds, recent=(loss,), last_discount=-self.window)
+        known = () if loss is None else (loss,)
+        return Progress(0, self.rounds, recent=known, last_discount=-self.window)
 
     def round(self, progress: Progress) -> Round | None:
         """The next round while t < T."""
@@ -73,7 +75,7 @@ class DiscountedRounds:
 
     def _pays(self, t: int, recent: tuple[float, ...], last_discount: int) -> bool:
         w = self.window
-        if t + 2 < 2 * w or t - last_discount < w:
+        if len(recent) < 2 * w or t - last_discount < w:
             return True
         gain = sum(recent[:w]) / w - sum(recent[w:]) / w
         # Written so that a NaN (a diverged model, ∞ − ∞) counts as not paying.

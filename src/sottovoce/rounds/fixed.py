@@ -24,7 +24,7 @@ class FixedRounds:
     def __post_init__(self) -> None:
         require_rounds(self.rounds)
 
-    def start(self, loss: float) -> Progress:
+    def start(self, loss: float | None) -> Progress:
         """Nothing done, T = T₀."""
         return Progress(done=0, horizon=self.rounds)
 

@@ -57,8 +57,8 @@ class Schedule(Protocol):
         """T₀: the horizon at the start, and the most rounds there can be."""
         ...
 
-    def start(self, loss: float) -> Progress:
-        """Progress before the first round; `loss` is V(w⁰)."""
+    def start(self, loss: float | None) -> Progress:
+        """Progress before the first round; `loss` is V(w⁰), None while nobody has told it."""
         ...
 
     def round(self, progress: Progress) -> Round | None:

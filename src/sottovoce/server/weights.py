@@ -1,12 +1,18 @@
-"""How much each upload counts: p_i ≥ 0 over those that came, adding up to 1."""
+"""How much each upload counts: p_i ≥ 0 over those that came, adding up to 1.
+
+`by_samples` is the paper's. `by_precision` is for unequal budgets: an upload with much noise counts
+less, as far as the clients' data are alike. Both use public numbers only.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 
-def by_samples(samples: NDArray[np.int64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
+
+def by_samples(samples: NDArray[np.int64], present: NDArray[np.bool_]) -> Floats:
     """p_i = n_i / Σ n_j over the uploads that came, eq. (2) of the paper renormalised.
 
     The paper's Σ_{i∈K} p_i w_i with p_i = n_i/Σ_U n would shrink the model whenever K < U.
@@ -17,3 +23,46 @@ def by_samples(samples: NDArray[np.int64], present: NDArray[np.bool_]) -> NDArra
     counted = np.where(present, samples, 0).astype(np.float64)
     total = counted.sum()
     return counted / total if total > 0 else counted
+
+
+def by_precision(
+    samples: NDArray[np.int64],
+    present: NDArray[np.bool_],
+    *,
+    sigma: Floats,
+    dimension: int,
+    learning_rate: float,
+    clip: float,
+    divergence: float,
+) -> Floats:
+    """The weights that balance noise against bias, from public numbers only.
+
+    An upload's error as an estimate of its client's gradient has variance
+
+        s_i = d·σ_i²/η² + C²/n_i   (noise, and the sample's own),
+
+    and the clients' gradients differ by Γ² (`divergence`). Leaving π_i = n_i/Σn costs bias, staying
+    there costs noise; minimising Σ p_i²·s_i + Γ²·Σ (p_i − π_i)² with Σ p_i = 1 (a step of ηL = 1,
+    the largest that is stable) gives
+
+        p_i = (Γ²π_i + λ) / (Γ² + s_i),   λ = (1 − Σ Γ²π_j/(Γ²+s_j)) / Σ 1/(Γ²+s_j) ≥ 0.
+
+    Γ → ∞ is p = π; Γ = 0 (clients alike) is p ∝ 1/s, which on unlike clients would converge to
+    another minimum.
+
+    >>> alike = {"dimension": 100, "learning_rate": 1.0, "clip": 1.0}
+    >>> n, all_there = np.array([100, 100]), np.array([True, True])
+    >>> by_precision(n, all_there, sigma=np.array([0.1, 0.2]), divergence=0.0, **alike).round(3)
+    array([0.799, 0.201])
+    >>> by_precision(n, all_there, sigma=np.array([0.1, 0.2]), divergence=1e9, **alike).round(3)
+    array([0.5, 0.5])
+    """
+    share = by_samples(samples, present)
+    noise = np.where(present, sigma, 0.0)
+    spread = dimension * noise**2 / learning_rate**2 + clip**2 / samples
+    weight = np.where(present, 1 / (divergence + spread), 0.0)
+    if not present.any():
+        return weight
+    pull = divergence * share * weight
+    p = pull + weight * (1 - pull.sum()) / weight.sum()
+    return np.asarray(p / p.sum())

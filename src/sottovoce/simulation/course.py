@@ -18,12 +18,15 @@ from sottovoce import seeds
 from sottovoce.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.federation import Federation
 from sottovoce.privacy.calibration import charges_absent
+from sottovoce.privacy.normal import Floats
 from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.cohort import pick
 from sottovoce.rounds.schedule import Round
 from sottovoce.rounds.turn import offer as price
 from sottovoce.seeds import Purpose
-from sottovoce.server.weights import by_samples
+from sottovoce.server.weights import by_precision, by_samples
+
+LOSS_SHARE = 10  # one part in ten of a round's units pays for the loss, with signal = clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,25 +34,43 @@ class Prepared:
     """A round that is paid for: what the compiled round needs, and what the books will say."""
 
     turn: Round
-    coefficient: NDArray[np.float64]  # [clients]: p_i·η/n_i
-    std: float  # √(Σ p_i²σ_i²)
+    weight: Floats  # [clients]: p_i
+    sigma: Floats  # [steps, clients]: of each charged client, else NaN
+    signal_sigma: Floats  # [clients]: of its loss, where it tells one, else NaN
+    mu2: Floats  # [clients]: what was booked
     uploads: NDArray[np.bool_]
-    sigma: NDArray[np.float64]  # of each charged client, else NaN
     tank: Tank
     asked: NDArray[np.int64]
 
+    @property
+    def std(self) -> float:
+        """√(Σ p_i²σ_i²) of one step."""
+        return _root_sum(self.weight, self.sigma[0])
 
-def start(federation: Federation, loss: float, accuracy: float) -> ServerState:
-    """The state before the first round."""
+    @property
+    def signal_std(self) -> float:
+        """√(Σ p_i²σ_V,i²)."""
+        return _root_sum(self.weight, self.signal_sigma)
+
+
+def _root_sum(weight: Floats, sigma: Floats) -> float:
+    return math.sqrt(float(np.sum((weight * np.where(weight > 0, sigma, 0.0)) ** 2)))
+
+
+def start(
+    federation: Federation, loss: float, accuracy: float, signal: float | None
+) -> ServerState:
+    """The state before the first round; `signal` is the loss that steers, if it is known."""
     zero = np.zeros(len(federation.samples), dtype=np.int64)
     return ServerState(
-        progress=federation.schedule.start(loss),
+        progress=federation.schedule.start(signal),
         tank=federation.tank(),
         asked=zero,
         turns=zero,
         rounds=(),
         sigma=(),
-        initial=(loss, accuracy),
+        mu2=(),
+        initial=(loss, accuracy, signal),
         seconds=0.0,
     )
 
@@ -65,22 +86,50 @@ def prepare(federation: Federation, state: ServerState, seed: int) -> Prepared |
     in_cohort = np.zeros(len(state.asked), dtype=bool)
     in_cohort[ids] = True
 
-    offer = price(state.tank, turn, terms, federation.sensitivity)
-    uploads = in_cohort & offer.granted
-    charged = offer.granted if charges_absent(terms.calibration) else uploads
-    tank = state.tank.spend(np.where(charged, offer.units, 0))
-    sigma = np.where(charged, offer.sigma, np.nan)
+    tank, sigmas = state.tank, []
+    signal_sigma = np.full(len(in_cohort), np.nan)
+    tells = federation.plan.server.signal == "clients"
+    uploads = in_cohort
+    for step in range(terms.releases):
+        offer = price(tank, turn, terms, federation.sensitivity)
+        granted = offer.granted & (offer.units >= (LOSS_SHARE if tells else 1))
+        uploads = uploads & granted
+        charged = granted if charges_absent(terms.calibration) else uploads
+        units = np.where(charged, offer.units, 0)
+        sigma = offer.sigma
+        if tells and step == 0:
+            part = np.maximum(units // LOSS_SHARE, 1)
+            own = federation.loss_sensitivity
+            signal_sigma = np.where(charged, tank.noise(part, own), np.nan)
+            rest = np.maximum(units - part, 1)
+            sigma = tank.noise(rest, federation.sensitivity)
+        sigmas.append(np.where(charged, sigma, np.nan))
+        tank = tank.spend(units)
 
-    p = by_samples(federation.samples, uploads)
-    rate = federation.plan.local.learning_rate
     return Prepared(
         turn=turn,
-        coefficient=p * rate / federation.samples,
-        std=math.sqrt(float(np.sum((p * np.where(uploads, offer.sigma, 0.0)) ** 2))),
+        weight=_weights(federation, uploads, sigmas[0]),
+        sigma=np.stack(sigmas),
+        signal_sigma=signal_sigma,
+        mu2=np.asarray(tank.spent_mu2 - state.tank.spent_mu2),
         uploads=uploads,
-        sigma=sigma,
         tank=tank,
         asked=state.asked + in_cohort,
+    )
+
+
+def _weights(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -> Floats:
+    plan = federation.plan
+    if plan.server.weights == "samples":
+        return by_samples(federation.samples, uploads)
+    return by_precision(
+        federation.samples,
+        uploads,
+        sigma=sigma * math.sqrt(plan.local.steps),
+        dimension=federation.dimension,
+        learning_rate=plan.local.learning_rate,
+        clip=plan.local.clip,
+        divergence=federation.divergence,
     )
 
 
@@ -91,13 +140,14 @@ def finish(
     *,
     loss: float,
     accuracy: float,
+    signal: float,
     seconds: float,
 ) -> ServerState:
-    """The state after the round: the schedule hears the loss, the books are written."""
+    """The state after the round: the schedule hears the signal, the books are written."""
     if not prepared.uploads.any():  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
-    progress = federation.schedule.advance(state.progress, loss)
-    used = prepared.sigma[prepared.uploads]
+    progress = federation.schedule.advance(state.progress, signal)
+    used = prepared.sigma[:, prepared.uploads]
     entry: dict[str, Any] = {
         "t": prepared.turn.t,
         "horizon": prepared.turn.horizon,
@@ -112,6 +162,8 @@ def finish(
         "validation_loss": loss if math.isfinite(loss) else None,
         "validation_accuracy": accuracy,
     }
+    if federation.plan.server.signal != "public":
+        entry["signal"] = signal if math.isfinite(signal) else None
     if len(state.asked) > MANY_CLIENTS:
         del entry["cohort"]
     return replace(
@@ -121,6 +173,7 @@ def finish(
         asked=prepared.asked,
         turns=state.turns + prepared.uploads,
         rounds=(*state.rounds, entry),
-        sigma=(*state.sigma, prepared.sigma),
+        sigma=(*state.sigma, prepared.sigma[0]),
+        mu2=(*state.mu2, prepared.mu2),
         seconds=seconds,
     )

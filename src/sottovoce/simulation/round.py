@@ -3,13 +3,16 @@
 A round is linear in the uploads, w^{t+1} = w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + Σ_i p_i·n_i, so the
 cohort's samples are one matrix in which every row carries c_i = p_i·η/n_i of its client, and the
 averaged noise is one draw of standard deviation √(Σ p_i²σ_i²): equal in distribution to drawing
-every client's noise, K times cheaper. Clients outside the cohort have c_i = 0.
+every client's noise, K times cheaper. Clients outside the cohort have p_i = 0.
+
+With several local steps (noise at each) the clients' models part ways, and the round goes through
+the cohort client by client instead; memory stays that of two models and one client's rows.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +20,11 @@ import numpy as np
 from jax import Array
 
 from sottovoce.learning.clipping import clipped_sum
-from sottovoce.learning.evaluate import evaluate
+from sottovoce.learning.evaluate import evaluate, losses
 from sottovoce.learning.models import Model, Params
 from sottovoce.noise import simulated
+
+Signal: TypeAlias = Literal["public", "clients", "raw"]
 
 
 class Rows(NamedTuple):
@@ -28,17 +33,22 @@ class Rows(NamedTuple):
     x: Array  # [splits, n, features]
     y: Array  # [splits, n]
     owner: Array  # [splits, n]: the client a row belongs to
-    steer_x: Array  # [splits, v, features]: the rows whose loss steers
-    steer_y: Array  # [splits, v]
+    samples: Array  # [splits, clients]: how many rows each client has
+    valid_x: Array  # [splits, v, features]: the public validation set
+    valid_y: Array  # [splits, v]
 
 
 class Orders(NamedTuple):
     """What the hosts of the runs ask for in this round, one entry a run."""
 
     split: Any  # [runs] int32
-    coefficient: Any  # [runs, clients] float32: p_i·η/n_i
-    clip: Any  # [runs] float32
-    std: Any  # [runs] float32: √(Σ p_i²σ_i²)
+    weight: Any  # [runs, clients] float32: p_i
+    rate: Any  # [runs] float32: η
+    clip: Any  # [runs] float32: C
+    std: Any  # [runs] float32: √(Σ p_i²σ_i²), for one local step
+    sigma: Any  # [runs, steps, clients] float32: σ_i, for several
+    signal_std: Any  # [runs] float32: √(Σ p_i²σ_V,i²), for the signal `clients`
+    bound: Any  # [runs] float32: B, for the signal `clients`
     key: Any  # [runs, 2] uint32: the two words of a key
 
 
@@ -46,23 +56,53 @@ class Outcome(NamedTuple):
     """The new models and how good they are, one entry a run."""
 
     params: Params
-    score: Array  # [runs, 2]: loss and accuracy, in one piece because fetching is what takes time
+    score: Array  # [runs, 3]: validation loss and accuracy, signal; one piece, quick to fetch
 
 
-def play(model: Model, rows: Rows, params: Params, orders: Orders, t: int) -> Outcome:
-    """Round t of every run. One compilation per model, number of runs and shape of the rows."""
-    return cast(Outcome, _play(model, rows, params, orders, np.uint32(t)))
+def play(
+    model: Model,
+    rows: Rows,
+    params: Params,
+    orders: Orders,
+    t: int,
+    *,
+    signal: Signal = "public",
+    longest: int = 0,
+) -> Outcome:
+    """Round t of every run. One compilation per model, number of runs and shape of the rows.
+
+    `longest` is the largest number of rows any client has; it matters to several steps only.
+    """
+    return cast(
+        Outcome, _play(model, rows, params, orders, np.uint32(t), signal=signal, longest=longest)
+    )
 
 
-@partial(jax.jit, static_argnums=0)
-def _play(model: Model, rows: Rows, params: Params, orders: Orders, t: Array) -> Outcome:
+@partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest"))
+def _play(
+    model: Model,
+    rows: Rows,
+    params: Params,
+    orders: Orders,
+    t: Array,
+    *,
+    signal: Signal,
+    longest: int,
+) -> Outcome:
     def one(params: Params, order: Orders) -> Outcome:
-        x, y, owner, steer_x, steer_y = (_of(part, order.split) for part in rows)
-        step = clipped_sum(model, params, x, y, order.coefficient[owner], order.clip)
+        own = Rows(*(_of(part, order.split) for part in rows))
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
-        noise = simulated.draw(key, params, order.std)
-        new = jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
-        return Outcome(new, jnp.stack(evaluate(model, new, steer_x, steer_y)))
+        if order.sigma.shape[0] == 1:
+            new = _one_step(model, own, params, order, key)
+        else:
+            new = _several_steps(model, own, params, order, key, longest)
+        loss, accuracy = evaluate(model, new, own.valid_x, own.valid_y)
+        heard = loss
+        if signal == "raw":
+            heard = evaluate(model, new, own.x, own.y)[0]
+        elif signal == "clients":
+            heard = _told_by_clients(model, own, params, order, key)
+        return Outcome(new, jnp.stack([loss, accuracy, heard]))
 
     if orders.std.shape[0] > 1:
         return jax.vmap(one)(params, orders)
@@ -73,6 +113,53 @@ def _play(model: Model, rows: Rows, params: Params, orders: Orders, t: Array) ->
 def _of(part: Array, split: Array) -> Array:
     # With one split there is nothing to choose, and no copy to make.
     return part[0] if part.shape[0] == 1 else part[split]
+
+
+def _one_step(model: Model, rows: Rows, params: Params, order: Orders, key: Array) -> Params:
+    """w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
+    coefficient = order.weight * order.rate / rows.samples
+    step = clipped_sum(model, params, rows.x, rows.y, coefficient[rows.owner], order.clip)
+    noise = simulated.draw(key, params, order.std)
+    return jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
+
+
+def _several_steps(
+    model: Model, rows: Rows, params: Params, order: Orders, key: Array, longest: int
+) -> Params:
+    """Σ_i p_i·w_i, where each client takes its steps from w with noise at every one of them."""
+    first = jnp.cumsum(rows.samples) - rows.samples
+    steps, clients = order.sigma.shape
+    place = jnp.arange(longest)
+
+    def client(total: Params, i: Array) -> tuple[Params, None]:
+        # The window may end beyond the data: it is moved back, and rows of others weigh nothing.
+        start = jnp.minimum(first[i].astype(int), rows.x.shape[0] - longest)
+        x = jax.lax.dynamic_slice_in_dim(rows.x, start, longest)
+        y = jax.lax.dynamic_slice_in_dim(rows.y, start, longest)
+        n = rows.samples[i]
+        mine = (place + start >= first[i]) & (place + start < first[i] + n)
+        weight = jnp.where(mine, order.rate / n, 0)
+
+        def step(e: Array, w: Params) -> Params:
+            moved = clipped_sum(model, w, x, y, weight, order.clip)
+            noise = simulated.draw(jax.random.fold_in(key, e * clients + i), w, order.sigma[e, i])
+            return jax.tree.map(lambda w, g, z: w - g + z, w, moved, noise)
+
+        final = jax.lax.fori_loop(0, steps, step, params)
+        p = order.weight[i]
+        return jax.tree.map(lambda s, w: s + jnp.where(p > 0, p * w, 0), total, final), None
+
+    zero = jax.tree.map(jnp.zeros_like, params)
+    return jax.lax.scan(client, zero, jnp.arange(clients))[0]
+
+
+def _told_by_clients(model: Model, rows: Rows, params: Params, order: Orders, key: Array) -> Array:
+    """Σ_i p_i·(mean of client i's losses, each cut to [0, B], of the model received) + noise."""
+    told = losses(model, params, rows.x, rows.y)
+    told = jnp.clip(jnp.nan_to_num(told, nan=jnp.inf, posinf=jnp.inf), 0, order.bound)
+    mean = jnp.sum((order.weight / rows.samples)[rows.owner] * told)
+    noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)
+    return cast(Array, mean + order.signal_std * noise)
 
 
 def compilations() -> int:

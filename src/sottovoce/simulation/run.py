@@ -152,7 +152,8 @@ def simulate_many(
     groups: dict[Any, list[int]] = {}
     for i, (federation, _) in enumerate(runs):
         own = federation.plan
-        groups.setdefault((own.data, federation.model, own.server.signal), []).append(i)
+        alike = (own.data, federation.model, own.server.signal, own.local.steps)
+        groups.setdefault(alike, []).append(i)
     finished: dict[int, Trained] = {}
     for members in groups.values():
         began = datetime.now(UTC)
@@ -210,6 +211,7 @@ def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) 
     model, (rows, where) = batch[0].federation.model, _rows(batch)
     live, t, began = list(range(len(batch))), batch[0].state.progress.done, time.monotonic()
     before = [run.state.seconds for run in batch]
+    signal, longest = batch[0].federation.plan.server.signal, int(max(batch[0].federation.samples))
     params: Params = None
     seats: list[int] = []
     while True:
@@ -224,7 +226,8 @@ def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) 
             spare = (1 << (len(live) - 1).bit_length()) - len(live)
             seats = live + live[:1] * spare
             params = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].params for i in seats))
-        outcome = play(model, rows, params, _orders(batch, ready, seats, where), t)
+        orders = _orders(batch, ready, seats, where)
+        outcome = play(model, rows, params, orders, t, signal=signal, longest=longest)
         score = np.asarray(outcome.score)
         for i in live:
             run, prepared, seat = batch[i], ready[i], seats.index(i)
@@ -234,6 +237,7 @@ def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) 
                 cast(course.Prepared, prepared),
                 loss=float(score[seat, 0]),
                 accuracy=float(score[seat, 1]),
+                signal=float(score[seat, 2]),
                 seconds=before[i] + time.monotonic() - began,
             )
             run.at = (state, outcome.params, seat)
@@ -245,9 +249,12 @@ def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) 
 def _started(federation: Federation, seed: int) -> _Run:
     key = jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT)))
     params = _first_model(federation.model, key)
-    steer = _steering(federation)
-    loss, accuracy = evaluate(federation.model, params, jnp.asarray(steer.x), jnp.asarray(steer.y))
-    state = course.start(federation, float(loss), float(accuracy))
+    held, signal = federation.held, federation.plan.server.signal
+    loss, accuracy = _scores(federation.model, params, held.validation)
+    heard = {"public": loss, "clients": None}.get(signal, 0.0)
+    if signal == "raw":
+        heard, _ = _scores(federation.model, params, held.train)
+    state = course.start(federation, loss, accuracy, heard)
     return _Run(federation, seed, (state, _alone(params), 0))
 
 
@@ -261,23 +268,23 @@ def _alone(params: Params) -> Params:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
 
 
-def _steering(federation: Federation) -> Samples:
-    """The rows whose loss steers: the public validation set, or (`raw`) the clients' own."""
-    held = federation.held
-    return held.train if federation.plan.server.signal == "raw" else held.validation
+def _scores(model: Model, params: Params, samples: Samples) -> tuple[float, float]:
+    loss, accuracy = evaluate(model, params, jnp.asarray(samples.x), jnp.asarray(samples.y))
+    return float(loss), float(accuracy)
 
 
 def _rows(batch: list[_Run]) -> tuple[Rows, list[int]]:
     """The rows of all splits of the batch, stacked, and which of them each run uses."""
     splits = list({id(run.federation.held): run.federation for run in batch}.values())
     places = {id(federation.held): i for i, federation in enumerate(splits)}
-    steer = [_steering(federation) for federation in splits]
+    held = [federation.held for federation in splits]
     rows = Rows(
-        x=_stacked([federation.held.train.x for federation in splits]),
-        y=_stacked([federation.held.train.y for federation in splits]),
-        owner=_stacked([federation.held.owner for federation in splits]),
-        steer_x=_stacked([part.x for part in steer]),
-        steer_y=_stacked([part.y for part in steer]),
+        x=_stacked([own.train.x for own in held]),
+        y=_stacked([own.train.y for own in held]),
+        owner=_stacked([own.owner for own in held]),
+        samples=_stacked([own.samples.astype(np.float32) for own in held]),
+        valid_x=_stacked([own.validation.x for own in held]),
+        valid_y=_stacked([own.validation.y for own in held]),
     )
     return rows, [places[id(run.federation.held)] for run in batch]
 
@@ -294,13 +301,19 @@ def _orders(
 ) -> Orders:
     # A run that is over keeps its seat until the next halving, and does nothing there.
     idle = np.zeros(len(batch[0].federation.samples))
-    steps = [p.coefficient if (p := ready.get(i)) is not None else idle for i in seats]
-    noises = [p.std if (p := ready.get(i)) is not None else 0.0 for i in seats]
+    asked = [ready.get(i) for i in seats]
+    plans = [batch[i].federation.plan for i in seats]
+    still = np.zeros((plans[0].local.steps, len(idle)))
+    sigma = [np.nan_to_num(p.sigma) if p is not None else still for p in asked]
     return Orders(
         split=np.array([where[i] for i in seats], np.int32),
-        coefficient=np.stack(steps).astype(np.float32),
-        clip=np.array([batch[i].federation.plan.local.clip for i in seats], np.float32),
-        std=np.array(noises, np.float32),
+        weight=np.stack([p.weight if p is not None else idle for p in asked]).astype(np.float32),
+        rate=np.array([plan.local.learning_rate for plan in plans], np.float32),
+        clip=np.array([plan.local.clip for plan in plans], np.float32),
+        std=np.array([p.std if p is not None else 0.0 for p in asked], np.float32),
+        sigma=np.stack(sigma).astype(np.float32),
+        signal_std=np.array([p.signal_std if p is not None else 0.0 for p in asked], np.float32),
+        bound=np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
         key=np.stack([seeding.words(batch[i].seed, Purpose.NOISE) for i in seats]),
     )
 
@@ -308,7 +321,6 @@ def _orders(
 def _trained(run: _Run, status: str, began: datetime) -> Trained:
     federation, params = run.federation, run.params
     test = federation.held.test
-    result = evaluate(federation.model, params, jnp.asarray(test.x), jnp.asarray(test.y))
     made = record.make(
         federation,
         run.state,
@@ -316,7 +328,7 @@ def _trained(run: _Run, status: str, began: datetime) -> Trained:
         seed=run.seed,
         status=status,
         started=began,
-        test=(float(result[0]), float(result[1])),
+        test=_scores(federation.model, params, test),
     )
     return Trained(made, federation.model, params)
 
