@@ -178,6 +178,21 @@ def test_a_clients_release_adds_the_noise_it_pays_for():
     assert float(after.spent_mu2) == pytest.approx(4.0 / 16, rel=1e-9)
 
 
+def test_a_release_of_several_steps_pays_for_each():
+    recipe, terms = Recipe(1.0, 1e-9, steps=4), Terms(clients=1, per_round=1, releases=4)
+    params = {k: np.zeros(v.shape) for k, v in WIDE.init(jax.random.key(0)).items()}
+    upload, after = client.release(
+        WIDE, params, np.zeros((8, 300)), np.zeros(8, int), recipe=recipe, tank=Tank.full(4.0),
+        turn=Round(0, 5), terms=terms, rng=np.random.default_rng(1),
+    )  # fmt: skip
+    each = 2 * 1e-9 / 8 * np.sqrt(20 / 4.0)
+    assert upload.sigma == pytest.approx(each, rel=1e-9)
+    noise = np.concatenate([leaf.ravel() for leaf in upload.params.values()])
+    assert noise_is_right(noise, 2 * each)  # four draws of variance each²
+    assert int(after.debits) == 4
+    assert float(after.spent_mu2) == pytest.approx(4.0 / 5, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_several_noiseless_steps_are_the_clients_own(name):
     """E steps at each client, then the mean: equal to `client.step` taken E times."""

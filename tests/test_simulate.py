@@ -393,3 +393,31 @@ def test_when_nobody_can_pay_the_run_ends():
         assert record["status"] == "finished"
         assert all(c["spent"] <= c["capacity"] for c in record["clients"])
         assert all(len(r["cohort"]) >= 1 for r in record["rounds"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "gain"),
+    [({}, 0.2), ({"split": "labels", "labels_per_client": 4, "samples": 100}, 0.1)],
+)
+def test_precision_weights_gain_with_unequal_budgets(data, gain):
+    """Half the clients at ε = 1, half at 16: paired over seeds, alike and unlike clients."""
+    plan = Plan(data=data, privacy={"epsilon": [1, 16] * 5})
+    runs = simulate_many([plan, plan.replace("server.weights=precision")], seeds=range(5))
+    accuracy = np.array([run.accuracy for run in runs]).reshape(2, 5)
+    difference = accuracy[1] - accuracy[0]
+    assert difference.mean() - 2.8 * difference.std(ddof=1) / np.sqrt(5) > gain
+
+
+def test_precision_with_equal_budgets_is_samples():
+    plan = Plan(rounds={"rounds": 5, "schedule": "fixed"})
+    one, two = (simulate(p, seed=1) for p in (plan, plan.replace("server.weights=precision")))
+    assert one.accuracy == two.accuracy
+
+
+def test_a_signal_that_clients_tell_costs_a_tenth():
+    """The same horizon: uploads get 0.9 of the units, so σ is √(1/0.9) of what it was."""
+    plan = Plan(rounds={"rounds": 6, "window": 6})
+    told = plan.replace(**{"server.signal": "clients"})
+    sigma = [simulate(p, seed=1).record["rounds"][0]["sigma"]["median"] for p in (plan, told)]
+    assert sigma[1] / sigma[0] == pytest.approx(np.sqrt(1 / 0.9), rel=1e-9)

@@ -67,15 +67,18 @@ def release(
 ) -> tuple[Upload, Tank]:
     """One upload and the tank after it; raises `TankEmpty`, with nothing computed, if it is dry.
 
-    σ = Δ·√(r/left) by the client's own tank and the horizon announced (Theorem 4).
+    σ = Δ·√(r/left) by the client's own tank and the horizon announced (Theorem 4). With several
+    steps every one of them is a release: paid, noised, and the next begins where it ended.
     """
     sensitivity = recipe.sensitivity(len(np.asarray(y)))
-    price = offer(tank, turn, terms, sensitivity).require()
-    tank = tank.spend(price.units)
-    sigma = float(price.sigma)
-    noise = draw_numpy(rng, params, sigma)
-    moved = step(model, params, x, y, recipe)
-    return Upload({name: moved[name] + noise[name] for name in moved}, sigma), tank
+    for _ in range(recipe.releases):
+        price = offer(tank, turn, terms, sensitivity).require()
+        tank = tank.spend(price.units)
+        sigma = float(price.sigma)
+        noise = draw_numpy(rng, params, sigma)
+        moved = step(model, params, x, y, recipe)
+        params = {name: moved[name] + noise[name] for name in moved}
+    return Upload(params, sigma), tank
 
 
 def _by_jax(
