@@ -140,13 +140,13 @@ def test_unknown_name() -> None:
         load("fashion")
 
 
-def test_every_published_file_has_two_addresses_and_a_checksum() -> None:
-    for dataset in DATASETS.values():
-        if dataset.published is not None:
-            assert len(set(dataset.published.mirrors)) == 2
-            assert all(url.startswith("https://") for url in dataset.published.mirrors)
-            assert all(url.endswith("/") for url in dataset.published.mirrors)
-            assert {len(sha) for sha in dataset.published.files.values()} == {64}
+def test_every_published_file_has_addresses_and_a_checksum() -> None:
+    addresses = {"mnist": 2, "cifar10": 2, "acs": 2, "adult": 1, "ipums": 0}
+    published = {name: own.published for name, own in DATASETS.items() if own.published}
+    assert {name: len(set(own.mirrors)) for name, own in published.items()} == addresses
+    for name, own in published.items():
+        assert all(url.startswith("https://") and url.endswith("/") for url in own.mirrors)
+        assert {len(known) for known in own.files.values()} == {44 if name == "ipums" else 64}
 
 
 # the real files
@@ -278,6 +278,20 @@ def test_second_mirror_then_cache(
     fetch("mnist", base_urls=[mirror.url], cache=tmp_path / "cache")
     assert mirror.asked == ["/t10k-labels-idx1-ubyte.gz"]
     assert damaged.read_bytes() == files["t10k-labels-idx1-ubyte.gz"]
+
+
+@pytest.mark.parametrize("name", ["acs", "adult"])
+def test_census_files_are_fetched_one_by_one(
+    name: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = DATASETS[name].published
+    assert published is not None
+    files = {file: f"{name} {file}".encode() for file in published.files}
+    mirror.hold(files)
+    monkeypatch.setitem(DATASETS, name, with_files(name, files))
+    folder = fetch(name, base_urls=[DEAD, mirror.url], cache=tmp_path / "cache")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert sorted(mirror.asked) == sorted("/" + file for file in files)
 
 
 def test_corrupted_download_is_refused_and_not_kept(

@@ -64,7 +64,7 @@ MALFORMED = [
     ('[data]\n"a\\nb" = 1', "unknown key data.'a\\nb'"),
     (f"[data]\n{'k' * 500} = 1", "kkk..."),
     ('[data]\n"" = 1', "unknown key data.''; the keys of [data]"),
-    ("data.name.x = 1", "data.name must be digits, mnist, cifar10 or arrays"),
+    ("data.name.x = 1", "data.name must be digits, mnist, cifar10, acs, adult, ipums or arrays"),
     ("schema_version = 1", "did you mean schema?"),
     # of a later version: unknown as yet
     ("[data]\npath = 'people.csv'", "unknown key data.path"),
@@ -73,9 +73,7 @@ MALFORMED = [
     ("[data]\ninfer = true", "unknown key data.infer"),
     ("[model]\nfeatures = 'pca'", "unknown key model.features"),
     ("[server]\nloss_bound = 3", "server.loss_bound has no effect with server.signal = public"),
-    ("[data]\nname = 'adult'", "data.name must be digits, mnist, cifar10 or arrays, got 'adult'"),
-    ("[data]\nname = 'acs'", "data.name must be"),
-    ("[data]\nname = 'ipums'", "data.name must be"),
+    ("[data]\nname = 'census'", "data.name must be digits, mnist, cifar10, acs, adult, ipums or"),
     ("[data]\nsplit = 'column'", "data.split must be iid, labels, sizes or dirichlet"),
     ("[local]\nclip = 'median'", "local.clip must be a number, got 'median'"),
     ("[local]\nsteps = 2\n[privacy]\ncalibration = 'paper'", "local.steps must be 1 with privacy"),
@@ -217,6 +215,8 @@ MALFORMED = [
     ("[model]\nname = 'svm'", "model.name must be mlp or cnn with data.name = digits, got 'svm'"),
     ("[data]\nname = 'mnist'\n[model]\nname = 'svm'", "the svm tells two classes apart"),
     ("[data]\nname = 'cifar10'\n[model]\nname = 'svm'", "cifar10 has 10"),
+    ("[data]\nname = 'adult'\n[model]\nname = 'cnn'", "the cnn is for pictures and adult is a"),
+    ("[data]\nname = 'acs'\ntest = 0", "acs comes without a test set of its own"),
 ]
 
 # (an override of the embedded plan, what its refusal must say)
@@ -501,12 +501,15 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         data["samples"] = draw(sizes)
     else:
         data |= maybe("samples", st.integers(10, 20) | sizes)
+    facts = DATASETS[data.get("name", "digits")]
     if split == "labels":
-        data |= maybe("labels_per_client", st.integers(1, 10))
+        data |= maybe("labels_per_client", st.integers(1, min(10, facts.classes)))
     if split == "dirichlet":
         data |= maybe("alpha", st.floats(1e-3, 1e6))
-    model = draw(st.sampled_from([{}, {"name": "mlp"}, {"name": "cnn"}]))
-    size = "channels" if model.get("name") == "cnn" else "hidden"
+    model = draw(
+        st.sampled_from([{}, {"name": "mlp"}, {"name": "cnn" if facts.pictures else "svm"}])
+    )
+    size = {"cnn": "channels", "svm": "kappa"}.get(model.get("name", "mlp"), "hidden")
     rounds = maybe("rounds", st.integers(1, MOST)) | maybe("per_round", st.integers(1, clients))
     rounds |= maybe("cohort", st.sampled_from(["balanced", "random"]))
     schedule = draw(st.sampled_from(["fixed", "discounted", "decaying"]))

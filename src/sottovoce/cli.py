@@ -235,7 +235,9 @@ app.add_typer(data_app, name="data")
 
 
 @data_app.command()
-def fetch(name: Annotated[str, typer.Argument(help="mnist | cifar10", metavar="NAME")]) -> None:
+def fetch(
+    name: Annotated[str, typer.Argument(help="mnist | cifar10 | acs | adult", metavar="NAME")],
+) -> None:
     """Download a data set into the cache, checked against its published checksum.
 
     \b

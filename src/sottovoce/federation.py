@@ -356,7 +356,7 @@ def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Mod
         raise InputError.of(
             "data.name",
             "arrays",
-            "digits, mnist or cifar10 here",
+            "the name of a data set here",
             "arrays are given from Python, as simulate(plan, data=(X, y))",
         )
     if model is None and plan.model.name == "custom":

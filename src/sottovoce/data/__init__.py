@@ -1,8 +1,8 @@
 """The samples, and which client holds which of them.
 
-`datasets` reads digits, mnist and cifar10; `partition` deals their rows to clients. Nothing here
-draws privacy noise, and nothing here looks at the values of a sample to scale it: a scale taken
-from the data would be a release that no budget paid for.
+`datasets` reads the data sets, `census` turns tables into features, `partition` deals rows to
+clients. Nothing here draws privacy noise, and nothing here looks at the values of a sample to
+scale it: a scale taken from the data would be a release that no budget paid for.
 """
 
 from sottovoce.data.datasets import DATASETS, Arrays, Dataset, fetch, load

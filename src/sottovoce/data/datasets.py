@@ -1,16 +1,18 @@
-"""digits, mnist and cifar10: found, checked and read.
+"""digits, mnist, cifar10, acs, adult and ipums: found, checked and read.
 
 - `digits` comes with the package (licence beside it, in digits.LICENSE.txt).
-- `mnist` and `cifar10` are read in their authors' formats from $SOTTOVOCE_DATA/mnist/*-ubyte.gz and
-  $SOTTOVOCE_DATA/cifar-10-batches-bin/*.bin. If SOTTOVOCE_DATA is not set they are downloaded once
-  into the cache folder of the operating system; if it is set, nothing is ever downloaded.
+- The others are read in their authors' formats from $SOTTOVOCE_DATA/FOLDER/ (`DATASETS` below names
+  folders and files). If SOTTOVOCE_DATA is not set they are downloaded once into the cache folder of
+  the operating system; if it is set, nothing is ever downloaded. `ipums` cannot be downloaded.
 
 Every file is compared with its SHA-256 each time it is read, wherever it came from, so a mirror
-can fail but cannot change the data. **All addresses below are untried**: they were written down
+can fail but cannot change the data. (Of `ipums` only the id is known that git gives to its content,
+so that is compared.) **All addresses below are untried**: they were written down
 without a network at hand, and only the downloading itself is tested (against a local server). The
 second address of cifar10 is the copy that the tutorials of MindSpore point to; its name and size
 are those of the authors' archive, and the checksum decides whether it is the same file. The
 archive's own checksum is the one that other projects publish; those of the files were computed.
+The two addresses of acs are the folders in which NIST's repository has kept the excerpts over time.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.data import census
 from sottovoce.errors import DataError, InputError
 
 ENVIRONMENT = "SOTTOVOCE_DATA"
 TIMEOUT_S = 30
 
 Bytes = NDArray[np.uint8]
-Raw = tuple[Bytes, Bytes, Bytes, Bytes]  # train x, train y, test x, test y
+Features = NDArray[np.uint8] | NDArray[np.float32]
+Raw = tuple[Features, Bytes, Features, Bytes]  # train x, train y, test x, test y
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +51,8 @@ class Arrays:
     """One data set in memory.
 
     A row of x is a flattened image of `shape` (height, width, channels), channels last, as float32
-    in [0, 1]; y holds class ids 0 … classes − 1 as int32. A data set without an official test set
-    has an empty `test_x`.
+    in [0, 1], or the features of a table, of `shape` (features,); y holds class ids
+    0 … classes − 1 as int32. A data set without an official test set has an empty `test_x`.
     """
 
     train_x: NDArray[np.float32]
@@ -64,26 +68,29 @@ class Published:
     """Where the files of a data set come from, what they must be, and how they are read."""
 
     folder: str
-    files: Mapping[str, str]  # name → SHA-256
-    mirrors: tuple[str, ...]  # addresses that end in "/", tried in this order
+    files: Mapping[str, str]  # name → SHA-256, or "git:" and the id of the blob
+    mirrors: tuple[str, ...]  # addresses that end in "/", tried in this order; none: by hand only
     archive: tuple[str, str] | None  # name and SHA-256, when the mirrors hold one archive
     decode: Callable[[Callable[[str], bytes]], Raw]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is known of a data set before it is read; `white` is the value that becomes 1.0."""
+    """What is known of a data set before it is read.
+
+    `white` is the value of a pixel that becomes 1.0; a table has none, and its own features.
+    """
 
     classes: int
     shape: tuple[int, ...]
-    white: int
+    white: int | None
     published: Published | None = None  # None: comes with the package
 
 
 def load(name: str) -> Arrays:
-    """Read a data set: x / white in [0, 1], where `white` is a constant of the format.
+    """Read a data set: pictures as x / white in [0, 1], tables as `census` encodes them.
 
-    The scale does not depend on the data, so it costs no privacy. mnist and cifar10 are read from
+    The scale does not depend on the data, so it costs no privacy. All but digits are read from
     $SOTTOVOCE_DATA or else fetched. Raises `DataError` when files are missing or damaged.
 
     >>> digits = load("digits")
@@ -104,7 +111,7 @@ def load(name: str) -> Arrays:
         test_x=_scaled(test_x, dataset.white),
         test_y=test_y.astype(np.int32),
         classes=dataset.classes,
-        shape=dataset.shape,
+        shape=dataset.shape if dataset.white else train_x.shape[1:],
     )
 
 
@@ -118,16 +125,22 @@ def fetch(name: str, *, base_urls: Sequence[str] | None = None, cache: Path | No
     >>> fetch("digits")
     Traceback (most recent call last):
         ...
-    sottovoce.errors.InputError: name must be one of mnist, cifar10, got 'digits'; digits comes \
-with the package and needs no download
+    sottovoce.errors.InputError: name must be one of mnist, cifar10, acs, adult, got 'digits'; \
+digits comes with the package and needs no download
     """
     published = _known(name).published
     if published is None:
         raise InputError.of(
             "name",
             name,
-            "one of " + ", ".join(n for n, d in DATASETS.items() if d.published),
+            "one of "
+            + ", ".join(n for n, d in DATASETS.items() if d.published and d.published.mirrors),
             f"{name} comes with the package and needs no download",
+        )
+    if not published.mirrors:
+        raise DataError(
+            f"{name} is not freely to be had and cannot be downloaded; if you own it, put "
+            f"{', '.join(published.files)} in ${ENVIRONMENT}/{published.folder}/"
         )
     import pooch  # type: ignore[import-untyped]  # here: digits must not wait for it
 
@@ -210,8 +223,8 @@ def _known(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def _scaled(x: Bytes, white: int) -> NDArray[np.float32]:
-    return np.divide(x, np.float32(white), dtype=np.float32)
+def _scaled(x: Features, white: int | None) -> NDArray[np.float32]:
+    return np.divide(x, np.float32(white or 1), dtype=np.float32)
 
 
 def _digits() -> Raw:
@@ -255,14 +268,15 @@ def _given_folder(name: str, published: Published) -> Path | None:
     folder = Path(given) / published.folder
     missing = [file for file in published.files if not (folder / file).is_file()]
     if missing:
+        remedy = f", or unset {ENVIRONMENT} to download them" if published.mirrors else ""
         raise DataError(
             f"{name} must be in ${ENVIRONMENT}/{published.folder}/, but {folder} has no "
-            f"{', '.join(missing)}; put the files there, or unset {ENVIRONMENT} to download them"
+            f"{', '.join(missing)}; put the files there{remedy}"
         )
     return folder
 
 
-def _checked(path: Path, sha256: str) -> bytes:
+def _checked(path: Path, known: str) -> bytes:
     """The content of a file, hashed and used from the same read."""
     try:
         content = path.read_bytes()
@@ -270,12 +284,22 @@ def _checked(path: Path, sha256: str) -> bytes:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); make it readable or fetch it again"
         ) from None
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if _digest(content, known) != known:
+        kind, short = ("git blob id", known[4:]) if known.startswith("git:") else ("SHA-256", known)
         raise DataError(
-            f"{path} ({len(content)} bytes) must have the SHA-256 {sha256[:12]}…, but has another; "
+            f"{path} ({len(content)} bytes) must have the {kind} {short[:12]}…, but has another; "
             "it is cut short, damaged or another version, so replace it with the published file"
         )
     return content
+
+
+def _digest(content: bytes, known: str) -> str:
+    """The digest of a file, of the same kind as the one that is known."""
+    if not known.startswith("git:"):
+        return hashlib.sha256(content).hexdigest()
+    # SHA-1 names a file here and is no defence against a forger: no stronger digest was published.
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+    return "git:" + blob.hexdigest()
 
 
 def _is(path: Path, sha256: str) -> bool:
@@ -408,6 +432,57 @@ DATASETS: dict[str, Dataset] = {
                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             ),
             decode=_decode_cifar10,
+        ),
+    ),
+    "acs": Dataset(
+        classes=2,
+        shape=(census.width(census.ACS),),
+        white=None,
+        published=Published(
+            folder="acs",
+            files={
+                "national2018.csv": (
+                    "c183f88255b95dfd5715a093b83869958c10d1fe776ea53d7e095bfc417b93f9"
+                ),
+                "national2019.csv": (
+                    "b49ba83e18472b6b76438bb511a01668bdbe2c1ace54521614a32edcc748f79a"
+                ),
+            },
+            mirrors=(
+                "https://raw.githubusercontent.com/usnistgov/SDNist/main/"
+                "nist%20diverse%20communities%20data%20excerpts/national/",
+                "https://raw.githubusercontent.com/usnistgov/SDNist/main/"
+                "BenchmarkData/ACSDataExcerpts/national/",
+            ),
+            archive=None,
+            decode=census.decode_acs,
+        ),
+    ),
+    "adult": Dataset(
+        classes=2,
+        shape=(census.width(census.ADULT),),
+        white=None,
+        published=Published(
+            folder="adult",
+            files={
+                "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+                "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+            },
+            mirrors=("https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",),
+            archive=None,
+            decode=census.decode_adult,
+        ),
+    ),
+    "ipums": Dataset(
+        classes=2,
+        shape=(57,),
+        white=None,
+        published=Published(
+            folder="ipums",
+            files={census.IPUMS_FILE: "git:4dc4b720b45f718a7dd09af2d5be36d91e891c99"},
+            mirrors=(),
+            archive=None,
+            decode=census.decode_ipums,
         ),
     ),
 }

@@ -119,6 +119,13 @@ class Plan(Section):
                 f"mlp or cnn with data.name = {self.data.name}",
                 f"the svm tells two classes apart and {self.data.name} has {classes}",
             )
+        if self.model.name == "cnn" and not DATASETS[self.data.name].pictures:
+            raise PlanError.of(
+                "model.name",
+                "cnn",
+                f"svm or mlp with data.name = {self.data.name}",
+                f"the cnn is for pictures and {self.data.name} is a table",
+            )
         return self
 
     @classmethod

@@ -35,7 +35,7 @@ from sottovoce.rounds.discounted import DiscountedRounds
 from sottovoce.rounds.fixed import FixedRounds
 from sottovoce.rounds.schedule import Schedule
 
-DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "arrays"]
+DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "acs", "adult", "ipums", "arrays"]
 SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet"]
 ModelName: TypeAlias = Literal["svm", "mlp", "cnn", "custom"]
 ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
@@ -51,12 +51,16 @@ class Facts(NamedTuple):
     classes: int
     validation: int
     test: int
+    pictures: bool = True
 
 
 DATASETS: dict[str, Facts] = {
     "digits": Facts(rows=1797, own_test=0, classes=10, validation=183, test=184),
     "mnist": Facts(rows=60_000, own_test=10_000, classes=10, validation=10_000, test=0),
     "cifar10": Facts(rows=50_000, own_test=10_000, classes=10, validation=10_000, test=0),
+    "acs": Facts(45_780, own_test=0, classes=2, validation=5_000, test=10_000, pictures=False),
+    "adult": Facts(32_561, own_test=16_281, classes=2, validation=5_000, test=0, pictures=False),
+    "ipums": Facts(40_000, own_test=0, classes=2, validation=5_000, test=10_000, pictures=False),
     # Given from Python: what they hold is checked when they are there.
     "arrays": Facts(rows=10**12, own_test=0, classes=10**6, validation=100, test=100),
 }
@@ -161,11 +165,11 @@ class Data(Section):
     )
     validation: Whole = Field(
         default=DATASETS["digits"].validation,
-        description="rows the server steers by, no client's (default 10000 for mnist and cifar10)",
+        description="rows the server steers by, no client's (its default depends on the data set)",
     )
     test: WholeOrZero = Field(
         default=DATASETS["digits"].test,
-        description="rows for the final test, no client's (0, so for mnist and cifar10: its own)",
+        description="rows for the final test, no client's (0: the data set's own, if it has any)",
     )
 
     @model_validator(mode="before")
