@@ -154,10 +154,10 @@ MALFORMED = [
     ("[model]\nname = 'cnn'\nchannels = -1", "model.channels must be"),
     (
         "[local]\nlearning_rate = 0",
-        "local.learning_rate must be a number from 1e-60 to 1e+60, got 0.0",
+        "local.learning_rate must be a number from 1e-15 to 1e+15, got 0.0",
     ),
     ("[local]\nlearning_rate = nan", "local.learning_rate must be a number, got nan"),
-    ("[local]\nclip = -1", "local.clip must be a number from 1e-60 to 1e+60, got -1.0"),
+    ("[local]\nclip = -1", "local.clip must be a number from 1e-15 to 1e+15, got -1.0"),
     ("[local]\nclip = inf", "local.clip must be a number, got inf"),
     ("[local]\nclip = 1e300\nlearning_rate = 1e300", "local.learning_rate must be a number"),
     ("[local]\nclip = 1e-300\nlearning_rate = 1e-300", "local.learning_rate must be a number"),

@@ -223,7 +223,7 @@ def test_several_steps_add_the_noise_of_each():
     zero = jax.tree.map(lambda w: jnp.zeros((1, *w.shape)), WIDE.init(jax.random.key(0)))
     p = by_samples(SIZES, np.ones(len(SIZES), bool))
     sigma = np.stack([SIGMA, 2 * SIGMA])
-    plan = orders(p, 1.0, clip=1e-30, sigma=sigma, dtype=np.float32)
+    plan = orders(p, 1.0, clip=1e-12, sigma=sigma, dtype=np.float32)
     outcome = play(WIDE, rows_of(x, y), zero, plan, 0, longest=int(SIZES.max()))
     noise = np.concatenate([np.asarray(v).ravel() for v in jax.tree.leaves(outcome.params)])
     std = float(np.sqrt(np.sum(p**2 * np.sum(sigma**2, axis=0))))

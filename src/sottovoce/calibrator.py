@@ -211,7 +211,7 @@ def table(answer: Calibrated) -> str:
         f"asked for     (ε, δ) = ({shown(ask.epsilon)}, {shown(ask.delta, 3)}) for {what}, "
         f"{ask.calibration} calibration",
         f"federation    {ask.clients} clients, {who} in each of {ask.rounds} rounds: "
-        f"{answer.participations} uploads a client",
+        f"{answer.participations} uploads a client (T fixed, cohorts balanced)",
         f"one upload    Δ = {formula} = {answer.sensitivity:.6g} "
         f"(n = {ask.samples}, C = {ask.clip:g}, η = {ask.learning_rate:g})",
         "",
@@ -220,7 +220,7 @@ def table(answer: Calibrated) -> str:
         *(
             [
                 "The paper's formula adds too little noise here: it promises "
-                f"ε = {ask.epsilon:g} and gives {answer.paper_true_epsilon:.3g}.",
+                f"ε = {ask.epsilon:g} and gives {shown(answer.paper_true_epsilon, 3)}.",
                 "",
             ]
             if short

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import RunError
+from sottovoce.errors import InputError, RunError
 from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.schedule import Progress
 
@@ -42,6 +42,37 @@ class ServerState:
 
 
 Parameters = dict[str, NDArray[Any]]
+
+
+def require_free(folder: Path) -> Path:
+    """The folder if a run may be written there: it is new or empty. Nothing is made yet."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError.of(
+                "out",
+                str(folder),
+                "a new or empty folder",
+                "name another, or resume the run that lies in it",
+            )
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read: {error.strerror}; name another") from None
+    return folder
+
+
+def require_stopped(folder: Path) -> None:
+    """A sentence if the folder holds no run that can go on."""
+    if not (folder / NAME).exists():
+        raise RunError(
+            f"{folder} holds no {NAME}; only a run that was stopped on its way can be resumed"
+        )
+
+
+def make(folder: Path) -> None:
+    """Make the folder of a run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made: {error.strerror}; name another") from None
 
 
 def save(folder: Path, state: ServerState, params: Parameters, header: dict[str, Any]) -> None:
@@ -80,6 +111,7 @@ def save(folder: Path, state: ServerState, params: Parameters, header: dict[str,
 def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any]]:
     """State, model and header, or a sentence why there are none."""
     path = folder / NAME
+    require_stopped(folder)
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -98,10 +130,6 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any]]:
             seconds=meta["seconds"],
             exhausted=meta["exhausted"],
         )
-    except FileNotFoundError:
-        raise RunError(
-            f"{folder} holds no {NAME}; only a run that was stopped on its way can be resumed"
-        ) from None
     except (KeyError, ValueError, OSError, TypeError, zipfile.BadZipFile):
         raise RunError(f"{path} is damaged; start the run anew in another folder") from None
     params = {n.removeprefix("param:"): a for n, a in arrays.items() if n.startswith("param:")}

@@ -151,7 +151,9 @@ def train(
         bool, typer.Option("--resume", help="Go on with the run that was stopped in --out.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The record on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="No progress, only what came out.")
+    ] = False,
 ) -> None:
     """Train a model in a private federation, simulated on this machine.
 
@@ -238,7 +240,7 @@ app.add_typer(data_app, name="data")
 def fetch(
     name: Annotated[str, typer.Argument(help="mnist | cifar10 | acs | adult", metavar="NAME")],
 ) -> None:
-    """Download a data set into the cache, checked against its published checksum.
+    """Download a data set into the cache (unless SOTTOVOCE_DATA has it), and say where it is.
 
     \b
     Example:
@@ -246,7 +248,7 @@ def fetch(
     """
     from sottovoce.data import datasets
 
-    click.echo(datasets.fetch(name))
+    click.echo(datasets.find(name))
 
 
 @app.command()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,14 @@ class Holdings:
     split: Split | None  # the row numbers, where rows were dealt from one array
     shape: tuple[int, ...]
     classes: int
+
+    def fingerprint(self) -> str:
+        """What tells these holdings from others: who holds which rows, to the last bit."""
+        digest = hashlib.blake2b(digest_size=32)
+        for part in (self.samples, self.train.x, self.train.y, self.validation.x, self.test.x):
+            digest.update(f"{part.dtype.str}{part.shape};".encode())
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
 
     @property
     def owner(self) -> NDArray[np.int32]:
@@ -122,6 +131,12 @@ class Federation:
         """Every client's fuel, untouched."""
         return Tank.full(self.capacity)
 
+    def _tightest(self) -> Budget | None:
+        if np.ptp(self.epsilon) == 0 and np.ptp(self.delta) == 0:
+            return None
+        tightest = int(np.argmin(self.capacity))
+        return Budget(float(self.epsilon[tightest]), float(self.delta[tightest]))
+
     def guarantee(self) -> Guarantee:
         """What the loosest client is promised.
 
@@ -147,6 +162,7 @@ class Federation:
             unit=plan.local.unit,
             calibration=plan.privacy.calibration,
             not_covered=tuple(missing),
+            tightest=self._tightest(),
         )
 
 

@@ -12,6 +12,7 @@ report.html   the page
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import platform
@@ -59,7 +60,7 @@ def make(
     engine: str = "simulation",
 ) -> dict[str, Any]:
     """The record of a run as it stands, finished or not."""
-    done, tank = len(state.rounds), state.tank
+    done = len(state.rounds)
     record: dict[str, Any] = {
         "schema": SCHEMA,
         "status": status,
@@ -94,15 +95,25 @@ def make(
         columns = _columns(federation, state)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         record["clients"] = [dict(zip(columns, row, strict=True)) for row in rows]
-    assert_private(tank.spent_mu2, tank.capacity)
+    require_private(federation, state)
     return {key: _plain(value) for key, value in record.items()}
 
 
-def assert_private(spent: NDArray[np.float64], capacity: NDArray[np.float64]) -> None:
-    """A record that claims more than was in the tank is never written."""
-    if np.any(spent > capacity):
+def require_private(federation: Federation, state: ServerState) -> None:
+    """Refuse to write a record whose noise does not bear out its books.
+
+    Σ (Δ/σ)² over the rounds, recomputed from the trace, must not exceed what the tank booked, nor
+    that the capacity: if it does, something beside the tank has gone wrong.
+    """
+    booked = state.tank.spent_mu2
+    released = sum(
+        (np.nan_to_num((federation.sensitivity / sigma) ** 2) for sigma in state.sigma),
+        start=np.zeros_like(booked),
+    )
+    limit = state.tank.capacity * (1 + 1e-9)
+    if np.any(booked > limit) or np.any(released > booked + 1e-9 * state.tank.capacity):
         raise RunError(
-            "a client's spending exceeds its capacity, which the tank must never allow; "
+            "the noise of this run does not bear out what its tanks booked, which must never be; "
             "no record was written, please report this"
         )
 
@@ -127,7 +138,7 @@ def write(
     params: Parameters,
 ) -> None:
     """All files of the run folder but the page, the record last: it vouches for the others."""
-    np.savez(folder / "model.npz", **params)  # type: ignore[arg-type]
+    _save(folder / "model.npz", params)
     clients = len(state.asked)
     trace = {"sigma": np.array(state.sigma).reshape(len(state.sigma), clients)}
     if federation.plan.local.steps > 1 or federation.plan.server.signal == "clients":
@@ -135,20 +146,25 @@ def write(
         trace["mu2"] = np.array(state.mu2).reshape(len(state.mu2), clients)
     if clients > MANY_CLIENTS:
         trace |= {f"clients_{k}": v for k, v in _columns(federation, state).items()}
-    np.savez_compressed(folder / "trace.npz", **trace)  # type: ignore[arg-type]
-    if federation.held.split is not None:
-        dealt = federation.held.split
-        np.savez_compressed(
-            folder / "splits.npz",
-            rows=np.concatenate(dealt.clients),
-            samples=federation.samples,
-            validation=dealt.validation,
-            test=dealt.test,
-            test_from=np.array(dealt.test_from),
-        )
+    _save(folder / "trace.npz", trace)
+    splits = {"samples": federation.samples}  # arrays given client by client have no row numbers
+    if (dealt := federation.held.split) is not None:
+        splits |= {
+            "rows": np.concatenate(dealt.clients),
+            "validation": dealt.validation,
+            "test": dealt.test,
+            "test_from": np.array(dealt.test_from),
+        }
+    _save(folder / "splits.npz", splits)
     write_rounds(folder, state)
     text = json.dumps(record, ensure_ascii=False, indent=1)
     replace(folder / "record.json", text.encode())
+
+
+def _save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    replace(path, buffer.getvalue())
 
 
 def write_rounds(folder: Path, state: ServerState) -> None:

@@ -49,14 +49,22 @@ class Trained:
         """The class of each row of x[n, …], scaled as the training data were."""
         rows = np.asarray(x, dtype=np.float32)
         shape = tuple(self.record["model"]["shape"])
-        flat = rows.reshape(len(rows), -1) if rows.ndim else rows.reshape(0, 0)
-        if rows.ndim < 2 or flat.shape[1] != np.prod(shape, dtype=int):
+        numbers = int(np.prod(shape, dtype=int))
+        if len(rows.shape) < 2 or int(np.prod(rows.shape[1:], dtype=int)) != numbers:
             raise InputError.of(
                 "x",
                 rows.shape,
-                f"rows of {np.prod(shape, dtype=int)} numbers (shape {shape})",
+                f"rows of {numbers} numbers (shape {shape})",
                 "give samples as the model was trained on",
             )
+        flat = rows.reshape(len(rows), numbers)
+        bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+        if len(bad):
+            raise InputError(
+                f"row {bad[0]} of x holds a number that is not finite; leave such rows out"
+            )
+        if len(rows) == 0:
+            return np.zeros(0, dtype=np.int64)
         return np.asarray(self.model.predict(self.params, jnp.asarray(flat)), dtype=np.int64)
 
 

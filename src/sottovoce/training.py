@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import time
@@ -11,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sottovoce import seeds
+from sottovoce import checkpoint, seeds
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 
@@ -49,14 +50,17 @@ def train(
     if seed is not None:
         seeds.check(seed)
     folder = out if out is not None else _fresh_folder(plan)
+    if resume:
+        checkpoint.require_stopped(folder)
+    else:
+        checkpoint.require_free(folder)
 
     # Loaded only now: a bad plan is refused in a fraction of the second that JAX takes to start.
     from sottovoce import report
     from sottovoce.simulation import run as engine
 
-    if not quiet:
-        print(SIMULATION, file=stream, flush=True)
     show = (_Quiet if quiet else _Live if stream.isatty() else _Lines)(stream)
+    show.say(SIMULATION)
     try:
         with show:
             if resume:
@@ -65,18 +69,19 @@ def train(
                 done = engine.simulate(plan, seed=seed, out=folder, on_round=show.round)
     except KeyboardInterrupt:
         if (folder / "record.json").exists():
-            report.write(folder)
             print(
                 f"stopped; the record so far is in {folder}, "
                 f"go on with: sottovoce train --resume --out {folder}",
                 file=sys.stderr,
+                flush=True,
             )
+            report.write(folder)
         raise
     page = report.write(folder)
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))
-    elif not quiet:
-        print(summary(done.record, folder, page), file=stream)
+    else:
+        show.say(summary(done.record, folder, page))
 
 
 def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
@@ -92,6 +97,7 @@ def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
             f"test accuracy {result['test_accuracy']:.1%}   "
             f"test loss {_number(result['test_loss'])}   "
             f"{result['rounds_used']} rounds of {first}{fuel}",
+            *_not_finite(record),
             "",
             textwrap.fill(record["guarantee"]["text"], width=96, break_on_hyphens=False),
             "",
@@ -99,6 +105,13 @@ def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
             f"page   {page}",
         ]
     )
+
+
+def _not_finite(record: dict[str, Any]) -> list[str]:
+    lost = [entry["t"] + 1 for entry in record["rounds"] if entry["validation_loss"] is None]
+    if not lost:
+        return []
+    return [f"the loss is not finite since round {lost[0]}: try a smaller local.learning_rate"]
 
 
 def _number(value: float | None) -> str:
@@ -128,10 +141,18 @@ def _fresh_folder(plan: Plan) -> Path:
 
 
 class _Quiet:
-    """No progress at all."""
+    """No progress; only the first word and the last."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
+
+    def say(self, text: str) -> None:
+        """Print, unless the reader has gone (as `head` does): the run goes on without it."""
+        try:
+            print(text, file=self.stream, flush=True)
+        except BrokenPipeError:
+            self.stream = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
+            os.dup2(self.stream.fileno(), sys.stdout.fileno())
 
     def __enter__(self) -> _Quiet:
         return self
@@ -149,11 +170,9 @@ class _Lines(_Quiet):
     def round(self, done: RoundDone) -> None:
         """Print the round."""
         shrunk = f"  T {done.horizon} → {done.next_horizon}" * (done.next_horizon < done.horizon)
-        print(
+        self.say(
             f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}  "
-            f"accuracy {done.accuracy:.1%}  σ {done.sigma:.4g}  fuel {done.fuel:.1%}{shrunk}",
-            file=self.stream,
-            flush=True,
+            f"accuracy {done.accuracy:.1%}  σ {done.sigma:.4g}  fuel {done.fuel:.1%}{shrunk}"
         )
 
 

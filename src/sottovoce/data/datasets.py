@@ -101,7 +101,7 @@ def load(name: str) -> Arrays:
     if dataset.published is None:
         raw = _digits()
     else:
-        folder = _given_folder(name, dataset.published) or fetch(name)
+        folder = find(name)
         files = dataset.published.files
         raw = dataset.published.decode(lambda file: _checked(folder / file, files[file]))
     train_x, train_y, test_x, test_y = raw
@@ -113,6 +113,13 @@ def load(name: str) -> Arrays:
         classes=dataset.classes,
         shape=dataset.shape if dataset.white else train_x.shape[1:],
     )
+
+
+def find(name: str) -> Path:
+    """The folder with the files: under $SOTTOVOCE_DATA if that is set, else fetched if need be."""
+    published = _known(name).published
+    given = None if published is None else _given_folder(name, published)
+    return given or fetch(name)
 
 
 def fetch(name: str, *, base_urls: Sequence[str] | None = None, cache: Path | None = None) -> Path:
@@ -140,7 +147,8 @@ digits comes with the package and needs no download
     if not published.mirrors:
         raise DataError(
             f"{name} is not freely to be had and cannot be downloaded; if you own it, put "
-            f"{', '.join(published.files)} in ${ENVIRONMENT}/{published.folder}/"
+            f"{', '.join(published.files)} in {published.folder}/ of the folder that "
+            f"{ENVIRONMENT} names"
         )
     import pooch  # type: ignore[import-untyped]  # here: digits must not wait for it
 
@@ -335,7 +343,8 @@ def _download(
         logger.setLevel(level)
     raise DataError(
         f"{name} could not be downloaded ({file} from {', '.join(failures)}); try again online, or "
-        f"put {', '.join(published.files)} in ${ENVIRONMENT}/{published.folder}/"
+        f"put {', '.join(published.files)} in {published.folder}/ of the folder that "
+        f"{ENVIRONMENT} names"
     )
 
 

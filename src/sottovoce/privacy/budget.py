@@ -95,6 +95,9 @@ class Guarantee:
     unit: Unit
     calibration: Calibration
     not_covered: tuple[str, ...] = ALWAYS_NOT_COVERED
+    tightest: Budget | None = (
+        None  # where clients have budgets of their own; `budget` is the loosest
+    )
     adjacency: Literal["replace-one"] = "replace-one"
     adversary: Literal["server"] = "server"
 
@@ -132,8 +135,18 @@ class Guarantee:
         }[self.calibration]
         uncovered = "; ".join(NOT_COVERED[code] for code in self.not_covered)
         epsilon, delta = shown(self.budget.epsilon), shown(self.budget.delta, 3)
+        leaks = [code for code in ("raw-signal", "median-clip") if code in self.not_covered]
+        verb = "would be" if leaks else "are"
+        but = "".join(f", were it not for {NOT_COVERED[code]}" for code in leaks)
+        own = ""
+        if self.tightest is not None:
+            own = (
+                "This is the loosest of the clients' budgets; each is promised its own, down to "
+                f"({shown(self.tightest.epsilon)}, {shown(self.tightest.delta, 3)}). "
+            )
         return (
-            f"Each client's uploads are ({epsilon}, {delta})-differentially private for {about}. "
+            f"Each client's uploads {verb} ({epsilon}, {delta})-differentially private for "
+            f"{about}{but}. {own}"
             f"That is: with {what}, the probability of anything the server can see changes by at "
             f"most a factor e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
             "The adversary is the server, which sees every upload of every round, knows who sent "

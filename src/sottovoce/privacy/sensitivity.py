@@ -33,7 +33,7 @@ _KNOWN = (
     "the recipes with a bound are: full-batch gradient steps with a finite clip, and noise at "
     "every step or on the last one"
 )
-_SMALLEST = 1e-60  # of η and C: their squares must not underflow
+_SMALLEST = 1e-15  # of η and C: what float32 carries with room to spare
 _ROUND_UP = 1 + 2**-50  # more than the rounding of the few products below can take away
 
 
@@ -71,7 +71,7 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
             ("clip", "choose the norm gradients are cut to"),
         ):
             if not _SMALLEST <= (value := getattr(self, name)) <= 1 / _SMALLEST:
-                raise InputError.of(name, value, "a number from 1e-60 to 1e+60", remedy)
+                raise InputError.of(name, value, "a number from 1e-15 to 1e+15", remedy)
         if self.batch != "full":
             raise NoSensitivity.of("batch", self.batch, "'full'", _KNOWN)
         if self.noise_at not in ("every-step", "last-step"):

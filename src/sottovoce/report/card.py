@@ -45,7 +45,7 @@ def card(run: Run, mu: float) -> str:
     return f"""
 <section class="card" aria-labelledby="guarantee">
 <h2 id="guarantee">The guarantee</h2>
-{_asked(run)}{whose}
+{_asked(run)}{_leaks(run)}{whose}
 <div class="columns">
 <div>
 <dl class="facts">{rows}</dl>
@@ -90,6 +90,18 @@ def _asked(run: Run) -> str:
         f'<p class="note">The plan asks for ε = {number(wanted)}, but with the paper’s noise '
         f"ε = {number(run.epsilon)} is what holds. Choose <code>calibration = exact</code> to get "
         "what is asked for.</p>"
+    )
+
+
+def _leaks(run: Run) -> str:
+    """A visible warning where something outside the budget left the clients."""
+    codes = [code for code in ("raw-signal", "median-clip") if code in run.not_covered]
+    if not codes:
+        return ""
+    what = " and ".join(escape(NOT_COVERED[code]) for code in codes)
+    return (
+        f'<p class="note">The budget does not cover {what}: ε, the fuel gauge and the attacker’s '
+        "view below hold only for a deployment that does not do so.</p>"
     )
 
 

@@ -165,7 +165,9 @@ def _shrinking(run: Run) -> str:
     if not times:
         return "T, the number of rounds planned, did not change."
     often = "once" if times == 1 else f"{times} times"
-    return f"Learning stopped paying: T shrank {often}, to {run.next_horizon[-1]:,}."
+    # The rule is applied after the last round too, where it may end below the rounds done.
+    end = max(run.next_horizon[-1], len(run.next_horizon))
+    return f"Learning stopped paying: T shrank {often}, to {end:,}."
 
 
 def _budgets(run: Run) -> str:

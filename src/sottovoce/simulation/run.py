@@ -25,6 +25,7 @@ from sottovoce.learning.models import Model, Params
 from sottovoce.plan import Plan
 from sottovoce.seeds import Purpose
 from sottovoce.simulation import course
+from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.round import Orders, Rows, play
 from sottovoce.trained import Trained, named, unnamed
 
@@ -92,9 +93,10 @@ def simulate(
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
     plan = _adapted(Plan() if plan is None else plan, given, model)
-    folder = None if out is None else new_folder(Path(out))
-    federation = build(plan, seed=seed, data=given, model=model)
-    return _one(_started(federation, seed), on_round, folder)
+    folder = None if out is None else checkpoint.require_free(Path(out))
+    with Interrupts() as interrupts:
+        federation = build(plan, seed=seed, data=given, model=model)
+        return _one(_started(federation, seed), on_round, folder, interrupts)
 
 
 def resume(
@@ -111,9 +113,15 @@ def resume(
     state, arrays, header = checkpoint.load(folder)
     plan, seed = Plan(**header["plan"]), int(header["seed"])
     given = None if data is None else Given(data, validation, test)
-    federation = build(plan, seed=seed, data=given, model=model)
-    params = unnamed(federation.model, arrays)
-    return _one(_Run(federation, seed, (state, _alone(params), 0)), on_round, folder)
+    with Interrupts() as interrupts:
+        federation = build(plan, seed=seed, data=given, model=model)
+        if federation.held.fingerprint() != header["data"]:
+            raise RunError(
+                f"the data differ from those that {folder} was begun with; a budget belongs to its "
+                "data, so resume with the same, or start a new run"
+            )
+        run = _Run(federation, seed, (state, _alone(unnamed(federation.model, arrays)), 0))
+        return _one(run, on_round, folder, interrupts)
 
 
 def simulate_many(
@@ -166,12 +174,20 @@ def simulate_many(
     return [finished[i] for i in range(len(runs))]
 
 
-def _one(run: _Run, on_round: OnRound | None, folder: Path | None) -> Trained:
+def _one(
+    run: _Run, on_round: OnRound | None, folder: Path | None, interrupts: Interrupts
+) -> Trained:
     """One run with its folder, whatever becomes of it."""
     began, status = datetime.now(UTC), "finished"
-    header = {"plan": run.federation.plan.to_dict(), "seed": run.seed}
+    header = {
+        "plan": run.federation.plan.to_dict(),
+        "seed": run.seed,
+        "data": run.federation.held.fingerprint() if folder is not None else "",
+    }
     saved = time.monotonic()
+    interrupts.check()
     if folder is not None:
+        checkpoint.make(folder)
         record.write_rounds(folder, run.state)
         _save(run, folder, header)
 
@@ -187,6 +203,7 @@ def _one(run: _Run, on_round: OnRound | None, folder: Path | None) -> Trained:
                 saved = time.monotonic()
         if on_round is not None:
             on_round(done)
+        interrupts.check()
 
     try:
         _loop([run], after_round)
@@ -197,9 +214,10 @@ def _one(run: _Run, on_round: OnRound | None, folder: Path | None) -> Trained:
         status = "failed"
         raise
     finally:
-        trained = _trained(run, status, began)
         if folder is not None:
             _save(run, folder, header)
+        trained = _trained(run, status, began)
+        if folder is not None:
             record.write(folder, trained.record, run.federation, run.state, named(run.params))
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
@@ -367,19 +385,3 @@ def _adapted(plan: Plan, given: Given | None, model: Model | None) -> Plan:
     if given is not None and not is_pair(given.train):
         changes |= {"data.clients": len(given.train), "data.split": "iid"}
     return plan.replace(**changes) if changes else plan
-
-
-def new_folder(folder: Path) -> Path:
-    """The folder, made if need be, or a refusal if something is in it."""
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError.of(
-                "out",
-                str(folder),
-                "a new or empty folder",
-                "name another, or resume the run that lies in it",
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror}; name another") from None
-    return folder
