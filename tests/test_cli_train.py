@@ -15,7 +15,8 @@ import pytest
 
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
-from sottovoce.plan.sections import DATASETS, Model
+from sottovoce.plan.data import DATASETS, SplitKind
+from sottovoce.plan.sections import Model, ModelName
 from sottovoce.training import SIMULATION
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -217,9 +218,8 @@ def test_the_names_in_plans_are_the_names_in_the_rooms():
         assert DATASETS[name].classes == own.classes
     from sottovoce.data.partition import KINDS
     from sottovoce.learning.models import MODELS
-    from sottovoce.plan.sections import ModelName, SplitKind
 
-    assert set(SplitKind.__args__) == set(KINDS)
+    assert set(SplitKind.__args__) == {*KINDS, "column"}
     assert set(ModelName.__args__) == {*MODELS, "custom"}
     for name, option in MODELS.items():
         assert getattr(Model(name=name), option) is not None

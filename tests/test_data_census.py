@@ -16,7 +16,7 @@ import pytest
 from sottovoce.data import DATASETS, Arrays, census, fetch, load
 from sottovoce.errors import DataError, PlanError
 from sottovoce.plan import Plan
-from sottovoce.plan.sections import DATASETS as FACTS
+from sottovoce.plan.data import DATASETS as FACTS
 
 GIVEN = os.environ.get("SOTTOVOCE_DATA", "")
 FOLDERS = {"acs": Path(GIVEN) / "acs", "adult": Path(GIVEN) / "adult"}

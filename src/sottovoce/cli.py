@@ -175,47 +175,68 @@ def train(
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("plan.toml"),
+    table: Annotated[
+        Path | None,
+        typer.Option("--from", help="Draft it from the header of this table (CSV, Parquet)."),
+    ] = None,
 ) -> None:
     """Write a plan with every key explained; it runs as it is.
+
+    With --from it is a draft for your own table, and runs once you have filled in what must be
+    public: bounds and categories are never copied from the data.
 
     \b
     Examples:
       sottovoce init
       sottovoce init hospital.toml
+      sottovoce init --from people.csv people.toml
     """
+    from sottovoce.draft import draft
     from sottovoce.plan import Plan
 
+    text = Plan.template() if table is None else draft(table, path)
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(Plan.template())
+            file.write(text)
     except FileExistsError:
         raise InputError.of("PATH", str(path), "a new file", "name another or move it") from None
     except OSError as error:
         raise InputError.of(
             "PATH", str(path), "a file that can be written", f"{error.strerror}: name another"
         ) from None
-    click.echo(f"{path} is written; edit it, then run: sottovoce train {path}")
+    todo = "edit it" if table is None else "fill in the label and what is public about the columns"
+    click.echo(f"{path} is written; {todo}, then run: sottovoce train {path}")
 
 
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    file: Annotated[Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv of numbers.")],
+    file: Annotated[
+        Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv; a table: .csv, .parquet.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Print the class of each sample of a file, one a line.
 
-    Samples must be scaled as in training (digits: pixels / 16, images: pixels / 255).
+    Samples must be scaled as in training (digits: pixels / 16, images: pixels / 255). A table is
+    encoded as the training table was: it needs the same columns, and the label may be absent.
 
     \b
-    Example:
+    Examples:
       sottovoce predict runs/first samples.npy
+      sottovoce predict runs/people new.csv
     """
     from sottovoce.samples import read_samples
     from sottovoce.trained import load
 
-    rows = read_samples(file)
-    answer = load(run).predict(rows).tolist()
+    arrays = None if file.suffix.lower() in (".csv", ".parquet") else read_samples(file)
+    model = load(run)
+    answer: list[Any]
+    if arrays is None and model.classes is not None:
+        answer = list(model.predict_table(file))
+    else:
+        answer = model.predict(read_samples(file) if arrays is None else arrays).tolist()
+        answer = answer if model.classes is None else [model.classes[label] for label in answer]
     click.echo(json.dumps({"predictions": answer}) if as_json else "\n".join(map(str, answer)))
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce import seeds
-from sottovoce.data import datasets
+from sottovoce.data import datasets, tables
+from sottovoce.data.column import split_by_column
 from sottovoce.data.partition import Split, split
 from sottovoce.errors import InputError
 from sottovoce.learning.models import Model
@@ -63,6 +64,7 @@ class Holdings:
     split: Split | None  # the row numbers, where rows were dealt from one array
     shape: tuple[int, ...]
     classes: int
+    layout: tables.Layout | None = None  # how the rows were encoded, where they are a table's
 
     def fingerprint(self) -> str:
         """What tells these holdings from others: who holds which rows, to the last bit."""
@@ -149,6 +151,8 @@ class Federation:
         missing = [*ALWAYS_NOT_COVERED, "simulated-noise"]
         if plan.server.signal == "raw":
             missing.append("raw-signal")
+        if self.held.layout is not None and self.held.layout.inferred:
+            missing.append("inferred-columns")
         if plan.privacy.calibration == "paper":
             missing.append("paper-calibration")
             mu2 = float(self.capacity[loosest])
@@ -169,7 +173,7 @@ class Federation:
 def hold(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
     """Who holds what: reads the data, and deals it by the seed."""
     if data is None:
-        return _named(plan, seed)
+        return _named(plan, seed) if plan.data.path is None else _table(plan, seed)
     return _split_arrays(plan, data, seed) if is_pair(data.train) else _client_arrays(data)
 
 
@@ -188,15 +192,16 @@ def build(
     ([143, 143, 143], 184)
     """
     _refuse_what_only_python_can_give(plan, data, model)
+    held = hold(plan, seed=seed, data=data) if held is None else held
+    plan = _told(plan, held)
     recipe, (epsilon, delta) = plan.recipe(), plan.budgets()
     terms = Terms(
-        clients=plan.data.clients,
+        clients=plan.clients,
         per_round=plan.per_round,
         cohort=plan.rounds.cohort,
         calibration=plan.privacy.calibration,
         releases=recipe.releases,
     )
-    held = hold(plan, seed=seed, data=data) if held is None else held
     return Federation(
         plan=plan,
         held=held,
@@ -223,16 +228,70 @@ def _capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
         pairs[:, 0],
         pairs[:, 1],
         calibration=plan.privacy.calibration,
-        sampling=plan.per_round / plan.data.clients,
+        sampling=plan.per_round / plan.clients,
     )
     return worth[where.reshape(-1)]
 
 
 def _named(plan: Plan, seed: int) -> Holdings:
-    arrays = datasets.load(plan.data.name)
+    arrays = datasets.load(str(plan.data.name))
     dealt = _deal(plan, seed, arrays.train_y, own_test=len(arrays.test_y))
     train = Samples(arrays.train_x, arrays.train_y)
     return _dealt(dealt, train, Samples(arrays.test_x, arrays.test_y), arrays.shape, arrays.classes)
+
+
+def _table(plan: Plan, seed: int) -> Holdings:
+    own = plan.data
+    table = tables.read_table(tables.Source(**own.table()))
+    train, layout, test = Samples(table.x, table.y), table.layout, own.test
+    tested = None
+    if isinstance(test, str):
+        other = tables.read_rows(test, layout, labels=True)
+        tested, test = Samples(other.x, other.y), 0
+    own_test = 0 if tested is None else len(tested.y)
+    if table.owner is None:
+        dealt = _deal(
+            plan,
+            seed,
+            table.y,
+            own_test=own_test,
+            validation=_rows(own.validation, len(table.y)),
+            test=_rows(test, len(table.y)),
+        )
+    else:
+        rng = seeds.generator(seed, Purpose.SPLIT)
+        dealt = split_by_column(
+            table.owner, validation=own.validation, test=test, rng=rng, own_test=own_test
+        )
+    held = _dealt(dealt, train, tested, (table.x.shape[1],), len(layout.classes))
+    return replace(held, layout=layout)
+
+
+def _rows(wanted: int | float, rows: int) -> int:
+    """A number of rows, or a part of them: one or more."""
+    return wanted if isinstance(wanted, int) else max(1, round(wanted * rows))
+
+
+def _told(plan: Plan, held: Holdings) -> Plan:
+    """The plan with what only the table could tell: the number of clients."""
+    clients, classes = len(held.samples), held.classes
+    if plan.data.path is None:
+        return plan
+    if plan.model.name == "svm" and classes != 2:
+        raise InputError.of(
+            "model.name",
+            "svm",
+            "mlp with data.path",
+            f"the svm tells two classes apart and the label {plan.data.label} has {classes}",
+        )
+    if plan.data.clients not in (None, clients):
+        raise InputError.of(
+            "data.clients",
+            plan.data.clients,
+            f"{clients}, the clients of column {plan.data.client}",
+            "leave it out, it follows from the table",
+        )
+    return plan.replace(**{"data.clients": clients})
 
 
 def _split_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
@@ -245,8 +304,8 @@ def _split_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
         seed,
         train.y,
         own_test=0 if test is None else len(test.y),
-        validation=plan.data.validation if validation is None else 0,
-        test=plan.data.test if test is None else 0,
+        validation=None if validation is None else 0,
+        test=None if test is None else 0,
     )
     classes = max(int(part.y.max()) for part in given) + 1
     held = _dealt(dealt, train, test, shape, classes)
@@ -299,10 +358,10 @@ def _deal(
     return split(
         labels,
         kind=own.split,
-        clients=own.clients,
+        clients=plan.clients,
         samples=own.samples,
-        validation=own.validation if validation is None else validation,
-        test=own.test if test is None else test,
+        validation=int(own.validation) if validation is None else validation,
+        test=int(own.test) if test is None else test,
         rng=seeds.generator(seed, Purpose.SPLIT),
         labels_per_client=own.labels_per_client,
         alpha=own.alpha,

@@ -91,6 +91,8 @@ def make(
     }
     if federation.plan.server.signal != "public":
         record["initial"]["signal"] = state.initial[2]
+    if federation.held.layout is not None:
+        record["table"] = federation.held.layout.to_json()
     if len(state.asked) <= MANY_CLIENTS:
         columns = _columns(federation, state)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)

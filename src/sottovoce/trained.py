@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce import record as records
+from sottovoce.data import tables
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning.models import Model, Params
 from sottovoce.learning.models import build as build_model
@@ -66,6 +67,26 @@ class Trained:
         if len(rows) == 0:
             return np.zeros(0, dtype=np.int64)
         return np.asarray(self.model.predict(self.params, jnp.asarray(flat)), dtype=np.int64)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The categories of the label, where the model was trained on a table."""
+        table = self.record.get("table")
+        return None if table is None else tuple(table["classes"])
+
+    def predict_table(self, path: str | Path) -> list[str]:
+        """The label of each row of a CSV or Parquet file, encoded as the training table was.
+
+        The file needs the columns that the model uses, in any order; a label column is not read.
+        """
+        table = self.record.get("table")
+        if table is None:
+            raise InputError(
+                "this model was not trained on a table; use predict with an array of samples"
+            )
+        layout = tables.Layout.from_json(table)
+        rows = tables.read_rows(path, layout, labels=False, key="FILE")
+        return [layout.classes[label] for label in self.predict(rows.x).tolist()]
 
 
 def load(folder: str | Path, model: Model | None = None) -> Trained:

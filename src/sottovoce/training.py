@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sottovoce import checkpoint, seeds
+from sottovoce.data import tables
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 
@@ -49,6 +50,8 @@ def train(
         )
     if seed is not None:
         seeds.check(seed)
+    if plan.data.path is not None:
+        tables.check(tables.Source(**plan.data.table()))
     folder = out if out is not None else _fresh_folder(plan)
     if resume:
         checkpoint.require_stopped(folder)
@@ -132,7 +135,7 @@ def _refuse_with_resume(
 
 def _fresh_folder(plan: Plan) -> Path:
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
-    base, number = Path("runs") / f"{plan.data.name}-{stamp}", 1
+    base, number = Path("runs") / f"{plan.data.name or 'table'}-{stamp}", 1
     folder = base
     while folder.exists():
         number += 1

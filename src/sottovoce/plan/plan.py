@@ -19,18 +19,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import PlanError
 from sottovoce.plan import text as plan_text
+from sottovoce.plan.data import TABLE_KEYS, Data
 from sottovoce.plan.refusals import expected, named
-from sottovoce.plan.sections import (
-    DATASETS,
-    TABLES,
-    Data,
-    Local,
-    Model,
-    Privacy,
-    Rounds,
-    Section,
-    Server,
-)
+from sottovoce.plan.section import TABLES, Section
+from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.rounds.schedule import Schedule
 
@@ -85,7 +77,45 @@ class Plan(Section):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        clients, classes = self.data.clients, DATASETS[self.data.name].classes
+        self._fits_clients()
+        self._fits_model()
+        if self.server.signal == "clients" and self.rounds.schedule != "discounted":
+            raise PlanError(
+                "server.signal = clients pays for losses that rounds.schedule = "
+                f"{self.rounds.schedule} never looks at; choose public, or discounted"
+            )
+        if self.local.steps > 1 and self.privacy.calibration == "paper":
+            raise PlanError.of(
+                "local.steps",
+                self.local.steps,
+                "1 with privacy.calibration = paper",
+                "the paper's theorem knows one step a round",
+            )
+        return self
+
+    def _fits_model(self) -> None:
+        own, classes = self.data, self.data.classes
+        source = f"data.name = {own.name}" if own.path is None else "data.path"
+        if self.model.name == "svm" and classes not in (None, 2):
+            what = own.name or f"the label {own.label}"
+            raise PlanError.of(
+                "model.name",
+                "svm",
+                f"{'mlp' if own.path else 'mlp or cnn'} with {source}",
+                f"the svm tells two classes apart and {what} has {classes}",
+            )
+        if self.model.name == "cnn" and not own.pictures:
+            raise PlanError.of(
+                "model.name",
+                "cnn",
+                f"svm or mlp with {source}",
+                f"the cnn is for pictures and {own.name or 'this'} is a table",
+            )
+
+    def _fits_clients(self) -> None:
+        clients = self.data.clients
+        if clients is None:  # they follow from the table: checked when it has been read
+            return
         if self.per_round > clients:
             raise PlanError.of(
                 "rounds.per_round",
@@ -100,33 +130,6 @@ class Plan(Section):
                     f"privacy.{key} is a list of {len(values)} and data.clients is {clients}; "
                     "give one number for all, or one for each client"
                 )
-        if self.server.signal == "clients" and self.rounds.schedule != "discounted":
-            raise PlanError(
-                "server.signal = clients pays for losses that rounds.schedule = "
-                f"{self.rounds.schedule} never looks at; choose public, or discounted"
-            )
-        if self.local.steps > 1 and self.privacy.calibration == "paper":
-            raise PlanError.of(
-                "local.steps",
-                self.local.steps,
-                "1 with privacy.calibration = paper",
-                "the paper's theorem knows one step a round",
-            )
-        if self.model.name == "svm" and self.data.name != "arrays" and classes != 2:
-            raise PlanError.of(
-                "model.name",
-                "svm",
-                f"mlp or cnn with data.name = {self.data.name}",
-                f"the svm tells two classes apart and {self.data.name} has {classes}",
-            )
-        if self.model.name == "cnn" and not DATASETS[self.data.name].pictures:
-            raise PlanError.of(
-                "model.name",
-                "cnn",
-                f"svm or mlp with data.name = {self.data.name}",
-                f"the cnn is for pictures and {self.data.name} is a table",
-            )
-        return self
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
@@ -135,8 +138,8 @@ class Plan(Section):
         An override that changes `data.name`, `data.split`, `model.name` or `rounds.schedule` drops
         the keys of the file that the change leaves without effect, and a new `data.name` also drops
         `data.samples`, `data.validation` and `data.test`; what overrides set themselves is kept.
-        `privacy.clients` is relative to the plan's folder in a file, to the current one in an
-        override.
+        `data.path`, a file as `data.test` and `privacy.clients` are relative to the plan's folder
+        in a file, to the current one in an override.
 
         >>> Plan.load(None, ["rounds.schedule=fixed", "rounds.rounds=60"]).schedule()
         FixedRounds(rounds=60)
@@ -156,7 +159,7 @@ class Plan(Section):
         folder: str | Path = "",
         source: str = "the plan",
     ) -> Self:
-        """The plan in a TOML text; `folder` is where `privacy.clients` is looked for.
+        """The plan in a TOML text; `folder` is where the files it names are looked for.
 
         >>> Plan.from_toml("[privacy]\\nepsilon = -1")
         Traceback (most recent call last):
@@ -166,7 +169,11 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         """
         values = plan_text.parse(text, source)
         changes = dict(plan_text.parse_setting(override) for override in overrides)
-        privacy = values.get("privacy")
+        data, privacy = values.get("data"), values.get("privacy")
+        if isinstance(data, dict):
+            for key in ("path", "test"):
+                if isinstance(data.get(key), str) and data[key]:
+                    data[key] = str(Path(folder, data[key]))
         if isinstance(privacy, dict) and isinstance(privacy.get("clients"), str):
             privacy["clients"] = str(Path(folder, privacy["clients"]))
             if changes.keys() & {"privacy.epsilon", "privacy.delta"}:
@@ -206,7 +213,8 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         10
         """
         values = self._given()
-        values["rounds"]["per_round"] = self.per_round
+        if self.data.clients is not None:
+            values["rounds"]["per_round"] = self.per_round
         return values
 
     def _given(self) -> dict[str, Any]:
@@ -215,7 +223,20 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
     @property
     def per_round(self) -> int:
         """K: how many clients upload in a round."""
-        return self.data.clients if self.rounds.per_round is None else self.rounds.per_round
+        return self.clients if self.rounds.per_round is None else self.rounds.per_round
+
+    @property
+    def clients(self) -> int:
+        """U: how many clients there are; with `data.client` the table says it first.
+
+        >>> Plan(data={"path": "a.csv", "label": "y", "client": "who", "infer": True}).clients
+        Traceback (most recent call last):
+            ...
+        sottovoce.errors.PlanError: data.clients follows from the column data.client; read the table
+        """
+        if self.data.clients is None:
+            raise PlanError("data.clients follows from the column data.client; read the table")
+        return self.data.clients
 
     def budgets(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """ε and δ of each client.
@@ -224,7 +245,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         (array([1., 8.]), array([1.e-05, 1.e-05]))
         """
         epsilon, delta = (
-            np.full(self.data.clients, values, dtype=np.float64)
+            np.full(self.clients, values, dtype=np.float64)
             for values in (self.privacy.epsilon, self.privacy.delta)
         )
         return epsilon, delta
@@ -330,6 +351,17 @@ def _left_behind(table: type[Section], key: str, value: Any, old: Mapping[str, A
     if table is Privacy and key == "clients":
         return ["epsilon", "delta"]
     gone = [k for k, when in table.conditions() if when.switch == key and when.value != value]
-    if table is Data and key == "name" and value != old.get("name", "digits"):
-        gone += ["samples", "validation", "test"]
-    return gone
+    return gone + (_other_data(key, value, old) if table is Data else [])
+
+
+def _other_data(key: str, value: Any, old: Mapping[str, Any]) -> list[str]:
+    if key == "name" and value != (None if "path" in old else old.get("name", "digits")):
+        own_split = ["split"] if "client" in old else []
+        return ["path", *TABLE_KEYS, *own_split, "samples", "validation", "test"]
+    if key == "path" and "path" not in old:
+        return ["name", "samples", "validation", "test"]
+    if key == "client" and "client" not in old:
+        return ["clients", "split", "samples", "labels_per_client", "alpha"]
+    if key == "split" and value != "column":
+        return ["client"]
+    return []

@@ -78,7 +78,8 @@ def refused(problems: Sequence[Any], section: str, schema: Schema, keys: Keys) -
     if inside:
         name, value = f"{name}[{inside[0]['loc'][-1]}]", inside[0]["input"]
         field = next(kind["items"] for kind in field["anyOf"] if "items" in kind)
-    near = difflib.get_close_matches(str(value)[:60].lower(), field.get("enum", ()), 1)
+    names = [name for kind in (field, *field.get("anyOf", ())) for name in kind.get("enum", ())]
+    near = difflib.get_close_matches(str(value)[:60].lower(), names, 1)
     return PlanError.of(
         name, value, expected(field), f"did you mean {near[0]}?" if near else purpose
     )
@@ -104,7 +105,11 @@ def expected(schema: Schema) -> str:
         "number": "a number",
         "array": "a list of such",
         "string": "text",
+        "boolean": "true or false",
+        "object": "a table of lists",
     }[schema["type"]]
+    if "exclusiveMinimum" in schema:
+        return f"{noun} between {schema['exclusiveMinimum']:g} and {schema['exclusiveMaximum']:g}"
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
         # %.10g: 1000000 rather than 1e+06.

@@ -135,7 +135,7 @@ def read_budgets(path: str | Path) -> tuple[tuple[float, ...], tuple[float, ...]
 
 
 def write(values: Mapping[str, Any]) -> str:
-    """Plain data of two levels as TOML.
+    """Plain data of two levels, or three, as TOML.
 
     >>> print(write({"schema": 1, "data": {"name": "digits", "samples": [3, 4]}}), end="")
     schema = 1
@@ -147,17 +147,34 @@ def write(values: Mapping[str, Any]) -> str:
     lines = [f"{key} = {value_text(v)}" for key, v in values.items() if not isinstance(v, Mapping)]
     for section, keys in values.items():
         if isinstance(keys, Mapping):
-            lines += ["", f"[{section}]", *(f"{key} = {value_text(v)}" for key, v in keys.items())]
+            flat = {key: v for key, v in keys.items() if not isinstance(v, Mapping)}
+            lines += ["", f"[{section}]", *(f"{key} = {value_text(v)}" for key, v in flat.items())]
+            for key in (key for key in keys if key not in flat):
+                lines += ["", f"[{section}.{key}]"]
+                lines += [f"{key_text(name)} = {value_text(v)}" for name, v in keys[key].items()]
     return "\n".join(lines) + "\n"
 
 
 def value_text(value: Any) -> str:
     """One value as TOML: JSON writes strings, numbers and lists the same way.
 
-    >>> value_text(1e-5), value_text("mlp")
-    ('1e-05', '"mlp"')
+    >>> value_text(1e-5), value_text("mlp"), value_text({"age": [0, 9], "a b": ["é"]})
+    ('1e-05', '"mlp"', '{age = [0, 9], "a b" = ["é"]}')
     """
-    return json.dumps(value, allow_nan=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key_text(k)} = {value_text(v)}" for k, v in value.items()) + "}"
+    # Not ASCII: JSON's escapes beyond the first 65,536 characters are none of TOML's.
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
+
+
+def key_text(key: str) -> str:
+    """A key as TOML, in quotes where it needs them.
+
+    >>> key_text("age"), key_text("marital status")
+    ('age', '"marital status"')
+    """
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else value_text(key)
 
 
 def _shown(value: object) -> str:

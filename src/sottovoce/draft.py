@@ -1,0 +1,83 @@
+"""`sottovoce init --from`: a plan for your own table, drafted from its header.
+
+The draft does not run as it is. What must be public (which column is the label, bounds, categories)
+is left to you: copied from the data, it would be a release that nobody paid for.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sottovoce.data.scan import glance
+from sottovoce.errors import InputError
+from sottovoce.plan.data import TABLE_FILES
+from sottovoce.plan.text import key_text, value_text
+
+HEAD = """\
+# A plan for sottovoce train, drafted from the header of {file}.
+# It does not run yet. Fill in the label, and what is public about each column you want to use:
+# from a codebook, the law or common sense, never by looking at the rows.
+# All other keys have their defaults; sottovoce init explains every one.
+schema = 1
+
+[data]
+path = {path}
+# The column to be predicted: {columns}
+label = ""
+# A column whose values are the clients; with it, remove the line with clients.
+# client = ""
+clients = 10
+# Parts of each client's rows that are never trained on.
+validation = 0.1
+test = 0.1
+# true: what is missing below is taken from the data, which the guarantee does not cover.
+infer = false
+
+# Numbers are cut to [low, high]; texts are one of their categories. A column that is not listed is
+# not used. The label needs its categories too. The kinds are guesses from the first rows.
+# Take the # away and write, for example, age = [0, 120] or sex = ["female", "male"].
+[data.columns]
+"""
+
+TAIL = """
+[model]
+name = "mlp"
+
+[privacy]
+epsilon = 8.0
+delta = 1e-5
+"""
+
+
+def draft(table: Path, plan: Path) -> str:
+    """The text of a plan at `plan` for the table; only its header and first rows are looked at."""
+    if table.suffix.lower() not in TABLE_FILES:
+        raise InputError.of(
+            "--from", str(table), "a .csv or .parquet file", "save the table as one of these"
+        )
+    kinds = glance(table)
+    lines = []
+    for column, kind in kinds.items():
+        if not column:  # the row number that other programs write
+            continue
+        public = "[LOW, HIGH]" if kind == "number" else "[TEXT, TEXT]"  # no TOML, as it must be
+        lines.append(f"# {key_text(column)} = {public}")
+    # As the plan will look for it: from its own folder, with slashes on every system.
+    path = Path(os.path.relpath(table, plan.parent)).as_posix()
+    head = HEAD.format(
+        file=" ".join(table.name.split()),
+        path=value_text(path),
+        columns=_listed([column for column in kinds if column]),
+    )
+    return head + "\n".join(lines) + "\n" + TAIL
+
+
+def _listed(columns: list[str]) -> str:
+    """The first names on one line of a comment.
+
+    >>> _listed(["age", "marital status"])
+    'age, "marital status"'
+    """
+    text = ", ".join(key_text(column) for column in columns)
+    return text if len(text) <= 70 else text[:67].rpartition(",")[0] + ", …"

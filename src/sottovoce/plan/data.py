@@ -1,0 +1,343 @@
+"""`[data]`: which data, and who holds what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from sottovoce.errors import PlanError
+from sottovoce.plan import columns as public
+from sottovoce.plan.columns import Columns
+from sottovoce.plan.section import MOST, Number, Section, When, Whole, WholeOrZero
+
+DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "acs", "adult", "ipums", "arrays"]
+SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "column"]
+Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
+
+TABLE_KEYS = ("label", "client", "columns", "infer")  # that mean something beside a path only
+TABLE_FILES = (".csv", ".parquet")
+
+
+class Facts(NamedTuple):
+    """What a plan must know of a data set; `validation` and `test` are what absent keys mean."""
+
+    rows: int  # that can be dealt to clients, validation and test
+    own_test: int  # rows of the test set that comes with it
+    classes: int
+    validation: int
+    test: int
+    pictures: bool = True
+
+
+DATASETS: dict[str, Facts] = {
+    "digits": Facts(rows=1797, own_test=0, classes=10, validation=183, test=184),
+    "mnist": Facts(rows=60_000, own_test=10_000, classes=10, validation=10_000, test=0),
+    "cifar10": Facts(rows=50_000, own_test=10_000, classes=10, validation=10_000, test=0),
+    "acs": Facts(45_780, own_test=0, classes=2, validation=5_000, test=10_000, pictures=False),
+    "adult": Facts(32_561, own_test=16_281, classes=2, validation=5_000, test=0, pictures=False),
+    "ipums": Facts(40_000, own_test=0, classes=2, validation=5_000, test=10_000, pictures=False),
+    # Given from Python: what they hold is checked when they are there.
+    "arrays": Facts(rows=10**12, own_test=0, classes=10**6, validation=100, test=100),
+}
+
+
+def _columns(value: Any, info: ValidationInfo) -> Columns:
+    return public.checked(value, info.data.get("label"))
+
+
+PublicColumns: TypeAlias = Annotated[
+    Columns,
+    PlainValidator(_columns),
+    PlainSerializer(lambda columns: {name: list(spec) for name, spec in columns.items()}),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {
+                "type": "array",
+                "items": {"type": ["number", "string", "boolean"]},
+            },
+        }
+    ),
+]
+
+
+class Data(Section):
+    """Which data, and who holds what."""
+
+    name: DatasetName | None = Field(
+        default="digits", description="the data set (arrays: given from Python)"
+    )
+    path: str | None = Field(
+        default=None,
+        description="your own table instead, CSV or Parquet, beside the plan (then remove name)",
+        examples=["people.csv"],
+    )
+    label: str | None = Field(
+        default=None,
+        description="the column of the table that is to be predicted",
+        examples=["income"],
+    )
+    client: str | None = Field(
+        default=None,
+        description="the column that says whose row it is (then clients follow from the table)",
+        examples=["hospital"],
+    )
+    columns: PublicColumns | None = Field(
+        default=None,
+        description="the columns used, with what is public: [low, high] or a list of categories",
+        examples=[{"age": [0, 120], "sex": ["f", "m"], "income": ["low", "high"]}],
+    )
+    infer: bool | None = Field(
+        default=None,
+        strict=True,
+        description="take what columns lacks from the data, which the guarantee does not cover",
+        examples=[False],
+    )
+    clients: Whole | None = Field(default=10, description="how many clients share the data (U)")
+    samples: Whole | tuple[Whole, ...] | None = Field(
+        default=None,
+        description="the rows of each client, or a list of them (absent: all there are, equally)",
+        examples=[143],
+    )
+    split: SplitKind = Field(
+        default="iid",
+        description="who holds what: alike, few classes each, sizes as listed, by α, by column",
+    )
+    labels_per_client: Annotated[Whole | None, When("split", "labels", 2)] = Field(
+        default=None, description="how many classes a client holds with split = labels"
+    )
+    alpha: Annotated[
+        Annotated[Number, Field(ge=1e-3, le=MOST)] | None, When("split", "dirichlet", 0.5)
+    ] = Field(
+        default=None, description="how even the classes are with split = dirichlet, small is uneven"
+    )
+    validation: Whole | Fraction = Field(
+        default=DATASETS["digits"].validation,
+        description="rows the server steers by, no client's (of a table also a part of them)",
+    )
+    test: WholeOrZero | Fraction | str = Field(
+        default=DATASETS["digits"].test,
+        description="rows for the final test (0: the data set's own; a table: also a part, a file)",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_source(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = {key: str(v) if isinstance(v, Path) else v for key, v in values.items()}
+        absent = [key for key in ("name", "clients") if key in values and values[key] is None]
+        for key in absent:
+            del values[key]
+        return _of_a_data_set(values) if values.get("path") is None else _of_a_table(values)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.path is not None:
+            self._fits_a_table()
+            return self
+        assert self.name is not None  # only a path clears it
+        facts = DATASETS[self.name]
+        for key, value in (("validation", self.validation), ("test", self.test)):
+            if not isinstance(value, int):
+                raise PlanError.of(
+                    f"data.{key}",
+                    value,
+                    f"a whole number with data.name = {self.name}",
+                    "parts and files are for tables, which data.path names",
+                )
+        validation, test = int(self.validation), int(self.test)
+        clients = self.clients or 0
+        if self.split == "column":
+            raise PlanError.of(
+                "data.split",
+                "column",
+                f"iid, labels, sizes or dirichlet with data.name = {self.name}",
+                "a client column is for tables, which data.path names",
+            )
+        if test == 0 and facts.own_test == 0:
+            raise PlanError.of(
+                "data.test", 0, "≥ 1", f"{self.name} comes without a test set of its own"
+            )
+        k = self.labels_per_client or 1
+        if k > facts.classes:
+            raise PlanError.of(
+                "data.labels_per_client",
+                k,
+                f"at most {facts.classes}",
+                f"{self.name} has {facts.classes} classes",
+            )
+        kept = facts.rows - validation - test
+        if kept < clients * k:
+            raise PlanError(
+                f"data.clients = {clients} needs {clients * k} rows or more, and "
+                f"{self.name} has {max(0, kept)} of {facts.rows} left beside data.validation = "
+                f"{validation} and data.test = {test}; lower one of them"
+            )
+        self._check_samples(kept, k)
+        return self
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are, where that is known before the data are read."""
+        if self.name is not None:
+            return None if self.name == "arrays" else DATASETS[self.name].classes
+        return len(self.columns.get(str(self.label), ())) or None if self.columns else None
+
+    @property
+    def pictures(self) -> bool:
+        """Whether a row may be a picture, which the cnn needs."""
+        return self.name is not None and DATASETS[self.name].pictures
+
+    def table(self) -> dict[str, Any]:
+        """What `data.tables.Source` is made of.
+
+        >>> Data(path="a.csv", label="y", infer=True).table()["path"]
+        'a.csv'
+        """
+        return {
+            "path": self.path,
+            "label": self.label,
+            "client": self.client,
+            "columns": dict(self.columns or {}),
+            "infer": bool(self.infer),
+            "test": self.test if isinstance(self.test, str) else None,
+        }
+
+    def _fits_a_table(self) -> None:
+        self._names_columns()
+        for key, file in (("path", self.path), ("test", self.test)):
+            if isinstance(file, str) and not file.lower().endswith(TABLE_FILES):
+                raise PlanError.of(
+                    f"data.{key}", file, "a .csv or .parquet file", "save the table as one of these"
+                )
+        if self.test == 0:
+            raise PlanError.of("data.test", 0, "≥ 1, a part or a file", "a table has no test set")
+        parts = [part for part in (self.validation, self.test) if isinstance(part, float)]
+        if sum(parts) >= 1:
+            raise PlanError(
+                f"data.validation = {self.validation} and data.test = {self.test} leave no rows to "
+                "train on; lower one of them"
+            )
+        k, classes = self.labels_per_client or 1, self.classes
+        if classes is not None and k > classes:
+            raise PlanError.of(
+                "data.labels_per_client",
+                k,
+                f"at most {classes}",
+                f"{self.label} has {classes} categories",
+            )
+        if self.client is None:
+            self._check_samples(10**12, k)
+
+    def _names_columns(self) -> None:
+        for key, column in (("label", self.label), ("client", self.client)):
+            if column == "" or (key == "label" and column is None):
+                raise PlanError.of(
+                    f"data.{key}",
+                    column,
+                    "the name of a column",
+                    "name the one to be predicted" if key == "label" else "or remove it",
+                )
+        columns, label = self.columns or Columns(), str(self.label)
+        if self.client is not None and (self.client == label or self.client in columns):
+            other = "data.label" if self.client == label else "a feature in data.columns"
+            raise PlanError(
+                f"data.client = {self.client[:60]!a} is {other} too; a client's name is no feature"
+            )
+        if columns.get(label) == ():
+            raise PlanError.of(
+                "data.columns", f"{label} = []", "two categories or more for the label", "list them"
+            )
+        if self.infer:
+            return
+        if label not in columns:
+            raise PlanError(
+                f"data.columns lacks the label {label[:60]!a}; list its categories there, which "
+                "are public, or choose data.infer = true"
+            )
+        if not any(spec for name, spec in columns.items() if name != label):
+            raise PlanError(
+                "data.columns lists no feature; give each column its [low, high] or its "
+                "categories, or choose data.infer = true"
+            )
+
+    def _check_samples(self, kept: int, at_least: int) -> None:
+        sizes, clients = self.samples, self.clients or 0
+        if isinstance(sizes, tuple):
+            parts = len(sizes)
+            by_parts = self.split == "sizes" and parts and clients % parts == 0
+            if parts != clients and not by_parts:
+                raise PlanError(
+                    f"data.samples is a list of {parts} and data.clients is {clients}; "
+                    "list one for each client"
+                    + (", or as many as divide them evenly" if self.split == "sizes" else "")
+                )
+        elif self.split == "sizes":
+            raise PlanError.of(
+                "data.samples",
+                sizes,
+                "a list with data.split = sizes",
+                "list the rows of each client, or choose iid",
+            )
+        if sizes is None:
+            return
+        listed = sizes if isinstance(sizes, tuple) else (sizes,)
+        if min(listed) < at_least:
+            raise PlanError.of(
+                "data.samples", min(listed), f"≥ {at_least}", "it is one row of each class or more"
+            )
+        total = sum(listed) * clients // len(listed)
+        if total > kept:
+            raise PlanError.of(
+                "data.samples",
+                list(listed) if len(listed) > 1 else listed[0],
+                f"at most {kept} for all {clients} clients together",
+                f"these are {total}: lower it, data.clients, data.validation or data.test",
+            )
+
+
+def _of_a_data_set(values: dict[str, Any]) -> dict[str, Any]:
+    for key in TABLE_KEYS:
+        if values.get(key) is not None:
+            raise PlanError(
+                f"data.{key} has no effect without data.path; name your table there, or remove it"
+            )
+    name = values.get("name")
+    if not isinstance(name, str) or name not in DATASETS:
+        return values
+    facts = DATASETS[name]
+    return {"validation": facts.validation, "test": facts.test} | values
+
+
+def _of_a_table(values: dict[str, Any]) -> dict[str, Any]:
+    if "name" in values:
+        raise PlanError("data.name has no effect beside data.path; remove one of the two")
+    values = {"validation": 0.1, "test": 0.1} | values | {"name": None}
+    if values.get("infer") is None:
+        values["infer"] = False
+    if values.get("client") is None:
+        if values.get("split") == "column":
+            raise PlanError.of(
+                "data.client", None, "a column with data.split = column", "name the clients' column"
+            )
+        return values
+    if values.get("samples") is not None:
+        raise PlanError(
+            "data.samples has no effect beside data.client; a client holds the rows that name it"
+        )
+    split = values.setdefault("split", "column")
+    if split != "column" and isinstance(split, str):
+        raise PlanError.of(
+            "data.split", split, "column beside data.client", "or remove data.client"
+        )
+    return {"clients": None} | values
