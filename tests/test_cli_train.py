@@ -68,10 +68,13 @@ def test_json_is_one_object_on_stdout_and_progress_on_stderr(tmp_path):
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == record
 
 
-def test_quiet_is_quiet_and_the_default_folder_is_new_each_time(tmp_path):
+def test_quiet_shows_no_rounds_and_the_default_folder_is_new_each_time(tmp_path):
     for count in (1, 2):
         done = sottovoce("train", "--quiet", "--set", "rounds.rounds=1", cwd=tmp_path)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "round 1" not in done.stdout
+        assert done.stdout.startswith(SIMULATION)
+        assert "files  runs/digits-" in done.stdout
         assert len(list((tmp_path / "runs").iterdir())) == count
 
 
@@ -187,6 +190,47 @@ def test_interrupted_leaves_a_valid_record_and_says_how_to_go_on(tmp_path):
     assert record["status"] == "interrupted"
     assert 5 <= record["result"]["rounds_used"] < 1500
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.7, 1.5, 2.2, 3.0])
+def test_interrupted_while_it_starts_or_compiles_it_ends_in_order(tmp_path, delay):
+    """No crash, no traceback: code 130, and either nothing was written or it can go on."""
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--out", str(tmp_path / "run"), *LONG],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.readline()  # the first word: from here on Ctrl-C is minded
+    time.sleep(delay)
+    for _ in range(2):  # people press it twice
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    if (tmp_path / "run").exists():
+        record = json.loads((tmp_path / "run" / "record.json").read_text())
+        assert record["status"] == "interrupted"
+        assert (tmp_path / "run" / "checkpoint.npz").exists()
+
+
+def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
+    command = f"{sys.executable} -m sottovoce train --seed 1 --out {tmp_path / 'run'} | head -2"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    end = time.monotonic() + 60
+    while not (tmp_path / "run" / "report.html").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["status"] == "finished"
+
+
+def test_what_cannot_be_run_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path))
+    done = sottovoce("train", "--set", "data.name=mnist", "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

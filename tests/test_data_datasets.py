@@ -243,7 +243,7 @@ def test_offline_is_one_sentence_with_files_and_folder(
         load("mnist")
     sentence = str(caught.value)
     assert "mnist could not be downloaded" in sentence
-    assert "$SOTTOVOCE_DATA/mnist/" in sentence
+    assert "mnist/ of the folder that SOTTOVOCE_DATA names" in sentence
     assert all(file in sentence for file in mnist.published.files)
     assert "\n" not in sentence
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from importlib import resources
 
@@ -18,6 +19,8 @@ from sottovoce.federation import build
 from sottovoce.learning.models import custom
 from sottovoce.plan import Plan
 from sottovoce.privacy.calibration import capacity
+from sottovoce.record import require_private
+from sottovoce.simulation import course
 from sottovoce.simulation import round as rounds
 from sottovoce.simulation.run import resume, simulate, simulate_many
 from sottovoce.trained import load
@@ -289,6 +292,75 @@ def test_a_stopped_run_leaves_a_valid_record_and_resumes_to_the_same_model(tmp_p
     assert without_time(again.record) == without_time(whole.record)
     with pytest.raises(RunError, match="holds no checkpoint"):
         resume(tmp_path / "run")
+
+
+def test_a_run_is_not_resumed_with_other_data(tmp_path):
+    rng = np.random.default_rng(3)
+
+    def arrays(*sizes):
+        return [(rng.standard_normal((n, 4)), rng.integers(0, 2, n)) for n in sizes]
+
+    given = {"validation": arrays(30)[0], "test": arrays(30)[0]}
+    clients = arrays(50, 80, 120)
+
+    def stop(done):
+        raise Stop
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(SHORT, data=clients, **given, seed=1, out=tmp_path / "run", on_round=stop)
+    for other in (arrays(50, 80, 120), arrays(300, 10, 120)):
+        with pytest.raises(RunError, match="the data differ"):
+            resume(tmp_path / "run", data=other, **given)
+    again = resume(tmp_path / "run", data=clients, **given)
+    assert again.record["status"] == "finished"
+    own = again.record["plan"]["data"]
+    assert (own["samples"], own["validation"], own["test"]) == ([50, 80, 120], 30, 30)
+
+
+def test_a_record_whose_noise_does_not_bear_out_its_books_is_not_written():
+    federation = build(SHORT, seed=1)
+    state = course.start(federation, 2.3, 0.1, 2.3)
+    prepared = course.prepare(federation, state, 1)
+    state = course.finish(
+        federation, state, prepared, loss=2.0, accuracy=0.2, signal=2.0, seconds=0.0
+    )
+    require_private(federation, state)
+    quieter = replace(state, sigma=tuple(sigma * 0.9 for sigma in state.sigma))
+    with pytest.raises(RunError, match="does not bear out"):
+        require_private(federation, quieter)
+
+
+def test_one_clients_label_does_not_change_the_model():
+    rng = np.random.default_rng(4)
+    clients = [(rng.standard_normal((40, 3)), rng.integers(0, 2, 40)) for _ in range(3)]
+    held_out = dict.fromkeys(("validation", "test"), clients[0])
+    clients[1][1][7] = 9
+    with pytest.raises(InputError, match="labels must be below 2"):
+        simulate(SHORT, data=clients, **held_out)
+    alone = simulate(SHORT.replace("data.clients=3"), data=(np.zeros((60, 2)), np.arange(60) % 3))
+    assert "counted-classes" in alone.record["guarantee"]["not_covered"]
+
+
+def test_own_data_do_not_need_a_word_in_the_plan():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((150, 4))
+    run = simulate(Plan(model={"name": "svm"}), data=(x, (x[:, 0] > 0).astype(int)), seed=1)
+    assert run.record["plan"]["data"]["validation"] == 15
+
+
+def test_predicting_nothing_and_nonsense():
+    run = simulate(SHORT, seed=1)
+    assert run.predict(np.zeros((0, 64))).tolist() == []
+    with pytest.raises(InputError, match="row 1 of x holds a number that is not finite"):
+        run.predict(np.array([[0.0] * 64, [np.nan] * 64]))
+
+
+def test_raw_signals_and_unequal_budgets_stand_in_the_paragraph():
+    raw = simulate(SHORT.replace("server.signal=raw"), seed=1)
+    assert "would be (8, 1e-05)-differentially private" in raw.guarantee
+    assert "raw losses" in raw.guarantee.split(". ")[0]
+    mixed = simulate(SHORT.replace(**{"privacy.epsilon": [1, 16] * 5}), seed=1)
+    assert "each is promised its own, down to (1, 1e-05)" in mixed.guarantee
 
 
 def test_your_arrays_one_and_a_split():

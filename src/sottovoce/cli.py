@@ -15,9 +15,13 @@ from typing import Annotated, Any, NoReturn, cast
 
 import click
 import typer
+import typer.core
 
 from sottovoce._version import __version__
 from sottovoce.errors import InputError, SottovoceError
+
+# With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="sottovoce",

@@ -65,6 +65,7 @@ class Holdings:
     shape: tuple[int, ...]
     classes: int
     layout: tables.Layout | None = None  # how the rows were encoded, where they are a table's
+    counted: bool = False  # whether the number of classes was counted on clients' labels
 
     def fingerprint(self) -> str:
         """What tells these holdings from others: who holds which rows, to the last bit."""
@@ -151,6 +152,8 @@ class Federation:
         missing = [*ALWAYS_NOT_COVERED, "simulated-noise"]
         if plan.server.signal == "raw":
             missing.append("raw-signal")
+        if self.held.counted:
+            missing.append("counted-classes")
         if self.held.layout is not None and self.held.layout.inferred:
             missing.append("inferred-columns")
         if plan.privacy.calibration == "paper":
@@ -298,7 +301,7 @@ def _split_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
     train, shape = _checked("data", data.train)
     validation = _held_out("validation", data.validation, shape)
     test = _held_out("test", data.test, shape)
-    given = [part for part in (train, validation, test) if part is not None]
+    public = [part for part in (validation, test) if part is not None]
     dealt = _deal(
         plan,
         seed,
@@ -307,8 +310,9 @@ def _split_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
         validation=None if validation is None else 0,
         test=None if test is None else 0,
     )
-    classes = max(int(part.y.max()) for part in given) + 1
-    held = _dealt(dealt, train, test, shape, classes)
+    classes = _classes(public or [train])
+    _require_known(train, classes, "data")
+    held = replace(_dealt(dealt, train, test, shape, classes), counted=not public)
     return held if validation is None else replace(held, validation=validation)
 
 
@@ -328,6 +332,9 @@ def _client_arrays(data: Given) -> Holdings:
             f"{missing} must be given with one array per client, got none; pass "
             f"{missing}=(X, y) with rows that belong to no client"
         )
+    classes = _classes([validation, test])
+    for i, (part, _) in enumerate(clients):
+        _require_known(part, classes, f"data[{i}]")
     x = np.concatenate([part.x for part, _ in clients])
     y = np.concatenate([part.y for part, _ in clients])
     return Holdings(
@@ -337,8 +344,23 @@ def _client_arrays(data: Given) -> Holdings:
         test=test,
         split=None,
         shape=shape,
-        classes=int(max(y.max(), validation.y.max(), test.y.max())) + 1,
+        classes=classes,
     )
+
+
+def _classes(parts: Sequence[Samples]) -> int:
+    return max(2, max(int(part.y.max()) for part in parts) + 1)
+
+
+def _require_known(part: Samples, classes: int, name: str) -> None:
+    """The model's form must not tell that one client has a label nobody else has."""
+    if int(part.y.max()) >= classes:
+        raise InputError.of(
+            f"{name} labels",
+            int(part.y.max()),
+            f"below {classes}, as in the public validation and test rows",
+            "show every class there, so that the number of classes is public",
+        )
 
 
 def _held_out(name: str, pair: Pair | None, shape: tuple[int, ...]) -> Samples | None:

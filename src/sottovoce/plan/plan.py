@@ -96,7 +96,12 @@ class Plan(Section):
     def _fits_model(self) -> None:
         own, classes = self.data, self.data.classes
         source = f"data.name = {own.name}" if own.path is None else "data.path"
-        if self.model.name == "svm" and classes not in (None, 2):
+        # Without a data section arrays may yet be given from Python.
+        if (
+            self.model.name == "svm"
+            and "data" in self.model_fields_set
+            and classes not in (None, 2)
+        ):
             what = own.name or f"the label {own.label}"
             raise PlanError.of(
                 "model.name",
@@ -181,7 +186,8 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
                 read = Privacy(**privacy)
                 values["privacy"] = privacy | {"epsilon": read.epsilon, "delta": read.delta}
                 del values["privacy"]["clients"]
-        return cls(**_changed(values, changes))
+        # A file without a data section means the default data, not arrays from Python.
+        return cls(**_changed({"data": {}} | values, changes))
 
     def replace(self, *settings: str, **values: object) -> Self:
         """The same plan but for these keys, given as for `--set` or as dotted names and values.
@@ -362,6 +368,8 @@ def _other_data(key: str, value: Any, old: Mapping[str, Any]) -> list[str]:
         return ["name", "samples", "validation", "test"]
     if key == "client" and "client" not in old:
         return ["clients", "split", "samples", "labels_per_client", "alpha"]
-    if key == "split" and value != "column":
-        return ["client"]
+    if key == "split":
+        # How many rows fit depends on how they are dealt.
+        resized = ["samples"] if value != old.get("split", "iid") else []
+        return resized + (["client"] if value != "column" else [])
     return []

@@ -30,6 +30,7 @@ NOT_COVERED: dict[str, str] = {
     "raw-signal": "the clients' raw losses, which steered the number of rounds",
     "median-clip": "the clipping norm, which was taken from raw gradient norms",
     "inferred-columns": "column bounds and categories, which were taken from the data",
+    "counted-classes": "the number of classes, which was counted on the labels",
 }
 
 ALWAYS_NOT_COVERED = (
