@@ -12,6 +12,8 @@ import pytest
 
 from sottovoce.calibrator import calibrate
 
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
 
 def sottovoce(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""

@@ -18,6 +18,8 @@ from sottovoce.learning.evaluate import _evaluate, evaluate
 from sottovoce.learning.models import MODELS, Cnn, Mlp, Model, Svm, build, custom
 from sottovoce.learning.reference import losses_numpy
 
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
 
 def test_every_registered_model_is_built_with_named_parameters():
     names = {

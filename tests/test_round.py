@@ -20,6 +20,8 @@ from sottovoce.server.average import average
 from sottovoce.server.weights import by_samples
 from sottovoce.simulation.round import Orders, Rows, play
 
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
 SIZES = np.array([3, 11, 6, 1, 9])
 
 MODELS = {
