@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce import Plan, load, resume, simulate, simulate_many
+from sottovoce import Plan, load, report, resume, simulate, simulate_many
 from sottovoce.data import scan as scanning
 from sottovoce.data.column import split_by_column
 from sottovoce.data.tables import Layout, Source, Table, read_rows, read_table
@@ -605,3 +605,42 @@ def test_overrides_of_tables() -> None:
     assert hash(other.data.columns) == hash(plan.data.columns)
     with pytest.raises(TypeError, match="frozen"):
         plan.data.columns["age"] = (0.0, 1.0)  # type: ignore[index]
+
+
+def test_accuracy_by_client_and_budget_on_declared_rows(tmp_path: Path) -> None:
+    """A part of each client's rows is public for the test: recomputed with the loaded model."""
+    rng = np.random.default_rng(0)
+    lines = ["town,age,sick"]
+    for town, n in (("a", 80), ("b", 120), ("c", 200)):
+        ages = rng.integers(0, 100, n)
+        lines += [f"{town},{age},{'yes' if age > 50 else 'no'}" for age in ages]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    data = {
+        "path": str(tmp_path / "t.csv"),
+        "label": "sick",
+        "client": "town",
+        "columns": {"age": [0, 100], "sick": ["no", "yes"]},
+        "test": 0.3,
+    }
+    plan = Plan(data=data, model={"name": "svm"}, privacy={"epsilon": [2, 2, 9]},
+                rounds={"rounds": 5})  # fmt: skip
+    run = simulate(plan, seed=1, out=tmp_path / "run")
+    told = run.record["result"]["fairness"]
+    held = build(plan, seed=1).held
+    hits = run.predict(held.test.x) == held.test.y
+    each = [hits[held.test_owner == i].mean() for i in range(3)]
+    assert told["accuracy"]["min"] == pytest.approx(min(each))
+    assert told["accuracy"]["median"] == pytest.approx(sorted(each)[1])
+    assert [g["epsilon"] for g in told["by_budget"]] == [2, 9]
+    assert told["by_budget"][1]["accuracy"] == pytest.approx(each[2])
+    assert told["by_budget"][0]["rows"] == int((held.test_owner < 2).sum())
+    page = report.write(tmp_path / "run").read_text("utf-8")
+    assert "Who is served how well" in page
+    assert "Accuracy by budget" in page
+
+
+def test_accuracy_by_client_is_not_shown_without_declared_rows(tmp_path: Path) -> None:
+    run = simulate(Plan(rounds={"rounds": 1}), seed=1, out=tmp_path / "run")
+    assert run.record["result"]["fairness"]["shown"] is False
+    page = report.write(tmp_path / "run").read_text("utf-8")
+    assert "Accuracy by client is not shown: the test rows belong to no client" in page

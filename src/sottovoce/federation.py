@@ -65,6 +65,7 @@ class Holdings:
     shape: tuple[int, ...]
     classes: int
     layout: tables.Layout | None = None  # how the rows were encoded, where they are a table's
+    test_owner: NDArray[np.int32] | None = None  # whose test rows, where clients declared them
     counted: bool = False  # whether the number of classes was counted on clients' labels
 
     def fingerprint(self) -> str:
@@ -267,7 +268,9 @@ def _table(plan: Plan, seed: int) -> Holdings:
             table.owner, validation=own.validation, test=test, rng=rng, own_test=own_test
         )
     held = _dealt(dealt, train, tested, (table.x.shape[1],), len(layout.classes))
-    return replace(held, layout=layout)
+    declared = table.owner is not None and dealt.test_from == "train"
+    whose = table.owner[dealt.test] if declared and table.owner is not None else None
+    return replace(held, layout=layout, test_owner=whose)
 
 
 def _rows(wanted: int | float, rows: int) -> int:

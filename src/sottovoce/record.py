@@ -57,6 +57,7 @@ def make(
     status: str,
     started: datetime,
     test: tuple[float, float],
+    fairness: dict[str, Any],
     engine: str = "simulation",
 ) -> dict[str, Any]:
     """The record of a run as it stands, finished or not."""
@@ -80,6 +81,7 @@ def make(
             "test_accuracy": test[1],
             "rounds_used": done,
             "model_sha256": model_sha256(params),
+            "fairness": fairness,
         },
         "guarantee": federation.guarantee().to_json(),
         "versions": _versions(),

@@ -55,6 +55,22 @@ def _evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, 
     return loss / x.shape[0], right / x.shape[0]
 
 
+def right(model: Model, params: Params, x: Array, y: Array) -> Array:
+    """Whether each row is predicted right, in pieces of fixed size.
+
+    >>> from sottovoce.learning.models import Svm
+    >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
+    >>> right(Svm(1, kappa=0.0), params, jnp.array([[2.0], [-0.5]]), jnp.array([1, 1])).tolist()
+    [True, False]
+    """
+    every: Array = jax.lax.map(
+        lambda row: model.correct(params, row[0][None], row[1][None])[0],
+        (x.astype(precision(params)), y),
+        batch_size=min(x.shape[0], 1024),
+    )
+    return every
+
+
 def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
     """F(D_m, w) of every row, in pieces of fixed size.
 

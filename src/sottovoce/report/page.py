@@ -80,6 +80,7 @@ def _page(run: Run) -> str:
         card(run, mu),
         _figures(run, mu),
         _budgets(run),
+        _fairness(run),
         _plan(run),
         _clients(run),
         _origin(run),
@@ -196,6 +197,33 @@ def _budgets(run: Run) -> str:
 <section aria-labelledby="budgets">
 <h2 id="budgets">By budget</h2>
 {_table("Clients by budget", head, rows, numbers_from=0)}
+</section>"""
+
+
+def _fairness(run: Run) -> str:
+    """Accuracy by client and by budget, where clients declared test rows of their own public."""
+    if not run.fairness:
+        return ""
+    if "why" in run.fairness:
+        text = f"<p>Accuracy by client is not shown: {escape(run.fairness['why'])}.</p>"
+    else:
+        names = {"min": "least", "q1": "quarter", "median": "median", "q3": "three quarters"}
+        spread = run.fairness["spread"]
+        cells = [[percent(spread[key]) for key in spread]]
+        head = [names.get(key, "most") for key in spread]
+        text = _table("Accuracy of clients on their own test rows", head, cells, numbers_from=0)
+        if len(run.fairness["groups"]) > 1:
+            rows = [
+                [number(g["epsilon"]), number(g["delta"]), f"{g['clients']:,.0f}",
+                 f"{g['rows']:,.0f}", percent(g["accuracy"])]
+                for g in run.fairness["groups"]
+            ]  # fmt: skip
+            head = ["ε", "δ", "clients", "test rows", "accuracy"]
+            text += _table("Accuracy by budget", head, rows, numbers_from=0)
+    return f"""
+<section aria-labelledby="fairness">
+<h2 id="fairness">Who is served how well</h2>
+{text}
 </section>"""
 
 

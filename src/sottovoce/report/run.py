@@ -71,6 +71,7 @@ class Run:
     cohorts: list[NDArray[np.int64]] | None
     test_loss: float
     test_accuracy: float
+    fairness: dict[str, Any]
     model_sha256: str | None
     clients: Clients | None
     epsilon: float
@@ -140,6 +141,7 @@ class Run:
             cohorts=[_whole(each["cohort"]) for each in rounds] if with_cohorts else None,
             test_loss=_number(result["test_loss"]),
             test_accuracy=_number(result["test_accuracy"]),
+            fairness=_fairness(result.get("fairness")),
             model_sha256=result["model_sha256"],
             clients=_clients(record.get("clients"), trace),
             epsilon=_number(guarantee["epsilon"]),
@@ -287,6 +289,20 @@ def _trace(path: Path) -> dict[str, Any] | None:
             f"{path} is damaged ({_one_line(error)}); remove it to get the page without the "
             "course of the fuel, or run the plan again with --resume"
         ) from error
+
+
+def _fairness(told: Any) -> dict[str, Any]:
+    """What the record says of accuracy by client, with its numbers checked; {} if nothing."""
+    if told is None:
+        return {}
+    if not told["shown"]:
+        return {"why": str(told["why"])}
+    groups = [
+        {key: _number(group[key]) for key in ("epsilon", "delta", "clients", "rows", "accuracy")}
+        for group in told["by_budget"]
+    ]
+    spread = {key: _number(told["accuracy"][key]) for key in ("min", "q1", "median", "q3", "max")}
+    return {"clients": _number(told["clients"]), "spread": spread, "groups": groups}
 
 
 def _clients(listed: Any, trace: Mapping[str, Any]) -> Clients | None:

@@ -19,8 +19,9 @@ from sottovoce import checkpoint, record
 from sottovoce import seeds as seeding
 from sottovoce.checkpoint import ServerState
 from sottovoce.errors import InputError, RunError
+from sottovoce.fairness import fairness
 from sottovoce.federation import Federation, Given, Holdings, Pair, Samples, build, hold, is_pair
-from sottovoce.learning.evaluate import evaluate
+from sottovoce.learning.evaluate import evaluate, right
 from sottovoce.learning.models import Model, Params
 from sottovoce.plan import Plan
 from sottovoce.seeds import Purpose
@@ -347,8 +348,17 @@ def _trained(run: _Run, status: str, began: datetime) -> Trained:
         status=status,
         started=began,
         test=_scores(federation.model, params, test),
+        fairness=_fairness(federation, params),
     )
     return Trained(made, federation.model, params)
+
+
+def _fairness(federation: Federation, params: Params) -> dict[str, Any]:
+    test, owner = federation.held.test, federation.held.test_owner
+    hits = np.zeros(0, dtype=bool)
+    if owner is not None:
+        hits = np.asarray(right(federation.model, params, jnp.asarray(test.x), jnp.asarray(test.y)))
+    return fairness(hits, owner, federation.epsilon, federation.delta)
 
 
 def _save(run: _Run, folder: Path, header: dict[str, Any]) -> None:
