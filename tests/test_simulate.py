@@ -20,6 +20,7 @@ from sottovoce.learning.models import custom
 from sottovoce.plan import Plan
 from sottovoce.privacy.calibration import capacity
 from sottovoce.record import require_private
+from sottovoce.seeds import Purpose, words
 from sottovoce.simulation import course
 from sottovoce.simulation import round as rounds
 from sottovoce.simulation.run import resume, simulate, simulate_many
@@ -493,3 +494,23 @@ def test_a_signal_that_clients_tell_costs_a_tenth():
     told = plan.replace(**{"server.signal": "clients"})
     sigma = [simulate(p, seed=1).record["rounds"][0]["sigma"]["median"] for p in (plan, told)]
     assert sigma[1] / sigma[0] == pytest.approx(np.sqrt(1 / 0.9), rel=1e-9)
+
+
+def test_a_median_clip_is_the_median_of_raw_norms_and_is_flagged():
+    plan = Plan(local={"clip": "median"}, rounds={"rounds": 3})
+    run = simulate(plan, seed=4)
+    held = build(plan, seed=4).held
+    model, key = run.model, jax.random.wrap_key_data(jnp.asarray(words(4, Purpose.INIT)))
+    first = model.init(key)
+    norms = []
+    for x, y in zip(held.train.x, held.train.y, strict=True):
+        own = jax.grad(lambda w, x=x, y=y: model.loss(w, x[None], y[None])[0])(first)
+        norms.append(float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(own)))))
+    assert run.record["clip"] == pytest.approx(float(np.median(norms)), rel=1e-5)
+    assert run.record["plan"]["local"]["clip"] == "median"
+    n = run.record["clients"][0]["samples"]
+    assert run.record["clients"][0]["sensitivity"] == pytest.approx(
+        2 * 2.0 * run.record["clip"] / n
+    )
+    assert "median-clip" in run.record["guarantee"]["not_covered"]
+    assert "would be" in run.guarantee

@@ -91,6 +91,8 @@ def make(
             "seconds_per_round": state.seconds / max(1, done),
         },
     }
+    if federation.plan.local.clip == "median":
+        record["clip"] = federation.recipe.clip
     if federation.plan.server.signal != "public":
         record["initial"]["signal"] = state.initial[2]
     if federation.held.layout is not None:

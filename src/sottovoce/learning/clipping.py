@@ -66,6 +66,25 @@ def clipped_sum(
     return _clipped_sum(model, params, x, y, weight, clip)
 
 
+def gradient_norms(model: Model, params: Params, x: Array, y: Array) -> Array:
+    """‖g_m‖ of every row over all parameters together, unclipped, in pieces of bounded memory.
+
+    >>> from sottovoce.learning.models import Svm
+    >>> params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
+    >>> gradient_norms(Svm(2, kappa=0.0), params, jnp.array([[4.0, 2.0]]), jnp.array([1])).round(3)
+    Array([4.583], dtype=float32)
+    """
+
+    def norm(row: tuple[Array, Array]) -> Array:
+        own = jax.grad(lambda w: model.loss(w, row[0][None], row[1][None])[0])(params)
+        return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(own)))
+
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    rows = max(1, GENERIC_BYTES // max(1, size * precision(params).itemsize))
+    every: Array = jax.lax.map(norm, (x, y), batch_size=min(rows, GENERIC_ROWS, x.shape[0]))
+    return every
+
+
 @partial(jax.jit, static_argnums=0)
 def _clipped_sum(
     model: Model, params: Params, x: Array, y: Array, weight: Array, clip: Array | float

@@ -264,13 +264,15 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         """
         return self.rounds.build()
 
-    def recipe(self) -> Recipe:
+    def recipe(self, median: float = 1.0) -> Recipe:
         """What a client does, from which the sensitivity follows.
+
+        `median` is the clipping norm C where the plan says "median" instead of a number.
 
         >>> float(Plan().recipe().sensitivity(143).round(6))
         0.027972
         """
-        return self.local.recipe()
+        return self.local.recipe(median)
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:

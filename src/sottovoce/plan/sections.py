@@ -48,8 +48,9 @@ class Local(Section):
     """What a client does with a model before it uploads it."""
 
     learning_rate: Number = Field(default=2.0, description="the length η of a step, above 0")
-    clip: Number = Field(
-        default=1.0, description="the norm C that the gradient of a record is cut to, above 0"
+    clip: Number | Literal["median"] = Field(
+        default=1.0,
+        description="the norm C a record's gradient is cut to (median: of raw ones, not covered)",
     )
     unit: Unit = Field(
         default="record", description="what is protected: one record, or a client's data"
@@ -61,12 +62,13 @@ class Local(Section):
 
     @model_validator(mode="after")
     def _has_a_recipe(self) -> Self:
-        self._borrowed(lambda: self.recipe().sensitivity([1, MOST]))
+        self._borrowed(lambda: self.recipe(1.0).sensitivity([1, MOST]))
         return self
 
-    def recipe(self) -> Recipe:
-        """The recipe that the sensitivity follows from."""
-        return Recipe(self.learning_rate, self.clip, unit=self.unit, steps=self.steps)
+    def recipe(self, median: float) -> Recipe:
+        """The recipe that the sensitivity follows from; `median` is C where the plan leaves it."""
+        clip = median if self.clip == "median" else self.clip
+        return Recipe(self.learning_rate, clip, unit=self.unit, steps=self.steps)
 
 
 class Privacy(Section):

@@ -128,7 +128,7 @@ def _weights(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) 
         sigma=sigma * math.sqrt(plan.local.steps),
         dimension=federation.dimension,
         learning_rate=plan.local.learning_rate,
-        clip=plan.local.clip,
+        clip=federation.recipe.clip,
         divergence=federation.divergence,
     )
 

@@ -20,7 +20,8 @@ from sottovoce import seeds as seeding
 from sottovoce.checkpoint import ServerState
 from sottovoce.errors import InputError, RunError
 from sottovoce.fairness import fairness
-from sottovoce.federation import Federation, Given, Holdings, Pair, Samples, build, hold, is_pair
+from sottovoce.federation import Federation, build
+from sottovoce.holdings import Given, Holdings, Pair, Samples, hold, is_pair
 from sottovoce.learning.evaluate import evaluate, right
 from sottovoce.learning.models import Model, Params
 from sottovoce.plan import Plan
@@ -328,7 +329,7 @@ def _orders(
         split=np.array([where[i] for i in seats], np.int32),
         weight=np.stack([p.weight if p is not None else idle for p in asked]).astype(np.float32),
         rate=np.array([plan.local.learning_rate for plan in plans], np.float32),
-        clip=np.array([plan.local.clip for plan in plans], np.float32),
+        clip=np.array([batch[i].federation.recipe.clip for i in seats], np.float32),
         std=np.array([p.std if p is not None else 0.0 for p in asked], np.float32),
         sigma=np.stack(sigma).astype(np.float32),
         signal_std=np.array([p.signal_std if p is not None else 0.0 for p in asked], np.float32),

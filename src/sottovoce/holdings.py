@@ -1,0 +1,277 @@
+"""Who holds what: the rows of each client, of validation and test, read and dealt.
+
+From a named data set, a table, or arrays given from Python. What is told of the clients here (their
+number, their sizes, the classes) is public; where it had to be looked up in their rows, the
+guarantee says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sottovoce import seeds
+from sottovoce.data import datasets, tables
+from sottovoce.data.column import split_by_column
+from sottovoce.data.partition import Split, split
+from sottovoce.errors import InputError
+from sottovoce.plan import Plan
+from sottovoce.seeds import Purpose
+
+Pair: TypeAlias = tuple[ArrayLike, ArrayLike]  # rows and their labels
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Rows and labels: x[n, features] float32, y[n] int32."""
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Arrays from Python instead of a named data set: one pair to be split, or one per client."""
+
+    train: Pair | Sequence[Pair]
+    validation: Pair | None = None
+    test: Pair | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Who holds what. `train` has the clients' rows, client after client, `samples` of each."""
+
+    samples: NDArray[np.int64]
+    train: Samples
+    validation: Samples
+    test: Samples
+    split: Split | None  # the row numbers, where rows were dealt from one array
+    shape: tuple[int, ...]
+    classes: int
+    layout: tables.Layout | None = None  # how the rows were encoded, where they are a table's
+    test_owner: NDArray[np.int32] | None = None  # whose test rows, where clients declared them
+    counted: bool = False  # whether the number of classes was counted on clients' labels
+
+    def fingerprint(self) -> str:
+        """What tells these holdings from others: who holds which rows, to the last bit."""
+        digest = hashlib.blake2b(digest_size=32)
+        for part in (self.samples, self.train.x, self.train.y, self.validation.x, self.test.x):
+            digest.update(f"{part.dtype.str}{part.shape};".encode())
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
+
+    @property
+    def owner(self) -> NDArray[np.int32]:
+        """The client that each row of `train` belongs to."""
+        return np.repeat(np.arange(len(self.samples), dtype=np.int32), self.samples)
+
+    def client(self, i: int) -> Samples:
+        """The rows of one client."""
+        end = int(self.samples[: i + 1].sum())
+        rows = slice(end - int(self.samples[i]), end)
+        return Samples(self.train.x[rows], self.train.y[rows])
+
+
+def hold(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
+    """Who holds what: reads the data, and deals it by the seed."""
+    if data is None:
+        return _named(plan, seed) if plan.data.path is None else _table(plan, seed)
+    return _split_arrays(plan, data, seed) if is_pair(data.train) else _client_arrays(data)
+
+
+def _named(plan: Plan, seed: int) -> Holdings:
+    arrays = datasets.load(str(plan.data.name))
+    dealt = _deal(plan, seed, arrays.train_y, own_test=len(arrays.test_y))
+    train = Samples(arrays.train_x, arrays.train_y)
+    return _dealt(dealt, train, Samples(arrays.test_x, arrays.test_y), arrays.shape, arrays.classes)
+
+
+def _table(plan: Plan, seed: int) -> Holdings:
+    own = plan.data
+    table = tables.read_table(tables.Source(**own.table()))
+    train, layout, test = Samples(table.x, table.y), table.layout, own.test
+    tested = None
+    if isinstance(test, str):
+        other = tables.read_rows(test, layout, labels=True)
+        tested, test = Samples(other.x, other.y), 0
+    own_test = 0 if tested is None else len(tested.y)
+    if table.owner is None:
+        dealt = _deal(
+            plan,
+            seed,
+            table.y,
+            own_test=own_test,
+            validation=_rows(own.validation, len(table.y)),
+            test=_rows(test, len(table.y)),
+        )
+    else:
+        rng = seeds.generator(seed, Purpose.SPLIT)
+        dealt = split_by_column(
+            table.owner, validation=own.validation, test=test, rng=rng, own_test=own_test
+        )
+    held = _dealt(dealt, train, tested, (table.x.shape[1],), len(layout.classes))
+    declared = table.owner is not None and dealt.test_from == "train"
+    whose = table.owner[dealt.test] if declared and table.owner is not None else None
+    return replace(held, layout=layout, test_owner=whose)
+
+
+def _rows(wanted: int | float, rows: int) -> int:
+    """A number of rows, or a part of them: one or more."""
+    return wanted if isinstance(wanted, int) else max(1, round(wanted * rows))
+
+
+def _split_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
+    train, shape = _checked("data", data.train)
+    validation = _held_out("validation", data.validation, shape)
+    test = _held_out("test", data.test, shape)
+    public = [part for part in (validation, test) if part is not None]
+    dealt = _deal(
+        plan,
+        seed,
+        train.y,
+        own_test=0 if test is None else len(test.y),
+        validation=None if validation is None else 0,
+        test=None if test is None else 0,
+    )
+    classes = _classes(public or [train])
+    _require_known(train, classes, "data")
+    held = replace(_dealt(dealt, train, test, shape, classes), counted=not public)
+    return held if validation is None else replace(held, validation=validation)
+
+
+def _client_arrays(data: Given) -> Holdings:
+    clients = [_checked(f"data[{i}]", pair) for i, pair in enumerate(data.train)]
+    shape = clients[0][1]
+    for i, (_, other) in enumerate(clients):
+        if other != shape:
+            raise InputError.of(
+                f"data[{i}]", other, f"rows of shape {shape} as in data[0]", "make them alike"
+            )
+    validation = _held_out("validation", data.validation, shape)
+    test = _held_out("test", data.test, shape)
+    if validation is None or test is None:
+        missing = "validation" if validation is None else "test"
+        raise InputError(
+            f"{missing} must be given with one array per client, got none; pass "
+            f"{missing}=(X, y) with rows that belong to no client"
+        )
+    classes = _classes([validation, test])
+    for i, (part, _) in enumerate(clients):
+        _require_known(part, classes, f"data[{i}]")
+    x = np.concatenate([part.x for part, _ in clients])
+    y = np.concatenate([part.y for part, _ in clients])
+    return Holdings(
+        samples=np.array([len(part.y) for part, _ in clients], dtype=np.int64),
+        train=Samples(x, y),
+        validation=validation,
+        test=test,
+        split=None,
+        shape=shape,
+        classes=classes,
+    )
+
+
+def _classes(parts: Sequence[Samples]) -> int:
+    return max(2, max(int(part.y.max()) for part in parts) + 1)
+
+
+def _require_known(part: Samples, classes: int, name: str) -> None:
+    """The model's form must not tell that one client has a label nobody else has."""
+    if int(part.y.max()) >= classes:
+        raise InputError.of(
+            f"{name} labels",
+            int(part.y.max()),
+            f"below {classes}, as in the public validation and test rows",
+            "show every class there, so that the number of classes is public",
+        )
+
+
+def _held_out(name: str, pair: Pair | None, shape: tuple[int, ...]) -> Samples | None:
+    return None if pair is None else _checked(name, pair, shape)[0]
+
+
+def _deal(
+    plan: Plan,
+    seed: int,
+    labels: NDArray[np.int32],
+    *,
+    own_test: int,
+    validation: int | None = None,
+    test: int | None = None,
+) -> Split:
+    own = plan.data
+    return split(
+        labels,
+        kind=own.split,
+        clients=plan.clients,
+        samples=own.samples,
+        validation=int(own.validation) if validation is None else validation,
+        test=int(own.test) if test is None else test,
+        rng=seeds.generator(seed, Purpose.SPLIT),
+        labels_per_client=own.labels_per_client,
+        alpha=own.alpha,
+        own_test=own_test,
+    )
+
+
+def _dealt(
+    dealt: Split,
+    train: Samples,
+    own_test: Samples | None,
+    shape: tuple[int, ...],
+    classes: int,
+) -> Holdings:
+    def rows(of: Samples, ids: NDArray[np.int64]) -> Samples:
+        return Samples(of.x[ids], of.y[ids])
+
+    tested = train if dealt.test_from == "train" or own_test is None else own_test
+    return Holdings(
+        samples=np.array([len(part) for part in dealt.clients], dtype=np.int64),
+        train=rows(train, np.concatenate(dealt.clients)),
+        validation=rows(train, dealt.validation),
+        test=rows(tested, dealt.test),
+        split=dealt,
+        shape=shape,
+        classes=classes,
+    )
+
+
+def is_pair(train: Any) -> bool:
+    """Whether this is one (X, y), to be split, rather than a list with one (X, y) per client.
+
+    >>> is_pair(([[1.0]], [0])), is_pair([([[1.0]], [0]), ([[2.0]], [1])])
+    (True, False)
+    """
+    return isinstance(train, tuple) and not any(isinstance(part, tuple) for part in train)
+
+
+def _checked(
+    name: str, pair: Any, shape: tuple[int, ...] | None = None
+) -> tuple[Samples, tuple[int, ...]]:
+    try:
+        rows, labels = pair
+        x, y = np.asarray(rows, dtype=np.float32), np.asarray(labels)
+    except (TypeError, ValueError):
+        raise InputError.of(
+            name, type(pair).__name__, "a pair (X, y) of arrays", "rows of numbers and their labels"
+        ) from None
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+        raise InputError.of(
+            name,
+            (x.shape, y.shape),
+            "X[n, …] and y[n] with n ≥ 1",
+            "one row of X and one label for each sample",
+        )
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+        raise InputError.of(
+            f"{name} labels", y.dtype.name, "whole numbers from 0", "number the classes 0, 1, …"
+        )
+    if shape is not None and x.shape[1:] != shape:
+        raise InputError.of(name, x.shape[1:], f"rows of shape {shape}", "as in the training data")
+    return Samples(x.reshape(len(x), -1), y.astype(np.int32)), x.shape[1:]
