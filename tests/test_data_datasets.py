@@ -21,7 +21,7 @@ import pooch
 import pytest
 
 from sottovoce.data import DATASETS, Dataset, fetch, load
-from sottovoce.data.datasets import parse_cifar10, parse_idx
+from sottovoce.data.images import parse_cifar10, parse_idx
 from sottovoce.errors import DataError, InputError
 
 DEAD = "http://127.0.0.1:9/"  # the discard port: nothing listens there
