@@ -5,7 +5,11 @@
     │   ├── PlanError       a key or a value of a plan
     │   └── NoSensitivity   a training recipe for which no sensitivity bound is known
     ├── Refusal             what you asked would break a promise, so the answer is no
-    │   └── TankEmpty       the privacy budget has nothing left for this release
+    │   ├── TankEmpty       the privacy budget has nothing left for this release
+    │   ├── PolicyRefusal   the client's own policy does not allow it
+    │   ├── RoundAnswered   this round of this run has its one answer already
+    │   ├── DatasetChanged  a vault was opened for other records than it keeps the ledger of
+    │   └── VaultRefusal    a vault that is missing, in use, damaged, a copy or an older state
     ├── DataError           a data set is missing, damaged or not what it should be
     └── RunError            a run folder is missing, damaged or in the way
 
@@ -50,6 +54,22 @@ class Refusal(SottovoceError):
 
 class TankEmpty(Refusal):
     """The privacy budget has nothing left for this release."""
+
+
+class PolicyRefusal(Refusal):
+    """The client's own policy does not allow it."""
+
+
+class RoundAnswered(Refusal):
+    """This round of this run has its one answer already."""
+
+
+class DatasetChanged(Refusal):
+    """A vault was opened for other records than it keeps the ledger of."""
+
+
+class VaultRefusal(Refusal):
+    """A vault that is missing, in use, damaged, a copy or an older state."""
 
 
 class DataError(SottovoceError):

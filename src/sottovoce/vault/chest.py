@@ -1,0 +1,286 @@
+"""The files of a vault, held together: lock, journal, books, witness. Policies live elsewhere.
+
+After every write the order is: commit (durable) → witness (durable) → books. A write that fails
+leaves the chest closed for good, because nobody can know what a failed sync has kept; opening it
+again reads what is there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from sottovoce.errors import VaultRefusal
+from sottovoce.vault import lock, steps, witness
+from sottovoce.vault.books import Books
+from sottovoce.vault.chain import GENESIS, Line, canonical, chained
+from sottovoce.vault.fingerprint import sha256
+from sottovoce.vault.journal import Journal
+from sottovoce.vault.witness import Place, Receipt
+
+
+class Chest:
+    """An open vault file with its lock and witness; `Chest.open` reads and checks the chain."""
+
+    def __init__(self, path: Path, held: int, journal: Journal, books: Books) -> None:
+        self.path, self.books = path, books
+        self._held, self._journal = held, journal
+        self._owner, self._usable = os.getpid(), True
+        self._inode = path.stat().st_ino
+        self._one = threading.RLock()
+
+    @staticmethod
+    def make(path: Path, facts: dict[str, Any]) -> None:
+        """Make a new vault; until the last step there is none, after it there is a whole one."""
+        path = real(path)
+        held = lock.take(path)
+        try:
+            _require_unused(path)
+            part = path.with_name(path.name + ".part")
+            for left in (part, part.with_name(part.name + "-journal")):
+                left.unlink(
+                    missing_ok=True
+                )  # of a creation that crashed before anything was booked
+            steps.reached("create: begun")
+            part.touch(mode=0o600, exist_ok=False)
+            facts = {**facts, "inode": part.stat().st_ino}  # which the new name will keep
+            first = chained(GENESIS, 1, _now(), "create", canonical(facts))
+            Books().add(first)
+            Journal.make(part, first)
+            steps.reached("create: committed")
+            witness.write(path, Receipt(facts["vault"], 1, first.hash, spent=0), "create")
+            steps.reached("create: witnessed")
+            part.rename(path)
+            witness.sync_folder(path.parent)
+            steps.reached("create: named")
+        except OSError as error:
+            raise VaultRefusal(
+                f"{path} cannot be made ({error.strerror}); check the folder and its permissions"
+            ) from None
+        finally:
+            os.close(held)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Lock and read a vault: the whole chain is checked, not yet whether it is the newest."""
+        path = real(path)
+        held = lock.take(path)
+        try:
+            _require_there(path)
+            journal = Journal.open(path)
+            try:
+                books = Books()
+                for line in journal.lines():
+                    books.add(line)
+                if books.seq == 0:
+                    raise VaultRefusal(f"{path} is damaged (it has no lines); put its backup back")
+                _require_uploads(path, journal, books)
+            except BaseException:
+                journal.close()
+                raise
+        except BaseException:
+            os.close(held)
+            raise
+        return cls(path, held, journal, books)
+
+    def close(self) -> None:
+        """Give the vault back; closing twice is no matter."""
+        with self._one:
+            if self._held >= 0:
+                self._usable = False
+                self._journal.close()
+                os.close(self._held)
+                self._held = -1
+
+    def require_usable(self) -> None:
+        """A sentence if nothing may be asked of this chest any more."""
+        if os.getpid() != self._owner:
+            raise VaultRefusal(
+                f"{self.path} was opened by another process (a fork shares no vault); "
+                "open it in the process that uses it"
+            )
+        if not self._usable:
+            raise VaultRefusal(f"{self.path} is closed; open it again")
+
+    def receipt(self) -> Receipt:
+        """How far the ledger has come."""
+        books = self.books
+        return Receipt(books.id, books.seq, books.hash, books.spent)
+
+    def contains(self, place: Place) -> bool:
+        """Whether this ledger has that line, or has paid for the gap it was lost in."""
+        with self._one:
+            self.require_usable()
+            if place.vault != self.books.id or type(place.seq) is not int:
+                return False
+            if any(first <= place.seq <= last for first, last in self.books.gaps):
+                return True
+            if not 1 <= place.seq <= self.books.seq:
+                return False
+            line = self._journal.line(place.seq)
+            return line is not None and line.hash == place.hash
+
+    def is_copy(self) -> bool:
+        """Whether this file is another one than the vault was made, moved or restored as.
+
+        A copy has another inode. The device number is not compared: it may change at a reboot.
+        """
+        return self.path.stat().st_ino != self.books.inode
+
+    def require_newest(self) -> None:
+        """A refusal if this file is a copy, or older than its witness."""
+        name = self.path.name
+        seen = witness.read(self.path)
+        if seen is None:
+            raise VaultRefusal(
+                f"{self.path} has no witness ({witness.beside(self.path).name}), so nobody can "
+                "tell whether it is the newest state; put it back, or run "
+                f"`sottovoce ledger rebind {name} --restored`"
+            )
+        if seen.vault != self.books.id:
+            raise VaultRefusal(
+                f"{self.path} lies beside the witness of another vault; put its own witness "
+                f"back, or run `sottovoce ledger rebind {name} --restored`"
+            )
+        if not self.contains(seen):
+            raise VaultRefusal(
+                f"{self.path} is an older or a parted copy: it has {self.books.seq} lines and its "
+                f"witness has seen {seen.seq}; put the newest file back, or run "
+                f"`sottovoce ledger rebind {name} --restored`"
+            )
+        if self.is_copy():
+            raise VaultRefusal(
+                f"{self.path} is a copy of a vault, and two would spend the budget twice; use the "
+                f"original, or if it is gone run `sottovoce ledger rebind {name} --moved`"
+            )
+        if seen.seq < self.books.seq:  # a crash came between commit and witness
+            self._bear_witness("open")
+
+    def append(
+        self,
+        kind: str,
+        entries: Sequence[tuple[str, dict[str, Any]]],
+        *,
+        upload: tuple[str, int, bytes] | None = None,
+        seq: int | None = None,
+    ) -> Receipt:
+        """Add entries in one write: durable, witnessed and in the books when this returns."""
+        with self._one:
+            self.require_usable()
+            steps.reached(f"{kind}: begun")
+            lines: list[Line] = []
+            prev, place, now = self.books.hash, seq or self.books.seq + 1, _now()
+            for number, (what, facts) in enumerate(entries):
+                lines.append(chained(prev, place + number, now, what, canonical(facts)))
+                prev = lines[-1].hash
+            self._usable = False  # until all of it has succeeded
+            try:
+                if self.path.stat().st_ino != self._inode:
+                    raise VaultRefusal(f"{self.path} was replaced while it was in use; look why")
+                self._journal.append(lines, kind, upload)
+                steps.reached(f"{kind}: committed")
+                for line in lines:
+                    self.books.add(line)
+                self._bear_witness(kind)
+            except OSError as error:
+                raise VaultRefusal(
+                    f"{self.path} cannot be written ({error.strerror}); make room and check its "
+                    "permissions, then open it again"
+                ) from None
+            self._usable = True
+            steps.reached(f"{kind}: witnessed")
+            return self.receipt()
+
+    def line(self, seq: int) -> Line:
+        """One line that the books know of."""
+        with self._one:
+            self.require_usable()
+            line = self._journal.line(seq)
+        if line is None:
+            raise VaultRefusal(f"{self.path} is damaged (line {seq} is gone); put its backup back")
+        return line
+
+    def lines(self) -> list[Line]:
+        """All lines, from the first."""
+        with self._one:
+            self.require_usable()
+            return list(self._journal.lines())
+
+    def upload(self, seq: int) -> bytes:
+        """The bytes stored with a line, held against the line's hash."""
+        with self._one:
+            facts, content = self.line(seq).facts, self._journal.upload(seq)
+        require_same(self.path, seq, content, facts)
+        return content
+
+    def check_pages(self) -> None:
+        """SQLite's own check of the file."""
+        with self._one:
+            self.require_usable()
+            self._journal.check_pages()
+
+    def _bear_witness(self, kind: str) -> None:
+        witness.write(self.path, self.receipt(), kind)
+
+
+def real(path: Path) -> Path:
+    """The path without links, so that one vault has one lock whatever it is called."""
+    return Path(os.path.realpath(path))
+
+
+def require_same(path: Path, seq: int, content: bytes, facts: dict[str, Any]) -> None:
+    """A refusal if stored bytes are not those that their line names."""
+    same = sha256(content) == facts["sha256"]
+    if not same or len(content) != facts["size"]:
+        raise VaultRefusal(
+            f"{path} is damaged (the upload of line {seq} is not the one that was stored); put "
+            f"its backup back and run `sottovoce ledger rebind {path.name} --restored`"
+        )
+
+
+def _require_unused(path: Path) -> None:
+    """No vault was ever in use under this name, as far as the folder tells."""
+    if path.exists() or path.with_name(path.name + "-journal").exists():
+        raise VaultRefusal(f"{path} exists already; a vault is never replaced, name another")
+    seen = witness.read(path)
+    # At its first line nothing has been released, so a creation that crashed may be repeated.
+    if seen is not None and seen.seq > 1:
+        raise VaultRefusal(
+            f"{path} is missing, but its witness is there; put the vault back, or name another "
+            "for another data set"
+        )
+
+
+def _require_there(path: Path) -> None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise VaultRefusal(
+            f"{path} does not exist; put it back if it was there, or make one with "
+            "`sottovoce ledger create`"
+        ) from None
+    except OSError as error:
+        raise VaultRefusal(f"{path} cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise VaultRefusal(f"{path} is not a file; name the vault itself")
+    if found.st_nlink != 1:
+        raise VaultRefusal(f"{path} has a second name (a hard link); remove one of the two")
+
+
+def _require_uploads(path: Path, journal: Journal, books: Books) -> None:
+    """The stored uploads are those of the lines: not one more, not one less."""
+    told = {turn.stored: place for place, turn in books.turns.items() if turn.stored is not None}
+    if journal.answered() != told:
+        raise VaultRefusal(
+            f"{path} is damaged (its uploads are not those of its lines); put its backup back and "
+            f"run `sottovoce ledger rebind {path.name} --restored`"
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,81 @@
+"""Which data set a vault belongs to: one hash of its rows."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sottovoce.errors import DataError, InputError
+
+_VERSION = b"sottovoce.rows/1\n"
+
+
+def fingerprint(x: ArrayLike, y: ArrayLike) -> str:
+    """SHA-256 of the rows of (x, y), whatever their order; duplicates count.
+
+    Each row is hashed with its label, the hashes are sorted and hashed again together with dtypes
+    and row shapes (little-endian).
+
+    >>> rows, labels = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0, 1])
+    >>> fingerprint(rows, labels) == fingerprint(rows[::-1], labels[::-1])
+    True
+    >>> fingerprint(rows, labels) == fingerprint(rows, labels[::-1])
+    False
+    """
+    rows, labels = _plain("x", x), _plain("y", y)
+    if len(rows) != len(labels):
+        raise InputError.of(
+            "y", len(labels), f"as many labels as x has rows ({len(rows)})", "one for each row"
+        )
+    total = hashlib.sha256(_VERSION)
+    for part in (rows, labels):
+        total.update(f"{part.dtype.str} {part.shape[1:]}\n".encode())
+    each = sorted(
+        hashlib.sha256(row.tobytes() + label.tobytes()).digest()
+        for row, label in zip(rows, labels, strict=True)
+    )
+    total.update(b"".join(each))
+    return total.hexdigest()
+
+
+def sha256(content: bytes) -> str:
+    """SHA-256 of bytes, in hexadecimal.
+
+    >>> sha256(b"")[:8]
+    'e3b0c442'
+    """
+    return hashlib.sha256(content).hexdigest()
+
+
+def fingerprint_file(path: str | Path) -> tuple[str, int | None]:
+    """The fingerprint of a file, and its number of rows where the file tells it.
+
+    A .npz with arrays x and y: that of its rows, so order and compression do not matter. Any other
+    file (a CSV, a Parquet): SHA-256 of its bytes, so that any edit counts as a change; its rows are
+    not counted.
+    """
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".npz":
+            with np.load(path, allow_pickle=False) as stored:
+                x, y = stored["x"], stored["y"]
+            return fingerprint(x, y), len(x)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), None
+    except FileNotFoundError:
+        raise InputError.of("DATA", str(path), "a file that exists", "check its name") from None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        why = " ".join(str(error).split())[:120]
+        raise DataError(f"{path} cannot be read as the client's rows: {why}") from None
+
+
+def _plain(name: str, values: ArrayLike) -> NDArray[Any]:
+    given = np.asarray(values)
+    if given.dtype.kind not in "biuf" or given.ndim < 1:
+        raise InputError.of(name, given.dtype, "an array of numbers", "encode categories first")
+    return np.ascontiguousarray(given.astype(given.dtype.newbyteorder("<"), copy=False))

@@ -1,0 +1,220 @@
+"""The vault's one SQLite file: lines are added, never changed, and durable when `append` returns.
+
+`journal_mode = DELETE` keeps everything in one file (write-ahead logging would leave the newest
+lines in a second one, which a copy forgets), and `synchronous = EXTRA` syncs the folder as well
+after a rollback journal is removed: with FULL alone a power cut can bring that journal back, and
+with it the state before the commit. Triggers refuse UPDATE and DELETE to whoever opens the file
+with other tools; the hash chain shows what got past them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from sottovoce.errors import VaultRefusal
+from sottovoce.vault import steps
+from sottovoce.vault.chain import GENESIS, Line, chained
+
+APPLICATION = 0x50_77_0C_E1  # "application_id": tells a vault from other SQLite files
+VERSION = 1
+MOST_BYTES = 10**9 - 1024  # of one upload: SQLite's limit on a value, with room for its row
+
+_PRAGMAS = (
+    "trusted_schema = OFF",
+    "cell_size_check = ON",
+    "locking_mode = EXCLUSIVE",
+    "journal_mode = DELETE",
+    "synchronous = EXTRA",
+)
+_SCHEMA = (
+    "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, "
+    "payload TEXT NOT NULL, prev TEXT NOT NULL, hash TEXT NOT NULL)",
+    "CREATE TABLE uploads (seq INTEGER PRIMARY KEY, run TEXT NOT NULL, t INTEGER NOT NULL, "
+    "content BLOB NOT NULL, UNIQUE (run, t))",
+    "CREATE TRIGGER entries_in_order BEFORE INSERT ON entries "
+    "WHEN NEW.seq <= (SELECT max(seq) FROM entries) "
+    "BEGIN SELECT RAISE(ABORT, 'entries are only added'); END",
+    *(
+        f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON {table} "
+        f"BEGIN SELECT RAISE(ABORT, '{table} are only added'); END"
+        for table in ("entries", "uploads")
+        for verb in ("UPDATE", "DELETE")
+    ),
+)
+
+
+class Journal:
+    """An open vault file, locked for this process. Every failure is a `VaultRefusal`."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path, self._db = path, connection
+
+    @classmethod
+    def make(cls, path: Path, first: Line) -> None:
+        """Make a new file with its first line, and close it again."""
+        journal = cls(path, _connect(path, "rwc"))
+        try:
+            journal._run("BEGIN EXCLUSIVE")
+            for statement in _SCHEMA:
+                journal._run(statement)
+            journal._run(f"PRAGMA application_id = {APPLICATION}")
+            journal._run(f"PRAGMA user_version = {VERSION}")
+            journal._insert(first)
+            journal._run("COMMIT")
+        finally:
+            journal.close()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open an existing file and take SQLite's own lock; its form is checked, not its chain."""
+        journal = cls(path, _connect(path, "rw"))
+        try:
+            journal._run("BEGIN EXCLUSIVE")
+            journal._run("COMMIT")  # the lock stays: locking_mode is EXCLUSIVE
+            journal._check_form()
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    def lines(self) -> Iterator[Line]:
+        """All lines in order, each checked against the one before it."""
+        prev = GENESIS
+        try:
+            rows = self._db.execute(
+                "SELECT seq, time, kind, payload, prev, hash FROM entries ORDER BY seq"
+            )
+            for row in rows:
+                line = Line(*row)
+                if line != chained(prev, *row[:4]):
+                    self._damaged(f"line {row[0]} does not fit the one before it")
+                yield line
+                prev = line.hash
+        except (sqlite3.Error, UnicodeError, OverflowError) as error:
+            self._damaged(str(error))
+
+    def line(self, seq: int) -> Line | None:
+        """One line by its number."""
+        row = self._row(
+            "SELECT seq, time, kind, payload, prev, hash FROM entries WHERE seq = ?", seq
+        )
+        return None if row is None else Line(*row)
+
+    def answered(self) -> dict[int, tuple[str, int]]:
+        """Which rounds have stored uploads, by line; their bytes are not read."""
+        try:
+            rows = self._db.execute("SELECT seq, run, t FROM uploads").fetchall()
+        except sqlite3.Error as error:
+            self._damaged(str(error))
+        return {seq: (run, t) for seq, run, t in rows}
+
+    def upload(self, seq: int) -> bytes:
+        """The bytes of a stored upload; the caller holds them against their line's hash."""
+        row = self._row("SELECT content FROM uploads WHERE seq = ?", seq)
+        if row is None or not isinstance(row[0], bytes):
+            self._damaged(f"the upload of line {seq} is gone")
+        content: bytes = row[0]
+        return content
+
+    def append(
+        self, lines: Sequence[Line], kind: str, upload: tuple[str, int, bytes] | None = None
+    ) -> None:
+        """Add lines (and the upload of the last one): all of it, durable, or nothing."""
+        self._run("BEGIN EXCLUSIVE")
+        for line in lines:
+            self._insert(line)
+        if upload is not None:
+            self._run("INSERT INTO uploads VALUES (?, ?, ?, ?)", lines[-1].seq, *upload)
+        steps.reached(f"{kind}: inserted")
+        self._run("COMMIT")
+
+    def check_pages(self) -> None:
+        """SQLite's own check of every page, for `ledger verify`."""
+        row = self._row("PRAGMA integrity_check(1)")
+        if row is None or row[0] != "ok":
+            self._damaged("no answer" if row is None else str(row[0]))
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
+
+    def _insert(self, line: Line) -> None:
+        self._run(
+            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)",
+            line.seq, line.time, line.kind, line.payload, line.prev, line.hash,
+        )  # fmt: skip
+
+    def _check_form(self) -> None:
+        try:
+            form = self._db.execute(
+                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
+            ).fetchall()
+            marks = [
+                self._db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("application_id", "user_version")
+            ]
+        except (sqlite3.Error, UnicodeError) as error:
+            self._damaged(str(error))
+        if marks != [APPLICATION, VERSION] or sorted(sql for (sql,) in form) != sorted(_SCHEMA):
+            self._damaged("its tables or their guards are not those of a vault")
+
+    def _row(self, statement: str, *values: object) -> tuple[Any, ...] | None:
+        try:
+            row: tuple[Any, ...] | None = self._db.execute(statement, values).fetchone()
+        except (sqlite3.Error, UnicodeError) as error:
+            self._damaged(str(error))
+        return row
+
+    def _run(self, statement: str, *values: object) -> None:
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            _refuse(self._path, error)
+
+    def _damaged(self, why: str) -> NoReturn:
+        raise VaultRefusal(
+            f"{self._path} is damaged ({why}); put its backup back and run "
+            f"`sottovoce ledger rebind {self._path.name} --restored`"
+        ) from None
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            timeout=0,  # who comes second is told at once
+            isolation_level=None,
+            check_same_thread=False,  # the vault has a lock of its own
+        )
+    except sqlite3.Error as error:
+        _refuse(path, error)
+    try:
+        for pragma in _PRAGMAS:
+            answer = connection.execute(f"PRAGMA {pragma}").fetchone()
+            if pragma.startswith("journal_mode") and answer != ("delete",):
+                raise sqlite3.DatabaseError("its journal mode cannot be set")
+    except sqlite3.Error as error:
+        connection.close()
+        _refuse(path, error)
+    return connection
+
+
+def _refuse(path: Path, error: sqlite3.Error) -> NoReturn:
+    code = getattr(error, "sqlite_errorname", "")
+    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        raise VaultRefusal(
+            f"{path} is in use by another process; wait until it has ended, then try again"
+        ) from None
+    if code.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")):
+        raise VaultRefusal(
+            f"{path} cannot be written ({error}); make room and check its permissions, "
+            "nothing that was booked is lost"
+        ) from None
+    raise VaultRefusal(
+        f"{path} is damaged ({error}); put its backup back and run "
+        f"`sottovoce ledger rebind {path.name} --restored`"
+    ) from None

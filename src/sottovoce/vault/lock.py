@@ -1,0 +1,52 @@
+"""One process at a time: an operating system's lock that dies with its holder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from sottovoce.errors import VaultRefusal
+
+
+def take(vault: Path) -> int:
+    """Lock the vault at once or refuse; the descriptor holds the lock until it is closed.
+
+    The lock lies on a file beside the vault, because closing any descriptor of a SQLite file drops
+    SQLite's own locks on it. SQLite's lock on the vault itself is the second line.
+    """
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover
+        raise VaultRefusal(
+            "a vault needs POSIX file locks, which this system has not; keep it on Linux or macOS"
+        ) from None
+    beside = vault.with_name(vault.name + ".lock")
+    try:
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise VaultRefusal(
+            f"{vault} cannot be locked ({error.strerror}); check the folder and its permissions"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        holder = _holder(descriptor)
+        os.close(descriptor)
+        raise VaultRefusal(
+            f"{vault} is in use{holder}; wait until it has ended, then try again"
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise VaultRefusal(
+            f"{vault} cannot be locked ({error.strerror}); keep it on a local disk with room left"
+        ) from None
+    return descriptor
+
+
+def _holder(descriptor: int) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return f" by process {int(os.pread(descriptor, 20, 0))}"
+    return ""

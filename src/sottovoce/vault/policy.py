@@ -1,0 +1,184 @@
+"""What a client has fixed for itself: the budget, C, n, the unit, and the least noise of a release.
+
+A policy is written into its vault at creation. Later it may only be tightened; what a server asks
+for may only be less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
+from typing import Any, Literal, Self, TypeAlias, cast, get_args
+
+from sottovoce.errors import InputError, PolicyRefusal
+from sottovoce.privacy import calibration as calibrations
+from sottovoce.privacy.budget import UNITS, Budget, Guarantee, Unit, shown
+from sottovoce.privacy.tank import FULL
+
+VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
+
+MOST_SAMPLES = 2**32  # what an exact sum on the grid has room for
+MOST_ROUNDS = 10**9
+_LARGEST_SHARE = 4  # a release takes at most one part in so many of the budget, by default
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A client's own terms, checked.
+
+    `floor` is the smallest σ/Δ of one release: its μ is at most 1/floor, whatever horizon a server
+    announces. Left out, it is 2/√capacity: one release may take at most a quarter of the budget.
+
+    >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
+    >>> round(policy.capacity(), 6), policy.floor
+    (2.775658, 1.20046)
+    >>> Policy(epsilon=8, delta=1e-5, samples=143, clip=1, calibration="paper")
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: calibration must be exact or zcdp, got 'paper'; the paper's \
+formula does not keep its promise, so a vault does not take it
+    """
+
+    epsilon: float
+    delta: float
+    samples: int
+    clip: float
+    unit: Unit = "record"
+    calibration: VaultCalibration = "exact"
+    floor: float = cast(float, None)  # None becomes the default below
+    max_rounds: int = 1000  # of one run
+    disclose: bool = True
+
+    def __post_init__(self) -> None:
+        budget = Budget(self.epsilon, self.delta)
+        self._set("epsilon", budget.epsilon)
+        self._set("delta", budget.delta)
+        if self.calibration not in get_args(VaultCalibration):
+            raise InputError.of(
+                "calibration",
+                self.calibration,
+                "exact or zcdp",
+                "the paper's formula does not keep its promise, so a vault does not take it",
+            )
+        if self.unit not in UNITS:
+            raise InputError.of("unit", self.unit, "record or client", "name what is protected")
+        for name, most, remedy in (
+            ("samples", MOST_SAMPLES, "it is the number of rows of the client's data"),
+            ("max_rounds", MOST_ROUNDS, "it is how many rounds one run may have"),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InputError.of(name, value, f"a whole number from 1 to {most}", remedy)
+        if type(self.disclose) is not bool:
+            raise InputError.of(
+                "disclose", self.disclose, "true or false", "false keeps ε, δ and σ to the client"
+            )
+        self._number("clip", 1e-15, 1e15, "choose the norm gradients are cut to")
+        capacity = self.capacity()
+        if cast(float | None, self.floor) is None:
+            # Six digits, rounded up: the same number whatever the last bits of the capacity are.
+            self._set("floor", float(shown(math.sqrt(_LARGEST_SHARE / capacity))))
+        # Beyond it a release could not even book one unit.
+        most_floor = math.sqrt(FULL / capacity)
+        self._number("floor", 1e-9, most_floor, "it is the smallest σ/Δ of one release")
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)
+
+    def _number(self, name: str, least: float, most: float, remedy: str) -> None:
+        value = getattr(self, name)
+        if type(value) not in (int, float) or not least <= value <= most:
+            raise InputError.of(name, value, f"a number from {least:g} to {most:g}", remedy)
+        self._set(name, float(value))
+
+    def capacity(self) -> float:
+        """The μ² that the budget is worth."""
+        return float(calibrations.capacity(self.epsilon, self.delta, calibration=self.calibration))
+
+    def guarantee(self) -> Guarantee:
+        """What is promised, in words a lawyer could read."""
+        return Guarantee(
+            Budget(self.epsilon, self.delta), unit=self.unit, calibration=self.calibration
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data.
+
+        >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
+        >>> Policy.from_json(policy.to_json()) == policy
+        True
+        """
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The policy that `to_json` wrote; unknown or missing keys are refused."""
+        known = {field.name for field in fields(cls)}
+        if data.keys() != known:
+            odd = sorted(data.keys() ^ known)
+            raise InputError.of("policy", odd[0], f"of {', '.join(sorted(known))}", "mend the key")
+        return cls(**data)
+
+
+def most_units(floor: float, capacity: float) -> int:
+    """The most units one release may book: μ² = capacity·u/2⁵⁰ ≤ 1/floor², in exact arithmetic.
+
+    >>> most_units(floor=2.0, capacity=1.0) == FULL // 4
+    True
+    """
+    return min(FULL, int(FULL / (Fraction(floor) ** 2 * Fraction(capacity))))
+
+
+def withheld_units(policy: Policy, capacity: float) -> int:
+    """Units of a tank of this capacity (in μ²) that a smaller budget leaves no room for.
+
+    Units keep the size they had when the vault was made; a tightened budget is a cap in them,
+    2⁵⁰·capacity(now)/capacity(then) rounded down. So past debits need no conversion.
+
+    >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
+    >>> withheld_units(policy, policy.capacity()), withheld_units(policy, 2 * policy.capacity())
+    (0, 562949953421312)
+    """
+    now = min(Fraction(policy.capacity()), Fraction(capacity))
+    return FULL - int(FULL * now / Fraction(capacity))
+
+
+def require_tighter(old: Policy, new: Policy, *, spent: int) -> None:
+    """A refusal unless `new` allows nothing that `old` does not.
+
+    >>> old = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
+    >>> require_tighter(old, Policy(epsilon=9, delta=1e-5, samples=143, clip=1), spent=0)
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.PolicyRefusal: epsilon may only be tightened, to at most 8.0, and 9.0 was \
+asked for; keep it, or make a new vault for other data
+    """
+    for name in ("epsilon", "delta", "clip", "max_rounds"):
+        if getattr(new, name) > getattr(old, name):
+            _refuse(name, f"at most {getattr(old, name)}", getattr(new, name))
+    if new.floor < old.floor:
+        _refuse("floor", f"at least {old.floor}", new.floor)
+    if new.disclose and not old.disclose:
+        _refuse("disclose", "false", "true")
+    if new.calibration != old.calibration and new.calibration != "zcdp":
+        _refuse("calibration", old.calibration, new.calibration)
+    if new.samples != old.samples:
+        raise PolicyRefusal(
+            f"samples is {old.samples} in this vault and {new.samples} was asked for; "
+            "only `sottovoce ledger rebind` changes it, together with the data"
+        )
+    if new.unit != old.unit and (old.unit == "client" or spent > 0):
+        # What was released for one record is not (ε, δ) for the whole data set.
+        raise PolicyRefusal(
+            f"unit is {old.unit} in this vault and {new.unit} was asked for; "
+            "it may go from record to client only before the first release"
+        )
+
+
+def _refuse(name: str, bound: str, value: object) -> None:
+    raise PolicyRefusal(
+        f"{name} may only be tightened, to {bound}, and {value} was asked for; "
+        "keep it, or make a new vault for other data"
+    )

@@ -1,0 +1,24 @@
+"""The named moments of a write, so that tests can stop the process at each of them.
+
+In service `reached` does nothing. A test replaces it by something that kills the process.
+"""
+
+from __future__ import annotations
+
+WRITES = ("reserve", "store", "tighten", "rebind", "move", "restore")
+STEPS = (
+    "create: begun",
+    "create: committed",
+    "create: witness written",
+    "create: witnessed",
+    "create: named",
+    *(
+        f"{kind}: {moment}"
+        for kind in WRITES
+        for moment in ("begun", "inserted", "committed", "witness written", "witnessed")
+    ),
+)
+
+
+def reached(step: str) -> None:
+    """The process has come so far: nothing to do."""

@@ -1,0 +1,387 @@
+"""The vault: what a client may still release, what it has released, and nothing twice.
+
+Rules R1 to R4, R10 and R11 of the protocol. A reserve is durable before anything is computed, an
+upload is durable before it is sent, and nothing is ever refunded. A round of a run has at most one
+stored upload; a reserve without one stays spent, and the round may be reserved anew.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from sottovoce._version import __version__
+from sottovoce.errors import (
+    DatasetChanged,
+    InputError,
+    PolicyRefusal,
+    RoundAnswered,
+    TankEmpty,
+    VaultRefusal,
+)
+from sottovoce.privacy.tank import FULL, Tank
+from sottovoce.vault.books import Books
+from sottovoce.vault.chain import Line, canonical, is_hash
+from sottovoce.vault.chest import Chest
+from sottovoce.vault.fingerprint import sha256
+from sottovoce.vault.journal import MOST_BYTES
+from sottovoce.vault.policy import Policy, most_units, require_tighter, withheld_units
+from sottovoce.vault.witness import Place, Receipt
+
+MOST_RELEASES = 10_000  # of one turn
+_MOST_FACTS = 65_536  # bytes of what is noted beside a reserve
+_RUN = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the vault knows of one round of a run: its newest reserve, and its upload if stored."""
+
+    seq: int
+    time: str
+    run: str
+    t: int
+    request_hash: str
+    units: tuple[int, ...]
+    server: str
+    facts: Mapping[str, Any]
+    upload: bytes | None
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A debit that is durable: one upload may be stored against it, once."""
+
+    vault: str
+    seq: int
+    run: str
+    t: int
+    request_hash: str
+    units: tuple[int, ...]
+    receipt: Receipt
+
+
+class Vault:
+    """A client's ledger and outbox for one data set. Use it as a context manager.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp()) / "ward-3.vault"
+    >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
+    >>> with Vault.create(place, policy, dataset="ab" * 32) as vault:
+    ...     asked = "cd" * 32
+    ...     paid = vault.reserve("run-1", 0, asked, [FULL // 120], server="s", facts={})
+    ...     receipt = vault.store(paid, b"noised")
+    ...     vault.find("run-1", 0).upload, float(vault.tank("run-1").left_fraction.round(6))
+    (b'noised', 0.991667)
+    >>> with Vault.open(place, dataset="ab" * 32) as vault:
+    ...     vault.contains(receipt), int(vault.tank("run-1").debits)
+    (True, 1)
+    >>> Vault.open(place.with_name("another.vault"), dataset="ab" * 32)
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.VaultRefusal: ...another.vault does not exist; put it back if it was there, \
+or make one with `sottovoce ledger create`
+    """
+
+    def __init__(self, chest: Chest, *, readable_only: bool) -> None:
+        self._chest, self._readable_only = chest, readable_only
+        self._live: dict[int, Reservation] = {}  # of this opening, not yet stored
+
+    @classmethod
+    def create(cls, path: str | Path, policy: Policy, *, dataset: str) -> Self:
+        """Make a vault where there is none. `dataset` is the `fingerprint` of the client's rows."""
+        require_dataset(dataset)
+        facts = {
+            "vault": secrets.token_hex(16),
+            "capacity": policy.capacity(),
+            "policy": policy.to_json(),
+            "dataset": dataset,
+            "software": __version__,
+        }
+        Chest.make(Path(path), facts)
+        return cls.open(path, dataset=dataset)
+
+    @classmethod
+    def open(cls, path: str | Path, *, dataset: str | None) -> Self:
+        """Open, lock and check a vault; `None` for the data set opens it for reading only."""
+        if dataset is not None:
+            require_dataset(dataset)
+        chest = Chest.open(Path(path))
+        try:
+            chest.require_newest()
+            if dataset is not None and dataset != chest.books.dataset:
+                raise DatasetChanged(
+                    f"{chest.path} keeps the ledger of other records than these (fingerprint "
+                    f"{chest.books.dataset[:12]}… against {dataset[:12]}…); bring the old ones "
+                    f"back, or run `sottovoce ledger rebind {chest.path.name} DATA --overlap all`"
+                )
+        except BaseException:
+            chest.close()
+            raise
+        return cls(chest, readable_only=dataset is None)
+
+    def close(self) -> None:
+        """Give the vault back to whoever waits for it."""
+        self._chest.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _books(self) -> Books:
+        return self._chest.books
+
+    @property
+    def path(self) -> Path:
+        """Where the vault lies."""
+        return self._chest.path
+
+    @property
+    def id(self) -> str:
+        """The vault's own number, drawn when it was made."""
+        return self._books.id
+
+    @property
+    def made(self) -> str:
+        """When the vault was made."""
+        return self._books.made
+
+    @property
+    def policy(self) -> Policy:
+        """The client's terms, as tightened so far."""
+        return self._books.policy
+
+    @property
+    def dataset(self) -> str:
+        """The fingerprint of the records this vault keeps the ledger of."""
+        return self._books.dataset
+
+    @property
+    def spent(self) -> int:
+        """Units booked by all runs, and burnt by restores."""
+        return self._books.spent
+
+    @property
+    def burnt(self) -> int:
+        """The part of `spent` that restores have booked for what they could not know."""
+        return self._books.burnt
+
+    @property
+    def limit(self) -> int:
+        """Units that may ever be booked: 2⁵⁰, or less once the budget was tightened."""
+        return FULL - withheld_units(self.policy, self._books.capacity)
+
+    @property
+    def ceiling(self) -> int:
+        """The most units one release may book: its σ/Δ is then the policy's floor."""
+        return most_units(self.policy.floor, self._books.capacity)
+
+    def tank(self, run: str) -> Tank:
+        """The fuel as this run sees it: `spent` by all runs, `debits` by this one.
+
+        Units keep the size they had when the vault was made. What a tightened budget withholds
+        counts as spent before the run began.
+        """
+        books, withheld = self._books, FULL - self.limit
+        known = books.runs.get(run)
+        opened = books.spent if known is None else known.opened
+        return Tank(
+            capacity=np.array(books.capacity, dtype=np.float64),
+            spent=np.array(min(FULL, books.spent + withheld), dtype=np.int64),
+            opened=np.array(min(FULL, opened + withheld), dtype=np.int64),
+            debits=np.array(0 if known is None else known.debits, dtype=np.int64),
+        )
+
+    def find(self, run: str, t: int) -> Entry | None:
+        """The stored answer of a round, else its newest reserve, else nothing."""
+        self._chest.require_usable()
+        turn = self._books.turns.get((run, t))
+        if turn is None:
+            return None
+        line = self._chest.line(turn.reserve)
+        upload = None if turn.stored is None else self._chest.upload(turn.stored)
+        return _entry(line, upload)
+
+    def reserve(
+        self,
+        run: str,
+        t: int,
+        request_hash: str,
+        units: Sequence[int],
+        *,
+        server: str,
+        facts: Mapping[str, Any],
+    ) -> Reservation:
+        """Book a turn, one debit a release: all of it or nothing, durable when this returns."""
+        paid = _checked(run, t, request_hash, units, server, facts)
+        self._require_writable()
+        policy, books = self.policy, self._books
+        if t >= policy.max_rounds:
+            raise PolicyRefusal(
+                f"round {t} was asked for and a run may have {policy.max_rounds}; "
+                "announce fewer rounds"
+            )
+        if max(paid) > self.ceiling:
+            raise PolicyRefusal(
+                f"a release must have σ/Δ of at least {policy.floor:g}; ask for more noise"
+            )
+        turn = books.turns.get((run, t))
+        if turn is not None and turn.stored is not None:
+            raise RoundAnswered(
+                f"round {t} of run {run} has its answer already; send the stored one again"
+            )
+        if sum(paid) > self.limit - books.spent:
+            raise TankEmpty(
+                "the privacy budget has not enough left for this release; nothing was booked"
+            )
+        entries: list[tuple[str, dict[str, Any]]] = []
+        if run not in books.runs:
+            entries.append(("run", {"run": run, "server": server}))
+        booking = {
+            "run": run,
+            "t": t,
+            "request": request_hash,
+            "units": list(paid),
+            "server": server,
+            "facts": dict(facts),
+        }
+        receipt = self._chest.append("reserve", [*entries, ("reserve", booking)])
+        reservation = Reservation(self.id, receipt.seq, run, t, request_hash, paid, receipt)
+        self._live[reservation.seq] = reservation
+        return reservation
+
+    def store(self, reservation: Reservation, upload: bytes) -> Receipt:
+        """Keep a reservation's upload: durable when this returns, and only then may it leave."""
+        if type(upload) is not bytes or not 1 <= len(upload) <= MOST_BYTES:
+            shown = len(upload) if isinstance(upload, bytes) else type(upload).__name__
+            raise InputError.of("upload", shown, f"1 to {MOST_BYTES} bytes", "send a smaller model")
+        self._require_writable()
+        if self._live.get(reservation.seq) != reservation:
+            raise VaultRefusal(
+                "the reservation is not one of this opening, or has its upload already; "
+                "reserve anew, which books anew"
+            )
+        run, t = reservation.run, reservation.t
+        if self._books.turns[run, t].stored is not None:
+            raise RoundAnswered(
+                f"round {t} of run {run} has its answer already; send the stored one again"
+            )
+        facts = {
+            "reserve": reservation.seq,
+            "run": run,
+            "t": t,
+            "sha256": sha256(upload),
+            "size": len(upload),
+        }
+        receipt = self._chest.append("store", [("store", facts)], upload=(run, t, upload))
+        del self._live[reservation.seq]
+        return receipt
+
+    def tighten(self, policy: Policy) -> Receipt:
+        """Narrow the policy for everything that follows; an equal one changes nothing."""
+        self._require_writable()
+        if policy == self.policy:
+            return self.receipt()
+        require_tighter(self.policy, policy, spent=self.spent)
+        if FULL - withheld_units(policy, self._books.capacity) < self.spent:
+            raise PolicyRefusal(
+                f"({policy.epsilon:g}, {policy.delta:g}) is less than what was already released; "
+                "a promise cannot be made for the past, so choose a larger budget"
+            )
+        return self._chest.append("tighten", [("tighten", {"policy": policy.to_json()})])
+
+    def receipt(self) -> Receipt:
+        """How far the ledger has come: its last line's number and hash."""
+        return self._chest.receipt()
+
+    def contains(self, receipt: Place) -> bool:
+        """False: this file is older than, or has parted from, the one that gave the receipt."""
+        return self._chest.contains(receipt)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every reserve from the first, answered or burnt; uploads are not read."""
+        for line in self._chest.lines():
+            if line.kind == "reserve":
+                yield _entry(line, None)
+
+    def lines(self) -> list[Line]:
+        """The chain itself, from the first line."""
+        return self._chest.lines()
+
+    def answered(self, run: str, t: int) -> int | None:
+        """The line of the reserve that a round's stored upload was made under, if it has one."""
+        turn = self._books.turns.get((run, t))
+        return None if turn is None or turn.stored is None else turn.reserve
+
+    def _require_writable(self) -> None:
+        self._chest.require_usable()
+        if self._readable_only:
+            raise VaultRefusal(
+                f"{self.path} was opened without its data set, for reading only; "
+                "open it with the data's fingerprint"
+            )
+
+
+def require_dataset(dataset: object) -> None:
+    """A sentence if this is no fingerprint."""
+    if not is_hash(dataset):
+        raise InputError.of(
+            "dataset", dataset, "64 hexadecimal digits", "take sottovoce.vault.fingerprint(x, y)"
+        )
+
+
+def _entry(line: Line, upload: bytes | None) -> Entry:
+    facts = line.facts
+    return Entry(
+        seq=line.seq,
+        time=line.time,
+        run=facts["run"],
+        t=facts["t"],
+        request_hash=facts["request"],
+        units=tuple(facts["units"]),
+        server=facts["server"],
+        facts=facts["facts"],
+        upload=upload,
+    )
+
+
+def _checked(
+    run: str, t: int, request: str, units: Sequence[int], server: str, facts: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """The units as plain integers, or one sentence about what cannot be booked."""
+    if not isinstance(run, str) or not _RUN.fullmatch(run):
+        raise InputError.of("run", run, "1 to 64 letters, digits, . _ -", "name the run plainly")
+    if type(t) is not int or t < 0:
+        raise InputError.of("t", t, "a whole number ≥ 0", "rounds are counted from 0")
+    if not is_hash(request):
+        raise InputError.of("request_hash", request, "64 hex digits", "hash the request's content")
+    if not isinstance(server, str) or len(server) > 200:
+        raise InputError.of("server", server, "a name of at most 200 letters", "shorten it")
+    paid = tuple(units)
+    whole = all(isinstance(u, int | np.integer) and not isinstance(u, bool) for u in paid)
+    if not 1 <= len(paid) <= MOST_RELEASES or not whole or min(paid) < 1:
+        raise InputError.of(
+            "units", list(paid)[:4], "whole numbers ≥ 1, one a release", "take those of an offer"
+        )
+    try:
+        small = len(canonical(dict(facts))) <= _MOST_FACTS
+    except (TypeError, ValueError, RecursionError):
+        small = False
+    if not small:
+        raise InputError.of("facts", type(facts).__name__, "a little plain JSON", "note less")
+    return tuple(int(u) for u in paid)

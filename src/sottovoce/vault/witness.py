@@ -1,0 +1,144 @@
+"""Receipts, and the witness beside a vault: how an older copy is told from the newest state.
+
+A receipt says how far a ledger had come: its last line's number and hash, and the units spent by
+then. The witness is the newest receipt, kept in a file of its own (NAME.witness) and replaced as a
+whole after every write of the vault. A vault may be one write ahead of its witness (a crash between
+the two), never behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from sottovoce.errors import InputError, VaultRefusal
+from sottovoce.privacy.tank import FULL
+from sottovoce.vault import steps
+from sottovoce.vault.chain import canonical, is_hash
+
+_SCHEMA = "sottovoce.receipt/1"
+
+
+class Place(Protocol):
+    """A place in a vault's chain, as a receipt names it."""
+
+    @property
+    def vault(self) -> str:
+        """The vault's id."""
+
+    @property
+    def seq(self) -> int:
+        """The line's number."""
+
+    @property
+    def hash(self) -> str:
+        """The line's hash."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """How far a ledger had come. `spent` is known to the client's side only.
+
+    >>> Receipt("ab" * 16, 3, "cd" * 32, spent=5).to_json().keys()
+    dict_keys(['vault', 'seq', 'hash'])
+    """
+
+    vault: str
+    seq: int
+    hash: str
+    spent: int | None = None  # units of 2⁵⁰, all runs together
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.vault, str) or not 1 <= len(self.vault) <= 64:
+            raise InputError.of("receipt.vault", self.vault, "an id", "copy the receipt whole")
+        if type(self.seq) is not int or not 1 <= self.seq < 2**53:
+            raise InputError.of("receipt.seq", self.seq, "a whole number ≥ 1", "copy it whole")
+        if not is_hash(self.hash):
+            raise InputError.of("receipt.hash", self.hash, "64 hex digits", "copy it whole")
+        if self.spent is not None and (type(self.spent) is not int or not 0 <= self.spent <= FULL):
+            raise InputError.of("receipt.spent", self.spent, "from 0 to 2^50", "copy it whole")
+
+    def to_json(self) -> dict[str, Any]:
+        """What leaves with an answer: place and hash, not what is spent."""
+        return {"vault": self.vault, "seq": self.seq, "hash": self.hash}
+
+    def to_proof(self) -> dict[str, Any]:
+        """All of it, for the client's own files."""
+        return {"schema": _SCHEMA, **self.to_json(), "spent": self.spent}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """What `to_json` or `to_proof` wrote; anything else is refused."""
+        if not isinstance(data, Mapping):
+            raise InputError.of("receipt", data, "an object", "copy the receipt whole")
+        keys = {"vault", "seq", "hash"}
+        if not keys <= data.keys() <= keys | {"spent", "schema"}:
+            raise InputError.of(
+                "receipt", sorted(map(str, data)), "vault, seq, hash (and spent)", "copy it whole"
+            )
+        if data.get("schema", _SCHEMA) != _SCHEMA:
+            raise InputError.of("receipt.schema", data["schema"], _SCHEMA, "copy it whole")
+        return cls(data["vault"], data["seq"], data["hash"], data.get("spent"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A receipt from its JSON text.
+
+        >>> Receipt.parse('{"vault": "ab", "seq": 1, "hash": "' + "0" * 64 + '"}').spent is None
+        True
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            raise InputError.of("receipt", text, "a JSON object", "copy it whole") from None
+        return cls.from_json(data)
+
+
+def beside(vault: Path) -> Path:
+    """Where the witness of a vault lies."""
+    return vault.with_name(vault.name + ".witness")
+
+
+def read(vault: Path) -> Receipt | None:
+    """The witness of a vault, None where there is none; a damaged one is refused."""
+    path = beside(vault)
+    try:
+        receipt = Receipt.parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, InputError):
+        receipt = None
+    if receipt is None or receipt.spent is None:
+        raise VaultRefusal(
+            f"{path} is damaged; put its backup back, or remove it and run "
+            f"`sottovoce ledger rebind {vault.name} --restored`"
+        )
+    return receipt
+
+
+def write(vault: Path, receipt: Receipt, kind: str) -> None:
+    """Replace the witness: durable when this returns, the old one or the new one after a crash."""
+    path = beside(vault)
+    part = path.with_name(path.name + ".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, (canonical(receipt.to_proof()) + "\n").encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    steps.reached(f"{kind}: witness written")
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were given, changed or removed in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
