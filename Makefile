@@ -23,7 +23,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 $(VENV)/.dev: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing sottovoce and its test tools into $(VENV) (once)"
-	@$(PIP) --editable '.[test]'
+	@$(PIP) --editable '.[test,flower,torch]'
 	@touch $@ $(VENV)/.run
 
 train: $(VENV)/.run  ## the main job: a private federation on the embedded digits
@@ -44,8 +44,8 @@ format: $(VENV)/.dev  ## put the code in order
 types: $(VENV)/.dev  ## mypy, strict
 	@$(BIN)/mypy
 
-trust: $(VENV)/.dev  ## longer checks (MNIST against an independent simulator; wants SOTTOVOCE_DATA)
-	@$(BIN)/python -m pytest -q -s trust
+trust: $(VENV)/.dev  ## the long checks at full size, one table (MNIST wants SOTTOVOCE_DATA)
+	@$(BIN)/python trust/table.py
 
 bench: $(VENV)/.dev  ## the speed of a round beside the machine's own floor
 	@$(BIN)/python benchmarks/clipped_round.py

@@ -1,100 +1,234 @@
-"""One client, one round, in float64: the oracle that every engine is tested against.
+"""One client, one round: what a device computes, and the only place where an upload is made.
 
-`step` is what a client computes from its samples (Algorithm 1: clip every sample's gradient over
-all parameters together, one full-batch step). `release` is the order in which it may do so: the
-price is checked and booked first, then the noise is drawn, then the upload exists.
+`price` turns an announced round and the client's own tank into debits and noise. `release` is the
+release path: per-sample gradients → clipped on an integer grid → exact sum → exact integer noise
+from the operating system's entropy → scaled → float32. The debit must be durable before `release`
+is called (`device` sees to that). `step` is the same without noise: the oracle of every engine,
+which nothing may send.
 
-The noise here is simulated (see `noise.simulated`): what `release` returns must not leave a real
-device.
+Nothing here loads JAX unless the model needs it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.learning.models import Mlp, Model, Svm
-from sottovoce.learning.reference import clipped_sum_numpy
-from sottovoce.noise.simulated import draw_numpy
+from sottovoce import wire
+from sottovoce.errors import InputError, TankEmpty
+from sottovoce.learning import gradients
+from sottovoce.learning.form import Form
+from sottovoce.learning.gradients import OwnModel
+from sottovoce.noise import secure
+from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.privacy.tank import Tank
+from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.rounds.schedule import Round
-from sottovoce.rounds.turn import Terms, offer
+from sottovoce.rounds.turn import LOSS_SHARE, Terms, offer
 
 Parameters = dict[str, NDArray[np.float64]]
 
+#: What an answer may say besides the noised model: public numbers, and nothing else (rule R6).
+PUBLIC = frozenset({"schema", "kind", "run", "t", "request", "samples", "receipt", "budget"})
+_MINT = object()
 
-@dataclass(frozen=True, eq=False)
+
+@final
+@dataclass(frozen=True)
+class Price:
+    """What a turn costs: units to book and noise in grid units, one entry a release."""
+
+    units: tuple[int, ...]
+    noise: tuple[int, ...]
+    loss_noise: int | None = None  # of the loss, paid out of the first entry
+
+    def __post_init__(self) -> None:
+        if not self.units or min(self.units) < 1 or len(self.units) != len(self.noise):
+            raise InputError.of("units", self.units, "at least 1 a release", "ask for a price")
+
+
+@final
 class Upload:
-    """What leaves the client: its noised parameters, and the noise it claims."""
+    """Bytes that may leave the client. Only `release` can make one."""
 
-    params: Parameters
-    sigma: float
+    __slots__ = ("blob", "loss", "params", "sigma")
+
+    blob: bytes
+    params: dict[str, NDArray[np.float32]]
+    sigma: tuple[float, ...]
+    loss: float | None
+
+    def __init__(
+        self,
+        mint: object,
+        blob: bytes,
+        params: dict[str, NDArray[np.float32]],
+        sigma: tuple[float, ...],
+        loss: float | None,
+    ) -> None:
+        if mint is not _MINT:
+            raise TypeError("an Upload is made by client.release, from noised values only")
+        self.blob, self.params, self.sigma, self.loss = blob, params, sigma, loss
+
+
+def price(
+    tank: Tank,
+    turn: Round,
+    terms: Terms,
+    *,
+    change: int,
+    floor: float = 0.0,
+    loss: bool = False,
+) -> Price:
+    """What this turn's releases cost, or `TankEmpty`; nothing is booked yet.
+
+    σ = Δ·√(r/left) by the client's own tank and the horizon announced (Theorem 4), Δ = `change` in
+    grid units. No release has σ/Δ below `floor`, whatever the server announces: a share that would
+    buy less noise than that is cut, and what is cut stays in the tank. With `loss` one part in ten
+    of the first release pays for the noised loss.
+
+    >>> turn, terms = Round(t=0, horizon=16), Terms(clients=1, per_round=1)
+    >>> paid = price(Tank.full(4.0), turn, terms, change=2**31)
+    >>> paid.units[0] == FULL // 16, round(paid.noise[0] / 2**31, 6)
+    (True, 2.0)
+    >>> round(price(Tank.full(4.0), turn, terms, change=2**31, floor=3.0).noise[0] / 2**31, 6)
+    3.0
+    """
+    units, noise, loss_noise = [], [], None
+    for place in range(terms.releases):
+        part = _cut(int(offer(tank, turn, terms, float(change)).require().units), tank, floor)
+        tells = loss and place == 0
+        if part < (LOSS_SHARE if tells else 1):
+            raise TankEmpty(
+                "the privacy budget has too little left for this release; "
+                "the client takes no further part in this run"
+            )
+        share = part // LOSS_SHARE if tells else 0
+        if tells:
+            loss_noise = _noise(tank, share, change, floor)
+        noise.append(_noise(tank, part - share, change, floor))
+        units.append(part)
+        tank = tank.spend(part)
+    return Price(tuple(units), tuple(noise), loss_noise)
+
+
+def _cut(units: int, tank: Tank, floor: float) -> int:
+    """At most so many units that μ² = capacity·u/2⁵⁰ ≤ 1/floor²."""
+    if floor == 0:
+        return units
+    return min(units, int(FULL / (Fraction(floor) ** 2 * Fraction(float(tank.capacity)))))
+
+
+def _noise(tank: Tank, units: int, change: int, floor: float) -> int:
+    """σ in whole grid units, rounded up."""
+    sigma = math.ceil(max(float(tank.noise(units, float(change))), float(change) * floor))
+    if sigma > grid.LARGEST_NOISE:
+        raise TankEmpty(
+            f"the share of the privacy budget for this release is too small to be drawn "
+            f"(σ would be {sigma / change:.3g} times the sensitivity); announce fewer rounds"
+        )
+    return sigma
 
 
 def step(
-    model: Model, params: Parameters, x: ArrayLike, y: ArrayLike, recipe: Recipe
+    form: Form,
+    params: Mapping[str, ArrayLike],
+    x: ArrayLike,
+    y: ArrayLike,
+    recipe: Recipe,
+    own: OwnModel | None = None,
 ) -> Parameters:
-    """w_i = w − (η/n)·Σ_m clip(g_m), without noise: Algorithm 1, lines 5 to 9."""
-    rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
-    weight = np.full(len(labels), recipe.learning_rate / len(labels))
-    match model:
-        case Mlp():
-            moved = clipped_sum_numpy("mlp", params, rows, labels, weight, recipe.clip)
-        case Svm():
-            moved = clipped_sum_numpy(
-                "svm", params, rows, labels, weight, recipe.clip, kappa=model.kappa
-            )
-        case _:
-            moved = _by_jax(model, params, rows, labels, weight, recipe.clip)
-    return {name: params[name] - moved[name] for name in params}
+    """w_i = w − (η/n)·Σ_m clip(g_m) on the grid, without noise: Algorithm 1, lines 5 to 9.
+
+    >>> form, recipe = Form("svm", (2,), 2, kappa=0.0), Recipe(learning_rate=1.0, clip=1.0)
+    >>> moved = step(form, {"b": 0.0, "w": [0.0, 0.0]}, [[4.0, 2.0]], [1], recipe)
+    >>> moved["w"].round(4).tolist(), moved["b"].round(4).tolist()
+    ([0.8729, 0.4364], 0.2182)
+    """
+    start = _floats(params)
+    return _moved(start, _sum(form, start, x, y, recipe, own), recipe, len(np.asarray(y)))
 
 
 def release(
-    model: Model,
-    params: Parameters,
+    form: Form,
+    params: Mapping[str, ArrayLike],
     x: ArrayLike,
     y: ArrayLike,
     *,
     recipe: Recipe,
-    tank: Tank,
-    turn: Round,
-    terms: Terms,
-    rng: np.random.Generator,
-) -> tuple[Upload, Tank]:
-    """One upload and the tank after it; raises `TankEmpty`, with nothing computed, if it is dry.
+    paid: Price,
+    head: Mapping[str, Any],
+    loss_bound: float | None = None,
+    own: OwnModel | None = None,
+) -> Upload:
+    """The upload w̃ = w − (η·u/n)·(Σ_m q_m + Z), Z discrete Gaussian of `paid.noise` grid units.
 
-    σ = Δ·√(r/left) by the client's own tank and the horizon announced (Theorem 4). With several
-    steps every one of them is a release: paid, noised, and the next begins where it ended.
+    With several steps each is a release of its own: paid, noised, and the next begins where it
+    ended. The noise is drawn before the data are touched. `head` is what the answer says besides;
+    anything that is not public by name is refused.
+
+    >>> form, recipe = Form("svm", (2,), 2, kappa=0.0), Recipe(learning_rate=1.0, clip=1.0)
+    >>> paid = Price(units=(1,), noise=(2**31,))
+    >>> out = release(form, {"b": 0.0, "w": [0.0, 0.0]}, [[4.0, 2.0]], [1], recipe=recipe,
+    ...               paid=paid, head={"kind": "upload"})
+    >>> round(out.sigma[0], 6), out.params["w"].dtype
+    (2.0, dtype('float32'))
     """
-    sensitivity = recipe.sensitivity(len(np.asarray(y)))
-    for _ in range(recipe.releases):
-        price = offer(tank, turn, terms, sensitivity).require()
-        tank = tank.spend(price.units)
-        sigma = float(price.sigma)
-        noise = draw_numpy(rng, params, sigma)
-        moved = step(model, params, x, y, recipe)
-        params = {name: moved[name] + noise[name] for name in moved}
-    return Upload(params, sigma), tank
+    if extra := head.keys() - PUBLIC:
+        raise InputError.of("head", sorted(extra), "public numbers only", "leave them out")
+    if len(paid.noise) != recipe.releases or (paid.loss_noise is None) != (loss_bound is None):
+        raise InputError.of("paid", paid, "a price of this recipe", "ask for it with its terms")
+    now, samples = _floats(params), len(np.asarray(y))
+    count = sum(leaf.size for leaf in now.values())
+    noise = [secure.draw(count, sigma) for sigma in paid.noise]
+    loss_noise = None if paid.loss_noise is None else int(secure.draw(1, paid.loss_noise)[0])
+    told: dict[str, float] = {}
+    if loss_noise is not None and loss_bound is not None and paid.loss_noise is not None:
+        each = gradients.losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)
+        total = grid.bounded_sum(each, loss_bound) + loss_noise
+        told["loss"] = loss_bound * (total / grid.REPLACED) / samples
+        told["loss_sigma"] = loss_bound * (paid.loss_noise / grid.REPLACED) / samples
+    for drawn in noise:
+        now = _moved(now, _sum(form, now, x, y, recipe, own) + drawn, recipe, samples)
+    one = recipe.learning_rate / samples * grid.unit(recipe.clip)
+    sigma = tuple(one * units for units in paid.noise)
+    with np.errstate(over="ignore"):  # a step beyond float32 is ∞, which the server refuses
+        sent = {name: leaf.astype(np.float32) for name, leaf in now.items()}
+    blob = wire.pack({**head, "sigma": list(sigma), **told}, sent)
+    return Upload(_MINT, blob, sent, sigma, told.get("loss"))
 
 
-def _by_jax(
-    model: Model,
+def _sum(
+    form: Form,
     params: Parameters,
-    x: NDArray[np.float64],
-    y: NDArray[Any],
-    weight: NDArray[np.float64],
-    clip: float,
+    x: ArrayLike,
+    y: ArrayLike,
+    recipe: Recipe,
+    own: OwnModel | None,
+) -> NDArray[np.int64]:
+    rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
+    count = sum(leaf.size for leaf in params.values())
+    own_gradients = gradients.blocks(form, params, rows, labels, own)
+    return grid.clipped_sum(own_gradients, recipe.clip, count)
+
+
+def _moved(
+    params: Parameters, units: NDArray[np.int64], recipe: Recipe, samples: int
 ) -> Parameters:
-    import jax
-    import jax.numpy as jnp
+    one, moved, at = recipe.learning_rate / samples * grid.unit(recipe.clip), {}, 0
+    for name, leaf in params.items():
+        part = units[at : at + leaf.size].reshape(leaf.shape)
+        moved[name] = np.asarray(leaf - one * part, dtype=np.float64)
+        at += leaf.size
+    return moved
 
-    from sottovoce.learning.clipping import clipped_sum
 
-    with jax.enable_x64(True):
-        tree = {name: jnp.asarray(leaf) for name, leaf in params.items()}
-        moved = clipped_sum(model, tree, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weight), clip)
-        return {name: np.asarray(leaf, dtype=np.float64) for name, leaf in moved.items()}
+def _floats(params: Mapping[str, ArrayLike]) -> Parameters:
+    """In the order of the names, as `gradients.blocks` lays them out."""
+    return {name: np.asarray(params[name], dtype=np.float64) for name in sorted(params)}

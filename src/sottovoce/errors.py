@@ -10,6 +10,7 @@
     │   ├── RoundAnswered   this round of this run has its one answer already
     │   ├── DatasetChanged  a vault was opened for other records than it keeps the ledger of
     │   └── VaultRefusal    a vault that is missing, in use, damaged, a copy or an older state
+    ├── Malformed           a message from another machine is not what it should be
     ├── DataError           a data set is missing, damaged or not what it should be
     └── RunError            a run folder is missing, damaged or in the way
 
@@ -70,6 +71,10 @@ class DatasetChanged(Refusal):
 
 class VaultRefusal(Refusal):
     """A vault that is missing, in use, damaged, a copy or an older state."""
+
+
+class Malformed(SottovoceError):
+    """A message from another machine is not what it should be."""
 
 
 class DataError(SottovoceError):

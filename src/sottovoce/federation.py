@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 from sottovoce import seeds
 from sottovoce.errors import InputError
 from sottovoce.holdings import Given, Holdings, hold
+from sottovoce.learning import imported
 from sottovoce.learning.clipping import gradient_norms
+from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Model
 from sottovoce.learning.models import build as build_model
+from sottovoce.learning.names import AnyModel
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian
 from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Guarantee
@@ -31,6 +34,7 @@ from sottovoce.rounds.fixed import FixedRounds
 from sottovoce.rounds.schedule import Schedule
 from sottovoce.rounds.turn import Terms
 from sottovoce.seeds import Purpose
+from sottovoce.server.registry import Account, Member
 
 MEDIAN_OF = 4096  # rows that a median clip looks at
 
@@ -41,7 +45,7 @@ class Federation:
 
     plan: Plan
     held: Holdings
-    model: Model
+    model: AnyModel
     recipe: Recipe
     epsilon: Floats
     delta: Floats
@@ -62,10 +66,13 @@ class Federation:
         whole = self.plan.local.unit == "client"
         return np.full(len(self.samples), bound) if whole else bound / self.samples * (1 + 2**-50)
 
-    @property
+    @cached_property
     def dimension(self) -> int:
         """How many numbers the model has."""
-        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self._form))
+        if isinstance(self.model, ForeignModel):
+            return sum(math.prod(shape) for shape in self.model.shapes().values())
+        form = jax.eval_shape(self.model.init, jax.random.key(0))
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(form))
 
     @property
     def divergence(self) -> float:
@@ -75,30 +82,36 @@ class Federation:
         alike = self.held.split is not None and self.plan.data.split in ("iid", "sizes")
         return 0.0 if alike else self.recipe.clip**2
 
-    @cached_property
-    def _form(self) -> Any:
-        return jax.eval_shape(self.model.init, jax.random.key(0))
-
     def tank(self) -> Tank:
         """Every client's fuel, untouched."""
         return Tank.full(self.capacity)
 
     def _tightest(self) -> Budget | None:
-        if np.ptp(self.epsilon) == 0 and np.ptp(self.delta) == 0:
+        told = ~np.isnan(self.capacity)
+        if np.ptp(self.epsilon[told]) == 0 and np.ptp(self.delta[told]) == 0:
             return None
-        tightest = int(np.argmin(self.capacity))
+        tightest = int(np.nanargmin(self.capacity))
         return Budget(float(self.epsilon[tightest]), float(self.delta[tightest]))
 
-    def guarantee(self) -> Guarantee:
-        """What the loosest client is promised.
+    def guarantee(self, *also: str) -> Guarantee | None:
+        """What the loosest client is promised; None where every client keeps its budget to itself.
+
+        `also` are codes of what else is not covered, known to the engine alone.
 
         Under `paper` calibration ε is what that noise really gives: a client is charged in every
         round and so never releases more than its capacity; with a fixed number of rounds and
         balanced cohorts it takes part in ⌈qT⌉ of T only.
         """
-        plan, loosest = self.plan, int(np.argmax(self.capacity))
+        hidden = np.isnan(self.capacity)
+        if hidden.all():
+            return None
+        plan, loosest = self.plan, int(np.nanargmax(self.capacity))
         budget = Budget(float(self.epsilon[loosest]), float(self.delta[loosest]))
-        missing = [*ALWAYS_NOT_COVERED, "simulated-noise"]
+        missing = [*ALWAYS_NOT_COVERED, *also]
+        if hidden.any():
+            missing.append("undisclosed-budgets")
+        if plan.noise == "simulated":
+            missing.append("simulated-noise")
         if plan.server.signal == "raw":
             missing.append("raw-signal")
         if plan.local.clip == "median":
@@ -129,7 +142,7 @@ def build(
     *,
     seed: int,
     data: Given | None = None,
-    model: Model | None = None,
+    model: AnyModel | None = None,
     held: Holdings | None = None,
 ) -> Federation:
     """The federation of a plan. The seed decides who holds what, unless that is given (`held`).
@@ -144,13 +157,6 @@ def build(
     model = _model(plan, held) if model is None else model
     median = _median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
-    terms = Terms(
-        clients=plan.clients,
-        per_round=plan.per_round,
-        cohort=plan.rounds.cohort,
-        calibration=plan.privacy.calibration,
-        releases=recipe.releases,
-    )
     return Federation(
         plan=plan,
         held=held,
@@ -161,21 +167,86 @@ def build(
         sensitivity=recipe.sensitivity(held.samples),
         capacity=_capacity(epsilon, delta, plan),
         schedule=plan.schedule(),
-        terms=terms,
+        terms=_terms(plan, recipe),
     )
 
 
-def _model(plan: Plan, held: Holdings) -> Model:
+def of_members(
+    plan: Plan, members: Sequence[Member], held: Holdings, model: AnyModel | None = None
+) -> Federation:
+    """The federation of real clients: who they are and what they may spend, they say themselves.
+
+    `held` has the server's public rows and no training rows. A client that keeps its budget to
+    itself has NaN for it.
+    """
+    known = [member.account for member in members]
+    plan = plan.replace(
+        **{"noise": "secure", "data.clients": len(members)} | _budgets_of(plan, known)
+    )
+    model = _model(plan, held) if model is None else model
+    recipe = plan.recipe()
+    samples = np.array([member.samples for member in members], dtype=np.int64)
+    return Federation(
+        plan=plan,
+        held=replace(held, samples=samples),
+        model=model,
+        recipe=recipe,
+        epsilon=np.array([np.nan if a is None else a.epsilon for a in known]),
+        delta=np.array([np.nan if a is None else a.delta for a in known]),
+        sensitivity=recipe.sensitivity(samples),
+        capacity=np.array([np.nan if a is None else a.capacity for a in known]),
+        schedule=plan.schedule(),
+        terms=_terms(plan, recipe),
+    )
+
+
+def _budgets_of(plan: Plan, known: Sequence[Account | None]) -> dict[str, object]:
+    told = [account for account in known if account is not None]
+    if len(told) < len(known):
+        if plan.server.weights == "precision":
+            raise InputError.of(
+                "server.weights",
+                "precision",
+                "samples where a client keeps its budget to itself",
+                "precision weighs by what clients disclose",
+            )
+        return {}
+    return {
+        "privacy.epsilon": [account.epsilon for account in told],
+        "privacy.delta": [account.delta for account in told],
+    }
+
+
+def _terms(plan: Plan, recipe: Recipe) -> Terms:
+    return Terms(
+        clients=plan.clients,
+        per_round=plan.per_round,
+        cohort=plan.rounds.cohort,
+        calibration=plan.privacy.calibration,
+        releases=recipe.releases,
+    )
+
+
+def _model(plan: Plan, held: Holdings) -> AnyModel:
     own = plan.model
+    if own.own is not None:
+        found = imported.find(own.own)
+        if not isinstance(found, Model | ForeignModel):
+            raise InputError.of(
+                "model.own", own.own, "a model", "make it with sottovoce.custom or TorchModel"
+            )
+        return found
     options = {"hidden": own.hidden, "channels": own.channels, "kappa": own.kappa}
     return build_model(own.name, shape=held.shape, classes=held.classes, **options)  # type: ignore[arg-type]
 
 
-def _median_norm(model: Model, held: Holdings, seed: int) -> float:
+def _median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
     """C as the paper chooses it: the median of raw gradient norms, here of the first model.
 
     It looks at the clients' rows without paying, so that the guarantee does not cover it.
     """
+    if isinstance(model, ForeignModel):
+        raise InputError.of("local.clip", "median", "a number with this model", "choose C")
     rng = seeds.generator(seed, Purpose.SPLIT, 1)
     rows = rng.permutation(len(held.train.y))[:MEDIAN_OF]
     key = jax.random.wrap_key_data(jnp.asarray(seeds.words(seed, Purpose.INIT)))
@@ -196,6 +267,10 @@ def _median_norm(model: Model, held: Holdings, seed: int) -> float:
 def _capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
     # A million clients have a handful of different budgets.
     pairs, where = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
+    if plan.noise == "secure":
+        own = plan.privacy.calibration
+        each = [calibration.vault_capacity(e, d, calibration=own) for e, d in pairs.tolist()]
+        return np.array(each)[where.reshape(-1)]
     worth = calibration.capacity(
         pairs[:, 0],
         pairs[:, 1],
@@ -227,7 +302,9 @@ def _told(plan: Plan, held: Holdings) -> Plan:
     return plan.replace(**{"data.clients": clients})
 
 
-def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Model | None) -> None:
+def _refuse_what_only_python_can_give(
+    plan: Plan, data: Given | None, model: AnyModel | None
+) -> None:
     if data is None and plan.data.name == "arrays":
         raise InputError.of(
             "data.name",
@@ -235,10 +312,10 @@ def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Mod
             "the name of a data set here",
             "arrays are given from Python, as simulate(plan, data=(X, y))",
         )
-    if model is None and plan.model.name == "custom":
+    if model is None and plan.model.name == "custom" and plan.model.own is None:
         raise InputError.of(
             "model.name",
             "custom",
             "svm, mlp or cnn here",
-            "a model of your own is given from Python, as simulate(plan, model=…)",
+            "a model of your own is given from Python, as simulate(plan, model=…), or by model.own",
         )

@@ -16,6 +16,7 @@ import io
 import json
 import math
 import platform
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,14 @@ def make(
     test: tuple[float, float],
     fairness: dict[str, Any],
     engine: str = "simulation",
+    not_covered: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The record of a run as it stands, finished or not."""
-    done = len(state.rounds)
+    """The record of a run as it stands, finished or not.
+
+    `not_covered` are codes that the engine adds to the guarantee's, `versions` those of its parts.
+    """
+    done, guarantee = len(state.rounds), federation.guarantee(*not_covered)
     record: dict[str, Any] = {
         "schema": SCHEMA,
         "status": status,
@@ -83,8 +89,8 @@ def make(
             "model_sha256": model_sha256(params),
             "fairness": fairness,
         },
-        "guarantee": federation.guarantee().to_json(),
-        "versions": _versions(),
+        "guarantee": None if guarantee is None else guarantee.to_json(),
+        "versions": _versions() | dict(versions or {}),
         "timing": {
             "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
             "seconds": state.seconds,
@@ -116,8 +122,9 @@ def require_private(federation: Federation, state: ServerState) -> None:
         (np.nan_to_num((federation.sensitivity / sigma) ** 2) for sigma in state.sigma),
         start=np.zeros_like(booked),
     )
-    limit = state.tank.capacity * (1 + 1e-9)
-    if np.any(booked > limit) or np.any(released > booked + 1e-9 * state.tank.capacity):
+    capacity, told = state.tank.capacity, ~np.isnan(federation.capacity)
+    over = (booked > capacity * (1 + 1e-9)) | (released > booked + 1e-9 * capacity)
+    if np.any(over & told):  # who discloses nothing cannot be held to it here
         raise RunError(
             "the noise of this run does not bear out what its tanks booked, which must never be; "
             "no record was written, please report this"
@@ -125,14 +132,20 @@ def require_private(federation: Federation, state: ServerState) -> None:
 
 
 def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[Any]]:
+    """What is told of each client; NaN where it keeps that to itself (rule R9)."""
+    told = ~np.isnan(federation.capacity)
+
+    def if_told(values: NDArray[Any]) -> NDArray[Any]:
+        return values if told.all() else np.where(told, values, np.nan)
+
     return {
-        "samples": federation.samples,
+        "samples": if_told(federation.samples),
         "epsilon": federation.epsilon,
         "delta": federation.delta,
-        "sensitivity": federation.sensitivity,
+        "sensitivity": if_told(federation.sensitivity),
         "participations": state.turns,
-        "capacity": state.tank.capacity,
-        "spent": state.tank.spent_mu2,
+        "capacity": if_told(state.tank.capacity),
+        "spent": if_told(state.tank.spent_mu2),
     }
 
 

@@ -33,6 +33,17 @@ def check(seed: object) -> int:
     return seed
 
 
+def require_none_for(noise: str, seed: object) -> None:
+    """Secure noise cannot be repeated, so a seed would promise what cannot be had."""
+    if noise == "secure" and seed is not None:
+        raise InputError.of(
+            "seed",
+            seed,
+            "absent with noise = secure",
+            "its noise comes from the operating system alone; leave the seed out",
+        )
+
+
 def branch(seed: int, purpose: Purpose, *path: int) -> np.random.SeedSequence:
     """The branch of the tree for this purpose (and round, …)."""
     return np.random.SeedSequence(seed, spawn_key=(int(purpose), *path))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,8 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce import record as records
 from sottovoce.data import tables
 from sottovoce.errors import InputError, RunError
-from sottovoce.learning.models import Model, Params
+from sottovoce.learning import imported
+from sottovoce.learning.gradients import ForeignModel
+from sottovoce.learning.models import Params
 from sottovoce.learning.models import build as build_model
+from sottovoce.learning.names import AnyModel, unnamed
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +29,7 @@ class Trained:
     """
 
     record: dict[str, Any]
-    model: Model
+    model: AnyModel
     params: Params
     folder: Path | None = None
 
@@ -66,6 +68,8 @@ class Trained:
             )
         if len(rows) == 0:
             return np.zeros(0, dtype=np.int64)
+        if isinstance(self.model, ForeignModel):
+            return self.model.predict(self.params, flat)
         return np.asarray(self.model.predict(self.params, jnp.asarray(flat)), dtype=np.int64)
 
     @property
@@ -89,7 +93,7 @@ class Trained:
         return [layout.classes[label] for label in self.predict(rows.x).tolist()]
 
 
-def load(folder: str | Path, model: Model | None = None) -> Trained:
+def load(folder: str | Path, model: AnyModel | None = None) -> Trained:
     """The trained model of a run folder; `model` is needed if it was one of your own."""
     folder = Path(folder)
     record = records.read(folder)
@@ -106,35 +110,12 @@ def load(folder: str | Path, model: Model | None = None) -> Trained:
     return Trained(record, model, unnamed(model, arrays), folder)
 
 
-def named(params: Params) -> dict[str, NDArray[Any]]:
-    """The leaves of a tree of parameters by name, as they stand in `model.npz`.
-
-    >>> sorted(named({"w": jnp.zeros(2), "deep": [jnp.zeros(()), jnp.ones(1)]}))
-    ['deep/0', 'deep/1', 'w']
-    """
-    paths = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {_name(path): np.asarray(leaf) for path, leaf in paths}
-
-
-def unnamed(model: Model, arrays: dict[str, NDArray[Any]]) -> Params:
-    """The tree of parameters that `named` took apart; the model knows its form."""
-    form = jax.eval_shape(model.init, jax.random.key(0))
-    paths, tree = jax.tree_util.tree_flatten_with_path(form)
-    names = [_name(path) for path, _ in paths]
-    if set(names) != set(arrays):
-        raise InputError.of(
-            "model", sorted(names), f"the one with {sorted(arrays)}", "pass the model that was run"
-        )
-    return jax.tree.unflatten(tree, [jnp.asarray(arrays[name]) for name in names])
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
-
-
-def _recorded_model(record: dict[str, Any], folder: Path) -> Model:
+def _recorded_model(record: dict[str, Any], folder: Path) -> AnyModel:
     own, form = dict(record["plan"]["model"]), record["model"]
     name = own.pop("name")
+    if name == "custom" and "own" in own:
+        found: AnyModel = imported.find(own["own"])
+        return found
     if name == "custom":
         raise InputError(
             f"the model of {folder} is one of your own; pass it as load(folder, model=…)"

@@ -27,6 +27,11 @@ SIMULATION = (
     "do not publish this model as private."
 )
 
+SECURE = (
+    "Secure noise: every client's uploads are released as a device would release them; "
+    "whoever runs this command sees the clients' data, and is trusted with them."
+)
+
 
 def train(
     path: Path | None,
@@ -43,19 +48,21 @@ def train(
     if resume:
         _refuse_with_resume(path, settings, out, seed)
     plan = Plan.load(path, settings)
-    if plan.data.name == "arrays" or plan.model.name == "custom":
+    if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
         raise InputError(
             "data.name = arrays and model.name = custom are given from Python; "
-            "use sottovoce.simulate, or name a data set and a model"
+            "use sottovoce.simulate, or name a data set and a model (or where yours is: model.own)"
         )
     if seed is not None:
+        seeds.require_none_for(plan.noise, seed)
         seeds.check(seed)
     if plan.data.path is not None:
         tables.check(tables.Source(**plan.data.table()))
     folder = out if out is not None else _fresh_folder(plan)
     if resume:
-        checkpoint.require_stopped(folder)
+        noise = checkpoint.load(folder)[2]["plan"]["noise"]
     else:
+        noise = plan.noise
         checkpoint.require_free(folder)
 
     # Loaded only now: a bad plan is refused in a fraction of the second that JAX takes to start.
@@ -63,7 +70,7 @@ def train(
     from sottovoce.simulation import run as engine
 
     show = (_Quiet if quiet else _Live if stream.isatty() else _Lines)(stream)
-    show.say(SIMULATION)
+    show.say(SIMULATION if noise == "simulated" else SECURE)
     try:
         with show:
             if resume:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,18 @@ def _mlp(model: Mlp, params: Params, clip: Array, x: Array, y: Array, weight: Ar
     }
 
 
-def _cnn(model: Cnn, params: Params, clip: Array, x: Array, y: Array, weight: Array) -> Params:
+class CnnParts(NamedTuple):
+    """What the gradients of the cnn's rows are made of."""
+
+    is_clean: Array  # (n,): whether the row was finite; the others were computed from zeros
+    kernel: Array  # (n, 25 · colours, channels): each row's own gradient
+    bias: Array  # (n, channels): likewise
+    hidden: Array  # (n, places)
+    error: Array  # (n, classes): the derivative by the scores
+
+
+def cnn_parts(model: Cnn, params: Params, x: Array, y: Array) -> CnnParts:
+    """The convolution's own gradient of every row, and the two factors of the dense layer's."""
     kernel, n = params["kernel"], x.shape[0]
     x, is_clean = _finite_rows(x, kernel.dtype)
     patches = _patches(model, x)
@@ -153,13 +164,17 @@ def _cnn(model: Cnn, params: Params, clip: Array, x: Array, y: Array, weight: Ar
     back = (error2 @ params["w"].T).reshape(before.shape)
     error1 = jnp.where(before > 0, back, 0)
     own = jnp.einsum("nkp,ncp->nkc", patches, error1)
-    own_bias = jnp.sum(error1, axis=2)
+    return CnnParts(is_clean, own, jnp.sum(error1, axis=2), hidden, error2)
+
+
+def _cnn(model: Cnn, params: Params, clip: Array, x: Array, y: Array, weight: Array) -> Params:
+    is_clean, own, own_bias, hidden, error2 = cnn_parts(model, params, x, y)
     squared = jnp.sum(own**2, axis=(1, 2)) + jnp.sum(own_bias**2, axis=1)
     squared += _dense_squared(hidden, error2)
     factor = _factor(squared, is_clean, weight, clip)
     error2 = _kept(error2, factor)
     return {
-        "kernel": jnp.tensordot(factor, _only(own, factor), 1).reshape(kernel.shape),
+        "kernel": jnp.tensordot(factor, _only(own, factor), 1).reshape(params["kernel"].shape),
         "bias": factor @ _only(own_bias, factor),
         "w": _only(hidden, factor).T @ error2,
         "b": jnp.sum(error2, axis=0),

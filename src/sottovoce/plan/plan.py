@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import PlanError
+from sottovoce.learning.imported import beside
 from sottovoce.plan import text as plan_text
 from sottovoce.plan.data import TABLE_KEYS, Data
 from sottovoce.plan.refusals import expected, named
@@ -48,9 +49,10 @@ class Plan(Section):
     schema_version: Annotated[Literal[1], BeforeValidator(_first_version)] = Field(
         default=1, alias="schema", description="the version of this format"
     )
-    noise: Literal["simulated"] = Field(
+    noise: Literal["simulated", "secure"] = Field(
         default="simulated",
-        description="where noise comes from (simulated: fast, from a seed, no release)",
+        description="where noise comes from (simulated: fast, from a seed, no release; "
+        "secure: exact integers from the OS's entropy, a real release)",
     )
     data: Data = Field(default_factory=lambda: Data())
     model: Model = Field(default_factory=lambda: Model())
@@ -84,6 +86,8 @@ class Plan(Section):
                 "server.signal = clients pays for losses that rounds.schedule = "
                 f"{self.rounds.schedule} never looks at; choose public, or discounted"
             )
+        if self.noise == "secure":
+            self._is_a_release()
         if self.local.steps > 1 and self.privacy.calibration == "paper":
             raise PlanError.of(
                 "local.steps",
@@ -92,6 +96,23 @@ class Plan(Section):
                 "the paper's theorem knows one step a round",
             )
         return self
+
+    def _is_a_release(self) -> None:
+        """What exists in simulation only must not carry the name of a release."""
+        for key, value, instead in (
+            ("privacy.calibration", self.privacy.calibration, "exact or zcdp"),
+            ("server.signal", self.server.signal, "public or clients"),
+            ("local.clip", self.local.clip, "a number"),
+        ):
+            if value in ("paper", "raw", "median"):
+                raise PlanError.of(
+                    key,
+                    value,
+                    f"{instead} with noise = secure",
+                    "the paper's way looks at data that nobody pays for"
+                    if value != "paper"
+                    else "the paper's formula does not keep its promise",
+                )
 
     def _fits_model(self) -> None:
         own, classes = self.data, self.data.classes
@@ -143,8 +164,8 @@ class Plan(Section):
         An override that changes `data.name`, `data.split`, `model.name` or `rounds.schedule` drops
         the keys of the file that the change leaves without effect, and a new `data.name` also drops
         `data.samples`, `data.validation` and `data.test`; what overrides set themselves is kept.
-        `data.path`, a file as `data.test` and `privacy.clients` are relative to the plan's folder
-        in a file, to the current one in an override.
+        `data.path`, a file as `data.test`, `model.own` and `privacy.clients` are relative to the
+        plan's folder in a file, to the current one in an override.
 
         >>> Plan.load(None, ["rounds.schedule=fixed", "rounds.rounds=60"]).schedule()
         FixedRounds(rounds=60)
@@ -179,6 +200,9 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
             for key in ("path", "test"):
                 if isinstance(data.get(key), str) and data[key]:
                     data[key] = str(Path(folder, data[key]))
+        model = values.get("model")
+        if isinstance(model, dict) and isinstance(model.get("own"), str):
+            model["own"] = beside(model["own"], folder)
         if isinstance(privacy, dict) and isinstance(privacy.get("clients"), str):
             privacy["clients"] = str(Path(folder, privacy["clients"]))
             if changes.keys() & {"privacy.epsilon", "privacy.delta"}:

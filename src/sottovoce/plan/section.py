@@ -42,7 +42,7 @@ class When:
 
     switch: str
     value: str
-    default: float
+    default: float | None
 
 
 class Section(BaseModel):

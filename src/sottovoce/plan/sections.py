@@ -32,7 +32,9 @@ ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
 class Model(Section):
     """What is trained."""
 
-    name: ModelName = Field(default="mlp", description="the model (custom: given from Python)")
+    name: ModelName = Field(
+        default="mlp", description="the model (custom: your own, named by `own` or from Python)"
+    )
     hidden: Annotated[Whole | None, When("name", "mlp", 32)] = Field(
         default=None, description="the hidden units of the mlp"
     )
@@ -41,6 +43,11 @@ class Model(Section):
     )
     kappa: Annotated[Annotated[Number, Field(ge=0, le=MOST)] | None, When("name", "svm", 0.01)] = (
         Field(default=None, description="the weight κ of the svm's penalty κ/2‖w‖²")
+    )
+    own: Annotated[str | None, When("name", "custom", None)] = Field(
+        default=None,
+        description="where your own model is: file.py:name or package.module:name",
+        examples=["net.py:model"],
     )
 
 

@@ -26,6 +26,8 @@ NOT_COVERED: dict[str, str] = {
     "entropy": "the operating system's source of randomness, which is trusted",
     "simulated-noise": "this run itself: its noise is simulated in floating point from a seed",
     "insecure-transport": "what a listener on the network sees: the transport was not encrypted",
+    "undisclosed-budgets": "clients that keep their budgets to themselves: their own ledgers bind "
+    "them, this figure does not",
     "paper-calibration": "the (ε, δ) that was asked for: the paper's formula gives another",
     "raw-signal": "the clients' raw losses, which steered the number of rounds",
     "median-clip": "the clipping norm, which was taken from raw gradient norms",

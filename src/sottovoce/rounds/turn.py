@@ -17,6 +17,8 @@ from sottovoce.privacy.tank import Offer, Tank
 from sottovoce.rounds.cohort import CohortKind, planned
 from sottovoce.rounds.schedule import Round
 
+LOSS_SHARE = 10  # one part in ten of a turn's first release pays for the loss, where it is told
+
 
 @dataclass(frozen=True)
 class Terms:

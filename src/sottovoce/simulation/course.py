@@ -22,11 +22,10 @@ from sottovoce.privacy.normal import Floats
 from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.cohort import pick
 from sottovoce.rounds.schedule import Round
+from sottovoce.rounds.turn import LOSS_SHARE
 from sottovoce.rounds.turn import offer as price
 from sottovoce.seeds import Purpose
 from sottovoce.server.weights import by_precision, by_samples
-
-LOSS_SHARE = 10  # one part in ten of a round's units pays for the loss, with signal = clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +107,7 @@ def prepare(federation: Federation, state: ServerState, seed: int) -> Prepared |
 
     return Prepared(
         turn=turn,
-        weight=_weights(federation, uploads, sigmas[0]),
+        weight=weights(federation, uploads, sigmas[0]),
         sigma=np.stack(sigmas),
         signal_sigma=signal_sigma,
         mu2=np.asarray(tank.spent_mu2 - state.tank.spent_mu2),
@@ -118,7 +117,8 @@ def prepare(federation: Federation, state: ServerState, seed: int) -> Prepared |
     )
 
 
-def _weights(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -> Floats:
+def weights(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -> Floats:
+    """p_i of the uploads that came, as the plan says; public numbers only."""
     plan = federation.plan
     if plan.server.weights == "samples":
         return by_samples(federation.samples, uploads)

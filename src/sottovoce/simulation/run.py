@@ -23,16 +23,19 @@ from sottovoce.fairness import fairness
 from sottovoce.federation import Federation, build
 from sottovoce.holdings import Given, Holdings, Pair, Samples, hold, is_pair
 from sottovoce.learning.evaluate import evaluate, right
+from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Model, Params
+from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
 from sottovoce.seeds import Purpose
-from sottovoce.simulation import course
+from sottovoce.simulation import course, released
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.round import Orders, Rows, play
-from sottovoce.trained import Trained, named, unnamed
+from sottovoce.trained import Trained
 
 OnRound = Callable[["RoundDone"], None]
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
+FOREIGN_ROWS = 1024  # evaluated at a time where the model is not JAX's
 CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
 
 
@@ -74,7 +77,7 @@ def simulate(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: Model | None = None,
+    model: AnyModel | None = None,
     seed: int | None = None,
     on_round: OnRound | None = None,
     out: str | Path | None = None,
@@ -90,11 +93,13 @@ def simulate(
     >>> trained.rounds_used, trained.record["status"]
     (2, 'finished')
     """
+    plan = Plan() if plan is None else plan
+    seeding.require_none_for(plan.noise, seed)
     seed = seeding.fresh() if seed is None else seeding.check(seed)
     given = None if data is None else Given(data, validation, test)
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
-    plan = _adapted(Plan() if plan is None else plan, given, model)
+    plan = _adapted(plan, given, model)
     folder = None if out is None else checkpoint.require_free(Path(out))
     with Interrupts() as interrupts:
         federation = build(plan, seed=seed, data=given, model=model)
@@ -107,7 +112,7 @@ def resume(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: Model | None = None,
+    model: AnyModel | None = None,
     on_round: OnRound | None = None,
 ) -> Trained:
     """Go on with a run that was stopped: on a CPU it ends in the very same model."""
@@ -133,7 +138,7 @@ def simulate_many(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: Model | None = None,
+    model: AnyModel | None = None,
     together: bool | None = None,
 ) -> list[Trained]:
     """Every plan with every seed, plan after plan.
@@ -162,7 +167,7 @@ def simulate_many(
     groups: dict[Any, list[int]] = {}
     for i, (federation, _) in enumerate(runs):
         own = federation.plan
-        alike = (own.data, federation.model, own.server.signal, own.local.steps)
+        alike = (own.data, federation.model, own.server.signal, own.local.steps, own.noise)
         groups.setdefault(alike, []).append(i)
     finished: dict[int, Trained] = {}
     for members in groups.values():
@@ -195,7 +200,7 @@ def _one(
 
     def after_round(run: _Run) -> None:
         nonlocal saved
-        done = _done(run.state)
+        done = done_of(run.state)
         if done is None:
             return
         if folder is not None:
@@ -228,7 +233,17 @@ def _one(
 
 def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) -> None:
     """Algorithms 1 and 2 for a batch of runs in step; each is left at its last complete round."""
-    model, (rows, where) = batch[0].federation.model, _rows(batch)
+    model = batch[0].federation.model
+    if batch[0].federation.plan.noise == "secure":
+        for run in batch:
+            _loop_released(run, after_round)
+        return
+    if isinstance(model, ForeignModel):
+        raise InputError(
+            "a model that is not JAX's has no simulated noise; "
+            "set noise = secure, or train it in a federation (sottovoce federate)"
+        )
+    rows, where = _rows(batch)
     live, t, began = list(range(len(batch))), batch[0].state.progress.done, time.monotonic()
     before = [run.state.seconds for run in batch]
     signal, longest = batch[0].federation.plan.server.signal, int(max(batch[0].federation.samples))
@@ -266,20 +281,50 @@ def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) 
             after_round(batch[0])
 
 
+def _loop_released(run: _Run, after_round: Callable[[_Run], None] | None) -> None:
+    """The same for one run whose clients make their uploads themselves, with secure noise."""
+    federation, began, before = run.federation, time.monotonic(), run.state.seconds
+    while (paid := course.prepare(federation, run.state, run.seed)) is not None:
+        params = named(run.params)
+        loss, accuracy, heard = float("nan"), float("nan"), None
+        if paid.uploads.any():
+            params, paid, heard = released.play(federation, run.state.tank, paid, params)
+            tree = unnamed(federation.model, dict(params))
+            loss, accuracy = scores(federation.model, tree, federation.held.validation)
+        state = course.finish(
+            federation,
+            run.state,
+            paid,
+            loss=loss,
+            accuracy=accuracy,
+            signal=loss if heard is None else heard,
+            seconds=before + time.monotonic() - began,
+        )
+        run.at = (state, _alone(unnamed(federation.model, dict(params))), 0)
+        if after_round is not None:
+            after_round(run)
+
+
 def _started(federation: Federation, seed: int) -> _Run:
-    key = jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT)))
-    params = _first_model(federation.model, key)
+    params = first_model(federation.model, seed)
     held, signal = federation.held, federation.plan.server.signal
-    loss, accuracy = _scores(federation.model, params, held.validation)
+    loss, accuracy = scores(federation.model, params, held.validation)
     heard = {"public": loss, "clients": None}.get(signal, 0.0)
     if signal == "raw":
-        heard, _ = _scores(federation.model, params, held.train)
+        heard, _ = scores(federation.model, params, held.train)
     state = course.start(federation, loss, accuracy, heard)
     return _Run(federation, seed, (state, _alone(params), 0))
 
 
+def first_model(model: AnyModel, seed: int) -> Params:
+    """w⁰, which is public: anyone may know the seed of it."""
+    if isinstance(model, ForeignModel):
+        return model.first(seed)
+    return _init(model, jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT))))
+
+
 @partial(jax.jit, static_argnums=0)  # one compilation a model, not one an operation
-def _first_model(model: Model, key: jax.Array) -> Params:
+def _init(model: Model, key: jax.Array) -> Params:
     return model.init(key)
 
 
@@ -288,7 +333,14 @@ def _alone(params: Params) -> Params:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
 
 
-def _scores(model: Model, params: Params, samples: Samples) -> tuple[float, float]:
+def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, float]:
+    """Mean loss and accuracy."""
+    if isinstance(model, ForeignModel):
+        pieces = range(0, len(samples.y), FOREIGN_ROWS)
+        parts = [(samples.x[i : i + FOREIGN_ROWS], samples.y[i : i + FOREIGN_ROWS]) for i in pieces]
+        each = [model.losses(params, x, y) for x, y in parts]
+        hits = [model.predict(params, x) == y for x, y in parts]
+        return float(np.mean(np.concatenate(each))), float(np.mean(np.concatenate(hits)))
     loss, accuracy = evaluate(model, params, jnp.asarray(samples.x), jnp.asarray(samples.y))
     return float(loss), float(accuracy)
 
@@ -345,10 +397,10 @@ def _trained(run: _Run, status: str, began: datetime) -> Trained:
         federation,
         run.state,
         named(params),
-        seed=run.seed,
+        seed=None if federation.plan.noise == "secure" else run.seed,
         status=status,
         started=began,
-        test=_scores(federation.model, params, test),
+        test=scores(federation.model, params, test),
         fairness=_fairness(federation, params),
     )
     return Trained(made, federation.model, params)
@@ -357,8 +409,11 @@ def _trained(run: _Run, status: str, began: datetime) -> Trained:
 def _fairness(federation: Federation, params: Params) -> dict[str, Any]:
     test, owner = federation.held.test, federation.held.test_owner
     hits = np.zeros(0, dtype=bool)
-    if owner is not None:
-        hits = np.asarray(right(federation.model, params, jnp.asarray(test.x), jnp.asarray(test.y)))
+    model = federation.model
+    if owner is not None and isinstance(model, ForeignModel):
+        hits = model.predict(params, test.x) == test.y
+    elif owner is not None and isinstance(model, Model):
+        hits = np.asarray(right(model, params, jnp.asarray(test.x), jnp.asarray(test.y)))
     return fairness(hits, owner, federation.epsilon, federation.delta)
 
 
@@ -366,7 +421,8 @@ def _save(run: _Run, folder: Path, header: dict[str, Any]) -> None:
     checkpoint.save(folder, run.state, named(run.params), header)
 
 
-def _done(state: ServerState) -> RoundDone | None:
+def done_of(state: ServerState) -> RoundDone | None:
+    """The newest round in the words of `on_round`; None where the last one came to nothing."""
     if not state.rounds or state.exhausted:
         return None
     last = state.rounds[-1]
@@ -383,7 +439,7 @@ def _done(state: ServerState) -> RoundDone | None:
     )
 
 
-def _adapted(plan: Plan, given: Given | None, model: Model | None) -> Plan:
+def _adapted(plan: Plan, given: Given | None, model: AnyModel | None) -> Plan:
     """The plan with what the arrays and the model given from Python say themselves."""
     changes: dict[str, object] = {}
     if model is not None:

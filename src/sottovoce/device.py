@@ -1,0 +1,245 @@
+"""What a client's machine does with a request: one request in, one answer out, the budget first.
+
+The order is the promise (rules R1–R6, R10, R11 of the protocol):
+
+    read the request → hold it against the client's own policy → asked before? → price
+      → reserve, durable → compute and noise → store the upload, durable → answer
+
+A crash after the reserve burns budget; nothing is refunded. The same content asked again gets the
+stored bytes; another content for the same round is refused. A request can only ask for less than
+the policy allows. `answer` never raises: a refusal is an answer too, in words that depend on the
+request, the policy and the tank alone, which are public.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from sottovoce import client, protocol, wire
+from sottovoce.client import Price
+from sottovoce.errors import (
+    DataError,
+    InputError,
+    Malformed,
+    Refusal,
+    RoundAnswered,
+    TankEmpty,
+)
+from sottovoce.learning.form import Shapes
+from sottovoce.node import Node, Rows
+from sottovoce.privacy import grid
+from sottovoce.protocol import Request, refusal
+from sottovoce.rounds.turn import Terms
+from sottovoce.vault import Policy, Vault
+
+log = logging.getLogger("sottovoce.device")
+
+MOST_PARAMETERS = 2**30  # D of the vault's correction: larger models are refused
+
+
+class Declined(Refusal):
+    """A request that the client's policy does not allow; its text may leave."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def answer(blob: bytes, node: Node) -> bytes:
+    """One request → one answer, both as bytes; hostile ones are answered with a refusal."""
+    try:
+        return _answer(Request.from_blob(blob), node)
+    except Declined as no:
+        return refusal(no.code, str(no))
+    except Malformed as error:
+        return refusal("malformed", str(error))
+    except TankEmpty:
+        return refusal("empty", "the privacy budget has nothing left for this release")
+    except RoundAnswered:
+        return refusal("replay", "this round has its answer already")
+    except Refusal as error:
+        log.error("refused: %s", error)
+        return refusal("vault", "the client's ledger cannot be used; its operator has to look")
+    except (DataError, InputError) as error:
+        log.error("refused: %s", error)
+        return refusal("data", "the client's own files cannot be used; its operator has to look")
+    except Exception:  # whatever it was, its text may hold what must not leave
+        log.exception("a request ended in an error of the client's own")
+        return refusal("internal", "the client failed; its operator has to look")
+
+
+def hello(node: Node) -> bytes:
+    """Who this client is, in public numbers: what a server needs to plan a run."""
+    try:
+        rows = node.rows()
+        with _open(node, rows) as vault:
+            return wire.pack(
+                {
+                    "schema": protocol.HELLO,
+                    "name": node.name,
+                    "features": int(rows.x.shape[1]),
+                    "classes": rows.classes,
+                    "policy": _public(vault.policy),
+                    "budget": _budget(vault),
+                    "receipt": vault.receipt().to_json(),
+                }
+            )
+    except Refusal as error:
+        log.error("refused: %s", error)
+        return refusal("vault", "the client's ledger cannot be used; its operator has to look")
+    except (DataError, InputError) as error:
+        log.error("refused: %s", error)
+        return refusal("data", "the client's own files cannot be used; its operator has to look")
+    except Exception:
+        log.exception("a greeting ended in an error of the client's own")
+        return refusal("internal", "the client failed; its operator has to look")
+
+
+def _answer(request: Request, node: Node) -> bytes:
+    rows = node.rows()
+    with _open(node, rows) as vault:
+        policy = vault.policy
+        if len(rows.y) != policy.samples:
+            raise DataError(f"{node.data} has {len(rows.y)} rows, the vault was made for others")
+        own = node.own_model() if request.form.name == "own" else None
+        if request.form.name == "own" and own is None:
+            raise Declined("policy", "this client's node file names no model of its own")
+        shapes = request.form.shapes() if own is None else own.shapes()
+        _fits(request, shapes, rows)
+        _allowed(request, policy)
+        if request.receipt is not None and not vault.contains(request.receipt):
+            log.error("the server has a receipt that this vault does not know: it is an older copy")
+            raise Declined("vault", "this client's ledger does not contain the receipt it gave")
+        asked = request.hash()
+        if (before := vault.find(request.run, request.round.t)) is not None:
+            if before.request_hash != asked:
+                raise Declined("replay", "this round was asked with another model or other terms")
+            if before.upload is not None:
+                return before.upload
+        paid = _price(request, policy, vault)
+        reserved = vault.reserve(
+            request.run,
+            request.round.t,
+            asked,
+            paid.units,
+            server=request.server,
+            facts={
+                "horizon": request.round.horizon,
+                "learning_rate": request.recipe.learning_rate,
+                "clip": request.recipe.clip,
+                "unit": policy.unit,
+                "noise": list(paid.noise),
+            },
+        )
+        upload = client.release(
+            request.form,
+            request.params,
+            rows.x,
+            rows.y,
+            recipe=request.recipe,
+            paid=paid,
+            head={
+                "schema": protocol.ANSWER,
+                "kind": "upload",
+                "run": request.run,
+                "t": request.round.t,
+                "request": asked,
+                "samples": policy.samples,
+                "receipt": reserved.receipt.to_json(),
+                "budget": _budget(vault),
+            },
+            loss_bound=request.loss_bound,
+            own=own,
+        )
+        vault.store(reserved, upload.blob)
+        return upload.blob
+
+
+def _open(node: Node, rows: Rows) -> Vault:
+    vault = Vault.open(node.vault, dataset=rows.fingerprint)
+    try:
+        wanted = node.policy(vault.policy.samples)
+        if wanted != vault.policy:
+            vault.tighten(wanted)
+    except BaseException:
+        vault.close()
+        raise
+    return vault
+
+
+def _price(request: Request, policy: Policy, vault: Vault) -> Price:
+    terms = Terms(
+        clients=request.clients,
+        per_round=request.per_round,
+        cohort=request.cohort,
+        calibration=policy.calibration,
+        releases=request.recipe.releases,
+    )
+    return client.price(
+        vault.tank(request.run),
+        request.round,
+        terms,
+        change=grid.change(request.recipe.unit, policy.samples),
+        floor=policy.floor,
+        loss=request.loss_bound is not None,
+    )
+
+
+def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
+    """The model is whole, finite, and made for samples like these."""
+    if request.form.features != rows.x.shape[1] or request.form.classes != rows.classes:
+        raise Declined(
+            "policy",
+            f"the model is for {request.form.features} features and {request.form.classes} "
+            f"classes, and this client has {rows.x.shape[1]} and {rows.classes}",
+        )
+    given = {name: leaf.shape for name, leaf in request.params.items()}
+    if given != dict(shapes):
+        raise Malformed("the request's arrays are not those of its model")
+    if sum(leaf.size for leaf in request.params.values()) > MOST_PARAMETERS:
+        raise Declined("policy", "the model has more than 2³⁰ parameters")
+    if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
+        raise Malformed("the request's model is not finite")
+
+
+def _allowed(request: Request, policy: Policy) -> None:
+    """What the server says may only tighten what the client has fixed (R5)."""
+    if request.recipe.clip > policy.clip:
+        raise Declined(
+            "policy", f"clip must be at most {policy.clip:g}, got {request.recipe.clip:g}"
+        )
+    if policy.unit == "client" and request.recipe.unit == "record":
+        raise Declined("policy", "unit must be client, got record")
+    if request.round.horizon > policy.max_rounds or request.recipe.steps > policy.max_rounds:
+        raise Declined(
+            "policy",
+            f"rounds and steps must be at most {policy.max_rounds}, "
+            f"got {request.round.horizon} and {request.recipe.steps}",
+        )
+
+
+def _budget(vault: Vault) -> dict[str, Any] | None:
+    """ε, δ, capacity and what is spent, unless the policy keeps them to itself (R9)."""
+    if not vault.policy.disclose:
+        return None
+    tank = vault.tank("")
+    return {
+        "epsilon": vault.policy.epsilon,
+        "delta": vault.policy.delta,
+        "capacity": float(tank.capacity),
+        "spent": float(tank.spent_mu2),
+    }
+
+
+def _public(policy: Policy) -> dict[str, Any]:
+    return {
+        "samples": policy.samples,
+        "unit": policy.unit,
+        "clip": policy.clip,
+        "calibration": policy.calibration,
+        "floor": policy.floor if policy.disclose else None,
+        "max_rounds": policy.max_rounds,
+    }

@@ -1,0 +1,89 @@
+"""What a message says of a model: its name and sizes, and so the arrays it must have. No JAX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sottovoce.errors import Malformed
+
+KERNEL = 5
+GROWTH = 4  # a picture's sides grow so much in the cnn: 2 · padding − kernel + 1
+_OPTIONS = {"svm": ("kappa",), "mlp": ("hidden",), "cnn": ("channels",), "own": ()}
+_LARGEST = 1 << 30
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model as the server names it; `own` is the client's own code, named in its node file.
+
+    >>> Form("mlp", (8, 8, 1), 10, hidden=32).shapes()
+    {'b1': (32,), 'b2': (10,), 'w1': (64, 32), 'w2': (32, 10)}
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    hidden: int = 0
+    channels: int = 0
+    kappa: float = 0.0
+
+    @property
+    def features(self) -> int:
+        """How many numbers a sample has."""
+        return math.prod(self.shape)
+
+    def shapes(self) -> Shapes:
+        """Names and shapes of the parameters, sorted by name, as in `learning.models`."""
+        f, c = self.features, self.classes
+        if self.name == "svm":
+            return {"b": (), "w": (f,)}
+        if self.name == "mlp":
+            h = self.hidden
+            return {"b1": (h,), "b2": (c,), "w1": (f, h), "w2": (h, c)}
+        height, width, colours = self.shape
+        flat = self.channels * (height + GROWTH) * (width + GROWTH)
+        kernel = (KERNEL, KERNEL, colours, self.channels)
+        return {"b": (c,), "bias": (self.channels,), "kernel": kernel, "w": (flat, c)}
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a message.
+
+        >>> Form.from_json(Form("svm", (3,), 2, kappa=0.01).to_json())
+        Form(name='svm', shape=(3,), classes=2, hidden=0, channels=0, kappa=0.01)
+        """
+        options = {name: getattr(self, name) for name in _OPTIONS[self.name]}
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "classes": self.classes,
+            **options,
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> Form:
+        """Read from a message; anything that is not a form is `Malformed`."""
+        if not isinstance(values, Mapping) or values.get("name") not in _OPTIONS:
+            raise Malformed("the message's model is not one of svm, mlp, cnn, own")
+        name = values["name"]
+        if values.keys() != {"name", "shape", "classes", *_OPTIONS[name]}:
+            raise Malformed(f"the message's model {name} has not the keys of one")
+        shape, sizes = values["shape"], [values["classes"]]
+        if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
+            raise Malformed("the message's model has no shape of a sample")
+        sizes += [*shape, *(values[key] for key in ("hidden", "channels") if key in values)]
+        if not all(type(size) is int and 1 <= size <= _LARGEST for size in sizes):
+            raise Malformed("the message's model has a size that is no whole number from 1 to 2³⁰")
+        if math.prod(shape) > _LARGEST or values["classes"] < 2:
+            raise Malformed("the message's model has samples too large or fewer than two classes")
+        if (name == "svm" and values["classes"] != 2) or (name == "cnn" and len(shape) != 3):
+            raise Malformed(f"the message's model {name} does not fit its samples")
+        kappa = values.get("kappa", 0.0)
+        if type(kappa) not in (int, float) or not 0 <= kappa <= 1e6:
+            raise Malformed("the message's kappa is no number from 0 to 1e6")
+        options = {key: values[key] for key in _OPTIONS[name]}
+        return cls(name, tuple(shape), values["classes"], **options)

@@ -1,0 +1,173 @@
+"""Per-sample gradients in blocks of bounded memory: what a device's release is made of.
+
+The exact integer sum of `privacy.grid` wants every sample's own gradient. They are formed for as
+many samples as fit in a fixed amount of memory, as rows (samples, parameters) in the order of the
+parameters' names; samples × parameters never exists as a whole. svm and mlp are numpy, so that a
+device that trains them never loads JAX.
+
+A row of a block depends on its own sample and the model alone: the products below treat every row
+by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.learning.form import Form, Shapes
+
+Floats = NDArray[np.float64]
+Params = Mapping[str, Floats]
+
+BLOCK_NUMBERS = 1 << 21  # float64 numbers of one block: 16 MiB
+
+
+class OwnModel(Protocol):
+    """A model of the client's own (PyTorch, JAX, …), by what a release needs of it."""
+
+    def shapes(self) -> Shapes:
+        """Names and shapes of the parameters."""
+        ...
+
+    def gradients(self, params: Params, x: Floats, y: NDArray[Any]) -> Mapping[str, Floats]:
+        """Every sample's own gradient, each array (samples, *shape of the parameter)."""
+        ...
+
+    def losses(self, params: Params, x: Floats, y: NDArray[Any]) -> Floats:
+        """The loss of every sample."""
+        ...
+
+
+class ForeignModel(ABC):
+    """A model that is not JAX's, on a device and at the server: parameters are named arrays."""
+
+    @abstractmethod
+    def shapes(self) -> Shapes:
+        """Names and shapes of the parameters, sorted by name."""
+
+    @abstractmethod
+    def first(self, seed: int) -> dict[str, NDArray[np.float32]]:
+        """Fresh parameters, a function of the seed."""
+
+    @abstractmethod
+    def gradients(
+        self, params: Mapping[str, NDArray[Any]], x: NDArray[Any], y: NDArray[Any]
+    ) -> Mapping[str, NDArray[Any]]:
+        """Every sample's own gradient, each array (samples, *shape of the parameter)."""
+
+    @abstractmethod
+    def losses(
+        self, params: Mapping[str, NDArray[Any]], x: NDArray[Any], y: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        """The loss of every sample."""
+
+    @abstractmethod
+    def predict(self, params: Mapping[str, NDArray[Any]], x: NDArray[Any]) -> NDArray[np.int64]:
+        """The most likely class of every sample."""
+
+
+def rows_per_block(parameters: int) -> int:
+    """How many samples are worked on at a time.
+
+    >>> rows_per_block(2410), rows_per_block(10**9)
+    (870, 1)
+    """
+    return max(1, BLOCK_NUMBERS // max(1, parameters))
+
+
+def blocks(
+    form: Form, params: Params, x: Floats, y: NDArray[Any], own: OwnModel | None = None
+) -> Iterator[Floats]:
+    """Per-sample gradients of the form's loss at `params`, block by block.
+
+    >>> form = Form("svm", (2,), 2, kappa=0.0)
+    >>> params = {"b": np.zeros(()), "w": np.zeros(2)}
+    >>> next(blocks(form, params, np.array([[4.0, 2.0]]), np.array([1]))).tolist()
+    [[-1.0, -4.0, -2.0]]
+    """
+    count = sum(leaf.size for leaf in params.values())
+    rows = rows_per_block(count)
+    for start in range(0, len(y), rows):
+        part, labels = x[start : start + rows], y[start : start + rows]
+        block = np.empty((len(labels), count))
+        with np.errstate(all="ignore"):
+            match form.name:
+                case "svm":
+                    _svm(block, params, part, labels, form.kappa)
+                case "mlp":
+                    _mlp(block, params, part, labels)
+                case "cnn":
+                    from sottovoce.learning.gradients_jax import cnn
+
+                    _fill(block, params, cnn(form, params, part, labels))
+                case _:
+                    assert own is not None, "the device has refused such a request before"
+                    _fill(block, params, own.gradients(params, part, labels))
+        yield block
+
+
+def losses(
+    form: Form, params: Params, x: Floats, y: NDArray[Any], own: OwnModel | None = None
+) -> Floats:
+    """F(D_m, w) of every sample.
+
+    >>> form = Form("svm", (1,), 2, kappa=0.0)
+    >>> params = {"b": np.zeros(()), "w": np.ones(1)}
+    >>> losses(form, params, np.array([[2.0]]), np.array([0])).tolist()
+    [3.0]
+    """
+    if form.name in ("svm", "mlp"):
+        from sottovoce.learning.reference import losses_numpy
+
+        return losses_numpy(form.name, params, x, y, kappa=form.kappa)
+    rows = rows_per_block(form.features)
+    parts = []
+    for start in range(0, len(y), rows):
+        part, labels = x[start : start + rows], y[start : start + rows]
+        if form.name == "cnn":
+            from sottovoce.learning.gradients_jax import cnn_losses
+
+            parts.append(cnn_losses(form, params, part, labels))
+        else:
+            assert own is not None, "the device has refused such a request before"
+            parts.append(np.asarray(own.losses(params, part, labels), np.float64))
+    return np.concatenate(parts)
+
+
+def _svm(block: Floats, params: Params, x: Floats, y: NDArray[Any], kappa: float) -> None:
+    w, b = params["w"], params["b"]
+    sign = 2.0 * y - 1
+    error = np.where(sign * (x @ w + b) < 1, -sign, 0.0)
+    block[:, 0] = error + kappa * b
+    np.multiply(error[:, None], x, out=block[:, 1:])
+    block[:, 1:] += kappa * w
+
+
+def _mlp(block: Floats, params: Params, x: Floats, y: NDArray[Any]) -> None:
+    hidden = np.maximum(x @ params["w1"] + params["b1"], 0)
+    scores = hidden @ params["w2"] + params["b2"]
+    error2 = np.exp(scores - np.max(scores, axis=1, keepdims=True))
+    error2 /= np.sum(error2, axis=1, keepdims=True)
+    # At the label p − 1 is written −Σ of the others: it keeps its digits where p is nearly 1.
+    error2[np.arange(len(y)), y] = 0
+    error2[np.arange(len(y)), y] = -np.sum(error2, axis=1)
+    error1 = np.where(hidden > 0, error2 @ params["w2"].T, 0.0)
+    n, h, c = len(y), hidden.shape[1], scores.shape[1]
+    ends = np.cumsum([h, c, params["w1"].size])
+    block[:, : ends[0]], block[:, ends[0] : ends[1]] = error1, error2
+    first, second = block[:, ends[1] : ends[2]], block[:, ends[2] :]
+    np.multiply(x[:, :, None], error1[:, None, :], out=first.reshape(n, -1, h))
+    np.multiply(hidden[:, :, None], error2[:, None, :], out=second.reshape(n, -1, c))
+
+
+def _fill(block: Floats, params: Params, own: Mapping[str, Any]) -> None:
+    at = 0
+    for name in sorted(params):
+        size = math.prod(params[name].shape)
+        block[:, at : at + size] = np.asarray(own[name], np.float64).reshape(len(block), size)
+        at += size

@@ -1,0 +1,58 @@
+"""Per-sample gradients of the cnn, in float64 JAX.
+
+Formed from activations and errors as in `clipping`, not by `vmap` of `grad`: XLA's float64
+convolutions let one row's NaN reach its neighbours, and a release must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.learning.clipping import cnn_parts
+from sottovoce.learning.form import Form
+from sottovoce.learning.models import Cnn
+
+Floats = NDArray[np.float64]
+
+
+def cnn(
+    form: Form, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """Every sample's gradient; a row that is not finite, or overflows, has NaN in it."""
+    height, width, colours = form.shape
+    model = Cnn((height, width, colours), form.channels, form.classes)
+    with jax.enable_x64(True):
+        tree = {name: jnp.asarray(leaf) for name, leaf in params.items()}
+        own = _cnn(model, tree, jnp.asarray(x), jnp.asarray(y))
+        return {name: np.asarray(leaf) for name, leaf in own.items()}
+
+
+def cnn_losses(
+    form: Form, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]
+) -> NDArray[Any]:
+    """The loss of every sample."""
+    height, width, colours = form.shape
+    model = Cnn((height, width, colours), form.channels, form.classes)
+    with jax.enable_x64(True):
+        tree = {name: jnp.asarray(leaf) for name, leaf in params.items()}
+        return np.asarray(model.loss(tree, jnp.asarray(x), jnp.asarray(y)))
+
+
+@partial(jax.jit, static_argnums=0)
+def _cnn(model: Cnn, params: Any, x: Any, y: Any) -> dict[str, Any]:
+    parts = cnn_parts(model, params, x, y)
+    dense = parts.hidden[:, :, None] * parts.error[:, None, :]
+    poison = jnp.where(parts.is_clean, 0.0, jnp.nan)
+    return {
+        "kernel": parts.kernel.reshape(-1, *params["kernel"].shape),
+        "bias": parts.bias,
+        "w": dense,
+        "b": parts.error + poison[:, None],
+    }

@@ -1,0 +1,66 @@
+"""A model of your own, named in a plan or a node file: `package.module:name` or `file.py:name`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sottovoce.errors import InputError
+
+_BOUND = "package.module:name or file.py:name of a model"
+
+
+def find(where: str, key: str = "model.own") -> Any:
+    """The object that `where` names. Importing it runs its code: it is trusted like any program.
+
+    >>> find("json:loads")('"a model would stand here"')
+    'a model would stand here'
+    >>> find("json")
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: model.own must be package.module:name or file.py:name of a model, \
+got 'json'; name the file or package, a colon, and the model in it
+    """
+    place, _, name = where.rpartition(":")
+    if not place or not name.isidentifier():
+        remedy = "name the file or package, a colon, and the model in it"
+        raise InputError.of(key, where, _BOUND, remedy)
+    try:
+        module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        return getattr(module, name)
+    except (ImportError, AttributeError, OSError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise InputError.of(key, where, _BOUND, why) from None
+
+
+def beside(where: str, folder: str | Path) -> str:
+    """`where` with a file's name taken from `folder`, as other paths of a plan are.
+
+    >>> beside("net.py:model", "study"), beside("package.net:model", "study")
+    ('study/net.py:model', 'package.net:model')
+    """
+    place, _, name = where.rpartition(":")
+    return f"{Path(folder, place)}:{name}" if place.endswith(".py") else where
+
+
+def _file(path: Path) -> ModuleType:
+    path = path.resolve()
+    title = f"sottovoce_own_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    if title in sys.modules:
+        return sys.modules[title]
+    spec = importlib.util.spec_from_file_location(title, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"there is no file {path.name}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[title]
+        raise
+    return module

@@ -1,0 +1,49 @@
+"""Parameters by name: a tree of arrays as a flat mapping, and back."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.learning.gradients import ForeignModel
+from sottovoce.learning.models import Model, Params
+
+AnyModel: TypeAlias = Model | ForeignModel
+
+
+def named(params: Params) -> dict[str, NDArray[Any]]:
+    """The leaves of a tree of parameters by name, as they stand in `model.npz`.
+
+    >>> sorted(named({"w": jnp.zeros(2), "deep": [jnp.zeros(()), jnp.ones(1)]}))
+    ['deep/0', 'deep/1', 'w']
+    """
+    paths = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {_name(path): np.asarray(leaf) for path, leaf in paths}
+
+
+def unnamed(model: AnyModel, arrays: dict[str, NDArray[Any]]) -> Params:
+    """The tree of parameters that `named` took apart; the model knows its form."""
+    if isinstance(model, ForeignModel):
+        _require_names(list(model.shapes()), arrays)
+        return dict(arrays)
+    form = jax.eval_shape(model.init, jax.random.key(0))
+    paths, tree = jax.tree_util.tree_flatten_with_path(form)
+    names = [_name(path) for path, _ in paths]
+    _require_names(names, arrays)
+    return jax.tree.unflatten(tree, [jnp.asarray(arrays[name]) for name in names])
+
+
+def _require_names(names: list[str], arrays: dict[str, NDArray[Any]]) -> None:
+    if set(names) != set(arrays):
+        raise InputError.of(
+            "model", sorted(names), f"the one with {sorted(arrays)}", "pass the model that was run"
+        )
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "params"

@@ -1,0 +1,151 @@
+"""Is this an upload? Schema first, then size, then whether noise of the claimed size is in it.
+
+An honest upload is w̃ = w − s + Z with ‖s‖ ≤ E·η·C and Z of d coordinates with standard deviation
+σ (over E steps: √Σσ²), rounded to float32. With probability above 1 − 1e-13
+
+    σ(√d − 8) − E·η·C  ≤  ‖w̃ − w‖  ≤  E·η·C + σ(√d + 8) + 2⁻²³(‖w‖ + that)
+
+(‖Z‖/σ is within 8 of √d but for e⁻³²: it is a 1-Lipschitz function of d normals). Above it a client
+is broken or hostile; below it, it forgot its noise, which is worth telling it. The σ is the
+client's claim, held between a floor and a ceiling that the registry knows. What is refused drops
+the client from the round, never the round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import wire
+from sottovoce.errors import Malformed
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.protocol import ANSWER, CODES, Receipt
+from sottovoce.server.registry import Account, Member
+
+SLACK = 8.0  # standard deviations of ‖Z‖: e⁻³² = 1.3e-14 on either side
+HEAD_BYTES = 1 << 16
+_KEYS = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What the server asked of this client, and what it knows of it."""
+
+    run: str
+    t: int
+    request: str  # the hash
+    params: Arrays  # the model that was sent
+    recipe: Recipe
+    member: Member
+    ceiling: float  # the largest σ/Δ that a client of this run could need
+    loss_bound: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Accepted:
+    """An upload that counts."""
+
+    params: Arrays
+    sigma: tuple[float, ...]
+    receipt: Receipt
+    account: Account | None
+    loss: float | None = None
+    loss_sigma: float | None = None
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The client said no, and why."""
+
+    code: str
+
+
+def read(blob: bytes, expected: Expected) -> Accepted | Declined:
+    """An upload that counts, a client's refusal, or `Malformed` with what is wrong."""
+    size = sum(leaf.size for leaf in expected.params.values())
+    head, arrays = wire.unpack(blob, limit=4 * size + HEAD_BYTES)
+    if head.get("schema") != ANSWER:
+        raise Malformed(f"the answer is none ({ANSWER})")
+    if head.get("kind") == "refusal":
+        code = head.get("code")
+        return Declined(code if code in CODES else "internal")  # its text is not for our books
+    told = set() if expected.loss_bound is None else {"loss", "loss_sigma"}
+    if head.get("kind") != "upload" or head.keys() != _KEYS | told:
+        raise Malformed("the answer has not the keys of an upload")
+    for key in ("run", "t", "request"):
+        if type(head[key]) is not type(getattr(expected, key)) or (
+            head[key] != getattr(expected, key)
+        ):
+            raise Malformed(f"the upload is for another {key}")
+    member = expected.member
+    if type(head["samples"]) is not int or head["samples"] != member.samples:
+        raise Malformed("the upload claims another number of samples than the client's greeting")
+    receipt, account = Receipt.from_json(head["receipt"]), Account.from_json(head["budget"])
+    if receipt.vault != member.vault:
+        raise Malformed("the upload's receipt is another client's")
+    _same_budget(account, member.account)
+    sigma = _sigma(head["sigma"], expected)
+    if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in expected.params.items()}:
+        raise Malformed("the upload's arrays are not those of the model")
+    if not all(np.all(np.isfinite(leaf)) for leaf in arrays.values()):
+        raise Malformed("the upload is not finite")
+    _plausible(arrays, sigma, expected)
+    loss, loss_sigma = _loss(head, expected)
+    return Accepted(arrays, sigma, receipt, account, loss, loss_sigma)
+
+
+def _same_budget(account: Account | None, known: Account | None) -> None:
+    if (account is None) != (known is None):
+        raise Malformed("the upload discloses another budget than the client's greeting")
+    if account is not None and known is not None:
+        same = (account.epsilon, account.delta) == (known.epsilon, known.delta)
+        if not same or account.capacity != known.capacity:
+            raise Malformed("the upload's budget is not the one of the client's greeting")
+
+
+def _sigma(values: Any, expected: Expected) -> tuple[float, ...]:
+    if not isinstance(values, list) or len(values) != expected.recipe.releases:
+        raise Malformed("the upload does not state one σ a step")
+    if not all(type(s) in (int, float) and math.isfinite(s) and s > 0 for s in values):
+        raise Malformed("the upload's σ is no finite number > 0")
+    sensitivity = float(expected.recipe.sensitivity(expected.member.samples))
+    least = (expected.member.floor or 0.0) * sensitivity * (1 - 1e-9)
+    most = expected.ceiling * sensitivity
+    if any(not least <= s <= most for s in values):
+        raise Malformed("the upload's σ is below the client's own floor or above what it needs")
+    return tuple(map(float, values))
+
+
+def _plausible(arrays: Arrays, sigma: tuple[float, ...], expected: Expected) -> None:
+    squares = [
+        float(np.sum((leaf.astype(np.float64) - expected.params[name]) ** 2))
+        for name, leaf in arrays.items()
+    ]
+    start = [float(np.sum(np.square(w, dtype=np.float64))) for w in expected.params.values()]
+    moved, norm = math.sqrt(math.fsum(squares)), math.sqrt(math.fsum(start))
+    count = sum(leaf.size for leaf in arrays.values())
+    recipe, total = expected.recipe, math.sqrt(math.fsum(s**2 for s in sigma))
+    step = recipe.steps * recipe.learning_rate * recipe.clip
+    most = step + total * (math.sqrt(count) + SLACK)
+    if not moved <= most + 2**-23 * (norm + most):
+        raise Malformed("the upload lies further from the model than step and noise can take it")
+    if moved < total * (math.sqrt(count) - SLACK) - step - 2**-23 * (norm + most):
+        raise Malformed("the upload lies nearer to the model than its noise lets it")
+
+
+def _loss(head: Mapping[str, Any], expected: Expected) -> tuple[float | None, float | None]:
+    if expected.loss_bound is None:
+        return None, None
+    loss, sigma = head["loss"], head["loss_sigma"]
+    if not all(type(n) in (int, float) and math.isfinite(n) for n in (loss, sigma)):
+        raise Malformed("the upload's loss is no finite number")
+    if not (sigma > 0 and -SLACK * sigma <= loss <= expected.loss_bound + SLACK * sigma):
+        raise Malformed("the upload's loss is not one with the noise it claims")
+    return float(loss), float(sigma)
