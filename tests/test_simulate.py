@@ -14,6 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from sottovoce import report
 from sottovoce.errors import InputError, RunError
 from sottovoce.federation import build
 from sottovoce.learning.models import custom
@@ -23,7 +24,8 @@ from sottovoce.record import require_private
 from sottovoce.seeds import Purpose, words
 from sottovoce.simulation import course
 from sottovoce.simulation import round as rounds
-from sottovoce.simulation.run import resume, simulate, simulate_many
+from sottovoce.simulation.many import simulate_each, simulate_many
+from sottovoce.simulation.run import resume, simulate
 from sottovoce.trained import load
 
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 6})
@@ -31,6 +33,24 @@ SHORT = Plan(rounds={"schedule": "fixed", "rounds": 6})
 
 def without_time(record):
     return {key: value for key, value in record.items() if key != "timing"}
+
+
+def test_the_test_rows_steer_where_the_plan_leaves_no_others():
+    plan = Plan(data={"validation": 0}, rounds={"schedule": "fixed", "rounds": 2})
+    run = simulate(plan, seed=1)
+    result, last = run.record["result"], run.record["rounds"][-1]
+    assert last["validation_loss"] == pytest.approx(result["test_loss"], rel=1e-6)
+    assert "On the test rows, which steer" in report.render(run.record)
+    kept = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
+    assert "On the test rows, which steer" not in report.render(kept.record)
+
+
+def test_each_run_comes_as_soon_as_it_is_done():
+    plans = [Plan(rounds={"schedule": "fixed", "rounds": rounds}) for rounds in (1, 3)]
+    kept = {i: run.rounds_used for i, run in simulate_each(plans, seeds=[1, 2], together=True)}
+    assert kept == {0: 1, 1: 1, 2: 3, 3: 3}
+    first, _ = next(iter(simulate_each(plans, seeds=[1, 2], together=False)))
+    assert first == 0
 
 
 def test_the_same_seed_three_times_is_the_same_bit_for_bit():

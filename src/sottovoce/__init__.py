@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from sottovoce.learning.models import custom
     from sottovoce.plan import Plan
     from sottovoce.privacy.budget import Budget, Guarantee
-    from sottovoce.simulation.run import RoundDone, resume, simulate, simulate_many
+    from sottovoce.simulation.many import simulate_many
+    from sottovoce.simulation.run import RoundDone, resume, simulate
     from sottovoce.trained import Trained, load
 
 _HOMES = {
@@ -45,7 +46,7 @@ _HOMES = {
     "load": "trained",
     "resume": "simulation.run",
     "simulate": "simulation.run",
-    "simulate_many": "simulation.run",
+    "simulate_many": "simulation.many",
 }
 
 __all__ = [

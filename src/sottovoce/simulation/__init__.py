@@ -3,5 +3,6 @@
 `round`   the arrays: one round of every run in the batch, compiled
 `course`  the host's side of one run: whom to ask, what it costs, when to stop
 `interrupts`  Ctrl-C between rounds, never inside one
-`run`     `simulate` and `simulate_many`: the loop, and what is kept of it
+`run`     `simulate` and `resume`: the loop, and what is kept of it
+`many`    `simulate_many`: many plans, many seeds
 """

@@ -1,4 +1,4 @@
-"""`simulate` and `simulate_many`: the loop of Algorithms 1 and 2, and what is kept of it."""
+"""`simulate` and `resume`: the loop of Algorithms 1 and 2, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sottovoce.checkpoint import ServerState
 from sottovoce.errors import InputError, RunError
 from sottovoce.fairness import fairness
 from sottovoce.federation import Federation, build
-from sottovoce.holdings import Given, Holdings, Pair, Samples, hold, is_pair
+from sottovoce.holdings import Given, Pair, Samples, is_pair
 from sottovoce.learning.evaluate import evaluate, right
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Model, Params
@@ -34,7 +34,6 @@ from sottovoce.simulation.round import Orders, Rows, play
 from sottovoce.trained import Trained
 
 OnRound = Callable[["RoundDone"], None]
-TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
 FOREIGN_ROWS = 1024  # evaluated at a time where the model is not JAX's
 CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
 
@@ -54,7 +53,7 @@ class RoundDone:
 
 
 @dataclass(eq=False)
-class _Run:
+class Run:
     """One run of the batch: `at` is replaced whole after each round, so that it is never torn."""
 
     federation: Federation
@@ -99,11 +98,11 @@ def simulate(
     given = None if data is None else Given(data, validation, test)
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
-    plan = _adapted(plan, given, model)
+    plan = adapted(plan, given, model)
     folder = None if out is None else checkpoint.require_free(Path(out))
     with Interrupts() as interrupts:
         federation = build(plan, seed=seed, data=given, model=model)
-        return _one(_started(federation, seed), on_round, folder, interrupts)
+        return _one(started(federation, seed), on_round, folder, interrupts)
 
 
 def resume(
@@ -127,62 +126,12 @@ def resume(
                 f"the data differ from those that {folder} was begun with; a budget belongs to its "
                 "data, so resume with the same, or start a new run"
             )
-        run = _Run(federation, seed, (state, _alone(unnamed(federation.model, arrays)), 0))
+        run = Run(federation, seed, (state, _alone(unnamed(federation.model, arrays)), 0))
         return _one(run, on_round, folder, interrupts)
 
 
-def simulate_many(
-    plans: Sequence[Plan],
-    *,
-    seeds: Sequence[int],
-    data: Pair | Sequence[Pair] | None = None,
-    validation: Pair | None = None,
-    test: Pair | None = None,
-    model: AnyModel | None = None,
-    together: bool | None = None,
-) -> list[Trained]:
-    """Every plan with every seed, plan after plan.
-
-    On an accelerator runs that share data, model and signal are trained together in one compiled
-    round; on a CPU, whose cores one run keeps busy, after one another. `together` overrides that.
-    Each equals the run that `simulate` would make of its plan and seed, up to rounding.
-
-    >>> plan = Plan(rounds={"schedule": "fixed", "rounds": 2})
-    >>> runs = simulate_many([plan, plan.replace("privacy.epsilon=1")], seeds=[1, 2])
-    >>> [run.record["seed"] for run in runs]
-    [1, 2, 1, 2]
-    """
-    given = None if data is None else Given(data, validation, test)
-    plans = [_adapted(plan, given, model) for plan in plans]
-    seeds = [seeding.check(seed) for seed in seeds]
-    together = jax.default_backend() != "cpu" if together is None else together
-    runs: list[tuple[Federation, int]] = []
-    held: dict[Any, Holdings] = {}
-    for plan in plans:
-        for seed in seeds:
-            where = (plan.data, seed)
-            if where not in held:
-                held[where] = hold(plan, seed=seed, data=given)
-            runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
-    groups: dict[Any, list[int]] = {}
-    for i, (federation, _) in enumerate(runs):
-        own = federation.plan
-        alike = (own.data, federation.model, own.server.signal, own.local.steps, own.noise)
-        groups.setdefault(alike, []).append(i)
-    finished: dict[int, Trained] = {}
-    for members in groups.values():
-        began = datetime.now(UTC)
-        batch = [_started(*runs[i]) for i in members]
-        size = TOGETHER if together else 1
-        for first in range(0, len(batch), size):
-            _loop(batch[first : first + size])
-        for i, run in zip(members, batch, strict=True):
-            finished[i] = _trained(run, "finished", began)
-    return [finished[i] for i in range(len(runs))]
-
-
 def _one(
-    run: _Run, on_round: OnRound | None, folder: Path | None, interrupts: Interrupts
+    run: Run, on_round: OnRound | None, folder: Path | None, interrupts: Interrupts
 ) -> Trained:
     """One run with its folder, whatever becomes of it."""
     began, status = datetime.now(UTC), "finished"
@@ -198,7 +147,7 @@ def _one(
         record.write_rounds(folder, run.state)
         _save(run, folder, header)
 
-    def after_round(run: _Run) -> None:
+    def after_round(run: Run) -> None:
         nonlocal saved
         done = done_of(run.state)
         if done is None:
@@ -213,7 +162,7 @@ def _one(
         interrupts.check()
 
     try:
-        _loop([run], after_round)
+        loop([run], after_round)
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -223,15 +172,15 @@ def _one(
     finally:
         if folder is not None:
             _save(run, folder, header)
-        trained = _trained(run, status, began)
+        done = trained(run, status, began)
         if folder is not None:
-            record.write(folder, trained.record, run.federation, run.state, named(run.params))
+            record.write(folder, done.record, run.federation, run.state, named(run.params))
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
-    return replace(trained, folder=folder)
+    return replace(done, folder=folder)
 
 
-def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) -> None:
+def loop(batch: list[Run], after_round: Callable[[Run], None] | None = None) -> None:
     """Algorithms 1 and 2 for a batch of runs in step; each is left at its last complete round."""
     model = batch[0].federation.model
     if batch[0].federation.plan.noise == "secure":
@@ -281,7 +230,7 @@ def _loop(batch: list[_Run], after_round: Callable[[_Run], None] | None = None) 
             after_round(batch[0])
 
 
-def _loop_released(run: _Run, after_round: Callable[[_Run], None] | None) -> None:
+def _loop_released(run: Run, after_round: Callable[[Run], None] | None) -> None:
     """The same for one run whose clients make their uploads themselves, with secure noise."""
     federation, began, before = run.federation, time.monotonic(), run.state.seconds
     while (paid := course.prepare(federation, run.state, run.seed)) is not None:
@@ -305,7 +254,8 @@ def _loop_released(run: _Run, after_round: Callable[[_Run], None] | None) -> Non
             after_round(run)
 
 
-def _started(federation: Federation, seed: int) -> _Run:
+def started(federation: Federation, seed: int) -> Run:
+    """A run before its first round."""
     params = first_model(federation.model, seed)
     held, signal = federation.held, federation.plan.server.signal
     loss, accuracy = scores(federation.model, params, held.validation)
@@ -313,7 +263,7 @@ def _started(federation: Federation, seed: int) -> _Run:
     if signal == "raw":
         heard, _ = scores(federation.model, params, held.train)
     state = course.start(federation, loss, accuracy, heard)
-    return _Run(federation, seed, (state, _alone(params), 0))
+    return Run(federation, seed, (state, _alone(params), 0))
 
 
 def first_model(model: AnyModel, seed: int) -> Params:
@@ -345,7 +295,7 @@ def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, fl
     return float(loss), float(accuracy)
 
 
-def _rows(batch: list[_Run]) -> tuple[Rows, list[int]]:
+def _rows(batch: list[Run]) -> tuple[Rows, list[int]]:
     """The rows of all splits of the batch, stacked, and which of them each run uses."""
     splits = list({id(run.federation.held): run.federation for run in batch}.values())
     places = {id(federation.held): i for i, federation in enumerate(splits)}
@@ -366,7 +316,7 @@ def _stacked(arrays: list[NDArray[Any]]) -> jax.Array:
 
 
 def _orders(
-    batch: list[_Run],
+    batch: list[Run],
     ready: dict[int, course.Prepared | None],
     seats: list[int],
     where: list[int],
@@ -390,7 +340,8 @@ def _orders(
     )
 
 
-def _trained(run: _Run, status: str, began: datetime) -> Trained:
+def trained(run: Run, status: str, began: datetime) -> Trained:
+    """What comes out of a run as it stands: its record and its model."""
     federation, params = run.federation, run.params
     test = federation.held.test
     made = record.make(
@@ -417,7 +368,7 @@ def _fairness(federation: Federation, params: Params) -> dict[str, Any]:
     return fairness(hits, owner, federation.epsilon, federation.delta)
 
 
-def _save(run: _Run, folder: Path, header: dict[str, Any]) -> None:
+def _save(run: Run, folder: Path, header: dict[str, Any]) -> None:
     checkpoint.save(folder, run.state, named(run.params), header)
 
 
@@ -439,7 +390,7 @@ def done_of(state: ServerState) -> RoundDone | None:
     )
 
 
-def _adapted(plan: Plan, given: Given | None, model: AnyModel | None) -> Plan:
+def adapted(plan: Plan, given: Given | None, model: AnyModel | None) -> Plan:
     """The plan with what the arrays and the model given from Python say themselves."""
     changes: dict[str, object] = {}
     if model is not None:

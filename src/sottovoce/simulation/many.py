@@ -1,0 +1,113 @@
+"""`simulate_many`: every plan with every seed, on an accelerator many in one compiled round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import jax
+
+from sottovoce import seeds as seeding
+from sottovoce.federation import Federation, build
+from sottovoce.holdings import Given, Holdings, Pair, hold
+from sottovoce.learning.models import Model
+from sottovoce.plan import Plan
+from sottovoce.simulation.run import adapted, loop, started, trained
+from sottovoce.trained import Trained
+
+TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
+
+
+def simulate_many(
+    plans: Sequence[Plan],
+    *,
+    seeds: Sequence[int],
+    data: Pair | Sequence[Pair] | None = None,
+    validation: Pair | None = None,
+    test: Pair | None = None,
+    model: Model | None = None,
+    together: bool | None = None,
+) -> list[Trained]:
+    """Every plan with every seed, plan after plan.
+
+    On an accelerator runs that share data, model and signal are trained together in one compiled
+    round; on a CPU, whose cores one run keeps busy, after one another. `together` overrides that.
+    Each equals the run that `simulate` would make of its plan and seed, up to rounding.
+
+    >>> plan = Plan(rounds={"schedule": "fixed", "rounds": 2})
+    >>> runs = simulate_many([plan, plan.replace("privacy.epsilon=1")], seeds=[1, 2])
+    >>> [run.record["seed"] for run in runs]
+    [1, 2, 1, 2]
+    """
+    each = simulate_each(
+        plans,
+        seeds=seeds,
+        data=data,
+        validation=validation,
+        test=test,
+        model=model,
+        together=together,
+    )
+    finished = dict(each)
+    return [finished[i] for i in range(len(finished))]
+
+
+def simulate_each(
+    plans: Sequence[Plan],
+    *,
+    seeds: Sequence[int],
+    data: Pair | Sequence[Pair] | None = None,
+    validation: Pair | None = None,
+    test: Pair | None = None,
+    model: Model | None = None,
+    together: bool | None = None,
+) -> Iterator[tuple[int, Trained]]:
+    """`simulate_many` as it goes: each run with its place in that list, as soon as it is done.
+
+    For long sweeps, which want to keep little of a run and nothing of the others when one is lost.
+
+    >>> plan = Plan(rounds={"schedule": "fixed", "rounds": 1})
+    >>> sorted(i for i, run in simulate_each([plan], seeds=[1, 2]))
+    [0, 1]
+    """
+    given = None if data is None else Given(data, validation, test)
+    plans = [adapted(plan, given, model) for plan in plans]
+    seeds = [seeding.check(seed) for seed in seeds]
+    together = jax.default_backend() != "cpu" if together is None else together
+    runs: list[tuple[Federation, int]] = []
+    held: dict[Any, Holdings] = {}
+    for plan in plans:
+        for seed in seeds:
+            where = (plan.data, seed)
+            if where not in held:
+                held[where] = hold(plan, seed=seed, data=given)
+            runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
+    for members in _batches(runs, TOGETHER if together else 1):
+        began = datetime.now(UTC)
+        batch = [started(*runs[i]) for i in members]
+        loop(batch)
+        for i, run in zip(members, batch, strict=True):
+            yield i, trained(run, "finished", began)
+
+
+def _batches(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int]]:
+    """Which runs share a compiled round: those alike in data, model and signal.
+
+    Runs on one split read the same rows, so that an accelerator reads them once for all: where
+    there are enough of them they are kept apart from other splits. Long ones go first and together.
+    """
+    groups: dict[Any, dict[int, list[int]]] = {}
+    for i, (federation, _) in enumerate(runs):
+        own = federation.plan
+        alike = (own.data, federation.model, own.server.signal, own.local.steps)
+        groups.setdefault(alike, {}).setdefault(id(federation.held), []).append(i)
+    for splits in groups.values():
+        parts = list(splits.values())
+        if min(map(len, parts)) < size // 4:
+            parts = [[i for part in parts for i in part]]
+        for part in parts:
+            if size > 1:
+                part = sorted(part, key=lambda i: -runs[i][0].plan.rounds.rounds)
+            for first in range(0, len(part), size):
+                yield part[first : first + size]
