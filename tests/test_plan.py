@@ -142,7 +142,10 @@ MALFORMED = [
     (f"[data]\nname = {{x = {HUGE}}}", "data.name is a number of more than 64 bits"),
     (f"noise = {HUGE}", "noise is a number of more than 64 bits"),
     ("[data]\nsamples = 0", "data.samples must be"),
-    ("[data]\nvalidation = 0", "data.validation must be a whole number from 1"),
+    (
+        "[data]\npath = 'a.csv'\nlabel = 'y'\ninfer = true\nvalidation = 0",
+        "data.validation must be ≥ 1 or a part",
+    ),
     ("[data]\nvalidation = -1", "data.validation must be"),
     ("[data]\ntest = -1", "data.test must be a whole number from 0"),
     ("[data]\nsplit = 'dirichlet'\nalpha = 0", "data.alpha must be a number from 0.001 to 1000000"),

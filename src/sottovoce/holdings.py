@@ -79,10 +79,15 @@ class Holdings:
 
 
 def hold(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
-    """Who holds what: reads the data, and deals it by the seed."""
+    """Who holds what: reads the data, and deals it by the seed.
+
+    With `data.validation = 0` the test rows are what the server steers by, as in the paper.
+    """
     if data is None:
-        return _named(plan, seed) if plan.data.path is None else _table(plan, seed)
-    return _split_arrays(plan, data, seed) if is_pair(data.train) else _client_arrays(data)
+        held = _named(plan, seed) if plan.data.path is None else _table(plan, seed)
+    else:
+        held = _split_arrays(plan, data, seed) if is_pair(data.train) else _client_arrays(data)
+    return held if len(held.validation.y) else replace(held, validation=held.test)
 
 
 def _named(plan: Plan, seed: int) -> Holdings:

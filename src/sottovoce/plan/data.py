@@ -120,9 +120,9 @@ class Data(Section):
     ] = Field(
         default=None, description="how even the classes are with split = dirichlet, small is uneven"
     )
-    validation: Whole | Fraction = Field(
+    validation: WholeOrZero | Fraction = Field(
         default=DATASETS["digits"].validation,
-        description="rows the server steers by, no client's (of a table also a part of them)",
+        description="rows the server steers by, no client's (0: the test rows; tables: also parts)",
     )
     test: WholeOrZero | Fraction | str = Field(
         default=DATASETS["digits"].test,
@@ -222,6 +222,10 @@ class Data(Section):
                 )
         if self.test == 0:
             raise PlanError.of("data.test", 0, "≥ 1, a part or a file", "a table has no test set")
+        if self.validation == 0:
+            raise PlanError.of(
+                "data.validation", 0, "≥ 1 or a part", "a table's test rows are kept for the test"
+            )
         parts = [part for part in (self.validation, self.test) if isinstance(part, float)]
         if sum(parts) >= 1:
             raise PlanError(

@@ -133,7 +133,7 @@ def _figures(run: Run, mu: float) -> str:
     if run.used:
         marked = " Dotted lines: T shrank." if 0 < len(run.triggers) <= 60 else ""
         drawn += [
-            ("Validation loss", "What the schedule watches." + marked, figures.loss(run)),
+            ("Validation loss", _watched(run) + marked, figures.loss(run)),
             (
                 "Validation accuracy",
                 "On unprotected records." + marked,
@@ -159,6 +159,12 @@ def _figures(run: Run, mu: float) -> str:
 {none}<div class="figures">
 {cells}</div>
 </section>"""
+
+
+def _watched(run: Run) -> str:
+    if run.section("data").get("validation") == 0:
+        return "On the test rows, which steer this run as in the paper: the test is no fresh one."
+    return "What the schedule watches."
 
 
 def _shrinking(run: Run) -> str:
