@@ -1,15 +1,7 @@
-"""The figures as inline SVG, drawn by matplotlib and coloured by the page.
-
-Colours are matplotlib's only on the way out: each becomes a CSS variable of the page (with the
-drawn colour as its fallback), so that one drawing serves light, dark and print. Blue, orange and
-green are Okabe and Ito's, which every kind of colour vision tells apart; no figure relies on colour
-alone. The output depends on nothing but the data: no dates, salted ids, no pyplot and its state.
-"""
+"""The figures of a run, as inline SVG (`svg` says how they are drawn and coloured)."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,46 +10,10 @@ import numpy as np
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.normal import Floats
 from sottovoce.report.run import Run
+from sottovoce.report.svg import BLUE, GREEN, MUTED, ORANGE, svg, tidy
 
-INK, MUTED, LINE = "#24292f", "#59626c", "#d5d9de"
-BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
-_VARIABLES = {
-    INK: "ink",
-    MUTED: "muted",
-    LINE: "line",
-    BLUE: "blue",
-    ORANGE: "orange",
-    GREEN: "green",
-}
-_SIZE = (4.3, 2.65)  # inches; narrow, so that the letters stay legible on a phone
 _MOST_POINTS = 600  # of a band, which matplotlib does not thin by itself
 _HUGE = 1e100  # beyond this an axis cannot be ruled; such a loss has diverged anyway
-_STYLE: Any = {  # which names there are differs between versions of matplotlib
-    "svg.fonttype": "none",
-    "svg.hashsalt": "sottovoce",
-    "font.size": 9.6,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.use_mathtext": False,
-    "axes.formatter.useoffset": False,
-    "axes.unicode_minus": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.5,
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "legend.frameon": False,
-    "legend.fontsize": 9.6,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-}
 
 
 def loss(run: Run) -> str:
@@ -209,35 +165,9 @@ def _ends(values: Floats, form: str) -> str:
 
 
 def _svg(name: str, label: str, paint: Callable[[Any], None]) -> str:
-    # Imported here: whoever imports sottovoce.report need not wait for matplotlib.
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=_SIZE, layout="constrained")
-        FigureCanvasSVG(figure)
+    def alone(figure: Any) -> None:
         ax = figure.add_subplot()
         paint(ax)
-        ax.tick_params(length=0)
-        if ax.get_yscale() == "linear":
-            ax.locator_params(axis="y", nbins=6)
-        out = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    return _inline(out.getvalue(), name, label)
+        tidy(ax)
 
-
-def _inline(svg: str, name: str, label: str) -> str:
-    """Only the drawing: no prolog, own ids, the page's colours, as wide as the page allows."""
-    body = svg[svg.index("<svg") :]
-    box = re.search(r'viewBox="[^"]+"', body)
-    body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
-    body = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", body)
-    for colour, variable in _VARIABLES.items():
-        body = body.replace(f": {colour}", f": var(--{variable}, {colour})")
-    head = (
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'{box.group() if box else ""} role="img" aria-label="{label}">'
-    )
-    return head + body[body.index(">") + 1 :].strip()
+    return svg(name, label, alone)
