@@ -245,16 +245,67 @@ def predict(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
-    """Draw the page of a run again from its record.
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of a run, or of figures.", metavar="DIR")
+    ],
+) -> None:
+    """Draw the page of a run, or of the figures in a folder, again; nothing is trained.
 
     \b
-    Example:
+    Examples:
       sottovoce report runs/first
+      sottovoce report results
     """
+    if folder.is_dir() and not (folder / "record.json").exists():
+        from sottovoce.experiments.reproduce import write
+
+        click.echo(write(folder))
+        return
     from sottovoce import report as pages
 
-    click.echo(pages.write(run))
+    click.echo(pages.write(folder))
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Figures, or all. Without one: a list of them.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version of each: minutes become seconds.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="The folder of the results; what it has is not run again.")
+    ] = Path("results"),
+    claims: Annotated[
+        bool, typer.Option("--claims", help="Print the table of claims of --out, and do no more.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Make the figures of the paper, with a verdict on every claim.
+
+    Writes NAME.json and NAME.svg for each figure and one page, index.html. Ctrl-C is safe: the
+    same command goes on. Figures made elsewhere are merged by copying their files.
+
+    \b
+    Examples:
+      sottovoce reproduce
+      sottovoce reproduce fig2 fig4
+      sottovoce reproduce all --quick --out quick
+      sottovoce reproduce --claims
+    """
+    from sottovoce.experiments import reproduce as figures
+    from sottovoce.experiments.claims import judged, markdown
+
+    if claims:
+        click.echo(markdown(judged(out)))
+    elif not names:
+        click.echo(figures.listing())
+    else:
+        found = figures.reproduce(names, quick=quick, out=out, quiet=quiet)
+        click.echo(markdown(found))
+        click.echo(f"page   {out / 'index.html'}")
 
 
 data_app = typer.Typer(help="The data sets.", no_args_is_help=True, rich_markup_mode=None)

@@ -11,7 +11,7 @@ import jax
 from sottovoce import seeds as seeding
 from sottovoce.federation import Federation, build
 from sottovoce.holdings import Given, Holdings, Pair, hold
-from sottovoce.learning.models import Model
+from sottovoce.learning.names import AnyModel
 from sottovoce.plan import Plan
 from sottovoce.simulation.run import adapted, loop, started, trained
 from sottovoce.trained import Trained
@@ -26,7 +26,7 @@ def simulate_many(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: Model | None = None,
+    model: AnyModel | None = None,
     together: bool | None = None,
 ) -> list[Trained]:
     """Every plan with every seed, plan after plan.
@@ -60,7 +60,7 @@ def simulate_each(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: Model | None = None,
+    model: AnyModel | None = None,
     together: bool | None = None,
 ) -> Iterator[tuple[int, Trained]]:
     """`simulate_many` as it goes: each run with its place in that list, as soon as it is done.
@@ -100,7 +100,7 @@ def _batches(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int
     groups: dict[Any, dict[int, list[int]]] = {}
     for i, (federation, _) in enumerate(runs):
         own = federation.plan
-        alike = (own.data, federation.model, own.server.signal, own.local.steps)
+        alike = (own.data, federation.model, own.server.signal, own.local.steps, own.noise)
         groups.setdefault(alike, {}).setdefault(id(federation.held), []).append(i)
     for splits in groups.values():
         parts = list(splits.values())

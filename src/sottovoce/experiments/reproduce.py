@@ -1,0 +1,164 @@
+"""`sottovoce reproduce`: run what is missing, judge, draw, and write the page."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from sottovoce import checkpoint
+from sottovoce.errors import DataError, InputError, RunError
+from sottovoce.experiments import definition, draw, moments, outcomes, page, runner
+from sottovoce.experiments.claims import Judged, judged
+from sottovoce.experiments.definition import Figure
+from sottovoce.experiments.expand import expand, seeds_of
+from sottovoce.experiments.outcomes import Result
+
+ALL = "all"
+
+
+def listing() -> str:
+    """The figures there are, one a line."""
+    lines = []
+    for name in definition.names():
+        figure = definition.figure(name)
+        lines.append(f"{name:<13} {figure.paper:<8} {figure.title}")
+    return "\n".join([*lines, f"{ALL:<13} {'':<8} every one of them"])
+
+
+def reproduce(
+    names: Sequence[str], *, quick: bool = False, out: Path = Path("results"), quiet: bool = False
+) -> list[Judged]:
+    """Make the figures that are named in the folder `out`; what is there already is not run again.
+
+    Where a data set is missing its figures are left out, the others are made, and then the error
+    says which.
+    """
+    wanted = chosen(names)
+    folder = _folder(out, quick)
+    command = " ".join(
+        ["sottovoce reproduce", *names, *(["--quick"] if quick else []), f"--out {out.name}"]
+    )
+    began = time.monotonic()
+    show = _Progress(sys.stderr, quiet)
+    sweeps = [figure for figure in wanted if figure.kind != "moments"]
+    absent = runner.complete(sweeps, quick=quick, folder=folder, progress=show.update)
+    show.close()
+    runs = outcomes.known(folder)
+    skipped = []
+    for figure in wanted:
+        result = _result(figure, quick, runs, command)
+        if result is None:
+            skipped.append(figure.name)
+            continue
+        result.save(folder)
+        draw_file(result, folder)
+    if not absent:
+        outcomes.finish(folder)
+    write(folder)
+    if not quiet:
+        _say(f"{len(wanted) - len(skipped)} figures in {time.monotonic() - began:.0f} s")
+    if skipped:
+        raise DataError(f"{', '.join(skipped)} could not be made: {' '.join(absent)}")
+    return [one for one in judged(folder) if one.figure.name in {f.name for f in wanted}]
+
+
+def chosen(names: Sequence[str]) -> list[Figure]:
+    """The figures named, each once, in their order.
+
+    >>> [figure.name for figure in chosen(["fig9", "fig2"])]
+    ['fig2', 'fig9']
+    """
+    known = definition.names()
+    named = known if ALL in names else [definition.figure(name).name for name in names]
+    if not named:
+        raise InputError(f"name a figure ({', '.join(known)}) or {ALL}")
+    return [definition.figure(name) for name in known if name in named]
+
+
+def draw_file(result: Result, folder: Path) -> None:
+    """NAME.svg: the figure by itself, for print."""
+    from sottovoce.experiments.table import tables
+
+    drawn = draw.pictures(result.figure, tables(result.figure, result.cells), result.moments)
+    checkpoint.replace(folder / f"{result.figure.name}.svg", draw.file(drawn).encode())
+
+
+def write(folder: Path) -> Path:
+    """index.html from the figures in the folder; nothing is trained."""
+    found = judged(folder)
+    if not found:
+        raise RunError(
+            f"{folder} holds neither a run nor figures; sottovoce train and reproduce make them"
+        )
+    path = folder / "index.html"
+    checkpoint.replace(path, page.render(found).encode())
+    return path
+
+
+def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> Result | None:
+    if figure.moments is not None:
+        panels = moments.compute(figure.moments)
+        return Result(figure, quick, command=command, moments=panels)
+    cells, seeds = expand(figure, quick), seeds_of(figure, quick)
+    if runner.missing(cells, seeds, runs, figure):
+        return None
+    return outcomes.gathered(figure, quick, cells, runs, command)
+
+
+def _folder(out: Path, quick: bool) -> Path:
+    """The folder, made if need be; quick results and full ones never share one."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError.of("--out", str(out), "a folder", f"{error.strerror}") from None
+    for path in out.glob("*.json"):
+        content = outcomes.read(path)
+        if content and content["quick"] != quick:
+            kind = "quick" if content["quick"] else "full"
+            raise InputError.of(
+                "--out",
+                str(out),
+                f"a folder without {kind} results",
+                f"{path.name} there is {kind}: name another folder",
+            )
+    return out
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Progress:
+    """A bar with an estimate on a terminal, a line now and then elsewhere."""
+
+    EVERY_S = 10.0
+
+    def __init__(self, stream: TextIO, quiet: bool) -> None:
+        self.stream, self.quiet = stream, quiet
+        self.began = self.last = time.monotonic()
+        self.live = stream.isatty()
+
+    def update(self, done: int, total: int) -> None:
+        """Rounds done and rounds in all; runs that stop early make the estimate one from above."""
+        now = time.monotonic()
+        due = now - self.last > (0.2 if self.live else self.EVERY_S)
+        if self.quiet or not (due or done == total):
+            return
+        self.last = now
+        left = (now - self.began) * (total - done) / max(1, done)
+        part = done / max(1, total)
+        text = f"{part:4.0%}  {done:,} of {total:,} rounds, at most {left:.0f} s left"
+        if self.live:
+            bar = "█" * round(24 * part) + "·" * (24 - round(24 * part))
+            self.stream.write(f"\r{bar} {text}   ")
+            self.stream.flush()
+        else:
+            _say(text)
+
+    def close(self) -> None:
+        """End the line."""
+        if self.live and not self.quiet:
+            self.stream.write("\n")
