@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.errors import InputError
 from sottovoce.experiments.definition import Prototypes
+from sottovoce.learning.gradients import ForeignModel
 from sottovoce.trained import Trained
 
 Pictures = NDArray[np.float64]  # [classes, pixels]
