@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import numpy as np
 import opendp.prelude as dp
 import pytest
+from mutants import mutated
 
 from sottovoce.errors import InputError
 from sottovoce.privacy import calibration, gaussian
@@ -116,3 +118,58 @@ def test_without_noise_there_is_no_guarantee(sigma):
 def test_an_unknown_calibration_is_refused():
     with pytest.raises(InputError, match="calibration must be exact, zcdp or paper"):
         calibration.capacity(1, 1e-5, calibration="rdp")
+
+
+def exact_delta(epsilon, mu):
+    """Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) at the working precision."""
+    a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    tail = (mpmath.erfc(-x / mpmath.sqrt(2)) / 2 for x in (a, b))
+    return next(tail) - mpmath.exp(epsilon) * next(tail)
+
+
+@pytest.mark.parametrize("delta", [1e-100, 1e-12, 1e-5, 1e-3, 0.1, 0.5])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 0.1, 1, 8, 20, 100, 1e4])
+def test_a_vaults_capacity_pays_for_the_grid(epsilon, delta):
+    """docs/proofs.md (c): c ≤ μ(ε − x, δ(1 − x − 1e-9))², x = (2³⁰ + 400)·c/2⁶⁵, to 80 digits."""
+    c = float(calibration.vault_capacity(epsilon, delta))
+    with mpmath.workdps(80):
+        x = (2**30 + 400) * mpmath.mpf(c) / 2**65
+        allowed = mpmath.mpf(delta) * (1 - x - mpmath.mpf("1e-9"))
+        assert exact_delta(epsilon - x, mpmath.sqrt(c)) <= allowed
+    lost = 1 - c / float(calibration.capacity(epsilon, delta))
+    assert 0 < lost < (1e-9 if delta <= 1e-3 and 0.1 <= epsilon <= 100 else 2e-8)
+
+
+def test_zcdp_needs_no_correction():
+    with_grid = calibration.vault_capacity([1.0, 8.0], 1e-5, calibration="zcdp")
+    assert with_grid.tolist() == calibration.capacity([1, 8], 1e-5, calibration="zcdp").tolist()
+
+
+def test_a_vault_refuses_the_papers_calibration_and_nonsense():
+    with pytest.raises(InputError, match="calibration must be exact or zcdp"):
+        calibration.vault_capacity(8, 1e-5, calibration="paper")
+    with pytest.raises(InputError, match="calibration must be exact, zcdp or paper"):
+        calibration.vault_capacity(8, 1e-5, calibration="rdp")
+    with pytest.raises(InputError, match="epsilon must be"):
+        calibration.vault_capacity(0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(MOST_PARAMETERS + _SPARE_PARAMETERS) * continuous / _GRID", "0.0 * continuous"),
+        ("- lost, 0.0)", "+ lost, 0.0)"),
+        ("(1 - lost - _SPARE_DELTA)", "(1 - lost)"),
+        ("_GRID = 2.0**65", "_GRID = 2.0**66"),
+    ],
+)
+def test_a_forgotten_correction_would_be_noticed(old, new):
+    wrong = mutated("sottovoce.privacy.calibration", old, new)
+    caught = False
+    for epsilon, delta in [(1e-6, 0.1), (8, 1e-5), (100, 1e-5), (1e4, 0.5)]:
+        c = float(wrong.vault_capacity(epsilon, delta))
+        with mpmath.workdps(80):
+            x = (2**30 + 400) * mpmath.mpf(c) / 2**65
+            allowed = mpmath.mpf(delta) * (1 - x - mpmath.mpf("1e-9"))
+            caught |= exact_delta(epsilon - x, mpmath.sqrt(c)) > allowed
+    assert caught

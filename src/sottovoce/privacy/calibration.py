@@ -11,6 +11,9 @@ The three calibrations differ in the capacity they read from (ε, δ) and in who
 `paper` is here to be reproduced and judged: for ε above about 7 (δ = 1e-3) it adds too little noise
 (its proof drops a term in the wrong direction), and its q presumes an amplification by sampling
 that a server which sees who answers does not grant.
+
+A vault's capacity is a little smaller under `exact`: what leaves a device carries noise on a grid,
+and the discrete Gaussian is not quite the continuous one.
 """
 
 from __future__ import annotations
@@ -65,6 +68,49 @@ def capacity(
         root_rho = epsilon / (np.sqrt(log_inverse + epsilon) + np.sqrt(log_inverse))
         return np.asarray(2 * root_rho**2 * (1 - gaussian.MARGIN), dtype=np.float64)
     return np.asarray(epsilon**2 / (2 * sampling * log_inverse), dtype=np.float64)
+
+
+MOST_PARAMETERS = 2**30  # of a model that a vault answers for; its capacity is fixed for life
+_SPARE_PARAMETERS = 400  # docs/proofs.md, (c): pays for the chance of unusually large noise
+_GRID = 2.0**65  # 8·Δ², Δ = 2³¹ grid units
+_SPARE_DELTA = 1e-9
+
+
+def vault_capacity(
+    epsilon: ArrayLike, delta: ArrayLike, *, calibration: Calibration = "exact"
+) -> Floats:
+    """The μ² that (ε, δ) is worth where noise is the discrete Gaussian on the release grid.
+
+    exact: a c with c ≤ μ(ε − x, δ·(1 − x − 1e-9))², x = (2³⁰ + 400)·c/2⁶⁵. With the larger c of the
+    continuous Gaussian in x, the right-hand side is such a c: one step from the private side.
+    zcdp: unchanged, since the discrete Gaussian has the same ρ (Canonne, Kamath & Steinke 2020).
+    docs/proofs.md has the proof; it asks for Δ ≥ 2³¹ grid units in every release.
+
+    >>> float(vault_capacity(8.0, 1e-5).round(6))
+    2.775658
+    >>> bool(0 < 1 - vault_capacity(8.0, 1e-5) / capacity(8.0, 1e-5) < 1e-9)
+    True
+    >>> vault_capacity(8.0, 1e-5, calibration="paper")
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: calibration must be exact or zcdp, got 'paper'; \
+a vault keeps promises, and the paper's formula does not always
+    """
+    if calibration == "paper":
+        raise InputError.of(
+            "calibration",
+            calibration,
+            "exact or zcdp",
+            "a vault keeps promises, and the paper's formula does not always",
+        )
+    continuous = capacity(epsilon, delta, calibration=calibration)
+    if calibration == "zcdp":
+        return continuous
+    lost = (MOST_PARAMETERS + _SPARE_PARAMETERS) * continuous / _GRID
+    # The last rounding could undo a loss smaller than it: hence one step further down.
+    less_epsilon = np.nextafter(np.asarray(epsilon, dtype=np.float64) - lost, 0.0)
+    less_delta = np.asarray(delta, dtype=np.float64) * (1 - lost - _SPARE_DELTA)
+    return np.minimum(gaussian.mu(less_epsilon, less_delta) ** 2, continuous)
 
 
 def charges_absent(calibration: Calibration) -> bool:
