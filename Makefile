@@ -47,8 +47,9 @@ types: $(VENV)/.dev  ## mypy, strict
 trust: $(VENV)/.dev  ## the long checks at full size, one table (MNIST wants SOTTOVOCE_DATA)
 	@$(BIN)/python trust/table.py
 
-bench: $(VENV)/.dev  ## the speed of a round beside the machine's own floor
+bench: $(VENV)/.dev  ## the speed of a round and of secure noise, each beside the machine's own floor
 	@$(BIN)/python benchmarks/clipped_round.py
+	@$(BIN)/python benchmarks/secure_noise.py
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
