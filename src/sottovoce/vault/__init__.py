@@ -8,6 +8,7 @@ second process, a second answer to a round. docs/ledger.md is the operator's pag
 
 from sottovoce.vault.fingerprint import fingerprint, fingerprint_file
 from sottovoce.vault.policy import Policy
+from sottovoce.vault.rebinding import move, rebind, restore
 from sottovoce.vault.vault import Entry, Reservation, Vault
 from sottovoce.vault.witness import Receipt
 
@@ -19,4 +20,7 @@ __all__ = [
     "Vault",
     "fingerprint",
     "fingerprint_file",
+    "move",
+    "rebind",
+    "restore",
 ]

@@ -32,7 +32,7 @@ class Chest:
         self._held, self._journal = held, journal
         self._owner, self._usable = os.getpid(), True
         self._inode = path.stat().st_ino
-        self._one = threading.RLock()
+        self.alone = threading.RLock()  # one thread at a time, from the check to the write
 
     @staticmethod
     def make(path: Path, facts: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Chest:
 
     def close(self) -> None:
         """Give the vault back; closing twice is no matter."""
-        with self._one:
+        with self.alone:
             if self._held >= 0:
                 self._usable = False
                 self._journal.close()
@@ -114,7 +114,7 @@ class Chest:
 
     def contains(self, place: Place) -> bool:
         """Whether this ledger has that line, or has paid for the gap it was lost in."""
-        with self._one:
+        with self.alone:
             self.require_usable()
             if place.vault != self.books.id or type(place.seq) is not int:
                 return False
@@ -134,6 +134,17 @@ class Chest:
 
     def require_newest(self) -> None:
         """A refusal if this file is a copy, or older than its witness."""
+        ahead = self.require_witnessed()
+        if self.is_copy():
+            raise VaultRefusal(
+                f"{self.path} is a copy of a vault, and two would spend the budget twice; use the "
+                f"original, or if it is gone run `sottovoce ledger rebind {self.path.name} --moved`"
+            )
+        if ahead:  # a crash came between commit and witness
+            self._bear_witness("open")
+
+    def require_witnessed(self) -> bool:
+        """A refusal if this state is older than its witness; whether it is ahead of it."""
         name = self.path.name
         seen = witness.read(self.path)
         if seen is None:
@@ -153,13 +164,7 @@ class Chest:
                 f"witness has seen {seen.seq}; put the newest file back, or run "
                 f"`sottovoce ledger rebind {name} --restored`"
             )
-        if self.is_copy():
-            raise VaultRefusal(
-                f"{self.path} is a copy of a vault, and two would spend the budget twice; use the "
-                f"original, or if it is gone run `sottovoce ledger rebind {name} --moved`"
-            )
-        if seen.seq < self.books.seq:  # a crash came between commit and witness
-            self._bear_witness("open")
+        return seen.seq < self.books.seq
 
     def append(
         self,
@@ -170,7 +175,7 @@ class Chest:
         seq: int | None = None,
     ) -> Receipt:
         """Add entries in one write: durable, witnessed and in the books when this returns."""
-        with self._one:
+        with self.alone:
             self.require_usable()
             steps.reached(f"{kind}: begun")
             lines: list[Line] = []
@@ -187,18 +192,15 @@ class Chest:
                 for line in lines:
                     self.books.add(line)
                 self._bear_witness(kind)
-            except OSError as error:
-                raise VaultRefusal(
-                    f"{self.path} cannot be written ({error.strerror}); make room and check its "
-                    "permissions, then open it again"
-                ) from None
+            except FileNotFoundError:
+                raise VaultRefusal(f"{self.path} was removed while it was in use") from None
             self._usable = True
             steps.reached(f"{kind}: witnessed")
             return self.receipt()
 
     def line(self, seq: int) -> Line:
         """One line that the books know of."""
-        with self._one:
+        with self.alone:
             self.require_usable()
             line = self._journal.line(seq)
         if line is None:
@@ -207,25 +209,31 @@ class Chest:
 
     def lines(self) -> list[Line]:
         """All lines, from the first."""
-        with self._one:
+        with self.alone:
             self.require_usable()
             return list(self._journal.lines())
 
     def upload(self, seq: int) -> bytes:
         """The bytes stored with a line, held against the line's hash."""
-        with self._one:
+        with self.alone:
             facts, content = self.line(seq).facts, self._journal.upload(seq)
         require_same(self.path, seq, content, facts)
         return content
 
     def check_pages(self) -> None:
         """SQLite's own check of the file."""
-        with self._one:
+        with self.alone:
             self.require_usable()
             self._journal.check_pages()
 
     def _bear_witness(self, kind: str) -> None:
-        witness.write(self.path, self.receipt(), kind)
+        try:
+            witness.write(self.path, self.receipt(), kind)
+        except OSError as error:
+            raise VaultRefusal(
+                f"{witness.beside(self.path)} cannot be written ({error.strerror}); make room and "
+                "check its permissions, then open the vault again"
+            ) from None
 
 
 def real(path: Path) -> Path:

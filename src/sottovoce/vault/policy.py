@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal, Self, TypeAlias, cast, get_args
 
 from sottovoce.errors import InputError, PolicyRefusal
@@ -89,13 +90,17 @@ formula does not keep its promise, so a vault does not take it
 
     def _number(self, name: str, least: float, most: float, remedy: str) -> None:
         value = getattr(self, name)
-        if type(value) not in (int, float) or not least <= value <= most:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least <= value <= most
+        ):
             raise InputError.of(name, value, f"a number from {least:g} to {most:g}", remedy)
         self._set(name, float(value))
 
     def capacity(self) -> float:
         """The μ² that the budget is worth."""
-        return float(calibrations.capacity(self.epsilon, self.delta, calibration=self.calibration))
+        return _capacity(self.epsilon, self.delta, self.calibration)
 
     def guarantee(self) -> Guarantee:
         """What is promised, in words a lawyer could read."""
@@ -120,6 +125,11 @@ formula does not keep its promise, so a vault does not take it
             odd = sorted(data.keys() ^ known)
             raise InputError.of("policy", odd[0], f"of {', '.join(sorted(known))}", "mend the key")
         return cls(**data)
+
+
+@cache
+def _capacity(epsilon: float, delta: float, calibration: VaultCalibration) -> float:
+    return float(calibrations.capacity(epsilon, delta, calibration=calibration))
 
 
 def most_units(floor: float, capacity: float) -> int:

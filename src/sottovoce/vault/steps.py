@@ -12,6 +12,7 @@ STEPS = (
     "create: witness written",
     "create: witnessed",
     "create: named",
+    "open: witness written",
     *(
         f"{kind}: {moment}"
         for kind in WRITES

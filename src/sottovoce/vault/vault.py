@@ -7,8 +7,8 @@ stored upload; a reserve without one stays spent, and the round may be reserved 
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +99,7 @@ or make one with `sottovoce ledger create`
         """Make a vault where there is none. `dataset` is the `fingerprint` of the client's rows."""
         require_dataset(dataset)
         facts = {
-            "vault": secrets.token_hex(16),
+            "vault": os.urandom(16).hex(),
             "capacity": policy.capacity(),
             "policy": policy.to_json(),
             "dataset": dataset,
@@ -197,25 +197,27 @@ or make one with `sottovoce ledger create`
         Units keep the size they had when the vault was made. What a tightened budget withholds
         counts as spent before the run began.
         """
-        books, withheld = self._books, FULL - self.limit
-        known = books.runs.get(run)
-        opened = books.spent if known is None else known.opened
-        return Tank(
-            capacity=np.array(books.capacity, dtype=np.float64),
-            spent=np.array(min(FULL, books.spent + withheld), dtype=np.int64),
-            opened=np.array(min(FULL, opened + withheld), dtype=np.int64),
-            debits=np.array(0 if known is None else known.debits, dtype=np.int64),
-        )
+        with self._chest.alone:
+            books, withheld = self._books, FULL - self.limit
+            known = books.runs.get(run)
+            opened = books.spent if known is None else known.opened
+            return Tank(
+                capacity=np.array(books.capacity, dtype=np.float64),
+                spent=np.array(min(FULL, books.spent + withheld), dtype=np.int64),
+                opened=np.array(min(FULL, opened + withheld), dtype=np.int64),
+                debits=np.array(0 if known is None else known.debits, dtype=np.int64),
+            )
 
     def find(self, run: str, t: int) -> Entry | None:
         """The stored answer of a round, else its newest reserve, else nothing."""
-        self._chest.require_usable()
-        turn = self._books.turns.get((run, t))
-        if turn is None:
-            return None
-        line = self._chest.line(turn.reserve)
-        upload = None if turn.stored is None else self._chest.upload(turn.stored)
-        return _entry(line, upload)
+        with self._chest.alone:
+            self._chest.require_usable()
+            turn = self._books.turns.get((run, t))
+            if turn is None:
+                return None
+            line = self._chest.line(turn.reserve)
+            upload = None if turn.stored is None else self._chest.upload(turn.stored)
+            return _entry(line, upload)
 
     def reserve(
         self,
@@ -229,81 +231,84 @@ or make one with `sottovoce ledger create`
     ) -> Reservation:
         """Book a turn, one debit a release: all of it or nothing, durable when this returns."""
         paid = _checked(run, t, request_hash, units, server, facts)
-        self._require_writable()
-        policy, books = self.policy, self._books
-        if t >= policy.max_rounds:
-            raise PolicyRefusal(
-                f"round {t} was asked for and a run may have {policy.max_rounds}; "
-                "announce fewer rounds"
-            )
-        if max(paid) > self.ceiling:
-            raise PolicyRefusal(
-                f"a release must have σ/Δ of at least {policy.floor:g}; ask for more noise"
-            )
-        turn = books.turns.get((run, t))
-        if turn is not None and turn.stored is not None:
-            raise RoundAnswered(
-                f"round {t} of run {run} has its answer already; send the stored one again"
-            )
-        if sum(paid) > self.limit - books.spent:
-            raise TankEmpty(
-                "the privacy budget has not enough left for this release; nothing was booked"
-            )
-        entries: list[tuple[str, dict[str, Any]]] = []
-        if run not in books.runs:
-            entries.append(("run", {"run": run, "server": server}))
-        booking = {
-            "run": run,
-            "t": t,
-            "request": request_hash,
-            "units": list(paid),
-            "server": server,
-            "facts": dict(facts),
-        }
-        receipt = self._chest.append("reserve", [*entries, ("reserve", booking)])
-        reservation = Reservation(self.id, receipt.seq, run, t, request_hash, paid, receipt)
-        self._live[reservation.seq] = reservation
-        return reservation
+        with self._chest.alone:
+            self._require_writable()
+            policy, books = self.policy, self._books
+            if t >= policy.max_rounds:
+                raise PolicyRefusal(
+                    f"round {t} was asked for and a run may have {policy.max_rounds}; "
+                    "announce fewer rounds"
+                )
+            if max(paid) > self.ceiling:
+                raise PolicyRefusal(
+                    f"a release must have σ/Δ of at least {policy.floor:g}; ask for more noise"
+                )
+            turn = books.turns.get((run, t))
+            if turn is not None and turn.stored is not None:
+                raise RoundAnswered(
+                    f"round {t} of run {run} has its answer already; send the stored one again"
+                )
+            if sum(paid) > self.limit - books.spent:
+                raise TankEmpty(
+                    "the privacy budget has not enough left for this release; nothing was booked"
+                )
+            entries: list[tuple[str, dict[str, Any]]] = []
+            if run not in books.runs:
+                entries.append(("run", {"run": run, "server": server}))
+            booking = {
+                "run": run,
+                "t": t,
+                "request": request_hash,
+                "units": list(paid),
+                "server": server,
+                "facts": dict(facts),
+            }
+            receipt = self._chest.append("reserve", [*entries, ("reserve", booking)])
+            reservation = Reservation(self.id, receipt.seq, run, t, request_hash, paid, receipt)
+            self._live[reservation.seq] = reservation
+            return reservation
 
     def store(self, reservation: Reservation, upload: bytes) -> Receipt:
         """Keep a reservation's upload: durable when this returns, and only then may it leave."""
         if type(upload) is not bytes or not 1 <= len(upload) <= MOST_BYTES:
             shown = len(upload) if isinstance(upload, bytes) else type(upload).__name__
             raise InputError.of("upload", shown, f"1 to {MOST_BYTES} bytes", "send a smaller model")
-        self._require_writable()
-        if self._live.get(reservation.seq) != reservation:
-            raise VaultRefusal(
-                "the reservation is not one of this opening, or has its upload already; "
-                "reserve anew, which books anew"
-            )
-        run, t = reservation.run, reservation.t
-        if self._books.turns[run, t].stored is not None:
-            raise RoundAnswered(
-                f"round {t} of run {run} has its answer already; send the stored one again"
-            )
-        facts = {
-            "reserve": reservation.seq,
-            "run": run,
-            "t": t,
-            "sha256": sha256(upload),
-            "size": len(upload),
-        }
-        receipt = self._chest.append("store", [("store", facts)], upload=(run, t, upload))
-        del self._live[reservation.seq]
-        return receipt
+        with self._chest.alone:
+            self._require_writable()
+            if self._live.get(reservation.seq) != reservation:
+                raise VaultRefusal(
+                    "the reservation is not one of this opening, or has its upload already; "
+                    "reserve anew, which books anew"
+                )
+            run, t = reservation.run, reservation.t
+            if self._books.turns[run, t].stored is not None:
+                raise RoundAnswered(
+                    f"round {t} of run {run} has its answer already; send the stored one again"
+                )
+            facts = {
+                "reserve": reservation.seq,
+                "run": run,
+                "t": t,
+                "sha256": sha256(upload),
+                "size": len(upload),
+            }
+            receipt = self._chest.append("store", [("store", facts)], upload=(run, t, upload))
+            del self._live[reservation.seq]
+            return receipt
 
     def tighten(self, policy: Policy) -> Receipt:
         """Narrow the policy for everything that follows; an equal one changes nothing."""
-        self._require_writable()
-        if policy == self.policy:
-            return self.receipt()
-        require_tighter(self.policy, policy, spent=self.spent)
-        if FULL - withheld_units(policy, self._books.capacity) < self.spent:
-            raise PolicyRefusal(
-                f"({policy.epsilon:g}, {policy.delta:g}) is less than what was already released; "
-                "a promise cannot be made for the past, so choose a larger budget"
-            )
-        return self._chest.append("tighten", [("tighten", {"policy": policy.to_json()})])
+        with self._chest.alone:
+            self._require_writable()
+            if policy == self.policy:
+                return self.receipt()
+            require_tighter(self.policy, policy, spent=self.spent)
+            if FULL - withheld_units(policy, self._books.capacity) < self.spent:
+                raise PolicyRefusal(
+                    f"({policy.epsilon:g}, {policy.delta:g}) is less than what was already "
+                    "released; a promise cannot be made for the past, so choose a larger budget"
+                )
+            return self._chest.append("tighten", [("tighten", {"policy": policy.to_json()})])
 
     def receipt(self) -> Receipt:
         """How far the ledger has come: its last line's number and hash."""
