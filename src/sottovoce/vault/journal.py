@@ -22,6 +22,8 @@ APPLICATION = 0x50_77_0C_E1  # "application_id": tells a vault from other SQLite
 VERSION = 1
 MOST_BYTES = 10**9 - 1024  # of one upload: SQLite's limit on a value, with room for its row
 
+# A damaged file can also make an error's own text unreadable.
+_FAULTS = (sqlite3.Error, UnicodeError, OverflowError)
 _PRAGMAS = (
     "trusted_schema = OFF",
     "cell_size_check = ON",
@@ -93,7 +95,7 @@ class Journal:
                     self._damaged(f"line {row[0]} does not fit the one before it")
                 yield line
                 prev = line.hash
-        except (sqlite3.Error, UnicodeError, OverflowError) as error:
+        except _FAULTS as error:
             self._damaged(str(error))
 
     def line(self, seq: int) -> Line | None:
@@ -107,7 +109,7 @@ class Journal:
         """Which rounds have stored uploads, by line; their bytes are not read."""
         try:
             rows = self._db.execute("SELECT seq, run, t FROM uploads").fetchall()
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             self._damaged(str(error))
         return {seq: (run, t) for seq, run, t in rows}
 
@@ -156,7 +158,7 @@ class Journal:
                 self._db.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("application_id", "user_version")
             ]
-        except (sqlite3.Error, UnicodeError) as error:
+        except _FAULTS as error:
             self._damaged(str(error))
         if marks != [APPLICATION, VERSION] or sorted(sql for (sql,) in form) != sorted(_SCHEMA):
             self._damaged("its tables or their guards are not those of a vault")
@@ -164,14 +166,14 @@ class Journal:
     def _row(self, statement: str, *values: object) -> tuple[Any, ...] | None:
         try:
             row: tuple[Any, ...] | None = self._db.execute(statement, values).fetchone()
-        except (sqlite3.Error, UnicodeError) as error:
+        except _FAULTS as error:
             self._damaged(str(error))
         return row
 
     def _run(self, statement: str, *values: object) -> None:
         try:
             self._db.execute(statement, values)
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             _refuse(self._path, error)
 
     def _damaged(self, why: str) -> NoReturn:
@@ -190,20 +192,20 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
             isolation_level=None,
             check_same_thread=False,  # the vault has a lock of its own
         )
-    except sqlite3.Error as error:
+    except _FAULTS as error:
         _refuse(path, error)
     try:
         for pragma in _PRAGMAS:
             answer = connection.execute(f"PRAGMA {pragma}").fetchone()
             if pragma.startswith("journal_mode") and answer != ("delete",):
                 raise sqlite3.DatabaseError("its journal mode cannot be set")
-    except sqlite3.Error as error:
+    except _FAULTS as error:
         connection.close()
         _refuse(path, error)
     return connection
 
 
-def _refuse(path: Path, error: sqlite3.Error) -> NoReturn:
+def _refuse(path: Path, error: Exception) -> NoReturn:
     code = getattr(error, "sqlite_errorname", "")
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         raise VaultRefusal(
