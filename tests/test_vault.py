@@ -663,7 +663,8 @@ def test_a_fingerprint_is_of_the_rows_not_of_their_order(n, d, random):
     x, y = rng.normal(size=(n, d)), rng.integers(0, 2, n)
     mark, order = fingerprint(x, y), rng.permutation(n)
     assert fingerprint(x[order], y[order]) == mark
-    assert fingerprint(np.asfortranarray(x), y.astype(">i8")) == mark
+    assert fingerprint(np.asfortranarray(x), y.astype(">i4")) == mark
+    assert fingerprint(x.reshape(n, d, 1), y.astype(bool)) == mark
     assert fingerprint(np.vstack([x, x[:1]]), np.append(y, y[0])) != mark  # duplicates count
     bumped = x.copy()
     bumped[rng.integers(n), rng.integers(d)] += 1e-9
