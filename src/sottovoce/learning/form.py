@@ -67,9 +67,9 @@ class Form:
     @classmethod
     def from_json(cls, values: Any) -> Form:
         """Read from a message; anything that is not a form is `Malformed`."""
-        if not isinstance(values, Mapping) or values.get("name") not in _OPTIONS:
+        name = values.get("name") if isinstance(values, Mapping) else None
+        if not isinstance(name, str) or name not in _OPTIONS:
             raise Malformed("the message's model is not one of svm, mlp, cnn, own")
-        name = values["name"]
         if values.keys() != {"name", "shape", "classes", *_OPTIONS[name]}:
             raise Malformed(f"the message's model {name} has not the keys of one")
         shape, sizes = values["shape"], [values["classes"]]
