@@ -130,8 +130,10 @@ def _answer(request: Request, node: Node) -> bytes:
                 "horizon": request.round.horizon,
                 "learning_rate": request.recipe.learning_rate,
                 "clip": request.recipe.clip,
-                "unit": policy.unit,
+                "unit": request.recipe.unit,  # what Δ was taken for: at least the policy's
                 "noise": list(paid.noise),
+                "loss_bound": request.loss_bound,
+                "loss_noise": paid.loss_noise,
             },
         )
         upload = client.release(

@@ -135,7 +135,8 @@ def _shapes(described: Any) -> dict[str, tuple[int, ...]]:
             not isinstance(shape, list)
             or len(shape) > DEEPEST
             or not all(type(size) is int and 0 <= size < 2**40 for size in shape)
-            or math.prod(max(1, size) for size in shape) >= 2**40  # a 0 would hide what is beside it
+            or math.prod(max(1, size) for size in shape)
+            >= 2**40  # a 0 would hide what is beside it
         ):
             _refuse("an array of the message has no proper shape")
         shapes[name] = tuple(shape)
