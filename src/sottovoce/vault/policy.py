@@ -129,7 +129,7 @@ formula does not keep its promise, so a vault does not take it
 
 @cache
 def _capacity(epsilon: float, delta: float, calibration: VaultCalibration) -> float:
-    return float(calibrations.capacity(epsilon, delta, calibration=calibration))
+    return float(calibrations.vault_capacity(epsilon, delta, calibration=calibration))
 
 
 def most_units(floor: float, capacity: float) -> int:
