@@ -4,13 +4,19 @@
 
 the fields as text, each ending in a newline; a payload is canonical JSON and holds none. Whoever
 knows a hash can tell whether a ledger still contains everything up to it.
+
+Hashes leave the client as receipts, and lines hold what must not leave, above all the fingerprint of
+its records. Every payload therefore has a salt of 256 random bits that stays in the ledger: without
+it, whoever can guess the rest of a line could try out data sets against its hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +50,15 @@ def canonical(data: Any) -> str:
     '{"a":["\\\\u03b5",null],"b":1.5}'
     """
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def salted(facts: Mapping[str, Any]) -> str:
+    """The payload of a new line: canonical, and with a salt of its own.
+
+    >>> salted({"a": 1}) == salted({"a": 1})
+    False
+    """
+    return canonical({**facts, "salt": os.urandom(32).hex()})
 
 
 def chained(prev: str, seq: int, time: str, kind: str, payload: str) -> Line:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from sottovoce.errors import VaultRefusal
 from sottovoce.vault import lock, steps, witness
 from sottovoce.vault.books import Books
-from sottovoce.vault.chain import GENESIS, Line, canonical, chained
+from sottovoce.vault.chain import GENESIS, Line, chained, salted
 from sottovoce.vault.fingerprint import sha256
 from sottovoce.vault.journal import Journal
 from sottovoce.vault.witness import Place, Receipt
@@ -49,7 +49,7 @@ class Chest:
             steps.reached("create: begun")
             part.touch(mode=0o600, exist_ok=False)
             facts = {**facts, "inode": part.stat().st_ino}  # which the new name will keep
-            first = chained(GENESIS, 1, _now(), "create", canonical(facts))
+            first = chained(GENESIS, 1, _now(), "create", salted(facts))
             Books().add(first)
             Journal.make(part, first)
             steps.reached("create: committed")
@@ -181,7 +181,7 @@ class Chest:
             lines: list[Line] = []
             prev, place, now = self.books.hash, seq or self.books.seq + 1, _now()
             for number, (what, facts) in enumerate(entries):
-                lines.append(chained(prev, place + number, now, what, canonical(facts)))
+                lines.append(chained(prev, place + number, now, what, salted(facts)))
                 prev = lines[-1].hash
             self._usable = False  # until all of it has succeeded
             try:
