@@ -73,8 +73,10 @@ def bounded_sum(values: Floats, bound: float) -> int:
     >>> bounded_sum(np.array([0.5, 7.0, np.nan, -1.0]), bound=1.0) / REPLACED
     2.5
     """
-    scaled = np.nan_to_num(values, nan=bound, posinf=bound, neginf=0.0) / bound
-    return int(np.minimum(np.maximum(np.trunc(scaled * REPLACED), 0), REPLACED).astype(int).sum())
+    with np.errstate(all="ignore"):  # a warning would tell of the data
+        scaled = np.nan_to_num(values, nan=bound, posinf=bound, neginf=0.0) / bound
+        whole = np.minimum(np.maximum(np.trunc(scaled * REPLACED), 0), REPLACED)
+    return int(whole.astype(np.uint64).sum())  # 2³² of them at the bound are 2⁶³, beyond int64
 
 
 def _quantised(block: Floats, clip: float) -> Integers:

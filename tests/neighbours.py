@@ -1,0 +1,173 @@
+"""Neighbouring data sets for every model, as hostile as they come; distances in exact integers.
+
+A case is a model with weights of some kind, rows of some kind, a clipping norm, and the rows that
+are replaced. Sizes are few, so that JAX compiles little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sottovoce.learning import gradients
+from sottovoce.learning.form import Form
+from sottovoce.learning.models import Cnn, custom
+from sottovoce.learning.own import as_device
+from sottovoce.privacy import grid
+
+SAMPLES = (1, 2, 6)
+PIXELS = (3, 2, 1)  # of a picture; every model takes rows of six numbers
+
+_CNN = Cnn(PIXELS, channels=2, classes=3)
+
+#: A scale without dimensions beside arrays, and a convolution, as clients might write them.
+OWN = {
+    "own": custom(
+        init=lambda key: {"a": jnp.zeros((6, 4)), "c": jnp.zeros((4,)), "s": jnp.zeros(())},
+        apply=lambda p, x: jax.nn.relu(x @ p["a"]) @ p["c"] + p["s"],
+        loss=lambda scores, y: (scores - y) ** 2,
+    ),
+    "own-conv": custom(_CNN.init, _CNN.apply, lambda s, y: jnp.sum((s - y[:, None]) ** 2, axis=1)),
+}
+FORMS = {
+    "svm": Form("svm", (6,), 2, kappa=0.05),
+    "mlp": Form("mlp", (6,), 4, hidden=5),
+    "cnn": Form("cnn", PIXELS, 3, channels=2),
+}
+DEVICES = {name: as_device(model, shape=(6,), classes=2) for name, model in OWN.items()}
+MODELS = (*FORMS, *OWN)
+
+WEIGHTS = ("normal", "zero", "tiny", "huge", "largest", "trap", "mixed")
+ROWS = ("normal", "equal", "zero", "large", "vast", "denormal", "mixed", "not finite")
+
+
+def form_of(name):
+    return FORMS[name] if name in FORMS else DEVICES[name].form
+
+
+def own_of(name):
+    return None if name in FORMS else DEVICES[name].own
+
+
+def shapes_of(name):
+    return FORMS[name].shapes() if name in FORMS else DEVICES[name].own.shapes()
+
+
+def classes_of(name):
+    return form_of(name).classes
+
+
+def weights(name, kind, rng):
+    """A model as a hostile server might send it: float32 values, as float64."""
+    scales = {"normal": 1, "tiny": 1e-30, "huge": 1e20, "largest": 3e38, "zero": 0, "trap": 1}
+    arrays = {}
+    for leaf, shape in shapes_of(name).items():
+        drawn = rng.standard_normal(shape)
+        if kind == "mixed":
+            values = drawn * 10.0 ** rng.integers(-38, 38, shape)
+        elif kind == "trap" and drawn.ndim >= 2:  # a layer that lets one number through, amplified
+            values = np.zeros(shape)
+            values.reshape(-1)[rng.integers(values.size)] = 1e6
+        elif kind == "largest":
+            values = np.sign(drawn) * scales[kind]
+        else:
+            values = drawn * scales[kind]
+        with np.errstate(over="ignore"):
+            cut = np.clip(values, -3.4e38, 3.4e38).astype(np.float32)
+        arrays[leaf] = np.asarray(cut, np.float64)
+    return arrays
+
+
+def rows(kind, n, rng):
+    """Samples of a kind; a data set may hold anything that float64 can."""
+    x = rng.standard_normal((n, 6))
+    match kind:
+        case "equal":
+            return np.tile(x[:1], (n, 1))
+        case "zero":
+            return np.zeros((n, 6))
+        case "large":
+            return x * 1e6
+        case "vast":
+            return np.sign(x) * 1e300
+        case "denormal":
+            return np.sign(x) * 5e-324 * rng.integers(0, 3, (n, 6))
+        case "mixed":
+            return x * 10.0 ** rng.integers(-300, 300, (n, 6))
+        case "not finite":
+            odd = rng.choice([np.nan, np.inf, -np.inf, 1e308, 0.0], (n, 6))
+            return np.where(rng.random((n, 6)) < 0.5, odd, x)
+    return x
+
+
+def units(name, params, x, y, clip):
+    """Σ q_m in grid units."""
+    count = sum(leaf.size for leaf in params.values())
+    return grid.clipped_sum(
+        gradients.blocks(form_of(name), params, x, y, own_of(name)), clip, count
+    )
+
+
+def squared(difference):
+    """‖·‖² in Python's integers: nothing is rounded."""
+    return sum(int(number) ** 2 for number in np.asarray(difference).reshape(-1))
+
+
+def reach(difference, change):
+    """‖·‖/Δ for reading, from exact integers."""
+    return isqrt(squared(difference) << 64) / 2**32 / change
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is drawn for one pair of neighbours."""
+
+    name: str
+    seed: int
+    samples: int
+    weights: str
+    rows: tuple[str, str]
+    clip: float
+    unit: str
+
+    def play(self):
+        """The change of the sum between neighbours, and the Δ that bounds it."""
+        rng = np.random.default_rng(self.seed)
+        params = weights(self.name, self.weights, rng)
+        n, classes = self.samples, classes_of(self.name)
+        x, y = rows(self.rows[0], n, rng), rng.integers(0, classes, n)
+        other_x, other_y = x.copy(), y.copy()
+        which = slice(None) if self.unit == "client" else slice(int(rng.integers(n)), None)
+        if self.unit == "record":
+            which = slice(which.start, which.start + 1)
+        drawn = rows(self.rows[1], n, rng)
+        if self.rows[1] != "normal" and rng.random() < 0.2:
+            drawn = -x  # opposite gradients, where the model is odd
+        other_x[which], other_y[which] = drawn[which], rng.integers(0, classes, n)[which]
+        one = units(self.name, params, x, y, self.clip)
+        other = units(self.name, params, other_x, other_y, self.clip)
+        return one - other, grid.change(self.unit, n)
+
+
+def furthest(name, n, unit):
+    """A pair made to reach Δ: two classes told apart by nothing, and their labels exchanged."""
+    rng = np.random.default_rng(7)
+    params = {leaf: np.zeros(shape) for leaf, shape in shapes_of(name).items()}
+    if name == "mlp":
+        params["b2"][2:], params["b1"][:] = -1e4, 1.0
+    if name == "cnn":
+        params["b"][2:], params["bias"][:] = -1e4, 1.0
+    if name == "own":
+        params["s"], params["c"][:] = np.array(0.5), 1e-3
+        params["a"] += 0.1
+    if name == "own-conv":
+        params["b"][:], params["bias"][:] = 0.5, 1.0
+    x, y = np.tile(np.abs(rng.standard_normal(6)), (n, 1)), np.zeros(n, dtype=int)
+    other = y.copy()
+    other[: n if unit == "client" else 1] = 1
+    one, two = (units(name, params, x, labels, 0.01) for labels in (y, other))
+    return one - two, grid.change(unit, n)
