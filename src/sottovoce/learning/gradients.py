@@ -5,8 +5,10 @@ many samples as fit in a fixed amount of memory, as rows (samples, parameters) i
 parameters' names; samples × parameters never exists as a whole. svm and mlp are numpy, so that a
 device that trains them never loads JAX.
 
-A row of a block depends on its own sample and the model alone: the products below treat every row
-by itself.
+A row of a block depends on its own sample and the model alone, to the last bit: each is computed by
+itself, never in one product with its neighbours. Otherwise a server could choose weights at which a
+different rounding (as a batch with a NaN in it may have) switches a ReLU of every row, and the sum
+would move by more than its sensitivity.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.learning.form import Form, Shapes
+from sottovoce.learning.reference import losses_numpy, row_by_row
 
 Floats = NDArray[np.float64]
 Params = Mapping[str, Floats]
@@ -122,8 +125,6 @@ def losses(
     [3.0]
     """
     if form.name in ("svm", "mlp"):
-        from sottovoce.learning.reference import losses_numpy
-
         return losses_numpy(form.name, params, x, y, kappa=form.kappa)
     rows = rows_per_block(form.features)
     parts = []
@@ -142,21 +143,21 @@ def losses(
 def _svm(block: Floats, params: Params, x: Floats, y: NDArray[Any], kappa: float) -> None:
     w, b = params["w"], params["b"]
     sign = 2.0 * y - 1
-    error = np.where(sign * (x @ w + b) < 1, -sign, 0.0)
+    error = np.where(sign * (row_by_row(x, w[:, None])[:, 0] + b) < 1, -sign, 0.0)
     block[:, 0] = error + kappa * b
     np.multiply(error[:, None], x, out=block[:, 1:])
     block[:, 1:] += kappa * w
 
 
 def _mlp(block: Floats, params: Params, x: Floats, y: NDArray[Any]) -> None:
-    hidden = np.maximum(x @ params["w1"] + params["b1"], 0)
-    scores = hidden @ params["w2"] + params["b2"]
+    hidden = np.maximum(row_by_row(x, params["w1"]) + params["b1"], 0)
+    scores = row_by_row(hidden, params["w2"]) + params["b2"]
     error2 = np.exp(scores - np.max(scores, axis=1, keepdims=True))
     error2 /= np.sum(error2, axis=1, keepdims=True)
     # At the label p − 1 is written −Σ of the others: it keeps its digits where p is nearly 1.
     error2[np.arange(len(y)), y] = 0
     error2[np.arange(len(y)), y] = -np.sum(error2, axis=1)
-    error1 = np.where(hidden > 0, error2 @ params["w2"].T, 0.0)
+    error1 = np.where(hidden > 0, row_by_row(error2, params["w2"].T), 0.0)
     n, h, c = len(y), hidden.shape[1], scores.shape[1]
     ends = np.cumsum([h, c, params["w1"].size])
     block[:, : ends[0]], block[:, ends[0] : ends[1]] = error1, error2

@@ -1,7 +1,7 @@
-"""Per-sample gradients of the cnn, in float64 JAX.
+"""Per-sample gradients and losses of the cnn, in float64 JAX, one sample after another.
 
-Formed from activations and errors as in `clipping`, not by `vmap` of `grad`: XLA's float64
-convolutions let one row's NaN reach its neighbours, and a release must not.
+In a batch a row's rounding may depend on its place, and XLA's float64 convolutions let one row's
+NaN reach its neighbours; a release must not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cnn(
     model = Cnn((height, width, colours), form.channels, form.classes)
     with jax.enable_x64(True):
         tree = {name: jnp.asarray(leaf) for name, leaf in params.items()}
-        own = _cnn(model, tree, jnp.asarray(x), jnp.asarray(y))
+        own = _gradients(model, tree, jnp.asarray(x), jnp.asarray(y))
         return {name: np.asarray(leaf) for name, leaf in own.items()}
 
 
@@ -42,17 +42,25 @@ def cnn_losses(
     model = Cnn((height, width, colours), form.channels, form.classes)
     with jax.enable_x64(True):
         tree = {name: jnp.asarray(leaf) for name, leaf in params.items()}
-        return np.asarray(model.loss(tree, jnp.asarray(x), jnp.asarray(y)))
+        return np.asarray(_losses(model, tree, jnp.asarray(x), jnp.asarray(y)))
 
 
 @partial(jax.jit, static_argnums=0)
-def _cnn(model: Cnn, params: Any, x: Any, y: Any) -> dict[str, Any]:
-    parts = cnn_parts(model, params, x, y)
-    dense = parts.hidden[:, :, None] * parts.error[:, None, :]
-    poison = jnp.where(parts.is_clean, 0.0, jnp.nan)
-    return {
-        "kernel": parts.kernel.reshape(-1, *params["kernel"].shape),
-        "bias": parts.bias,
-        "w": dense,
-        "b": parts.error + poison[:, None],
-    }
+def _gradients(model: Cnn, params: Any, x: Any, y: Any) -> dict[str, Any]:
+    def one(sample: tuple[Any, Any]) -> dict[str, Any]:
+        parts = cnn_parts(model, params, sample[0][None], sample[1][None])
+        poison = jnp.where(parts.is_clean[0], 0.0, jnp.nan)
+        return {
+            "kernel": parts.kernel[0].reshape(params["kernel"].shape),
+            "bias": parts.bias[0],
+            "w": parts.hidden[0][:, None] * parts.error[0],
+            "b": parts.error[0] + poison,
+        }
+
+    own: dict[str, Any] = jax.lax.map(one, (x, y))
+    return own
+
+
+@partial(jax.jit, static_argnums=0)
+def _losses(model: Cnn, params: Any, x: Any, y: Any) -> Any:
+    return jax.lax.map(lambda s: model.loss(params, s[0][None], s[1][None])[0], (x, y))

@@ -72,14 +72,10 @@ class JaxModel:
     def gradients(
         self, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]
     ) -> dict[str, NDArray[Any]]:
-        """Every sample's own gradient."""
+        """Every sample's own gradient, each computed alone: in a batch rows may touch each other."""
         with jax.enable_x64(True):
             tree = unnamed(self.model, dict(params))
-            own = _together(self.model, tree, jnp.asarray(x), jnp.asarray(y))
-            if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(own)):
-                # XLA may let one row's NaN reach its neighbours in a batch: then one by one.
-                own = _one_by_one(self.model, tree, jnp.asarray(x), jnp.asarray(y))
-            return named(own)
+            return named(_gradients(self.model, tree, jnp.asarray(x), jnp.asarray(y)))
 
     def losses(self, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]) -> NDArray[Any]:
         """The loss of every sample, each computed alone."""
@@ -93,12 +89,7 @@ def _of_one(model: Model, params: Any, row: Any, label: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _together(model: Model, params: Any, x: Any, y: Any) -> Any:
-    return jax.vmap(jax.grad(partial(_of_one, model)), in_axes=(None, 0, 0))(params, x, y)
-
-
-@partial(jax.jit, static_argnums=0)
-def _one_by_one(model: Model, params: Any, x: Any, y: Any) -> Any:
+def _gradients(model: Model, params: Any, x: Any, y: Any) -> Any:
     gradient = jax.grad(partial(_of_one, model))
     return jax.lax.map(lambda row: gradient(params, *row), (x, y))
 
