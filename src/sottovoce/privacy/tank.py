@@ -86,10 +86,12 @@ class Tank:
     debits: Units  # how often this run has booked, whether or not the upload arrived
 
     def __post_init__(self) -> None:
-        for name in _FIELDS:  # copies that nobody can write to: a tank is a value
-            own = np.array(getattr(self, name))
-            own.setflags(write=False)
-            object.__setattr__(self, name, own)
+        for name in _FIELDS:  # arrays that nobody can write to: a tank is a value
+            own = getattr(self, name)
+            if not (type(own) is np.ndarray and own.flags.owndata and not own.flags.writeable):
+                own = np.array(own)
+                own.setflags(write=False)
+                object.__setattr__(self, name, own)
 
     @classmethod
     def full(cls, capacity: ArrayLike) -> Self:
@@ -211,7 +213,9 @@ the client takes no further part, and only a new dataset brings a new budget
 
     def _fitting(self, name: str, values: NDArray[_Number]) -> NDArray[_Number]:
         """One number for all clients or one for each: anything else would book too little."""
-        if values.shape not in ((), self.capacity.shape):
+        if values.shape == self.capacity.shape:
+            return values
+        if values.shape != ():
             raise InputError.of(
                 name,
                 values.shape,

@@ -79,11 +79,11 @@ def prepare(federation: Federation, state: ServerState, seed: int) -> Prepared |
     turn = federation.schedule.round(state.progress)
     if turn is None or state.exhausted:
         return None
-    rng = seeds.generator(seed, Purpose.COHORT, turn.t)
     terms = federation.terms
-    ids = pick(terms.cohort, asked=state.asked, size=terms.per_round, rng=rng)
-    in_cohort = np.zeros(len(state.asked), dtype=bool)
-    in_cohort[ids] = True
+    in_cohort = np.full(len(state.asked), terms.per_round >= len(state.asked))
+    if not in_cohort[0]:
+        rng = seeds.generator(seed, Purpose.COHORT, turn.t)
+        in_cohort[pick(terms.cohort, asked=state.asked, size=terms.per_round, rng=rng)] = True
 
     tank, sigmas = state.tank, []
     signal_sigma = np.full(len(in_cohort), np.nan)
@@ -148,6 +148,7 @@ def finish(
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
     used = prepared.sigma[:, prepared.uploads]
+    least, most = float(used.min()), float(used.max())
     entry: dict[str, Any] = {
         "t": prepared.turn.t,
         "horizon": prepared.turn.horizon,
@@ -155,9 +156,9 @@ def finish(
         "cohort": np.flatnonzero(prepared.uploads).tolist(),
         "uploads": int(prepared.uploads.sum()),
         "sigma": {
-            "min": float(used.min()),
-            "median": float(np.median(used)),
-            "max": float(used.max()),
+            "min": least,
+            "median": least if least == most else float(np.median(used)),
+            "max": most,
         },
         "validation_loss": loss if math.isfinite(loss) else None,
         "validation_accuracy": accuracy,

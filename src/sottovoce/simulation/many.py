@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,10 +14,11 @@ from sottovoce.federation import Federation, build
 from sottovoce.holdings import Given, Holdings, Pair, hold
 from sottovoce.learning.names import AnyModel
 from sottovoce.plan import Plan
-from sottovoce.simulation.run import adapted, loop, started, trained
+from sottovoce.simulation.run import Run, adapted, rounds_of, started, trained
 from sottovoce.trained import Trained
 
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
+AT_ONCE = 2  # batches in turn: one is on the accelerator while the host keeps the other's books
 
 
 def simulate_many(
@@ -83,12 +85,38 @@ def simulate_each(
             if where not in held:
                 held[where] = hold(plan, seed=seed, data=given)
             runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
-    for members in _batches(runs, TOGETHER if together else 1):
-        began = datetime.now(UTC)
+    waiting = _batches(runs, TOGETHER if together else 1)
+    live: list[_Batch] = []
+    while live or (live := _begun(waiting, runs, AT_ONCE if together else 1)):
+        for own in tuple(live):
+            if next(own.rounds, _OVER) is not _OVER:
+                continue
+            live.remove(own)
+            live += _begun(waiting, runs, 1)
+            for i, run in zip(own.members, own.batch, strict=True):
+                yield i, trained(run, "finished", own.began)
+
+
+_OVER = object()
+
+
+class _Batch(NamedTuple):
+    """A batch on its way."""
+
+    members: list[int]
+    batch: list[Run]
+    rounds: Iterator[object]
+    began: datetime
+
+
+def _begun(
+    waiting: Iterator[list[int]], runs: list[tuple[Federation, int]], count: int
+) -> list[_Batch]:
+    begun = []
+    for members in itertools.islice(waiting, count):
         batch = [started(*runs[i]) for i in members]
-        loop(batch)
-        for i, run in zip(members, batch, strict=True):
-            yield i, trained(run, "finished", began)
+        begun.append(_Batch(members, batch, iter(rounds_of(batch)), datetime.now(UTC)))
+    return begun
 
 
 def _batches(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from sottovoce.learning.models import Model, Params
 from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
 from sottovoce.seeds import Purpose
-from sottovoce.simulation import course, released
+from sottovoce.simulation import course
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.round import Orders, Rows, play
 from sottovoce.trained import Trained
@@ -182,6 +183,15 @@ def _one(
 
 def loop(batch: list[Run], after_round: Callable[[Run], None] | None = None) -> None:
     """Algorithms 1 and 2 for a batch of runs in step; each is left at its last complete round."""
+    for _ in rounds_of(batch, after_round):
+        pass
+
+
+def rounds_of(batch: list[Run], after_round: Callable[[Run], None] | None = None) -> Iterator[None]:
+    """`loop`, round by round: yields while the accelerator computes, before its answer is awaited.
+
+    Whoever drives two batches in turn has one on the accelerator while the other keeps its books.
+    """
     model = batch[0].federation.model
     if batch[0].federation.plan.noise == "secure":
         for run in batch:
@@ -212,6 +222,7 @@ def loop(batch: list[Run], after_round: Callable[[Run], None] | None = None) -> 
             params = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].params for i in seats))
         orders = _orders(batch, ready, seats, where)
         outcome = play(model, rows, params, orders, t, signal=signal, longest=longest)
+        yield
         score = np.asarray(outcome.score)
         for i in live:
             run, prepared, seat = batch[i], ready[i], seats.index(i)
@@ -232,6 +243,8 @@ def loop(batch: list[Run], after_round: Callable[[Run], None] | None = None) -> 
 
 def _loop_released(run: Run, after_round: Callable[[Run], None] | None) -> None:
     """The same for one run whose clients make their uploads themselves, with secure noise."""
+    from sottovoce.simulation import released  # it wants the parts of a device
+
     federation, began, before = run.federation, time.monotonic(), run.state.seconds
     while (paid := course.prepare(federation, run.state, run.seed)) is not None:
         params = named(run.params)
@@ -283,6 +296,16 @@ def _alone(params: Params) -> Params:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
 
 
+_PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
+
+
+def on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
+    """The rows where JAX computes, brought there once however many runs look at them."""
+    if samples not in _PLACED:
+        _PLACED[samples] = jnp.asarray(samples.x), jnp.asarray(samples.y)
+    return _PLACED[samples]
+
+
 def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, float]:
     """Mean loss and accuracy."""
     if isinstance(model, ForeignModel):
@@ -291,7 +314,7 @@ def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, fl
         each = [model.losses(params, x, y) for x, y in parts]
         hits = [model.predict(params, x) == y for x, y in parts]
         return float(np.mean(np.concatenate(each))), float(np.mean(np.concatenate(hits)))
-    loss, accuracy = evaluate(model, params, jnp.asarray(samples.x), jnp.asarray(samples.y))
+    loss, accuracy = evaluate(model, params, *on_device(samples))
     return float(loss), float(accuracy)
 
 
@@ -300,19 +323,23 @@ def _rows(batch: list[Run]) -> tuple[Rows, list[int]]:
     splits = list({id(run.federation.held): run.federation for run in batch}.values())
     places = {id(federation.held): i for i, federation in enumerate(splits)}
     held = [federation.held for federation in splits]
+    train, valid = (
+        [on_device(own.train) for own in held],
+        [on_device(own.validation) for own in held],
+    )
     rows = Rows(
-        x=_stacked([own.train.x for own in held]),
-        y=_stacked([own.train.y for own in held]),
+        x=_stacked([x for x, _ in train]),
+        y=_stacked([y for _, y in train]),
         owner=_stacked([own.owner for own in held]),
         samples=_stacked([own.samples.astype(np.float32) for own in held]),
-        valid_x=_stacked([own.validation.x for own in held]),
-        valid_y=_stacked([own.validation.y for own in held]),
+        valid_x=_stacked([x for x, _ in valid]),
+        valid_y=_stacked([y for _, y in valid]),
     )
     return rows, [places[id(run.federation.held)] for run in batch]
 
 
-def _stacked(arrays: list[NDArray[Any]]) -> jax.Array:
-    return jnp.asarray(arrays[0][None] if len(arrays) == 1 else np.stack(arrays))
+def _stacked(arrays: Sequence[jax.Array | NDArray[Any]]) -> jax.Array:
+    return jnp.asarray(arrays[0])[None] if len(arrays) == 1 else jnp.stack(arrays)
 
 
 def _orders(
@@ -364,7 +391,7 @@ def _fairness(federation: Federation, params: Params) -> dict[str, Any]:
     if owner is not None and isinstance(model, ForeignModel):
         hits = model.predict(params, test.x) == test.y
     elif owner is not None and isinstance(model, Model):
-        hits = np.asarray(right(model, params, jnp.asarray(test.x), jnp.asarray(test.y)))
+        hits = np.asarray(right(model, params, *on_device(test)))
     return fairness(hits, owner, federation.epsilon, federation.delta)
 
 
