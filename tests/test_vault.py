@@ -42,6 +42,7 @@ from sottovoce.vault import (
     restore,
 )
 from sottovoce.vault.chest import Chest
+from sottovoce.vault.steps import STEPS
 
 SHARE = FULL // 100
 
@@ -177,7 +178,8 @@ BAD = [
     {"run": ""}, {"run": "a b"}, {"run": "a" * 65}, {"run": 3}, {"t": -1}, {"t": 1.0}, {"t": True},
     {"t": "0"}, {"request_hash": "ab"}, {"request_hash": None}, {"units": []}, {"units": [0]},
     {"units": [-1]}, {"units": [1.5]}, {"units": [True]}, {"units": [1] * 10_001},
-    {"server": 3}, {"server": "x" * 201}, {"facts": {"a": math.nan}}, {"facts": {"a": {1, 2}}},
+    {"server": 3}, {"server": "x" * 201}, {"server": "\x1b[2J"},
+    {"facts": {"a": math.nan}}, {"facts": {"a": {1, 2}}},
     {"facts": {"a": "x" * 70_000}},
 ]  # fmt: skip
 
@@ -558,6 +560,63 @@ def test_the_newest_state_needs_no_restoring(place):
     used(place)
     with pytest.raises(PolicyRefusal, match="just use it"):
         restore(place)
+
+
+class Stopped(BaseException):
+    """The process ends here."""
+
+
+CARE = [step for step in STEPS if step.startswith(("tighten:", "rebind:", "move:", "restore:"))]
+
+
+@pytest.mark.parametrize("step", CARE)
+def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
+    place, tmp_path, monkeypatch, step
+):
+    """Before its commit nothing has happened, after it everything; never a unit less."""
+    known, backup, receipt = backup_and_go_on(place, tmp_path)
+    where, dataset = place, DATASET
+    kind = step.partition(":")[0]
+    if kind in ("move", "restore"):
+        where = backup
+        shutil.copy2(f"{place}.witness", f"{backup}.witness")
+    if kind == "move":
+        shutil.copy2(place, backup)
+    new = replace(POLICY, epsilon=7.0)
+
+    def act():
+        if kind == "tighten":
+            with Vault.open(where, dataset=DATASET) as vault:
+                vault.tighten(new)
+        elif kind == "rebind":
+            rebind(where, dataset=OTHER, samples=99, overlap="all")
+        elif kind == "move":
+            move(where)
+        else:
+            restore(where)
+
+    def stop(reached):
+        if reached == step:
+            raise Stopped
+
+    monkeypatch.setattr("sottovoce.vault.steps.reached", stop)
+    with pytest.raises(Stopped):
+        act()
+    monkeypatch.undo()
+    done = step.endswith(("committed", "witness written", "witnessed"))
+    if not done or kind == "tighten":
+        act()  # given again it does its work, or finds it done
+    else:
+        with pytest.raises(PolicyRefusal):
+            act()
+    dataset = OTHER if kind == "rebind" else DATASET
+    with Vault.open(where, dataset=dataset) as vault:
+        assert vault.spent == known.spent
+        assert vault.contains(receipt)
+        assert vault.policy == (
+            new if kind == "tighten" else replace(POLICY, samples=vault.policy.samples)
+        )
+        vault.store(book(vault, 0, [1], run="run-z"), b"goes on")
 
 
 def test_a_file_replaced_while_in_use_ends_the_use(vault, place, tmp_path):

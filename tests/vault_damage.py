@@ -101,7 +101,7 @@ def emptied(path: Path, rng: random.Random) -> None:
 
 def row(path: Path, rng: random.Random) -> None:
     """One line edited by hand, its hash left as it was."""
-    with _unguarded(path) as db:
+    with unguarded_file(path) as db:
         rows = db.execute("SELECT seq, payload FROM entries WHERE kind = 'reserve'").fetchall()
         seq, payload = rng.choice(rows)
         facts = json.loads(payload)
@@ -111,7 +111,7 @@ def row(path: Path, rng: random.Random) -> None:
 
 def rehashed(path: Path, rng: random.Random) -> None:
     """One debit made smaller, and every hash after it computed anew."""
-    with _unguarded(path) as db:
+    with unguarded_file(path) as db:
         rows = db.execute("SELECT seq, time, kind, payload FROM entries ORDER BY seq").fetchall()
         chosen = rng.choice([seq for seq, _, kind, _ in rows if kind == "reserve"])
         _rewrite(db, rows, chosen)
@@ -119,7 +119,7 @@ def rehashed(path: Path, rng: random.Random) -> None:
 
 def rehashed_and_cut(path: Path, rng: random.Random) -> None:
     """The last lines removed, with their uploads: the chain itself is whole."""
-    with _unguarded(path) as db:
+    with unguarded_file(path) as db:
         (last,) = db.execute("SELECT max(seq) FROM entries").fetchone()
         keep = rng.randrange(1, last)
         db.execute("DELETE FROM entries WHERE seq > ?", (keep,))
@@ -127,18 +127,18 @@ def rehashed_and_cut(path: Path, rng: random.Random) -> None:
 
 
 def deleted(path: Path, rng: random.Random) -> None:
-    with _unguarded(path) as db:
+    with unguarded_file(path) as db:
         (last,) = db.execute("SELECT max(seq) FROM entries").fetchone()
         db.execute("DELETE FROM entries WHERE seq = ?", (rng.randrange(1, last + 1),))
 
 
 def upload_swapped(path: Path, rng: random.Random) -> None:
-    with _unguarded(path) as db:
+    with unguarded_file(path) as db:
         db.execute("UPDATE uploads SET content = x'00' WHERE t = ?", (rng.randrange(6),))
 
 
 def upload_deleted(path: Path, rng: random.Random) -> None:
-    with _unguarded(path) as db:
+    with unguarded_file(path) as db:
         db.execute("DELETE FROM uploads WHERE t = ?", (rng.randrange(6),))
 
 
@@ -213,7 +213,7 @@ def _kept(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _unguarded(path: Path) -> Iterator[sqlite3.Connection]:
+def unguarded_file(path: Path) -> Iterator[sqlite3.Connection]:
     """The file without its guards, which are put back afterwards."""
     db = sqlite3.connect(path)
     guards = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()

@@ -18,6 +18,7 @@ import typer
 import typer.core
 
 from sottovoce._version import __version__
+from sottovoce.cli_ledger import ledger_app
 from sottovoce.errors import InputError, SottovoceError
 
 # With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
@@ -327,9 +328,14 @@ def fetch(
     click.echo(datasets.find(name))
 
 
+app.add_typer(ledger_app, name="ledger")
+
+
 @app.command()
 def schema(
-    name: Annotated[str, typer.Argument(help="plan | record | calibrate", metavar="NAME")],
+    name: Annotated[
+        str, typer.Argument(help="plan | record | calibrate | certificate", metavar="NAME")
+    ],
 ) -> None:
     """Print the JSON Schema of something sottovoce reads or writes.
 

@@ -69,9 +69,10 @@ class Chest:
     def open(cls, path: Path) -> Self:
         """Lock and read a vault: the whole chain is checked, not yet whether it is the newest."""
         path = real(path)
+        require_there(path)  # before a lock file is left where there is no vault
         held = lock.take(path)
         try:
-            _require_there(path)
+            require_there(path)
             journal = Journal.open(path)
             try:
                 books = Books()
@@ -135,13 +136,17 @@ class Chest:
     def require_newest(self) -> None:
         """A refusal if this file is a copy, or older than its witness."""
         ahead = self.require_witnessed()
+        self.require_original()
+        if ahead:  # a crash came between commit and witness
+            self._bear_witness("open")
+
+    def require_original(self) -> None:
+        """A refusal if this file is a copy."""
         if self.is_copy():
             raise VaultRefusal(
                 f"{self.path} is a copy of a vault, and two would spend the budget twice; use the "
                 f"original, or if it is gone run `sottovoce ledger rebind {self.path.name} --moved`"
             )
-        if ahead:  # a crash came between commit and witness
-            self._bear_witness("open")
 
     def require_witnessed(self) -> bool:
         """A refusal if this state is older than its witness; whether it is ahead of it."""
@@ -264,7 +269,8 @@ def _require_unused(path: Path) -> None:
         )
 
 
-def _require_there(path: Path) -> None:
+def require_there(path: Path) -> None:
+    """A refusal if there is no such file; nothing is made."""
     try:
         found = path.stat()
     except FileNotFoundError:

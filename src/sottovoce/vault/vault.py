@@ -375,8 +375,8 @@ def _checked(
         raise InputError.of("t", t, "a whole number ≥ 0", "rounds are counted from 0")
     if not is_hash(request):
         raise InputError.of("request_hash", request, "64 hex digits", "hash the request's content")
-    if not isinstance(server, str) or len(server) > 200:
-        raise InputError.of("server", server, "a name of at most 200 letters", "shorten it")
+    if not isinstance(server, str) or len(server) > 200 or not server.isprintable():
+        raise InputError.of("server", server, "at most 200 printable letters", "name it plainly")
     paid = tuple(units)
     whole = all(isinstance(u, int | np.integer) and not isinstance(u, bool) for u in paid)
     if not 1 <= len(paid) <= MOST_RELEASES or not whole or min(paid) < 1:

@@ -1,0 +1,180 @@
+"""`sottovoce ledger`: one library call per command; what each does is in `sottovoce.ledger`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+ledger_app = typer.Typer(
+    help="A client's vault: its privacy budget and everything that was released under it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+VaultFile = Annotated[Path, typer.Argument(help="The vault.", metavar="VAULT")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@ledger_app.command()
+def create(
+    vault: VaultFile,
+    data: Annotated[
+        Path, typer.Option(help="The client's rows: .npz (arrays x, y), or any other file.")
+    ],
+    epsilon: Annotated[float, typer.Option(help="Budget ε for all runs together.")],
+    delta: Annotated[float, typer.Option(help="Budget δ for all runs together.")],
+    clip: Annotated[float, typer.Option(help="Largest norm C gradients may be cut to.")],
+    samples: Annotated[
+        int | None, typer.Option(help="Number of rows n, where the file does not tell it.")
+    ] = None,
+    unit: Annotated[
+        str, typer.Option(help="What is protected: record | client.", metavar="UNIT")
+    ] = "record",
+    calibration: Annotated[str, typer.Option(help="exact | zcdp.", metavar="NAME")] = "exact",
+    floor: Annotated[
+        float | None,
+        typer.Option(help="Smallest σ/Δ of a release (default: a quarter of the budget each)."),
+    ] = None,
+    max_rounds: Annotated[int, typer.Option(help="Most rounds of one run.")] = 1000,
+    disclose: Annotated[
+        bool, typer.Option(help="Whether servers are told ε, δ and what is spent.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Make the vault of a data set. Its terms may later be tightened, never loosened.
+
+    \b
+    Examples:
+      sottovoce ledger create ward.vault --data rows.npz --epsilon 8 --delta 1e-5 --clip 1
+      sottovoce ledger create ward.vault --data rows.csv --samples 1200 --epsilon 4 --delta 1e-6 \\
+        --clip 1 --unit client --no-disclose
+    """
+    from sottovoce import ledger
+
+    told = ledger.create(
+        vault,
+        data=data,
+        samples=samples,
+        epsilon=epsilon,
+        delta=delta,
+        clip=clip,
+        unit=unit,
+        calibration=calibration,
+        floor=floor,
+        max_rounds=max_rounds,
+        disclose=disclose,
+    )
+    click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else ledger.table(told))
+
+
+@ledger_app.command()
+def show(
+    vault: VaultFile,
+    everything: Annotated[bool, typer.Option("--all", help="All releases, not the last.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What was released, when and to whom, and what is left.
+
+    \b
+    Examples:
+      sottovoce ledger show ward.vault
+      sottovoce ledger show ward.vault --json
+    """
+    from sottovoce import ledger
+
+    told, most = ledger.show(vault), None if everything else 20
+    shown = json.dumps(told.to_json(), ensure_ascii=False)
+    click.echo(shown if as_json else ledger.table(told, most=most))
+
+
+@ledger_app.command()
+def verify(vault: VaultFile, as_json: AsJson = False) -> None:
+    """Check everything: hashes, pages, stored uploads, witness, place. Exit code 1 if broken.
+
+    A backup is whole inside and says that it is a copy.
+
+    \b
+    Example:
+      sottovoce ledger verify ward.vault
+    """
+    from sottovoce import ledger
+
+    found = ledger.verify(vault)
+    click.echo(json.dumps(found.to_json(), ensure_ascii=False) if as_json else found)
+    found.require()
+
+
+@ledger_app.command()
+def export(
+    vault: VaultFile,
+    out: Annotated[Path, typer.Option(help="A new or empty folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a certificate of what was promised and released: JSON, and a page to print.
+
+    \b
+    Example:
+      sottovoce ledger export ward.vault --out certificate
+    """
+    from sottovoce import ledger
+
+    told, folder = ledger.export(vault, out)
+    said = f"{folder / 'certificate.html'} and certificate.json are written"
+    click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else said)
+
+
+@ledger_app.command()
+def rebind(
+    vault: VaultFile,
+    data: Annotated[
+        Path | None, typer.Argument(help="The changed rows.", metavar="DATA", show_default=False)
+    ] = None,
+    overlap: Annotated[
+        str | None,
+        typer.Option(help="Which old records are in DATA: all | some | none.", metavar="WHICH"),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Number of rows of DATA, where the file does not tell it.")
+    ] = None,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="The file was moved; the original is gone.")
+    ] = False,
+    restored: Annotated[
+        bool, typer.Option("--restored", help="This is a backup, or its witness was lost.")
+    ] = False,
+    receipt: Annotated[
+        list[str] | None,
+        typer.Option(help="A newer receipt (JSON or a file); may be repeated.", metavar="RECEIPT"),
+    ] = None,
+    burn_rest: Annotated[
+        bool, typer.Option("--burn-rest", help="Without proof: burn all that is left.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bind a vault to changed records, to another place, or to what a backup has left.
+
+    Nothing is refunded: changed records keep every debit, and what may have been released since a
+    backup is burnt.
+
+    \b
+    Examples:
+      sottovoce ledger rebind ward.vault rows.npz --overlap some
+      sottovoce ledger rebind ward.vault --moved
+      sottovoce ledger rebind ward.vault --restored --receipt newest.json
+    """
+    from sottovoce import ledger
+
+    done = ledger.rebind(
+        vault,
+        data=data,
+        overlap=overlap,
+        samples=samples,
+        moved=moved,
+        restored=restored,
+        receipts=receipt or [],
+        burn_rest=burn_rest,
+    )
+    click.echo(json.dumps(done.to_json(), ensure_ascii=False) if as_json else done.text)

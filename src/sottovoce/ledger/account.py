@@ -1,0 +1,229 @@
+"""What a vault says of itself: the promise, the fuel, and every release, when and to whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sottovoce._version import __version__
+from sottovoce.privacy.budget import Guarantee, shown
+from sottovoce.privacy.tank import FULL
+from sottovoce.vault import Policy, Receipt, Vault
+
+SCHEMA = "sottovoce.certificate/1"
+_WIDTH = 30  # of the fuel gauge
+_NOTES = {
+    "tighten": "the policy was tightened",
+    "rebind": "the records changed; all debits stayed",
+    "move": "the vault was moved",
+    "restore": "a backup was restored",
+}
+
+
+@dataclass(frozen=True)
+class Release:
+    """One turn as it was booked: `answered` if an upload was stored for it, else it burnt."""
+
+    seq: int
+    time: str
+    server: str
+    run: str
+    t: int
+    releases: int
+    units: int
+    mu: float  # of the turn's releases together
+    share: float  # of the budget
+    answered: bool
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something else that happened to the vault."""
+
+    seq: int
+    time: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """A vault's statement. `to_json` is `ledger show --json` and certificate.json."""
+
+    vault: str
+    made: str
+    issued: str
+    dataset: str
+    policy: Policy
+    guarantee: Guarantee
+    capacity: float  # μ² of the budget as it stands
+    spent: float  # μ², what was burnt included
+    burnt: float  # μ² that restores have booked for what they could not know
+    left: float  # share of the budget
+    receipt: Receipt
+    releases: tuple[Release, ...]
+    notes: tuple[Note, ...]
+
+    @property
+    def runs(self) -> int:
+        """How many runs have asked."""
+        return len({release.run for release in self.releases})
+
+    @property
+    def answered(self) -> int:
+        """How many uploads were made."""
+        return sum(release.answered for release in self.releases)
+
+    def to_json(self) -> dict[str, Any]:
+        """One object, as `sottovoce schema certificate` describes it."""
+        return {
+            "schema": SCHEMA,
+            "vault": self.vault,
+            "made": self.made,
+            "issued": self.issued,
+            "dataset": self.dataset,
+            "policy": self.policy.to_json(),
+            "guarantee": self.guarantee.to_json(),
+            "budget": {
+                "capacity": self.capacity,
+                "spent": self.spent,
+                "burnt": self.burnt,
+                "left": self.left,
+            },
+            "receipt": self.receipt.to_proof(),
+            "releases": [{**asdict(r), "facts": dict(r.facts)} for r in self.releases],
+            "notes": [asdict(note) for note in self.notes],
+            "software": __version__,
+        }
+
+
+def account(vault: Vault) -> Account:
+    """The statement of an open vault."""
+    unit = float(vault.tank("").capacity) / FULL
+    releases = []
+    for entry in vault.entries():
+        units = sum(entry.units)
+        releases.append(
+            Release(
+                seq=entry.seq,
+                time=entry.time,
+                server=entry.server,
+                run=entry.run,
+                t=entry.t,
+                releases=len(entry.units),
+                units=units,
+                mu=math.sqrt(unit * units),
+                share=units / vault.limit,
+                answered=vault.answered(entry.run, entry.t) == entry.seq,
+                facts=entry.facts,
+            )
+        )
+    notes = tuple(
+        Note(line.seq, line.time, line.kind, _NOTES[line.kind] + _burnt(line.facts))
+        for line in vault.lines()
+        if line.kind in _NOTES
+    )
+    return Account(
+        vault=vault.id,
+        made=vault.made,
+        issued=datetime.now(UTC).isoformat(timespec="seconds"),
+        dataset=vault.dataset,
+        policy=vault.policy,
+        guarantee=vault.policy.guarantee(),
+        capacity=unit * vault.limit,
+        spent=unit * vault.spent,
+        burnt=unit * vault.burnt,
+        left=max(0.0, 1 - vault.spent / vault.limit),
+        receipt=vault.receipt(),
+        releases=tuple(releases),
+        notes=notes,
+    )
+
+
+def table(told: Account, *, most: int | None = 20) -> str:
+    """The statement for people; of the releases the last `most`, or all of them."""
+    policy = told.policy
+    what = "one record" if policy.unit == "record" else "the whole data set"
+    lines = [
+        f"vault     {told.vault}, made {when(told.made)}",
+        f"data      {policy.samples:,} records, fingerprint {told.dataset[:16]}…",
+        f"promise   (ε, δ) = ({shown(policy.epsilon)}, {shown(policy.delta, 3)}) for {what}, "
+        f"{policy.calibration} calibration, all runs and servers together",
+        f"fuel      {gauge(told.left)} {percent_left(told)} left",
+        f"          {turns(told)}",
+        f"terms     clip at most {policy.clip:g}, σ/Δ of a release at least {policy.floor:g}, at "
+        f"most {policy.max_rounds:,} rounds a run, "
+        f"budget {'disclosed to servers' if policy.disclose else 'not disclosed'}",
+        f"ledger    {_count(told.receipt.seq, 'line')}, the last {told.receipt.hash[:16]}…",
+    ]
+    lines += [f"note      {when(note.time)}: {note.text}" for note in told.notes]
+    listed = told.releases if most is None else told.releases[-most:]
+    if listed:
+        lines += ["", f"{'when':<20} {'server':<16} {'run':<12} {'round':>5} {'μ':>8} {'share':>8}"]
+        lines += [
+            f"{when(r.time):<20} {_cut(r.server, 16):<16} {_cut(r.run, 12):<12} {r.t:>5} "
+            f"{r.mu:>8.4f} {_share(r.share):>8}{'' if r.answered else '  burnt, no upload'}"
+            for r in listed
+        ]
+    if hidden := len(told.releases) - len(listed):
+        lines.append(f"… and {hidden:,} before these; --all shows them")
+    return "\n".join([*lines, "", str(told.guarantee)])
+
+
+def turns(told: Account) -> str:
+    """What the fuel went into, in a clause.
+
+    Debits that no upload was stored for are counted too: nothing is refunded.
+    """
+    lost = len(told.releases) - told.answered
+    parts = [f"{_count(told.answered, 'upload')} in {_count(told.runs, 'run')}"]
+    if lost:
+        parts.append(f"{_count(lost, 'debit')} burnt without an upload")
+    if told.burnt:
+        parts.append(f"{_share(told.burnt / told.capacity)} burnt by restoring a backup")
+    return ", ".join(parts)
+
+
+def gauge(left: float) -> str:
+    """A bar: full blocks are what is left, which is never shown as more than it is.
+
+    >>> gauge(1.0).count("█"), gauge(0.5).count("█"), gauge(0.0).count("█")
+    (30, 15, 0)
+    """
+    full = math.floor(left * _WIDTH)
+    return "█" * full + "░" * (_WIDTH - full)
+
+
+def percent_left(told: Account) -> str:
+    """The share that is left, never shown as more than it is."""
+    return f"{math.floor(1e4 * told.left) / 100:.2f} %"
+
+
+def when(time: str) -> str:
+    """A moment for reading, to the second, in UTC.
+
+    >>> when("2026-07-01T12:00:03.123+00:00")
+    '2026-07-01 12:00:03'
+    """
+    return time[:19].replace("T", " ")
+
+
+def _burnt(facts: Mapping[str, Any]) -> str:
+    share = facts.get("burnt", 0) / FULL
+    return f", {_share(share)} of the first budget burnt" if share else ""
+
+
+def _share(fraction: float) -> str:
+    return f"{100 * fraction:.2f} %"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

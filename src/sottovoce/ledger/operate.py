@@ -1,0 +1,108 @@
+"""Making a vault, reading it, and binding it anew: the calls behind the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce import vault as vaults
+from sottovoce.errors import InputError
+from sottovoce.ledger.account import Account, account
+from sottovoce.privacy.tank import FULL
+from sottovoce.vault import Policy, Receipt, Vault, fingerprint_file
+
+
+def create(
+    path: str | Path, *, data: str | Path, samples: int | None = None, **terms: Any
+) -> Account:
+    """Make the vault of a data file; `terms` are those of `Policy`. The new vault's statement.
+
+    The number of samples is the file's where the file tells it (.npz), and must be given else.
+    """
+    rows = _rows(samples, *fingerprint_file(data))
+    policy = Policy(samples=rows[1], **terms)
+    with Vault.create(path, policy, dataset=rows[0]) as vault:
+        return account(vault)
+
+
+def show(path: str | Path) -> Account:
+    """The statement of a vault; its data are not needed."""
+    with Vault.open(path, dataset=None) as vault:
+        return account(vault)
+
+
+@dataclass(frozen=True)
+class Rebound:
+    """What binding a vault anew did."""
+
+    text: str
+    receipt: Receipt
+    burnt: float = 0.0  # share of the first budget
+
+    def to_json(self) -> dict[str, Any]:
+        """One object."""
+        return {"text": self.text, "burnt": self.burnt, "receipt": self.receipt.to_proof()}
+
+
+def rebind(
+    path: str | Path,
+    *,
+    data: str | Path | None = None,
+    overlap: str | None = None,
+    samples: int | None = None,
+    moved: bool = False,
+    restored: bool = False,
+    receipts: Sequence[str] = (),
+    burn_rest: bool = False,
+) -> Rebound:
+    """Bind a vault to changed data, to another place, or to what a backup has left."""
+    if [data is not None, moved, restored].count(True) != 1:
+        raise InputError(
+            "rebind needs one of DATA (the records changed), --moved (the file was moved) or "
+            "--restored (a backup was put back)"
+        )
+    if (receipts or burn_rest) and not restored:
+        raise InputError("--receipt and --burn-rest belong to --restored; leave them out")
+    if (overlap is not None or samples is not None) and data is None:
+        raise InputError("--overlap and --samples belong to changed DATA; leave them out")
+    if data is not None:
+        if overlap is None:
+            raise InputError(
+                "--overlap must be all, some or none: say which old records are among the new ones"
+            )
+        dataset, rows = _rows(samples, *fingerprint_file(data))
+        receipt = vaults.rebind(path, dataset=dataset, samples=rows, overlap=overlap)
+        return Rebound(f"{path} now keeps the ledger of {data}; every debit stays", receipt)
+    if moved:
+        return Rebound(f"{path} is in service; the original must not be used", vaults.move(path))
+    proofs = [_receipt(text) for text in receipts]
+    receipt, burnt = vaults.restore(path, receipts=proofs, burn_rest=burn_rest)
+    share = burnt / FULL
+    text = (
+        f"{path} is in service; {100 * share:.2f} % of its first budget was burnt for what is lost"
+    )
+    return Rebound(text, receipt, share)
+
+
+def _rows(given: int | None, dataset: str, counted: int | None) -> tuple[str, int]:
+    if counted is None and given is None:
+        raise InputError(
+            "--samples is missing: this kind of file does not tell how many rows it has"
+        )
+    if counted is not None and given not in (None, counted):
+        raise InputError.of("samples", given, f"the file's {counted}", "leave it out")
+    return dataset, given if counted is None else counted  # type: ignore[return-value]
+
+
+def _receipt(text: str) -> Receipt:
+    """A receipt as JSON, or the file that holds it."""
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise InputError.of(
+                "receipt", text, "a receipt as JSON or a file that holds one", "check its name"
+            ) from None
+    return Receipt.parse(text)

@@ -1,0 +1,340 @@
+"""`sottovoce ledger` as an operator meets it: statements, checks, certificates, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib import resources
+
+import jsonschema
+import numpy as np
+import pytest
+from vault_damage import unguarded_file
+from vault_play import request
+
+from sottovoce import ledger
+from sottovoce.errors import InputError, PolicyRefusal, RunError, VaultRefusal
+from sottovoce.privacy.tank import FULL
+from sottovoce.vault import Policy, Vault, fingerprint, fingerprint_file
+
+SCHEMA = json.loads(
+    resources.files("sottovoce").joinpath("schemas/certificate.json").read_text("utf-8")
+)
+SHARE = FULL // 90
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.npz"
+    rng = np.random.default_rng(1)
+    np.savez(path, x=rng.normal(size=(143, 5)), y=rng.integers(0, 2, 143))
+    return path
+
+
+@pytest.fixture
+def place(tmp_path, rows):
+    """A vault with two runs, burnt debits, a hostile server's name and a tightened policy."""
+    path = tmp_path / "ward.vault"
+    ledger.create(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
+    with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
+        for run, rounds, server in (("run-a", 4, "hospital"), ("run-b", 3, "<script>x</script>")):
+            for t in range(rounds):
+                if t == 2:
+                    vault.reserve(run, t, request(run, t), [SHARE], server=server, facts={})
+                paid = vault.reserve(
+                    run, t, request(run, t), [SHARE, SHARE], server=server, facts={"horizon": 9}
+                )
+                vault.store(paid, f"{run} {t}".encode())
+        vault.tighten(replace(vault.policy, epsilon=6.0))
+    return path
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-W", "error", "-m", "sottovoce", "ledger", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+
+
+# The statement
+
+
+def test_the_statement_adds_up_and_keeps_its_schema(place):
+    told = ledger.show(place)
+    jsonschema.validate(told.to_json(), SCHEMA)
+    policy = Policy(6, 1e-5, 143, 1.0)
+    assert told.capacity <= policy.capacity()
+    assert told.capacity == pytest.approx(policy.capacity(), rel=1e-12)
+    assert (told.answered, told.runs, len(told.releases)) == (7, 2, 9)
+    assert told.spent == pytest.approx(math.fsum(r.mu**2 for r in told.releases), rel=1e-9)
+    assert told.left == pytest.approx(1 - sum(r.share for r in told.releases), rel=1e-9)
+    burnt = [(r.run, r.t) for r in told.releases if not r.answered]
+    assert burnt == [("run-a", 2), ("run-b", 2)]
+    assert told.guarantee.budget.epsilon == 6
+    assert [note.kind for note in told.notes] == ["tighten"]
+
+
+def test_the_text_says_what_the_numbers_say(place):
+    text = ledger.table(ledger.show(place))
+    told = ledger.show(place)
+    for words in ("7 uploads in 2 runs", "2 debits burnt", "hospital", "(6, 1e-05)", "replace-one",
+                  f"{math.floor(1e4 * told.left) / 100:.2f} % left", told.vault):  # fmt: skip
+        assert words in text
+    assert text.count("burnt, no upload") == 2
+    few = ledger.table(told, most=2)
+    assert "and 7 before these" in few
+    assert len(few.splitlines()) < len(text.splitlines())
+
+
+def test_an_empty_vault_has_a_full_tank(tmp_path, rows):
+    told = ledger.create(tmp_path / "new.vault", data=rows, epsilon=1, delta=1e-6, clip=2)
+    assert (told.left, told.spent, told.releases) == (1.0, 0.0, ())
+    assert told.policy.samples == 143
+    assert "100.00 % left" in ledger.table(told)
+    with np.load(rows) as stored:
+        assert told.dataset == fingerprint(stored["x"], stored["y"])
+
+
+def test_a_file_that_does_not_count_its_rows_needs_their_number(tmp_path, rows):
+    table = tmp_path / "rows.csv"
+    table.write_text("a,b\n1,2\n")
+    terms = {"epsilon": 1, "delta": 1e-6, "clip": 1.0}
+    with pytest.raises(InputError, match="--samples is missing"):
+        ledger.create(tmp_path / "c.vault", data=table, **terms)
+    assert ledger.create(tmp_path / "c.vault", data=table, samples=1, **terms).policy.samples == 1
+    with pytest.raises(InputError, match="143"):
+        ledger.create(tmp_path / "d.vault", data=rows, samples=3, **terms)
+    assert not (tmp_path / "d.vault").exists()
+
+
+# Checks
+
+
+def test_a_whole_vault_passes_every_check(place):
+    found = ledger.verify(place)
+    assert found.broken is None
+    assert [check.name for check in found.checks] == [
+        "chain", "pages", "uploads", "witness", "place",
+    ]  # fmt: skip
+    found.require()
+
+
+def test_a_backup_is_whole_inside_and_a_copy(place, tmp_path):
+    backup = tmp_path / "backup.vault"
+    for name in ("", ".witness"):
+        shutil.copy2(f"{place}{name}", f"{backup}{name}")
+    wrong = [check.name for check in ledger.verify(backup).checks if check.wrong]
+    assert wrong == ["place"]
+
+
+def test_stored_bytes_that_changed_are_found(place):
+    with unguarded_file(place) as db:
+        db.execute("UPDATE uploads SET content = x'00' WHERE t = 1")
+    found = ledger.verify(place)
+    assert [check.name for check in found.checks if check.wrong] == ["uploads"]
+    with pytest.raises(VaultRefusal, match="not the one that was stored"):
+        found.require()
+
+
+def test_a_broken_chain_is_one_check_and_one_sentence(place):
+    with unguarded_file(place) as db:
+        db.execute("UPDATE entries SET time = 'then' WHERE seq = 4")
+    found = ledger.verify(place)
+    assert len(found.checks) == 1
+    assert "line 4 does not fit" in (found.broken or "")
+    with pytest.raises(VaultRefusal):
+        ledger.show(place)
+    assert sqlite3.connect(place).execute("SELECT count(*) FROM entries").fetchone()[0] > 4
+
+
+# Certificates
+
+
+class Page(HTMLParser):
+    """Tags in balance, and the visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        for name, value in attrs:
+            assert name not in ("src", "onclick")
+            assert name != "href" or value == "data:,"
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+
+def test_a_certificate_says_everything_and_loads_nothing(place, tmp_path):
+    told, folder = ledger.export(place, tmp_path / "out")
+    stored = json.loads((folder / "certificate.json").read_text("utf-8"))
+    jsonschema.validate(stored, SCHEMA)
+    assert stored == told.to_json()
+    text = (folder / "certificate.html").read_text("utf-8")
+    page = Page(text)
+    words = " ".join(page.words)
+    assert "script" not in page.tags
+    assert "<script>x</script>" in words  # the server's name, as text
+    for part in (told.vault, told.dataset, told.receipt.hash, "(6, 1e-05)", "replaced by any other",
+                 "7 uploads in 2 runs", "the policy was tightened"):  # fmt: skip
+        assert part in words, part
+    assert words.count("burnt") >= 2
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_a_certificate_of_nothing_and_of_thousands(place, tmp_path, rows, monkeypatch):
+    from sottovoce.ledger import certificate
+
+    told = ledger.create(tmp_path / "new.vault", data=rows, epsilon=1, delta=1e-6, clip=2)
+    assert "Nothing has been released" in certificate.page(told)
+    many = ledger.show(place)
+    many = replace(many, releases=many.releases * 1000)
+    assert "8,500 before these" in certificate.page(many)
+
+
+def test_no_certificate_for_a_damaged_vault_nor_over_an_old_one(place, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(InputError, match="empty folder"):
+        ledger.export(place, tmp_path / "full")
+    with pytest.raises((RunError, InputError)):
+        ledger.export(place, place)
+    with unguarded_file(place) as db:
+        db.execute("UPDATE uploads SET content = x'00' WHERE t = 1")
+    with pytest.raises(VaultRefusal):
+        ledger.export(place, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# Binding anew
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "needs one of"),
+        ({"moved": True, "restored": True}, "needs one of"),
+        ({"moved": True, "burn_rest": True}, "belong to --restored"),
+        ({"moved": True, "receipts": ["{}"]}, "belong to --restored"),
+        ({"moved": True, "overlap": "all"}, "belong to changed DATA"),
+        ({"restored": True, "receipts": ["no such file"]}, "a receipt as JSON"),
+        ({"restored": True, "receipts": ["{}"]}, "receipt"),
+        ({"data": "rows.npz"}, "--overlap must be"),
+    ],
+)
+def test_unclear_wishes_are_refused_and_change_nothing(place, rows, given, words):
+    if "data" in given:
+        given = {"data": rows}
+    before = place.read_bytes()
+    with pytest.raises(InputError, match=words):
+        ledger.rebind(place, **given)
+    assert place.read_bytes() == before
+
+
+def test_changed_records_keep_every_debit(place, tmp_path):
+    rng = np.random.default_rng(2)
+    np.savez(tmp_path / "new.npz", x=rng.normal(size=(150, 5)), y=rng.integers(0, 2, 150))
+    before = ledger.show(place)
+    with pytest.raises(PolicyRefusal, match="ledger create"):
+        ledger.rebind(place, data=tmp_path / "new.npz", overlap="none")
+    ledger.rebind(place, data=tmp_path / "new.npz", overlap="some")
+    after = ledger.show(place)
+    assert (after.spent, after.releases) == (before.spent, before.releases)
+    assert after.policy == replace(before.policy, samples=150)
+    assert "all debits stayed" in ledger.table(after)
+
+
+def test_a_restored_backup_says_what_it_burnt(place, tmp_path, rows):
+    backup = tmp_path / "backup.vault"
+    shutil.copy2(place, backup)
+    with Vault.open(place, dataset=fingerprint_file(rows)[0]) as vault:
+        vault.store(vault.reserve("run-c", 0, request("c", 0), [SHARE], server="s", facts={}), b"x")
+        receipt = vault.receipt()
+    newest = tmp_path / "receipt.json"
+    newest.write_text(json.dumps(receipt.to_proof()))
+    done = ledger.rebind(backup, restored=True, receipts=[str(newest)])
+    assert done.burnt == SHARE / FULL
+    told = ledger.show(backup)
+    assert told.spent == pytest.approx(ledger.show(place).spent)
+    assert told.burnt > 0
+    assert "burnt by restoring a backup" in ledger.table(told)
+    jsonschema.validate(told.to_json(), SCHEMA)
+
+
+# The command line
+
+
+@pytest.mark.slow
+def test_the_commands_one_after_another(tmp_path, rows):
+    vault = tmp_path / "ward.vault"
+    terms = ("--data", rows, "--epsilon", 8, "--delta", "1e-5", "--clip", 1)
+    made = command("create", vault, *terms, "--json")
+    assert (made.returncode, made.stderr) == (0, "")
+    jsonschema.validate(json.loads(made.stdout), SCHEMA)
+    again = command("create", vault, *terms)
+    assert again.returncode == 1
+    assert "exists already" in again.stderr
+    assert len(again.stderr.splitlines()) == 1
+    shown = command("show", vault, "--json")
+    assert json.loads(shown.stdout)["vault"] == json.loads(made.stdout)["vault"]
+    assert command("show", vault).stdout.startswith("vault ")
+    assert command("verify", vault).returncode == 0
+    out = command("export", vault, "--out", tmp_path / "out")
+    assert out.returncode == 0
+    assert (tmp_path / "out" / "certificate.html").exists()
+    shutil.copy2(vault, tmp_path / "copy.vault")
+    shutil.copy2(f"{vault}.witness", tmp_path / "copy.vault.witness")
+    broken = command("verify", tmp_path / "copy.vault", "--json")
+    assert broken.returncode == 1
+    assert json.loads(broken.stdout)["whole"] is False
+    assert "is a copy of a vault" in broken.stderr
+    moved = command("rebind", tmp_path / "copy.vault", "--moved", "--json")
+    assert (moved.returncode, moved.stderr) == (0, "")
+    assert json.loads(moved.stdout)["burnt"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["show", "none.vault"], 1, "does not exist"),
+        (["verify", "none.vault"], 1, "does not exist"),
+        (["show"], 2, "VAULT"),
+        (["create", "x.vault"], 2, "--data"),
+        (["create", "x.vault", "--data", "none.npz", "--epsilon", "8", "--delta", "1e-5", "--clip",
+          "1"], 2, "a file that exists"),
+        (["rebind", "x.vault"], 2, "needs one of"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_sentence(tmp_path, words, code, said):
+    done = command(*(str(tmp_path / w) if w.endswith((".vault", ".npz")) else w for w in words))
+    assert done.returncode == code
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["create", "show", "verify", "export", "rebind"])
+def test_every_command_shows_examples(name):
+    done = command(name, "--help")
+    assert done.returncode == 0
+    assert f"sottovoce ledger {name}" in done.stdout
