@@ -19,7 +19,8 @@ from vault_damage import unguarded_file
 from vault_play import request
 
 from sottovoce import ledger
-from sottovoce.errors import InputError, PolicyRefusal, RunError, VaultRefusal
+from sottovoce.errors import DatasetChanged, InputError, PolicyRefusal, RunError, VaultRefusal
+from sottovoce.node import Node
 from sottovoce.privacy.tank import FULL
 from sottovoce.vault import Policy, Vault, fingerprint, fingerprint_file
 
@@ -109,6 +110,45 @@ def test_a_file_that_does_not_count_its_rows_needs_their_number(tmp_path, rows):
     with pytest.raises(InputError, match="143"):
         ledger.create(tmp_path / "d.vault", data=rows, samples=3, **terms)
     assert not (tmp_path / "d.vault").exists()
+
+
+def test_a_node_file_is_enough(tmp_path, rows):
+    """The device opens what `create --node` made, for rows read the device's own way."""
+    np.savez(tmp_path / "own.npz", x=np.arange(8, dtype="int16").reshape(2, 2, 2), y=[1, 0])
+    node = tmp_path / "ward.toml"
+    node.write_text(
+        'schema = 1\nname = "ward"\nvault = "ward.vault"\n[data]\npath = "own.npz"\n'
+        "classes = 2\n[policy]\nepsilon = 4.0\ndelta = 1e-6\nclip = 1.0\n"
+    )
+    told = ledger.make(None, node)
+    assert told.policy == Policy(4, 1e-6, 2, 1.0)
+    client = Node.load(node)
+    with Vault.open(client.vault, dataset=client.rows().fingerprint) as vault:
+        assert vault.policy == client.policy(2)
+    assert told.dataset == fingerprint_file(tmp_path / "own.npz")[0]
+    np.savez(tmp_path / "own.npz", x=np.zeros((3, 2, 2)), y=[1, 0, 0])
+    with pytest.raises(DatasetChanged):
+        Vault.open(client.vault, dataset=client.rows().fingerprint)
+    ledger.rebind(node=node, overlap="all")
+    with Vault.open(client.vault, dataset=client.rows().fingerprint) as vault:
+        assert vault.policy.samples == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "node", "terms", "words"),
+    [
+        (None, None, {}, "needs a VAULT"),
+        ("x.vault", "n.toml", {}, "VAULT stands in the node file"),
+        (None, "n.toml", {"max_rounds": 3}, "--max-rounds stands in the node file"),
+        ("x.vault", None, {"data": "rows.npz"}, "--epsilon is missing"),
+        (None, "n.toml", {}, "a file that exists"),
+    ],
+)
+def test_half_a_wish_makes_no_vault(tmp_path, monkeypatch, path, node, terms, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=words):
+        ledger.make(path, node, **terms)
+    assert list(tmp_path.iterdir()) == []
 
 
 # Checks
@@ -229,6 +269,7 @@ def test_no_certificate_for_a_damaged_vault_nor_over_an_old_one(place, tmp_path)
     ("given", "words"),
     [
         ({}, "needs one of"),
+        ({"node": "n.toml"}, "one of the two"),
         ({"moved": True, "restored": True}, "needs one of"),
         ({"moved": True, "burn_rest": True}, "belong to --restored"),
         ({"moved": True, "receipts": ["{}"]}, "belong to --restored"),
@@ -316,7 +357,8 @@ def test_the_commands_one_after_another(tmp_path, rows):
         (["show", "none.vault"], 1, "does not exist"),
         (["verify", "none.vault"], 1, "does not exist"),
         (["show"], 2, "VAULT"),
-        (["create", "x.vault"], 2, "--data"),
+        (["create", "x.vault"], 2, "--data is missing"),
+        (["create"], 2, "needs a VAULT"),
         (["create", "x.vault", "--data", "none.npz", "--epsilon", "8", "--delta", "1e-5", "--clip",
           "1"], 2, "a file that exists"),
         (["rebind", "x.vault"], 2, "needs one of"),

@@ -15,58 +15,77 @@ ledger_app = typer.Typer(
     rich_markup_mode=None,
 )
 VaultFile = Annotated[Path, typer.Argument(help="The vault.", metavar="VAULT")]
+NodeFile = Annotated[
+    Path | None, typer.Option(help="The client's node file, which names vault and data.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @ledger_app.command()
 def create(
-    vault: VaultFile,
+    vault: Annotated[
+        Path | None, typer.Argument(help="The vault to make.", metavar="VAULT", show_default=False)
+    ] = None,
+    node: NodeFile = None,
     data: Annotated[
-        Path, typer.Option(help="The client's rows: .npz (arrays x, y), or any other file.")
-    ],
-    epsilon: Annotated[float, typer.Option(help="Budget ε for all runs together.")],
-    delta: Annotated[float, typer.Option(help="Budget δ for all runs together.")],
-    clip: Annotated[float, typer.Option(help="Largest norm C gradients may be cut to.")],
+        Path | None, typer.Option(help="The client's rows: .npz (arrays x, y), or any other file.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget ε for all runs together.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Budget δ for all runs together.")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm C gradients may be cut to.")
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(help="Number of rows n, where the file does not tell it.")
     ] = None,
     unit: Annotated[
-        str, typer.Option(help="What is protected: record | client.", metavar="UNIT")
-    ] = "record",
-    calibration: Annotated[str, typer.Option(help="exact | zcdp.", metavar="NAME")] = "exact",
+        str | None,
+        typer.Option(help="What is protected: record (default) | client.", metavar="UNIT"),
+    ] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="exact (default) | zcdp.", metavar="NAME")
+    ] = None,
     floor: Annotated[
         float | None,
         typer.Option(help="Smallest σ/Δ of a release (default: a quarter of the budget each)."),
     ] = None,
-    max_rounds: Annotated[int, typer.Option(help="Most rounds of one run.")] = 1000,
+    max_rounds: Annotated[
+        int | None, typer.Option(help="Most rounds of one run (default 1000).")
+    ] = None,
     disclose: Annotated[
-        bool, typer.Option(help="Whether servers are told ε, δ and what is spent.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--disclose/--no-disclose", help="Whether servers are told ε, δ and what is spent."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the vault of a data set. Its terms may later be tightened, never loosened.
 
+    A client with a node file takes everything from there.
+
     \b
     Examples:
+      sottovoce ledger create --node ward.toml
       sottovoce ledger create ward.vault --data rows.npz --epsilon 8 --delta 1e-5 --clip 1
       sottovoce ledger create ward.vault --data rows.csv --samples 1200 --epsilon 4 --delta 1e-6 \\
         --clip 1 --unit client --no-disclose
     """
     from sottovoce import ledger
 
-    told = ledger.create(
-        vault,
-        data=data,
-        samples=samples,
-        epsilon=epsilon,
-        delta=delta,
-        clip=clip,
-        unit=unit,
-        calibration=calibration,
-        floor=floor,
-        max_rounds=max_rounds,
-        disclose=disclose,
-    )
+    terms = {
+        "data": data,
+        "samples": samples,
+        "epsilon": epsilon,
+        "delta": delta,
+        "clip": clip,
+        "unit": unit,
+        "calibration": calibration,
+        "floor": floor,
+        "max_rounds": max_rounds,
+        "disclose": disclose,
+    }
+    told = ledger.make(vault, node, **{k: v for k, v in terms.items() if v is not None})
     click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else ledger.table(told))
 
 
@@ -128,10 +147,13 @@ def export(
 
 @ledger_app.command()
 def rebind(
-    vault: VaultFile,
+    vault: Annotated[
+        Path | None, typer.Argument(help="The vault.", metavar="VAULT", show_default=False)
+    ] = None,
     data: Annotated[
         Path | None, typer.Argument(help="The changed rows.", metavar="DATA", show_default=False)
     ] = None,
+    node: NodeFile = None,
     overlap: Annotated[
         str | None,
         typer.Option(help="Which old records are in DATA: all | some | none.", metavar="WHICH"),
@@ -161,6 +183,7 @@ def rebind(
 
     \b
     Examples:
+      sottovoce ledger rebind --node ward.toml --overlap some
       sottovoce ledger rebind ward.vault rows.npz --overlap some
       sottovoce ledger rebind ward.vault --moved
       sottovoce ledger rebind ward.vault --restored --receipt newest.json
@@ -170,6 +193,7 @@ def rebind(
     done = ledger.rebind(
         vault,
         data=data,
+        node=node,
         overlap=overlap,
         samples=samples,
         moved=moved,

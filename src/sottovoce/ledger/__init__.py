@@ -2,7 +2,7 @@
 
 from sottovoce.ledger.account import Account, Release, account, table
 from sottovoce.ledger.certificate import export
-from sottovoce.ledger.operate import create, rebind, show
+from sottovoce.ledger.operate import create, create_for, make, rebind, show
 from sottovoce.ledger.verification import Check, Verified, verify
 
 __all__ = [
@@ -12,7 +12,9 @@ __all__ = [
     "Verified",
     "account",
     "create",
+    "create_for",
     "export",
+    "make",
     "rebind",
     "show",
     "table",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sottovoce import vault as vaults
 from sottovoce.errors import InputError
 from sottovoce.ledger.account import Account, account
+from sottovoce.node import Node
 from sottovoce.privacy.tank import FULL
 from sottovoce.vault import Policy, Receipt, Vault, fingerprint_file
 
@@ -24,6 +25,30 @@ def create(
     rows = _rows(samples, *fingerprint_file(data))
     policy = Policy(samples=rows[1], **terms)
     with Vault.create(path, policy, dataset=rows[0]) as vault:
+        return account(vault)
+
+
+def make(path: str | Path | None, node: str | Path | None, **terms: Any) -> Account:
+    """Make a vault from a node file alone, or from a path, a data file and terms."""
+    if node is not None:
+        if path is not None or terms:
+            extra = "VAULT" if path is not None else f"--{next(iter(terms)).replace('_', '-')}"
+            raise InputError(f"{extra} stands in the node file already; leave it out")
+        return create_for(node)
+    if path is None:
+        raise InputError("create needs a VAULT or a --node file that names it, one of the two")
+    for name in ("data", "epsilon", "delta", "clip"):
+        if name not in terms:
+            raise InputError(f"--{name} is missing; it has no default (or give a --node file)")
+    return create(path, **terms)
+
+
+def create_for(node: str | Path) -> Account:
+    """Make the vault that a node file names, for its data and with its policy."""
+    client = Node.load(node)
+    rows = client.rows()
+    policy = client.policy(len(rows.y))
+    with Vault.create(client.vault, policy, dataset=rows.fingerprint) as vault:
         return account(vault)
 
 
@@ -47,9 +72,10 @@ class Rebound:
 
 
 def rebind(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     data: str | Path | None = None,
+    node: str | Path | None = None,
     overlap: str | None = None,
     samples: int | None = None,
     moved: bool = False,
@@ -57,24 +83,36 @@ def rebind(
     receipts: Sequence[str] = (),
     burn_rest: bool = False,
 ) -> Rebound:
-    """Bind a vault to changed data, to another place, or to what a backup has left."""
-    if [data is not None, moved, restored].count(True) != 1:
+    """Bind a vault to changed data, to another place, or to what a backup has left.
+
+    A node file names vault and data by itself.
+    """
+    if (path is None) == (node is None):
+        raise InputError("rebind needs a VAULT or a --node file that names it, one of the two")
+    if [data is not None or node is not None, moved, restored].count(True) != 1:
         raise InputError(
             "rebind needs one of DATA (the records changed), --moved (the file was moved) or "
             "--restored (a backup was put back)"
         )
     if (receipts or burn_rest) and not restored:
         raise InputError("--receipt and --burn-rest belong to --restored; leave them out")
-    if (overlap is not None or samples is not None) and data is None:
+    if (overlap is not None or samples is not None) and data is None and node is None:
         raise InputError("--overlap and --samples belong to changed DATA; leave them out")
-    if data is not None:
+    if data is not None or node is not None:
         if overlap is None:
             raise InputError(
                 "--overlap must be all, some or none: say which old records are among the new ones"
             )
-        dataset, rows = _rows(samples, *fingerprint_file(data))
-        receipt = vaults.rebind(path, dataset=dataset, samples=rows, overlap=overlap)
+        if node is not None:
+            client = Node.load(node)
+            found = client.rows()
+            path, data = client.vault, client.data
+            dataset, rows = _rows(samples, found.fingerprint, len(found.y))
+        else:
+            dataset, rows = _rows(samples, *fingerprint_file(cast(Path, data)))
+        receipt = vaults.rebind(cast(Path, path), dataset=dataset, samples=rows, overlap=overlap)
         return Rebound(f"{path} now keeps the ledger of {data}; every debit stays", receipt)
+    path = cast(Path, path)
     if moved:
         return Rebound(f"{path} is in service; the original must not be used", vaults.move(path))
     proofs = [_receipt(text) for text in receipts]
