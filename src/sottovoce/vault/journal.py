@@ -30,6 +30,7 @@ _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = DELETE",
     "synchronous = EXTRA",
+    "fullfsync = ON",  # macOS: past the drive's own cache
 )
 _SCHEMA = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, "
