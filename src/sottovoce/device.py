@@ -28,6 +28,7 @@ from sottovoce.errors import (
     RoundAnswered,
     TankEmpty,
 )
+from sottovoce.learning import gradients
 from sottovoce.learning.form import Shapes
 from sottovoce.node import Node, Rows
 from sottovoce.privacy import grid
@@ -119,6 +120,9 @@ def _answer(request: Request, node: Node) -> bytes:
                 raise Declined("replay", "this round was asked with another model or other terms")
             if before.upload is not None:
                 return before.upload
+        if own is not None:
+            params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
+            gradients.require_rows(own, params, policy.samples, rows.x.shape[1])
         paid = _price(request, policy, vault)
         reserved = vault.reserve(
             request.run,

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.errors import InputError
 from sottovoce.learning.form import Form, Shapes
 from sottovoce.learning.reference import losses_numpy, row_by_row
 
@@ -110,7 +111,7 @@ def blocks(
                     _fill(block, params, cnn(form, params, part, labels))
                 case _:
                     assert own is not None, "the device has refused such a request before"
-                    _fill(block, params, own.gradients(params, part, labels))
+                    _own(block, params, part, labels, own)
         yield block
 
 
@@ -124,20 +125,69 @@ def losses(
     >>> losses(form, params, np.array([[2.0]]), np.array([0])).tolist()
     [3.0]
     """
-    if form.name in ("svm", "mlp"):
-        return losses_numpy(form.name, params, x, y, kappa=form.kappa)
-    rows = rows_per_block(form.features)
-    parts = []
+    rows, parts = rows_per_block(sum(leaf.size for leaf in params.values())), []
     for start in range(0, len(y), rows):
         part, labels = x[start : start + rows], y[start : start + rows]
-        if form.name == "cnn":
-            from sottovoce.learning.gradients_jax import cnn_losses
+        with np.errstate(all="ignore"):
+            match form.name:
+                case "svm" | "mlp":
+                    parts.append(losses_numpy(form.name, params, part, labels, kappa=form.kappa))
+                case "cnn":
+                    from sottovoce.learning.gradients_jax import cnn_losses
 
-            parts.append(cnn_losses(form, params, part, labels))
-        else:
-            assert own is not None, "the device has refused such a request before"
-            parts.append(np.asarray(own.losses(params, part, labels), np.float64))
+                    parts.append(cnn_losses(form, params, part, labels))
+                case _:
+                    assert own is not None, "the device has refused such a request before"
+                    parts.append(_own_losses(params, part, labels, own))
     return np.concatenate(parts)
+
+
+def require_rows(own: OwnModel, params: Params, samples: int, features: int) -> None:
+    """An error if a client's own model does not give every row its own, seen on rows of zeros.
+
+    It is asked before anything is booked and without the client's samples, so that what it says
+    cannot depend on them.
+    """
+    count = min(samples, rows_per_block(sum(leaf.size for leaf in params.values())))
+    x, y = np.zeros((count, features)), np.zeros(count, np.int64)
+    with np.errstate(all="ignore"):
+        block = np.empty((count, sum(leaf.size for leaf in params.values())))
+        _fill(block, params, own.gradients(params, x, y))
+        _losses_of(own, params, x, y)
+
+
+def _own(block: Floats, params: Params, x: Floats, y: NDArray[Any], own: OwnModel) -> None:
+    """The gradients of a client's own model; a sample that its code fails on has none (NaN).
+
+    An error that only some samples cause would tell the server of them.
+    """
+    try:
+        _fill(block, params, own.gradients(params, x, y))
+    except Exception:
+        if len(y) == 1:
+            block[:] = np.nan
+            return
+        for row in range(len(y)):
+            one = slice(row, row + 1)
+            _own(block[one], params, x[one], y[one], own)
+
+
+def _own_losses(params: Params, x: Floats, y: NDArray[Any], own: OwnModel) -> Floats:
+    """The losses of a client's own model; NaN, which counts as the bound, where its code fails."""
+    try:
+        return _losses_of(own, params, x, y)
+    except Exception:
+        if len(y) == 1:
+            return np.array([np.nan])
+        each = (slice(row, row + 1) for row in range(len(y)))
+        return np.concatenate([_own_losses(params, x[one], y[one], own) for one in each])
+
+
+def _losses_of(own: OwnModel, params: Params, x: Floats, y: NDArray[Any]) -> Floats:
+    told = np.asarray(own.losses(params, x, y), np.float64)
+    if told.shape != y.shape:
+        raise InputError.of("losses", told.shape, f"{y.shape}, one a sample", "mend model.own")
+    return told
 
 
 def _svm(block: Floats, params: Params, x: Floats, y: NDArray[Any], kappa: float) -> None:
@@ -169,6 +219,11 @@ def _mlp(block: Floats, params: Params, x: Floats, y: NDArray[Any]) -> None:
 def _fill(block: Floats, params: Params, own: Mapping[str, Any]) -> None:
     at = 0
     for name in sorted(params):
-        size = math.prod(params[name].shape)
-        block[:, at : at + size] = np.asarray(own[name], np.float64).reshape(len(block), size)
+        leaf, wanted = np.asarray(own[name], np.float64), (len(block), *params[name].shape)
+        if leaf.shape != wanted:  # as many numbers in another order would mix the samples
+            raise InputError.of(
+                f"gradient {name}", leaf.shape, f"{wanted}, a row a sample", "mend model.own"
+            )
+        size = math.prod(wanted[1:])
+        block[:, at : at + size] = leaf.reshape(len(block), size)
         at += size
