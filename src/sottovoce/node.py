@@ -148,7 +148,8 @@ class Node:
 
 def _read_arrays(path: Path, classes: int) -> Rows:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here: numpy leaves a file open that turns out to be no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             x, y = stored["x"], stored["y"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         why = " ".join(str(error).split())[:120]
