@@ -35,10 +35,12 @@ from sottovoce.privacy import grid
 from sottovoce.protocol import Request, refusal
 from sottovoce.rounds.turn import Terms
 from sottovoce.vault import Policy, Vault
+from sottovoce.vault.journal import MOST_BYTES
 
 log = logging.getLogger("sottovoce.device")
 
 MOST_PARAMETERS = 2**30  # D of the vault's correction: larger models are refused
+MOST_STEPS = 1000  # of one turn: each is priced, drawn and noted by itself
 
 
 class Declined(Refusal):
@@ -205,8 +207,11 @@ def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
     given = {name: leaf.shape for name, leaf in request.params.items()}
     if given != dict(shapes):
         raise Malformed("the request's arrays are not those of its model")
-    if sum(leaf.size for leaf in request.params.values()) > MOST_PARAMETERS:
-        raise Declined("policy", "the model has more than 2³⁰ parameters")
+    count = sum(leaf.size for leaf in request.params.values())
+    if count * request.recipe.steps > MOST_PARAMETERS:  # the noise of all steps is drawn at once
+        raise Declined("policy", "the model has more than 2³⁰ parameters, times its steps")
+    if 4 * count + wire.LONGEST_TEXT > MOST_BYTES:  # found after the reserve it would burn budget
+        raise Declined("policy", "the model is larger than an answer that this client can keep")
     if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
         raise Malformed("the request's model is not finite")
 
@@ -219,12 +224,12 @@ def _allowed(request: Request, policy: Policy) -> None:
         )
     if policy.unit == "client" and request.recipe.unit == "record":
         raise Declined("policy", "unit must be client, got record")
-    if request.round.horizon > policy.max_rounds or request.recipe.steps > policy.max_rounds:
-        raise Declined(
-            "policy",
-            f"rounds and steps must be at most {policy.max_rounds}, "
-            f"got {request.round.horizon} and {request.recipe.steps}",
-        )
+    for name, value, most in (
+        ("rounds", request.round.horizon, policy.max_rounds),
+        ("steps", request.recipe.steps, min(MOST_STEPS, policy.max_rounds)),
+    ):
+        if value > most:
+            raise Declined("policy", f"{name} must be at most {most}, got {value}")
 
 
 def _budget(vault: Vault) -> dict[str, Any] | None:
