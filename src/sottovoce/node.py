@@ -101,12 +101,12 @@ class Node:
             if not isinstance(table, dict):
                 raise InputError(f"the node file {path.name} has no table [{section}]; add it")
             _known(section, table)
-        if values.get("schema") != 1:
+        if type(values.get("schema")) is not int or values["schema"] != 1:
             raise InputError.of("schema", values.get("schema"), "1", "it is the file's version")
         data, folder = values["data"], path.parent
         rows = folder / _text("data.path", data.get("path"))
         is_table = rows.suffix.lower() in TABLES
-        return cls(
+        node = cls(
             name=_text("name", values.get("name")),
             vault=folder / _text("vault", values.get("vault")),
             data=rows,
@@ -115,6 +115,8 @@ class Node:
             terms=values["policy"],
             own=_own(values.get("model", {}), folder),
         )
+        node.policy(samples=1)  # whatever is wrong with it is said now, not at the first request
+        return node
 
     def policy(self, samples: int) -> Policy:
         """What the file promises, for so many samples."""
@@ -166,10 +168,8 @@ def _read_arrays(path: Path, classes: int) -> Rows:
 
 def _read_table(path: Path, table: Mapping[str, Any]) -> Rows:
     from sottovoce.data.tables import Source, read_table
-    from sottovoce.plan.columns import checked
 
-    columns = checked(table["columns"], table["label"])
-    read = read_table(Source(path, table["label"], columns=columns))
+    read = read_table(Source(path, table["label"], columns=table["columns"]))
     if len(read.y) == 0:
         raise DataError(f"{path} has no rows; a client without samples takes no part")
     return Rows(read.x, read.y.astype(np.int64), len(read.layout.classes))
@@ -184,8 +184,8 @@ def _known(section: str, values: Mapping[str, Any]) -> None:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value or len(value) > 200:
-        raise InputError.of(name, value, "a text", "write it in the node file")
+    if not isinstance(value, str) or not 1 <= len(value) <= 200 or not value.isprintable():
+        raise InputError.of(name, value, "a text of one line", "write it in the node file")
     return value
 
 
@@ -214,8 +214,14 @@ def _table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
             f"data.columns must say what is public of every column, {label} included; "
             "a node infers nothing from its data"
         )
-    return {"label": label, "columns": data["columns"]}
+    from sottovoce.plan.columns import checked
+
+    return {"label": label, "columns": checked(data["columns"], label)}
 
 
 def _own(model: Mapping[str, Any], folder: Path) -> str | None:
-    return imported.beside(_text("model.own", model.get("own")), folder) if model else None
+    if not model:
+        return None
+    where = _text("model.own", model.get("own"))
+    imported.require_named(where, "model.own")
+    return imported.beside(where, folder)

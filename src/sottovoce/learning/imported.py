@@ -26,16 +26,27 @@ def find(where: str, key: str = "model.own") -> Any:
     sottovoce.errors.InputError: model.own must be package.module:name or file.py:name of a model, \
 got 'json'; name the file or package, a colon, and the model in it
     """
-    place, _, name = where.rpartition(":")
-    if not place or not name.isidentifier():
-        remedy = "name the file or package, a colon, and the model in it"
-        raise InputError.of(key, where, _BOUND, remedy)
+    place, name = require_named(where, key)
     try:
         module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         return getattr(module, name)
     except (ImportError, AttributeError, OSError) as error:
         why = " ".join(str(error).split())[:120]
         raise InputError.of(key, where, _BOUND, why) from None
+
+
+def require_named(where: str, key: str = "model.own") -> tuple[str, str]:
+    """The two parts of `where`, by its form alone: nothing is imported.
+
+    >>> require_named("study/net.py:model"), require_named("package.net:model")
+    (('study/net.py', 'model'), ('package.net', 'model'))
+    """
+    place, _, name = where.rpartition(":")
+    known = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    if not known or not name.isidentifier():
+        remedy = "name the file or package, a colon, and the model in it"
+        raise InputError.of(key, where, _BOUND, remedy)
+    return place, name
 
 
 def beside(where: str, folder: str | Path) -> str:
