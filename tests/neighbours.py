@@ -12,6 +12,8 @@ from math import isqrt
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sottovoce.learning import gradients
 from sottovoce.learning.form import Form
@@ -171,3 +173,32 @@ def furthest(name, n, unit):
     other[: n if unit == "client" else 1] = 1
     one, two = (units(name, params, x, labels, 0.01) for labels in (y, other))
     return one - two, grid.change(unit, n)
+
+
+@st.composite
+def cases(draw, name):
+    """One pair of neighbours of a model."""
+    return Case(
+        name=name,
+        seed=draw(st.integers(0, 2**32 - 1)),
+        samples=draw(st.sampled_from(SAMPLES)),
+        weights=draw(st.sampled_from(WEIGHTS)),
+        rows=(draw(st.sampled_from(ROWS)), draw(st.sampled_from(ROWS))),
+        clip=10.0 ** draw(st.floats(-15, 15)),
+        unit=draw(st.sampled_from(["record", "client"])),
+    )
+
+
+def falsify(name, pairs):
+    """Try to exceed Δ so many times; how far each pair went, as a part of Δ."""
+    moved = []
+
+    @settings(max_examples=pairs, deadline=None, derandomize=True, database=None)
+    @given(cases(name))
+    def holds(case):
+        difference, change = case.play()
+        assert squared(difference) <= change**2, case
+        moved.append(reach(difference, change))
+
+    holds()
+    return moved

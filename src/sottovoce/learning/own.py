@@ -72,7 +72,7 @@ class JaxModel:
     def gradients(
         self, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]
     ) -> dict[str, NDArray[Any]]:
-        """Every sample's own gradient, each computed alone: in a batch rows may touch each other."""
+        """Every sample's own gradient, each computed alone: in a batch rows may touch."""
         with jax.enable_x64(True):
             tree = unnamed(self.model, dict(params))
             return named(_gradients(self.model, tree, jnp.asarray(x), jnp.asarray(y)))
