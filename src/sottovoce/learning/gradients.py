@@ -32,7 +32,10 @@ BLOCK_NUMBERS = 1 << 21  # float64 numbers of one block: 16 MiB
 
 
 class OwnModel(Protocol):
-    """A model of the client's own (PyTorch, JAX, …), by what a release needs of it."""
+    """A model of the client's own (PyTorch, JAX, …), by what a release needs of it.
+
+    What it says of a sample must not depend on the other samples, not even in the last bit.
+    """
 
     def shapes(self) -> Shapes:
         """Names and shapes of the parameters."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 
 from sottovoce.errors import InputError
 from sottovoce.learning.form import Shapes
@@ -74,21 +74,21 @@ class TorchModel(ForeignModel):
         return {name: own[name].detach().numpy().astype(np.float32) for name in sorted(own)}
 
     def gradients(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
-        """Every sample's own gradient, in float64."""
+        """Every sample's own gradient in float64, each computed alone.
+
+        In one batch a row's last bits may depend on the others, and its NaN may reach them.
+        """
         weights, rows, labels = self._tensors(params, x, y)
-        every = vmap(grad(self._of_one), in_dims=(None, 0, 0))(weights, rows, labels)
-        if not all(bool(torch.isfinite(leaf).all()) for leaf in every.values()):
-            # A library may write "not this row" as 0 · value; 0 · NaN would reach the neighbours.
-            alone = [grad(self._of_one)(weights, *row) for row in zip(rows, labels, strict=True)]
-            every = {name: torch.stack([own[name] for own in alone]) for name in every}
-        return {name: leaf.detach().numpy() for name, leaf in every.items()}
+        gradient = grad(self._of_one)
+        alone = [gradient(weights, *row) for row in zip(rows, labels, strict=True)]
+        return {name: torch.stack([own[name] for own in alone]).numpy() for name in weights}
 
     def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
         """The loss of every sample, each computed alone."""
         weights, rows, labels = self._tensors(params, x, y)
         with torch.no_grad():
-            own: torch.Tensor = vmap(self._of_one, in_dims=(None, 0, 0))(weights, rows, labels)
-        return np.asarray(own.numpy(), dtype=np.float64)
+            alone = [self._of_one(weights, *row) for row in zip(rows, labels, strict=True)]
+        return np.asarray(torch.stack(alone).numpy(), dtype=np.float64)
 
     def predict(self, params: Arrays, x: NDArray[Any]) -> NDArray[np.int64]:
         """The class with the largest score."""
@@ -109,7 +109,7 @@ class TorchModel(ForeignModel):
         weights = {
             name: torch.tensor(np.asarray(leaf, np.float64)) for name, leaf in params.items()
         }
-        _ = self._module  # made here: inside vmap nothing may draw its first weights
+        _ = self._module  # made here: inside grad nothing may draw its first weights
         rows = torch.tensor(np.asarray(x, np.float64))
         if self._shape is not None:
             rows = rows.reshape(len(rows), *self._shape)
