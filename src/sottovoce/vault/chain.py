@@ -5,9 +5,9 @@
 the fields as text, each ending in a newline; a payload is canonical JSON and holds none. Whoever
 knows a hash can tell whether a ledger still contains everything up to it.
 
-Hashes leave the client as receipts, and lines hold what must not leave, above all the fingerprint of
-its records. Every payload therefore has a salt of 256 random bits that stays in the ledger: without
-it, whoever can guess the rest of a line could try out data sets against its hash.
+Hashes leave the client as receipts, and lines hold what must not leave, above all the fingerprint
+of its records. Every payload therefore has a salt of 256 random bits that stays in the ledger:
+without it, whoever can guess the rest of a line could try out data sets against its hash.
 """
 
 from __future__ import annotations
