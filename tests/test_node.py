@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from devices import rows
 
+from devices import rows
 from sottovoce.errors import DataError, InputError
 from sottovoce.node import Node
 
 HEAD = 'schema = 1\nname = "ward-3"\nvault = "ward-3.vault"\n'
 DATA = '[data]\npath = "rows.npz"\nclasses = 3\n'
-TABLE = '[data]\npath = "rows.csv"\nlabel = "ill"\ncolumns = { age = [0, 120], ill = ["no", "yes"] }\n'
+TABLE = (
+    '[data]\npath = "rows.csv"\nlabel = "ill"\ncolumns = { age = [0, 120], ill = ["no", "yes"] }\n'
+)
 POLICY = "[policy]\nepsilon = 8.0\ndelta = 1e-5\nclip = 1.0\n"
 GOOD = HEAD + DATA + POLICY
 

@@ -10,11 +10,11 @@ import sys
 
 import numpy as np
 import pytest
-from devices import opened, sealed, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from devices import opened, sealed, written
 from sottovoce import wire
 from sottovoce.errors import InputError, Malformed
 
@@ -40,9 +40,11 @@ LEAVES = arrays(np.float32, array_shapes(min_dims=0, max_dims=4, min_side=0, max
 def test_what_is_packed_comes_back_bit_for_bit_and_packs_to_the_same_bytes(head, leaves):
     blob = wire.pack(head, leaves)
     read, got = wire.unpack(blob)
-    assert read == json.loads(json.dumps(head)) and got.keys() == leaves.keys()
+    assert read == json.loads(json.dumps(head))
+    assert got.keys() == leaves.keys()
     for name, leaf in leaves.items():
-        assert got[name].shape == leaf.shape and got[name].dtype == np.float32
+        assert got[name].shape == leaf.shape
+        assert got[name].dtype == np.float32
         assert got[name].tobytes() == leaf.tobytes()  # NaNs with their bits
         assert got[name].flags.writeable
     assert wire.pack(read, got) == blob
@@ -154,7 +156,8 @@ NO_MESSAGE = {
 def test_a_message_that_is_none_is_refused_in_one_sentence(name):
     with pytest.raises(Malformed) as told:
         wire.unpack(NO_MESSAGE[name])
-    assert len(str(told.value)) < 120 and "\n" not in str(told.value)
+    assert len(str(told.value)) < 120
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("what", [None, "text", bytearray(GOOD), memoryview(GOOD), 3, [GOOD]])

@@ -1,0 +1,386 @@
+"""One request, one answer: what a client's machine says, to whom, and how often.
+
+Hostile requests have a file of their own, and so have crashes. `trust/test_device.py` is longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import types
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mutants import mutated
+
+import devices
+from device_schedules import play_all
+from device_twins import WAYS, conversation, pair, spoken
+from devices import (
+    FORMS,
+    ask,
+    books_hold,
+    kind,
+    make_node,
+    make_vault,
+    memory,
+    model,
+    rows,
+    told,
+)
+from sottovoce import client, device, wire
+from sottovoce.node import Node
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import FULL
+from sottovoce.protocol import Receipt
+from sottovoce.vault import Vault, chain, chest
+
+UPLOAD = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
+
+
+@pytest.fixture
+def ram() -> Iterator[Path]:
+    """A folder in memory where there is one: these tests are about bytes, not about disks."""
+    with memory() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("form", ["svm", "mlp", "cnn", "own"])
+def test_an_honest_request_is_answered_with_public_numbers_and_a_noised_model(ram, form):
+    classes = FORMS[form].classes
+    node = make_node(ram, rows(4, classes), classes=classes, own="devices:LINE")
+    request = ask(form, params=model(form, seed=1))
+    head, arrays = wire.unpack(device.answer(request.to_blob(), node))
+    assert head.keys() == UPLOAD
+    assert (head["kind"], head["t"], head["samples"]) == ("upload", 0, devices.SAMPLES)
+    assert head["request"] == request.hash()
+    assert {k: v.shape for k, v in arrays.items()} == {
+        k: v.shape for k, v in request.params.items()
+    }
+    for name, leaf in arrays.items():  # every coordinate moved: nothing is left without noise
+        assert np.all(leaf != request.params[name])
+    # The receipt that left is one that the vault knows again.
+    again = ask(form, t=1, params=request.params, receipt=Receipt.from_json(head["receipt"]))
+    assert kind(device.answer(again.to_blob(), node)) == "upload"
+    books_hold(node)
+
+
+def test_the_loss_leaves_noised_and_only_if_asked_for(ram):
+    node = make_node(ram)
+    head = told(device.answer(ask(loss_bound=3.0).to_blob(), node))
+    assert head.keys() == UPLOAD | {"loss", "loss_sigma"}
+    # One part in ten of the release's μ² pays for it: σ_V = (B/n)·√(1/(0.1·μ²)).
+    paid = books_hold(node).booked
+    assert head["loss_sigma"] == pytest.approx(3.0 / 12 / float(0.1 * paid) ** 0.5, rel=1e-9)
+
+
+def test_a_greeting_says_what_a_plan_needs_and_nothing_else(ram):
+    head = told(device.hello(make_node(ram)))
+    assert head.keys() == {
+        *("schema", "name", "features", "classes", "policy", "budget", "receipt"),
+    }
+    assert head["budget"]["spent"] == 0
+    assert head["policy"]["samples"] == devices.SAMPLES
+
+
+def test_a_client_that_keeps_its_budget_to_itself_says_no_budget(ram):
+    node = make_node(ram, disclose=False)
+    answers = [device.hello(node), device.answer(ask().to_blob(), node)]
+    assert [told(blob)["budget"] for blob in answers] == [None, None]
+    assert told(answers[0])["policy"]["floor"] is None
+    assert "epsilon" not in str(told(answers[0])) + str(told(answers[1]))
+
+
+def test_asked_again_the_stored_bytes_come_back_and_nothing_is_booked(ram):
+    node = make_node(ram)
+    first = device.answer(ask().to_blob(), node)
+    before = books_hold(node)
+    assert [device.answer(ask().to_blob(), node) for _ in range(3)] == [first] * 3
+    assert books_hold(node) == before
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ask(params=model(value=0.1000001)),
+        ask(horizon=9),
+        ask(scale=2.0),
+        ask(spread=4),
+        ask(clients=4),
+        ask(per_round=2),
+        ask(cohort="random"),
+        ask(recipe=Recipe(1.0000001, 1.0)),
+        ask(recipe=Recipe(1.0, 0.5)),
+        ask(recipe=Recipe(1.0, 1.0, steps=2)),
+        ask(recipe=Recipe(1.0, 1.0, unit="client")),
+        ask(loss_bound=1.0),
+        ask(server="another"),
+    ],
+)
+def test_the_same_round_with_any_other_content_is_refused(ram, other):
+    node = make_node(ram)
+    device.answer(ask().to_blob(), node)
+    before = books_hold(node)
+    assert kind(device.answer(other.to_blob(), node)) == "replay"
+    assert books_hold(node) == before
+
+
+def test_two_runs_share_one_tank_and_an_empty_one_stays_empty(ram):
+    node, said = make_node(ram), Counter[str]()
+    for t in range(30):
+        for run in ("0000aaaa", "0000bbbb"):
+            said[kind(device.answer(ask(run=run, t=t, horizon=t + 1).to_blob(), node))] += 1
+    # One release takes a quarter at most (a little less: floor is rounded up), whatever its run.
+    assert said == {"upload": 5, "empty": 55}
+    books = books_hold(node)
+    assert books.spent <= FULL
+    for run in ("0000aaaa", "0badcafe"):
+        for request in (ask(run=run, t=40, horizon=41), ask(run=run, t=41, horizon=1000, spread=1)):
+            assert kind(device.answer(request.to_blob(), node)) == "empty"
+    assert books_hold(node) == books
+
+
+def test_a_release_that_fails_stays_booked_and_is_booked_anew(ram, monkeypatch):
+    node, whole = make_node(ram), client.release
+    monkeypatch.setattr(client, "release", _failing)
+    failed = device.answer(ask().to_blob(), node)
+    assert kind(failed) == "internal"
+    assert "secret" not in str(told(failed))
+    once = books_hold(node)
+    assert once.spent > 0
+    assert once.answers == {}
+    monkeypatch.setattr(client, "release", whole)
+    # Another content for that round would be a second try: refused although nothing was sent.
+    assert kind(device.answer(ask(horizon=9).to_blob(), node)) == "replay"
+    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    assert books_hold(node).spent > once.spent
+
+
+def _failing(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("secret: 0.123456")
+
+
+def test_a_vault_that_cannot_be_used_is_refused_in_constant_words(ram):
+    node = make_node(ram / "missing", vault=False)
+    answers = [device.answer(ask().to_blob(), node), device.hello(node)]
+    assert not node.vault.exists()
+    busy = make_node(ram / "busy")
+    with Vault.open(busy.vault, dataset=busy.rows().fingerprint):
+        answers += [device.answer(ask().to_blob(), busy), device.hello(busy)]
+    changed = make_node(ram / "changed")
+    x, y = rows(99)
+    np.savez(changed.data, x=x, y=y)
+    answers += [device.answer(ask().to_blob(), changed), device.hello(changed)]
+    older = make_node(ram / "older")
+    shutil.copy(older.vault, ram / "old")
+    device.answer(ask().to_blob(), older)
+    shutil.copy(ram / "old", older.vault)
+    answers += [device.answer(ask().to_blob(), older), device.hello(older)]
+    assert {kind(blob) for blob in answers} == {"vault"}
+    assert len(set(answers)) == 1
+
+
+@pytest.mark.parametrize("harm", ["gone", "no arrays", "other names", "a label too large", "text"])
+def test_data_that_cannot_be_read_are_refused_in_constant_words(ram, harm):
+    node = make_node(ram)
+    x, y = rows(0)
+    match harm:
+        case "gone":
+            node.data.unlink()
+        case "no arrays":
+            node.data.write_bytes(b"PK\x03\x04 0.123456")
+        case "other names":
+            np.savez(node.data, rows=x, labels=y)
+        case "a label too large":
+            np.savez(node.data, x=x, y=y + 3)
+        case _:
+            np.savez(node.data, x=x.astype(str), y=y)
+    for blob in (device.answer(ask().to_blob(), node), device.hello(node)):
+        assert kind(blob) == "data"
+        assert told(blob)["text"].startswith("the client's own files cannot be used")
+    node.data.unlink(missing_ok=True)
+    np.savez(node.data, x=x, y=y)
+    assert books_hold(node).spent == 0
+
+
+def test_a_node_file_may_tighten_its_vault_and_not_loosen_it(ram):
+    node = make_node(ram, epsilon=8.0)
+    tighter = make_node(ram, epsilon=4.0, vault=False)
+    assert kind(device.answer(ask().to_blob(), tighter)) == "upload"
+    assert books_hold(node).limit < FULL
+    assert kind(device.answer(ask(t=1).to_blob(), node)) == "vault"  # back to 8 is loosening
+    stricter = make_node(ram, epsilon=4.0, clip=0.5, vault=False)
+    assert kind(device.answer(ask(t=1).to_blob(), stricter)) == "policy"
+
+
+def test_an_answer_too_large_for_the_vault_is_refused_before_it_is_paid_for(ram, monkeypatch):
+    # Found after the reserve it would burn a share of the budget at every request.
+    node, size = make_node(ram), 4 * sum(leaf.size for leaf in model().values())
+    for place in ("sottovoce.device.MOST_BYTES", "sottovoce.vault.vault.MOST_BYTES"):
+        monkeypatch.setattr(place, size + wire.LONGEST_TEXT - 1)
+    assert kind(device.answer(ask().to_blob(), node)) == "policy"
+    assert books_hold(node).spent == 0
+
+
+def test_steps_are_bounded_before_they_are_priced(ram, monkeypatch):
+    node = make_node(ram, max_rounds=10**9)
+    for steps in (1001, 10_001, 10**6, 10**9):
+        many = ask(horizon=10**9, recipe=Recipe(1.0, 1.0, steps=steps))
+        assert kind(device.answer(many.to_blob(), node)) == "policy"
+    # The noise of all steps lies in memory at once, eight bytes a number.
+    monkeypatch.setattr(device, "MOST_PARAMETERS", 5 * sum(v.size for v in model().values()))
+    for steps, said in ((5, "upload"), (6, "policy")):
+        some = ask(t=steps, recipe=Recipe(1.0, 1.0, steps=steps))
+        assert kind(device.answer(some.to_blob(), node)) == said
+
+
+@pytest.mark.parametrize("own", ["TURNED", "MANY"])
+def test_an_own_model_that_mixes_its_samples_is_refused_before_anything_is_booked(ram, own):
+    node = make_node(ram, own=f"devices:{own}")
+    request = ask("own", params=model("own"), loss_bound=1.0)
+    assert kind(device.answer(request.to_blob(), node)) == "data"
+    assert books_hold(node).spent == 0
+
+
+def test_an_own_model_that_is_none_is_refused(ram):
+    for place in ("devices:missing", "no_such_module:LINE", "devices:FORMS"):
+        node = make_node(ram / place.replace(":", "-"), own=place)
+        assert kind(device.answer(ask("own", params=model("own")).to_blob(), node)) == "data"
+        assert books_hold(node).spent == 0
+
+
+@pytest.mark.parametrize("form", ["svm", "mlp", "own"])
+@pytest.mark.parametrize("block", range(3))
+def test_frozen_noise_and_equal_sums_give_equal_bytes(ram, form, block):
+    # With test_an_own_models_errors… 102 pairs; a pair has 8 messages.
+    for seed in range(11 * block, 11 * block + 11):
+        one, other = pair(ram / str(seed), form, seed)
+        assert one == other
+        assert {"upload", "replay", "policy", "malformed", "empty"} == set(map(kind, one[1:]))
+
+
+def test_an_own_models_errors_do_not_tell_the_server_of_the_samples(ram):
+    for seed in range(3):
+        one, other = pair(ram / str(seed), "own", seed, own="devices:TOUCHY")
+        assert one == other
+        assert kind(one[1]) == "upload"
+
+
+@pytest.mark.parametrize("form", ["svm", "mlp"])
+def test_other_samples_change_noised_numbers_and_nothing_else(ram, form):
+    for seed in range(8):
+        classes = FORMS[form].classes
+        said = conversation(form, model(form, 0.5, seed=seed), 3 * seed + 1)  # without a loss
+        heard = [
+            spoken(ram / f"{seed} {k}", form, rows(50 + seed + k, classes), said, seed)
+            for k in (0, 100)
+        ]
+        for one, other in zip(*heard, strict=True):
+            assert told(one) == told(other)
+            assert len(one) == len(other)
+            assert (one != other) == (told(one).get("kind") == "upload")
+
+
+def _leaky_client() -> types.ModuleType:
+    return mutated(
+        "sottovoce.client",
+        "    told: dict[str, float] = {}\n",
+        "    told: dict[str, float] = {}\n"
+        "    told['mean'] = float(np.nan_to_num(np.asarray(x, np.float64)).clip(-9, 9).mean())\n",
+    )
+
+
+def _fussy_client() -> types.ModuleType:
+    return mutated(
+        "sottovoce.client",
+        "    now, samples = _floats(params), len(np.asarray(y))\n",
+        "    now, samples = _floats(params), len(np.asarray(y))\n"
+        "    if np.isnan(np.asarray(x, np.float64)).any(): raise ValueError(x)\n",
+    )
+
+
+def _first_loss() -> types.ModuleType:
+    return mutated(
+        "sottovoce.client",
+        'told["loss_sigma"] = loss_bound',
+        'told["raw"] = float(np.asarray(y)[0]); told["loss_sigma"] = loss_bound',
+    )
+
+
+def _talkative() -> types.ModuleType:
+    return mutated(
+        "sottovoce.device",
+        'return refusal("internal", "the client failed; its operator has to look")\n\n\ndef hello',
+        'import sys\n        return refusal("internal", str(sys.exc_info()[1]))\n\n\ndef hello',
+    )
+
+
+def _replayed(folder: Path) -> bool:
+    """Whether the frozen-noise replay sees no difference."""
+    for way, seed in itertools.product(WAYS, range(0, 18, 3)):  # all with a loss
+        one, other = pair(folder / f"{way} {seed}", "svm", seed, way=way)
+        if one != other:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    ["statistic in the head", "error on NaN", "label in the head", "error's text", "no salt"],
+)
+def test_the_replay_sees_a_device_that_leaks(ram, monkeypatch, mutant):
+    match mutant:
+        case "statistic in the head":
+            monkeypatch.setattr(device, "client", _leaky_client())
+        case "error on NaN":
+            monkeypatch.setattr(device, "client", _fussy_client())
+        case "label in the head":
+            monkeypatch.setattr(device, "client", _first_loss())
+        case "error's text":
+            whole, talkative = device.answer, _talkative()
+            talkative.client = _fussy_client()  # type: ignore[attr-defined]
+            monkeypatch.setattr(device, "answer", talkative.answer)
+            assert device.answer is not whole
+        case _:
+            monkeypatch.setattr(chest, "salted", chain.canonical)
+    assert not _replayed(ram)
+
+
+def test_the_replay_accepts_the_device_as_it_is(ram):
+    assert _replayed(ram)
+
+
+def test_no_salt_comes_twice(ram):
+    salts = []
+    for name in ("a", "b"):
+        node = make_node(ram / name)
+        for t in range(3):
+            device.answer(ask(t=t).to_blob(), node)
+        with Vault.open(node.vault, dataset=None) as vault:
+            salts += [line.facts["salt"] for line in vault.lines()]
+    assert len(set(salts)) == len(salts) >= 14
+    assert all(len(bytes.fromhex(salt)) == 32 for salt in salts)
+
+
+def test_random_schedules_never_exceed_the_budget(ram):
+    said = play_all(ram, range(10))
+    assert min(said[kind] for kind in ("upload", "replay", "empty", "policy")) > 0
+
+
+@pytest.mark.slow
+def test_200_schedules_never_exceed_the_budget(ram):
+    play_all(ram, range(10, 200))
+
+
+def test_the_device_and_its_node_make_no_files_of_their_own(ram):
+    node = make_node(ram, vault=False)
+    before = sorted(path.name for path in ram.iterdir())
+    assert before == ["ward.npz", "ward.toml"]
+    make_vault(Node.load(ram / "ward.toml"))
+    device.answer(ask().to_blob(), node)
+    made = {path.name for path in ram.iterdir()} - set(before)
+    assert made == {"ward.vault", "ward.vault.lock", "ward.vault.witness"}
