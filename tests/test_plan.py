@@ -77,7 +77,7 @@ MALFORMED = [
     ("[local]\nsteps = 2\n[privacy]\ncalibration = 'paper'", "local.steps must be 1 with privacy"),
     ("[server]\nweights = 'presision'", "did you mean precision?"),
     ("[server]\nsignal = 'clients'\n[rounds]\nschedule = 'fixed'", "never looks at"),
-    ("noise = 'secure'", "noise must be simulated, got 'secure'"),
+    ("noise = 'loud'", "noise must be simulated or secure, got 'loud'"),
     ("schema = 2", "schema must be 1, got 2"),
     # unknown names
     (

@@ -51,8 +51,7 @@ class Plan(Section):
     )
     noise: Literal["simulated", "secure"] = Field(
         default="simulated",
-        description="where noise comes from (simulated: fast, from a seed, no release; "
-        "secure: exact integers from the OS's entropy, a real release)",
+        description="where noise comes from (simulated: a forecast; secure: a real release)",
     )
     data: Data = Field(default_factory=lambda: Data())
     model: Model = Field(default_factory=lambda: Model())
