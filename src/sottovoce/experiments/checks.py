@@ -141,9 +141,14 @@ def _best(table: Table, combo: Mapping[str, Any], axis: str, value: float) -> Fl
 
 
 def _slope(at: Floats, values: Floats) -> Floats:
-    """The least-squares slope of values[place, seed] along `at`, one a seed."""
+    """The least-squares slope of values[place, seed] along `at`, one a seed.
+
+    A slope within rounding of none is none: five equal roundings would pass for evidence.
+    """
     centred = at - at.mean()
-    return np.asarray(centred @ values / np.sum(centred**2))
+    rise = centred @ values
+    noise = 1e-12 * np.sum(np.abs(centred)) * np.max(np.abs(values), initial=0.0)
+    return np.asarray(np.where(np.abs(rise) <= noise, 0.0, rise) / np.sum(centred**2))
 
 
 def _falls(claim: Claim, table: Table) -> Points:

@@ -80,11 +80,13 @@ def shown(verdict: Verdict | None) -> str:
             return f"{verdict.word} ({_signed(one.mean)})"
         numbers = ", ".join((_signed(one.mean), f"{_signed(one.low)} to {_signed(one.high)}"))
         return f"{verdict.word} ({numbers})"
-    return f"{verdict.word} ({verdict.tally})"
+    means = [point.interval.mean for point in verdict.points]
+    span = f"{_signed(min(means))} to {_signed(max(means))}"
+    return f"{verdict.word} ({verdict.tally}; means {span})"
 
 
 def _signed(value: float) -> str:
-    return f"{value:.2g}".replace("-", "−")
+    return (f"{value:.0f}" if 10 <= abs(value) < 1e6 else f"{value:.2g}").replace("-", "−")
 
 
 def rows(found: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]]:

@@ -29,7 +29,7 @@ from sottovoce.report.svg import (
     tidy,
 )
 
-_SIZE = (4.3, 3.15)
+_SIZE, _RASTER = (4.3, 3.15), (4.3, 1.75)
 _DASHED, _DOTTED = (0, (5, 2)), (0, (1.5, 1.5))
 _SOLID = "solid"
 Look = tuple[str, str, Any]  # colour, marker, stroke
@@ -82,7 +82,7 @@ def pictures(
     drawn = []
     for variant, table in tables.items():
         if figure.kind == "prototypes":
-            drawn.append(_digits(table))
+            drawn += [_digits(table, line) for line in table.axis("line")]
             continue
         panels = table.axis("panel")
         for i, panel in enumerate(panels):
@@ -113,7 +113,7 @@ def element(picture: Picture, name: str) -> str:
         tidy(ax)
         _legend(page, ax)
 
-    size = (4.3, 1.25) if picture.raster else _SIZE
+    size = _RASTER if picture.raster else _SIZE
     return svg(name, picture.words, paint, size=size)
 
 
@@ -126,7 +126,7 @@ def file(pictures: list[Picture]) -> str:
     if columns == 4:  # four in a row are too small to print
         only = next(iter(rows.values()))
         rows, columns = {"a": only[:2], "b": only[2:]}, 2
-    tall = 1.25 if pictures[0].raster else _SIZE[1]
+    tall = _RASTER[1] if pictures[0].raster else _SIZE[1]
 
     def paint(page: Any) -> None:
         parts = page.subfigures(len(rows), columns, squeeze=False)
@@ -267,22 +267,17 @@ def _moment_panel(i: int, panel: dict[str, Any]) -> Picture:
     return Picture("", title, f"Bound and true moment, {title}. {ends}", paint)
 
 
-def _digits(table: Table) -> Picture:
-    lines = table.axis("line")
+def _digits(table: Table, line: Any) -> Picture:
+    """The ten pictures of one model, in two rows; the first seed's."""
+    name = label(table.figure, "line", line)
 
     def paint(page: Any) -> None:
-        grid = page.subplots(len(lines), 10, gridspec_kw={"wspace": 0.05, "hspace": 0.05})
-        for row, line in zip(np.atleast_2d(grid), lines, strict=True):
-            drawn = from_text(table.points[None, line, None].pictures[0])
-            side = int(np.sqrt(drawn.shape[1]))
-            for ax, pixels in zip(row, drawn, strict=True):
-                ax.imshow(1 - pixels.reshape(side, side), cmap="gray", vmin=0, vmax=1)
-                ax.set(xticks=(), yticks=())
-                ax.grid(visible=False)
-            short = label(table.figure, "line", line).partition(",")[0]
-            row[0].set_ylabel(short, fontsize=8, rotation=90)
+        drawn = from_text(table.points[None, line, None].pictures[0])
+        side = int(np.sqrt(drawn.shape[1]))
+        grid = page.subplots(2, 5, gridspec_kw={"wspace": 0.0, "hspace": 0.0})
+        for ax, pixels in zip(grid.flat, drawn, strict=True):
+            ax.imshow(1 - pixels.reshape(side, side), cmap="gray", vmin=0, vmax=1)
+            ax.axis("off")
 
-    words = f"{table.figure.title}, {_VARIANTS[table.variant]}: rows " + " and ".join(
-        label(table.figure, "line", line) for line in lines
-    )
-    return Picture(table.variant, "", words, paint, raster=True)
+    words = f"{table.figure.title}, {_VARIANTS[table.variant]}: {name}, digits 0 to 9"
+    return Picture(table.variant, name, words, paint, raster=True)

@@ -74,6 +74,14 @@ def append(folder: Path, key: str, seed: int, outcome: Outcome) -> None:
         file.write(line + "\n")
 
 
+def mend(folder: Path) -> None:
+    """End the journal's last line, which a process that was killed may have left open."""
+    journal = folder / JOURNAL
+    if journal.exists() and not journal.read_bytes().endswith(b"\n"):
+        with journal.open("a", encoding="utf-8") as file:
+            file.write("\n")
+
+
 def known(folder: Path) -> Runs:
     """Every run that the folder holds, from its figures and its journal."""
     runs: Runs = {}

@@ -112,10 +112,11 @@ def _word(text: str) -> str:
 
 
 def _claims(found: Sequence[Judged]) -> str:
+    every = sorted(rows(found), key=lambda row: row[-1])  # the paper's first, then ours
     body = "".join(
         f'<tr><th scope="row">{escape(words)}{" <span class=ours>(ours)</span>" * ours}</th>'
         f"<td>{escape(figure)}</td><td>{_word(printed)}</td><td>{_word(corrected)}</td></tr>"
-        for words, figure, printed, corrected, ours in rows(found)
+        for words, figure, printed, corrected, ours in every
     )
     head = "".join(
         f'<th scope="col">{text}</th>' for text in ("claim", "figure", "as printed", "corrected")
@@ -124,21 +125,26 @@ def _claims(found: Sequence[Judged]) -> str:
         '<div class="card scroll" role="region" aria-label="Claims" tabindex="0">'
         '<table class="claimed"><caption class="hidden">Claims and verdicts</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        '<p class="made">In brackets: the mean difference and its 95 % interval over the seeds, '
+        "positive as claimed; with several points, at how many the claim holds or is contradicted "
+        "by itself, and the range of the means.</p>"
     )
 
 
 def _figure(one: Judged) -> str:
     figure = one.figure
     both = len(one.tables) > 1
-    options = {v: _VARIANTS[v] for v in one.tables}
-    switch = _switch(f"{figure.name}-variant", "Variant", options, "printed") if both else ""
+    options = {v: _VARIANTS[v] for v in one.tables} | {"both": "both"}
+    # One panel each: both fit beside one another.
+    first = "printed" if figure.panel is not None and len(figure.panel.values) > 1 else "both"
+    switch = _switch(f"{figure.name}-variant", "Variant", options, first) if both else ""
     name = f"{figure.paper}: " if figure.paper != "ours" else ""
     return f"""
 <section class="figure" id="{figure.name}" aria-labelledby="{figure.name}-title">
 <h2 id="{figure.name}-title">{escape(name + figure.title)}</h2>
 <div class="head"><p>{escape(figure.caption)}</p>{switch}</div>
 <div class="figures">{_pictures(one)}</div>
-<ul class="claims">{"".join(_claim(c, v) for c, v in one.verdicts)}</ul>
+<ul class="claims">{"".join(_claim(c, v, both) for c, v in one.verdicts)}</ul>
 {_guarantees(one)}{_breaks(one)}{_points(one)}{_choices(one)}
 {_made(one)}
 </section>"""
@@ -149,25 +155,27 @@ def _pictures(one: Judged) -> str:
     cells = []
     for i, picture in enumerate(drawn):
         kind = f" {picture.variant}" if len(one.tables) > 1 else ""
-        wide = " wide" if picture.raster else ""
-        title = f"<h3>{escape(picture.title)}</h3>" if picture.title else ""
+        variant = _VARIANTS[picture.variant] if kind else ""
+        title = " <small>".join(escape(text) for text in (picture.title, variant) if text)
+        title = f"<h3>{title}{'</small>' if '<small>' in title else ''}</h3>" if title else ""
         cells.append(
-            f'<figure class="card{kind}{wide}">{title}'
+            f'<figure class="card{kind}">{title}'
             f"{draw.element(picture, f'{one.figure.name}-{i}')}</figure>\n"
         )
     return "".join(cells)
 
 
-def _claim(claim: Claim, verdicts: dict[str, Verdict]) -> str:
+def _claim(claim: Claim, verdicts: dict[str, Verdict], both: bool) -> str:
     ours = ' <span class="ours">(ours)</span>' if claim.ours else ""
     items = []
     for variant, verdict in verdicts.items():
-        where = f" {variant}" if len(claim.variants) > 1 and len(verdicts) > 1 else ""
+        where = variant if both else ""
         numbers = shown(verdict).partition(" ")[2]
         items.append(
-            f'<li class="{where.strip()}"><span class="word {verdict.word}">{verdict.word}</span>'
+            f'<li class="{where}"><span class="word {verdict.word}">{verdict.word}</span>'
             f"<span>{escape(claim.words)}{ours}</span>"
-            f'<span class="numbers">{escape(numbers)}</span></li>'
+            f'<span class="numbers">{_VARIANTS[variant] + " " if both else ""}{escape(numbers)}'
+            "</span></li>"
         )
     return "".join(items)
 

@@ -7,7 +7,7 @@ Pictures travel as text: one byte a pixel, base64.
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 from sottovoce.experiments.definition import Prototypes
 from sottovoce.learning.gradients import ForeignModel
-from sottovoce.trained import Trained
+
+if TYPE_CHECKING:
+    from sottovoce.trained import Trained
 
 Pictures = NDArray[np.float64]  # [classes, pixels]
 

@@ -21,6 +21,7 @@ def complete(
     figures: Sequence[Figure], *, quick: bool, folder: Path, progress: Progress
 ) -> list[str]:
     """Run whatever the figures still lack; where data are missing, the sentences that say so."""
+    outcomes.mend(folder)
     runs = outcomes.known(folder)
     cells = {figure.name: expand(figure, quick) for figure in figures}
     todo: dict[tuple[str, int], tuple[Cell, int, Prototypes | None]] = {}

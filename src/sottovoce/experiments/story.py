@@ -16,8 +16,8 @@ def tally(found: Sequence[Judged]) -> str:
     if not total:
         return "The figures that are ours."
     return (
-        f"Of {total} claims of the paper, {printed['holds']} hold as printed, "
-        f"{printed['contradicted']} are contradicted and {printed['undecided']} undecided."
+        f"Of the paper’s claims, {printed['holds']} of {total} hold as printed; "
+        f"{printed['contradicted']} contradicted, {printed['undecided']} undecided."
     )
 
 
@@ -51,10 +51,10 @@ def lead(found: Sequence[Judged]) -> list[str]:
     ]
     if sum(corrected.values()):
         texts.append(
-            f"Corrected, {corrected['holds']} of {sum(corrected.values())} of the paper’s claims "
-            f"hold, {corrected['contradicted']} are contradicted. Of what we claim ourselves, "
-            f"{ours['holds']} of {sum(ours.values())} checks hold, {ours['contradicted']} are "
-            "contradicted."
+            f"Corrected, {corrected['holds']} of {sum(corrected.values())} of them hold; "
+            f"{corrected['contradicted']} contradicted, {corrected['undecided']} undecided. Of "
+            f"what we claim ourselves {ours['holds']} of {sum(ours.values())} checks hold; "
+            f"{ours['contradicted']} contradicted, {ours['undecided']} undecided."
         )
     promised = _promised(found)
     if promised:
@@ -97,7 +97,7 @@ def _promised(found: Sequence[Judged]) -> str:
             if point.tried > 1:
                 story += (
                     f" And the search behind “optimal UDP” shows the server {point.tried} runs: "
-                    f"what is ε = {number(pairs[0][0])} for one of them is "
+                    f"what guarantees ε = {number(point.epsilon, 3)} for one of them guarantees "
                     f"{number(point.epsilon_search, 3)} for all."
                 )
         return escape(story)

@@ -60,7 +60,7 @@ class Verdict:
     def tally(self) -> str:
         """Which points say what, in a few words.
 
-        >>> judge({"ε = 4": [1, 2, 1], "ε = 8": [-1, -2, -1]}).tally
+        >>> judge({"ε = 4": [1.0, 1.1, 1.2], "ε = 8": [-1.0, -1.1, -1.2]}).tally
         'holds at 1 of 2, contradicted at 1'
         """
         words = [point.interval.word for point in self.points]
