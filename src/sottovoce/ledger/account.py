@@ -57,7 +57,8 @@ class Account:
     vault: str
     made: str
     issued: str
-    dataset: str
+    dataset: str  # the fingerprint, which stays here
+    seal: str  # what others are told instead
     policy: Policy
     guarantee: Guarantee
     capacity: float  # μ² of the budget as it stands
@@ -85,7 +86,7 @@ class Account:
             "vault": self.vault,
             "made": self.made,
             "issued": self.issued,
-            "dataset": self.dataset,
+            "dataset": self.seal,
             "policy": self.policy.to_json(),
             "guarantee": self.guarantee.to_json(),
             "budget": {
@@ -132,6 +133,7 @@ def account(vault: Vault) -> Account:
         made=vault.made,
         issued=datetime.now(UTC).isoformat(timespec="seconds"),
         dataset=vault.dataset,
+        seal=vault.seal,
         policy=vault.policy,
         guarantee=vault.policy.guarantee(),
         capacity=unit * vault.limit,
@@ -150,7 +152,7 @@ def table(told: Account, *, most: int | None = 20) -> str:
     what = "one record" if policy.unit == "record" else "the whole data set"
     lines = [
         f"vault     {told.vault}, made {when(told.made)}",
-        f"data      {policy.samples:,} records, fingerprint {told.dataset[:16]}…",
+        f"data      {policy.samples:,} records, sealed as {told.seal[:16]}…",
         f"promise   (ε, δ) = ({shown(policy.epsilon)}, {shown(policy.delta, 3)}) for {what}, "
         f"{policy.calibration} calibration, all runs and servers together",
         f"fuel      {gauge(told.left)} {percent_left(told)} left",

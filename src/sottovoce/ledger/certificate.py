@@ -46,7 +46,7 @@ def page(told: Account) -> str:
     promise = f"({shown(policy.epsilon)}, {shown(policy.delta, 3)})-differential privacy for {what}"
     facts = [
         ("Vault", f"<code>{escape(told.vault)}</code>", "wide"),
-        ("Data set (SHA-256 of its rows)", f"<code>{escape(told.dataset)}</code>", "wide"),
+        ("Data set (its fingerprint, sealed)", f"<code>{escape(told.seal)}</code>", "wide"),
         ("Records", f"{policy.samples:,}", ""),
         ("Calibration", escape(policy.calibration), ""),
         ("Vault made", f"{escape(when(told.made))} UTC", ""),

@@ -47,6 +47,7 @@ class Books:
     capacity: float = 0.0  # μ² of 2⁵⁰ units, for the vault's whole life
     policy: Policy = None  # type: ignore[assignment]  # the first line says it
     dataset: str = ""
+    salt: str = ""  # of the line that names the data set
     inode: int = 0
     spent: int = 0
     burnt: int = 0  # the part of `spent` that restores have booked for what they could not know
@@ -76,6 +77,7 @@ class Books:
         self._require(is_hash(facts["dataset"]), "its data set")
         self.id, self.made, self.capacity = facts["vault"], time, float(facts["capacity"])
         self.policy, self.dataset = Policy.from_json(facts["policy"]), facts["dataset"]
+        self.salt = str(facts["salt"])
         self.inode = int(facts["inode"])
 
     def _run(self, seq: int, time: str, facts: dict[str, Any]) -> None:
@@ -110,7 +112,7 @@ class Books:
     def _rebind(self, seq: int, time: str, facts: dict[str, Any]) -> None:
         self._require(is_hash(facts["dataset"]) and facts["overlap"] in OVERLAPS, "its data set")
         self.policy = Policy.from_json(facts["policy"])
-        self.dataset = facts["dataset"]
+        self.dataset, self.salt = facts["dataset"], str(facts["salt"])
 
     def _move(self, seq: int, time: str, facts: dict[str, Any]) -> None:
         self.inode = int(facts["inode"])

@@ -172,6 +172,15 @@ or make one with `sottovoce ledger create`
         return self._books.dataset
 
     @property
+    def seal(self) -> str:
+        """The data set as others may be told of it: SHA-256 of its fingerprint and a secret salt.
+
+        Whoever knows all records but one could try that one against the fingerprint itself. With
+        the salt, which is in the vault, its owner can show later what was sealed.
+        """
+        return sha256(f"sottovoce.seal/1\n{self._books.salt}\n{self.dataset}\n".encode())
+
+    @property
     def spent(self) -> int:
         """Units booked by all runs, and burnt by restores."""
         return self._books.spent
