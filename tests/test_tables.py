@@ -123,7 +123,7 @@ MALFORMED_PLANS: list[tuple[dict[str, Any], str]] = [
     (GOOD | {"columns": COLUMNS | {"idd": []}}, "'idd' is no column of people.csv; did you"),
     (GOOD | {"columns": COLUMNS | {"sex": [0, 1]}}, "column 'sex' of people.csv has '"),
     (GOOD | {"columns": COLUMNS | {"rich": ["a", "b"]}}, "row 1 of people.csv has the label"),
-    (GOOD | {"validation": 0.0}, "data.validation must be a whole number from 1"),
+    (GOOD | {"validation": 0.0}, "data.validation must be ≥ 1 or a part"),
     (GOOD | {"validation": 1.5}, "data.validation must be"),
     (GOOD | {"validation": -0.1}, "data.validation must be"),
     (GOOD | {"validation": "a.csv"}, "data.validation must be"),
