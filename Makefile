@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format types trust bench clean
+.PHONY: help train test check lint format types trust figures claims bench clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -46,6 +46,12 @@ types: $(VENV)/.dev  ## mypy, strict
 
 trust: $(VENV)/.dev  ## the long checks at full size, one table (MNIST wants SOTTOVOCE_DATA)
 	@$(BIN)/python trust/table.py
+
+figures: $(VENV)/.run  ## every figure of the paper into results/ (wants SOTTOVOCE_DATA and a GPU)
+	@$(BIN)/sottovoce reproduce all
+
+claims: $(VENV)/.run  ## the README's table of claims, from results/
+	@$(BIN)/python -m sottovoce.experiments.claims README.md results
 
 bench: $(VENV)/.dev  ## the speed of a round and of secure noise, each beside the machine's own floor
 	@$(BIN)/python benchmarks/clipped_round.py

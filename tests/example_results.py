@@ -7,6 +7,7 @@ in real runs.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,7 @@ def outcome(own: Figure, cell: Cell, seed: int, *, reverse: bool) -> Outcome:
     return made
 
 
+@cache
 def result(name: str, *, reverse: bool = False, quick: bool = False) -> Result:
     """A figure filled with made-up runs."""
     own = figure(name)

@@ -534,3 +534,18 @@ def test_a_median_clip_is_the_median_of_raw_norms_and_is_flagged():
     )
     assert "median-clip" in run.record["guarantee"]["not_covered"]
     assert "would be" in run.guarantee
+
+
+def test_the_confusion_matrix_counts_every_test_row():
+    run = simulate(Plan(rounds={"schedule": "fixed", "rounds": 5}), seed=1)
+    table = np.array(run.record["result"]["confusion"])
+    held = build(Plan(), seed=1).held.test
+    told = run.predict(held.x)
+    assert table.shape == (10, 10)
+    for i in range(10):
+        for j in range(10):
+            assert table[i, j] == np.sum((held.y == i) & (told == j))
+    assert np.trace(table) / table.sum() == pytest.approx(run.accuracy, abs=1e-6)
+    page = report.render(run.record)
+    assert "Which class is taken for which" in page
+    assert page.count('style="--part:') == 100

@@ -31,6 +31,7 @@ from sottovoce.federation import Federation
 
 SCHEMA = "sottovoce.record/1"
 ROUNDS = "rounds.jsonl"
+MOST_CONFUSED = 20  # classes whose confusion matrix is kept: a larger one nobody reads
 Parameters = dict[str, NDArray[Any]]
 
 
@@ -59,6 +60,7 @@ def make(
     started: datetime,
     test: tuple[float, float],
     fairness: dict[str, Any],
+    confusion: list[list[int]] | None = None,
     engine: str = "simulation",
     not_covered: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
@@ -97,6 +99,8 @@ def make(
             "seconds_per_round": state.seconds / max(1, done),
         },
     }
+    if confusion is not None:
+        record["result"]["confusion"] = confusion
     if federation.plan.local.clip == "median":
         record["clip"] = federation.recipe.clip
     if federation.plan.server.signal != "public":

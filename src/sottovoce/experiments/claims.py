@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,3 +127,13 @@ def insert(text: str, table: str) -> str:
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n{table}\n{END}{after}"
+
+
+def main(document: str, folder: str) -> None:
+    """Write the table of a folder's claims between the marks of a document."""
+    path = Path(document)
+    path.write_text(insert(path.read_text("utf-8"), markdown(judged(Path(folder)))), "utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -42,7 +43,7 @@ class Cell:
     search: int | None  # which T, where the method tries several
     plan: Plan
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What names the plan: figures that need the same run share it."""
         text = json.dumps([__version__, self.plan.to_dict()], sort_keys=True)

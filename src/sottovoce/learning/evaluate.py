@@ -71,6 +71,23 @@ def right(model: Model, params: Params, x: Array, y: Array) -> Array:
     return every
 
 
+def confusion(model: Model, params: Params, x: Array, y: Array, classes: int) -> Array:
+    """How many rows of class i (row of the answer) are taken for class j (column).
+
+    >>> from sottovoce.learning.models import Svm
+    >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
+    >>> x, y = jnp.array([[2.0], [-0.5], [-1.0]]), jnp.array([1, 1, 0])
+    >>> confusion(Svm(1, kappa=0.0), params, x, y, classes=2).tolist()
+    [[1, 0], [1, 1]]
+    """
+    told: Array = jax.lax.map(
+        lambda row: model.predict(params, row[None])[0],
+        x.astype(precision(params)),
+        batch_size=min(x.shape[0], 1024),
+    )
+    return jnp.zeros((classes, classes), int).at[y, told].add(1)
+
+
 def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
     """F(D_m, w) of every row, in pieces of fixed size.
 

@@ -16,6 +16,7 @@ import numpy as np
 from sottovoce.errors import RunError
 from sottovoce.report import figures
 from sottovoce.report.card import asked, card, tighter
+from sottovoce.report.confusion import confusion
 from sottovoce.report.run import Clients, Run, read
 from sottovoce.report.text import count, duration, escape, number, percent, value
 
@@ -79,6 +80,7 @@ def _page(run: Run) -> str:
         _tiles(run),
         card(run, mu),
         _figures(run, mu),
+        confusion(run),
         _budgets(run),
         _fairness(run),
         _plan(run),

@@ -72,6 +72,8 @@ class Run:
     test_loss: float
     test_accuracy: float
     fairness: dict[str, Any]
+    confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
+    classes: list[str]  # their names, where the record has them
     model_sha256: str | None
     clients: Clients | None
     epsilon: float
@@ -142,6 +144,8 @@ class Run:
             test_loss=_number(result["test_loss"]),
             test_accuracy=_number(result["test_accuracy"]),
             fairness=_fairness(result.get("fairness")),
+            confusion=_confusion(result.get("confusion")),
+            classes=[str(name) for name in (record.get("table") or {}).get("classes", [])],
             model_sha256=result["model_sha256"],
             clients=_clients(record.get("clients"), trace),
             epsilon=_number(guarantee["epsilon"]),
@@ -289,6 +293,15 @@ def _trace(path: Path) -> dict[str, Any] | None:
             f"{path} is damaged ({_one_line(error)}); remove it to get the page without the "
             "course of the fuel, or run the plan again with --resume"
         ) from error
+
+
+def _confusion(told: Any) -> NDArray[np.int64] | None:
+    if told is None:
+        return None
+    table = np.array(told, dtype=np.int64)
+    if table.ndim != 2 or table.shape[0] != table.shape[1] or (table < 0).any():
+        raise ValueError(f"the confusion matrix has shape {table.shape} or counts below 0")
+    return table
 
 
 def _fairness(told: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.fairness import fairness
 from sottovoce.federation import Federation, build
 from sottovoce.holdings import Given, Pair, Samples, is_pair
-from sottovoce.learning.evaluate import evaluate, right
+from sottovoce.learning.evaluate import confusion, evaluate, right
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Model, Params
 from sottovoce.learning.names import AnyModel, named, unnamed
@@ -318,6 +318,16 @@ def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, fl
     return float(loss), float(accuracy)
 
 
+_PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
+
+
+def _placed(samples: Samples) -> tuple[jax.Array, jax.Array]:
+    """Public rows on the device, sent there once for all runs that share them."""
+    if samples not in _PLACED:
+        _PLACED[samples] = (jnp.asarray(samples.x), jnp.asarray(samples.y))
+    return _PLACED[samples]
+
+
 def _rows(batch: list[Run]) -> tuple[Rows, list[int]]:
     """The rows of all splits of the batch, stacked, and which of them each run uses."""
     splits = list({id(run.federation.held): run.federation for run in batch}.values())
@@ -379,9 +389,29 @@ def trained(run: Run, status: str, began: datetime) -> Trained:
         status=status,
         started=began,
         test=scores(federation.model, params, test),
+        confusion=confused(federation.model, federation.held.classes, params, test),
         fairness=_fairness(federation, params),
     )
     return Trained(made, federation.model, params)
+
+
+def confused(
+    model: AnyModel, classes: int, params: Params, samples: Samples
+) -> list[list[int]] | None:
+    """How many rows of each class are taken for which; None where there are too many classes."""
+    if classes > record.MOST_CONFUSED:
+        return None
+    if isinstance(model, ForeignModel):
+        table = np.zeros((classes, classes), int)
+        np.add.at(table, (samples.y, model.predict(params, samples.x)), 1)
+    else:
+        table = np.asarray(_told(model, classes, params, *on_device(samples)))
+    return cast(list[list[int]], table.tolist())
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _told(model: Model, classes: int, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+    return confusion(model, params, x, y, classes)
 
 
 def _fairness(federation: Federation, params: Params) -> dict[str, Any]:
