@@ -215,7 +215,16 @@ def _keys(values: Any, name: str, keys: tuple[str, ...]) -> None:
         raise Malformed(f"the request's {name} has not the keys {', '.join(keys)}")
 
 
+def is_finite(value: Any) -> bool:
+    """Whether a message's value is a plain number that floats have room for; 10⁴⁰⁰ is none.
+
+    >>> is_finite(2.5), is_finite(10**400), is_finite(float("nan")), is_finite(True)
+    (True, False, False, False)
+    """
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
 def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not abs(value) < 1e300:
+    if not is_finite(value):
         raise Malformed(f"the request's {name} is no finite number")
     return float(value)

@@ -1,5 +1,8 @@
 """What the server makes of uploads. It never sees samples or un-noised values.
 
-`weights`  how much each upload counts
-`average`  the weighted mean of the uploads
+`registry`  who the clients are, as they have said themselves
+`roll`      who takes part in a run, by which route, and who is not asked any more
+`checks`    is this an upload?
+`weights`   how much each upload counts
+`average`   the weighted mean of the uploads
 """

@@ -7,8 +7,9 @@ An honest upload is w̃ = w − s + Z with ‖s‖ ≤ E·η·C and Z of d coord
 
 (‖Z‖/σ is within 8 of √d but for e⁻³²: it is a 1-Lipschitz function of d normals). Above it a client
 is broken or hostile; below it, it forgot its noise, which is worth telling it. The σ is the
-client's claim, held between a floor and a ceiling that the registry knows. What is refused drops
-the client from the round, never the round.
+client's claim, held between a floor and a ceiling that the registry knows, and worth no more μ²
+than the client says it has booked since its last upload: Σ (Δ/σ)² ≤ spent now − spent before. What
+is refused drops the client from the round, never the round.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from numpy.typing import NDArray
 from sottovoce import wire
 from sottovoce.errors import Malformed
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.protocol import ANSWER, CODES, Receipt
+from sottovoce.protocol import ANSWER, CODES, Receipt, is_finite
 from sottovoce.server.registry import Account, Member
 
 SLACK = 8.0  # standard deviations of ‖Z‖: e⁻³² = 1.3e-14 on either side
-HEAD_BYTES = 1 << 16
+HEAD_BYTES = 1 << 16  # of a head, beside what names its arrays and states its σ
+LOSS_NOISE = 5.0  # a loss has one part in ten: √9 times the noise, √18 where units are few
 _KEYS = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -46,6 +48,23 @@ class Expected:
     member: Member
     ceiling: float  # the largest σ/Δ that a client of this run could need
     loss_bound: float | None = None
+
+    @property
+    def longest(self) -> int:
+        """More bytes than an honest answer has."""
+        size = sum(leaf.size for leaf in self.params.values())
+        return 4 * size + HEAD_BYTES + 512 * len(self.params) + 32 * self.recipe.releases
+
+    @property
+    def sensitivity(self) -> float:
+        """Δ of one release."""
+        return float(self.recipe.sensitivity(self.member.samples))
+
+    @property
+    def loss_sensitivity(self) -> float:
+        """Δ_V of the mean loss: B/n for a record, B for all of a client's data."""
+        share = 1 if self.recipe.unit == "client" else self.member.samples
+        return (self.loss_bound or 0.0) / share
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +88,7 @@ class Declined:
 
 def read(blob: bytes, expected: Expected) -> Accepted | Declined:
     """An upload that counts, a client's refusal, or `Malformed` with what is wrong."""
-    size = sum(leaf.size for leaf in expected.params.values())
-    head, arrays = wire.unpack(blob, limit=4 * size + HEAD_BYTES)
+    head, arrays = wire.unpack(blob, limit=expected.longest)
     if head.get("schema") != ANSWER:
         raise Malformed(f"the answer is none ({ANSWER})")
     if head.get("kind") == "refusal":
@@ -98,6 +116,7 @@ def read(blob: bytes, expected: Expected) -> Accepted | Declined:
         raise Malformed("the upload is not finite")
     _plausible(arrays, sigma, expected)
     loss, loss_sigma = _loss(head, expected)
+    _booked(account, sigma, loss_sigma, expected)
     return Accepted(arrays, sigma, receipt, account, loss, loss_sigma)
 
 
@@ -113,14 +132,36 @@ def _same_budget(account: Account | None, known: Account | None) -> None:
 def _sigma(values: Any, expected: Expected) -> tuple[float, ...]:
     if not isinstance(values, list) or len(values) != expected.recipe.releases:
         raise Malformed("the upload does not state one σ a step")
-    if not all(type(s) in (int, float) and math.isfinite(s) and s > 0 for s in values):
+    if not all(is_finite(s) and s > 0 for s in values):
         raise Malformed("the upload's σ is no finite number > 0")
-    sensitivity = float(expected.recipe.sensitivity(expected.member.samples))
-    least = (expected.member.floor or 0.0) * sensitivity * (1 - 1e-9)
-    most = expected.ceiling * sensitivity
-    if any(not least <= s <= most for s in values):
+    least, most = _least(expected), expected.ceiling
+    if any(not least <= s / expected.sensitivity <= most for s in values):
         raise Malformed("the upload's σ is below the client's own floor or above what it needs")
     return tuple(map(float, values))
+
+
+def _least(expected: Expected) -> float:
+    """The smallest σ/Δ of this client's releases: its own floor."""
+    return (expected.member.floor or 0.0) * (1 - 1e-9)
+
+
+def _booked(
+    account: Account | None,
+    sigma: tuple[float, ...],
+    loss_sigma: float | None,
+    expected: Expected,
+) -> None:
+    """The noise is worth no more than was booked for it, as far as the client says."""
+    known = expected.member.account
+    if account is None or known is None:
+        return
+    ratios = [expected.sensitivity / s for s in sigma]
+    if loss_sigma is not None:
+        ratios.append(expected.loss_sensitivity / loss_sigma)
+    released = sum(ratio * ratio for ratio in ratios)
+    slack = 1e-14 * account.capacity  # what differences of floats can lose
+    if account.spent - known.spent < released * (1 - 1e-10) - slack:
+        raise Malformed("the upload has less noise than its client has booked for")
 
 
 def _plausible(arrays: Arrays, sigma: tuple[float, ...], expected: Expected) -> None:
@@ -131,7 +172,7 @@ def _plausible(arrays: Arrays, sigma: tuple[float, ...], expected: Expected) -> 
     start = [float(np.sum(np.square(w, dtype=np.float64))) for w in expected.params.values()]
     moved, norm = math.sqrt(math.fsum(squares)), math.sqrt(math.fsum(start))
     count = sum(leaf.size for leaf in arrays.values())
-    recipe, total = expected.recipe, math.sqrt(math.fsum(s**2 for s in sigma))
+    recipe, total = expected.recipe, math.hypot(*sigma)
     step = recipe.steps * recipe.learning_rate * recipe.clip
     most = step + total * (math.sqrt(count) + SLACK)
     if not moved <= most + 2**-23 * (norm + most):
@@ -144,8 +185,11 @@ def _loss(head: Mapping[str, Any], expected: Expected) -> tuple[float | None, fl
     if expected.loss_bound is None:
         return None, None
     loss, sigma = head["loss"], head["loss_sigma"]
-    if not all(type(n) in (int, float) and math.isfinite(n) for n in (loss, sigma)):
+    if not all(is_finite(n) for n in (loss, sigma)):
         raise Malformed("the upload's loss is no finite number")
+    ratio, most = sigma / expected.loss_sensitivity, LOSS_NOISE * expected.ceiling
+    if not _least(expected) <= ratio <= most:
+        raise Malformed("the loss's σ is below the client's own floor or above what it needs")
     if not (sigma > 0 and -SLACK * sigma <= loss <= expected.loss_bound + SLACK * sigma):
         raise Malformed("the upload's loss is not one with the noise it claims")
     return float(loss), float(sigma)

@@ -1,22 +1,25 @@
 """Who the clients are, as they have said themselves: public facts, kept for the length of a run.
 
 A client is known by its vault's id, never by a connection. Weights, sensitivities and the bounds
-that uploads are held against come from here, not from the uploads.
+that uploads are held against come from here, not from the uploads. What a client says of itself is
+checked as far as it can be: a number that is none, or a budget that is worth less than its own
+(ε, δ), is no greeting.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sottovoce import wire
-from sottovoce.errors import Malformed
-from sottovoce.privacy.budget import CALIBRATIONS, UNITS, Calibration, Unit
-from sottovoce.protocol import HELLO, Receipt
+from sottovoce.errors import InputError, Malformed
+from sottovoce.privacy import calibration
+from sottovoce.privacy.budget import UNITS, Budget, Calibration, Unit
+from sottovoce.protocol import HELLO, Receipt, is_finite
 
 LARGEST_HELLO = 1 << 16
+MOST_SAMPLES = 2**32  # what a vault takes
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,27 @@ class Account:
         if not isinstance(values, Mapping) or values.keys() != set(keys):
             raise Malformed("the client's budget has not the keys of one")
         numbers = [values[key] for key in keys]
-        if not all(type(n) in (int, float) and math.isfinite(n) and n >= 0 for n in numbers):
+        if not all(is_finite(n) and n >= 0 for n in numbers):
             raise Malformed("the client's budget holds what is no finite number ≥ 0")
         own = cls(*map(float, numbers))
-        if not (own.epsilon > 0 and 0 < own.delta < 1 and own.capacity > 0):
-            raise Malformed("the client's budget is none")
+        try:
+            Budget(own.epsilon, own.delta)
+        except InputError as error:
+            raise Malformed(f"the client's {error}") from None
+        if not own.capacity > 0:
+            raise Malformed("the client's budget is worth nothing")
         if own.spent > own.capacity * (1 + 1e-9):
             raise Malformed("the client says it has spent more than its budget is worth")
         return own
+
+    def to_json(self) -> dict[str, float]:
+        """As it stands in a message."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "capacity": self.capacity,
+            "spent": self.spent,
+        }
 
 
 @dataclass(frozen=True)
@@ -73,29 +89,46 @@ class Member:
         """Read a greeting, schema first; `Malformed` if it is none (a refusal is none either)."""
         head, arrays = wire.unpack(blob, limit=LARGEST_HELLO)
         if head.get("kind") == "refusal":
-            raise Malformed(f"the client declined to greet ({str(head.get('code'))[:20]})")
+            raise Malformed(f"the client declined to greet ({str(head.get('code'))[:20]!a})")
+        if arrays:
+            raise Malformed("the greeting has not the keys of one")
+        return cls.from_head(head)
+
+    @classmethod
+    def from_head(cls, head: Mapping[str, Any]) -> Member:
+        """Read what a greeting says, or what `to_head` has kept of one."""
         keys = {"schema", "name", "features", "classes", "policy", "budget", "receipt"}
-        if head.get("schema") != HELLO or head.keys() != keys or arrays:
+        if head.get("schema") != HELLO or head.keys() != keys:
             raise Malformed("the greeting has not the keys of one")
         policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
         expected = {"samples", "unit", "clip", "calibration", "floor", "max_rounds"}
         if not isinstance(policy, Mapping) or policy.keys() != expected:
             raise Malformed("the greeting's policy has not the keys of one")
         whole = (head["features"], head["classes"], policy["samples"], policy["max_rounds"])
-        if not all(type(n) is int and 1 <= n <= 2**40 for n in whole):
-            raise Malformed("the greeting has a size that is no whole number ≥ 1")
-        if policy["unit"] not in UNITS or policy["calibration"] not in CALIBRATIONS:
-            raise Malformed("the greeting's unit or calibration is unknown")
-        for key in ("clip", "floor"):
-            number = policy[key]
-            if key == "floor" and number is None:
-                continue
-            if type(number) not in (int, float) or not 0 <= number < 1e300:
-                raise Malformed(f"the greeting's {key} is no finite number ≥ 0")
-        if not isinstance(head["name"], str) or not 1 <= len(head["name"]) <= 200:
-            raise Malformed("the greeting has no name")
+        if not all(type(n) is int and 1 <= n <= MOST_SAMPLES for n in whole):
+            raise Malformed("the greeting has a size that is no whole number from 1 to 2³²")
+        if policy["unit"] not in UNITS or policy["calibration"] not in ("exact", "zcdp"):
+            raise Malformed("the greeting's unit or calibration is not one that a vault has")
+        floor = 0.0 if policy["floor"] is None else policy["floor"]
+        for name, number in (("clip", policy["clip"]), ("floor", floor)):
+            if not is_finite(number) or number < 0:
+                raise Malformed(f"the greeting's {name} is no finite number ≥ 0")
+        name = head["name"]
+        # Printable, because it is printed: a name must not steer a terminal.
+        if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+            raise Malformed("the greeting has no plain name")
+        account = Account.from_json(head["budget"])
+        if account is not None:
+            try:
+                worth = calibration.capacity(
+                    account.epsilon, account.delta, calibration=policy["calibration"]
+                )
+            except InputError as error:
+                raise Malformed(f"the client's {error}") from None
+            if account.capacity < float(worth) * (1 - 1e-6):  # a tightened budget is worth more
+                raise Malformed("the client's budget is worth less than its (ε, δ)")
         return cls(
-            name=head["name"],
+            name=name,
             vault=receipt.vault,
             samples=policy["samples"],
             features=head["features"],
@@ -103,8 +136,27 @@ class Member:
             unit=policy["unit"],
             clip=float(policy["clip"]),
             calibration=policy["calibration"],
-            floor=policy["floor"],
+            floor=None if policy["floor"] is None else float(policy["floor"]),
             max_rounds=policy["max_rounds"],
-            account=Account.from_json(head["budget"]),
+            account=account,
             receipt=receipt,
         )
+
+    def to_head(self) -> dict[str, Any]:
+        """What a greeting would say now: the newest receipt and account included."""
+        return {
+            "schema": HELLO,
+            "name": self.name,
+            "features": self.features,
+            "classes": self.classes,
+            "policy": {
+                "samples": self.samples,
+                "unit": self.unit,
+                "clip": self.clip,
+                "calibration": self.calibration,
+                "floor": self.floor,
+                "max_rounds": self.max_rounds,
+            },
+            "budget": None if self.account is None else self.account.to_json(),
+            "receipt": self.receipt.to_json(),
+        }

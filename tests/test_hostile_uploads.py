@@ -1,0 +1,411 @@
+"""Uploads that are none: each is refused in a sentence, and no bytes raise anything else.
+
+The honest ones are made by a real device with a real vault. A `Scene` changes one thing of
+an honest upload and seals it again, so that only the check in question can notice.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from devices import ask, make_node, opened, sealed, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import CLASSES, FEATURES, HIDDEN, draw
+from scipy.stats import chi2
+
+from sottovoce import client, device, wire
+from sottovoce.errors import Malformed
+from sottovoce.learning.form import Form
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.server import checks
+from sottovoce.server.checks import Accepted, Declined, Expected
+from sottovoce.server.registry import Member
+
+MLP = Form("mlp", (FEATURES,), CLASSES, hidden=HIDDEN)  # 275 parameters
+WIDE = Form("mlp", (FEATURES,), CLASSES, hidden=64)  # 2,179
+SVM = Form("svm", (FEATURES,), 2, kappa=0.01)
+CNN = Form("cnn", (6, 5, 1), CLASSES, channels=2)
+CEILING = 100.0
+
+
+def short(changes):
+    return repr(changes)[:40]
+
+
+def weights(form, seed=3):
+    rng = np.random.default_rng(seed)
+    return {n: (0.1 * rng.normal(size=s)).astype(np.float32) for n, s in form.shapes().items()}
+
+
+def request(form=MLP, **changes):
+    return ask(params=weights(form), form=form, **changes)
+
+
+def expected(member, asked):
+    return Expected(
+        run=asked.run,
+        t=asked.round.t,
+        request=asked.hash(),
+        params=asked.params,
+        recipe=asked.recipe,
+        member=member,
+        ceiling=CEILING,
+        loss_bound=asked.loss_bound,
+    )
+
+
+class Scene:
+    """One client, one request, its honest upload, and what the server expects."""
+
+    def __init__(self, folder, asked=None, **policy):
+        form = MLP if asked is None else asked.form
+        self.asked = request() if asked is None else asked
+        self.node = make_node(folder, self._rows(form), classes=form.classes, **policy)
+        self.member = Member.from_hello(device.hello(self.node))
+        self.expected = expected(self.member, self.asked)
+        self.blob = device.answer(self.asked.to_blob(), self.node)
+        self.head, self.arrays = wire.unpack(self.blob)
+
+    def _rows(self, form):
+        x, y = draw(40, 7)
+        return x, y % form.classes
+
+    def read(self, blob):
+        return checks.read(blob, self.expected)
+
+    def with_head(self, **changes):
+        """The honest upload with other things in its head; a dot reaches into an object."""
+        head = copy.deepcopy(self.head)
+        for name, value in changes.items():
+            *way, last = name.split("__")
+            place = head
+            for key in way:
+                place = place[key]
+            if value is ...:
+                del place[last]
+            else:
+                place[last] = value
+        return wire.pack(head, self.arrays)
+
+    def with_arrays(self, arrays):
+        return wire.pack(self.head, {k: np.asarray(v, np.float32) for k, v in arrays.items()})
+
+    def with_number(self, name, place, value):
+        leaf = self.arrays[name].copy()
+        leaf.reshape(-1)[place] = value
+        return self.with_arrays(self.arrays | {name: leaf})
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return Scene(tmp_path_factory.mktemp("scene"))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    return Scene(tmp_path_factory.mktemp("wide"), request(WIDE))
+
+
+@pytest.fixture(scope="module")
+def telling(tmp_path_factory):
+    return Scene(tmp_path_factory.mktemp("telling"), request(loss_bound=2.0))
+
+
+PLACES = [("b1", 0), ("b2", 2), ("w1", 0), ("w1", 117), ("w1", 239), ("w2", 0), ("w2", 23)]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38, -1e38, 1e20, 50.0])
+@pytest.mark.parametrize(("name", "place"), PLACES)
+def test_a_number_that_no_step_and_noise_gives(scene, name, place, value):
+    with pytest.raises(Malformed, match=r"not finite|further from the model"):
+        scene.read(scene.with_number(name, place, value))
+
+
+def shapes_besides(arrays):
+    w1, b1 = arrays["w1"], arrays["b1"]
+    yield from ({**arrays, "w1": w1.T}, {**arrays, "w1": w1.reshape(-1)})
+    yield from ({**arrays, "w1": w1[None]}, {**arrays, "b1": b1[:, None]})
+    yield from ({**arrays, name: leaf[..., :1]} for name, leaf in arrays.items())  # broadcastable
+    yield from ({**arrays, name: leaf.reshape(-1)[0]} for name, leaf in arrays.items())  # 0-d
+    yield from ({**arrays, name: leaf[:0]} for name, leaf in arrays.items())
+    yield from ({k: v for k, v in arrays.items() if k != name} for name in arrays)
+    yield from ({**arrays, name: b1} for name in ("b3", "W1", "w1/0", "__class__", "w"))
+    yield from ({k if k != name else name + "x": v for k, v in arrays.items()} for name in arrays)
+    yield from ({**arrays, "b1": arrays["b2"], "b2": b1}, {})
+
+
+def test_arrays_that_are_not_those_of_the_model(scene):
+    count = 0
+    for arrays in shapes_besides(scene.arrays):
+        with pytest.raises(Malformed, match=r"arrays are not those|bytes, and at most"):
+            scene.read(scene.with_arrays(arrays))
+        count += 1
+    assert count >= 30
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float16, np.int64, np.int8, np.complex128, bool])
+def test_numbers_of_another_type(scene, kind):
+    """There is no way to say a type: other bytes have another length, and are refused for it."""
+    text, _ = opened(scene.blob)
+    for name in scene.arrays:  # one array of another type, in each place
+        body = b"".join(
+            leaf.astype(kind if other == name else np.float32).tobytes()
+            for other, leaf in sorted(scene.arrays.items())
+        )
+        with pytest.raises(Malformed, match="do not have the sizes"):
+            scene.read(written(text, body))
+    with pytest.raises(Malformed):
+        scene.read(written({**text, "dtype": np.dtype(kind).name}, b""))
+
+
+HEADS = [
+    *({"samples": n} for n in (-40, 0, 39, 41, 40.0, True, None, "40", 10**400, [40])),
+    *({"weight": n} for n in (1, -1.0, 0, 1e30, "1")),
+    *({key: ...} for key in ("samples", "sigma", "receipt", "budget", "request", "t", "run")),
+    *({"t": t} for t in (1, -1, 7, True, 0.0, "0", None, 10**400)),
+    *({"run": run} for run in ("0badc0df", "", "0BADC0DE", None, 7, "0badc0de ")),
+    *({"request": h} for h in ("0" * 64, "", None, 0, ["a"])),
+    *({"receipt__vault": v} for v in ("ab" * 16, "", None, 7, "../x")),
+    *({"receipt__seq": n} for n in (-1, 2**53, 1.0, True, None, 10**400)),
+    *({"receipt": r} for r in (None, [], {}, "x", 1)),
+    *({"kind": k} for k in ("Upload", "hello", None, 1, ["upload"])),
+    *({"schema": s} for s in ("sottovoce.answer/2", "", None, 1, "sottovoce.request/1")),
+    *({"loss": 0.5, "loss_sigma": s} for s in (1.0, 1e30, 0, -1.0, "x")),  # nobody asked for one
+    *({key: 1.0} for key in ("accuracy", "norm", "gradient", "seed", "")),
+]
+
+
+@pytest.mark.parametrize("changes", HEADS, ids=short)
+def test_heads_that_are_not_an_upload_to_this_request(scene, changes):
+    with pytest.raises(Malformed):
+        scene.read(scene.with_head(**changes))
+
+
+BUDGETS = [
+    *({"spent": n} for n in (-1.0, 0, 1e9, 10**400, "0", True, None)),
+    *({"epsilon": n} for n in (0, -8.0, 7.9, 1e-300, 10**400, None)),
+    *({"delta": n} for n in (0, 1, 0.9, 1e-6, -1e-5, "x")),
+    *({"capacity": n} for n in (0, -1.0, 1e-300, 1e299, 10**400)),
+    *({key: ...} for key in ("epsilon", "delta", "capacity", "spent")),
+    {"rounds": 1},
+]
+
+
+@pytest.mark.parametrize("changes", BUDGETS, ids=short)
+def test_budgets_that_are_not_the_clients(scene, changes):
+    with pytest.raises(Malformed):
+        scene.read(scene.with_head(**{f"budget__{key}": v for key, v in changes.items()}))
+
+
+@pytest.mark.parametrize("budget", [None, [], "x", 1, {}])
+def test_a_budget_that_is_none(scene, budget):
+    with pytest.raises(Malformed):
+        scene.read(scene.with_head(budget=budget))
+
+
+SIGMAS = [1e30, 1e200, 1e308, 1e-30, 5e-324, 0, -1.0, 10**400, "1", None, True, [1.0], {}]
+
+
+@pytest.mark.parametrize("sigma", SIGMAS, ids=short)
+def test_a_sigma_that_is_none(scene, sigma):
+    for claim in ([sigma], sigma, [scene.head["sigma"][0], sigma], [sigma] * 2, []):
+        with pytest.raises(Malformed):
+            scene.read(scene.with_head(sigma=claim))
+
+
+@pytest.mark.parametrize("factor", [1e-6, 0.5, 0.9, 0.999999, 4.0, 100.0, 1e6])
+def test_a_sigma_that_was_not_the_noise(scene, factor):
+    """Less than was booked for, or more than the upload shows: 275 numbers tell 2σ from σ."""
+    with pytest.raises(Malformed):
+        scene.read(scene.with_head(sigma=[scene.head["sigma"][0] * factor]))
+
+
+def test_a_sigma_beyond_floor_and_ceiling_is_named(scene):
+    delta = scene.expected.sensitivity
+    for sigma in (CEILING * delta * 1.001, scene.member.floor * delta * 0.999):
+        with pytest.raises(Malformed, match="below the client's own floor or above"):
+            scene.read(scene.with_head(sigma=[sigma]))
+
+
+def test_an_upload_that_nothing_was_booked_for(scene):
+    """The next upload with the same account: its noise is right, its books are not."""
+    account = scene.member.account
+    after = replace(scene.member, account=replace(account, spent=scene.head["budget"]["spent"]))
+    with pytest.raises(Malformed, match="less noise than its client has booked for"):
+        checks.read(scene.blob, replace(scene.expected, member=after))
+    assert scene.head["budget"]["spent"] > account.spent
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_upload_without_its_noise(wide, seed):
+    """The model itself, a step, a third of the noise: nearer than the claimed σ lets it be.
+
+    It takes σ(√d − 8) > ηC to tell, here 3.3 > 1; at d = 275 and this σ it could not be told.
+    """
+    start = {n: a.astype(np.float64) for n, a in wide.asked.params.items()}
+    x, y = draw(40, 7 + seed)
+    step = client.step(WIDE, start, x, y, Recipe(1.0, 1.0))
+    rng, sigma = np.random.default_rng(seed), wide.head["sigma"][0]
+    third = {n: a + sigma / 3 * rng.normal(size=a.shape) for n, a in step.items()}
+    for arrays in (start, step, third):
+        with pytest.raises(Malformed, match="nearer to the model than its noise"):
+            wide.read(wide.with_arrays(arrays))
+    whole = {n: a + sigma * rng.normal(size=a.shape) for n, a in step.items()}
+    assert isinstance(wide.read(wide.with_arrays(whole)), Accepted)
+
+
+LOSSES = [
+    *({"loss": n} for n in (1e3, -1e3, 1e300, 10**400, None, "x", True)),
+    *({"loss_sigma": n} for n in (0, -1.0, 1e-9, 1e30, 10**400, None, "x")),
+    {"loss": 1e30, "loss_sigma": 1e30},  # a loss that would steer the schedule by itself
+    {"loss": ...},
+    {"loss_sigma": ...},
+]
+
+
+@pytest.mark.parametrize("changes", LOSSES, ids=short)
+def test_losses_that_are_none(telling, changes):
+    assert isinstance(telling.read(telling.blob), Accepted)
+    with pytest.raises(Malformed):
+        telling.read(telling.with_head(**changes))
+
+
+def test_replays_of_other_rounds_and_runs(scene, tmp_path):
+    other = make_node(tmp_path, draw(40, 7), classes=CLASSES)
+    member = Member.from_hello(device.hello(other))
+    for changed in (request(t=1), request(run="0badc0de" * 2), request(horizon=9),
+                    ask(form=MLP, params=weights(MLP, seed=4))):  # fmt: skip
+        with pytest.raises(Malformed, match="for another"):
+            checks.read(scene.blob, expected(scene.member, changed))
+    with pytest.raises(Malformed, match=r"receipt is another client's"):
+        checks.read(scene.blob, expected(member, scene.asked))
+
+
+def test_bytes_that_are_cut_off_or_too_many(scene):
+    size = len(scene.blob)
+    for length in (0, 1, 11, 12, 16, 40, size // 2, size - 33, size - 32, size - 1):
+        with pytest.raises(Malformed):
+            scene.read(scene.blob[:length])
+    for more in (b"\0", b"\0" * 32, scene.blob, b"\0" * 10**6):
+        with pytest.raises(Malformed):
+            scene.read(scene.blob + more)
+    with pytest.raises(Malformed, match="bytes, and at most"):
+        scene.read(b"\0" * (scene.expected.longest + 1))
+    for no_bytes in (None, "text", bytearray(scene.blob), 7, [scene.blob]):
+        with pytest.raises(Malformed):
+            scene.read(no_bytes)  # type: ignore[arg-type]
+
+
+def test_heads_that_are_no_json_of_ours(scene):
+    text, body = opened(scene.blob)
+    plain = written(text, body)
+    assert plain == scene.blob
+    deep = b"[" * 10**5
+    for broken in (b"", b"null", b"{}", deep, b'{"arrays":[],"head":NaN}', b"\xff\xfe", b"1" * 5000,
+                   b'{"arrays":[],"head":{"sigma":1e999}}', b'{"arrays":[],"head":{},"head":{}}',
+                   b'{"head":{},"arrays":[]}', b' {"arrays":[],"head":{}}'):  # fmt: skip
+        with pytest.raises(Malformed):
+            scene.read(sealed(broken, body))
+
+
+def test_two_thousand_random_edits_are_noticed(scene):
+    """Bytes changed, dropped, doubled or moved: refused, or the very same arrays."""
+    rng, blob = np.random.default_rng(11), scene.blob
+    for _ in range(2000):
+        edited, place = bytearray(blob), int(rng.integers(len(blob)))
+        match rng.integers(4):
+            case 0:
+                edited[place] ^= int(rng.integers(1, 256))
+            case 1:
+                del edited[place : place + int(rng.integers(1, 9))]
+            case 2:
+                edited[place:place] = rng.bytes(int(rng.integers(1, 9)))
+            case 3:
+                other = int(rng.integers(len(blob)))
+                edited[place], edited[other] = edited[other], edited[place]
+        try:
+            read = scene.read(bytes(edited))
+        except Malformed:
+            assert bytes(edited) != blob
+            continue
+        assert isinstance(read, Accepted)
+        assert {k: v.tobytes() for k, v in read.params.items()} == {
+            k: v.tobytes() for k, v in scene.arrays.items()
+        }
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True, database=None)
+@given(place=st.integers(0, 2**32), value=st.integers(1, 255), few=st.integers(1, 4))
+def test_edits_with_a_right_checksum_break_nothing(scene, place, value, few):
+    """Whoever can edit can also seal: refused, or arrays that an honest client could have sent."""
+    body = bytearray(scene.blob[:-32])
+    for i in range(few):
+        body[12 + (place + 7919 * i) % (len(body) - 12)] ^= value
+    start = len(wire.MAGIC) + 4
+    length = int.from_bytes(body[12:start], "little")
+    blob = sealed(bytes(body[start : start + length]), bytes(body[start + length :]))
+    try:
+        read = scene.read(blob)
+    except Malformed:
+        return
+    assert isinstance(read, Accepted)
+    moved = [read.params[n].astype(float) - scene.asked.params[n] for n in read.params]
+    size = math.sqrt(sum(float(np.sum(m**2)) for m in moved))
+    assert size <= 1.001 * (1 + read.sigma[0] * (math.sqrt(275) + 8))
+
+
+def test_refusals_are_read_and_their_words_are_not_kept(scene):
+    for code in ("empty", "policy", "replay", "vault"):
+        said = wire.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code,
+                          "text": "\x1b[2J<script>"})  # fmt: skip
+        assert scene.read(said) == Declined(code)
+    for code in ("\x1b[2J", "", None, 10**400, ["empty"], {"a": 1}):
+        said = wire.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code})
+        assert scene.read(said) == Declined("internal")
+
+
+HONEST = [
+    *({"asked": request(t=t)} for t in range(6)),
+    *({"asked": request(SVM, t=t)} for t in range(3)),
+    {"asked": request(CNN)},
+    *({"asked": request(recipe=Recipe(0.5, 1.0, steps=n))} for n in (2, 3)),
+    *({"asked": request(recipe=Recipe(1.0, 1.0, unit="client"), loss_bound=b)} for b in (None, 1)),
+    {"asked": request(loss_bound=3.0, recipe=Recipe(0.1, 0.01, steps=2))},
+    {"asked": request(recipe=Recipe(1e-3, 1e-6))},
+    {"asked": request(horizon=1)},
+    {"disclose": False},
+    {"disclose": False, "asked": request(loss_bound=1.0)},
+    {"calibration": "zcdp", "unit": "client", "asked": request(recipe=Recipe(1, 1, unit="client"))},
+]
+
+
+@pytest.mark.slow
+def test_twenty_honest_uploads_count(tmp_path):
+    assert len(HONEST) == 20
+    for i, how in enumerate(HONEST):
+        own = Scene(tmp_path / f"{i}", **how)
+        read = own.read(own.blob)
+        assert isinstance(read, Accepted), how
+        assert {k: v.tobytes() for k, v in read.params.items()} == {
+            k: v.tobytes() for k, v in own.arrays.items()
+        }
+        assert (read.account is None) == (how.get("disclose") is False)
+
+
+@pytest.mark.parametrize("d", [1, 2, 10, 64, 65, 100, 1000, 10**5, 10**7])
+def test_the_norm_check_hardly_ever_refuses_an_honest_upload(d):
+    """‖Z‖/σ beyond √d ± 8: below 1e-13 together, from the exact distribution of χ²."""
+    low = chi2.cdf(max(0.0, math.sqrt(d) - checks.SLACK) ** 2, d)
+    assert low + chi2.sf((math.sqrt(d) + checks.SLACK) ** 2, d) < 1e-13
+
+
+def test_an_own_model_of_many_arrays_fits_into_its_limit(scene):
+    """3,000 arrays with long names: naming them takes more than a head has room for."""
+    many = {f"layer/{i:05d}/{'x' * 60}": np.zeros(1, np.float32) for i in range(3000)}
+    own = replace(scene.expected, params=many)
+    assert len(wire.pack(scene.head, many)) < own.longest
