@@ -170,7 +170,8 @@ def write(
     if clients > MANY_CLIENTS:
         trace |= {f"clients_{k}": v for k, v in _columns(federation, state).items()}
     _save(folder / "trace.npz", trace)
-    splits = {"samples": federation.samples}  # arrays given client by client have no row numbers
+    # Arrays given client by client have no row numbers, nor have real clients.
+    splits = {"samples": _columns(federation, state)["samples"]}
     if (dealt := federation.held.split) is not None:
         splits |= {
             "rows": np.concatenate(dealt.clients),

@@ -19,6 +19,7 @@ from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Params
 from sottovoce.learning.models import build as build_model
 from sottovoce.learning.names import AnyModel, unnamed
+from sottovoce.privacy.budget import UNDISCLOSED
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,8 @@ class Trained:
     @property
     def guarantee(self) -> str:
         """What the loosest client is promised, as a paragraph."""
-        return str(self.record["guarantee"]["text"])
+        told = self.record["guarantee"]
+        return UNDISCLOSED if told is None else str(told["text"])
 
     def predict(self, x: ArrayLike) -> NDArray[np.int64]:
         """The class of each row of x[n, …], scaled as the training data were."""

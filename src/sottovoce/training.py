@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from sottovoce import checkpoint, seeds
 from sottovoce.data import tables
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
+from sottovoce.privacy.budget import UNDISCLOSED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,10 +99,10 @@ def train(
 def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
     """What a person wants to know at the end of a run."""
     result, first = record["result"], record["plan"]["rounds"]["rounds"]
-    fuel = ""
-    if record.get("clients"):
-        used = max(c["spent"] / c["capacity"] for c in record["clients"])
-        fuel = f"   fuel used {used:.0%}"
+    known = [c["spent"] / c["capacity"] for c in record.get("clients", ()) if c["capacity"]]
+    fuel = f"   fuel used {max(known):.0%}" if known else ""
+    told = record["guarantee"]  # null where every client keeps its budget to itself
+    text = UNDISCLOSED if told is None else told["text"]
     return "\n".join(
         [
             "",
@@ -109,7 +111,7 @@ def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
             f"{result['rounds_used']} rounds of {first}{fuel}",
             *_not_finite(record),
             "",
-            textwrap.fill(record["guarantee"]["text"], width=96, break_on_hyphens=False),
+            textwrap.fill(text, width=96, break_on_hyphens=False),
             "",
             f"files  {folder}",
             f"page   {page}",
@@ -126,6 +128,10 @@ def _not_finite(record: dict[str, Any]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
+
+
+def _sigma(done: RoundDone) -> str:
+    return "–" if math.isnan(done.sigma) else f"{done.sigma:.4g}"  # nobody discloses it
 
 
 def _refuse_with_resume(
@@ -182,7 +188,7 @@ class _Lines(_Quiet):
         shrunk = f"  T {done.horizon} → {done.next_horizon}" * (done.next_horizon < done.horizon)
         self.say(
             f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}  "
-            f"accuracy {done.accuracy:.1%}  σ {done.sigma:.4g}  fuel {done.fuel:.1%}{shrunk}"
+            f"accuracy {done.accuracy:.1%}  σ {_sigma(done)}  fuel {done.fuel:.1%}{shrunk}"
         )
 
 
@@ -232,7 +238,7 @@ class _Live(_Quiet):
                 horizon,
                 f"{done.loss:.4f}",
                 f"{done.accuracy:.1%}",
-                f"{done.sigma:.4g}",
+                _sigma(done),
                 f"{done.fuel:.0%}",
                 style="yellow" if shrunk else None,
             )

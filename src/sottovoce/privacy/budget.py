@@ -35,6 +35,12 @@ NOT_COVERED: dict[str, str] = {
     "counted-classes": "the number of classes, which was counted on the labels",
 }
 
+#: Instead of a guarantee, where a server knows no client's budget.
+UNDISCLOSED = (
+    "Every client keeps its budget to itself: what each is promised stands in its own ledger, "
+    "which binds it; this record can state no (ε, δ)."
+)
+
 ALWAYS_NOT_COVERED = (
     "side-channels",
     "poisoning",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.report.run import Run
@@ -65,7 +67,8 @@ def tighter(run: Run) -> int:
     """How many clients asked for a smaller ε than the loosest one."""
     if run.clients is None:
         return 0
-    return int((run.clients.epsilon < run.clients.epsilon.max()).sum())
+    told = run.clients.epsilon[np.isfinite(run.clients.epsilon)]
+    return int((told < told.max(initial=0.0)).sum())
 
 
 def asked(run: Run) -> float | None:
@@ -73,7 +76,7 @@ def asked(run: Run) -> float | None:
     if run.calibration != "paper":
         return None
     if run.clients is not None:
-        epsilon = float(run.clients.epsilon.max())
+        epsilon = float(np.nanmax(run.clients.epsilon))
     else:
         wanted = run.section("privacy").get("epsilon")
         if isinstance(wanted, bool) or not isinstance(wanted, int | float):
@@ -106,9 +109,9 @@ def _leaks(run: Run) -> str:
 
 
 def _gauge(run: Run) -> str:
-    if run.clients is None:
+    if run.clients is None or not run.disclosed:
         return ""
-    used = float(run.clients.used.max())
+    used = float(np.nanmax(run.clients.used))
     if run.calibration == "paper":
         meaning = (
             "It is counted by the paper’s formula, so neither the gauge nor the ε of the plan is "
@@ -126,6 +129,8 @@ def _gauge(run: Run) -> str:
 
 
 def _attacker(run: Run, mu: float) -> str:
+    if not run.disclosed:
+        return ""
     thing = "dataset" if run.unit == "client" else "record"
     source = (
         "From the rounds that clients really took part in"

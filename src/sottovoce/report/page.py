@@ -56,6 +56,8 @@ def headline(run: Run) -> str:
     with_model = f"{_article(model['name'])} {model['name']}" if model.get("name") else "your model"
     after = f"after {run.used:,} of {count(run.planned, 'round')}"
     holds = f"ε {'up to' if tighter(run) else '='} {number(run.epsilon)}"
+    if not run.disclosed:
+        holds = "budgets that the clients keep to themselves"
     wanted = asked(run)
     if wanted is not None:
         holds += f" ({number(wanted)} was asked for)"
@@ -148,8 +150,9 @@ def _figures(run: Run, mu: float) -> str:
         if left is not None:
             caption = "What is left of the clients’ budgets, as Σ μ²."
             drawn.append(("Fuel left", caption, figures.fuel(left, run)))
-    caption = "The most any attacker finds, against its false alarms."
-    drawn.append(("The attacker’s view", caption, figures.attacker(mu)))
+    if run.disclosed:
+        caption = "The most any attacker finds, against its false alarms."
+        drawn.append(("The attacker’s view", caption, figures.attacker(mu)))
     cells = "".join(
         f'<figure class="card"><h3>{title}</h3>{svg}<figcaption>{text}</figcaption></figure>\n'
         for title, text, svg in drawn
@@ -183,7 +186,7 @@ def _budgets(run: Run) -> str:
     if run.clients is None:
         return ""
     groups = budget_groups(run.clients)
-    if len(groups) < 2:
+    if len(groups) < 2 or not run.disclosed:
         return ""
     used = run.clients.used
     rows = []
@@ -194,7 +197,7 @@ def _budgets(run: Run) -> str:
                 _range(run.clients.delta[group]),
                 f"{len(group):,}",
                 _range(run.clients.participations[group]),
-                percent(float(np.median(used[group]))),
+                percent(float(np.median(used[group]))),  # a dash where a client keeps it
                 percent(float(used[group].max())),
             ]
         )
@@ -239,6 +242,7 @@ def budget_groups(clients: Clients) -> list[np.ndarray[Any, np.dtype[np.int64]]]
     """The clients' indices by budget, tightest first; many distinct budgets are gathered."""
     order = np.lexsort((clients.delta, clients.epsilon))
     pairs = np.stack((clients.epsilon, clients.delta), axis=1)[order]
+    pairs = np.nan_to_num(pairs, nan=np.inf)  # who keeps its budget to itself is one group, last
     changes = np.flatnonzero(np.any(pairs[1:] != pairs[:-1], axis=1)) + 1
     if len(changes) < _MOST_GROUPS:
         return np.split(order, changes)
@@ -280,7 +284,7 @@ def _clients(run: Run) -> str:
     rows = [
         [
             f"{i}",
-            f"{c.samples[i]:,.0f}",
+            number(c.samples[i]) if np.isnan(c.samples[i]) else f"{c.samples[i]:,.0f}",
             number(c.epsilon[i]),
             number(c.delta[i]),
             number(c.sensitivity[i]),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import RunError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import CALIBRATIONS
+from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, CALIBRATIONS, UNDISCLOSED
 from sottovoce.privacy.normal import Floats
 
 SCHEMA = "sottovoce.record/1"
@@ -46,7 +46,7 @@ class Clients:
 
     @property
     def used(self) -> Floats:
-        """The part of each tank that is spent, from 0 to 1."""
+        """The part of each tank that is spent, from 0 to 1; NaN where a client keeps it."""
         with np.errstate(over="ignore"):
             return np.asarray(np.clip(self.spent / self.capacity, 0.0, 1.0), dtype=np.float64)
 
@@ -76,6 +76,7 @@ class Run:
     classes: list[str]  # their names, where the record has them
     model_sha256: str | None
     clients: Clients | None
+    disclosed: bool  # False: every client keeps its budget to itself, and ε and δ are NaN
     epsilon: float
     delta: float
     unit: str
@@ -122,6 +123,7 @@ class Run:
     def _parsed(cls, record: Mapping[str, Any], trace: dict[str, Any]) -> Self:
         initial, rounds, result = record["initial"], list(record["rounds"]), record["result"]
         guarantee, timing = record["guarantee"], record["timing"]
+        told = _untold(record["plan"]) if guarantee is None else guarantee
         if record["status"] not in STATUSES:
             raise ValueError(f"status {record['status']!r:.60} is none of {', '.join(STATUSES)}")
         states = [initial, *rounds]
@@ -148,14 +150,15 @@ class Run:
             classes=[str(name) for name in (record.get("table") or {}).get("classes", [])],
             model_sha256=result["model_sha256"],
             clients=_clients(record.get("clients"), trace),
-            epsilon=_number(guarantee["epsilon"]),
-            delta=_number(guarantee["delta"]),
-            unit=str(guarantee["unit"]),
-            adjacency=str(guarantee["adjacency"]),
-            adversary=str(guarantee["adversary"]),
-            calibration=str(guarantee["calibration"]),
-            not_covered=[str(code) for code in guarantee["not_covered"]],
-            text=str(guarantee["text"]),
+            disclosed=guarantee is not None,
+            epsilon=_number(told["epsilon"]),
+            delta=_number(told["delta"]),
+            unit=str(told["unit"]),
+            adjacency=str(told["adjacency"]),
+            adversary=str(told["adversary"]),
+            calibration=str(told["calibration"]),
+            not_covered=[str(code) for code in told["not_covered"]],
+            text=str(told["text"]),
             versions=dict(record["versions"]),
             started=str(timing["started"]),
             seconds=_number(timing["seconds"]),
@@ -167,7 +170,7 @@ class Run:
 
     def _check(self) -> None:
         """What the page would stumble over: figures that do not belong together."""
-        if not (self.epsilon >= 1e-6 and 0 < self.delta < 1):
+        if self.disclosed and not (self.epsilon >= 1e-6 and 0 < self.delta < 1):
             raise ValueError(f"({self.epsilon}, {self.delta}) is no (ε, δ)")
         if self.calibration not in CALIBRATIONS:
             raise ValueError(f"calibration {self.calibration!r:.60} is unknown")
@@ -227,26 +230,31 @@ class Run:
         forwards, again = self.charges(), self.charges()
         if self.clients is None or forwards is None or again is None:
             return None
+        known = np.isfinite(self.clients.capacity)
+        if not known.any():
+            return None
         nothing = np.zeros(len(self.clients))
         rows = []
         with np.errstate(over="ignore", divide="ignore"):  # σ = 0 empties a tank at once
             spent = np.maximum(self.clients.spent - sum(forwards, start=nothing), 0.0)
             for charge in itertools.chain([nothing], again):
                 spent = spent + charge
-                left = np.clip(1 - spent / self.clients.capacity, 0.0, 1.0)
+                left = np.clip(1 - spent[known] / self.clients.capacity[known], 0.0, 1.0)
                 rows.append((left.min(), np.median(left), left.max()))
         return np.asarray(rows, dtype=np.float64)
 
     def attacker_mu(self) -> float:
-        """μ of the best attack on the client that is protected least.
+        """μ of the best attack on the client that is protected least; NaN if no budget is known.
 
         The capacity is the cap for `exact` and `zcdp`. The paper's is none, so under `paper` it is
         Δ·√(Σ 1/σ²) over the rounds a client really took part in; without a trace, or without the
         cohorts, it is read back from the (ε, δ) that holds.
         """
+        if not self.disclosed:
+            return math.nan
         if self.calibration != "paper":
             if self.clients is not None:
-                return math.sqrt(float(self.clients.capacity.max()))
+                return math.sqrt(float(np.nanmax(self.clients.capacity)))
             kind: Any = self.calibration
             return math.sqrt(
                 float(calibrations.capacity(self.epsilon, self.delta, calibration=kind))
@@ -329,9 +337,24 @@ def _clients(listed: Any, trace: Mapping[str, Any]) -> Clients | None:
     if len({column.shape for column in columns}) != 1 or not len(columns[0]):
         raise ValueError("clients must be at least one, each with all of its figures")
     clients = Clients(*columns)
-    if not np.all((clients.capacity > 0) & (clients.spent >= 0)):
+    kept = np.isnan(clients.capacity) & np.isnan(clients.spent) & np.isnan(clients.epsilon)
+    if not np.all(kept | ((clients.capacity > 0) & (clients.spent >= 0))):
         raise ValueError("every client needs a capacity > 0, of which it has spent ≥ 0")
     return clients
+
+
+def _untold(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in for a guarantee where every client keeps its budget to itself."""
+    return {
+        "epsilon": None,
+        "delta": None,
+        "unit": plan["local"]["unit"],
+        "adjacency": "replace-one",
+        "adversary": "server",
+        "calibration": plan["privacy"]["calibration"],
+        "not_covered": list(ALWAYS_NOT_COVERED),
+        "text": UNDISCLOSED,
+    }
 
 
 def _column(rows: list[Any], key: str) -> Floats:

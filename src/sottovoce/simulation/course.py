@@ -57,13 +57,20 @@ def _root_sum(weight: Floats, sigma: Floats) -> float:
 
 
 def start(
-    federation: Federation, loss: float, accuracy: float, signal: float | None
+    federation: Federation,
+    loss: float,
+    accuracy: float,
+    signal: float | None,
+    tank: Tank | None = None,
 ) -> ServerState:
-    """The state before the first round; `signal` is the loss that steers, if it is known."""
+    """The state before the first round; `signal` is the loss that steers, if it is known.
+
+    `tank` is what real clients say of theirs; left out, all are full.
+    """
     zero = np.zeros(len(federation.samples), dtype=np.int64)
     return ServerState(
         progress=federation.schedule.start(signal),
-        tank=federation.tank(),
+        tank=federation.tank() if tank is None else tank,
         asked=zero,
         turns=zero,
         rounds=(),
@@ -147,19 +154,13 @@ def finish(
     if not prepared.uploads.any():  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
-    used = prepared.sigma[:, prepared.uploads]
-    least, most = float(used.min()), float(used.max())
     entry: dict[str, Any] = {
         "t": prepared.turn.t,
         "horizon": prepared.turn.horizon,
         "next_horizon": progress.horizon,
         "cohort": np.flatnonzero(prepared.uploads).tolist(),
         "uploads": int(prepared.uploads.sum()),
-        "sigma": {
-            "min": least,
-            "median": least if least == most else float(np.median(used)),
-            "max": most,
-        },
+        "sigma": _spread(prepared.sigma[:, prepared.uploads]),
         "validation_loss": loss if math.isfinite(loss) else None,
         "validation_accuracy": accuracy,
     }
@@ -178,3 +179,15 @@ def finish(
         mu2=(*state.mu2, prepared.mu2),
         seconds=seconds,
     )
+
+
+def _spread(sigma: Floats) -> dict[str, float | None]:
+    """Least, median and most of those that are told; a real client may keep its σ to itself."""
+    least, most = float(sigma.min()), float(sigma.max())
+    if math.isnan(least):
+        sigma = sigma[~np.isnan(sigma)]
+        if not sigma.size:
+            return {"min": None, "median": None, "max": None}
+        least, most = float(sigma.min()), float(sigma.max())
+    median = least if least == most else float(np.median(sigma))
+    return {"min": least, "median": median, "max": most}

@@ -47,7 +47,7 @@ class RoundDone:
     horizon: int
     next_horizon: int
     uploads: int
-    sigma: float  # the median over the cohort
+    sigma: float  # the median over those of the cohort that disclose it; NaN if nobody does
     loss: float
     accuracy: float
     fuel: float  # the least any client has left: 1 is full, 0 is empty
@@ -434,13 +434,13 @@ def done_of(state: ServerState) -> RoundDone | None:
     if not state.rounds or state.exhausted:
         return None
     last = state.rounds[-1]
-    loss = last["validation_loss"]
+    loss, sigma = last["validation_loss"], last["sigma"]["median"]
     return RoundDone(
         t=last["t"],
         horizon=last["horizon"],
         next_horizon=last["next_horizon"],
         uploads=last["uploads"],
-        sigma=last["sigma"]["median"],
+        sigma=float("nan") if sigma is None else sigma,
         loss=float("nan") if loss is None else loss,
         accuracy=last["validation_accuracy"],
         fuel=float(state.tank.left_fraction.min()),
