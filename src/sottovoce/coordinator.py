@@ -11,26 +11,29 @@ and the model is the one that the uploads give (rule R12).
 
 from __future__ import annotations
 
+import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import checkpoint, record, seeds
 from sottovoce.checkpoint import ServerState
-from sottovoce.errors import Malformed, RunError
+from sottovoce.errors import InputError, Malformed, RunError
 from sottovoce.fairness import fairness
 from sottovoce.federation import Federation, of_members
 from sottovoce.holdings import Holdings
 from sottovoce.learning.names import named, unnamed
 from sottovoce.learning.own import as_device
 from sottovoce.plan import Plan
+from sottovoce.privacy import calibration
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.protocol import Request
 from sottovoce.rounds.cohort import pick
@@ -38,55 +41,21 @@ from sottovoce.rounds.schedule import Round
 from sottovoce.seeds import Purpose
 from sottovoce.server import checks
 from sottovoce.server.average import average
-from sottovoce.server.checks import Accepted, Declined, Expected
+from sottovoce.server.checks import Accepted, Expected
 from sottovoce.server.registry import Member
+from sottovoce.server.roll import LASTING, Patience, Roll, Transport, gather, rejoin
 from sottovoce.simulation import course
 from sottovoce.simulation.run import RoundDone, done_of, first_model, scores
 from sottovoce.trained import Trained
 
 UPLOADS = "uploads"
-LASTING = ("empty", "policy", "replay")  # reasons to say no that will not go away
-PATIENCE = 3  # rounds in a row that a client may miss before it is not asked any more
-GREETING_SECONDS = 60.0  # for a client that appears in the middle of a run
 CEILING = 16.0  # times the noise that an equal share of a full tank would need
+
+log = logging.getLogger("sottovoce.coordinator")
 
 Arrays = dict[str, NDArray[np.float32]]
 
-
-class Transport(Protocol):
-    """Carries bytes. Routes are its own names for connections; a client is its vault."""
-
-    def greet(self, seconds: float) -> Mapping[str, bytes]:
-        """The greetings of clients that have appeared since the last call, by route."""
-        ...
-
-    def ask(self, requests: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes]:
-        """What came back in time, by route; silence and failure are absent."""
-        ...
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long the server waits, and for how many."""
-
-    clients: int  # that must greet before the run begins
-    gathering: float = 120.0  # seconds for that
-    round: float = 600.0  # seconds for the answers of a round
-    minimum: int = 1  # uploads without which a round does not count
-    tries: int = 3  # how often a round is asked before the run stops
-
-
-@dataclass(eq=False)
-class _Desk:
-    """What the server knows of its clients beside the state: replaced as they answer."""
-
-    members: list[Member]
-    routes: dict[str, str] = field(default_factory=dict)  # vault → route
-    gone: dict[int, str] = field(default_factory=dict)  # not asked any more, and why
-    missed: dict[int, int] = field(default_factory=dict)  # rounds in a row without an upload
-
-    def online(self) -> NDArray[np.bool_]:
-        return np.array([i not in self.gone for i in range(len(self.members))])
+__all__ = ["Patience", "Transport", "conduct", "mean"]
 
 
 def conduct(
@@ -111,45 +80,46 @@ def conduct(
     transport was not encrypted, and is written into the record.
     """
     plan = plan.replace(noise="secure")  # refuses what exists in simulation only (R7, R10)
-    desk = _gather(transport, patience)
-    _require_fit(plan, public, desk.members)
-    began = datetime.now(UTC)
     if resume:
         state, arrays, header = checkpoint.load(out)
-        desk.members = _same_members(desk.members, header["members"])
-        desk.gone = {int(i): why for i, why in header["gone"].items()}
-        federation = of_members(Plan(**header["plan"]), desk.members, public)
+        roll = rejoin(transport, patience, header)
+        federation = of_members(Plan(**header["plan"]), roll.members, public)
         params: Arrays = {n: np.asarray(a, np.float32) for n, a in arrays.items()}
     else:
-        federation = of_members(plan, desk.members, public)
+        _require_unused(out)
+        roll = gather(transport, patience, lambda member: misfit(plan, public, member))
+        federation = of_members(plan, roll.members, public)
         seed = seeds.fresh()
         params = named(first_model(federation.model, seed))
         tree = unnamed(federation.model, dict(params))
         loss, accuracy = scores(federation.model, tree, public.validation)
         signal = None if plan.server.signal == "clients" else loss
-        state = replace(
-            course.start(federation, loss, accuracy, signal), tank=_tank(desk.members, None)
-        )
-        header = {"run": secrets.token_hex(16), "seed": seed, "plan": federation.plan.to_dict()}
+        state = course.start(federation, loss, accuracy, signal, _tank(roll.members, None))
+        # Asked again after a resume, a request must be the same to the last byte: so the server's
+        # name is kept, too.
+        header = {"run": secrets.token_hex(16), "seed": seed, "server": server}
+        header |= {"plan": federation.plan.to_dict()} | roll.to_json()
         checkpoint.make(out)
-        record.write_rounds(out, state)
-    status, since = "finished", time.monotonic() - state.seconds
+    if patience.minimum > federation.terms.per_round:
+        raise InputError.of(
+            "minimum",
+            patience.minimum,
+            f"at most {federation.terms.per_round}, the clients of a round",
+            "ask for fewer, or raise rounds.per_round",
+        )
+    record.write_rounds(out, state)
+    status, began, since = "finished", datetime.now(UTC), time.monotonic() - state.seconds
     try:
         while (turn := federation.schedule.round(state.progress)) is not None:
-            if state.exhausted or not desk.online().any():
+            if state.exhausted:
                 break
-            header |= {
-                "members": [m.vault for m in desk.members],
-                "gone": {str(i): why for i, why in desk.gone.items()},
-            }
+            header |= roll.to_json()
             checkpoint.save(out, state, params, header)
             check()
-            came = _round(
-                federation, desk, state, params, turn, header, transport, patience, server
-            )
+            came = _round(federation, roll, state, params, turn, header, transport, patience)
             if came.uploads and keep_uploads:
                 _keep(out, turn.t, came)
-            state, params = _closed(federation, desk, state, params, turn, came, since)
+            state, params = _closed(federation, roll, state, params, turn, came, since)
             if state.exhausted:
                 break
             record.append_round(out, state)
@@ -162,149 +132,191 @@ def conduct(
         status = "failed"
         raise
     finally:
-        made = _record(federation, desk, state, params, status, began, insecure, versions or {})
+        if status != "finished":
+            checkpoint.save(out, state, params, header)  # first: it is what must not be lost
+        made = _record(federation, state, params, status, began, insecure, versions or {})
         record.write(out, made, federation, state, dict(params))
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
-        else:
-            checkpoint.save(out, state, params, header)
     return Trained(made, federation.model, unnamed(federation.model, dict(params)), out)
 
 
-def _require_fit(plan: Plan, public: Holdings, members: list[Member]) -> None:
-    """Refuse before anything is spent what the clients would refuse anyway."""
-    features = int(np.prod(public.shape))
-    for member in members:
-        if (member.features, member.classes) != (features, public.classes):
-            raise RunError(
-                f"client {member.name} has {member.features} features and {member.classes} "
-                f"classes, and the plan's data {features} and {public.classes}; they must agree"
+def _require_unused(out: Path) -> None:
+    """A run must not be written over another, least of all over one that could go on."""
+    for name in (checkpoint.NAME, "record.json"):
+        if (out / name).exists():
+            raise InputError.of(
+                "out",
+                str(out),
+                "a folder without a run",
+                "name another, or resume the run that lies in it",
             )
-        if plan.recipe().clip > member.clip:
-            raise RunError(
-                f"local.clip is {plan.recipe().clip:g} and client {member.name} allows "
-                f"{member.clip:g}; lower it"
-            )
-        if member.unit == "client" and plan.local.unit == "record":
-            raise RunError(f"client {member.name} protects all its data; set local.unit = client")
-        if plan.rounds.rounds > member.max_rounds:
-            raise RunError(
-                f"rounds.rounds is {plan.rounds.rounds} and client {member.name} allows "
-                f"{member.max_rounds}; lower it"
-            )
+
+
+def misfit(plan: Plan, public: Holdings, member: Member) -> str | None:
+    """Why a plan has no use for a client, in a few words; None if it has.
+
+    What the client would refuse anyway is found here before anything is spent.
+    """
+    features, recipe = int(np.prod(public.shape)), plan.recipe()
+    if (member.features, member.classes) != (features, public.classes):
+        return (
+            f"has {member.features} features and {member.classes} classes, "
+            f"the plan's data {features} and {public.classes}"
+        )
+    if recipe.clip > member.clip:
+        return f"allows a clip of {member.clip:g}, and local.clip is {recipe.clip:g}"
+    if member.unit == "client" and plan.local.unit == "record":
+        return "protects all its data, which local.unit = client does"
+    if max(plan.rounds.rounds, recipe.steps) > member.max_rounds:
+        return f"allows {member.max_rounds} rounds, and rounds.rounds is {plan.rounds.rounds}"
+    own = member.account
+    if own is None:
+        wants = plan.server.weights == "precision"
+        return "keeps its budget to itself, and precision weights need it" if wants else None
+    if (own.capacity - own.spent) * CEILING**2 < own.capacity:
+        # Its noise would be beyond what an upload may have, and each would be paid for in vain.
+        return f"has {1 - own.spent / own.capacity:.2%} of its budget left, which is too little"
+    return None
 
 
 @dataclass(frozen=True, eq=False)
 class _Came:
     """What came back in a round."""
 
-    asked: NDArray[np.int64]
-    uploads: dict[int, Accepted]
-    blobs: dict[int, bytes]
-    refused: dict[str, int]  # reasons, counted: the clients' own, `silent` and `malformed`
+    asked: list[int] = field(default_factory=list)
+    uploads: dict[int, Accepted] = field(default_factory=dict)
+    blobs: dict[int, bytes] = field(default_factory=dict)
+    why: dict[int, str] = field(default_factory=dict)  # the last reason of who sent no upload
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Reasons, counted: the clients' own codes, `silent` and `malformed`."""
+        every = [why for i, why in self.why.items() if i not in self.uploads]
+        return {why: every.count(why) for why in sorted(set(every))}
 
 
 def _round(
     federation: Federation,
-    desk: _Desk,
+    roll: Roll,
     state: ServerState,
     params: Arrays,
     turn: Round,
     header: Mapping[str, Any],
     transport: Transport,
     patience: Patience,
-    server: str,
 ) -> _Came:
-    """Ask the cohort, again where too few answered, until enough uploads count."""
-    terms, plan = federation.terms, federation.plan
+    """Ask a cohort until enough uploads count: the silent again, others for those who decline."""
+    terms, request = federation.terms, _request(federation, params, turn, header)
     rng = seeds.generator(header["seed"], Purpose.COHORT, turn.t)
-    ids = pick(terms.cohort, asked=state.asked, size=terms.per_round, rng=rng, online=desk.online())
-    device = as_device(
-        federation.model, shape=federation.held.shape, classes=federation.held.classes
+    asked_hash, came, tried = request.hash(), _Came(), 0
+    while tried < patience.tries and len(came.uploads) < patience.minimum:
+        roll.welcome(transport)
+        waiting = [i for i in came.asked if i not in came.uploads and i not in roll.gone]
+        if (room := terms.per_round - len(came.uploads) - len(waiting)) > 0:
+            free = roll.online()
+            free[came.asked] = False
+            more = pick(terms.cohort, asked=state.asked, size=room, rng=rng, online=free).tolist()
+            came.asked.extend(more)
+            waiting += more
+        if not waiting:
+            break
+        own = {i: roll.members[i] for i in waiting}
+        reached = {i: roll.routes[m.vault] for i, m in own.items() if m.vault in roll.routes}
+        answers = transport.ask(
+            {r: replace(request, receipt=own[i].receipt).to_blob() for i, r in reached.items()},
+            patience.round,
+        )
+        for i in waiting:
+            blob = answers.get(reached[i]) if i in reached else None
+            _take(came, roll, i, blob, _expected(federation, request, asked_hash, own[i]))
+        # Who declines for good is replaced at once; only waiting for the silent wears patience out.
+        tried += any(i not in came.uploads and i not in roll.gone for i in waiting)
+    if len(came.uploads) >= patience.minimum:
+        for i in set(came.asked) - came.uploads.keys() - roll.gone.keys():
+            roll.miss(i)
+        return came
+    if roll.over(besides=list(came.uploads)):
+        return _Came(came.asked)  # nobody is left to make it a round: the run ends here
+    reasons = ", ".join(f"{why}: {n}" for why, n in came.refused.items())
+    raise RunError(
+        f"round {turn.t + 1} got {len(came.uploads)} uploads of {len(came.asked)} asked and needs "
+        f"{patience.minimum} ({reasons or 'nobody to ask'}); mend the clients and resume the run"
     )
-    request = Request(
+
+
+def _request(
+    federation: Federation, params: Arrays, turn: Round, header: Mapping[str, Any]
+) -> Request:
+    terms, held, plan = federation.terms, federation.held, federation.plan
+    return Request(
         run=header["run"],
         round=turn,
         clients=terms.clients,
         per_round=terms.per_round,
         cohort=terms.cohort,
         recipe=federation.recipe,
-        form=device.form,
+        form=as_device(federation.model, shape=held.shape, classes=held.classes).form,
         params=params,
         loss_bound=plan.server.loss_bound if plan.server.signal == "clients" else None,
-        server=server,
+        server=header["server"],
     )
-    came = _Came(ids, {}, {}, {})
-    for attempt in range(patience.tries):
-        waiting = [int(i) for i in ids if i not in came.uploads and int(i) not in desk.gone]
-        if not waiting or (attempt and len(came.uploads) >= patience.minimum):
-            break
-        desk.routes |= _new_routes(transport, desk)
-        blobs = {
-            desk.routes[desk.members[i].vault]: replace(
-                request, receipt=desk.members[i].receipt
-            ).to_blob()
-            for i in waiting
-            if desk.members[i].vault in desk.routes
-        }
-        answers = transport.ask(blobs, patience.round)
-        for i in waiting:
-            blob = answers.get(desk.routes.get(desk.members[i].vault, ""))
-            _take(came, desk, i, blob, _expected(federation, request, desk.members[i]))
-    if len(came.uploads) < patience.minimum and not all(int(i) in desk.gone for i in ids):
-        reasons = ", ".join(f"{why}: {n}" for why, n in sorted(came.refused.items()))
-        raise RunError(
-            f"round {turn.t + 1} got {len(came.uploads)} uploads of {len(ids)} asked and needs "
-            f"{patience.minimum} ({reasons or 'no answer'}); mend the clients and resume the run"
-        )
-    return came
 
 
-def _take(came: _Came, desk: _Desk, i: int, blob: bytes | None, expected: Expected) -> None:
-    """Count one answer, once."""
-    why = "silent"
-    if blob is not None:
-        try:
-            read = checks.read(blob, expected)
-        except Malformed:
-            why = "malformed"
-        else:
-            if isinstance(read, Accepted):
-                came.uploads[i], came.blobs[i] = read, blob
-                account = read.account or desk.members[i].account
-                desk.members[i] = replace(desk.members[i], receipt=read.receipt, account=account)
-                desk.missed.pop(i, None)
-                return
-            assert isinstance(read, Declined)
-            why = read.code
-    came.refused[why] = came.refused.get(why, 0) + 1
-    desk.missed[i] = desk.missed.get(i, 0) + 1
-    if why in LASTING:
-        desk.gone[i] = why
-    elif desk.missed[i] >= PATIENCE:
-        desk.gone[i] = "silent"
+def _take(came: _Came, roll: Roll, i: int, blob: bytes | None, expected: Expected) -> None:
+    """Count one answer, once; whatever is in it, the others are not to suffer."""
+    came.why[i] = "silent"
+    if blob is None:
+        return
+    try:
+        read = checks.read(blob, expected)
+    except Malformed as error:
+        log.warning("client %d sent no upload: %s", i, error)
+        came.why[i] = "malformed"
+        return
+    except Exception:  # a flaw of the checks must not become everyone's
+        log.exception("the checks failed on what client %d sent", i)
+        came.why[i] = "malformed"
+        return
+    if isinstance(read, Accepted):
+        came.uploads[i], came.blobs[i] = read, blob
+        account = read.account or roll.members[i].account
+        roll.members[i] = replace(roll.members[i], receipt=read.receipt, account=account)
+        roll.missed.pop(i, None)
+        return
+    came.why[i] = read.code
+    if read.code in LASTING:
+        roll.gone[i] = read.code
 
 
-def _expected(federation: Federation, request: Request, member: Member) -> Expected:
-    terms, ceiling = federation.terms, 1e6
+def _expected(federation: Federation, request: Request, asked: str, member: Member) -> Expected:
+    """What an honest answer looks like.
+
+    σ/Δ is at most 16 times that of an equal share of the client's whole budget; of one that keeps
+    its budget to itself, of the tightest budget that the plan speaks of.
+    """
     if member.account is not None:
-        planned = terms.planned(federation.schedule.rounds)
-        ceiling = CEILING * float(np.sqrt(max(1, planned) / member.account.capacity))
+        worth = member.account.capacity
+    else:
+        plan = federation.plan
+        kind = plan.privacy.calibration
+        worth = float(calibration.capacity(*plan.budgets(), calibration=kind).min())
+    planned = max(1, federation.terms.planned(federation.schedule.rounds))
     return Expected(
         run=request.run,
         t=request.round.t,
-        request=request.hash(),
+        request=asked,
         params=request.params,
         recipe=request.recipe,
         member=member,
-        ceiling=ceiling,
+        ceiling=CEILING * math.sqrt(planned / worth),
         loss_bound=request.loss_bound,
     )
 
 
 def _closed(
     federation: Federation,
-    desk: _Desk,
+    roll: Roll,
     state: ServerState,
     params: Arrays,
     turn: Round,
@@ -312,18 +324,20 @@ def _closed(
     since: float,
 ) -> tuple[ServerState, Arrays]:
     """Average what counts, evaluate, tell the schedule, write the books."""
-    clients = len(desk.members)
+    clients = len(roll.members)
     uploads = np.zeros(clients, dtype=bool)
     uploads[list(came.uploads)] = True
     sigma = np.full((federation.terms.releases, clients), np.nan)
     for i, read in came.uploads.items():
         sigma[:, i] = read.sigma
+    weight = course.weights(federation, uploads, sigma[0])
+    sigma[:, [i for i, member in enumerate(roll.members) if member.account is None]] = np.nan  # R9
     asked = state.asked.copy()
     asked[came.asked] += 1
-    tank = _tank(desk.members, state.tank, uploads)
+    tank = _tank(roll.members, state.tank, uploads)
     prepared = course.Prepared(
         turn=turn,
-        weight=course.weights(federation, uploads, sigma[0]),
+        weight=weight,
         sigma=sigma,
         signal_sigma=np.full(clients, np.nan),
         mu2=np.asarray(tank.spent_mu2 - state.tank.spent_mu2),
@@ -349,7 +363,7 @@ def _closed(
         seconds=time.monotonic() - since,
     )
     if came.refused and not state.exhausted:
-        last = {**state.rounds[-1], "asked": came.asked.tolist(), "refused": dict(came.refused)}
+        last = {**state.rounds[-1], "asked": sorted(came.asked), "refused": came.refused}
         state = replace(state, rounds=(*state.rounds[:-1], last))
     return state, params
 
@@ -385,56 +399,8 @@ def _tank(
     return Tank(capacity, units, before.opened, before.debits + counted)
 
 
-def _gather(transport: Transport, patience: Patience) -> _Desk:
-    """The members of the run: whoever greets in time, at least so many, in the order of names."""
-    deadline, found = time.monotonic() + patience.gathering, dict[str, Member]()
-    routes: dict[str, str] = {}
-    why = ""
-    while len(found) < patience.clients and time.monotonic() < deadline:
-        for route, blob in transport.greet(max(1.0, deadline - time.monotonic())).items():
-            try:
-                member = Member.from_hello(blob)
-            except Malformed as error:
-                why = f"; one that did: {error}"
-                continue
-            found[member.vault], routes[member.vault] = member, route
-        if len(found) < patience.clients:
-            time.sleep(0.2)
-    if len(found) < patience.clients:
-        raise RunError(
-            f"{len(found)} of {patience.clients} clients greeted within "
-            f"{patience.gathering:g} seconds{why}; start the others, or ask for fewer"
-        )
-    return _Desk(sorted(found.values(), key=lambda m: (m.name, m.vault)), routes)
-
-
-def _new_routes(transport: Transport, desk: _Desk) -> dict[str, str]:
-    """Clients of this run that have come back by another route."""
-    known, routes = {member.vault for member in desk.members}, {}
-    for route, blob in transport.greet(GREETING_SECONDS).items():
-        try:
-            vault = Member.from_hello(blob).vault
-        except Malformed:
-            continue
-        if vault in known:
-            routes[vault] = route
-    return routes
-
-
-def _same_members(now: list[Member], then: list[str]) -> list[Member]:
-    """The members in the order of the run that is resumed; one that is missing is refused."""
-    found = {member.vault: member for member in now}
-    missing = [vault for vault in then if vault not in found]
-    if missing:
-        raise RunError(
-            f"{len(missing)} of the run's {len(then)} clients have not greeted; start them first"
-        )
-    return [found[vault] for vault in then]
-
-
 def _record(
     federation: Federation,
-    desk: _Desk,
     state: ServerState,
     params: Arrays,
     status: str,

@@ -1,0 +1,168 @@
+"""Who takes part in a run, by which route, and who is not asked any more. No transport of its own.
+
+A client is known by its vault; a route is the transport's name for a connection, and carries one
+client. Whoever greets with something that is no greeting, or that the plan has no use for, is left
+out: one client must not keep the others from beginning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError, Malformed, RunError
+from sottovoce.server.registry import Member
+
+LASTING = ("empty", "policy", "replay")  # reasons to say no that will not go away
+SILENT = "silent"
+MISSES = 3  # rounds in a row that a client may miss before it is not asked any more
+GREETING_SECONDS = 60.0  # for a client that appears in the middle of a run
+
+
+class Transport(Protocol):
+    """Carries bytes. Routes are its own names for connections; a client is its vault."""
+
+    def greet(self, seconds: float) -> Mapping[str, bytes]:
+        """The greetings of clients that have appeared since the last call, by route."""
+        ...
+
+    def ask(self, requests: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes]:
+        """What came back in time, by route; silence and failure are absent."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, and for how many.
+
+    >>> Patience(clients=3, minimum=0)
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: minimum must be a whole number ≥ 1, got 0; a round without \
+uploads would teach nothing
+    """
+
+    clients: int  # that must greet before the run begins
+    gathering: float = 120.0  # seconds for that
+    round: float = 600.0  # seconds for the answers of a round
+    minimum: int = 1  # uploads without which a round does not count
+    tries: int = 3  # how often silent clients are asked in one round before the run stops
+
+    def __post_init__(self) -> None:
+        for name, why in (
+            ("clients", "somebody has to take part"),
+            ("minimum", "a round without uploads would teach nothing"),
+            ("tries", "a round is asked at least once"),
+        ):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise InputError.of(name, value, "a whole number ≥ 1", why)
+
+
+@dataclass(eq=False)
+class Roll:
+    """The members of a run, how they are reached, and what became of them."""
+
+    members: list[Member]
+    routes: dict[str, str] = field(default_factory=dict)  # vault → route
+    gone: dict[int, str] = field(default_factory=dict)  # not asked any more, and why
+    missed: dict[int, int] = field(default_factory=dict)  # rounds in a row without an upload
+
+    def online(self) -> NDArray[np.bool_]:
+        """Who is asked."""
+        return np.array([i not in self.gone for i in range(len(self.members))], dtype=bool)
+
+    def place(self, vault: str, route: str) -> None:
+        """A client is reached by this route from now on, and nobody else is."""
+        self.routes = {v: r for v, r in self.routes.items() if r != route} | {vault: route}
+
+    def miss(self, i: int) -> None:
+        """A round closed without this client."""
+        self.missed[i] = self.missed.get(i, 0) + 1
+        if self.missed[i] >= MISSES:
+            self.gone[i] = SILENT
+
+    def over(self, besides: Sequence[int] = ()) -> bool:
+        """Whether everyone has declined for good, apart from those named."""
+        every = range(len(self.members))
+        return all(self.gone.get(i) in LASTING for i in every if i not in besides)
+
+    def welcome(self, transport: Transport, seconds: float = GREETING_SECONDS) -> None:
+        """Members that have come back, perhaps by another route; silence is forgiven."""
+        known = {member.vault: i for i, member in enumerate(self.members)}
+        for route, blob in transport.greet(seconds).items():
+            try:
+                vault = Member.from_hello(blob).vault
+            except Malformed:
+                continue
+            if vault in known:
+                self.place(vault, route)
+                self.missed.pop(known[vault], None)
+                if self.gone.get(known[vault]) == SILENT:
+                    del self.gone[known[vault]]
+
+    def to_json(self) -> dict[str, Any]:
+        """What a server must not forget: receipts and what was spent, too."""
+        return {
+            "members": [member.to_head() for member in self.members],
+            "gone": {str(i): why for i, why in self.gone.items()},
+        }
+
+
+def gather(
+    transport: Transport, patience: Patience, misfit: Callable[[Member], str | None]
+) -> Roll:
+    """The members of a new run: whoever greets in time and fits, at least so many, by name.
+
+    `misfit` says in a few words why the plan has no use for a client.
+    """
+    deadline, found = time.monotonic() + patience.gathering, dict[str, Member]()
+    roll, why = Roll([]), ""
+    while len(found) < patience.clients and time.monotonic() < deadline:
+        for route, blob in transport.greet(max(1.0, deadline - time.monotonic())).items():
+            try:
+                member = Member.from_hello(blob)
+                if (wrong := misfit(member)) is not None:
+                    raise Malformed(f"client {member.name} {wrong}")
+            except Malformed as error:
+                why = f" (and of one that did, {error})"
+                continue
+            roll.place(member.vault, route)
+            found[member.vault] = member
+            found = {vault: own for vault, own in found.items() if vault in roll.routes}
+        if len(found) < patience.clients:
+            time.sleep(0.2)
+    if len(found) < patience.clients:
+        raise RunError(
+            f"{len(found)} of {patience.clients} clients that can take part greeted within "
+            f"{patience.gathering:g} seconds{why}; start the others, or ask for fewer"
+        )
+    roll.members = sorted(found.values(), key=lambda member: (member.name, member.vault))
+    return roll
+
+
+def rejoin(transport: Transport, patience: Patience, told: Mapping[str, Any]) -> Roll:
+    """The members of a run that goes on, as the server knew them; who is not back yet is silent.
+
+    It waits for all that may still answer, and goes on with those that came in time, if they are
+    enough for a round.
+    """
+    gone = {int(i): why for i, why in told["gone"].items() if why != SILENT}
+    roll = Roll([Member.from_head(head) for head in told["members"]], gone=gone)
+    awaited = {m.vault for i, m in enumerate(roll.members) if i not in gone}
+    deadline = time.monotonic() + patience.gathering
+    while awaited - roll.routes.keys() and time.monotonic() < deadline:
+        roll.welcome(transport, max(1.0, deadline - time.monotonic()))
+        if awaited - roll.routes.keys():
+            time.sleep(0.2)
+    here = len(awaited & roll.routes.keys())
+    if awaited and here < min(patience.minimum, len(awaited)):
+        raise RunError(
+            f"{here} of the run's {len(roll.members)} clients greeted within "
+            f"{patience.gathering:g} seconds, and a round needs {patience.minimum}; start them"
+        )
+    return roll

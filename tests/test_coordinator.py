@@ -1,0 +1,355 @@
+"""The server of a federation, with real devices and vaults in one process, whatever they do.
+
+`settled` is what every run must leave behind: a valid record and page, a model that is the mean of
+the uploads bit for bit, and vaults that have debited what they released, and nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import resources
+
+import jsonschema
+import numpy as np
+import pytest
+from devices import ask, books_hold, kind
+from in_process import FEATURES, HIDDEN, Direct, clients, plan, public
+
+from sottovoce import device, report, wire
+from sottovoce.coordinator import Patience, conduct
+from sottovoce.errors import InputError, RunError
+from sottovoce.learning.form import Form
+from sottovoce.protocol import Request, refusal
+from sottovoce.server.average import average
+from sottovoce.server.weights import by_samples
+from sottovoce.training import summary
+from sottovoce.vault import Vault
+
+pytestmark = pytest.mark.slow  # every round debits real vaults, durably
+
+SCHEMA = json.loads(
+    resources.files("sottovoce").joinpath("schemas", "record.json").read_text("utf-8")
+)
+
+
+def go(transport, out, *, patience=None, own=None, **more):
+    """One run; nobody is waited for longer than a moment."""
+    patience = Patience(len(transport.nodes), gathering=0.5) if patience is None else patience
+    return conduct(plan() if own is None else own, public(), transport, patience, out=out,
+                   keep_uploads=True, **more)  # fmt: skip
+
+
+def replayed(out):
+    """Every round's model again, from the uploads that were kept (weights by samples)."""
+    rounds = {}
+    for path in sorted((out / "uploads").iterdir()):
+        head, arrays = wire.unpack(path.read_bytes())
+        rounds.setdefault(int(path.name[:5]), []).append((head["samples"], arrays))
+    models = {}
+    for t, uploads in rounds.items():
+        n = np.array([samples for samples, _ in uploads])
+        weight = by_samples(n, np.ones(len(n), bool))
+        total = average([arrays for _, arrays in uploads], weight)
+        models[t] = {name: leaf.astype(np.float32) for name, leaf in total.items()}
+    return models
+
+
+def same(one, two):
+    return {k: v.tobytes() for k, v in one.items()} == {k: v.tobytes() for k, v in two.items()}
+
+
+def settled(done, transport, *, precision=False, honest=True):
+    """What must hold after any run."""
+    record, out = done.record, done.folder
+    jsonschema.validate(record, SCHEMA)
+    assert json.loads((out / "record.json").read_text("utf-8")) == record
+    assert report.write(out).exists()
+    assert "test accuracy" in summary(record, out, out)
+    ledgers = {route: books_hold(node) for route, node in transport.nodes.items()}
+    with np.load(out / "model.npz") as stored:
+        final = {name: stored[name] for name in stored.files}
+    if not precision:
+        models = replayed(out)
+        assert sorted(models) == [entry["t"] for entry in record["rounds"]]
+        assert same(models[max(models)], final)
+        for requests in transport.requests:  # and every model that was sent is the mean before it
+            for blob in requests.values():
+                asked = Request.from_blob(blob)
+                if asked.round.t > 0:
+                    assert same(asked.params, models[asked.round.t - 1])
+    for path in (
+        (out / "uploads").iterdir() if honest else ()
+    ):  # what was averaged is what a vault has stored
+        assert any(path.read_bytes() in held.answers.values() for held in ledgers.values())
+    return ledgers
+
+
+RUNS = {
+    "fixed": {},
+    "discounted": {"rounds.schedule": "discounted", "rounds.rounds": 6, "rounds.beta": 0.5,
+                   "rounds.window": 1, "rounds.zeta": 10.0},
+    "decaying": {"rounds.schedule": "decaying", "rounds.rounds": 12, "rounds.slope": 0.05},
+    "two steps": {"local.steps": 2},
+    "whole clients": {"local.unit": "client"},
+    "two of three": {"rounds.per_round": 2, "rounds.rounds": 6},
+    "at random": {"rounds.per_round": 2, "rounds.cohort": "random"},
+    "precision": {"server.weights": "precision"},
+    "losses": {"server.signal": "clients", "server.loss_bound": 3.0,
+               "rounds.schedule": "discounted", "rounds.rounds": 6},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_what_its_uploads_make_of_it(name, tmp_path):
+    transport, own = Direct(clients(tmp_path)), plan(**RUNS[name])
+    done = go(transport, tmp_path / "run", own=own)
+    ledgers = settled(done, transport, precision=name == "precision")
+    record = done.record
+    assert (record["status"], record["engine"], record["seed"]) == ("finished", "flower", None)
+    assert record["guarantee"]["epsilon"] == 8.0
+    for held, client in zip(ledgers.values(), record["clients"], strict=True):
+        assert client["spent"] == pytest.approx(float(held.booked), rel=1e-9)
+        assert 0 < client["spent"] <= client["capacity"]
+    used = record["result"]["rounds_used"]
+    assert used == len(transport.asked) <= own.rounds.rounds
+    if name == "discounted":
+        assert used < own.rounds.rounds
+    if name == "losses":
+        assert all(entry["signal"] is not None for entry in record["rounds"])
+
+
+def test_clients_with_budgets_of_their_own_are_told_apart(tmp_path):
+    nodes = clients(tmp_path, 2) | {
+        "loose": next(iter(clients(tmp_path / "b", 1, epsilon=16.0).values()))
+    }
+    done = go(Direct(nodes), tmp_path / "run")
+    assert sorted(c["epsilon"] for c in done.record["clients"]) == [8.0, 8.0, 16.0]
+    assert done.record["guarantee"]["epsilon"] == 16.0
+    settled(done, Direct(nodes))
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_what_clients_keep_to_themselves_is_in_no_record(told, tmp_path):
+    nodes = clients(tmp_path, 3 - told, disclose=False)
+    if told:
+        nodes["open"] = next(iter(clients(tmp_path / "b", 1).values()))
+    transport = Direct(nodes)
+    done = go(transport, tmp_path / "run")
+    settled(done, transport)
+    record = done.record
+    hidden = [c for c in record["clients"] if c["epsilon"] is None]
+    assert len(hidden) == 3 - told
+    for client in hidden:
+        kept = ("samples", "epsilon", "delta", "sensitivity", "capacity", "spent")
+        assert all(client[key] is None for key in kept)
+    assert (record["guarantee"] is None) == (told == 0)
+    assert all((entry["sigma"]["max"] is None) == (told == 0) for entry in record["rounds"])
+    if told:
+        assert "undisclosed-budgets" in record["guarantee"]["not_covered"]
+    else:
+        assert "keeps its budget to itself" in done.guarantee
+    with np.load(tmp_path / "run" / "trace.npz") as trace:
+        assert np.isnan(trace["sigma"]).sum() == 4 * (3 - told)
+    with np.load(tmp_path / "run" / "splits.npz") as splits:
+        assert np.isnan(splits["samples"]).sum() == 3 - told
+    with pytest.raises(RunError, match="keeps its budget to itself, and precision"):
+        go(Direct(clients(tmp_path / "c", disclose=False)), tmp_path / "other",
+           own=plan(**RUNS["precision"]))  # fmt: skip
+
+
+def test_silence_is_waited_out_forgiven_and_remembered(tmp_path):
+    """Silent for three rounds: not asked any more, until it greets by another route."""
+    transport = Direct(clients(tmp_path))
+    lost = "route-1"
+    transport.on_answer = lambda route, asked, told: None if route == lost else told
+
+    def after(round_done):
+        if round_done.t == 4:
+            transport.nodes["new"] = transport.nodes.pop(lost)
+
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 8}), on_round=after,
+              patience=Patience(3, gathering=0.5, round=17.0))  # fmt: skip
+    assert [lost in routes for routes in transport.asked] == [True] * 3 + [False] * 5
+    assert ["new" in routes for routes in transport.asked] == [False] * 5 + [True] * 3
+    assert set(transport.seconds) == {17.0}
+    rounds = done.record["rounds"]
+    assert rounds[0]["refused"] == {"silent": 1}
+    assert rounds[0]["asked"] == [0, 1, 2]
+    assert [entry["uploads"] for entry in rounds] == [2] * 5 + [3] * 3
+    settled(done, transport)
+
+
+def test_late_and_repeated_answers_count_once(tmp_path):
+    transport, old = Direct(clients(tmp_path)), {}
+
+    def late(route, asked, told):
+        before = old.get(route)
+        old[route] = told
+        return before if route == "route-0" and before is not None else told
+
+    transport.on_answer = late
+    done = go(transport, tmp_path / "run")
+    settled(done, transport)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [3, 2, 2, 2]
+    assert done.record["rounds"][1]["refused"] == {"malformed": 1}
+
+
+def drain(node):
+    """Another run takes all that is left of a client's budget."""
+    form = Form("mlp", (FEATURES,), 3, hidden=HIDDEN)
+    params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
+    for t in range(300):
+        asked = ask(form=form, params=params, run="feedbeef", t=t, horizon=max(t + 1, 4))
+        if kind(device.answer(asked.to_blob(), node)) == "empty":
+            return
+    raise AssertionError("the tank did not run dry")
+
+
+def test_a_client_whose_tank_ran_dry_declines_and_is_not_asked_again(tmp_path):
+    transport = Direct(clients(tmp_path))
+    own = plan(**{"rounds.rounds": 6})
+
+    def after(round_done):
+        if round_done.t == 1:
+            drain(transport.nodes["route-2"])
+
+    done = go(transport, tmp_path / "run", own=own, on_round=after)
+    assert ["route-2" in routes for routes in transport.asked] == [True] * 3 + [False] * 3
+    assert done.record["rounds"][2]["refused"] == {"empty": 1}
+    assert "refused" not in done.record["rounds"][3]
+    settled(done, transport)
+    assert done.record["clients"][2]["participations"] == 2
+
+
+def test_one_that_declines_is_replaced_and_does_not_end_the_run(tmp_path):
+    """One client a round: whoever says no is replaced within the round."""
+    transport = Direct(clients(tmp_path, 4))
+    transport.on_answer = lambda route, asked, told: (
+        refusal("empty", "") if route in ("route-0", "route-3") else told
+    )
+    own = plan(**{"rounds.per_round": 1, "rounds.rounds": 8})
+    done = go(transport, tmp_path / "run", own=own)
+    assert done.record["result"]["rounds_used"] == 8
+    assert {i for entry in done.record["rounds"] for i in entry["cohort"]} == {1, 2}
+    settled(done, transport)
+
+
+def test_the_run_ends_when_everyone_has_declined_for_good(tmp_path):
+    transport = Direct(clients(tmp_path))
+    transport.on_answer = lambda route, asked, told: (
+        refusal("empty", "") if Request.from_blob(asked).round.t == 2 else told
+    )
+    done = go(transport, tmp_path / "run", patience=Patience(3, gathering=0.5, minimum=2))
+    assert (done.record["status"], done.record["result"]["rounds_used"]) == ("finished", 2)
+    settled(done, transport)
+
+
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_an_outage_stops_the_run_and_loses_nothing(tmp_path, minimum):
+    """Too few answer in round 2, though all have debited: resumed, the stored answers come back."""
+    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+    patience = Patience(3, gathering=0.5, minimum=minimum, tries=2)
+    heard = ["route-0"] if minimum == 2 else []
+    transport.on_answer = lambda route, asked, told: (
+        told if Request.from_blob(asked).round.t < 2 or route in heard else None
+    )
+    with pytest.raises(RunError, match=r"round 3 got \d uploads of 3 asked .* resume the run"):
+        go(transport, out, patience=patience)
+    assert json.loads((out / "record.json").read_text())["status"] == "failed"
+    before = {route: books_hold(node) for route, node in transport.nodes.items()}
+    assert all(len(held.answers) == 3 for held in before.values())
+    again = Direct(transport.nodes)
+    done = go(again, out, patience=patience, resume=True)
+    after = settled(done, again)
+    assert done.record["result"]["rounds_used"] == 4
+    for route, held in after.items():  # round 3 was answered from the store, round 4 anew
+        assert len(held.answers) == 4
+        assert all(held.answers[key] == blob for key, blob in before[route].answers.items())
+        assert held.spent == sum(map(sum, units_of(again.nodes[route])))
+        assert len(units_of(again.nodes[route])) == 4
+
+
+def units_of(node):
+    """What was booked, reserve by reserve."""
+    with Vault.open(node.vault, dataset=None) as vault:
+        return [entry.units for entry in vault.entries()]
+
+
+def test_killed_and_resumed_from_an_old_checkpoint_it_ends_in_the_same_models(tmp_path):
+    """The server loses two whole rounds: every client sends the same bytes again."""
+    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+
+    def at(t):
+        if t == 2:
+            raise KeyboardInterrupt
+
+    def keep():  # what a kill -9 would leave behind, at the beginning of each round
+        target = tmp_path / f"saved-{len(list(tmp_path.glob('saved-*')))}"
+        shutil.copytree(out, target)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out, on_round=lambda done: at(done.t), check=keep, server="a name")
+    assert json.loads((out / "record.json").read_text())["status"] == "interrupted"
+    first = replayed(out)
+    spent = {route: books_hold(node).spent for route, node in transport.nodes.items()}
+    again = Direct(transport.nodes)
+    done = go(again, tmp_path / "saved-1", resume=True, server="another")
+    settled(done, again)
+    last = replayed(tmp_path / "saved-1")
+    assert all(same(first[t], last[t]) for t in (0, 1, 2))
+    assert [entry["t"] for entry in done.record["rounds"]] == [0, 1, 2, 3]
+    for route, node in transport.nodes.items():  # only the fourth round was debited since
+        assert len(units_of(node)) == 4
+        assert books_hold(node).spent - spent[route] == sum(units_of(node)[-1])
+
+
+def test_a_resumed_run_does_without_those_that_stay_away(tmp_path):
+    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out, on_round=stop)
+    fewer = Direct({r: n for r, n in transport.nodes.items() if r != "route-1"})
+    done = go(fewer, out, resume=True)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [3, 2, 2, 2]
+    assert len(done.record["clients"]) == 3
+    settled(done, transport)
+
+
+def test_a_resumed_server_still_knows_a_vault_that_was_set_back(tmp_path):
+    """An older copy, witness and all: only the server's receipt can tell, so it must keep it."""
+    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+    files = [p for p in tmp_path.iterdir() if p.name.startswith("client-1.vault")]
+    old = {path: path.read_bytes() for path in files}
+
+    def stop(done):
+        if done.t == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out, on_round=stop)
+    for path, content in old.items():
+        path.write_bytes(content)
+    again = Direct(transport.nodes)
+    done = go(again, out, resume=True)
+    assert done.record["rounds"][2]["refused"] == {"vault": 1}
+    assert done.record["rounds"][2]["cohort"] == [0, 2]
+    assert books_hold(transport.nodes["route-1"]).spent == 0
+
+
+@pytest.mark.parametrize("name", ["record.json", "checkpoint.npz"])
+def test_a_run_is_not_written_over_another(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(InputError, match="out must be a folder without a run"):
+        go(Direct(clients(tmp_path / "c")), tmp_path)
+    with pytest.raises(InputError, match="minimum must be at most 3"):
+        go(Direct(clients(tmp_path / "d")), tmp_path / "run",
+           patience=Patience(3, gathering=0.5, minimum=4))  # fmt: skip
+
+
+def test_only_a_stopped_run_is_resumed(tmp_path):
+    with pytest.raises(RunError, match=r"holds no checkpoint.npz"):
+        go(Direct({}), tmp_path, resume=True, patience=Patience(1, gathering=0.1))
