@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from devices import ask, books_hold, kind, make_node, opened, written
+
 from sottovoce import device
 
 ANYTHING: list[Any] = [

@@ -31,9 +31,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from devices import RUN, SAMPLES, ask, books_hold, kind, make_node, memory, model, rows, told
 from mutants import mutated
 
-from devices import RUN, SAMPLES, ask, books_hold, kind, make_node, memory, model, rows, told
 from sottovoce import device
 from sottovoce.node import Node
 from sottovoce.privacy import grid

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from devices import ask, books_hold, kind, make_node, model, rows, told
+
 from sottovoce import device
 from sottovoce.node import Node
 from sottovoce.privacy.sensitivity import Recipe

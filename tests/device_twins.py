@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import devices
 import numpy as np
 import pytest
-
-import devices
 from devices import FORMS, Rows, ask, make_node, model, rows
+
 from sottovoce import device
 from sottovoce.learning import gradients
 from sottovoce.noise import secure

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import numpy as np
-
 from devices import ask, model, opened, sealed, written
+
 from sottovoce import protocol, wire
 from sottovoce.learning.form import Form
 from sottovoce.privacy.sensitivity import Recipe

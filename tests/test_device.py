@@ -13,13 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import devices
 import numpy as np
 import pytest
-from mutants import mutated
-
-import devices
-from device_schedules import play_all
-from device_twins import WAYS, conversation, pair, spoken
 from devices import (
     FORMS,
     ask,
@@ -32,6 +28,10 @@ from devices import (
     rows,
     told,
 )
+from mutants import mutated
+
+from device_schedules import play_all
+from device_twins import WAYS, conversation, pair, spoken
 from sottovoce import client, device, wire
 from sottovoce.node import Node
 from sottovoce.privacy.sensitivity import Recipe

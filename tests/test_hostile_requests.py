@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from devices import FORMS, SAMPLES, ask, books_hold, kind, make_node, memory, rows, told
 
 from device_fuzz import heads_with_anything
-from devices import FORMS, SAMPLES, ask, books_hold, kind, make_node, memory, rows, told
 from hostile_requests import ANSWERED, MALFORMED, NOT_ALLOWED, shaped, trap
 from sottovoce import device, protocol, wire
 from sottovoce.node import Node

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from devices import rows
+
 from sottovoce.errors import DataError, InputError
 from sottovoce.node import Node
 

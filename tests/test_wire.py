@@ -10,11 +10,11 @@ import sys
 
 import numpy as np
 import pytest
+from devices import opened, sealed, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from devices import opened, sealed, written
 from sottovoce import wire
 from sottovoce.errors import InputError, Malformed
 

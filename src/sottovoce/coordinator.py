@@ -45,7 +45,7 @@ from sottovoce.server.checks import Accepted, Expected
 from sottovoce.server.registry import Member
 from sottovoce.server.roll import LASTING, Patience, Roll, Transport, gather, rejoin
 from sottovoce.simulation import course
-from sottovoce.simulation.run import RoundDone, done_of, first_model, scores
+from sottovoce.simulation.run import RoundDone, confused, done_of, first_model, scores
 from sottovoce.trained import Trained
 
 UPLOADS = "uploads"
@@ -409,7 +409,7 @@ def _record(
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
     model = federation.model
-    test = scores(model, unnamed(model, dict(params)), federation.held.test)
+    tree, held = unnamed(model, dict(params)), federation.held
     return record.make(
         federation,
         state,
@@ -417,7 +417,8 @@ def _record(
         seed=None,
         status=status,
         started=began,
-        test=test,
+        test=scores(model, tree, held.test),
+        confusion=confused(model, held.classes, tree, held.test),
         fairness=fairness(np.zeros(0, bool), None, federation.epsilon, federation.delta),
         engine="flower",
         not_covered=("insecure-transport",) if insecure else (),

@@ -318,16 +318,6 @@ def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, fl
     return float(loss), float(accuracy)
 
 
-_PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
-
-
-def _placed(samples: Samples) -> tuple[jax.Array, jax.Array]:
-    """Public rows on the device, sent there once for all runs that share them."""
-    if samples not in _PLACED:
-        _PLACED[samples] = (jnp.asarray(samples.x), jnp.asarray(samples.y))
-    return _PLACED[samples]
-
-
 def _rows(batch: list[Run]) -> tuple[Rows, list[int]]:
     """The rows of all splits of the batch, stacked, and which of them each run uses."""
     splits = list({id(run.federation.held): run.federation for run in batch}.values())
