@@ -12,7 +12,8 @@
     │   └── VaultRefusal    a vault that is missing, in use, damaged, a copy or an older state
     ├── Malformed           a message from another machine is not what it should be
     ├── DataError           a data set is missing, damaged or not what it should be
-    └── RunError            a run folder is missing, damaged or in the way
+    ├── RunError            a run folder is missing, damaged or in the way
+    └── FederationError     a process or a node of a federation failed or did not answer
 
 The command line turns `InputError` into exit code 2 and the others into exit code 1.
 Messages are one sentence: the name, the bound, the value that was given, the remedy.
@@ -83,6 +84,10 @@ class DataError(SottovoceError):
 
 class RunError(SottovoceError):
     """A run folder is missing, damaged or in the way."""
+
+
+class FederationError(SottovoceError):
+    """A process or a node of a federation failed or did not answer."""
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,11 @@
+"""A real federation on Flower: certificates, processes, messages. Only this room imports flwr.
+
+| file | what it does |
+|---|---|
+| `certificates` | an authority, a server certificate and node keys, made on the spot |
+| `keeper` | a small process that starts the others and leaves none behind |
+| `local` | SuperLink and SuperNodes on this machine, over TLS, with authenticated nodes |
+| `control` | what `flwr` does from the command line: register nodes, start and follow runs |
+| `transport` | bytes to nodes, bytes back, before a deadline |
+| `client_app`, `server_app` | the two Flower apps; `app/` is the bundle that names them |
+"""

@@ -1,0 +1,196 @@
+"""Certificates and keys of a federation, made on the spot: an authority, a server, nodes.
+
+Flower wants three things on disk: a PEM authority that clients trust, a PEM certificate and key of
+the SuperLink whose names include the address clients dial, and for every SuperNode an OpenSSH
+ECDSA key pair. All keys are on P-384. Every file is made new (an existing one is never
+overwritten) and is readable by its owner alone.
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> folder = Path(tempfile.mkdtemp())
+>>> link = server(folder, authority(folder), names=["link.example.org", "192.0.2.7"])
+>>> sorted(path.name for path in folder.iterdir())
+['ca.crt', 'ca.key', 'server.crt', 'server.key']
+>>> oct(link.key.stat().st_mode & 0o777)
+'0o600'
+>>> node_key(folder, "node0").public.read_text().split()[0]
+'ecdsa-sha2-nistp384'
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from sottovoce.errors import InputError
+
+LOOPBACK = ("localhost", "127.0.0.1")
+YEAR = 365
+# Clocks of two machines differ: a certificate is valid from a little before it was made.
+SKEW = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Who vouches for the server: `certificate` goes to every node, `key` stays where it is."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a SuperLink needs for TLS."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class NodeKey:
+    """A node's key pair: `private` never leaves the node, `public` is registered."""
+
+    private: Path
+    public: Path
+
+
+def authority(folder: Path, *, days: int = 5 * YEAR) -> Authority:
+    """Make `ca.crt` and `ca.key`: an authority that may sign server certificates, nothing below."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("sottovoce federation authority")
+    certificate = (
+        _builder(name, name, key.public_key(), _days(days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    return Authority(
+        certificate=_write(folder / "ca.crt", certificate.public_bytes(Encoding.PEM)),
+        key=_write(folder / "ca.key", _pem(key)),
+    )
+
+
+def server(
+    folder: Path, signed_by: Authority, *, names: Sequence[str] = (), days: int = YEAR
+) -> Server:
+    """Make `server.crt` and `server.key` for localhost, 127.0.0.1 and the `names` given."""
+    issuer = x509.load_pem_x509_certificate(signed_by.certificate.read_bytes())
+    issuer_key = load_pem_private_key(signed_by.key.read_bytes(), password=None)
+    if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{signed_by.key} must hold an EC key; make a new authority")
+    key = ec.generate_private_key(ec.SECP384R1())
+    known = [_general(name) for name in dict.fromkeys([*LOOPBACK, *names])]
+    public = issuer_key.public_key()
+    certificate = (
+        _builder(_name("sottovoce server"), issuer.subject, key.public_key(), _days(days))
+        .add_extension(x509.SubjectAlternativeName(known), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+        .sign(issuer_key, hashes.SHA384())
+    )
+    return Server(
+        authority=signed_by.certificate,
+        certificate=_write(folder / "server.crt", certificate.public_bytes(Encoding.PEM)),
+        key=_write(folder / "server.key", _pem(key)),
+    )
+
+
+def node_key(folder: Path, name: str) -> NodeKey:
+    """Make `NAME` and `NAME.pub`, as `ssh-keygen -t ecdsa -b 384` would."""
+    if not name or Path(name).name != name:
+        raise InputError.of("name", name, "a file name", "leave folders out of it")
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return NodeKey(
+        private=_write(folder / name, private),
+        public=_write(folder / f"{name}.pub", public + f" {name}\n".encode()),
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, life: timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + life)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    if not name or not name.isascii() or any(c.isspace() or c in "/:" for c in name):
+        raise InputError.of(
+            "names", name, "host names or IP addresses", "leave scheme, port and path out"
+        )
+    return x509.DNSName(name)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _days(days: int) -> timedelta:
+    if days < 1:
+        raise InputError.of("days", days, "at least 1", "say how long the certificate is valid")
+    return timedelta(days=days)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Make a file only its owner can read; the mode is set as it is made, not afterwards."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise InputError(
+            f"{path} exists already and keys are never overwritten; choose another folder"
+        ) from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    return path

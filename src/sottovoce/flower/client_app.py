@@ -1,0 +1,90 @@
+"""The client's side of Flower: bytes in, `device.answer`, bytes out.
+
+Flower starts a new process for every message, so nothing heavy is imported here: what the device
+needs, it imports when it is asked. Whatever goes wrong, the server reads one constant sentence:
+Flower would send it the text of the exception, and that may contain a sample.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from sottovoce.flower.transport import RECORD, read
+
+# Flower's code for a ClientApp that failed.
+FAILED = 2
+SORRY = "the node could not answer; its own log says why"
+# What a request may weigh: 2 GiB is where protobuf ends.
+LIMIT = 2**31 - 2**20
+
+log = logging.getLogger("sottovoce")
+
+
+class Device(Protocol):
+    """What answers on a node; `node` is the path of the node's own file."""
+
+    def hello(self, node: Path) -> bytes:
+        """Who this is and what it discloses."""
+
+    def answer(self, request: bytes, node: Path) -> bytes:
+        """The answer to one request."""
+
+
+class Installed:
+    """The device of the sottovoce that is installed on the node, whatever the server ships."""
+
+    def hello(self, node: Path) -> bytes:
+        """Who this is and what it discloses."""
+        return self._call("hello", node)
+
+    def answer(self, request: bytes, node: Path) -> bytes:
+        """The answer to one request."""
+        return self._call("answer", node, request)
+
+    def _call(self, name: str, node: Path, *request: bytes) -> bytes:
+        device = importlib.import_module("sottovoce.device")
+        nodes = importlib.import_module("sottovoce.node")
+        answer = getattr(device, name)(*request, nodes.Node.load(node))
+        assert isinstance(answer, bytes)
+        return answer
+
+
+def build(device: Device) -> ClientApp:
+    """A ClientApp that lets `device` answer `train` and `query` messages."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _reply(message, context, device.answer)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return _reply(message, context, lambda _request, node: device.hello(node))
+
+    return app
+
+
+def _reply(message: Message, context: Context, answer: Callable[[bytes, Path], bytes]) -> Message:
+    try:
+        request = read(message, "request", LIMIT)
+        if request is None:
+            raise ValueError("no request")
+        node = context.node_config["node"]
+        if not isinstance(node, str):
+            raise TypeError("node")
+        said = answer(request, Path(node))
+        return Message(RecordDict({RECORD: ConfigRecord({"answer": said})}), reply_to=message)
+    except Exception as error:
+        # The kind of error alone: even here its text might hold a value from the data.
+        log.error("no answer: %s", type(error).__name__)
+        return Message(Error(code=FAILED, reason=SORRY), reply_to=message)
+
+
+app = build(Installed())

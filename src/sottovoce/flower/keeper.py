@@ -1,0 +1,234 @@
+"""A small process that starts others and leaves none behind, whatever happens to its parent.
+
+Flower's processes start processes of their own, some in sessions of their own, so that neither a
+process group nor a list of pids in the parent catches them all. The keeper is their ancestor: on
+Linux it adopts every orphan below it (PR_SET_CHILD_SUBREAPER), and it ends them all when it is told
+to, when the pipe from its parent closes, or when its parent is no longer there (kill -9 included).
+Should the keeper itself be killed, the processes it started get SIGKILL from the kernel, and what
+they had started watches its parent, as Flower's processes do.
+
+It reads one JSON object a line from its standard input and answers on its standard output:
+
+    {"start": NAME, "argv": [...], "env": {...}, "log": PATH}   →  {"started": NAME, "pid": N}
+    {"signal": NAME, "number": 15}
+    {"stop": true}                                              →  {"stopped": true}
+    (a process ended)                                           →  {"ended": NAME, "code": N}
+
+Only the standard library is used: it is run as a file and is up in a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GRACE = 5.0
+# How long SIGKILL may take before the keeper gives up: an uninterruptible sleep on a dead disk.
+LAST = 10.0
+BEAT = 1.0
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Keeper:
+    """The processes of one parent, from their start to their end."""
+
+    def __init__(self, parent: int) -> None:
+        self.parent = parent
+        self.pids: dict[int, str] = {}
+        self.prctl = _prctl()
+        self.prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def start(self, order: dict[str, Any]) -> None:
+        """Start one process in a session of its own, its output appended to its log."""
+        mine = os.getpid()
+
+        def before_exec() -> None:
+            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != mine:
+                os._exit(1)
+
+        try:
+            with Path(order["log"]).open("ab") as log:
+                process = subprocess.Popen(
+                    order["argv"],
+                    env=order["env"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=before_exec,
+                )
+        except OSError as error:
+            say({"ended": order["start"], "code": 127, "why": str(error)})
+            return
+        process.returncode = 0  # reaped here, with every other child, by waitpid
+        self.pids[process.pid] = order["start"]
+        say({"started": order["start"], "pid": process.pid})
+
+    def signal(self, order: dict[str, Any]) -> None:
+        """Send a signal to one process by its name."""
+        for pid, name in self.pids.items():
+            if name == order["signal"]:
+                send(pid, order["number"])
+
+    def reap(self) -> None:
+        """Collect what ended: own children, and orphans that were adopted."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            name = self.pids.pop(pid, None)
+            if name is not None:
+                say({"ended": name, "code": os.waitstatus_to_exitcode(status)})
+
+    def stop(self, grace: float) -> None:
+        """SIGTERM, a grace, SIGKILL, until nothing lives below this process."""
+        known = descendants(os.getpid())
+        for pid in list(self.pids):
+            send(pid, signal.SIGTERM)
+        self._wait(grace)
+        until = time.monotonic() + LAST
+        while time.monotonic() < until:
+            known = [pid for pid in known if alive(pid)]
+            left = descendants(os.getpid()) or known
+            if not left:
+                break
+            for pid in left:
+                send(pid, signal.SIGKILL)
+            self._wait(0.05)
+        say({"stopped": True})
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.reap()
+            if not descendants(os.getpid()):
+                return
+            time.sleep(0.02)
+
+    def orphaned(self) -> bool:
+        """Whether the parent is gone."""
+        return os.getppid() != self.parent
+
+
+def serve(parent: int, grace: float) -> None:
+    """Follow orders until the parent says stop, closes the pipe, or dies."""
+    keeper = Keeper(parent)
+    wake, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    ended: list[int] = []
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: ended.append(number))
+    watch = selectors.DefaultSelector()
+    watch.register(0, selectors.EVENT_READ)
+    watch.register(wake, selectors.EVENT_READ)
+    rest = b""
+    while not ended and not keeper.orphaned():
+        ready = {key.fd for key, _ in watch.select(timeout=BEAT)}
+        if wake in ready:
+            os.read(wake, 4096)
+        keeper.reap()
+        if 0 not in ready:
+            continue
+        chunk = os.read(0, 65536)
+        if not chunk:
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            if "start" in order:
+                keeper.start(order)
+            elif "signal" in order:
+                keeper.signal(order)
+            else:
+                ended.append(0)
+    keeper.stop(grace)
+
+
+def descendants(root: int) -> list[int]:
+    """Every living process below `root`, nearest first."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in _table():
+        children.setdefault(parent, []).append(pid)
+    found, queue = [], [root]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process with this pid exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def say(words: dict[str, Any]) -> None:
+    """One line to the parent, which may be gone."""
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(words).encode() + b"\n")
+
+
+def _table() -> list[tuple[int, int]]:
+    """(pid, parent) of every process that is not a zombie."""
+    proc = Path("/proc")
+    if not (proc / "self" / "stat").exists():
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
+        )
+        rows = [line.split() for line in listed.stdout.splitlines()]
+        return [(int(row[0]), int(row[1])) for row in rows if not row[2].startswith("Z")]
+    table = []
+    for name in os.listdir(proc):  # noqa: PTH208 - a generator of Paths costs more than the rest
+        if not name.isdigit():
+            continue
+        try:
+            stat = (proc / name / "stat").read_bytes()
+        except OSError:
+            continue
+        state, parent = stat.rpartition(b")")[2].split()[:2]  # a command may contain ") "
+        if state != b"Z":
+            table.append((int(name), int(parent)))
+    return table
+
+
+def _prctl() -> Callable[[int, int], object]:
+    """Linux's prctl, or nothing where there is none."""
+    if not sys.platform.startswith("linux"):
+        return lambda *_: None
+    call = ctypes.CDLL(None, use_errno=True).prctl
+    return lambda option, value: call(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), float(sys.argv[2]))

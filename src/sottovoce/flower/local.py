@@ -1,0 +1,390 @@
+"""A federation on this machine: one SuperLink and N SuperNodes on loopback, nothing left behind.
+
+    with local.federation(folder, [{"node": "a.toml"}, {"node": "b.toml"}]) as running:
+        run = running.run(local.APP, {"plan": "plan.toml"})
+        running.wait(run, seconds=600)
+
+TLS and node authentication are on: certificates and keys are made in the folder, the nodes' keys
+are registered, ports are free ones, and every party has a FLWR_HOME of its own (two nodes that
+unpack one bundle into one folder trip over each other). A SuperNode that dies is started again.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import secrets
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sottovoce.errors import FederationError, InputError
+from sottovoce.flower import certificates, control, worker
+from sottovoce.flower.control import Link, RunState, Scalar
+from sottovoce.flower.processes import Process, Processes
+
+APP = Path(__file__).parent / "app"
+HOST = "127.0.0.1"
+CONNECTION = "federation"
+READY = 60.0
+# Below the range from which the system takes the ports of outgoing connections: a port that was
+# free a moment ago is not taken by one of them before Flower binds it.
+PORTS = range(20_000, 32_000)
+# Flower looks for work once a second; looking is cheap, waiting is not.
+TASK_POLL = "0.1"
+# A node that was turned away (exit code 305: still counted online) tries again after this long.
+RETRY = 10.0
+
+
+@dataclass
+class Node:
+    """One SuperNode: what it needs to start, and to start again."""
+
+    name: str
+    config: Mapping[str, Scalar]
+    key: certificates.NodeKey | None
+    id: int | None
+    port: int
+    process: Process | None = None
+    worker: Process | None = None
+    starts: int = 0
+
+
+class Federation:
+    """A running SuperLink with its SuperNodes."""
+
+    def __init__(self, folder: Path, processes: Processes, link: Link, *, app: str | None) -> None:
+        self.folder = folder
+        self.processes = processes
+        self.link = link
+        self.app = app
+        self.home = folder / "home"
+        self.nodes: list[Node] = []
+        self._link_process: Process | None = None
+        self._closing = threading.Event()
+        self._supervisor: threading.Thread | None = None
+
+    def run(self, app: Path, config: Mapping[str, Scalar]) -> int:
+        """Start a run of the app in this folder, as `flwr run` does."""
+        return control.start_run(self.link, app, config)
+
+    def wait(self, run: int, *, seconds: float, every: float = 0.5) -> RunState:
+        """Wait for a run's end; a run that failed, or takes longer, is a FederationError."""
+        state = RunState("pending", "", "")
+
+        def finished() -> bool:
+            nonlocal state
+            state = control.run_state(self.link, run)
+            return state.finished
+
+        if not control.wait_for(finished, seconds, every=every, check=self.check):
+            control.stop_run(self.link, run)
+            raise FederationError(
+                f"the run was not over after {seconds:.0f} s; it is {state.status}"
+            )
+        if not state.completed:
+            raise FederationError(f"the run {state.outcome or 'failed'}: {state.details}")
+        return state
+
+    def check(self) -> None:
+        """Raise if the SuperLink is gone: nothing can be waited for any more."""
+        process = self._link_process
+        if process is not None and not process.alive:
+            raise _died(process, "the SuperLink")
+
+    def kill(self, node: Node, number: int) -> None:
+        """Send a signal to a SuperNode; its supervisor takes it for an accident."""
+        if node.process is not None:
+            self.processes.signal(node.process, number)
+            node.process.asked = False
+
+    def environment(self, party: str) -> dict[str, str]:
+        """The environment of one party: its own FLWR_HOME, nothing sent to anyone."""
+        home = self.home / party
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return environment(home)
+
+    def start_link(self, server: certificates.Server | None) -> None:
+        """Start the SuperLink and wait until it answers."""
+        port = self.link.address.rpartition(":")[2]
+        argv = [_tool("flower-superlink"), "--host", HOST, "--port", port]
+        argv.append("--disable-runtime-dependency-installation")
+        if server is None:
+            argv.append("--insecure")
+        else:
+            argv += ["--ssl-ca-certfile", str(server.authority)]
+            argv += ["--ssl-certfile", str(server.certificate), "--ssl-keyfile", str(server.key)]
+            argv.append("--enable-supernode-auth")
+        self._link_process = self.processes.start(
+            "superlink",
+            argv,
+            log=self.folder / "logs" / "superlink.log",
+            env=self.environment("superlink"),
+        )
+
+    def start_node(self, node: Node) -> None:
+        """Start a SuperNode; it dials the SuperLink by itself."""
+        argv = [_tool("flower-supernode"), "--superlink", self.link.address]
+        argv += ["--host", HOST, "--port", str(node.port)]
+        if node.key is None or self.link.authority is None:
+            argv.append("--insecure")
+        else:
+            argv += ["--root-certificates", str(self.link.authority)]
+            argv += ["--auth-supernode-private-key", str(node.key.private)]
+        if node.config:
+            argv += ["--node-config", config_text(node.config)]
+        if self.app is not None:
+            argv += ["--isolation", "process"]
+            argv += ["--superexec-auth-secret-file", str(self._secret(node))]
+        node.starts += 1
+        node.process = self.processes.start(
+            node.name,
+            argv,
+            log=self.folder / "logs" / f"{node.name}.log",
+            env=self.environment(node.name),
+        )
+
+    def start_worker(self, node: Node) -> None:
+        """Start the process that answers a SuperNode's messages with the installed app."""
+        if self.app is None:
+            return
+        argv = [sys.executable, "-m", "sottovoce.flower.worker", "--app", self.app]
+        argv += ["--node", f"{HOST}:{node.port}", "--secret", str(self._secret(node))]
+        node.worker = self.processes.start(
+            f"{node.name}.worker",
+            argv,
+            log=self.folder / "logs" / f"{node.name}.worker.log",
+            env=self.environment(node.name),
+        )
+
+    def supervise(self) -> None:
+        """Start SuperNodes again that ended without being asked, until the federation closes."""
+
+        def watch() -> None:
+            due: dict[str, float] = {}
+            clock = 0.0
+            beat = 0.25
+            while not self._closing.wait(beat):
+                clock += beat
+                for node in self.nodes:
+                    if _fell(node.worker):
+                        self.start_worker(node)
+                    if not _fell(node.process):
+                        continue
+                    if node.name not in due:
+                        wait = 0.0 if self._release(node) else RETRY
+                        due[node.name] = clock + wait
+                    if clock >= due[node.name] and not self._closing.is_set():
+                        del due[node.name]
+                        self.start_node(node)
+
+        self._supervisor = threading.Thread(target=watch, daemon=True)
+        self._supervisor.start()
+
+    def close(self) -> None:
+        """No more restarts; the processes end with their context."""
+        self._closing.set()
+        if self._supervisor is not None:
+            self._supervisor.join()
+
+    def _secret(self, node: Node) -> Path:
+        path = self.folder / "keys" / f"{node.name}.secret"
+        if not path.exists():
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(32))
+        return path
+
+    def _release(self, node: Node) -> bool:
+        if node.key is None or node.id is None:
+            return True
+        return control.release(self.link, node.key.private, node.id)
+
+
+@contextmanager
+def federation(
+    folder: Path,
+    configs: Sequence[Mapping[str, Scalar]],
+    *,
+    app: str | None = worker.APP,
+    insecure: bool = False,
+    ready: float = READY,
+) -> Iterator[Federation]:
+    """Start a SuperLink and a SuperNode for each config; all are online when this enters.
+
+    `configs` become each node's `--node-config`. The folder gets keys, logs and FLWR_HOMEs, for its
+    owner's eyes alone. `app` is the ClientApp that the nodes run whatever the server ships (see
+    `worker`); None leaves it to Flower, which runs what was shipped. `insecure` is for a
+    demonstration on loopback: no TLS, no authentication. Whatever ends the context (an error,
+    Ctrl-C, kill -9) ends every process.
+    """
+    if not configs:
+        raise InputError.of("configs", list(configs), "at least one node", "name a node")
+    folder = folder.resolve()
+    for name in ("certificates", "keys", "home", "logs"):
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    server = None
+    if not insecure:
+        made = certificates.authority(folder / "certificates")
+        server = certificates.server(folder / "certificates", made)
+    link = Link(f"{HOST}:{free_port()}", None if server is None else server.authority)
+    with Processes() as processes:
+        running = Federation(folder, processes, link, app=app)
+        _write_connection(running.home / "superlink", link)
+        running.start_link(server)
+        try:
+            for index, config in enumerate(configs):
+                name = f"node{index}"
+                key = None if insecure else certificates.node_key(folder / "keys", name)
+                running.nodes.append(Node(name, config, key, None, free_port()))
+            _wait_for_link(running, ready)
+            for node in running.nodes:
+                if node.key is not None:
+                    node.id = control.register(link, node.key.public, node.name)
+                running.start_node(node)
+                running.start_worker(node)
+            _wait_for_nodes(running, ready)
+            running.supervise()
+            yield running
+        finally:
+            running.close()
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What Flower's processes should know of this machine: little."""
+    bin_folder = str(Path(sys.executable).parent)
+    inherited = dict(os.environ)
+    no_proxy = ",".join(filter(None, [inherited.get("NO_PROXY"), HOST, "localhost"]))
+    return {
+        **inherited,
+        # Flower starts its own commands by name.
+        "PATH": os.pathsep.join([bin_folder, inherited.get("PATH", os.defpath)]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL,
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
+    }
+
+
+def config_text(config: Mapping[str, Scalar]) -> str:
+    """A node's configuration as `flower-supernode --node-config` reads it.
+
+    >>> print(config_text({"node": "/srv/my node.toml", "slots": 2, "fast": True}))
+    node='/srv/my node.toml' slots=2 fast=true
+    """
+    words = []
+    for key, value in config.items():
+        if isinstance(value, bool):
+            text = str(value).lower()
+        elif isinstance(value, str):
+            if "'" in value or "\n" in value:
+                raise InputError.of(key, value, "a text without ' and line breaks", "rename it")
+            text = f"'{value}'"
+        else:
+            text = repr(value)
+        words.append(f"{key}={text}")
+    return " ".join(words)
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on, chosen at random."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise FederationError(f"no free port was found between {PORTS.start} and {PORTS.stop - 1}")
+
+
+def answers(link: Link) -> bool:
+    """Whether the SuperLink says that it is well."""
+    host, _, port = link.address.rpartition(":")
+    try:
+        if link.authority is None:
+            connection = http.client.HTTPConnection(host, int(port), timeout=5)
+        else:
+            trust = ssl.create_default_context(cafile=str(link.authority))
+            connection = http.client.HTTPSConnection(host, int(port), timeout=5, context=trust)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _wait_for_link(running: Federation, seconds: float) -> None:
+    if not control.wait_for(lambda: answers(running.link), seconds, check=running.check):
+        process = running.processes.all["superlink"]
+        raise FederationError(_said(process, f"the SuperLink did not answer in {seconds:.0f} s"))
+
+
+def _wait_for_nodes(running: Federation, seconds: float) -> None:
+    wanted = len(running.nodes)
+
+    def check() -> None:
+        running.check()
+        for node in running.nodes:
+            if node.process is not None and not node.process.alive:
+                raise _died(node.process, f"SuperNode {node.name}")
+
+    if not control.wait_for(
+        lambda: len(control.online(running.link)) >= wanted, seconds, every=0.25, check=check
+    ):
+        known = control.online(running.link)
+        late = [node for node in running.nodes if node.id is None or node.id not in known]
+        process = late[0].process
+        words = f"{len(late)} of {wanted} SuperNodes were not online after {seconds:.0f} s"
+        raise FederationError(words if process is None else _said(process, words))
+
+
+def _write_connection(home: Path, link: Link) -> None:
+    """The connection `flwr run APP federation` uses, with this folder as FLWR_HOME."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    trust = (
+        "insecure = true" if link.authority is None else f"root-certificates = '{link.authority}'"
+    )
+    (home / "config.toml").write_text(
+        f"[superlink]\ndefault = '{CONNECTION}'\n\n"
+        f"[superlink.{CONNECTION}]\naddress = '{link.address}'\n{trust}\n",
+        "utf-8",
+    )
+
+
+def _fell(process: Process | None) -> bool:
+    """Whether a process ended without having been asked to."""
+    return process is not None and process.code is not None and not process.asked
+
+
+def _tool(name: str) -> str:
+    """One of Flower's commands, beside the python that runs this."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise FederationError(
+            f"{name} is not installed; install Flower with: pip install 'sottovoce[flower]'"
+        )
+    return str(path)
+
+
+def _died(process: Process, what: str) -> FederationError:
+    return FederationError(_said(process, f"{what} ended with exit code {process.code}"))
+
+
+def _said(process: Process, words: str) -> str:
+    tail = process.tail()
+    return (
+        f"{words}; the last lines of {process.log}:\n{tail}"
+        if tail
+        else f"{words}; it said nothing"
+    )

@@ -1,0 +1,176 @@
+"""Processes that end with the one that started them: the parent's side of `keeper`.
+
+>>> import sys, tempfile
+>>> from pathlib import Path
+>>> log = Path(tempfile.mkdtemp()) / "hello.log"
+>>> with Processes() as processes:
+...     process = processes.start("hello", [sys.executable, "-c", "print('good day')"], log=log)
+...     process.wait(10)
+0
+>>> process.tail()
+'good day'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from sottovoce.errors import FederationError
+from sottovoce.flower import keeper
+
+TAIL = 12
+# The keeper answers a start within a fork; seconds mean that it is gone.
+ANSWER = 10.0
+
+
+@dataclass
+class Process:
+    """One process that the keeper started: alive until `code` is known."""
+
+    name: str
+    log: Path
+    pid: int = 0
+    code: int | None = None
+    asked: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.pid != 0 and self.code is None
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, or None if it still runs after `seconds`."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.code is not None, seconds)
+        return self.code
+
+    def tail(self, lines: int = TAIL) -> str:
+        """The last lines of its log, for an error that a person will read."""
+        try:
+            text = self.log.read_text("utf-8", "replace")
+        except OSError:
+            return ""
+        return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+class Processes:
+    """A context in which processes live; when it ends, none of them is left."""
+
+    def __init__(self, grace: float = keeper.GRACE) -> None:
+        self.grace = grace
+        self.all: dict[str, Process] = {}
+        self._lock = threading.Lock()
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", keeper.__file__, str(os.getpid()), str(self.grace)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then says stop
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The keeper's own pid: every process of this context is below it."""
+        return self._running().pid
+
+    def start(
+        self, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+    ) -> Process:
+        """Start `argv`; its output is appended to `log`."""
+        process = Process(name=name, log=log)
+        self.all[name] = process
+        self._tell(
+            {
+                "start": name,
+                "argv": [str(word) for word in argv],
+                "env": dict(os.environ if env is None else env),
+                "log": str(log),
+            }
+        )
+        with process.changed:
+            heard = process.changed.wait_for(
+                lambda: process.pid != 0 or process.code is not None, ANSWER
+            )
+        if not heard or (process.code == 127 and process.pid == 0):
+            raise FederationError(f"{argv[0]} could not be started; is it installed?")
+        return process
+
+    def signal(self, process: Process, number: int = signal.SIGTERM) -> None:
+        """Send a signal by name, so that a pid that was given to another process is never hit."""
+        process.asked = True
+        self._tell({"signal": process.name, "number": int(number)})
+
+    def stop(self) -> None:
+        """End every process and the keeper; returns when none is left."""
+        running = self._keeper
+        if running is None:
+            return
+        for process in self.all.values():
+            process.asked = True
+        with contextlib.suppress(FederationError):  # it is gone: the kernel ended what it kept
+            self._tell({"stop": True})
+        self._keeper = None
+        limit = self.grace + keeper.LAST + ANSWER
+        try:
+            running.wait(limit)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+        for stream in (running.stdin, running.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._keeper is None:
+            raise FederationError("the processes were stopped; start a new context")
+        return self._keeper
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        pipe = self._running().stdin
+        assert pipe is not None
+        try:
+            with self._lock:
+                pipe.write(json.dumps(order).encode() + b"\n")
+                pipe.flush()
+        except OSError:
+            raise FederationError(
+                "the process that keeps the others has ended; start the federation again"
+            ) from None
+
+    def _listen(self) -> None:
+        pipe = self._running().stdout
+        assert pipe is not None
+        for line in pipe:
+            words = json.loads(line)
+            process = self.all.get(words.get("started") or words.get("ended") or "")
+            if process is None:
+                continue
+            with process.changed:
+                if "pid" in words:
+                    process.pid = words["pid"]
+                else:
+                    process.code = words["code"]
+                process.changed.notify_all()
+        for process in list(self.all.values()):
+            with process.changed:  # the keeper is gone, and with it all it kept
+                process.code = process.code if process.code is not None else -signal.SIGKILL
+                process.changed.notify_all()

@@ -1,0 +1,227 @@
+"""Bytes to nodes, bytes back, before a deadline: all that the federation asks of Flower.
+
+A request is the bytes under `request` in a message's only record, an answer the bytes under
+`answer` in its reply's. What the bytes mean is not known here. What is known is that a node may be
+hostile: its reply is waited for by a thread of its own (Flower would wait up to two hours for a
+reply that was announced and never sent), a reply of another shape is a `Failure` of that node and
+of no other, and no word a node wrote reaches a log or a record.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+RECORD = "sottovoce"
+POLL = 0.25
+# With many nodes each looks less often, so that looking never takes more than a core.
+POLL_PER_NODE = 0.005
+Reason = Literal["late", "offline", "crashed", "failed", "malformed"]
+
+# Flower's error codes (flwr.common.constant.ErrorCode), in our words.
+REASONS: dict[int, Reason] = {3: "late", 4: "late", 5: "offline", 8: "crashed"}
+WORDS: dict[Reason, str] = {
+    "late": "did not answer before the deadline",
+    "offline": "went offline",
+    "crashed": "was killed while it worked",
+    "failed": "could not answer; its own log says why",
+    "malformed": "sent something that is no answer",
+}
+
+
+class Grid(Protocol):
+    """The part of `flwr.serverapp.Grid` that is used: it names nodes and carries messages."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes that are online."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send; the ids of the messages, in order."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that are there."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a node's answer is missing, in our words alone.
+
+    >>> str(Failure("offline"))
+    'went offline'
+    """
+
+    reason: Reason
+
+    def __str__(self) -> str:
+        return WORDS[self.reason]
+
+
+Answers = dict[str, bytes | Failure]
+
+
+def ask(
+    grid: Grid,
+    requests: Mapping[int, bytes],
+    *,
+    kind: Literal["train", "query"] = "train",
+    group: str = "",
+    seconds: float,
+    limit: int,
+) -> dict[int, bytes | Failure]:
+    """Send each node its bytes and wait for all answers, at most `seconds`.
+
+    Every node asked is in the result, with its answer (at most `limit` bytes) or its failure.
+    Messages expire with the deadline: a node that comes online later is not handed old work. A
+    reply counts once, for the message it replies to; what arrives after the deadline is never
+    looked at.
+    """
+    if not requests:
+        return {}
+    until = time.monotonic() + seconds
+    messages = [
+        Message(
+            RecordDict({RECORD: ConfigRecord({"request": blob})}),
+            node,
+            kind,
+            ttl=seconds,
+            group_id=group,
+        )
+        for node, blob in requests.items()
+    ]
+    ids = list(grid.push_messages(messages))
+    answers: dict[int, bytes | Failure] = {}
+    done = threading.Condition()
+    poll = max(POLL, POLL_PER_NODE * len(requests))
+
+    def wait_for(node: int, message: str | None) -> None:
+        found: bytes | Failure = Failure("offline")  # no id: the SuperLink would not take it
+        if message:
+            found = _reply(grid, node, message, until, poll, limit)
+        with done:
+            answers[node] = found
+            done.notify()
+
+    for node, message in zip(requests, ids, strict=False):
+        threading.Thread(target=wait_for, args=(node, message), daemon=True).start()
+    with done:
+        done.wait_for(lambda: len(answers) == len(requests), max(0.0, until - time.monotonic()))
+        return {node: answers.get(node, Failure("late")) for node in requests}
+
+
+def read(message: Message, key: str, limit: int) -> bytes | None:
+    """The bytes under `key` of a message that holds one record with one entry, else None."""
+    if not message.has_content():
+        return None
+    records = message.content
+    if list(records) != [RECORD]:
+        return None
+    record = records[RECORD]
+    if not isinstance(record, ConfigRecord) or list(record) != [key]:
+        return None
+    value = record[key]
+    return value if type(value) is bytes and len(value) <= limit else None
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A client and the Flower node it speaks through; `hello` is what it said of itself."""
+
+    client: str
+    node: int
+    hello: bytes
+
+
+class Roll:
+    """Who is there: our clients by their own ids, each with the Flower node it sits at.
+
+    Flower's node ids change (a node without authentication gets a new one at every start), so that
+    every node is asked once who it is. A client keeps its seat while its node is online; another
+    node that claims the same client meanwhile is left out and counted in `doubles`.
+    """
+
+    def __init__(self, grid: Grid, identify: Callable[[bytes], str], *, limit: int) -> None:
+        self.grid = grid
+        self.identify = identify
+        self.limit = limit
+        self.seats: dict[str, Seat] = {}
+        self.doubles: set[int] = set()
+        self._known: set[int] = set()
+
+    def call(self, *, wanted: int, seconds: float, patience: float = 60.0) -> dict[str, Seat]:
+        """Ask nodes that are new who they are, until `wanted` clients are there or time is up."""
+        until = time.monotonic() + seconds
+        while True:
+            online = set(self.grid.get_node_ids())
+            self._leave(online)
+            left = until - time.monotonic()
+            new = sorted(online - self._known)
+            if new and left > 0:
+                self._greet(new, min(left, patience))
+            if len(self.seats) >= wanted or left <= 0:
+                return dict(self.seats)
+            if not new:
+                time.sleep(min(POLL, max(0.0, left)))
+
+    def ask(self, requests: Mapping[str, bytes], *, group: str, seconds: float) -> Answers:
+        """Ask clients by their own ids; one that has no seat is offline."""
+        seated = {c: self.seats[c].node for c in requests if c in self.seats}
+        said = ask(
+            self.grid,
+            {node: requests[client] for client, node in seated.items()},
+            group=group,
+            seconds=seconds,
+            limit=self.limit,
+        )
+        return {c: said[seated[c]] if c in seated else Failure("offline") for c in requests}
+
+    def _leave(self, online: set[int]) -> None:
+        self.seats = {c: seat for c, seat in self.seats.items() if seat.node in online}
+        self._known &= online
+        self.doubles &= online
+
+    def _greet(self, nodes: list[int], seconds: float) -> None:
+        said = ask(
+            self.grid, dict.fromkeys(nodes, b""), kind="query", seconds=seconds, limit=self.limit
+        )
+        for node, hello in said.items():
+            if isinstance(hello, Failure):
+                continue  # it is asked again at the next call
+            self._known.add(node)
+            try:
+                client = self.identify(hello)
+            except Exception:  # whatever a node wrote, it ends nobody's round
+                continue
+            if client in self.seats:
+                self.doubles.add(node)
+            else:
+                self.seats[client] = Seat(client, node, hello)
+
+
+def _reply(
+    grid: Grid, node: int, message: str, until: float, poll: float, limit: int
+) -> bytes | Failure:
+    while time.monotonic() < until:
+        try:
+            replies = list(grid.pull_messages([message]))
+        except Exception:
+            # A reply that cannot be decoded, or a SuperLink that restarts: the next look tells.
+            replies = []
+        for reply in replies:
+            if reply.metadata.reply_to_message_id == message:
+                return _checked(reply, node, limit)
+        time.sleep(poll)
+    return Failure("late")
+
+
+def _checked(reply: Message, node: int, limit: int) -> bytes | Failure:
+    if reply.has_error():
+        return Failure(REASONS.get(reply.error.code, "failed"))
+    if reply.metadata.src_node_id != node:
+        return Failure("malformed")
+    answer = read(reply, "answer", limit)
+    return Failure("malformed") if answer is None else answer

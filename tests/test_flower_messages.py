@@ -1,0 +1,228 @@
+"""Bytes to nodes and back: hostile nodes cost their own answer alone, no word of theirs is kept."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from sottovoce.flower import client_app, transport
+from sottovoce.flower.transport import Failure, Roll, ask
+from test_project import modules_after
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """Who sends: Flower tells a ServerApp before it runs."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
+
+
+class FakeGrid:
+    """Nodes as functions from a message to a reply (or None: nothing yet)."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+        self.sent = {}
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            node, ident = message.metadata.dst_node_id, f"m{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = ident
+            self.sent[ident] = message
+            ids.append(ident if node in self.nodes else None)
+        return ids
+
+    def pull_messages(self, message_ids):
+        replies = []
+        for ident in message_ids:
+            message = self.sent[ident]
+            replies += filter(None, [self.nodes[message.metadata.dst_node_id](message)])
+        return replies
+
+
+def said(message, value=None, *, record=None, key="answer", name=transport.RECORD):
+    record = ConfigRecord({key: value}) if record is None else record
+    return Message(RecordDict({name: record}), reply_to=message)
+
+
+def echo(message):
+    return said(message, transport.read(message, "request", 100))
+
+
+def elsewhere(message):
+    reply = echo(message)
+    reply.metadata.__dict__["_src_node_id"] = 99
+    return reply
+
+
+def foreign(message):
+    reply = echo(message)
+    reply.metadata.__dict__["_reply_to_message_id"] = "m-of-another-round"
+    return reply
+
+
+def fails(message):
+    raise ValueError("bytes that cannot be decoded")
+
+
+def hangs(message):
+    time.sleep(60)
+
+
+def error(code):
+    return lambda message: Message(Error(code, "secret words of a node"), reply_to=message)
+
+
+HOSTILE = {
+    "another key": (lambda m: said(m, b"x", key="request"), "malformed"),
+    "another record": (lambda m: said(m, b"x", name="other"), "malformed"),
+    "text": (lambda m: said(m, "x"), "malformed"),
+    "a list": (lambda m: said(m, [b"x"]), "malformed"),
+    "arrays": (lambda m: said(m, record=ArrayRecord()), "malformed"),
+    "metrics": (lambda m: said(m, record=MetricRecord({"answer": 1.0})), "malformed"),
+    "too long": (lambda m: said(m, b"x" * 101), "malformed"),
+    "nothing in it": (lambda m: Message(RecordDict(), reply_to=m), "malformed"),
+    "another sender": (elsewhere, "malformed"),
+    "for another message": (foreign, "late"),
+    "not decodable": (fails, "late"),
+    "announced, never sent": (hangs, "late"),
+    "silence": (lambda m: None, "late"),
+    "offline": (error(5), "offline"),
+    "expired": (error(3), "late"),
+    "killed": (error(8), "crashed"),
+    "failed": (error(2), "failed"),
+    "a code of the future": (error(77), "failed"),
+}
+
+
+class TestAsk:
+    def test_each_node_gets_its_own_bytes_and_its_own_answer(self):
+        grid = FakeGrid({1: echo, 2: echo, 3: echo})
+        requests = {1: b"one", 3: b"three"}
+        assert ask(grid, requests, seconds=5, limit=100) == requests
+        assert ask(grid, {}, seconds=5, limit=100) == {}
+
+    @pytest.mark.parametrize("kind", HOSTILE)
+    def test_a_hostile_node_costs_its_own_answer_alone(self, kind):
+        node, reason = HOSTILE[kind]
+        grid = FakeGrid({1: echo, 2: node, 3: echo})
+        began = time.monotonic()
+        answers = ask(grid, {1: b"a", 2: b"b", 3: b"c"}, seconds=0.6, limit=100)
+        assert answers == {1: b"a", 2: Failure(reason), 3: b"c"}
+        assert "secret" not in str(answers[2])
+        assert time.monotonic() - began < 5
+
+    def test_an_unknown_node_is_offline(self):
+        answers = ask(FakeGrid({1: echo}), {1: b"a", 2: b"b"}, seconds=5, limit=100)
+        assert answers == {1: b"a", 2: Failure("offline")}
+
+    def test_work_expires_with_the_deadline(self):
+        grid = FakeGrid({1: echo})
+        ask(grid, {1: b"a"}, seconds=7.5, limit=100)
+        assert [message.metadata.ttl for message in grid.sent.values()] == [7.5]
+
+    def test_many_nodes(self):
+        grid = FakeGrid(dict.fromkeys(range(200), echo))
+        requests = {node: str(node).encode() for node in range(200)}
+        assert ask(grid, requests, seconds=30, limit=100) == requests
+
+
+class TestRoll:
+    def roll(self, names, **more):
+        def greeting(name):
+            return lambda m: (
+                said(m, name.encode()) if m.metadata.message_type == "query" else echo(m)
+            )
+
+        nodes = {node: greeting(name) for node, name in names.items()}
+        return Roll(FakeGrid({**nodes, **more}), self.identify, limit=100)
+
+    @staticmethod
+    def identify(hello):
+        if hello == b"junk":
+            raise ValueError("no client says this")
+        return hello.decode()
+
+    def test_clients_are_known_by_their_own_ids(self):
+        roll = self.roll({11: "ann", 12: "bob"})
+        assert {c: seat.node for c, seat in roll.call(wanted=2, seconds=5).items()} == {
+            "ann": 11,
+            "bob": 12,
+        }
+        answers = roll.ask({"ann": b"a", "bob": b"b", "cid": b"c"}, group="0", seconds=5)
+        assert answers == {"ann": b"a", "bob": b"b", "cid": Failure("offline")}
+
+    def test_a_client_that_comes_back_under_another_node_id_keeps_its_name(self):
+        roll = self.roll({11: "ann", 12: "bob"})
+        roll.call(wanted=2, seconds=5)
+        roll.grid.nodes = {13: roll.grid.nodes[11], 12: roll.grid.nodes[12]}
+        seats = roll.call(wanted=2, seconds=5)
+        assert {c: seat.node for c, seat in seats.items()} == {"ann": 13, "bob": 12}
+
+    def test_a_second_node_with_the_same_name_does_not_take_the_seat(self):
+        roll = self.roll({11: "ann"})
+        roll.call(wanted=1, seconds=5)
+        roll.grid.nodes[12] = roll.grid.nodes[11]
+        roll.grid.nodes[13] = lambda m: said(m, b"junk")
+        assert {seat.node for seat in roll.call(wanted=2, seconds=0.5).values()} == {11}
+        assert roll.doubles == {12}
+
+    def test_waiting_for_too_many_ends(self):
+        began = time.monotonic()
+        assert set(self.roll({11: "ann"}).call(wanted=5, seconds=0.5)) == {"ann"}
+        assert time.monotonic() - began < 5
+
+
+class TestClientApp:
+    def reply(self, device, message_type="train", content=None, node="n.toml"):
+        content = said_request(b"hello") if content is None else content
+        message = Message(content, 1, message_type)
+        context = SimpleNamespace(node_config={"node": node} if node else {})
+        return client_app.build(device)(message, context)
+
+    def test_bytes_in_bytes_out(self):
+        device = SimpleNamespace(
+            answer=lambda request, node: request + b" " + node.name.encode(),
+            hello=lambda node: b"I am " + node.name.encode(),
+        )
+        assert transport.read(self.reply(device), "answer", 100) == b"hello n.toml"
+        greeting = self.reply(device, "query")
+        assert transport.read(greeting, "answer", 100) == b"I am n.toml"
+
+    @pytest.mark.parametrize(
+        "case",
+        [
+            {"answer": lambda request, node: 1 / 0},
+            {"answer": lambda request, node: {}["the secret sample"]},
+            {"answer": lambda request, node: "text"},
+            {"answer": lambda request, node: b"", "node": ""},
+            {"answer": lambda request, node: b"", "content": RecordDict()},
+        ],
+    )
+    def test_every_failure_reads_the_same(self, case, caplog):
+        answer = case.pop("answer")
+        replies = [
+            self.reply(SimpleNamespace(answer=answer), **case),
+            self.reply(SimpleNamespace(answer=lambda request, node: int("secret")), **case),
+        ]
+        assert {(r.error.code, r.error.reason) for r in replies if r.has_error()} <= {
+            (client_app.FAILED, client_app.SORRY)
+        }
+        assert replies[-1].has_error()
+        assert "secret" not in caplog.text
+
+    def test_what_a_message_waits_for_is_light(self):
+        heavy = {"jax", "matplotlib", "polars", "scipy", "torch", "sottovoce.plan"}
+        assert not modules_after("import sottovoce.flower.client_app") & heavy
+
+
+def said_request(blob):
+    return RecordDict({transport.RECORD: ConfigRecord({"request": blob})})

@@ -1,0 +1,247 @@
+"""Certificates that hold what they say, and processes that leave none behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from sottovoce.errors import FederationError, InputError
+from sottovoce.flower import certificates, keeper, local
+from sottovoce.flower.processes import Processes
+
+
+def until(question, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not question():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def gone(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True
+    return stat.rpartition(b")")[2].split()[0] == b"Z"
+
+
+class TestCertificates:
+    def greet(self, server, *, trust, name):
+        """One TLS greeting on loopback as `name`; raises what the client's check raises."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(server.certificate, server.key)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def answer():
+                try:
+                    with context.wrap_socket(listener.accept()[0], server_side=True) as heard:
+                        heard.sendall(b"well")
+                except OSError:
+                    pass
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            try:
+                check = ssl.create_default_context(cafile=str(trust))
+                check.verify_flags |= ssl.VERIFY_X509_STRICT
+                with (
+                    socket.create_connection(listener.getsockname(), timeout=5) as plain,
+                    check.wrap_socket(plain, server_hostname=name) as said,
+                ):
+                    return said.recv(16)
+            finally:
+                thread.join()
+
+    def test_a_client_trusts_the_names_given_and_no_other(self, tmp_path):
+        made = certificates.authority(tmp_path)
+        server = certificates.server(tmp_path, made, names=["link.example.org", "192.0.2.7"])
+        for name in ("localhost", "127.0.0.1", "link.example.org", "192.0.2.7"):
+            assert self.greet(server, trust=made.certificate, name=name) == b"well"
+        with pytest.raises(ssl.SSLCertVerificationError):
+            self.greet(server, trust=made.certificate, name="other.example.org")
+
+    def test_another_authority_vouches_for_nobody_here(self, tmp_path):
+        (tmp_path / "other").mkdir()
+        server = certificates.server(tmp_path, certificates.authority(tmp_path))
+        other = certificates.authority(tmp_path / "other")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            self.greet(server, trust=other.certificate, name="localhost")
+
+    def test_the_server_cannot_sign_for_others(self, tmp_path):
+        server = certificates.server(tmp_path, certificates.authority(tmp_path))
+        read = x509.load_pem_x509_certificate(server.certificate.read_bytes())
+        assert not read.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        usage = read.extensions.get_extension_for_class(x509.KeyUsage).value
+        assert not usage.key_cert_sign
+
+    def test_files_are_their_owners_alone_and_never_overwritten(self, tmp_path):
+        os.umask(before := os.umask(0))  # whatever the umask is
+        os.umask(0)
+        try:
+            certificates.server(tmp_path, certificates.authority(tmp_path))
+            certificates.node_key(tmp_path, "node0")
+        finally:
+            os.umask(before)
+        assert len(files := list(tmp_path.iterdir())) == 6
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+        with pytest.raises(InputError, match="never overwritten"):
+            certificates.node_key(tmp_path, "node0")
+
+    def test_a_node_key_is_a_pair_on_p384(self, tmp_path):
+        made = certificates.node_key(tmp_path, "node0")
+        private = serialization.load_ssh_private_key(made.private.read_bytes(), None)
+        public = serialization.load_ssh_public_key(made.public.read_bytes())
+        assert private.curve.name == "secp384r1"
+        assert private.public_key() == public
+
+    @pytest.mark.parametrize("name", ["", "https://x.org", "a b", "x.org:8000"])
+    def test_what_is_no_name_is_refused(self, tmp_path, name):
+        with pytest.raises(InputError, match="names must be host names"):
+            certificates.server(tmp_path, certificates.authority(tmp_path), names=[name])
+
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+if sys.argv[1:] == ["top"]:
+    # A grandchild in a session of its own, as Flower starts some of its processes.
+    child = open(__file__).read()
+    pid = subprocess.Popen([sys.executable, __file__], start_new_session=True).pid
+else:
+    pid = subprocess.Popen([sys.executable, "-c", child], start_new_session=True).pid
+print(pid, flush=True)
+time.sleep(600)
+"""
+
+
+class TestProcesses:
+    def stubborn(self, tmp_path, processes):
+        """A process, its child and its grandchild: each in its own session, deaf to SIGTERM."""
+        script, log = tmp_path / "stubborn.py", tmp_path / "log"
+        script.write_text(STUBBORN)
+        top = processes.start("top", [sys.executable, str(script), "top"], log=log)
+        assert until(lambda: log.exists() and len(log.read_text().split()) == 2)
+        pids = [top.pid, *map(int, log.read_text().split())]
+        assert until(lambda: not any(map(gone, pids)))
+        return pids
+
+    def test_detached_grandchildren_deaf_to_sigterm_end_with_the_context(self, tmp_path):
+        with Processes(grace=0.2) as processes:
+            pids = self.stubborn(tmp_path, processes)
+        assert all(map(gone, pids))
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_they_end_with_an_exception_too(self, tmp_path, error):
+        pids = []
+
+        def fall():
+            with Processes(grace=0.2) as processes:
+                pids.extend(self.stubborn(tmp_path, processes))
+                raise error
+
+        with pytest.raises(error):
+            fall()
+        assert len(pids) == 3
+        assert all(map(gone, pids))
+
+    def test_they_end_when_the_parent_is_killed(self, tmp_path):
+        (tmp_path / "stubborn.py").write_text(STUBBORN)
+        code = """
+            import sys, time
+            from pathlib import Path
+            from sottovoce.flower.processes import Processes
+            with Processes(grace=0.2) as processes:
+                argv = [sys.executable, "stubborn.py", "top"]
+                top = processes.start("top", argv, log=Path("log"))
+                print(top.pid, processes.pid, flush=True)
+                time.sleep(600)
+        """
+        parent = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        with parent:
+            pids = [int(word) for word in parent.stdout.readline().split()]
+            assert until(lambda: len((tmp_path / "log").read_text().split()) == 2)
+            pids += map(int, (tmp_path / "log").read_text().split())
+            assert not any(map(gone, pids))
+            parent.kill()
+        assert until(lambda: all(map(gone, pids)))
+
+    def test_what_it_started_ends_when_the_keeper_is_killed(self, tmp_path):
+        with Processes() as processes:
+            nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+            first = processes.start("nap", nap, log=tmp_path / "nap.log")
+            os.kill(processes.pid, signal.SIGKILL)
+            assert until(lambda: gone(first.pid))
+            assert first.wait(5) == -signal.SIGKILL
+            with pytest.raises(FederationError, match="has ended"):
+                processes.start("more", nap, log=tmp_path / "more.log")
+
+    def test_an_end_is_noticed_with_code_and_last_words(self, tmp_path):
+        with Processes() as processes:
+            argv = [sys.executable, "-c", "print('one\\n\\ntwo'); raise SystemExit(3)"]
+            process = processes.start("p", argv, log=tmp_path / "p.log")
+            assert process.wait(10) == 3
+            assert not process.alive
+            assert process.tail(1) == "two"
+            with pytest.raises(FederationError, match="could not be started"):
+                processes.start("q", [str(tmp_path / "absent")], log=tmp_path / "q.log")
+
+    def test_the_keeper_needs_the_standard_library_alone(self):
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), "5"],
+            input=b"",
+            capture_output=True,
+            timeout=20,
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == {"stopped": True}
+
+
+class TestLocal:
+    def test_a_free_port_is_free(self):
+        ports = {local.free_port() for _ in range(50)}
+        assert len(ports) > 40
+        assert ports <= set(local.PORTS)
+
+    def test_nothing_is_sent_to_anyone(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("NO_PROXY", "intranet")
+        told = local.environment(tmp_path)
+        assert told["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert told["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+        assert told["FLWR_HOME"] == str(tmp_path)
+        assert told["NO_PROXY"] == "intranet,127.0.0.1,localhost"
+
+    def test_a_link_that_dies_is_named_with_its_last_words(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(local, "_tool", lambda name: str(tmp_path / "broken"))
+        (tmp_path / "broken").write_text("#!/bin/sh\necho no space left; exit 7\n")
+        (tmp_path / "broken").chmod(0o700)
+        with (
+            pytest.raises(FederationError, match=r"(?s)exit code 7.*no space left"),
+            local.federation(tmp_path / "f", [{}]),
+        ):
+            raise AssertionError("it never starts")
+
+    def test_no_nodes_no_federation(self, tmp_path):
+        with pytest.raises(InputError, match="at least one"), local.federation(tmp_path, []):
+            raise AssertionError("it never starts")
