@@ -53,9 +53,10 @@ figures: $(VENV)/.run  ## every figure of the paper into results/ (wants SOTTOVO
 claims: $(VENV)/.run  ## the README's table of claims, from results/
 	@$(BIN)/python -m sottovoce.experiments.claims README.md results
 
-bench: $(VENV)/.dev  ## the speed of a round and of secure noise, each beside the machine's own floor
+bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each beside its floor
 	@$(BIN)/python benchmarks/clipped_round.py
 	@$(BIN)/python benchmarks/secure_noise.py
+	@$(BIN)/python benchmarks/flower_floor.py
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -11,6 +11,7 @@ unpack one bundle into one folder trip over each other). A SuperNode that dies i
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import random
@@ -20,7 +21,6 @@ import ssl
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,8 @@ PORTS = range(20_000, 32_000)
 TASK_POLL = "0.1"
 # A node that was turned away (exit code 305: still counted online) tries again after this long.
 RETRY = 10.0
+# So many starts without a pause; one that falls more often has a reason that time may mend.
+AT_ONCE = 5
 
 
 @dataclass
@@ -97,12 +99,6 @@ class Federation:
         process = self._link_process
         if process is not None and not process.alive:
             raise _died(process, "the SuperLink")
-
-    def kill(self, node: Node, number: int) -> None:
-        """Send a signal to a SuperNode; its supervisor takes it for an accident."""
-        if node.process is not None:
-            self.processes.signal(node.process, number)
-            node.process.asked = False
 
     def environment(self, party: str) -> dict[str, str]:
         """The environment of one party: its own FLWR_HOME, nothing sent to anyone."""
@@ -178,13 +174,17 @@ class Federation:
                     if not _fell(node.process):
                         continue
                     if node.name not in due:
-                        wait = 0.0 if self._release(node) else RETRY
-                        due[node.name] = clock + wait
-                    if clock >= due[node.name] and not self._closing.is_set():
+                        at_once = self._release(node) and node.starts < AT_ONCE
+                        due[node.name] = clock + (0.0 if at_once else RETRY)
+                    if clock >= due[node.name]:
                         del due[node.name]
                         self.start_node(node)
 
-        self._supervisor = threading.Thread(target=watch, daemon=True)
+        def until_the_end() -> None:
+            with contextlib.suppress(FederationError):  # the keeper is gone: nothing to supervise
+                watch()
+
+        self._supervisor = threading.Thread(target=until_the_end, daemon=True)
         self._supervisor.start()
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class Federation:
         return control.release(self.link, node.key.private, node.id)
 
 
-@contextmanager
+@contextlib.contextmanager
 def federation(
     folder: Path,
     configs: Sequence[Mapping[str, Scalar]],
@@ -268,7 +268,9 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL,
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": inherited.get(
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", TASK_POLL
+        ),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
     }

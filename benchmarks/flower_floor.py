@@ -1,0 +1,172 @@
+"""A round of our transport beside Flower's own floor: an empty app that sends a model back.
+
+The floor is Flower as it comes: an `ArrayRecord` to every node by `send_and_receive`, a ClientApp
+that returns it, in the process that Flower starts for every message. Then the same with the
+interval at which Flower looks for work shortened (the one setting it has), and ours: as many
+bytes through `transport.ask` and `worker`. All over TLS with authenticated nodes on loopback.
+
+    python benchmarks/flower_floor.py [--nodes 3] [--rounds 6] [--parameters 2410 200000 5000000]
+
+A node looks for messages every 3 s, which no setting changes: no round is shorter than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from sottovoce.flower import local
+
+EMPTY = {
+    "pyproject.toml": """
+        [project]
+        name = "empty"
+        version = "1.0.0"
+        description = "Sends a model and gets it back."
+        license = "Apache-2.0"
+        dependencies = []
+
+        [tool.flwr.app]
+        publisher = "sottovoce"
+
+        [tool.flwr.app.components]
+        serverapp = "empty_server:app"
+        clientapp = "empty_client:app"
+
+        [tool.flwr.app.config]
+        out = ""
+        nodes = 3
+        rounds = 3
+        parameters = 1
+        """,
+    "empty_client.py": """
+        from flwr.app import Message
+        from flwr.clientapp import ClientApp
+
+        app = ClientApp()
+
+        @app.train()
+        def train(message, context):
+            return Message(message.content, reply_to=message)
+        """,
+    "empty_server.py": """
+        import json, time
+        from pathlib import Path
+        import numpy as np
+        from flwr.app import ArrayRecord, Message, RecordDict
+        from flwr.serverapp import ServerApp
+
+        app = ServerApp()
+
+        @app.main()
+        def main(grid, context):
+            config, times = context.run_config, []
+            model = np.random.default_rng(0).standard_normal(config["parameters"], np.float32)
+            while len(nodes := list(grid.get_node_ids())) < config["nodes"]:
+                time.sleep(0.2)
+            for _ in range(config["rounds"] + 1):
+                start = time.perf_counter()
+                content = RecordDict({"model": ArrayRecord([model])})
+                replies = list(grid.send_and_receive([Message(content, n, "train") for n in nodes]))
+                model = replies[0].content["model"].to_numpy_ndarrays()[0]
+                assert len(replies) == len(nodes)
+                times.append(time.perf_counter() - start)
+            Path(config["out"]).write_text(json.dumps(times))
+        """,
+}
+OURS = {
+    "pyproject.toml": EMPTY["pyproject.toml"],
+    "empty_client.py": """
+        from sottovoce.flower.client_app import build
+
+        class Same:
+            def hello(self, node):
+                return node.name.encode()
+
+            def answer(self, request, node):
+                return request
+
+        app = build(Same())
+        """,
+    "empty_server.py": """
+        import json, time
+        from pathlib import Path
+        import numpy as np
+        from sottovoce.flower.server_app import build
+
+        def conduct(roll, config):
+            times = []
+            model = np.random.default_rng(0).standard_normal(config["parameters"], np.float32)
+            roll.call(wanted=config["nodes"], seconds=120)
+            for t in range(config["rounds"] + 1):
+                start = time.perf_counter()
+                requests = dict.fromkeys(roll.seats, model.tobytes())
+                answers = roll.ask(requests, group=str(t), seconds=300)
+                model = np.frombuffer(next(iter(answers.values())), np.float32)
+                assert answers == requests and len(answers) == config["nodes"]
+                times.append(time.perf_counter() - start)
+            Path(config["out"]).write_text(json.dumps(times))
+
+        app = build(conduct, bytes.decode)
+        """,
+}
+POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir()
+    for name, text in files.items():
+        lines = text.splitlines()[1:]
+        (folder / name).write_text("\n".join(line[8:] for line in lines))
+    return folder
+
+
+def measure(
+    kind: str, sizes: list[int], *, nodes: int, rounds: int
+) -> tuple[float, dict[int, list[float]]]:
+    """Seconds until all nodes are online, and of every round but the first, by model size."""
+    with tempfile.TemporaryDirectory(prefix="floor-") as away:
+        folder = Path(away)
+        app = write(folder / "app", OURS if kind == "ours" else EMPTY)
+        os.environ[POLL] = "1.0" if kind == "Flower as it comes" else local.TASK_POLL
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(app), *filter(None, sys.path)])
+        configs = [{"node": str(folder / f"n{i}")} for i in range(nodes)]
+        ours = "empty_client:app" if kind == "ours" else None
+        began, found = time.perf_counter(), {}
+        with local.federation(folder / "run", configs, app=ours) as running:
+            ready = time.perf_counter() - began
+            for size in sizes:
+                out = folder / f"{size}.json"
+                config = {"out": str(out), "nodes": nodes, "rounds": rounds, "parameters": size}
+                running.wait(running.run(app, config), seconds=1200)
+                found[size] = json.loads(out.read_text())[1:]
+    return ready, found
+
+
+def main() -> None:
+    """Measure all three and print a table."""
+    parser = argparse.ArgumentParser(description="One round beside Flower's own floor.")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--parameters", type=int, nargs="+", default=[2_410, 200_000, 5_000_000])
+    given = parser.parse_args()
+    print(f"{given.nodes} nodes, median (fastest–slowest) of {given.rounds} rounds, seconds")
+    print(f"{'':<24}{'ready':>7}" + "".join(f"{size:>24,}" for size in given.parameters))
+    for kind in ("Flower as it comes", "Flower, polling faster", "ours"):
+        ready, found = measure(kind, given.parameters, nodes=given.nodes, rounds=given.rounds)
+        cells = [
+            f"{statistics.median(times):.2f} ({min(times):.2f}–{max(times):.2f})"
+            for times in found.values()
+        ]
+        print(f"{kind:<24}{ready:>7.1f}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+    print(f"load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()
