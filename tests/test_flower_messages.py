@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from types import SimpleNamespace
 
@@ -128,6 +130,22 @@ class TestAsk:
         grid = FakeGrid({1: echo})
         ask(grid, {1: b"a"}, seconds=7.5, limit=100)
         assert [message.metadata.ttl for message in grid.sent.values()] == [7.5]
+
+    def test_waiting_can_be_ended_by_a_signal_that_a_thread_raises(self):
+        """That is how Flower stops a ServerApp; a long wait on a lock would not notice."""
+
+        def stop(*_):
+            raise InterruptedError
+
+        before = signal.signal(signal.SIGUSR1, stop)
+        try:
+            threading.Timer(0.2, signal.raise_signal, [signal.SIGUSR1]).start()
+            began = time.monotonic()
+            with pytest.raises(InterruptedError):
+                ask(FakeGrid({1: lambda m: None}), {1: b"a"}, seconds=20, limit=100)
+            assert time.monotonic() - began < 10
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
     def test_many_nodes(self):
         grid = FakeGrid(dict.fromkeys(range(200), echo))

@@ -172,23 +172,35 @@ def test_strangers_are_refused(running, tmp_path):
     assert control.online(running.link) == online
 
 
-def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
-    code = f"""
-        import time
+def test_no_process_is_left_when_parent_and_keeper_are_killed(tmp_path):
+    """In the middle of a round, without TLS: the server waits, a device thinks for a minute.
+
+    A parent killed alone leaves the keeper to tidy up: tests/test_flower_processes.py.
+    """
+    code = """
+        import sys, time
         from pathlib import Path
         from sottovoce.flower import keeper, local
-        with local.federation(Path({str(tmp_path / "f")!r}), [{{}}], insecure=True) as running:
+        echo, folder = Path(sys.argv[1]), Path(sys.argv[2])
+        (folder / "ann").write_text("ann 60")
+        nodes, out = [{"node": str(folder / "ann")}], folder / "out.json"
+        with local.federation(folder / "f", nodes, app="echo_client:app", insecure=True) as running:
+            running.run(echo, {"out": str(out), "clients": 1})
+            while not out.exists() or len(keeper.descendants(running.processes.pid)) < 6:
+                time.sleep(0.1)
             print(running.processes.pid, *keeper.descendants(running.processes.pid), flush=True)
             time.sleep(600)
     """
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", textwrap.dedent(code), str(ECHO), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ECHO), *sys.path])},
     )
     with parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) >= 4
-        parent.kill()
-    assert until(lambda: not any(map(lives, pids)), 30)
+        # keeper, SuperLink, its SuperExec, ServerApp, SuperNode, worker, and the fork that thinks
+        assert len(pids) == 7
+        os.kill(parent.pid, signal.SIGKILL)
+        os.kill(pids[0], signal.SIGKILL)
+    assert until(lambda: not any(map(lives, pids)), 60)

@@ -47,7 +47,7 @@ class Keeper:
     def __init__(self, parent: int) -> None:
         self.parent = parent
         self.pids: dict[int, str] = {}
-        self.prctl = _prctl()
+        self.prctl = prctl()
         self.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def start(self, order: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ def _table() -> list[tuple[int, int]]:
     return table
 
 
-def _prctl() -> Callable[[int, int], object]:
+def prctl() -> Callable[[int, int], object]:
     """Linux's prctl, or nothing where there is none."""
     if not sys.platform.startswith("linux"):
         return lambda *_: None

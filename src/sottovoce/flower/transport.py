@@ -21,6 +21,7 @@ RECORD = "sottovoce"
 POLL = 0.25
 # With many nodes each looks less often, so that looking never takes more than a core.
 POLL_PER_NODE = 0.005
+SLICE = 0.5
 Reason = Literal["late", "offline", "crashed", "failed", "malformed"]
 
 # Flower's error codes (flwr.common.constant.ErrorCode), in our words.
@@ -109,7 +110,10 @@ def ask(
     for node, message in zip(requests, ids, strict=False):
         threading.Thread(target=wait_for, args=(node, message), daemon=True).start()
     with done:
-        done.wait_for(lambda: len(answers) == len(requests), max(0.0, until - time.monotonic()))
+        while len(answers) < len(requests) and (left := until - time.monotonic()) > 0:
+            # In slices: Flower stops a ServerApp with a signal raised in a thread of its own, which
+            # reaches the main thread only when that wakes up.
+            done.wait(min(left, SLICE))
         return {node: answers.get(node, Failure("late")) for node in requests}
 
 

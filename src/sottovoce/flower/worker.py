@@ -42,11 +42,13 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from sottovoce.errors import InputError
+from sottovoce.flower import keeper
 from sottovoce.flower.client_app import FAILED, SORRY
 
 APP = "sottovoce.flower.client_app:app"
 POLL = 0.1
 AGAIN = 0.5
+PATIENCE = 20.0
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 SHORTEST_SECRET = 32
 
@@ -88,6 +90,8 @@ def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> No
 
 def work(node: str, app: ClientApp, token: str) -> None:
     """Answer the one message this token stands for."""
+    patient = make_simple_http_retry_invoker()
+    patient.max_time = PATIENCE  # a SuperNode that was started again does not know the token
     client = RuntimeHttpClient.from_server_address(
         server_address=node,
         insecure=True,
@@ -96,7 +100,7 @@ def work(node: str, app: ClientApp, token: str) -> None:
             RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
             RuntimeTokenHttpInterceptor(token),
         ],
-        retry_invoker=make_simple_http_retry_invoker(),
+        retry_invoker=patient,
     )
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
@@ -124,7 +128,8 @@ def _child(node: str, app: ClientApp, token: str) -> None:
     """What a fork does; it never returns into the loop of its parent."""
     code = 1
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # It ends with its worker: another one may be asked, and a vault has room for one.
+        keeper.prctl()(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)
         work(node, app, token)
         code = 0
     except Exception as error:
