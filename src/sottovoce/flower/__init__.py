@@ -3,9 +3,10 @@
 | file | what it does |
 |---|---|
 | `certificates` | an authority, a server certificate and node keys, made on the spot |
-| `keeper` | a small process that starts the others and leaves none behind |
+| `keeper`, `processes` | a small process that starts the others and leaves none behind |
 | `local` | SuperLink and SuperNodes on this machine, over TLS, with authenticated nodes |
 | `control` | what `flwr` does from the command line: register nodes, start and follow runs |
 | `transport` | bytes to nodes, bytes back, before a deadline |
+| `worker` | answers a SuperNode's messages with the installed app, never the shipped one |
 | `client_app`, `server_app` | the two Flower apps; `app/` is the bundle that names them |
 """
