@@ -318,6 +318,8 @@ def test_the_command_lists_refuses_and_prints_claims(tmp_path):
     fill(tmp_path / "made", ("fig15",))
     table = command("reproduce", "--claims", "--out", str(tmp_path / "made"))
     assert "| A larger β leads to more communication rounds. | Fig. 15 | holds" in table.stdout
+    empty = command("reproduce", "--claims", "--out", str(tmp_path / "nothing"))
+    assert (empty.returncode, empty.stdout) == (1, "")
 
 
 def test_the_story_says_what_the_results_say():

@@ -22,7 +22,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.calibration import capacity
 from sottovoce.record import require_private
 from sottovoce.seeds import Purpose, words
-from sottovoce.simulation import course
+from sottovoce.simulation import course, many
 from sottovoce.simulation import round as rounds
 from sottovoce.simulation.many import simulate_each, simulate_many
 from sottovoce.simulation.run import resume, simulate
@@ -549,3 +549,24 @@ def test_the_confusion_matrix_counts_every_test_row():
     page = report.render(run.record)
     assert "Which class is taken for which" in page
     assert page.count('style="--part:') == 100
+
+
+def test_runs_on_one_split_share_a_batch_where_there_are_enough_of_them():
+    """They read the same rows; long runs go first, so that a batch ends together."""
+    plans = [Plan(rounds={"schedule": "fixed", "rounds": r}) for r in (1, 3, 2, 4, 1, 2, 3, 4)]
+    held = [build(plans[0], seed=seed).held for seed in (1, 2)]
+    runs = [(build(p, seed=s, held=held[s - 1]), s) for p in plans for s in (1, 2)]
+    apart = list(many._batches(runs, 32))
+    assert sorted(map(len, apart)) == [8, 8]
+    for batch in apart:
+        assert len({runs[i][1] for i in batch}) == 1
+        rounds_of = [runs[i][0].plan.rounds.rounds for i in batch]
+        assert rounds_of == sorted(rounds_of, reverse=True)
+    few = list(many._batches(runs[:6], 32))  # three a split: better in one batch than in two
+    assert [len(batch) for batch in few] == [6]
+    assert [len(batch) for batch in many._batches(runs, 1)] == [1] * 16
+    both = dict(simulate_each(plans[:2] * 4, seeds=[1, 2], together=True))
+    alone = simulate(plans[1], seed=2)
+    assert both[3].record["rounds"][-1]["validation_loss"] == pytest.approx(
+        alone.record["rounds"][-1]["validation_loss"], rel=1e-4
+    )

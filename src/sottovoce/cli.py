@@ -297,10 +297,10 @@ def reproduce(
       sottovoce reproduce --claims
     """
     from sottovoce.experiments import reproduce as figures
-    from sottovoce.experiments.claims import judged, markdown
+    from sottovoce.experiments.claims import markdown
 
     if claims:
-        click.echo(markdown(judged(out)))
+        click.echo(markdown(figures.finished(out)))
     elif not names:
         click.echo(figures.listing())
     else:

@@ -203,7 +203,9 @@ def _lines(ax: Any, table: Table, panel: Any) -> None:
         name = figure.x.label
         if figure.x.scale == "log":
             ax.set_xscale("log")
-        if not figure.true_epsilon:
+        if figure.true_epsilon:
+            ax.locator_params(axis="x", nbins=7, integer=True)
+        else:
             ax.set_xticks(xs, [f"{x:g}" for x in xs])
         ax.minorticks_off()
         ax.set_xlabel(name)

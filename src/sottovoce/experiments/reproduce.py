@@ -88,14 +88,19 @@ def draw_file(result: Result, folder: Path) -> None:
 
 def write(folder: Path) -> Path:
     """index.html from the figures in the folder; nothing is trained."""
+    path = folder / "index.html"
+    checkpoint.replace(path, page.render(finished(folder)).encode())
+    return path
+
+
+def finished(folder: Path) -> list[Judged]:
+    """The figures of a folder, judged; a folder without any is refused."""
     found = judged(folder)
     if not found:
         raise RunError(
             f"{folder} holds neither a run nor figures; sottovoce train and reproduce make them"
         )
-    path = folder / "index.html"
-    checkpoint.replace(path, page.render(found).encode())
-    return path
+    return found
 
 
 def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> Result | None:
