@@ -155,7 +155,9 @@ def within_budget(epsilon: float, delta: float, runs: int) -> float:
     2.158
     """
     share = float(gaussian.mu(epsilon, delta)) / math.sqrt(runs)
-    return float(gaussian.epsilon(delta, share))
+    exact = float(gaussian.epsilon(delta, share))
+    # Cut to nine digits, downwards: the plan, and so the name of its runs, is the same everywhere.
+    return float(f"{exact * (1 - 1e-9):.9g}")
 
 
 def together(epsilon: float, delta: float, runs: int) -> float:
