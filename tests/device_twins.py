@@ -78,7 +78,7 @@ def sums(form: str, x: Any, y: Any, request: Request) -> tuple[bytes, int]:
     return total.tobytes(), grid.bounded_sum(each, BOUND)
 
 
-def neighbours(form: str, seed: int, way: str | None = None) -> tuple[Rows, Rows, dict[str, Any]]:
+def neighbours(form: str, seed: int, way: str) -> tuple[Rows, Rows, dict[str, Any]]:
     """Data sets that differ in one record, or in order, and a model at which no sum shows it."""
     params = model(form, 0.5, seed=seed)
     asked = ask(form, params=params)
@@ -90,11 +90,10 @@ def neighbours(form: str, seed: int, way: str | None = None) -> tuple[Rows, Rows
 
 
 def _drawn(
-    form: str, rng: np.random.Generator, params: dict[str, Any], way: str | None
+    form: str, rng: np.random.Generator, params: dict[str, Any], way: str
 ) -> tuple[Rows, Rows]:
     x, y = rows(int(rng.integers(2**32)), FORMS[form].classes)
     x2, y2, place = x.copy(), y.copy(), int(rng.integers(len(y)))
-    way = way or rng.choice(WAYS if form == "svm" else WAYS[:2])
     if way == "order":
         order = rng.permutation(len(y))
         x2, y2 = x[order], y[order]
@@ -110,12 +109,12 @@ def _drawn(
     return (x, y), (x2, y2)
 
 
-def conversation(form: str, params: dict[str, Any], seed: int) -> list[bytes]:
+def conversation(form: str, params: dict[str, Any], seed: int, steps: int) -> list[bytes]:
     """What a server says: some rounds, some nonsense, some of it twice."""
     rng = np.random.default_rng([seed, 2])
-    horizon, steps = int(rng.integers(2, 9)), int(rng.integers(1, 3))
-    recipe = Recipe(1.0, float(rng.choice([1.0, 0.3])), steps=1 if seed % 2 else steps)
-    bound = BOUND if seed % 3 == 0 else None
+    horizon = int(rng.integers(2, 9))
+    recipe = Recipe(1.0, float(rng.choice([1.0, 0.3])), steps=steps)
+    bound = BOUND if seed % 5 == 0 else None
     said = [
         ask(form, t=t, horizon=horizon, params=params, recipe=recipe, loss_bound=bound)
         for t in (0, 0, 1)
@@ -139,8 +138,10 @@ def pair(
     folder: Path, form: str, seed: int, own: str = "devices:LINE", way: str | None = None
 ) -> tuple[list[bytes], list[bytes]]:
     """What leaves two clients with equal sums."""
+    way = way or WAYS[seed % (3 if form == "svm" else 2)]
     one, other, params = neighbours(form, seed, way)
-    said = conversation(form, params, seed)
+    # A second step begins at a noised model, where sums of other records need not be equal.
+    said = conversation(form, params, seed, steps=2 if way == "order" else 1)
     return (
         spoken(folder / "one", form, one, said, seed, own),
         spoken(folder / "other", form, other, said, seed, own),
