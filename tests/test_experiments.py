@@ -274,6 +274,16 @@ def test_runs_are_shared_by_figures_and_folders_are_merged_by_copying(tmp_path):
     assert 'id="fig15"' in both
 
 
+def test_a_run_with_pictures_keeps_them_whatever_else_shares_it(tmp_path):
+    """Figures 3 and 8 share runs, and only the first has pictures of them."""
+    for name in ("fig3", "fig8"):
+        result(name).save(tmp_path)
+    runs, own = outcomes.known(tmp_path), figure("fig3")
+    cells = expand(own, False)
+    assert {cell.key for cell in cells} & {cell.key for cell in expand(figure("fig8"), False)}
+    assert runner.missing(cells, seeds_of(own, False), runs, own) == []
+
+
 def test_missing_data_leave_out_their_figures_only(tmp_path, monkeypatch):
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"fig5 could not be made: mnist must be in"):

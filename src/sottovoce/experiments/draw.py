@@ -278,7 +278,8 @@ def _digits(table: Table, line: Any) -> Picture:
         side = int(np.sqrt(drawn.shape[1]))
         grid = page.subplots(2, 5, gridspec_kw={"wspace": 0.0, "hspace": 0.0})
         for ax, pixels in zip(grid.flat, drawn, strict=True):
-            ax.imshow(1 - pixels.reshape(side, side), cmap="gray", vmin=0, vmax=1)
+            darkest = max(float(pixels.max()), 1e-9)  # each at full contrast
+            ax.imshow(1 - pixels.reshape(side, side) / darkest, cmap="gray", vmin=0, vmax=1)
             ax.axis("off")
 
     words = f"{table.figure.title}, {_VARIANTS[table.variant]}: {name}, digits 0 to 9"

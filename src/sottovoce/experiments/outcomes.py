@@ -86,7 +86,9 @@ def known(folder: Path) -> Runs:
     """Every run that the folder holds, from its figures and its journal."""
     runs: Runs = {}
     for path in sorted(folder.glob("*.json")):
-        runs |= _of_figure(read(path))
+        # A figure of pictures knows more of a run than the others that share it.
+        fuller = {place: run for place, run in runs.items() if run.pictures}
+        runs |= _of_figure(read(path)) | fuller
     journal = folder / JOURNAL
     if journal.exists():
         for line in journal.read_text("utf-8").splitlines():
