@@ -91,6 +91,7 @@ def test_a_run_with_secure_noise_spends_no_more_than_it_has():
     made = simulate(plan).record
     assert (made["noise"], made["seed"], made["engine"]) == ("secure", None, "simulation")
     assert "simulated-noise" not in made["guarantee"]["not_covered"]
+    assert "unvaulted" in made["guarantee"]["not_covered"]  # a second run would be a second budget
     assert made["guarantee"]["epsilon"] == 8.0
     for own in made["clients"]:
         assert 0 < own["spent"] <= own["capacity"]

@@ -28,6 +28,7 @@ NOT_COVERED: dict[str, str] = {
     "insecure-transport": "what a listener on the network sees: the transport was not encrypted",
     "undisclosed-budgets": "clients that keep their budgets to themselves: their own ledgers bind "
     "them, this figure does not",
+    "unvaulted": "other runs over the same data: this run's budget is kept in no vault",
     "paper-calibration": "the (ε, δ) that was asked for: the paper's formula gives another",
     "raw-signal": "the clients' raw losses, which steered the number of rounds",
     "median-clip": "the clipping norm, which was taken from raw gradient norms",

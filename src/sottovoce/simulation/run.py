@@ -381,6 +381,7 @@ def trained(run: Run, status: str, began: datetime) -> Trained:
         test=scores(federation.model, params, test),
         confusion=confused(federation.model, federation.held.classes, params, test),
         fairness=_fairness(federation, params),
+        not_covered=("unvaulted",) if federation.plan.noise == "secure" else (),
     )
     return Trained(made, federation.model, params)
 
