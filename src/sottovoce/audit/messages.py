@@ -1,0 +1,219 @@
+"""Worst-case neighbours through the real `client.release`: what uploads give away, measured.
+
+A server that knows both D and D′ and may send any model is the strongest attacker the guarantee
+speaks of. It sends a model at which replacing one record turns a clipped gradient around (the
+upload moves by all of Δ), and scores what comes back by its likelihood ratio. With independent
+noise as promised the score is N(±μ/2, 1), μ = Δ/σ over the whole run, and nothing beats it.
+
+From one round to the next the model's sign changes, and with it the direction in which D and D′
+differ: noise that two rounds share cancels out of the score, and is found out. Whatever else a
+message says is compared too: a head that only one of the two data sets writes decides at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import client, wire
+from sottovoce.audit.ceiling import CONFIDENCE, Rates, counted, far_threshold
+from sottovoce.client import Parameters, Price
+from sottovoce.learning.form import Form
+from sottovoce.privacy import calibration, gaussian, grid
+from sottovoce.privacy.budget import Calibration
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import Tank
+from sottovoce.rounds.schedule import Round
+from sottovoce.rounds.turn import Terms
+
+Floats = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+FORM = Form("mlp", (4,), 2, hidden=1)
+SAMPLES = 3  # the canary and two others, which the server knows
+REHEARSED = 20  # messages a side from which the server learns which heads there are
+_STEEP, _DIM = 1000.0, 3e-4  # last layer, and the hidden number it sees: their product is 0.3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is audited: a budget, the calibration that turns it into noise, and the recipe."""
+
+    epsilon: float
+    delta: float
+    recipe: Recipe
+    calibration: Calibration = "exact"
+    rounds: int = 2  # the whole budget is spent in so many uploads; even, see above
+
+    @property
+    def promised(self) -> float:
+        """μ of (ε, δ): what the best attacker may reach."""
+        return float(gaussian.mu(self.epsilon, self.delta))
+
+    def capacity(self) -> float:
+        """μ² that the calibration lets the run spend; a vault's where a vault takes it."""
+        if self.calibration == "paper":
+            return float(calibration.capacity(self.epsilon, self.delta, calibration="paper"))
+        return float(
+            calibration.vault_capacity(self.epsilon, self.delta, calibration=self.calibration)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What was counted, and the scores it was counted from (uploads of D, and of D′)."""
+
+    setting: Setting
+    true: float  # μ of the noise that the client says it drew
+    without: Floats
+    having: Floats
+
+    @property
+    def messages(self) -> int:
+        """Transcripts a side."""
+        return self.having.size
+
+    @property
+    def rates(self) -> Rates:
+        """At the threshold 0, half-way between the two."""
+        return counted(self.having, self.without, 0.0)
+
+    @property
+    def mu(self) -> tuple[float, float, float]:
+        """Measured μ: proven, as counted, and at most."""
+        low, high = self.rates.mu_between()
+        return low, self.rates.mu, high
+
+    @property
+    def epsilon(self) -> tuple[float, float]:
+        """ε at the setting's δ, assuming the Gaussian shape: proven, and at most."""
+        low, high = (float(gaussian.epsilon(self.setting.delta, min(m, 1e3))) for m in self.mu[::2])
+        return low, high
+
+    @property
+    def free_epsilon(self) -> float:
+        """ε proven without any assumption, where one alarm in all messages is expected.
+
+        Both sides of the threshold are read, so each has half of the error.
+        """
+        far = far_threshold(self.true, self.messages)
+        confidence = 1 - (1 - CONFIDENCE) / 2
+        ends = [
+            counted(self.having, self.without, far),
+            counted(-self.without, -self.having, far),
+        ]
+        return max(rates.epsilon(self.setting.delta, confidence) for rates in ends)
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the promise (ε, δ) is refuted; by chance in one audit of a thousand at most."""
+        return self.rates.exceeds(self.setting.promised)
+
+
+def neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """Rows, and the labels of D and of D′: one record differs, or all where all are protected.
+
+    >>> x, y, other = neighbours(Recipe(1.0, 1.0))
+    >>> y.tolist(), other.tolist()
+    ([0, 0, 0], [1, 0, 0])
+    """
+    x = np.full((SAMPLES, FORM.features), 5.0 * max(1.0, recipe.clip))
+    y, other = np.zeros(SAMPLES, np.int64), np.zeros(SAMPLES, np.int64)
+    other[: SAMPLES if recipe.unit == "client" else 1] = 1
+    return x, y, other
+
+
+def model(sign: float) -> Parameters:
+    """A model at which the label decides which way the clipped gradient points.
+
+    The last layer is steep, so that nearly all of a gradient is in the first; its sign says which
+    label pulls which way. The two labels have different losses.
+    """
+    params = {name: np.zeros(shape) for name, shape in FORM.shapes().items()}
+    params["b1"][:] = _DIM
+    params["w2"][:] = sign * _STEEP, -sign * _STEEP
+    return params
+
+
+@dataclass(frozen=True, eq=False)
+class Duel:
+    """All that the server knows beforehand: models sent, what D and D′ would answer, the noise."""
+
+    setting: Setting
+    paid: tuple[Price, ...]
+    models: tuple[Parameters, ...]
+    middle: Floats  # [rounds, parameters]: half-way between the answers of D and D′
+    apart: Floats  # [rounds, parameters]: their difference in units of σ²
+    mu: float
+
+    @classmethod
+    def of(cls, setting: Setting) -> Duel:
+        """Prices, as a client computes them from its tank, and the noiseless answers."""
+        recipe = replace(setting.recipe, steps=1)
+        x, y, other = neighbours(recipe)
+        tank, paid = Tank.full(setting.capacity()), []
+        terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
+        change = grid.change(recipe.unit, SAMPLES)
+        for t in range(setting.rounds):
+            price = client.price(tank, Round(t, setting.rounds), terms, change=change)
+            tank = tank.spend(sum(price.units))
+            paid.append(price)
+        models = tuple(model(-1.0 if t % 2 else 1.0) for t in range(setting.rounds))
+        ends = [
+            np.array([_flat(client.step(FORM, w, x, labels, recipe)) for w in models])
+            for labels in (y, other)
+        ]
+        one = recipe.learning_rate / SAMPLES * grid.unit(recipe.clip)
+        sigma = np.array([[one * price.noise[0]] for price in paid])
+        difference = (ends[1] - ends[0]) / sigma
+        mu = float(np.sqrt(np.sum(difference**2)))
+        middle = (ends[0] + ends[1]) / 2
+        return cls(setting, tuple(paid), models, middle, difference / sigma / mu, mu)
+
+    def played(self, labels: NDArray[np.int64]) -> tuple[float, tuple[str, ...]]:
+        """One run of the client with these labels: the score of its uploads, and their heads."""
+        recipe = replace(self.setting.recipe, steps=1)
+        x, score, heads = neighbours(recipe)[0], 0.0, []
+        for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
+            upload = client.release(
+                FORM, sent, x, labels, recipe=recipe, paid=paid, head={"kind": "upload", "t": t}
+            )
+            head, arrays = wire.unpack(upload.blob)
+            score += float((_flat(arrays) - self.middle[t]) @ self.apart[t])
+            heads.append(repr(sorted(head.items())))
+        return score, tuple(heads)
+
+    def scores(self, labels: NDArray[np.int64], messages: int) -> Iterator[tuple[float, str]]:
+        """Scores of so many runs, each with all that its heads said."""
+        for _ in range(messages):
+            score, heads = self.played(labels)
+            yield score, "|".join(heads)
+
+
+def measure(setting: Setting, messages: int, progress: Progress | None = None) -> Measured:
+    """Play the duel so often a side, and count. False alarm: at most one in a thousand.
+
+    >>> found = measure(Setting(4.0, 1e-3, Recipe(1.0, 1.0)), messages=500)
+    >>> bool(found.mu[0] <= found.setting.promised), round(found.true, 4)
+    (True, 1.215)
+    """
+    duel = Duel.of(setting)
+    _, y, other = neighbours(setting.recipe)
+    known = [{head for _, head in duel.scores(labels, REHEARSED)} for labels in (y, other)]
+    sides: list[Floats] = []
+    for place, labels in enumerate((y, other)):
+        found = np.empty(messages)
+        for i, (score, head) in enumerate(duel.scores(labels, messages)):
+            told = (head in known[1]) - (head in known[0])  # 0 where heads tell nothing
+            found[i] = np.inf * told if told else score
+            if progress is not None and i % 100 == 99:
+                progress(place * messages + i + 1, 2 * messages)
+        sides.append(found)
+    return Measured(setting, duel.mu, sides[0], sides[1])
+
+
+def _flat(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:
+    return np.concatenate([np.asarray(params[name], np.float64).ravel() for name in sorted(params)])
