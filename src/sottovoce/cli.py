@@ -309,6 +309,41 @@ def reproduce(
         click.echo(f"page   {out / 'index.html'}")
 
 
+@app.command()
+def audit(
+    what: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A plan (TOML) or the folder of a run. Without one: the embedded default.",
+            metavar="[PLAN | RUN]",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version: minutes become seconds.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new or empty folder (default: runs/audit-… or RUN/audit)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Play the curious server: attacks, and a measured ε beside the promised one.
+
+    Shows what each attack gets without noise and with it, and what no attacker can exceed; measures
+    the noise of real uploads; judges the paper's. Writes audit.html, audit.json and drawings. The
+    exit code is 1 if a measurement contradicts the promise.
+
+    \b
+    Examples:
+      sottovoce audit --quick
+      sottovoce audit plan.toml --out audit
+      sottovoce audit runs/first --json
+    """
+    from sottovoce.audit.auditing import audit
+
+    raise typer.Exit(audit(what, quick=quick, out=out, as_json=as_json))
+
+
 data_app = typer.Typer(help="The data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 

@@ -117,7 +117,7 @@ def counted(positive: object, negative: object, threshold: float) -> Rates:
     return Rates(hits, yes.size, alarms, no.size)
 
 
-def guess(candidates: int, mu: float) -> float:
+def guess(candidates: float, mu: float) -> float:
     """The most often any attacker names the right one of so many equally likely records.
 
     Naming one is a test with FPR = 1/candidates against the release without that record, of which

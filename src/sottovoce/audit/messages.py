@@ -35,6 +35,7 @@ Progress = Callable[[int, int], None]
 FORM = Form("mlp", (4,), 2, hidden=1)
 SAMPLES = 3  # the canary and two others, which the server knows
 REHEARSED = 20  # messages a side from which the server learns which heads there are
+_BEYOND = 1e3  # a μ of which no ε is worth telling
 _STEEP, _DIM = 1000.0, 3e-4  # last layer, and the hidden number it sees: their product is 0.3
 
 
@@ -90,7 +91,10 @@ class Measured:
     @property
     def epsilon(self) -> tuple[float, float]:
         """ε at the setting's δ, assuming the Gaussian shape: proven, and at most."""
-        low, high = (float(gaussian.epsilon(self.setting.delta, min(m, 1e3))) for m in self.mu[::2])
+        low, high = (
+            float(gaussian.epsilon(self.setting.delta, m)) if m < _BEYOND else np.inf
+            for m in self.mu[::2]
+        )
         return low, high
 
     @property

@@ -1,0 +1,288 @@
+"""An audit as one page: the verdict, the paper's, pictures, tables. Nothing from the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from sottovoce._version import __version__
+from sottovoce.audit import pictures
+from sottovoce.audit.ceiling import CONFIDENCE
+from sottovoce.audit.findings import Findings
+from sottovoce.audit.table import message, shown
+from sottovoce.checkpoint import replace
+from sottovoce.report.text import duration, escape, number, percent
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_STYLE = """
+.verdict { font-size: 1.1rem; max-width: 46rem; margin-top: 1rem; }
+.wide { grid-column: 1 / -1; }
+.bad { color: var(--orange); font-weight: 650; }
+td small { white-space: nowrap; }
+.attacks tbody th { min-width: 9rem; color: var(--ink); }
+.attacks td { min-width: 5.5rem; }
+.intro { max-width: 46rem; margin-bottom: 1rem; }
+"""
+
+
+def write(found: Findings, folder: Path) -> Path:
+    """Write audit.html and its drawings into a folder; the path of the page."""
+    replace(folder / "audit.html", render(found).encode())
+    for name, drawing in drawings(found).items():
+        replace(folder / f"{name}.svg", drawing.encode())
+    return folder / "audit.html"
+
+
+def drawings(found: Findings) -> dict[str, str]:
+    """Every figure of the page as a file by itself."""
+    files = {
+        "claimed": pictures.claimed(found, inline=False),
+        "paper": pictures.bells(found.paper, inline=False),
+    }
+    side, classes = found.target.pictures, found.target.form.classes
+    if side is not None:
+        for name, own in (("inversion", found.inverted), ("matching", found.matched)):
+            if own:
+                files[name] = pictures.reconstructions(own, side, name, classes, inline=False)
+        files["traps"] = pictures.loot(found, side, inline=False)
+    for name in _attacks(found):
+        words = name.lower().replace(",", "").replace(" ", "-")
+        files[f"roc-{words}"] = pictures.roc(found, name, inline=False)
+    return files
+
+
+def render(found: Findings) -> str:
+    """The page as text."""
+    css = resources.files("sottovoce.report").joinpath("page.css").read_text("utf-8") + _STYLE
+    verdict, against = escape(found.verdict()), found.contradictions()
+    banner = (
+        '<p class="banner" role="note">A quick audit: few messages, few shadow runs. '
+        "It shows that everything works; the full one proves more.</p>"
+        if found.quick
+        else ""
+    )
+    status = "failed" if against else "finished"
+    word = "contradicted" if against else "not contradicted"
+    parts = [
+        _tiles(found), _headline(found), _pictures(found), _membership(found),
+        _attack_table(found), _message_table(found), _one_run(found), _how(found),
+    ]  # fmt: skip
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{verdict}</title>
+<link rel="icon" href="data:,">
+<style>
+{css}</style>
+</head>
+<body>
+<header>
+<p class="eyebrow"><span>sottovoce</span> audit of {escape(found.target.name)} \
+<span class="status {status}">{word}</span></p>
+<h1>{verdict}</h1>
+<p class="verdict">{escape(found.judgement())}</p>
+{banner}
+</header>
+<main>
+{"".join(part for part in parts if part)}
+</main>
+<footer><p>Written by sottovoce {escape(__version__)}. This page loads nothing from the network.\
+</p></footer>
+</body>
+</html>
+"""
+
+
+def _tiles(found: Findings) -> str:
+    clean, noisy = found.inverted[0], found.inverted[-1]
+    stolen = found.looted[0].rates
+    tiles = [
+        ("recognised from one upload, no noise", percent(clean.identified)),
+        (f"the same at {noisy.level.name}", percent(noisy.identified)),
+        ("stolen by trap weights, no noise", f"{stolen.hits} of {stolen.positives}"),
+        (f"the same at {found.looted[-1].level.name}", f"{found.looted[-1].rates.hits}"),
+        ("time", duration(found.seconds)),
+    ]
+    rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
+    return f'\n<dl class="tiles">{rows}</dl>'
+
+
+def _headline(found: Findings) -> str:
+    paper = found.paper
+    return f"""
+<section aria-labelledby="claimed">
+<h2 id="claimed">Claimed and measured</h2>
+<p class="intro">A server that knows both candidates for one record, and may send any model, \
+scores {2 * paper.messages * paper.setting.rounds:,} real uploads for each line. Nothing beats it; \
+what it measures is what the noise is worth.</p>
+<div class="figures">
+{
+        _card(
+            "ε, claimed and measured",
+            pictures.claimed(found),
+            f"At {100 * CONFIDENCE:g} % confidence, assuming the noise’s Gaussian shape.",
+        )
+    }
+{
+        _card(
+            "The paper’s noise",
+            pictures.bells(paper),
+            f"Scores of uploads at ε = {number(paper.setting.epsilon)}: the two bells are "
+            "further apart than the claim allows.",
+        )
+    }
+</div>
+</section>"""
+
+
+def _pictures(found: Findings) -> str:
+    side, classes = found.target.pictures, found.target.form.classes
+    if side is None:
+        return ""
+    cards = [
+        _card(
+            "Read off the first layer",
+            pictures.reconstructions(found.inverted, side, "inversion", classes),
+            "A client with one sample, one upload. The quotient of two gradients is the sample.",
+        )
+    ]
+    if found.matched:
+        cards.append(
+            _card(
+                "Found by matching gradients",
+                pictures.reconstructions(found.matched, side, "matching", classes),
+                f"Clients with {found.matched[0].tries} samples each: pictures whose gradients "
+                "add up to the upload.",
+            )
+        )
+    cards.append(
+        _card(
+            "Trap weights",
+            pictures.loot(found, side),
+            f"A dishonest server isolates single samples of a client that has {len(found.target.y)}"
+            "; the bins that worked best without noise.",
+        )
+    )
+    return f"""
+<section aria-labelledby="pictures">
+<h2 id="pictures">What the server sees</h2>
+<div class="figures">
+{"".join(cards)}</div>
+</section>"""
+
+
+def _membership(found: Findings) -> str:
+    cards = [
+        _card(
+            escape(name[0].upper() + name[1:]),
+            pictures.roc(found, name),
+            "Dotted: what no attacker exceeds. Dashed: a coin. At the left end single alarms decide.",
+        )
+        for name in _attacks(found)
+    ]
+    runs = len(found.members[0].members)
+    return f"""
+<section aria-labelledby="members">
+<h2 id="members">Was this record there?</h2>
+<p class="intro">From {runs} shadow runs on random halves of a pool of \
+{found.members[0].members.shape[1]} records, small enough to be learnt by heart.</p>
+<div class="figures">
+{"".join(cards)}</div>
+</section>"""
+
+
+def _attack_table(found: Findings) -> str:
+    head = ["attack", "measure", *(level.name for level in found.levels)]
+    rows = []
+    for row in found.rows():
+        cells = []
+        for level in found.levels:
+            text, _, most = shown(row, row.cells[level]).partition(" (")
+            most = f" <small>({escape(most)}</small>" if most else ""
+            bad = ' class="bad"' if row.cells[level].exceeds else ""
+            cells.append(f"<span{bad}>{escape(text)}</span>{most}")
+        rows.append([escape(row.attack), escape(row.measure), *cells])
+    return f"""
+<section aria-labelledby="attacks">
+<h2 id="attacks">Every attack</h2>
+<p class="intro">In brackets: what no attacker exceeds, whatever it knows and computes, with the \
+margin of the count ({100 * CONFIDENCE:g} %).</p>
+{_table("Attacks", head, rows, "attacks")}
+</section>"""
+
+
+def _message_table(found: Findings) -> str:
+    head = ["noise", "δ", "μ promised", "μ measured", "ε, Gaussian shape", "ε, no assumption"]
+    rows = [[escape(text) for text in message(one)] for one in (*found.measured, *found.headline)]
+    count = found.paper.messages
+    return f"""
+<section aria-labelledby="proved">
+<h2 id="proved">What uploads prove</h2>
+{_table("What uploads prove", head, rows)}
+<p class="intro">Clopper–Pearson bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand. \
+Without an assumption {count:,} runs a side cannot prove much more than \
+ln {count:,} = {number(math.log(count), 3)}, however bad the noise.</p>
+</section>"""
+
+
+def _one_run(found: Findings) -> str:
+    head = ["ε promised", "canaries", "guesses", "right", "ε, no assumption", "ε, Gaussian shape"]
+    rows = [
+        [
+            number(run.setting.epsilon), f"{run.canaries:,}", f"{run.guesses:,}", f"{run.right:,}",
+            f"≥ {run.epsilon:.2f}", f"≥ {run.gaussian_epsilon:.2f}",
+        ]
+        for run in found.one_runs
+    ]  # fmt: skip
+    return f"""
+<section aria-labelledby="onerun">
+<h2 id="onerun">The same from one run</h2>
+{_table("One run", head, rows)}
+</section>"""
+
+
+def _how(found: Findings) -> str:
+    stands = (
+        ""
+        if found.target.own
+        else " The attacks read dense layers, so an mlp stands for the plan’s own model."
+    )
+    return f"""
+<section aria-labelledby="how">
+<h2 id="how">How it was made</h2>
+<p class="intro">“No noise” is the client’s step before noise, which nothing may send; in shadow \
+runs of the simulator it is ε = 10⁶. Everything else went through the release that a device \
+uses.{escape(stands)} Measured at δ = {number(found.target.delta)}. An attack that fails here \
+proves nothing by itself; the ceilings do, and a measurement above one would refute us.</p>
+</section>"""
+
+
+def _attacks(found: Findings) -> list[str]:
+    return list(dict.fromkeys(attack.name for attack in found.members))
+
+
+def _card(title: str, drawing: str, text: str, kind: str = "") -> str:
+    return (
+        f'<figure class="card {kind}"><h3>{title}</h3>{drawing}'
+        f"<figcaption>{text}</figcaption></figure>\n"
+    )
+
+
+def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    """Cells are escaped already."""
+    top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{c}</td>" for c in row[1:]) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="card scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
+        f'<table class="{kind}"><caption class="hidden">{escape(caption)}</caption>'
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )

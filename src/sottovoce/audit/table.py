@@ -1,0 +1,82 @@
+"""What a person reads in a terminal after an audit."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from math import isinf
+
+from sottovoce.audit.findings import Cell, Findings, Row
+from sottovoce.audit.messages import Measured
+
+
+def table(found: Findings) -> str:
+    """The attacks, what uploads prove, the paper, and the verdict."""
+    head = ["attack", "measure", *(level.name for level in found.levels)]
+    rows = [
+        [row.attack, row.measure, *(shown(row, row.cells[level]) for level in found.levels)]
+        for row in found.rows()
+    ]
+    proved = [
+        "", "δ", "μ promised", "μ measured", "ε measured, Gaussian", "ε measured, free",
+    ]  # fmt: skip
+    uploads = [message(one) for one in (*found.measured, *found.headline)]
+    return "\n".join(
+        [
+            "In brackets: what no attacker exceeds, with the margin of the count.",
+            *_lines(head, rows),
+            "",
+            *_lines(proved, uploads),
+            "",
+            _filled(found.judgement()),
+            "",
+            _filled(found.verdict()),
+        ]
+    )
+
+
+def shown(row: Row, cell: Cell) -> str:
+    """A cell as it is printed, its ceiling in brackets.
+
+    >>> shown(Row("", "", {}), Cell(0.021, 0.09)), shown(Row("", "", {}, False), Cell(1.2e-17))
+    ('2.1 % (9.0 %)', '1.2e-17')
+    """
+    value = f"{100 * cell.value:.1f} %" if row.share else f"{cell.value:.3g}"
+    if cell.ceiling is None:
+        return value
+    most = f"{100 * cell.ceiling:.1f} %" if row.share else f"{cell.ceiling:.3g}"
+    return f"{value} ({most})" + ("  exceeds" if cell.exceeds else "")
+
+
+def message(one: Measured) -> list[str]:
+    """What the uploads of one setting prove, as a row of texts."""
+    setting, (low, _, high) = one.setting, one.mu
+    whose = "the paper's" if setting.calibration == "paper" else setting.calibration
+    epsilons = one.epsilon
+    return [
+        f"{whose}, ε = {setting.epsilon:g}",
+        f"{setting.delta:g}",
+        f"{setting.promised:.3f}",
+        _range(low, high, 3) + ("  contradicted" if one.contradicts else ""),
+        _range(*epsilons, 2),
+        f"≥ {one.free_epsilon:.2f}",
+    ]
+
+
+def _range(low: float, high: float, digits: int) -> str:
+    if isinf(high):
+        return f"{low:.{digits}f} or more"
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, width=96, break_on_hyphens=False)
