@@ -182,7 +182,7 @@ def _membership(found: Findings) -> str:
         _card(
             escape(name[0].upper() + name[1:]),
             pictures.roc(found, name),
-            "Dotted: what no attacker exceeds. Dashed: a coin. At the left end single alarms decide.",
+            "Dotted: what no attacker exceeds. Dashed: a coin. At the left single alarms decide.",
         )
         for name in _attacks(found)
     ]
