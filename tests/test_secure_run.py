@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import signal
+import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -11,8 +14,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from sottovoce import Plan, client, simulate
-from sottovoce.errors import InputError
+from sottovoce import Plan, client, resume, simulate
+from sottovoce.errors import InputError, PlanError
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -114,3 +117,50 @@ def test_secure_and_simulated_noise_learn_equally_well():
     # The test can fail: with a twentieth of the budget it does.
     poor = plan.replace(**{"privacy.epsilon": 0.4})
     assert np.mean(simulated) - simulate(poor).accuracy > 0.1
+
+
+KILLED = """
+import os, signal, sys
+from sottovoce import Plan, simulate
+from sottovoce.simulation import released
+real, calls = released.play, []
+def play(*given):
+    made = real(*given)  # the uploads exist, and somebody may have seen them
+    calls.append(made)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made
+released.play = play
+plan = Plan.load(None, ["noise=secure", "rounds.schedule=fixed", "rounds.rounds=8"])
+simulate(plan, out=sys.argv[1])
+"""
+
+
+def test_a_round_released_before_a_kill_is_never_free(tmp_path):
+    """Its debit was on the disk before it: the run that goes on pays for the round once more."""
+    run = tmp_path / "run"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(run)], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    told = (run / "rounds.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["t"] for line in told] == [0, 1, 2]
+    record = resume(run).record
+    with np.load(run / "trace.npz") as trace:
+        sigma = trace["sigma"]
+    for i, own in enumerate(record["clients"]):
+        released = (own["sensitivity"] / sigma[:, i]) ** 2
+        assert released.sum() + released[2] <= own["spent"] * (1 + 1e-9)  # the killed one, too
+        assert own["spent"] <= own["capacity"] * (1 + 1e-9)
+    assert record["result"]["rounds_used"] == 7  # the eighth share is burnt
+
+
+def test_what_is_taken_from_the_data_is_not_released(tmp_path):
+    table = tmp_path / "people.csv"
+    table.write_text("age,rich\n" + "".join(f"{20 + i},{'ny'[i % 2]}\n" for i in range(40)))
+    with pytest.raises(PlanError, match=r"data\.infer must be false with noise = secure"):
+        Plan(
+            noise="secure", data={"path": str(table), "label": "rich", "infer": True, "clients": 2}
+        )
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
+    plan = Plan(noise="secure", data={"name": "arrays", "clients": 2, "validation": 5, "test": 5})
+    with pytest.raises(InputError, match="counted on the clients' labels"):
+        simulate(plan, data=(x, y))

@@ -144,3 +144,8 @@ def replace(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name must survive a power cut, too
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

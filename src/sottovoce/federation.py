@@ -154,6 +154,13 @@ def build(
     _refuse_what_only_python_can_give(plan, data, model)
     held = hold(plan, seed=seed, data=data) if held is None else held
     plan = _told(plan, held)
+    if plan.noise == "secure" and held.counted:
+        raise InputError.of(
+            "noise",
+            "secure",
+            "simulated where the classes are counted on the clients' labels",
+            "give validation and test rows, which are public, beside the data",
+        )
     model = _model(plan, held) if model is None else model
     median = _median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()

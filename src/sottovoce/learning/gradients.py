@@ -13,7 +13,6 @@ would move by more than its sensitivity.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -36,8 +35,7 @@ class OwnModel(Protocol):
     """A model of the client's own (PyTorch, JAX, …), by what a release needs of it.
 
     What it says of a sample must not depend on the other samples, not even in the last bit. It is
-    therefore given one sample at a time, unless it has an attribute `alone` that is true: then it
-    promises to work on each by itself, and is given many.
+    therefore given one sample at a time.
     """
 
     def shapes(self) -> Shapes:
@@ -165,41 +163,32 @@ def require_rows(own: OwnModel, params: Params, samples: int, features: int) -> 
 def _own(block: Floats, params: Params, x: Floats, y: NDArray[Any], own: OwnModel) -> None:
     """The gradients of a client's own model; a sample that its code fails on has none (NaN).
 
-    An error that only some samples cause would tell the server of them. A model that does not
-    promise to work on every sample alone is given one at a time: what it makes of a block may
-    depend on all of it, and the block would be another one where a sample fails.
+    An error that only some samples cause would tell the server of them. The code is given one
+    sample at a time: what it makes of a block may depend on all of it, in the last bits at least,
+    and the block would be another one where a sample fails.
     """
-    for part in _parts(len(y), own):
+    for row in range(len(y)):
+        one = slice(row, row + 1)
         try:
-            _fill(block[part], params, own.gradients(params, x[part], y[part]))
-        except Exception:
-            for row in range(part.start, part.stop):
-                one = slice(row, row + 1)
-                try:
-                    _fill(block[one], params, own.gradients(params, x[one], y[one]))
-                except Exception:
-                    block[one] = np.nan
+            _fill(block[one], params, own.gradients(params, x[one], y[one]))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # an exit that a sample causes would tell of it, too
+            block[one] = np.nan
 
 
 def _own_losses(params: Params, x: Floats, y: NDArray[Any], own: OwnModel) -> Floats:
     """The losses of a client's own model; NaN, which counts as the bound, where its code fails."""
     told = np.full(len(y), np.nan)
-    for part in _parts(len(y), own):
+    for row in range(len(y)):
+        one = slice(row, row + 1)
         try:
-            told[part] = _losses_of(own, params, x[part], y[part])
-        except Exception:
-            for row in range(part.start, part.stop):
-                one = slice(row, row + 1)
-                with contextlib.suppress(Exception):
-                    told[one] = _losses_of(own, params, x[one], y[one])
+            told[one] = _losses_of(own, params, x[one], y[one])
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            told[one] = np.nan
     return told
-
-
-def _parts(count: int, own: OwnModel) -> list[slice]:
-    """All rows at once for a model that works on each alone anyway, else one by one."""
-    if getattr(own, "alone", False):
-        return [slice(0, count)]
-    return [slice(row, row + 1) for row in range(count)]
 
 
 def _losses_of(own: OwnModel, params: Params, x: Floats, y: NDArray[Any]) -> Floats:

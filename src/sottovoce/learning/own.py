@@ -63,11 +63,6 @@ class JaxModel:
 
     model: Model
 
-    @property
-    def alone(self) -> bool:
-        """Samples are worked one after another, each by itself."""
-        return True
-
     def shapes(self) -> Shapes:
         """Names and shapes of the parameters, sorted by name."""
         form = jax.eval_shape(self.model.init, jax.random.key(0))

@@ -38,8 +38,6 @@ class TorchModel(ForeignModel):
     (4, 3)
     """
 
-    alone = True  # samples are worked one after another, each by itself
-
     def __init__(
         self,
         make: Callable[[], torch.nn.Module],

@@ -98,6 +98,13 @@ class Plan(Section):
 
     def _is_a_release(self) -> None:
         """What exists in simulation only must not carry the name of a release."""
+        if self.data.infer:
+            raise PlanError.of(
+                "data.infer",
+                True,
+                "false with noise = secure",
+                "bounds taken from the data are a release that nobody pays for; declare columns",
+            )
         for key, value, instead in (
             ("privacy.calibration", self.privacy.calibration, "exact or zcdp"),
             ("server.signal", self.server.signal, "public or clients"),

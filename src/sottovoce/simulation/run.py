@@ -115,7 +115,10 @@ def resume(
     model: AnyModel | None = None,
     on_round: OnRound | None = None,
 ) -> Trained:
-    """Go on with a run that was stopped: on a CPU it ends in the very same model."""
+    """Go on with a run that was stopped: on a CPU it ends in the very same model.
+
+    With secure noise it cannot: a round that was under way is debited and asked again.
+    """
     folder = Path(out)
     state, arrays, header = checkpoint.load(folder)
     plan, seed = Plan(**header["plan"]), int(header["seed"])
@@ -162,8 +165,16 @@ def _one(
             on_round(done)
         interrupts.check()
 
+    def before_release(debited: ServerState) -> None:
+        """A debit is on the disk before anything is released: a crash burns it."""
+        if folder is not None:
+            checkpoint.save(folder, debited, named(run.params), header)
+
     try:
-        loop([run], after_round)
+        if run.federation.plan.noise == "secure":
+            _loop_released(run, after_round, before_release)
+        else:
+            loop([run], after_round)
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -195,7 +206,7 @@ def rounds_of(batch: list[Run], after_round: Callable[[Run], None] | None = None
     model = batch[0].federation.model
     if batch[0].federation.plan.noise == "secure":
         for run in batch:
-            _loop_released(run, after_round)
+            _loop_released(run, after_round, lambda debited: None)
         return
     if isinstance(model, ForeignModel):
         raise InputError(
@@ -241,8 +252,16 @@ def rounds_of(batch: list[Run], after_round: Callable[[Run], None] | None = None
             after_round(batch[0])
 
 
-def _loop_released(run: Run, after_round: Callable[[Run], None] | None) -> None:
-    """The same for one run whose clients make their uploads themselves, with secure noise."""
+def _loop_released(
+    run: Run,
+    after_round: Callable[[Run], None] | None,
+    before_release: Callable[[ServerState], None],
+) -> None:
+    """The same for one run whose clients make their uploads themselves, with secure noise.
+
+    `before_release` is told the state with the round's debits and without the round: what a run
+    that was killed in the middle of it goes on from, so that nothing is released for free.
+    """
     from sottovoce.simulation import released  # it wants the parts of a device
 
     federation, began, before = run.federation, time.monotonic(), run.state.seconds
@@ -250,7 +269,10 @@ def _loop_released(run: Run, after_round: Callable[[Run], None] | None) -> None:
         params = named(run.params)
         loss, accuracy, heard = float("nan"), float("nan"), None
         if paid.uploads.any():
-            params, paid, heard = released.play(federation, run.state.tank, paid, params)
+            tank = run.state.tank
+            run.at = (replace(run.state, tank=paid.tank, asked=paid.asked), *run.at[1:])
+            before_release(run.state)
+            params, paid, heard = released.play(federation, tank, paid, params)
             tree = unnamed(federation.model, dict(params))
             loss, accuracy = scores(federation.model, tree, federation.held.validation)
         state = course.finish(
