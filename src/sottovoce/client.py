@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce import wire
-from sottovoce.errors import InputError, TankEmpty
+from sottovoce.errors import InputError, PolicyRefusal, TankEmpty
 from sottovoce.learning import gradients
 from sottovoce.learning.form import Form
 from sottovoce.learning.gradients import OwnModel
@@ -129,9 +129,10 @@ def _noise(tank: Tank, units: int, change: int, floor: float) -> int:
     """σ in whole grid units, rounded up."""
     sigma = math.ceil(max(float(tank.noise(units, float(change))), float(change) * floor))
     if sigma > grid.LARGEST_NOISE:
-        raise TankEmpty(
-            f"the share of the privacy budget for this release is too small to be drawn "
-            f"(σ would be {sigma / change:.3g} times the sensitivity); announce fewer rounds"
+        raise PolicyRefusal(
+            f"the noise of this release, {sigma / change:.3g} times a sensitivity of {change} grid "
+            f"units, is more than 2⁵² units, which is where the grid ends; announce fewer rounds, "
+            "or protect records where all of a large data set is protected"
         )
     return sigma
 

@@ -24,6 +24,7 @@ from sottovoce.errors import (
     DataError,
     InputError,
     Malformed,
+    PolicyRefusal,
     Refusal,
     RoundAnswered,
     TankEmpty,
@@ -61,6 +62,9 @@ def answer(blob: bytes, node: Node) -> bytes:
         return refusal("malformed", str(error))
     except TankEmpty:
         return refusal("empty", "the privacy budget has nothing left for this release")
+    except PolicyRefusal as error:  # its text may name what the policy does not disclose
+        log.error("refused: %s", error)
+        return refusal("policy", "the client's own terms do not allow this release")
     except RoundAnswered:
         return refusal("replay", "this round has its answer already")
     except Refusal as error:
