@@ -20,10 +20,10 @@ from sottovoce import device, report, wire
 from sottovoce.coordinator import Patience, conduct
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning.form import Form
+from sottovoce.progress import summary
 from sottovoce.protocol import Request, refusal
 from sottovoce.server.average import average
 from sottovoce.server.weights import by_samples
-from sottovoce.training import summary
 from sottovoce.vault import Vault
 
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably

@@ -178,6 +178,71 @@ def train(
 
 
 @app.command()
+def federate(
+    plan: Annotated[
+        Path | None,
+        typer.Argument(help="A plan (TOML). Without one: 3 clients, 8 rounds of the digits."),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="How many clients (the same as --set data.clients=N).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new or empty folder for the run (default: runs/…).")
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds a round waits for answers (default: 600).")
+    ] = None,
+    minimum: Annotated[
+        int | None, typer.Option(help="Uploads without which a round does not count (default: 1).")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run that was stopped in --out.")
+    ] = False,
+    keep_uploads: Annotated[
+        bool, typer.Option("--keep-uploads", help="Keep every upload that counted.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS, no authentication: a demonstration.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The record on stdout.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="No progress, only what came out.")
+    ] = False,
+) -> None:
+    """Train a model in a real federation on Flower: a server and N clients on this machine.
+
+    Every client is a process with its own rows, its own vault and secure noise, over TLS, with keys
+    made on the spot. The folder is that of `train`, and has the clients below nodes/. Ctrl-C is
+    safe, and no process is left. Needs sottovoce[flower].
+
+    \b
+    Examples:
+      sottovoce federate
+      sottovoce federate plan.toml --clients 5 --out runs/five
+      sottovoce federate --resume --out runs/five
+    """
+    from sottovoce.federating import federate
+
+    federate(
+        plan,
+        settings or [],
+        clients=clients,
+        out=out,
+        resume=resume,
+        as_json=as_json,
+        quiet=quiet,
+        insecure=insecure,
+        keep_uploads=keep_uploads,
+        deadline=deadline,
+        minimum=minimum,
+    )
+
+
+@app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("plan.toml"),
     table: Annotated[

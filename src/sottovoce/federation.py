@@ -153,7 +153,7 @@ def build(
     """
     _refuse_what_only_python_can_give(plan, data, model)
     held = hold(plan, seed=seed, data=data) if held is None else held
-    plan = _told(plan, held)
+    plan = told(plan, held)
     if plan.noise == "secure" and held.counted:
         raise InputError.of(
             "noise",
@@ -237,14 +237,19 @@ def _terms(plan: Plan, recipe: Recipe) -> Terms:
 def _model(plan: Plan, held: Holdings) -> AnyModel:
     own = plan.model
     if own.own is not None:
-        found = imported.find(own.own)
-        if not isinstance(found, Model | ForeignModel):
-            raise InputError.of(
-                "model.own", own.own, "a model", "make it with sottovoce.custom or TorchModel"
-            )
-        return found
+        return own_model(own.own)
     options = {"hidden": own.hidden, "channels": own.channels, "kappa": own.kappa}
     return build_model(own.name, shape=held.shape, classes=held.classes, **options)  # type: ignore[arg-type]
+
+
+def own_model(where: str) -> AnyModel:
+    """The model that `model.own` names; importing it runs its code."""
+    found = imported.find(where)
+    if not isinstance(found, Model | ForeignModel):
+        raise InputError.of(
+            "model.own", where, "a model", "make it with sottovoce.custom or TorchModel"
+        )
+    return found
 
 
 def _median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
@@ -287,7 +292,7 @@ def _capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
     return worth[where.reshape(-1)]
 
 
-def _told(plan: Plan, held: Holdings) -> Plan:
+def told(plan: Plan, held: Holdings) -> Plan:
     """The plan with what only the table could tell: the number of clients."""
     clients, classes = len(held.samples), held.classes
     if plan.data.path is None:

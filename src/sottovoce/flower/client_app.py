@@ -7,7 +7,6 @@ Flower would send it the text of the exception, and that may contain a sample.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -42,18 +41,17 @@ class Installed:
 
     def hello(self, node: Path) -> bytes:
         """Who this is and what it discloses."""
-        return self._call("hello", node)
+        from sottovoce import device
+        from sottovoce.node import Node
+
+        return device.hello(Node.load(node))
 
     def answer(self, request: bytes, node: Path) -> bytes:
         """The answer to one request."""
-        return self._call("answer", node, request)
+        from sottovoce import device
+        from sottovoce.node import Node
 
-    def _call(self, name: str, node: Path, *request: bytes) -> bytes:
-        device = importlib.import_module("sottovoce.device")
-        nodes = importlib.import_module("sottovoce.node")
-        answer = getattr(device, name)(*request, nodes.Node.load(node))
-        assert isinstance(answer, bytes)
-        return answer
+        return device.answer(request, Node.load(node))
 
 
 def build(device: Device) -> ClientApp:

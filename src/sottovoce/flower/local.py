@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import random
 import secrets
@@ -20,7 +21,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +77,20 @@ class Federation:
         """Start a run of the app in this folder, as `flwr run` does."""
         return control.start_run(self.link, app, config)
 
-    def wait(self, run: int, *, seconds: float, every: float = 0.5) -> RunState:
+    def wait(
+        self,
+        run: int,
+        *,
+        seconds: float = math.inf,
+        every: float = 0.5,
+        on_beat: Callable[[], None] = lambda: None,
+    ) -> RunState:
         """Wait for a run's end; a run that failed, or takes longer, is a FederationError."""
         state = RunState("pending", "", "")
 
         def finished() -> bool:
             nonlocal state
+            on_beat()
             state = control.run_state(self.link, run)
             return state.finished
 
@@ -91,7 +100,8 @@ class Federation:
                 f"the run was not over after {seconds:.0f} s; it is {state.status}"
             )
         if not state.completed:
-            raise FederationError(f"the run {state.outcome or 'failed'}: {state.details}")
+            why = state.details.removeprefix("ServerApp failed with exception: ")
+            raise FederationError(f"the run {state.outcome or 'failed'}: {why}")
         return state
 
     def check(self) -> None:

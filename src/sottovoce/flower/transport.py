@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -22,6 +22,9 @@ POLL = 0.25
 # With many nodes each looks less often, so that looking never takes more than a core.
 POLL_PER_NODE = 0.005
 SLICE = 0.5
+# A node that did not say who it is is asked again after this long, then after twice as long, …
+SHY = 5.0
+SHYEST = 600.0
 Reason = Literal["late", "offline", "crashed", "failed", "malformed"]
 
 # Flower's error codes (flwr.common.constant.ErrorCode), in our words.
@@ -145,7 +148,9 @@ class Roll:
 
     Flower's node ids change (a node without authentication gets a new one at every start), so that
     every node is asked once who it is. A client keeps its seat while its node is online; another
-    node that claims the same client meanwhile is left out and counted in `doubles`.
+    node that claims the same client meanwhile is left out and counted in `doubles`. A node that
+    gives no proper answer (its words are in `strange`) is asked again, less and less often: one
+    that hangs must not cost every round a minute, and a second one may be the first, restarted.
     """
 
     def __init__(self, grid: Grid, identify: Callable[[bytes], str], *, limit: int) -> None:
@@ -154,7 +159,9 @@ class Roll:
         self.limit = limit
         self.seats: dict[str, Seat] = {}
         self.doubles: set[int] = set()
+        self.strange: dict[int, bytes] = {}
         self._known: set[int] = set()
+        self._shy: dict[int, tuple[float, float]] = {}  # node → not before, and the wait after it
 
     def call(self, *, wanted: int, seconds: float, patience: float = 60.0) -> dict[str, Seat]:
         """Ask nodes that are new who they are, until `wanted` clients are there or time is up."""
@@ -162,8 +169,10 @@ class Roll:
         while True:
             online = set(self.grid.get_node_ids())
             self._leave(online)
-            left = until - time.monotonic()
-            new = sorted(online - self._known)
+            now = time.monotonic()
+            left = until - now
+            later = {node for node, (due, _) in self._shy.items() if due > now}
+            new = sorted(online - self._known - later)
             if new and left > 0:
                 self._greet(new, min(left, patience))
             if len(self.seats) >= wanted or left <= 0:
@@ -173,7 +182,7 @@ class Roll:
 
     def ask(self, requests: Mapping[str, bytes], *, group: str, seconds: float) -> Answers:
         """Ask clients by their own ids; one that has no seat is offline."""
-        seated = {c: self.seats[c].node for c in requests if c in self.seats}
+        seated = {c: seat.node for c, seat in self.seats.items() if c in requests}
         said = ask(
             self.grid,
             {node: requests[client] for client, node in seated.items()},
@@ -187,23 +196,38 @@ class Roll:
         self.seats = {c: seat for c, seat in self.seats.items() if seat.node in online}
         self._known &= online
         self.doubles &= online
+        self.strange = {node: words for node, words in self.strange.items() if node in online}
+        self._shy = {node: wait for node, wait in self._shy.items() if node in online}
 
     def _greet(self, nodes: list[int], seconds: float) -> None:
         said = ask(
             self.grid, dict.fromkeys(nodes, b""), kind="query", seconds=seconds, limit=self.limit
         )
         for node, hello in said.items():
-            if isinstance(hello, Failure):
-                continue  # it is asked again at the next call
-            self._known.add(node)
-            try:
-                client = self.identify(hello)
-            except Exception:  # whatever a node wrote, it ends nobody's round
+            client = self._client(node, hello)
+            if client is None:
+                wait = self._shy[node][1] if node in self._shy else SHY
+                self._shy[node] = (time.monotonic() + wait, min(2 * wait, SHYEST))
                 continue
-            if client in self.seats:
-                self.doubles.add(node)
-            else:
-                self.seats[client] = Seat(client, node, hello)
+            self._known.add(node)
+            self._shy.pop(node, None)
+            self.doubles.discard(node)
+            self.strange.pop(node, None)
+            self.seats[client] = Seat(client, node, cast(bytes, hello))
+
+    def _client(self, node: int, hello: bytes | Failure) -> str | None:
+        """Whom a node speaks for; None if it did not say, or if that client has a seat."""
+        if isinstance(hello, Failure):
+            return None
+        try:
+            client = self.identify(hello)
+        except Exception:  # whatever a node wrote, it ends nobody's round
+            self.strange[node] = hello
+            return None
+        if client not in self.seats:
+            return client
+        self.doubles.add(node)
+        return None
 
 
 def _reply(

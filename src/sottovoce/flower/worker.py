@@ -161,6 +161,7 @@ def main() -> None:
         raise InputError.of(
             "secret", f"{len(secret)} bytes", f"at least {SHORTEST_SECRET}", "make a new one"
         )
+    importlib.import_module("sottovoce.device")  # once, and not in the fork of every message
     serve(given.node, load(given.app), secret)
 
 

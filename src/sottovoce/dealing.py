@@ -1,0 +1,104 @@
+"""A plan's data dealt to nodes on this machine: each gets rows, a node file and a vault of its own.
+
+    OUT/plan.toml                    what will run (written last: a folder without it is unfinished)
+    OUT/public.npz                   the server's validation and test rows
+    OUT/nodes/client-0/rows.npz      one client's rows
+    OUT/nodes/client-0/node.toml     what that client has decided: its budget, its clip, its unit
+    OUT/nodes/client-0/client.vault  its ledger
+
+In a federation between machines every client makes its own; here one command plays them all.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce import checkpoint, public, seeds
+from sottovoce.errors import RunError
+from sottovoce.federation import told
+from sottovoce.holdings import Holdings, Samples, hold
+from sottovoce.learning import imported
+from sottovoce.ledger import operate
+from sottovoce.plan import Plan
+from sottovoce.plan import text as toml
+
+PLAN, PUBLIC, NODES, NODE = "plan.toml", "public.npz", "nodes", "node.toml"
+ROUNDS = 1000  # that a node allows in one run, unless the plan needs more
+
+
+def deal(plan: Plan, out: Path) -> list[Path]:
+    """Read the plan's data and deal them below `out`; the node files, client after client.
+
+    Who gets which rows is drawn anew each time; the plan that is written names files absolutely.
+    """
+    held = hold(plan, seed=seeds.fresh())
+    plan = anchored(told(plan, held))
+    checkpoint.make(out)
+    (out / NODES).mkdir(mode=0o700, exist_ok=True)
+    public.save(out / PUBLIC, held)
+    digits = len(str(plan.clients - 1))
+    files = [
+        _node(plan, held, i, out / NODES / f"client-{i:0{digits}d}") for i in range(plan.clients)
+    ]
+    checkpoint.replace(out / PLAN, plan.to_toml().encode())
+    return files
+
+
+def dealt(out: Path) -> tuple[Plan, list[Path]]:
+    """What `deal` has left in a folder: the plan and the node files."""
+    if not (out / PLAN).exists():
+        raise RunError(f"{out} holds no federation to go on with; start a new one")
+    return Plan.load(out / PLAN), sorted((out / NODES).glob(f"*/{NODE}"))
+
+
+def anchored(plan: Plan) -> Plan:
+    """The plan with absolute paths, to be read from anywhere on this machine."""
+    here, changes = Path.cwd(), dict[str, object]()
+    if plan.model.own is not None:
+        changes["model.own"] = imported.beside(plan.model.own, here)
+    if plan.data.path is not None:
+        changes["data.path"] = str(here / plan.data.path)
+    if isinstance(plan.data.test, str):
+        changes["data.test"] = str(here / plan.data.test)
+    return plan.replace(**changes) if changes else plan
+
+
+def node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
+    """Client `i`'s own terms as a node file: what the plan promises it, in its own hand."""
+    epsilon, delta = (float(values[i]) for values in plan.budgets())
+    values: dict[str, Any] = {
+        "schema": 1,
+        "name": name,
+        "vault": "client.vault",
+        "data": {"path": "rows.npz", "classes": classes},
+        "policy": {
+            "epsilon": epsilon,
+            "delta": delta,
+            "clip": plan.recipe().clip,
+            "unit": plan.local.unit,
+            "calibration": plan.privacy.calibration,
+            "max_rounds": max(ROUNDS, plan.rounds.rounds, plan.local.steps),
+        },
+    }
+    if plan.model.own is not None:
+        values["model"] = {"own": plan.model.own}
+    return toml.write(values)
+
+
+def _node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    _write(folder / "rows.npz", held.client(i))
+    file = folder / NODE
+    file.write_text(node_file(plan, i, name=folder.name, classes=held.classes), "utf-8")
+    operate.create_for(file)
+    return file
+
+
+def _write(path: Path, rows: Samples) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, x=rows.x, y=rows.y)
+    checkpoint.replace(path, buffer.getvalue())

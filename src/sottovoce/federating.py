@@ -1,0 +1,292 @@
+"""`sottovoce federate`: a real federation on Flower from one command, on this machine.
+
+The plan's data are dealt to nodes with vaults of their own (`dealing`), a SuperLink and a SuperNode
+for each are started over TLS (`flower.local`), the run is followed from here, and everything that
+was started is stopped, whatever happens. The run folder is that of `train`, and more:
+
+    OUT/federation.json   how it was started, for --resume
+    OUT/nodes/            the clients: rows, node file, vault
+    OUT/flower/1/         keys, certificates and logs of the first sitting (2/: of the next)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sottovoce import checkpoint, progress
+from sottovoce.data import tables
+from sottovoce.errors import FederationError, InputError, RunError
+from sottovoce.plan import Plan
+
+if TYPE_CHECKING:
+    from sottovoce.flower.local import Federation
+
+# Where no plan is given: the embedded one with fewer clients and rounds, and all rows dealt.
+EMBEDDED: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 3},
+    "rounds": {"schedule": "fixed", "rounds": 8},
+}
+OPTIONS, SITTINGS, PROGRESS = "federation.json", "flower", "progress.jsonl"
+GATHERING = 180.0
+# The server writes its record when it is stopped; then it is ended.
+LAST_WORDS = 20.0
+MOST_SECONDS = 10.0**7
+
+SECURE = (
+    "A real federation: every client is a process with its own vault, every message is encrypted, "
+    "and the noise is real. This command plays all of them, and so sees their data."
+)
+INSECURE = (
+    "A demonstration: the clients' vaults and their noise are real, the transport is not "
+    "encrypted and nobody is authenticated. The record says so."
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a federation is run, kept in its folder for `--resume`."""
+
+    deadline: float = 600.0
+    minimum: int = 1
+    keep_uploads: bool = False
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deadline <= MOST_SECONDS:
+            raise InputError.of(
+                "deadline",
+                self.deadline,
+                f"seconds above 0, up to {MOST_SECONDS:g}",
+                "it is how long a round waits for answers",
+            )
+        if self.minimum < 1:
+            raise InputError.of(
+                "minimum", self.minimum, "a whole number ≥ 1", "a round needs an upload"
+            )
+
+
+def federate(
+    path: Path | None,
+    settings: Sequence[str],
+    *,
+    clients: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+    insecure: bool = False,
+    keep_uploads: bool = False,
+    deadline: float | None = None,
+    minimum: int | None = None,
+) -> None:
+    """Run a plan between real processes (or go on with such a run) and print what came out."""
+    stream = sys.stderr if as_json else sys.stdout
+    given: dict[str, Any] = {"deadline": deadline, "minimum": minimum}
+    given |= {"keep_uploads": keep_uploads or None, "insecure": insecure or None}
+    given = {key: value for key, value in given.items() if value is not None}
+    if resume:
+        _refuse_with_resume(path, settings, clients, out, insecure)
+        assert out is not None
+        folder = out
+        plan, options = _stopped(folder, given)
+    else:
+        plan, options = planned(path, settings, clients), Options(**given)
+        folder = out if out is not None else progress.fresh_folder(plan)
+        checkpoint.require_free(folder)
+    _check(plan, options, folder)
+    show = progress.show_for(stream, quiet=quiet, waiting="starting the nodes …")
+    show.say(INSECURE if options.insecure else SECURE)
+
+    from sottovoce import dealing, report
+
+    if resume:
+        nodes = dealing.dealt(folder)[1]
+    else:
+        nodes = dealing.deal(plan, folder)
+        checkpoint.replace(folder / OPTIONS, json.dumps(asdict(options)).encode())
+    try:
+        with show:
+            _lead(folder.resolve(), nodes, options, show)
+    except KeyboardInterrupt:
+        print(_stopped_words(folder, "stopped"), file=sys.stderr, flush=True)
+        if (folder / "record.json").exists():
+            report.write(folder)
+        raise
+    except FederationError as error:
+        raise FederationError(f"{error}\n{_stopped_words(folder, 'the run stopped')}") from None
+    page = report.write(folder)
+    record = json.loads((folder / "record.json").read_text("utf-8"))
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False))
+    else:
+        show.say(progress.summary(record, folder, page))
+
+
+def planned(path: Path | None, settings: Sequence[str], clients: int | None) -> Plan:
+    """The plan, for real clients; without a file a small one, all rows of the digits dealt.
+
+    >>> plan = planned(None, ["privacy.epsilon=4"], None)
+    >>> plan.clients, plan.rounds.schedule, plan.rounds.rounds, plan.noise
+    (3, 'fixed', 8, 'secure')
+    """
+    more = [*settings, *([] if clients is None else [f"data.clients={clients}"]), "noise=secure"]
+    if path is None:
+        plan = Plan(**EMBEDDED).replace(*more)
+    else:
+        plan = Plan.load(path, more)
+    if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
+        raise InputError(
+            "data.name = arrays and model.name = custom are given from Python; "
+            "name a data set, and where your model is (model.own)"
+        )
+    return plan
+
+
+def _check(plan: Plan, options: Options, folder: Path) -> None:
+    """Whatever can be refused is refused before a process is started or a file written."""
+    if plan.data.path is not None:
+        tables.check(tables.Source(**plan.data.table()))
+    if plan.data.clients is not None and options.minimum > plan.per_round:
+        raise InputError.of(
+            "minimum",
+            options.minimum,
+            f"at most {plan.per_round}, the clients of a round",
+            "ask for fewer, or raise rounds.per_round",
+        )
+    if "'" in str(folder.resolve()):
+        raise InputError.of("out", str(folder), "a path without '", "Flower cannot read it")
+    for package in ("flwr", "cryptography"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"federate needs {package}, which is not installed; "
+                "install it with: pip install 'sottovoce[flower]'"
+            )
+    if plan.model.own is not None:
+        from sottovoce.federation import own_model
+
+        own_model(plan.model.own)
+
+
+def _lead(folder: Path, nodes: Sequence[Path], options: Options, show: progress.Quiet) -> None:
+    # Loaded only now: Flower takes a second to import.
+    from sottovoce.flower import local
+
+    sitting = _sitting(folder)
+    follow = _Follower(sitting / PROGRESS, show)
+    configs = [{"node": str(node.resolve())} for node in nodes]
+    began = time.monotonic()
+    with local.federation(sitting, configs, insecure=options.insecure) as running:
+        show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")
+        run = running.run(
+            local.APP,
+            {
+                "plan": str(folder / "plan.toml"),
+                "public": str(folder / "public.npz"),
+                "out": str(folder),
+                "clients": len(nodes),
+                "gathering": GATHERING,
+                "deadline": options.deadline,
+                "minimum": options.minimum,
+                "resume": (folder / checkpoint.NAME).exists(),
+                "keep-uploads": options.keep_uploads,
+                "insecure": options.insecure,
+                "progress": str(follow.path),
+            },
+        )
+        try:
+            running.wait(run, every=1.0, on_beat=follow)
+        except BaseException:
+            _let_it_write(folder, running)
+            raise
+        follow()
+
+
+class _Follower:
+    """Shows the rounds that the server has told of since it was last called."""
+
+    def __init__(self, path: Path, show: progress.Quiet) -> None:
+        self.path = path
+        self.show = show
+        self.read = 0
+
+    def __call__(self) -> None:
+        from sottovoce.simulation.run import RoundDone
+
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self.read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self.read += len(whole) + len(newline)
+            for line in whole.splitlines():
+                self.show.round(RoundDone(**json.loads(line)))
+
+
+def _let_it_write(folder: Path, running: Federation) -> None:
+    """Ask the server to write its record and to end, and wait for that, but not for long."""
+    from sottovoce.flower import keeper, leading
+
+    try:
+        pid = int((folder / leading.LOCK).read_text("ascii"))
+    except (OSError, ValueError):
+        return
+    until = time.monotonic() + LAST_WORDS
+    # Only a process of this federation is signalled: a number may have been given away since.
+    if pid in keeper.descendants(running.processes.pid):
+        keeper.send(pid, signal.SIGINT)
+    while time.monotonic() < until and pid in keeper.descendants(running.processes.pid):
+        time.sleep(0.1)
+
+
+def _sitting(folder: Path) -> Path:
+    """A new folder for keys and logs: keys are never overwritten."""
+    number = 1
+    while (path := folder / SITTINGS / str(number)).exists():
+        number += 1
+    path.mkdir(mode=0o700, parents=True)
+    return path
+
+
+def _stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
+    from sottovoce import dealing
+
+    plan, _ = dealing.dealt(folder)
+    if (folder / "record.json").exists():
+        checkpoint.require_stopped(folder)
+    try:
+        kept = json.loads((folder / OPTIONS).read_text("utf-8"))
+        return plan, Options(**(kept | given))
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise RunError(
+            f"{folder / OPTIONS} is missing or damaged; start the run anew in another folder"
+        ) from None
+
+
+def _stopped_words(folder: Path, what: str) -> str:
+    return f"{what}; go on with: sottovoce federate --resume --out {os.fspath(folder)}"
+
+
+def _refuse_with_resume(
+    path: Path | None,
+    settings: Sequence[str],
+    clients: int | None,
+    out: Path | None,
+    insecure: bool,
+) -> None:
+    if out is None:
+        raise InputError("--resume needs --out DIR, the folder of the run that was stopped")
+    if path is not None or settings or clients is not None or insecure:
+        raise InputError(
+            "--resume goes on with the plan, the clients and the transport of the run; "
+            "leave PLAN, --set, --clients and --insecure out"
+        )
