@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.flower import client_app, transport
+from sottovoce.flower.leading import Routes
 from sottovoce.flower.transport import Failure, Roll, ask
 from test_project import modules_after
 
@@ -192,6 +193,56 @@ class TestRoll:
         roll.grid.nodes[13] = lambda m: said(m, b"junk")
         assert {seat.node for seat in roll.call(wanted=2, seconds=0.5).values()} == {11}
         assert roll.doubles == {12}
+
+    def test_one_that_came_back_under_another_id_gets_its_seat_when_the_old_one_is_gone(
+        self, monkeypatch
+    ):
+        """Without authentication a restarted node has a new id while the old one counts online."""
+        monkeypatch.setattr(transport, "SHY", 0.2)
+        roll = self.roll({11: "ann"})
+        roll.call(wanted=1, seconds=5)
+        roll.grid.nodes[12] = roll.grid.nodes[11]
+        roll.call(wanted=0, seconds=5)
+        del roll.grid.nodes[11]
+        assert {s.node for s in roll.call(wanted=1, seconds=5).values()} == {12}
+        assert roll.doubles == set()
+
+    def test_a_node_that_hangs_at_the_greeting_is_asked_less_and_less(self, monkeypatch):
+        monkeypatch.setattr(transport, "SHY", 0.4)
+        roll = self.roll({11: "ann"}, **{"12": lambda m: None})
+        roll.grid.nodes[12] = roll.grid.nodes.pop("12")
+        roll.call(wanted=2, seconds=6, patience=0.1)
+        asked = [m for m in roll.grid.sent.values() if m.metadata.dst_node_id == 12]
+        assert 3 <= len(asked) <= 5  # at 0, 0.4, 1.2, 2.8, 6 s, and not 60 times
+        assert set(roll.seats) == {"ann"}
+        began = time.monotonic()
+        roll.call(wanted=0, seconds=60)  # nobody new: a round loses no time
+        assert time.monotonic() - began < 1
+
+    def test_routes_announce_who_is_new_and_whatever_is_no_greeting(self):
+        roll = self.roll({11: "ann"}, **{"12": lambda m: said(m, b"junk")})
+        roll.grid.nodes[12] = roll.grid.nodes.pop("12")
+        routes = Routes(roll)
+        assert routes.greet(5) == {"ann": b"ann", "node 12": b"junk"}
+        assert routes.greet(5) == {}
+        assert routes.ask({"ann": b"a", "node 12": b"b", "bob": b"c"}, 5) == {"ann": b"a"}
+        roll.grid.nodes = {13: roll.grid.nodes[11]}  # gone and back, by another node
+        assert routes.greet(5) == {"ann": b"ann"}
+        roll.grid.nodes = {}
+        assert routes.greet(5) == {}
+        assert routes.ask({"ann": b"a"}, 5) == {}
+
+    def test_who_does_not_answer_is_greeted_anew_and_keeps_its_seat(self):
+        roll = self.roll({11: "ann", 12: "bob"})
+        routes, honest = Routes(roll), roll.grid.nodes[12]
+        assert set(routes.greet(5)) == {"ann", "bob"}
+        roll.grid.nodes[12] = lambda m: None
+        assert routes.ask({"ann": b"a", "bob": b"b"}, 0.5) == {"ann": b"a"}
+        roll.grid.nodes[12] = honest
+        assert routes.greet(5) == {"bob": b"bob"}  # so that its silence can be forgiven
+        assert roll.doubles == set()
+        assert routes.ask({"ann": b"a", "bob": b"b"}, 5) == {"ann": b"a", "bob": b"b"}
+        assert routes.greet(5) == {}
 
     def test_waiting_for_too_many_ends(self):
         began = time.monotonic()

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sottovoce.errors import InputError, RunError
-from sottovoce.flower.transport import Failure, Roll
+from sottovoce.flower.transport import Failure, Roll, Seat
 
 if TYPE_CHECKING:
     from sottovoce.simulation.run import RoundDone
@@ -51,17 +51,17 @@ class Routes:
     def __init__(self, roll: Roll) -> None:
         self.roll = roll
         self.rounds = 0
-        self._announced: dict[str, bytes] = {}
+        self._announced: dict[str, Seat | bytes] = {}
 
     def greet(self, seconds: float) -> dict[str, bytes]:
-        """What nodes said that have appeared or come back; no greeting is waited for twice."""
+        """What nodes said that have appeared, or have been greeted anew."""
         seats = self.roll.call(wanted=0, seconds=seconds)
-        hellos = {client: seat.hello for client, seat in seats.items()}
         # What is no greeting is handed on as well: the coordinator has words for it.
-        hellos |= {f"node {node}": words for node, words in self.roll.strange.items()}
-        new = {r: words for r, words in hellos.items() if self._announced.get(r) != words}
-        self._announced = hellos
-        return new
+        strange = {f"node {node}": words for node, words in self.roll.strange.items()}
+        now: dict[str, Seat | bytes] = {**seats, **strange}
+        new = {route: it for route, it in now.items() if self._announced.get(route) is not it}
+        self._announced = now
+        return {route: it.hello if isinstance(it, Seat) else it for route, it in new.items()}
 
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes]:
         """The answers that came in time."""

@@ -181,7 +181,10 @@ class Roll:
                 time.sleep(min(POLL, max(0.0, left)))
 
     def ask(self, requests: Mapping[str, bytes], *, group: str, seconds: float) -> Answers:
-        """Ask clients by their own ids; one that has no seat is offline."""
+        """Ask clients by their own ids; one that has no seat is offline.
+
+        Who does not answer keeps its seat, and is greeted anew: it may have been restarted.
+        """
         seated = {c: seat.node for c, seat in self.seats.items() if c in requests}
         said = ask(
             self.grid,
@@ -190,6 +193,7 @@ class Roll:
             seconds=seconds,
             limit=self.limit,
         )
+        self._known -= {node for node, answer in said.items() if isinstance(answer, Failure)}
         return {c: said[seated[c]] if c in seated else Failure("offline") for c in requests}
 
     def _leave(self, online: set[int]) -> None:
@@ -216,7 +220,7 @@ class Roll:
             self.seats[client] = Seat(client, node, cast(bytes, hello))
 
     def _client(self, node: int, hello: bytes | Failure) -> str | None:
-        """Whom a node speaks for; None if it did not say, or if that client has a seat."""
+        """Whom a node speaks for; None if it did not say, or if that client sits elsewhere."""
         if isinstance(hello, Failure):
             return None
         try:
@@ -224,7 +228,7 @@ class Roll:
         except Exception:  # whatever a node wrote, it ends nobody's round
             self.strange[node] = hello
             return None
-        if client not in self.seats:
+        if client not in self.seats or self.seats[client].node == node:
             return client
         self.doubles.add(node)
         return None

@@ -17,6 +17,7 @@ process of the machine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
@@ -74,8 +75,9 @@ def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> No
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), signed],
     )
     request = AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
-    parent = os.getppid()
-    while os.getppid() == parent:
+    parent, stopped = os.getppid(), list[int]()
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
+    while os.getppid() == parent and not stopped:
         _reap()
         try:
             token = client.AcquireTask(request).token
@@ -86,6 +88,10 @@ def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> No
             time.sleep(poll)
         elif os.fork() == 0:
             _child(node, app, token)
+    # What has been paid for is stored before the end: asked again, it need not be paid again.
+    with contextlib.suppress(ChildProcessError):
+        while stopped:
+            os.waitpid(-1, 0)
 
 
 def work(node: str, app: ClientApp, token: str) -> None:

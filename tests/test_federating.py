@@ -1,0 +1,211 @@
+"""What `sottovoce federate` does before a process is started: refusals, dealing, files, locks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce import Plan, cli, dealing, public
+from sottovoce.data import datasets
+from sottovoce.errors import DataError, RunError
+from sottovoce.federating import planned
+from sottovoce.flower import leading
+from sottovoce.holdings import hold
+from sottovoce.node import Node
+from sottovoce.vault import Vault
+
+BAD = {
+    "--clients 0": "data.clients must be",
+    "--clients two": "not a valid int",
+    "--clients 2000": "data.clients = 2000 needs",
+    "--set privacy.epsilon=-1": "privacy.epsilon must be",
+    "--set privacy.calibration=paper": "privacy.calibration must be exact or zcdp",
+    "--set local.clip=median": "local.clip must be a number",
+    "--set server.signal=raw": "server.signal",
+    "--set noise=simulated --set rounds.betta=1": "did you mean rounds.beta",
+    "--set data.name=arrays": "are given from Python",
+    "--set model.name=custom": "model.own",
+    "--set model.name=custom --set model.own=nowhere.py:model": "there is no file nowhere.py",
+    "--set model.name=custom --set model.own=json:loads": "model.own must be a model",
+    "--deadline 0": "deadline must be seconds above 0",
+    "--deadline nan": "deadline must be seconds above 0",
+    "--deadline -3": "deadline must be seconds above 0",
+    "--minimum 0": "minimum must be a whole number",
+    "--minimum 4": "minimum must be at most 3",
+    "--resume": "--resume needs --out",
+    "--resume --out nowhere": "holds no federation",
+    "--resume --out nowhere --clients 3": "leave PLAN, --set, --clients and --insecure out",
+    "--resume --out nowhere --insecure": "leave PLAN, --set, --clients and --insecure out",
+    "nowhere.toml": "nowhere.toml",
+    "--out it's": "out must be a path without '",
+    "--out full": "out must be a new or empty folder",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").touch()
+    monkeypatch.setattr("sys.argv", ["sottovoce", "federate", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code in (1, 2)
+    assert said.out == ""
+    assert BAD[words] in said.err
+    assert said.err.count("\n") == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "something"]
+
+
+def test_without_a_plan_three_clients_hold_all_rows_but_the_servers(tmp_path):
+    plan = planned(None, ["privacy.epsilon=[1, 4, 8]", "local.unit=client"], None)
+    files = dealing.deal(plan, tmp_path / "run")
+    again, found = dealing.dealt(tmp_path / "run")
+    assert found == files
+    assert again == plan
+    held = public.load(tmp_path / "run" / "public.npz")
+    nodes = [Node.load(path) for path in files]
+    rows = [node.rows() for node in nodes]
+    dealt = [bytes(x) for part in (*rows, held.validation, held.test) for x in part.x]
+    known = Counter(bytes(x) for x in datasets.load("digits").train_x)
+    assert not Counter(dealt) - known  # no row is dealt twice, to whomever
+    assert [len(part.y) for part in rows] == [476, 476, 476]
+    for node, epsilon in zip(nodes, (1, 4, 8), strict=True):
+        with Vault.open(node.vault, dataset=node.rows().fingerprint) as vault:
+            assert (vault.policy.epsilon, vault.policy.delta) == (epsilon, 1e-5)
+            assert (vault.policy.clip, vault.policy.unit) == (1.0, "client")
+            assert vault.spent == 0
+    assert (tmp_path / "run" / "nodes").stat().st_mode & 0o077 == 0
+
+
+def test_a_model_of_your_own_is_named_absolutely_in_every_node_file(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(
+        "import jax.numpy as jnp, sottovoce\n"
+        "model = sottovoce.custom(lambda key: {'w': jnp.zeros((64, 10))},\n"
+        "    lambda p, x: x @ p['w'], lambda s, y: -s[y])\n"
+    )
+    (tmp_path / "plan.toml").write_text(
+        '[data]\nclients = 2\n[model]\nname = "custom"\nown = "net.py:model"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    files = dealing.deal(planned(Path("plan.toml"), [], None), tmp_path / "run")
+    monkeypatch.chdir("/")
+    assert Plan.load(tmp_path / "run" / "plan.toml").model.own == f"{tmp_path}/net.py:model"
+    for path in files:
+        assert Node.load(path).own == f"{tmp_path}/net.py:model"
+        assert Node.load(path).own_model().shapes() == {"w": (64, 10)}
+
+
+def test_a_folder_whose_dealing_was_cut_short_is_no_federation(tmp_path):
+    dealing.deal(planned(None, [], 2), tmp_path / "run")
+    (tmp_path / "run" / "plan.toml").unlink()  # it is written last
+    with pytest.raises(RunError, match="holds no federation to go on with"):
+        dealing.dealt(tmp_path / "run")
+
+
+def test_the_servers_rows_come_back_as_they_were(tmp_path):
+    held = hold(Plan(data={"name": "digits", "clients": 3}), seed=1)
+    public.save(tmp_path / "public.npz", held)
+    read = public.load(tmp_path / "public.npz")
+    for part in ("validation", "test"):
+        before, after = getattr(held, part), getattr(read, part)
+        assert before.x.tobytes() == after.x.tobytes()
+        assert before.y.tobytes() == after.y.tobytes()
+    assert (read.shape, read.classes, read.layout) == (held.shape, held.classes, None)
+    assert len(read.train.y) == len(read.samples) == 0  # and nobody else's
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"test_y": None},
+        {"test_y": np.array([0, 9])},
+        {"test_y": np.array([0.5, 1.0])},
+        {"test_y": np.zeros(3, np.int64)},
+        {"test_x": np.full((2, 4), np.nan)},
+        {"test_x": np.zeros((2, 5))},
+        {"test_x": np.array([["a"] * 4] * 2)},
+        {"validation_x": np.zeros((0, 4)), "validation_y": np.zeros(0, np.int64)},
+        {"shape": np.array([5])},
+        {"test_x": np.array([[None] * 4] * 2, dtype=object)},
+    ],
+)
+def test_public_rows_that_are_none_are_refused(change, tmp_path):
+    good = {"shape": np.array([4]), "classes": np.array(3)}
+    for part in public.PARTS:
+        good |= {f"{part}_x": np.zeros((2, 4)), f"{part}_y": np.array([0, 2])}
+    np.savez(tmp_path / "good.npz", **good)
+    assert len(public.load(tmp_path / "good.npz").test.y) == 2
+    bad = {key: value for key, value in (good | change).items() if value is not None}
+    np.savez(tmp_path / "bad.npz", **bad)
+    with pytest.raises(DataError, match="cannot be read as public rows"):
+        public.load(tmp_path / "bad.npz")
+
+
+def _hold(folder, ready):
+    with leading.alone(folder):
+        ready.set()
+        time.sleep(60)
+
+
+def test_one_process_leads_a_run_and_its_lock_dies_with_it(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    other = context.Process(target=_hold, args=(tmp_path, ready))
+    other.start()
+    try:
+        assert ready.wait(60)
+        assert int((tmp_path / leading.LOCK).read_text()) == other.pid
+        with (
+            pytest.raises(RunError, match="is led by another process"),
+            leading.alone(tmp_path, seconds=0.3),
+        ):
+            pass
+        other.kill()
+        with leading.alone(tmp_path, seconds=30):
+            assert int((tmp_path / leading.LOCK).read_text()) == os.getpid()
+    finally:
+        other.kill()
+        other.join()
+
+
+def test_a_run_that_is_stopped_gets_to_write_and_flower_gets_its_signal_back():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("Flower's"))
+    try:
+        with pytest.raises(KeyboardInterrupt), leading.interruptible():
+            _conducts(heard)
+        assert heard == ["the record", "Flower's"]
+        with leading.interruptible():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        assert heard[2:] == ["Flower's"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    ran = []
+    thread = threading.Thread(target=lambda: [ran.append(1) for _ in [0] if _in_a_thread()])
+    thread.start()
+    thread.join()
+    assert ran == [1]
+
+
+def _conducts(heard):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.raise_signal(signal.SIGTERM)  # impatience changes nothing
+        heard.append("the record")
+
+
+def _in_a_thread():
+    with leading.interruptible():  # signals belong to the main thread: nothing to do
+        return True

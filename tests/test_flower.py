@@ -1,0 +1,236 @@
+"""`sottovoce federate` as a user meets it: real processes, real vaults, TLS, kills and Ctrl-C.
+
+One federation lives through it all: a SuperNode is killed with -9, the command is interrupted, and
+the run is resumed to its end. What it leaves behind is held against the promises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+
+import jsonschema
+import numpy as np
+import pytest
+from devices import books_hold
+from test_coordinator import replayed, same
+
+from sottovoce import wire
+from sottovoce.flower import keeper, local
+from sottovoce.flower.control import Link
+from sottovoce.node import Node
+from sottovoce.vault import Vault
+from test_flower_transport import lives, until
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 6
+COMMAND = [sys.executable, "-m", "sottovoce", "federate"]
+SCHEMA = json.loads(
+    resources.files("sottovoce").joinpath("schemas", "record.json").read_text("utf-8")
+)
+
+
+class Command:
+    """`sottovoce federate …`, followed line by line; every process it ever had is remembered."""
+
+    def __init__(self, log: Path, *words: object) -> None:
+        self.log, self.seen = log, set[int]()
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*COMMAND, *map(str, words)], stdout=file, stderr=subprocess.STDOUT
+            )
+
+    def below(self) -> list[int]:
+        """The processes of this federation that live now."""
+        now = keeper.descendants(self.process.pid)
+        self.seen |= set(now)
+        return now
+
+    def rounds(self) -> int:
+        """How many rounds it has shown."""
+        self.below()
+        lines = self.log.read_text("utf-8", "replace").splitlines()
+        return sum(line.startswith("round ") for line in lines)
+
+    def until_round(self, count: int, seconds: float = 120.0) -> None:
+        """Wait until it has shown so many rounds."""
+        came = until(lambda: self.rounds() >= count or self.process.poll() is not None, seconds)
+        assert came, self.log.read_text()
+        assert self.rounds() >= count, self.log.read_text()
+
+    def end(self, seconds: float = 120.0) -> int:
+        """Its exit code; its processes are noted until then."""
+        assert until(lambda: not self.below() and self.process.poll() is not None, seconds)
+        return self.process.wait()
+
+    def stop(self) -> None:
+        """End it, should a test have failed."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def running(pids, word):
+    """Those of these processes whose command has the word in it."""
+    found = []
+    for pid in pids:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(Path(part.decode("utf-8", "replace")).name == word for part in words[:2]):
+            found.append(pid)
+    return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """A federation through a killed node, Ctrl-C and a resume."""
+    top = tmp_path_factory.mktemp("a federation")  # a path with a space in it
+    out = top / "run"
+    settings = ("--set", f"rounds.rounds={ROUNDS}", "--keep-uploads", "--deadline", 120)
+    first = Command(top / "first.log", "--out", out, *settings)
+    again = None
+    try:
+        first.until_round(1)
+        nodes = running(first.below(), "flower-supernode")
+        assert len(nodes) == 3
+        answers = tuple(local.answers(link) for link in links(out / "flower" / "1"))
+        os.kill(nodes[0], signal.SIGKILL)
+        first.until_round(4)
+        back = running(first.below(), "flower-supernode")
+        began = time.monotonic()
+        first.process.send_signal(signal.SIGINT)
+        code = first.end()
+        took = time.monotonic() - began
+        left = [pid for pid in first.seen if lives(pid)]
+        stopped = json.loads((out / "record.json").read_text("utf-8"))
+        files = {path.name for path in out.iterdir()}
+        spent = {node.name: answers_of(node) for node in nodes_of(out)}
+        again = Command(top / "again.log", "--resume", "--out", out, "--json")
+        resumed = again.end(180)
+    finally:
+        first.stop()
+        if again is not None:
+            again.stop()
+    return SimpleNamespace(
+        out=out, nodes=nodes, answers=answers, back=back, code=code, took=took, left=left,
+        stopped=stopped, files=files, spent=spent, resumed=resumed, first=first, again=again,
+        said=(top / "first.log").read_text(), last=(top / "again.log").read_text(),
+    )  # fmt: skip
+
+
+def links(sitting):
+    """The SuperLink of a sitting, with TLS and without."""
+    known = tomllib.loads((sitting / "home" / "superlink" / "config.toml").read_text())
+    own = known["superlink"][local.CONNECTION]
+    return Link(own["address"], Path(own["root-certificates"])), Link(own["address"], None)
+
+
+def nodes_of(out):
+    return [Node.load(path) for path in sorted(out.glob("nodes/*/node.toml"))]
+
+
+def answers_of(node):
+    return dict(books_hold(node).answers)
+
+
+def record_of(out):
+    return json.loads((out / "record.json").read_text("utf-8"))
+
+
+def test_it_ends_well_and_its_record_says_what_it_was(story):
+    assert story.resumed == 0, story.last
+    record = record_of(story.out)
+    jsonschema.validate(record, SCHEMA)
+    assert (record["engine"], record["noise"], record["seed"]) == ("flower", "secure", None)
+    assert (record["status"], record["result"]["rounds_used"]) == ("finished", ROUNDS)
+    assert record["versions"]["flwr"]
+    assert "insecure-transport" not in record["guarantee"]["not_covered"]
+    assert [entry["t"] for entry in record["rounds"]] == list(range(ROUNDS))
+    assert json.loads(story.last.splitlines()[-1]) == record
+    assert (story.out / "report.html").stat().st_size > 10_000
+    assert not (story.out / "checkpoint.npz").exists()
+
+
+def test_it_learns(story):
+    """Chance is 10 %; 30 of 30 simulations of this plan reach 48 % or more, and a lower loss."""
+    record = record_of(story.out)
+    first, last = record["rounds"][0]["validation_loss"], record["rounds"][-1]["validation_loss"]
+    assert last < first
+    assert record["result"]["test_accuracy"] > 0.25
+
+
+def test_it_was_encrypted_and_its_nodes_authenticated(story):
+    """In plain words the SuperLink does not answer; each sitting had keys of its own."""
+    assert story.answers == (True, False)
+    keys = [p.read_bytes() for p in story.out.glob("flower/*/keys/node?.pub")]
+    assert len(set(keys)) == 2 * 3
+
+
+def test_a_killed_supernode_came_back_and_missed_little(story):
+    assert len(story.back) == 3
+    assert story.nodes[0] not in story.back
+    uploads = [entry["uploads"] for entry in record_of(story.out)["rounds"]]
+    assert uploads[0] == 3
+    assert min(uploads) >= 2
+    assert uploads[-1] == 3
+
+
+def test_ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
+    assert story.code == 130, story.said
+    assert story.took < 30
+    assert len(story.first.seen) >= 1 + 2 + 6
+    assert story.left == []
+    assert [pid for pid in story.again.seen if lives(pid)] == []
+    assert story.stopped["status"] == "interrupted"
+    assert story.stopped["result"]["rounds_used"] >= 4
+    assert {"checkpoint.npz", "model.npz", "report.html"} <= story.files
+    assert f"sottovoce federate --resume --out {story.out}" in story.said
+    assert "Traceback" not in story.said
+
+
+def test_nothing_is_debited_twice(story):
+    """One reserve a round at most, and what was sent before the stop was sent again, not anew."""
+    asked = dict.fromkeys(range(3), 0)
+    for entry in record_of(story.out)["rounds"]:
+        for i in entry["cohort"]:
+            asked[i] += 1
+    for i, node in enumerate(nodes_of(story.out)):
+        with Vault.open(node.vault, dataset=None) as vault:
+            reserves = [(entry.run, entry.t) for entry in vault.entries()]
+        assert len(set(reserves)) == len(reserves) <= ROUNDS
+        assert len({run for run, _ in reserves}) == 1
+        answers = answers_of(node)
+        assert len(answers) >= asked[i]
+        before = story.spent[node.name]
+        assert all(answers[key] == blob for key, blob in before.items())
+
+
+def test_the_uploads_give_the_model_bit_for_bit(story):
+    models = replayed(story.out)
+    assert sorted(models) == list(range(ROUNDS))
+    with np.load(story.out / "model.npz") as stored:
+        assert same(models[ROUNDS - 1], {name: stored[name] for name in stored.files})
+    kept = [blob for node in nodes_of(story.out) for blob in answers_of(node).values()]
+    for path in (story.out / "uploads").iterdir():  # what was averaged, a vault has stored
+        assert path.read_bytes() in kept
+        assert wire.unpack(path.read_bytes())[0]["kind"] == "upload"
+
+
+def test_no_log_holds_more_than_kinds_of_errors(story):
+    for log in story.out.glob("flower/*/logs/*.worker.log"):
+        for line in log.read_text().splitlines():
+            assert "Traceback" not in line, log
+    secrets = [p for p in story.out.glob("flower/*/keys/*") if p.suffix != ".pub"]
+    assert secrets
+    assert all(p.stat().st_mode & 0o077 == 0 for p in secrets)
