@@ -38,6 +38,7 @@ EMBEDDED: dict[str, Any] = {
 }
 OPTIONS, SITTINGS, PROGRESS = "federation.json", "flower", "progress.jsonl"
 GATHERING = 180.0
+TORCH = "sottovoce.learning.torch_model:warm"
 # The server writes its record when it is stopped; then it is ended.
 LAST_WORDS = 20.0
 MOST_SECONDS = 10.0**7
@@ -103,7 +104,7 @@ def federate(
         plan, options = planned(path, settings, clients), Options(**given)
         folder = out if out is not None else progress.fresh_folder(plan)
         checkpoint.require_free(folder)
-    _check(plan, options, folder)
+    warm = _check(plan, options, folder)
     show = progress.show_for(stream, quiet=quiet, waiting="starting the nodes …")
     show.say(INSECURE if options.insecure else SECURE)
 
@@ -114,9 +115,10 @@ def federate(
     else:
         nodes = dealing.deal(plan, folder)
         checkpoint.replace(folder / OPTIONS, json.dumps(asdict(options)).encode())
+    before = signal.signal(signal.SIGTERM, _as_ctrl_c)
     try:
         with show:
-            _lead(folder.resolve(), nodes, options, show)
+            _lead(folder.resolve(), nodes, options, show, warm)
     except KeyboardInterrupt:
         print(_stopped_words(folder, "stopped"), file=sys.stderr, flush=True)
         if (folder / "record.json").exists():
@@ -124,6 +126,8 @@ def federate(
         raise
     except FederationError as error:
         raise FederationError(f"{error}\n{_stopped_words(folder, 'the run stopped')}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     page = report.write(folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
     if as_json:
@@ -152,8 +156,11 @@ def planned(path: Path | None, settings: Sequence[str], clients: int | None) -> 
     return plan
 
 
-def _check(plan: Plan, options: Options, folder: Path) -> None:
-    """Whatever can be refused is refused before a process is started or a file written."""
+def _check(plan: Plan, options: Options, folder: Path) -> str | None:
+    """Whatever can be refused is refused before a process is started or a file written.
+
+    Where the model is PyTorch's, what the nodes should import before they are asked.
+    """
     if plan.data.path is not None:
         tables.check(tables.Source(**plan.data.table()))
     if plan.data.clients is not None and options.minimum > plan.per_round:
@@ -173,11 +180,21 @@ def _check(plan: Plan, options: Options, folder: Path) -> None:
             )
     if plan.model.own is not None:
         from sottovoce.federation import own_model
+        from sottovoce.learning.gradients import ForeignModel
 
-        own_model(plan.model.own)
+        if isinstance(own_model(plan.model.own), ForeignModel):
+            return TORCH
+    return None
 
 
-def _lead(folder: Path, nodes: Sequence[Path], options: Options, show: progress.Quiet) -> None:
+def _as_ctrl_c(*_: object) -> None:
+    """A service manager's SIGTERM: the server writes its record first."""
+    raise KeyboardInterrupt
+
+
+def _lead(
+    folder: Path, nodes: Sequence[Path], options: Options, show: progress.Quiet, warm: str | None
+) -> None:
     # Loaded only now: Flower takes a second to import.
     from sottovoce.flower import local
 
@@ -185,7 +202,7 @@ def _lead(folder: Path, nodes: Sequence[Path], options: Options, show: progress.
     follow = _Follower(sitting / PROGRESS, show)
     configs = [{"node": str(node.resolve())} for node in nodes]
     began = time.monotonic()
-    with local.federation(sitting, configs, insecure=options.insecure) as running:
+    with local.federation(sitting, configs, warm=warm, insecure=options.insecure) as running:
         show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")
         run = running.run(
             local.APP,

@@ -8,6 +8,7 @@
 | `control` | what `flwr` does from the command line: register nodes, start and follow runs |
 | `transport` | bytes to nodes, bytes back, before a deadline |
 | `worker` | answers a SuperNode's messages with the installed app, never the shipped one |
+| `logs` | a node's log as JSON: kinds of errors, no data |
 | `leading` | a run's configuration in, `coordinator.conduct`, the run folder out |
 | `client_app`, `server_app` | the two Flower apps; `app/` is the bundle that names them |
 """

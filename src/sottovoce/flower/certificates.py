@@ -5,6 +5,9 @@ the SuperLink whose names include the address clients dial, and for every SuperN
 ECDSA key pair. All keys are on P-384. Every file is made new (an existing one is never
 overwritten) and is readable by its owner alone.
 
+    python -m sottovoce.flower.certificates server DIR NAME…   # ca.crt, ca.key, server.crt, .key
+    python -m sottovoce.flower.certificates node DIR NAME      # NAME, NAME.pub, NAME.secret
+
 >>> import tempfile
 >>> from pathlib import Path
 >>> folder = Path(tempfile.mkdtemp())
@@ -19,8 +22,10 @@ overwritten) and is readable by its owner alone.
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -128,6 +133,33 @@ def node_key(folder: Path, name: str) -> NodeKey:
     )
 
 
+def worker_secret(folder: Path, name: str) -> Path:
+    """Make `NAME.secret`: what a SuperNode and its worker know each other by."""
+    return _write(folder / f"{name}.secret", secrets.token_hex(32).encode())
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Make the files of a server or of a node, and say which."""
+    parser = argparse.ArgumentParser(prog="python -m sottovoce.flower.certificates")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    for kind, names, about in (
+        ("server", "*", "an authority and a server certificate for these names and addresses"),
+        ("node", None, "a node's key pair and its worker's secret"),
+    ):
+        one = kinds.add_parser(kind, help=about)
+        one.add_argument("folder", type=Path)
+        one.add_argument("name", nargs=names)
+    given = parser.parse_args(words)
+    given.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if given.kind == "server":
+        made = server(given.folder, authority(given.folder), names=given.name)
+        files = [made.authority, made.certificate, made.key]
+    else:
+        key = node_key(given.folder, given.name)
+        files = [key.private, key.public, worker_secret(given.folder, given.name)]
+    print("\n".join(map(str, files)))
+
+
 def _builder(
     subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, life: timedelta
 ) -> x509.CertificateBuilder:
@@ -194,3 +226,7 @@ def _write(path: Path, content: bytes) -> Path:
     with os.fdopen(handle, "wb") as file:
         file.write(content)
     return path
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,6 @@ import http.client
 import math
 import os
 import random
-import secrets
 import socket
 import ssl
 import sys
@@ -62,11 +61,20 @@ class Node:
 class Federation:
     """A running SuperLink with its SuperNodes."""
 
-    def __init__(self, folder: Path, processes: Processes, link: Link, *, app: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        processes: Processes,
+        link: Link,
+        *,
+        app: str | None,
+        warm: str | None = None,
+    ) -> None:
         self.folder = folder
         self.processes = processes
         self.link = link
         self.app = app
+        self.warm = warm
         self.home = folder / "home"
         self.nodes: list[Node] = []
         self._link_process: Process | None = None
@@ -162,11 +170,14 @@ class Federation:
             return
         argv = [sys.executable, "-m", "sottovoce.flower.worker", "--app", self.app]
         argv += ["--node", f"{HOST}:{node.port}", "--secret", str(self._secret(node))]
+        argv += [] if self.warm is None else ["--warm", self.warm]
+        # The nodes share this machine: each takes its part of the cores, or they wait in circles.
+        threads = str(max(1, (os.cpu_count() or 1) // len(self.nodes)))
         node.worker = self.processes.start(
             f"{node.name}.worker",
             argv,
             log=self.folder / "logs" / f"{node.name}.worker.log",
-            env=self.environment(node.name),
+            env={"OMP_NUM_THREADS": threads, **self.environment(node.name)},
         )
 
     def supervise(self) -> None:
@@ -205,11 +216,7 @@ class Federation:
 
     def _secret(self, node: Node) -> Path:
         path = self.folder / "keys" / f"{node.name}.secret"
-        if not path.exists():
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_hex(32))
-        return path
+        return path if path.exists() else certificates.worker_secret(path.parent, node.name)
 
     def _release(self, node: Node) -> bool:
         if node.key is None or node.id is None:
@@ -223,6 +230,7 @@ def federation(
     configs: Sequence[Mapping[str, Scalar]],
     *,
     app: str | None = worker.APP,
+    warm: str | None = None,
     insecure: bool = False,
     ready: float = READY,
 ) -> Iterator[Federation]:
@@ -230,7 +238,8 @@ def federation(
 
     `configs` become each node's `--node-config`. The folder gets keys, logs and FLWR_HOMEs, for its
     owner's eyes alone. `app` is the ClientApp that the nodes run whatever the server ships (see
-    `worker`); None leaves it to Flower, which runs what was shipped. `insecure` is for a
+    `worker`); None leaves it to Flower, which runs what was shipped. `warm` names a function that
+    each worker calls before it is asked anything. `insecure` is for a
     demonstration on loopback: no TLS, no authentication. Whatever ends the context (an error,
     Ctrl-C, kill -9) ends every process.
     """
@@ -245,7 +254,7 @@ def federation(
         server = certificates.server(folder / "certificates", made)
     link = Link(f"{HOST}:{free_port()}", None if server is None else server.authority)
     with Processes() as processes:
-        running = Federation(folder, processes, link, app=app)
+        running = Federation(folder, processes, link, app=app, warm=warm)
         _write_connection(running.home / "superlink", link)
         running.start_link(server)
         try:

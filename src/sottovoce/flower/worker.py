@@ -43,7 +43,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from sottovoce.errors import InputError
-from sottovoce.flower import keeper
+from sottovoce.flower import keeper, logs
 from sottovoce.flower.client_app import FAILED, SORRY
 
 APP = "sottovoce.flower.client_app:app"
@@ -116,6 +116,7 @@ def work(node: str, app: ClientApp, token: str) -> None:
         message, context, _run, _bundle = pull_task_input(client)
         push_message(client, _answered(app, message, context), context)
         outcome, details = "completed", ""
+        log.info("answered a message (%s)", message.metadata.message_type)
     finally:
         push_task_output(client, context, outcome, details)
         heartbeat.stop()
@@ -160,14 +161,21 @@ def main() -> None:
     parser.add_argument("--node", required=True, help="the SuperNode's --host:--port")
     parser.add_argument("--secret", required=True, type=Path, help="the file given to it as well")
     parser.add_argument("--app", default=APP, help="the ClientApp to run (default: %(default)s)")
+    parser.add_argument(
+        "--warm", metavar="MODULE:FUNCTION", help="called once, so that no message waits for it"
+    )
+    parser.add_argument("--log", choices=["plain", "json"], default="plain")
     given = parser.parse_args()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logs.begin(as_json=given.log == "json")
     secret = given.secret.read_bytes()
     if len(secret) < SHORTEST_SECRET:
         raise InputError.of(
             "secret", f"{len(secret)} bytes", f"at least {SHORTEST_SECRET}", "make a new one"
         )
     importlib.import_module("sottovoce.device")  # once, and not in the fork of every message
+    if given.warm is not None:
+        module, _, function = given.warm.partition(":")
+        getattr(importlib.import_module(module), function)()
     serve(given.node, load(given.app), secret)
 
 

@@ -26,6 +26,11 @@ from sottovoce.learning.gradients import ForeignModel
 Arrays = Mapping[str, NDArray[Any]]
 
 
+def warm() -> None:
+    """Import what torch imports at its first gradient, which takes seconds; starts no thread."""
+    grad(lambda weight: (weight * weight).sum())(torch.zeros(1, dtype=torch.float64))
+
+
 class TorchModel(ForeignModel):
     """`make` builds the module; `shape` is that of one sample (rows come flattened).
 

@@ -1,0 +1,112 @@
+"""Real federations at length: ten nodes, a server killed, clients that drop out, five million."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from devices import books_hold
+from test_coordinator import replayed, same
+
+from sottovoce.vault import Vault
+from test_flower import Command, answers_of, nodes_of, record_of, running
+from test_flower_transport import lives
+
+
+def federation(top, *words, out="run"):
+    return Command(top / f"{out}.log", "--out", top / out, "--keep-uploads", *words)
+
+
+def settled(command, out, *, rounds):
+    """What must hold at the end of any run: the model is its uploads', nothing was overspent."""
+    record = record_of(out)
+    assert (record["status"], record["result"]["rounds_used"]) == ("finished", rounds)
+    models = replayed(out)
+    with np.load(out / "model.npz") as stored:
+        assert same(models[max(models)], {name: stored[name] for name in stored.files})
+    kept = [blob for node in nodes_of(out) for blob in answers_of(node).values()]
+    assert all(path.read_bytes() in kept for path in (out / "uploads").iterdir())
+    assert [pid for pid in command.seen if lives(pid)] == []
+    return record
+
+
+@pytest.fixture
+def started():
+    commands = []
+    yield commands
+    for command in commands:
+        command.stop()
+
+
+def test_ten_nodes_and_a_server_that_is_killed_and_resumed(tmp_path, started, record_property):
+    """kill -9 of the ServerApp, then of the whole command: nobody pays for a round twice."""
+    rounds, out = 6, tmp_path / "run"
+    record_property("size", "10 nodes, 2 kills")
+    first = federation(tmp_path, "--clients", 10, "--set", f"rounds.rounds={rounds}")
+    started.append(first)
+    first.until_round(2, 300)
+    os.kill(int((out / "server.lock").read_text()), signal.SIGKILL)
+    assert first.end(300) == 1
+    assert "--resume" in first.log.read_text()
+    assert [pid for pid in first.seen if lives(pid)] == []
+    before = {node.name: answers_of(node) for node in nodes_of(out)}
+    second = Command(tmp_path / "second.log", "--resume", "--out", out)
+    started.append(second)
+    second.until_round(2, 300)
+    second.process.kill()
+    assert second.end(120) == -signal.SIGKILL
+    assert [pid for pid in second.seen if lives(pid)] == []
+    third = Command(tmp_path / "third.log", "--resume", "--out", out)
+    started.append(third)
+    assert third.end(300) == 0, third.log.read_text()
+    record = settled(third, out, rounds=rounds)
+    assert len(record["clients"]) == 10
+    for node in nodes_of(out):
+        held = books_hold(node)
+        assert all(held.answers[key] == blob for key, blob in before[node.name].items())
+        with Vault.open(node.vault, dataset=None) as vault:
+            assert len({(entry.run, entry.t) for entry in vault.entries()}) <= rounds
+
+
+def test_thirty_percent_drop_out(tmp_path, started, record_property):
+    """In every round three of ten SuperNodes are killed: each round closes with the others."""
+    rounds, out, rng = 6, tmp_path / "run", random.Random(1)
+    record_property("size", "10 nodes, 3 killed a round")
+    command = federation(
+        tmp_path, "--clients", 10, "--minimum", 5, "--set", f"rounds.rounds={rounds}"
+    )
+    started.append(command)
+    for done in range(1, rounds):
+        command.until_round(done, 300)
+        alive = running(command.below(), "flower-supernode")
+        for pid in rng.sample(alive, min(3, len(alive))):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.5)
+    assert command.end(600) == 0, command.log.read_text()
+    record = settled(command, out, rounds=rounds)
+    uploads = [entry["uploads"] for entry in record["rounds"]]
+    assert uploads[0] == 10
+    assert min(uploads) >= 5
+    assert sum(uploads) < 10 * rounds  # the kills were felt
+    lost = [entry["refused"] for entry in record["rounds"] if "refused" in entry]
+    assert lost
+    assert all(set(why) <= {"silent"} for why in lost), json.dumps(lost)
+
+
+def test_a_model_of_five_million_parameters(tmp_path, started, record_property):
+    rounds, out = 3, tmp_path / "run"
+    command = federation(
+        tmp_path, "--set", "model.hidden=66666", "--set", f"rounds.rounds={rounds}"
+    )
+    started.append(command)
+    assert command.end(900) == 0, command.log.read_text()
+    record = settled(command, out, rounds=rounds)
+    assert record["model"]["parameters"] == 75 * 66_666 + 10
+    assert [entry["uploads"] for entry in record["rounds"]] == [3] * rounds
+    pace = record["timing"]["seconds_per_round"]
+    record_property("size", f"4,999,960 parameters, {pace:.0f} s a round")
