@@ -41,6 +41,7 @@ GATHERING = 180.0
 TORCH = "sottovoce.learning.torch_model:warm"
 # The server writes its record when it is stopped; then it is ended.
 LAST_WORDS = 20.0
+GONE = 5.0  # seconds without the server after which it is not only slow to say that it is done
 MOST_SECONDS = 10.0**7
 
 SECURE = (
@@ -199,10 +200,11 @@ def _lead(
     from sottovoce.flower import local
 
     sitting = _sitting(folder)
-    follow = _Follower(sitting / PROGRESS, show)
     configs = [{"node": str(node.resolve())} for node in nodes]
     began = time.monotonic()
     with local.federation(sitting, configs, warm=warm, insecure=options.insecure) as running:
+        server = _Server(folder, running)
+        follow = _Follower(sitting / PROGRESS, show, server)
         show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")
         run = running.run(
             local.APP,
@@ -223,18 +225,24 @@ def _lead(
         try:
             running.wait(run, every=1.0, on_beat=follow)
         except BaseException:
-            _let_it_write(folder, running)
+            server.let_it_write()
             raise
         follow()
 
 
 class _Follower:
-    """Shows the rounds that the server has told of since it was last called."""
+    """Shows the rounds that the server has told of, and notices when it was killed.
 
-    def __init__(self, path: Path, show: progress.Quiet) -> None:
+    Flower would notice too, a minute later.
+    """
+
+    def __init__(self, path: Path, show: progress.Quiet, server: _Server) -> None:
         self.path = path
         self.show = show
+        self.server = server
         self.read = 0
+        self.lost: float | None = None  # since when the server is gone
+        self.seen = False
 
     def __call__(self) -> None:
         from sottovoce.simulation.run import RoundDone
@@ -245,22 +253,42 @@ class _Follower:
             self.read += len(whole) + len(newline)
             for line in whole.splitlines():
                 self.show.round(RoundDone(**json.loads(line)))
+        here = self.server.pid() is not None
+        self.seen = self.seen or here
+        if here or not self.seen:
+            self.lost = None
+        elif self.lost is None:
+            self.lost = time.monotonic()
+        elif time.monotonic() - self.lost > GONE:
+            raise FederationError("the server was killed, or ended without a word")
 
 
-def _let_it_write(folder: Path, running: Federation) -> None:
-    """Ask the server to write its record and to end, and wait for that, but not for long."""
-    from sottovoce.flower import keeper, leading
+@dataclass(frozen=True)
+class _Server:
+    """The process that leads the run, known by the lock it holds."""
 
-    try:
-        pid = int((folder / leading.LOCK).read_text("ascii"))
-    except (OSError, ValueError):
-        return
-    until = time.monotonic() + LAST_WORDS
-    # Only a process of this federation is signalled: a number may have been given away since.
-    if pid in keeper.descendants(running.processes.pid):
-        keeper.send(pid, signal.SIGINT)
-    while time.monotonic() < until and pid in keeper.descendants(running.processes.pid):
-        time.sleep(0.1)
+    folder: Path
+    running: Federation
+
+    def pid(self) -> int | None:
+        """Its number, while it lives; only of a process of this federation: numbers are reused."""
+        from sottovoce.flower import keeper, leading
+
+        try:
+            pid = int((self.folder / leading.LOCK).read_text("ascii"))
+        except (OSError, ValueError):
+            return None
+        return pid if pid in keeper.descendants(self.running.processes.pid) else None
+
+    def let_it_write(self) -> None:
+        """Ask it to write its record and to end, and wait for that, but not for long."""
+        from sottovoce.flower import keeper
+
+        until = time.monotonic() + LAST_WORDS
+        if (pid := self.pid()) is not None:
+            keeper.send(pid, signal.SIGINT)
+        while self.pid() is not None and time.monotonic() < until:
+            time.sleep(0.1)
 
 
 def _sitting(folder: Path) -> Path:
