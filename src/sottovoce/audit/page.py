@@ -24,6 +24,7 @@ td small { white-space: nowrap; }
 .attacks tbody th { min-width: 9rem; color: var(--ink); }
 .attacks td { min-width: 5.5rem; }
 .intro { max-width: 46rem; margin-bottom: 1rem; }
+.card + .intro { margin-top: 0.9rem; }
 """
 
 

@@ -1,0 +1,495 @@
+"""Privacy properties, each a function that fails if the package at hand does not have it.
+
+They are held against the package as it is (all pass) and against each of its mutants
+(`privacy_mutants`): what a killer asserts is a promise to a client, never a golden number. Oracles
+are written out here, from the formulas, and not taken from the package. Statistical ones say their
+false-alarm rate; the noise is the operating system's.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from devices import ask, books_hold, kind, make_node, model, rows, told
+from sottovoce import client, device
+from sottovoce.client import Price
+from sottovoce.errors import InputError, NoSensitivity, PolicyRefusal, SottovoceError, TankEmpty
+from sottovoce.learning import gradients
+from sottovoce.learning.form import Form
+from sottovoce.noise import secure
+from sottovoce.privacy import calibration, grid
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import FULL, Tank
+from sottovoce.rounds.cohort import pick
+from sottovoce.rounds.schedule import Round
+from sottovoce.rounds.turn import Terms
+from sottovoce.vault import Policy, Vault
+from sottovoce.vault.chain import salted
+from sottovoce.vault.policy import require_tighter
+
+MOVED = 2**31  # grid units by which one record may move a sum: twice the clipped norm
+ONE = Terms(clients=1, per_round=1)
+WIDE = Form("svm", (20_000,), 2, kappa=0.0)
+SMALL = Form("mlp", (4,), 3, hidden=3)
+
+
+def _sum(form, params, x, y, clip):
+    count = sum(leaf.size for leaf in params.values())
+    return grid.clipped_sum(gradients.blocks(form, params, x, y), clip, count)
+
+
+def _norm2(difference):
+    return sum(int(v) ** 2 for v in difference)
+
+
+def sums_stay_within_sensitivity():
+    """Replacing one record, by anything at all, moves the exact sum by at most 2³¹ units."""
+    rng = np.random.default_rng(0)
+    odd = np.array([[1e6, -1e6, 3.0, 0.0], [np.nan] * 4, [np.inf, 1, 1, 1], [1e300] * 4])
+    for form, scale in ((SMALL, 1.0), (SMALL, 50.0), (Form("svm", (4,), 2, kappa=0.05), 3.0)):
+        params = {name: scale * rng.normal(size=s) for name, s in form.shapes().items()}
+        for n in (1, 2, 7):
+            x, y = scale * rng.normal(size=(n, 4)), rng.integers(0, form.classes, n)
+            for new in (*odd, -x[0], 9 * scale * rng.normal(size=4)):
+                for clip in (1e-3, 0.7, 1e3):
+                    other, labels = x.copy(), y.copy()
+                    other[0], labels[0] = new, (y[0] + 1) % form.classes
+                    one = _sum(form, params, x, y, clip)
+                    two = _sum(form, params, other, labels, clip)
+                    assert _norm2(one - two) <= MOVED**2
+
+
+def sensitivity_covers_every_recipe():
+    """Δ is at least what the theory says of each recipe; what has no bound is refused."""
+    for n in (1, 5, 800):
+        for steps in (1, 4):
+            for group in (1, 3):
+                part = min(group, n) / n
+                record = Recipe(0.5, 3.0, steps=steps, group=group)
+                assert record.sensitivity(n) >= 2 * 0.5 * 3.0 * part
+                assert record.releases >= steps  # noise at every step: each is a release
+                last = Recipe(0.5, 3.0, steps=steps, group=group, noise_at="last-step")
+                assert last.sensitivity(n) >= 2 * 0.5 * 3.0 * (steps - 1 + part)
+        assert Recipe(0.5, 3.0, unit="client").sensitivity(n) >= 2 * 0.5 * 3.0
+        assert grid.change("record", n) >= MOVED
+        assert grid.change("client", n) >= n * MOVED
+    for wrong in ({"batch": 32}, {"clip": float("inf")}):
+        try:
+            Recipe(**{"learning_rate": 1.0, "clip": 1.0, **wrong}).sensitivity(100)
+        except NoSensitivity:
+            continue
+        raise AssertionError("a recipe without a bound was given one")
+
+
+def _delta(epsilon, mu):
+    """δ(ε, μ) of the Gaussian mechanism, by scipy; something must have been released."""
+    assert mu > 0
+    second = np.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
+    return stats.norm.cdf(mu / 2 - epsilon / mu) - second
+
+
+def capacity_keeps_its_promise():
+    """The μ² that a budget is worth is (ε, δ)-DP, whoever is sampled: the server sees who."""
+    for epsilon in (0.1, 1.0, 4.0, 8.0, 20.0):
+        for delta in (1e-3, 1e-5, 1e-9):
+            for name in ("exact", "zcdp"):
+                for sampling in (1.0, 0.3):
+                    worth = calibration.capacity(
+                        epsilon, delta, calibration=name, sampling=sampling
+                    )
+                    assert _delta(epsilon, float(worth) ** 0.5) <= delta * (1 + 1e-6)
+                worth = calibration.vault_capacity(epsilon, delta, calibration=name)
+                assert _delta(epsilon, float(worth) ** 0.5) <= delta * (1 + 1e-6)
+    try:
+        calibration.vault_capacity(20.0, 1e-3, calibration="paper")
+    except InputError:
+        return
+    raise AssertionError("a vault took the paper's calibration")
+
+
+def _mu2(paid, change):
+    """Σ μ² of the noise of a price, exact."""
+    noises = [*paid.noise, *([] if paid.loss_noise is None else [paid.loss_noise])]
+    return sum(Fraction(change, noise) ** 2 for noise in noises)
+
+
+def noise_is_worth_no_more_than_its_debit():
+    """(Δ/σ)² ≤ what is booked, exactly, for one release and several, with a loss and without."""
+    for capacity in (0.3, 2.0, 30.0):
+        for horizon in (1, 7, 120):
+            for loss in (False, True):
+                for releases in (1, 3):
+                    terms = Terms(clients=1, per_round=1, releases=releases)
+                    tank = Tank.full(capacity)
+                    paid = client.price(tank, Round(0, horizon), terms, change=MOVED, loss=loss)
+                    booked = Fraction(capacity) * sum(paid.units) / FULL
+                    assert _mu2(paid, MOVED) <= booked
+                    assert sum(paid.units) <= FULL
+    late = Tank.full(2.0)
+    for _ in range(5):
+        late = late.spend(1)
+    steps = Terms(clients=1, per_round=1, releases=3)
+    try:  # more turns than planned: all steps together cost no more than is left, or nothing
+        paid = client.price(late, Round(0, 1), steps, change=MOVED)
+    except TankEmpty:
+        return
+    assert sum(paid.units) <= int(late.left)
+
+
+def no_release_is_below_the_floor():
+    """σ/Δ is at least what the client asked for, whatever the server announces."""
+    for floor in (0.5, 3.0):
+        for horizon in (1, 2, 50):
+            paid = client.price(Tank.full(30.0), Round(0, horizon), ONE, change=MOVED, floor=floor)
+            assert min(paid.noise) >= floor * MOVED
+
+
+def budgets_are_never_overspent():
+    """A server that announces what it likes: Σ μ² of all releases stays within the capacity."""
+    for seed in range(20):
+        rng, tank, spent = np.random.default_rng(seed), Tank.full(2.5), Fraction(0)
+        for t in range(40):
+            spread = int(rng.choice([1, 3, 30])) if seed % 2 else None
+            turn = Round(t, int(rng.choice([1, t + 1, 2 * t + 3, 1000])),
+                         float(rng.choice([0.3, 1.0])), spread)  # fmt: skip
+            try:
+                paid = client.price(tank, turn, ONE, change=MOVED)
+                tank = tank.spend(sum(paid.units))
+            except TankEmpty:
+                continue
+            spent += _mu2(paid, MOVED)
+        assert 0 < spent <= Fraction(2.5)
+
+
+def _released(paid, *, steps=1, x=None, y=None, form=WIDE, loss_bound=None):
+    start = {name: np.zeros(shape) for name, shape in form.shapes().items()}
+    x = np.zeros((1, form.features)) if x is None else x
+    y = np.zeros(len(x), dtype=int) if y is None else y
+    return client.release(
+        form, start, x, y, recipe=Recipe(1.0, 1.0, steps=steps), paid=paid,
+        head={"kind": "upload"}, loss_bound=loss_bound,
+    )  # fmt: skip
+
+
+def _drawn(paid, **more):
+    """The noise in an upload of nothing, in units of the σ paid for."""
+    upload = _released(paid, **more)
+    return upload.params["w"].astype(np.float64) / upload.sigma[0]
+
+
+def the_noise_paid_for_is_there():
+    """20,000 coordinates: σ within 4 % (false alarm < 1e-14), at every step and in the loss."""
+    units = 2**33
+    noise = _drawn(Price((1,), (units,)))
+    assert abs(noise.std() - 1) < 0.04
+    twice = _drawn(Price((1, 1), (units, units)), steps=2)
+    assert abs(twice.std() - 2**0.5) < 0.06
+    upload = _released(Price((1,), (units,)))
+    assert abs(upload.sigma[0] / (units / 2**30) - 1) < 1e-6
+    many = [_released(Price((1,), (units,), 2**31), form=SMALL, loss_bound=1.0) for _ in range(200)]
+    for name in SMALL.shapes():  # every coordinate for itself
+        each = np.std([one.params[name] / one.sigma[0] for one in many], axis=0)
+        assert np.all((each > 0.6) & (each < 1.5))  # 8 sd
+    told = [one.loss for one in many]
+    assert 0.7 < np.std(told) < 1.4  # σ_V = B·2³¹/2³¹/n = 1; false alarm < 1e-9
+
+
+def noise_is_fresh():
+    """Two messages, two steps, two halves of a message, two processes: nothing is used again."""
+    paid = Price((1,), (2**33,))
+    one, two = _drawn(paid), _drawn(paid)
+    half = len(one) // 2
+    for a, b in ((one, two), (one[:half], one[half:]), (one[:-1], one[1:])):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.08  # 8 sd at least
+        assert np.mean(a == b) < 0.01
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, _drawn(paid)[:100].tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = np.frombuffer(os.read(reader, 800))
+    assert np.mean(theirs == _drawn(paid)[:100]) < 0.5
+
+
+def noise_has_its_shape():
+    """200,000 draws: mean, σ, bell and the lowest bits (each false alarm < 1e-8)."""
+    drawn = secure.draw(200_000, 2**33)
+    scaled = drawn / 2**33
+    assert abs(scaled.mean()) < 6 / 200_000**0.5
+    assert abs(scaled.std() - 1) < 0.01
+    assert stats.kstest(scaled, "norm").pvalue > 1e-8
+    for bit in (0, 1, 9, 19):
+        assert abs(np.mean((drawn >> bit) & 1) - 0.5) < 0.007
+    small = secure.draw(50_000, 2)
+    values = np.arange(-4, 5)
+    chance = np.exp(-(values**2) / 8)
+    chance /= np.exp(-(np.arange(-60, 61) ** 2) / 8).sum()
+    seen = np.array([np.sum(small == v) for v in values])
+    assert np.all(np.abs(seen - 50_000 * chance) < 7 * np.sqrt(50_000 * chance) + 7)
+
+
+def uploads_keep_mu():
+    """The audit of messages, 600 runs a side at ε = 20: not refuted (false alarm < 1e-3)."""
+    from sottovoce.audit.messages import Setting, measure
+
+    assert not measure(Setting(20.0, 1e-5, Recipe(2.0, 1.0)), 600).contradicts
+
+
+def heads_say_nothing_private():
+    """Neighbours write the same head, whatever a record holds; only public words are taken."""
+    paid = Price((1,), (2**33,))
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(5, 4))
+    heads = []
+    for first in (x[0], 50 * x[0], np.full(4, np.nan), np.full(4, 1e300)):
+        data = x.copy()
+        data[0] = first
+        try:
+            upload = _released(paid, x=data, y=np.arange(5) % 3, form=SMALL)
+        except Exception as error:
+            raise AssertionError("an error would tell of a record") from error
+        head = told(upload.blob)
+        assert set(head) <= {*client.PUBLIC, "sigma"}
+        heads.append((repr(sorted(head.items())), len(upload.blob)))
+    assert len(set(heads)) == 1
+    for word in ("loss", "gradient_norm", "accuracy", "seed"):
+        try:
+            client.release(
+                SMALL, {k: np.zeros(s) for k, s in SMALL.shapes().items()}, x, np.zeros(5, int),
+                recipe=Recipe(1.0, 1.0), paid=paid, head={word: 1.0},
+            )  # fmt: skip
+        except InputError:
+            continue
+        raise AssertionError(f"{word} would leave the client")
+
+
+def only_release_makes_uploads():
+    """Nothing else can make bytes that may leave."""
+    try:
+        client.Upload(object(), b"raw", {}, (1.0,), None)
+    except TypeError:
+        return
+    raise AssertionError("an upload was made of raw values")
+
+
+def what_was_not_paid_for_is_refused():
+    """Every step and the loss want a price of their own."""
+    for paid, steps, bound in (
+        (Price((1,), (2**33,)), 2, None),
+        (Price((1,), (2**33,)), 1, 1.0),
+    ):
+        try:
+            _released(paid, steps=steps, form=SMALL, loss_bound=bound)
+        except InputError:
+            continue
+        raise AssertionError("something was released that nobody paid for")
+
+
+def losses_are_bounded():
+    """Replacing one loss, by anything, moves the sum by at most 2³¹ units."""
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        values = rng.normal(size=6) * 5
+        for odd in (np.nan, np.inf, -np.inf, -7.0, 1e9, 0.3):
+            other = values.copy()
+            other[0] = odd
+            moved = grid.bounded_sum(values, 2.0) - grid.bounded_sum(other, 2.0)
+            assert abs(moved) <= MOVED
+
+
+def nobody_is_asked_more_than_planned():
+    """Balanced cohorts: after T rounds everyone had ⌊KT/U⌋ or ⌈KT/U⌉ turns."""
+    rng, asked = np.random.default_rng(3), np.zeros(11, np.int64)
+    for t in range(1, 60):
+        asked[pick("balanced", asked=asked, size=4, rng=rng)] += 1
+        assert asked.max() <= ceil(4 * t / 11)
+
+
+def _folder():
+    return Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+
+
+def _spent(node):
+    with Vault.open(node.vault, dataset=None) as vault:
+        return vault.spent
+
+
+def the_debit_is_durable_before_anything_is_computed():
+    """A client that dies while it computes has paid; asked again, it pays again."""
+    node, real = make_node(_folder()), client.release
+    seen = []
+
+    def dies(*args, **kwargs):
+        raise MemoryError
+
+    try:
+        client.release = dies
+        assert kind(device.answer(ask().to_blob(), node)) == "internal"
+        seen.append(_spent(node))
+        assert kind(device.answer(ask().to_blob(), node)) == "internal"
+        seen.append(_spent(node))
+    finally:
+        client.release = real
+    assert 0 < seen[0] < seen[1]
+    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    books_hold(node)
+    assert _spent(node) > seen[1]  # what was burnt is not given back
+
+
+def a_round_has_one_answer():
+    """The same bytes again, at no further cost; a client that cannot store says nothing."""
+    node, real = make_node(_folder()), Vault.store
+    first = device.answer(ask().to_blob(), node)
+    spent = _spent(node)
+    again = device.answer(ask().to_blob(), node)
+    assert kind(first) == "upload"
+    assert again == first
+    assert _spent(node) == spent
+    other = device.answer(ask(params=model(value=0.3)).to_blob(), node)
+    assert kind(other) != "upload"
+    try:
+        Vault.store = lambda *_: (_ for _ in ()).throw(OSError("full"))
+        assert kind(device.answer(ask(t=1).to_blob(), node)) != "upload"
+    finally:
+        Vault.store = real
+
+
+def a_device_stays_within_its_budget():
+    """Forty rounds of a greedy server, then another run: the books hold, line by line."""
+    node = make_node(_folder(), epsilon=2.0)
+    for run in ("0badc0de", "0badc0df"):
+        for t in range(12):
+            device.answer(ask(t=t, horizon=t + 1, run=run).to_blob(), node)
+            books_hold(node)
+    ledger = books_hold(node)
+    assert _delta(2.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
+
+
+def a_tightened_budget_holds():
+    """From ε = 8 to ε = 1 before the first release: what is released is worth ε = 1."""
+    home = _folder()
+    make_node(home, epsilon=8.0)
+    node = make_node(home, epsilon=1.0, vault=False)
+    for t in range(12):
+        device.answer(ask(t=t, horizon=t + 1).to_blob(), node)
+    ledger = books_hold(node)
+    assert _delta(1.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
+
+
+def a_server_may_only_tighten():
+    """The client's unit and clip are its own; a server cannot choose less protection."""
+    node = make_node(_folder(), unit="client")
+    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.0)).to_blob(), node)) == "policy"
+    node = make_node(_folder())
+    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.5)).to_blob(), node)) == "policy"
+    assert kind(device.answer(ask(horizon=10**6).to_blob(), node)) == "policy"
+
+
+def an_older_ledger_is_not_used():
+    """A server's receipt that the vault does not know, or other data: no upload."""
+    node = make_node(_folder())
+    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    newest = books_hold(node).receipt
+    later = type(newest)(newest.vault, newest.seq + 1, newest.hash)
+    assert kind(device.answer(ask(t=1, receipt=later).to_blob(), node)) != "upload"
+    x, y = rows(9)
+    np.savez(node.data.path if hasattr(node.data, "path") else node.data, x=x, y=y)
+    assert kind(device.answer(ask(t=1).to_blob(), node)) != "upload"
+
+
+def a_policy_is_only_tightened():
+    """Nothing that a vault has promised can be loosened."""
+    old = {"epsilon": 4.0, "delta": 1e-6, "samples": 9, "clip": 1.0, "floor": 2.0, "max_rounds": 9}
+    for key, value in (
+        ("epsilon", 5.0), ("delta", 1e-5), ("clip", 2.0), ("floor", 1.0), ("max_rounds", 10),
+        ("samples", 8), ("unit", "client"),
+    ):  # fmt: skip
+        try:
+            require_tighter(Policy(**old), Policy(**{**old, key: value}), spent=5)
+        except PolicyRefusal:
+            continue
+        raise AssertionError(f"{key} was loosened")
+
+
+def hidden_budgets_stay_hidden():
+    """`disclose = false`: neither ε nor what is spent leaves the client."""
+    node = make_node(_folder(), disclose=False)
+    head = told(device.answer(ask().to_blob(), node))
+    assert head["budget"] is None
+    greeting = told(device.hello(node))
+    assert greeting["budget"] is None
+    assert greeting["policy"]["floor"] is None
+
+
+def receipts_cannot_be_tried_out():
+    """A line's hash leaves the client; its payload has a salt that nobody can guess."""
+    one, two = (salted({"dataset": "ab" * 32}) for _ in range(2))
+    assert one != two
+    assert len(one) > len('{"dataset":""}') + 64 + 40
+
+
+def simulated_noise_is_fresh_and_whole():
+    """A round of the simulator that only adds noise: its σ, and none of it twice."""
+    import jax.numpy as jnp
+
+    from sottovoce.learning.models import Svm
+    from sottovoce.simulation.round import Orders, Rows, play
+
+    features, zero = 20_000, np.zeros(1, np.float32)
+    flat = Rows(
+        x=jnp.zeros((1, 2, features)), y=jnp.zeros((1, 2), int), owner=jnp.zeros((1, 2), int),
+        samples=jnp.full((1, 1), 2.0), valid_x=jnp.zeros((1, 1, features)),
+        valid_y=jnp.zeros((1, 1), int),
+    )  # fmt: skip
+    orders = Orders(
+        split=np.zeros(1, np.int32), weight=np.zeros((1, 1), np.float32), rate=zero + 1,
+        clip=zero + 1, std=zero + 3, sigma=np.zeros((1, 1, 1), np.float32), signal_std=zero,
+        bound=zero, key=np.ones((1, 2), np.uint32),
+    )  # fmt: skip
+    start = {"w": jnp.zeros((1, features)), "b": jnp.zeros(1)}
+    made = [
+        np.asarray(play(Svm(features, 0.0), flat, start, orders, t).params["w"][0]) for t in (0, 1)
+    ]
+    assert abs(made[0].std() - 3) < 0.12
+    assert abs(np.corrcoef(made[0], made[1])[0, 1]) < 0.06
+
+
+def trains():
+    """Not a killer: whether the package still trains to a finite loss, as a mutant must."""
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(30, 4)), rng.integers(0, 3, 30)
+    now = {name: 0.3 * rng.normal(size=shape) for name, shape in SMALL.shapes().items()}
+    tank = Tank.full(4.0)
+    for t in range(4):
+        paid = client.price(tank, Round(t, 4), ONE, change=grid.change("record", len(y)))
+        tank = tank.spend(sum(paid.units))
+        sent = client.release(
+            SMALL, now, x, y, recipe=Recipe(0.5, 1.0), paid=paid, head={"kind": "upload"}
+        )
+        now = {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
+    loss = float(np.mean(gradients.losses(SMALL, now, x, y)))
+    node = make_node(_folder())
+    first = kind(device.answer(ask().to_blob(), node))
+    return bool(np.isfinite(loss)) and first == "upload"
+
+
+KILLERS = [
+    sums_stay_within_sensitivity, sensitivity_covers_every_recipe, capacity_keeps_its_promise,
+    noise_is_worth_no_more_than_its_debit, no_release_is_below_the_floor,
+    budgets_are_never_overspent, the_noise_paid_for_is_there, noise_is_fresh, noise_has_its_shape,
+    uploads_keep_mu, heads_say_nothing_private, only_release_makes_uploads,
+    what_was_not_paid_for_is_refused, losses_are_bounded, nobody_is_asked_more_than_planned,
+    the_debit_is_durable_before_anything_is_computed, a_round_has_one_answer,
+    a_device_stays_within_its_budget, a_tightened_budget_holds, a_server_may_only_tighten,
+    an_older_ledger_is_not_used, a_policy_is_only_tightened, hidden_budgets_stay_hidden,
+    receipts_cannot_be_tried_out, simulated_noise_is_fresh_and_whole,
+]  # fmt: skip
+REFUSALS = SottovoceError  # an error of the package is a refusal, and no kill

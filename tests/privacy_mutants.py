@@ -1,0 +1,267 @@
+"""Deliberate bugs, one at a time, each with the privacy property that must notice it.
+
+A mutant is a change to the real source of one module, which no longer keeps its promise but still
+trains. `trial(mutant)` builds a package with it and runs, in a process of its own, first `trains`
+and then the killer (or all of them):
+
+    killed      the killer's assertion failed: it noticed
+    survived    nothing noticed
+    idle        it does not train, or the killer stopped for another reason: no kill
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sottovoce
+
+HERE, PACKAGE = Path(__file__).parent, Path(str(sottovoce.__file__)).parent
+KILLED, SURVIVED, IDLE = 10, 0, 3
+WORDS = {KILLED: "killed", SURVIVED: "survived"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug: what it is, where, and which killer is named for it."""
+
+    name: str
+    module: str
+    killer: str
+    changes: tuple[tuple[str, str], ...]
+
+    def write(self, folder: Path) -> None:
+        """A package in this folder, all links but for the mutated module."""
+        home = folder / "sottovoce"
+        own = PACKAGE.joinpath(*self.module.split(".")).with_suffix(".py")
+        for path in PACKAGE.rglob("*"):
+            if "__pycache__" in path.parts or path.is_dir():
+                continue
+            place = home / path.relative_to(PACKAGE)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if path == own:
+                place.write_text(self.mutated(path.read_text("utf-8")), "utf-8")
+            else:
+                place.symlink_to(path)
+
+    def mutated(self, source: str) -> str:
+        """The source with the bug; every place of it must be there exactly once."""
+        for old, new in self.changes:
+            if source.count(old) != 1:
+                raise ValueError(f"{self.name}: {old!r} occurs {source.count(old)} times, not once")
+            source = source.replace(old, new)
+        return source
+
+
+def trial(mutant: Mutant, killers: Sequence[str]) -> tuple[str, str]:
+    """What became of it, and what was said."""
+    with tempfile.TemporaryDirectory() as folder:
+        mutant.write(Path(folder))
+        paths = os.pathsep.join([folder, str(HERE)])
+        done = subprocess.run(
+            [sys.executable, str(HERE / "mutant_trial.py"), *killers],
+            capture_output=True, text=True, timeout=300,
+            env={**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
+    said = (done.stdout + done.stderr[-600:]).strip()
+    return WORDS.get(done.returncode, "idle"), said
+
+
+def _bug(name: str, module: str, killer: str, *changes: tuple[str, str]) -> Mutant:
+    return Mutant(name, module, killer, changes)
+
+
+_DRAW = "noise = [secure.draw(count, sigma) for sigma in paid.noise]"
+_TOLD = "told: dict[str, float] = {}\n"
+_RAW = "float(np.nanmean(np.asarray(x, np.float64)[:1]))"
+_NO_CHECK = (
+    ("> NORM**2] = 0", "> 2**62 - 1] = 0"),
+    ("approximate < 2.0**61", "approximate < 2.0**62"),
+)
+_NO_REFUSAL = ("if np.any(over := units > self.left):", "if np.any(over := units > 9 * FULL):")
+
+MUTANTS = [
+    # What is drawn.
+    _bug("noise of 0.8 σ", "client", "the_noise_paid_for_is_there",
+         (_DRAW, _DRAW.replace("sigma)", "4 * sigma // 5)"))),
+    _bug("σ² taken for σ", "privacy.tank", "noise_is_worth_no_more_than_its_debit",
+         ("/ np.sqrt(mu2) * _ROUND_UP", "/ mu2 * _ROUND_UP")),
+    _bug("noise kept and used again", "client", "noise_is_fresh",
+         (_DRAW, _DRAW.replace("secure.draw(count, sigma)",
+                              "_KEPT.setdefault(count, secure.draw(count, sigma))")),
+         ("_MINT = object()", "_MINT, _KEPT = object(), {}")),
+    _bug("one draw for all steps", "client", "the_noise_paid_for_is_there",
+         (_DRAW, "noise = [secure.draw(count, paid.noise[0])] * len(paid.noise)")),
+    _bug("noise on the last step only", "client", "the_noise_paid_for_is_there",
+         ("_sum(form, now, x, y, recipe, own) + drawn,",
+          "_sum(form, now, x, y, recipe, own) + drawn * (drawn is noise[-1]),")),
+    _bug("one coordinate without noise", "client", "the_noise_paid_for_is_there",
+         ("for drawn in noise:", "for drawn in [np.where(np.arange(count) == 3, 0, d) for d in noise]:")),
+    _bug("no noise where the model is zero", "client", "the_noise_paid_for_is_there",
+         ("    for drawn in noise:\n",
+          "    zero = np.concatenate([leaf.ravel() for leaf in now.values()]) == 0\n"
+          "    for drawn in [np.where(zero, d // 2, d) for d in noise]:\n")),
+    _bug("a loss without its noise", "client", "the_noise_paid_for_is_there",
+         ("grid.bounded_sum(each, loss_bound) + loss_noise",
+          "grid.bounded_sum(each, loss_bound) + 0 * loss_noise")),
+    _bug("the same key in every message", "noise.secure", "noise_is_fresh",
+         ("algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))",
+          "algorithms.AES(bytes(32)), modes.CTR(bytes(16))")),
+    _bug("a stream that forks share", "noise.secure", "noise_is_fresh",
+         ("source, staircase = _Stream(), envelope(sigma)",
+          "source = globals().setdefault('_kept', _Stream())\n    staircase = envelope(sigma)")),
+    _bug("a bell too narrow", "noise.secure", "noise_has_its_shape",
+         ("_Stream(), envelope(sigma)", "_Stream(), envelope(max(1, 9 * sigma // 10))")),
+    _bug("even numbers only", "noise.secure", "noise_has_its_shape",
+         ("(1 << staircase.width_bits) - 1)", "(1 << staircase.width_bits) - 2)")),
+    _bug("one side of the bell", "noise.secure", "noise_has_its_shape",
+         ("    return noise\n\n\nclass _Stream", "    return np.abs(noise)\n\n\nclass _Stream")),
+    _bug("noise on a coarser grid", "noise.secure", "noise_has_its_shape",
+         ("    return noise\n\n\nclass _Stream", "    return noise >> 12 << 12\n\n\nclass _Stream")),
+    _bug("a message that repeats itself", "noise.secure", "noise_is_fresh",
+         ("    return noise\n\n\nclass _Stream",
+          "    noise[count // 2:] = noise[: count - count // 2]\n    return noise\n\n\nclass _Stream")),
+    _bug("simulated noise of half the σ", "simulation.round", "simulated_noise_is_fresh_and_whole",
+         ("noise = simulated.draw(key, params, order.std)",
+          "noise = simulated.draw(key, params, order.std / 2)")),
+    _bug("the same simulated noise in every round", "simulation.round",
+         "simulated_noise_is_fresh_and_whole",
+         ("jax.random.fold_in(jax.random.wrap_key_data(order.key), t)",
+          "jax.random.fold_in(jax.random.wrap_key_data(order.key), 0 * t)")),
+    # What is clipped.
+    _bug("no clipping", "privacy.grid", "sums_stay_within_sensitivity",
+         ("np.maximum(np.sqrt(np.where(usable, squared, 0.0)), clip)",
+          "np.maximum(clip, 0 * np.where(usable, squared, 0.0))"), *_NO_CHECK),
+    _bug("clipped coordinate by coordinate", "privacy.grid", "sums_stay_within_sensitivity",
+         ("squared = np.einsum(\"ij,ij->i\", block, block)\n        usable",
+          "squared = np.max(block * block, axis=1)\n        usable"), *_NO_CHECK),
+    _bug("clipped a fifth too late", "privacy.grid", "sums_stay_within_sensitivity",
+         ("_CLIP = (1 - 2**-40) * NORM", "_CLIP = 1.2 * NORM"), *_NO_CHECK),
+    _bug("clipped by the mean norm of the block", "privacy.grid", "sums_stay_within_sensitivity",
+         ("np.maximum(np.sqrt(np.where(usable, squared, 0.0)), clip)",
+          "np.maximum(np.sqrt(np.mean(np.where(usable, squared, 0.0)) + 0 * squared), clip)"),
+         *_NO_CHECK),
+    _bug("clipped after the sum", "privacy.grid", "sums_stay_within_sensitivity",
+         ("total += _quantised(block, clip).sum(axis=0)",
+          "total += len(block) * _quantised(block.sum(axis=0, keepdims=True), clip)[0]")),
+    _bug("a loss without an upper bound", "privacy.grid", "losses_are_bounded",
+         ("np.minimum(np.maximum(np.trunc(scaled * REPLACED), 0), REPLACED)",
+          "np.minimum(np.maximum(np.trunc(scaled * REPLACED), 0), 2.0**40)")),
+    _bug("losses bounded at twice the bound", "privacy.grid", "losses_are_bounded",
+         ("np.trunc(scaled * REPLACED), 0), REPLACED)", "np.trunc(scaled * REPLACED), 0), 2 * REPLACED)")),
+    # What it is worth.
+    _bug("Δ without its factor 2", "privacy.grid", "sensitivity_covers_every_recipe",
+         ("REPLACED = 2 * NORM", "REPLACED = NORM")),
+    _bug("a client's Δ taken for a record's", "privacy.grid", "sensitivity_covers_every_recipe",
+         ('(samples if protected == "client" else 1)', '(samples if protected == "nobody" else 1)')),
+    _bug("Δ in words without its factor 2", "privacy.sensitivity",
+         "sensitivity_covers_every_recipe",
+         ("np.asarray(2 * self.learning_rate", "np.asarray(self.learning_rate")),
+    _bug("Δ of a client divided by n", "privacy.sensitivity", "sensitivity_covers_every_recipe",
+         ('np.ones_like(n) if self.unit == "client"', 'np.ones_like(n) if self.unit == "nobody"')),
+    _bug("E steps as 2ηCE/n", "privacy.sensitivity", "sensitivity_covers_every_recipe",
+         ('moved = one_step + (self.steps - 1 if self.noise_at == "last-step" else 0)',
+          "moved = one_step * self.steps")),
+    _bug("E steps charged as one", "privacy.sensitivity", "sensitivity_covers_every_recipe",
+         ('return self.steps if self.noise_at == "every-step" else 1', "return 1")),
+    _bug("a group charged as one record", "privacy.sensitivity", "sensitivity_covers_every_recipe",
+         ("np.minimum(self.group, n) / n", "1 / n")),
+    _bug("minibatches let through", "privacy.sensitivity", "sensitivity_covers_every_recipe",
+         ('if self.batch != "full":', 'if self.batch == "none":')),
+    _bug("exact capacity a little larger", "privacy.calibration", "capacity_keeps_its_promise",
+         ("return gaussian.mu(epsilon, delta) ** 2\n", "return gaussian.mu(epsilon, delta) ** 2 * 1.01\n")),
+    _bug("amplification by q", "privacy.calibration", "capacity_keeps_its_promise",
+         ("return gaussian.mu(epsilon, delta) ** 2\n",
+          "return gaussian.mu(epsilon, delta) ** 2 / sampling\n")),
+    _bug("ρ taken for μ²", "privacy.calibration", "capacity_keeps_its_promise",
+         ("np.asarray(2 * root_rho**2", "np.asarray(4 * root_rho**2")),
+    _bug("the paper's formula in a vault", "privacy.calibration", "capacity_keeps_its_promise",
+         ('    if calibration == "paper":\n        raise', '    if calibration == "never":\n        raise')),
+    _bug("ln(1/δ) with the wrong base", "privacy.calibration", "capacity_keeps_its_promise",
+         ("-np.log(delta)\n    if calibration == \"zcdp\"", "-np.log10(delta)\n    if calibration == \"zcdp\"")),
+    # What is booked.
+    _bug("half of what it costs", "privacy.tank", "noise_is_worth_no_more_than_its_debit",
+         ("mu2 = self.capacity * (np", "mu2 = 2 * self.capacity * (np")),
+    _bug("σ rounded down", "client", "noise_is_worth_no_more_than_its_debit",
+         ("sigma = math.ceil(max(", "sigma = math.floor(max(")),
+    _bug("a loss that nobody pays for", "client", "noise_is_worth_no_more_than_its_debit",
+         ("noise.append(_noise(tank, part - share, change, floor))",
+          "noise.append(_noise(tank, part, change, floor))")),
+    _bug("steps priced from a full tank", "client", "noise_is_worth_no_more_than_its_debit",
+         ("        tank = tank.spend(part)\n", "")),
+    _bug("nothing is written off", "privacy.tank", "budgets_are_never_overspent",
+         ("spent=self.spent + units, debits", "spent=self.spent, debits")),
+    _bug("a share of the full tank, unchecked", "privacy.tank", "budgets_are_never_overspent",
+         ("self._priced(self.left // remaining, sensitivity)", "self._priced(FULL // remaining, sensitivity)"),
+         _NO_REFUSAL),
+    _bug("a decaying schedule past its end", "privacy.tank", "budgets_are_never_overspent",
+         ("np.where(units <= self.left, units, 0)", "np.where(units <= FULL, units, 0)"), _NO_REFUSAL),
+    _bug("no floor", "client", "no_release_is_below_the_floor",
+         ("    if floor == 0:\n", "    if floor >= 0:\n"),
+         ("max(float(tank.noise(units, float(change))), float(change) * floor)",
+          "float(tank.noise(units, float(change)))")),
+    _bug("most asked first", "rounds.cohort", "nobody_is_asked_more_than_planned",
+         ("np.argsort(asked[shuffled]", "np.argsort(-asked[shuffled]")),
+    # What leaves.
+    _bug("a raw mean beside the upload", "client", "heads_say_nothing_private",
+         (_TOLD, _TOLD.replace("{}", f"{{'loss': min(max({_RAW}, -9.0), 9.0)}}"))),
+    _bug("a raw loss beside the upload", "client", "uploads_keep_mu",
+         (_TOLD, "told: dict[str, float] = {'loss': float(np.mean(gradients.losses("
+          "form, now, np.asarray(x, np.float64), np.asarray(y), own)))}\n")),
+    _bug("any word in the head", "client", "heads_say_nothing_private",
+         ("if extra := head.keys() - PUBLIC:", "if extra := head.keys() - head.keys():")),
+    _bug("a norm counted as public", "client", "heads_say_nothing_private",
+         ('"receipt", "budget"})', '"receipt", "budget", "gradient_norm"})')),
+    _bug("uploads without release", "client", "only_release_makes_uploads",
+         ("if mint is not _MINT:", "if mint is None:")),
+    _bug("steps that nobody paid for", "client", "what_was_not_paid_for_is_refused",
+         ("if len(paid.noise) != recipe.releases or", "if len(paid.noise) > recipe.releases or")),
+    _bug("an error that tells of a record", "client", "heads_say_nothing_private",
+         ("    now, samples = _floats(params), len(np.asarray(y))\n",
+          "    now, samples = _floats(params), len(np.asarray(y))\n"
+          "    if np.isnan(np.asarray(x, np.float64)).any():\n        raise ValueError('no number')\n")),
+    _bug("a hidden budget told", "device", "hidden_budgets_stay_hidden",
+         ("    if not vault.policy.disclose:\n        return None\n", "")),
+    _bug("hashes without salt", "vault.chain", "receipts_cannot_be_tried_out",
+         ("os.urandom(32).hex()", "bytes(32).hex()")),
+    # The ledger.
+    _bug("debit when the upload is stored", "vault.books",
+         "the_debit_is_durable_before_anything_is_computed",
+         ("        self.spent += sum(units)\n", "        self.pending = sum(units)\n"),
+         ('        del self.waiting[facts["reserve"]]\n',
+          '        del self.waiting[facts["reserve"]]\n        self.spent += self.pending\n')),
+    _bug("refund of what was not stored", "vault.books",
+         "the_debit_is_durable_before_anything_is_computed",
+         ("        self.spent += sum(units)\n",
+          "        before, self.pending = getattr(self, 'pending', 0), sum(units)\n"
+          "        self.spent += sum(units) - (before if turn is not None else 0)\n")),
+    _bug("one unit booked, whatever it costs", "device", "a_device_stays_within_its_budget",
+         ("            paid.units,\n            server=", "            [1] * len(paid.units),\n            server=")),
+    _bug("sent and not stored", "device", "a_round_has_one_answer",
+         ("        vault.store(reserved, upload.blob)\n", "")),
+    _bug("sent before it is stored", "device", "a_round_has_one_answer",
+         ("        vault.store(reserved, upload.blob)\n        return upload.blob",
+          "        try:\n            vault.store(reserved, upload.blob)\n        finally:\n"
+          "            return upload.blob")),
+    _bug("a tightened budget forgotten", "vault.vault", "a_tightened_budget_holds",
+         ("return FULL - withheld_units(self.policy, self._books.capacity)", "return FULL")),
+    _bug("a loosened ε", "vault.policy", "a_policy_is_only_tightened",
+         ('for name in ("epsilon", "delta", "clip", "max_rounds"):', 'for name in ("delta", "clip", "max_rounds"):')),
+    _bug("a lowered floor", "vault.policy", "a_policy_is_only_tightened",
+         ("if new.floor < old.floor:", "if new.floor < 0:")),
+    _bug("a unit changed after releases", "vault.policy", "a_policy_is_only_tightened",
+         ('(old.unit == "client" or spent > 0)', '(old.unit == "client" or spent > FULL)')),
+    _bug("the server's unit instead of the client's", "device", "a_server_may_only_tighten",
+         ('if policy.unit == "client" and request.recipe.unit == "record":', 'if policy.unit == "nobody":')),
+    _bug("the server's clip instead of the client's", "device", "a_server_may_only_tighten",
+         ("if request.recipe.clip > policy.clip:", "if request.recipe.clip > 9 * policy.clip:")),
+    _bug("receipts ignored", "device", "an_older_ledger_is_not_used",
+         ("if request.receipt is not None and not vault.contains(request.receipt):", "if False:")),
+    _bug("other data under the same ledger", "vault.vault", "an_older_ledger_is_not_used",
+         ("if dataset is not None and dataset != chest.books.dataset:", "if False:")),
+]  # fmt: skip

@@ -1,0 +1,44 @@
+"""Every deliberate privacy bug is noticed by the property named for it; the code as it is has all.
+
+A kill counts if the mutated package still trains with finite loss and the killer's own assertion
+fails. `make mutants` prints them all.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import privacy_killers
+from privacy_mutants import MUTANTS, Mutant, trial
+
+pytestmark = pytest.mark.slow  # a process each; left out of the editing loop
+
+
+@pytest.mark.parametrize("killer", privacy_killers.KILLERS, ids=lambda killer: killer.__name__)
+def test_the_package_as_it_is_keeps(killer):
+    killer()
+
+
+def test_the_package_as_it_is_trains():
+    assert privacy_killers.trains()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_bug_is_noticed(mutant):
+    became, said = trial(mutant, [mutant.killer])
+    assert became == "killed", said
+
+
+def test_there_are_enough_of_them_and_each_is_one_of_a_kind():
+    assert len(MUTANTS) >= 60
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    named = {mutant.killer for mutant in MUTANTS}
+    assert named <= {killer.__name__ for killer in privacy_killers.KILLERS}
+
+
+def test_a_harmless_change_is_no_kill():
+    """The harness does not count what breaks nothing, nor what only crashes."""
+    same = Mutant("comment", "client", "", (("_MINT = object()", "_MINT = object()  # mint"),))
+    assert trial(same, ["only_release_makes_uploads", "heads_say_nothing_private"])[0] == "survived"
+    dead = Mutant("crash", "client", "", (("_MINT = object()", "_MINT = 1 / 0"),))
+    assert trial(dead, ["only_release_makes_uploads"])[0] == "idle"
