@@ -381,6 +381,10 @@ def test_other_records_are_refused_until_rebound(place):
     known = used(place)
     with pytest.raises(DatasetChanged, match="rebind"):
         Vault.open(place, dataset=OTHER)
+    with pytest.raises(DatasetChanged) as no:  # a log would carry it to who may try out records
+        Vault.open(place, dataset=OTHER)
+    assert DATASET[:6] not in str(no.value).replace(str(place), "")
+    assert OTHER[:6] not in str(no.value).replace(str(place), "")
     with pytest.raises(InputError):
         Vault.open(place, dataset="nonsense")
     with pytest.raises(PolicyRefusal, match="ledger create"):

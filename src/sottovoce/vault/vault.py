@@ -118,9 +118,10 @@ or make one with `sottovoce ledger create`
             chest.require_newest()
             if dataset is not None and dataset != chest.books.dataset:
                 raise DatasetChanged(
-                    f"{chest.path} keeps the ledger of other records than these (fingerprint "
-                    f"{chest.books.dataset[:12]}… against {dataset[:12]}…); bring the old ones "
-                    f"back, or run `sottovoce ledger rebind {chest.path.name} DATA --overlap all`"
+                    # Without the fingerprints: logs are copied, and one confirms a guessed record.
+                    f"{chest.path} keeps the ledger of other records than these; bring the old "
+                    f"ones back, or run `sottovoce ledger rebind {chest.path.name} DATA "
+                    "--overlap all`"
                 )
         except BaseException:
             chest.close()
