@@ -93,6 +93,10 @@ def test_a_client_that_keeps_its_budget_to_itself_says_no_budget(ram):
     assert [told(blob)["budget"] for blob in answers] == [None, None]
     assert told(answers[0])["policy"]["floor"] is None
     assert "epsilon" not in str(told(answers[0])) + str(told(answers[1]))
+    # As docs/ledger.md says it hides nothing from a server that looks: σ = Δ·√(r/left), r = 8.
+    head, delta = told(answers[1]), 2.0 * 1.0 / devices.SAMPLES
+    left = 8 * (delta / head["sigma"][0]) ** 2
+    assert left == pytest.approx(node.policy(devices.SAMPLES).capacity(), rel=1e-6)
 
 
 def test_asked_again_the_stored_bytes_come_back_and_nothing_is_booked(ram):

@@ -55,7 +55,8 @@ def create(
     disclose: Annotated[
         bool | None,
         typer.Option(
-            "--disclose/--no-disclose", help="Whether servers are told ε, δ and what is spent."
+            "--disclose/--no-disclose",
+            help="Whether servers are told ε, δ and what is spent (σ tells it to one that looks).",
         ),
     ] = None,
     as_json: AsJson = False,

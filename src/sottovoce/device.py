@@ -237,7 +237,7 @@ def _allowed(request: Request, policy: Policy) -> None:
 
 
 def _budget(vault: Vault) -> dict[str, Any] | None:
-    """ε, δ, capacity and what is spent, unless the policy keeps them to itself (R9)."""
+    """ε, δ, capacity and what is spent, unless the policy keeps them out of records (R9)."""
     if not vault.policy.disclose:
         return None
     tank = vault.tank("")

@@ -74,7 +74,10 @@ formula does not keep its promise, so a vault does not take it
                 raise InputError.of(name, value, f"a whole number from 1 to {most}", remedy)
         if type(self.disclose) is not bool:
             raise InputError.of(
-                "disclose", self.disclose, "true or false", "false keeps ε, δ and σ to the client"
+                "disclose",
+                self.disclose,
+                "true or false",
+                "false keeps ε, δ and what is spent out of the server's record, not σ",
             )
         self._number("clip", 1e-15, 1e15, "choose the norm gradients are cut to")
         capacity = self.capacity()
