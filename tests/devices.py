@@ -174,7 +174,7 @@ class Ledger:
 def books_hold(node: Node) -> Ledger:
     """Hold the vault against the promise, in exact arithmetic, or fail.
 
-    Every reserve: μ² of each release ≤ 1/floor². Every stored upload: the σ it states is the noise
+    Every reserve: μ² of the whole turn ≤ 1/floor². Every stored upload: the σ it states is the noise
     booked for it, and that noise is worth no more than was booked. All together: within the budget.
     """
     with Vault.open(node.vault, dataset=None) as vault:
@@ -182,10 +182,9 @@ def books_hold(node: Node) -> Ledger:
         capacity = Fraction(float(vault.tank("").capacity))
         floor, released, booked = Fraction(policy.floor), Fraction(0), Fraction(0)
         for entry in vault.entries():
-            for units in entry.units:
-                mu2 = capacity * units / FULL
-                assert mu2 <= 1 / floor**2, f"{entry} is below the floor"
-                booked += mu2
+            mu2 = capacity * sum(entry.units) / FULL
+            assert mu2 <= 1 / floor**2, f"{entry} is below the floor"
+            booked += mu2
             if vault.answered(entry.run, entry.t) != entry.seq:
                 continue
             found = vault.find(entry.run, entry.t)

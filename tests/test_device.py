@@ -133,6 +133,17 @@ def test_the_same_round_with_any_other_content_is_refused(ram, other):
     assert books_hold(node) == before
 
 
+@pytest.mark.parametrize("steps", [1, 10, 1000])
+def test_no_single_request_can_empty_the_vault(ram, steps):
+    """One round announced, many steps asked for: a quarter of the budget and not a unit more."""
+    greedy = ask("svm", horizon=1, recipe=Recipe(1.0, 1.0, steps=steps))
+    node = make_node(ram / "svm", rows(0, 2), classes=2)
+    assert kind(device.answer(greedy.to_blob(), node)) == "upload"
+    books = books_hold(node)
+    assert FULL // 5 < books.spent <= FULL // 4
+    assert kind(device.answer(ask("svm", t=1, horizon=2).to_blob(), node)) == "upload"
+
+
 def test_two_runs_share_one_tank_and_an_empty_one_stays_empty(ram):
     node, said = make_node(ram), Counter[str]()
     for t in range(30):

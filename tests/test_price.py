@@ -60,7 +60,9 @@ def test_no_announcement_buys_less_noise_than_the_floor_or_more_than_the_tank(
             assert type(noise) is int
             assert Fraction(noise, change) >= Fraction(floor)
             assert 1 <= noise <= grid.LARGEST_NOISE
-        told += sum(Fraction(change, noise) ** 2 for noise in noises)
+        worth = sum(Fraction(change, noise) ** 2 for noise in noises)
+        assert worth * Fraction(floor) ** 2 <= 1  # the floor is the whole turn's, steps and loss
+        told += worth
         for booked in paid.units:
             tank = tank.spend(booked)
         assert told <= Fraction(capacity) * Fraction(int(tank.spent), FULL)

@@ -47,7 +47,7 @@ def create(
     ] = None,
     floor: Annotated[
         float | None,
-        typer.Option(help="Smallest σ/Δ of a release (default: a quarter of the budget each)."),
+        typer.Option(help="Smallest σ/Δ of a turn (default: a quarter of the budget each)."),
     ] = None,
     max_rounds: Annotated[
         int | None, typer.Option(help="Most rounds of one run (default 1000).")

@@ -89,9 +89,10 @@ def price(
     """What this turn's releases cost, or `TankEmpty`; nothing is booked yet.
 
     σ = Δ·√(r/left) by the client's own tank and the horizon announced (Theorem 4), Δ = `change` in
-    grid units. No release has σ/Δ below `floor`, whatever the server announces: a share that would
-    buy less noise than that is cut, and what is cut stays in the tank. With `loss` one part in ten
-    of the first release pays for the noised loss.
+    grid units. A whole turn is worth no more than one release of σ/Δ = `floor`, whatever the server
+    announces: of E releases each has σ/Δ ≥ floor·√E, a share that would buy less noise is cut, and
+    what is cut stays in the tank. With `loss` one part in ten of the first release pays for the
+    noised loss.
 
     >>> turn, terms = Round(t=0, horizon=16), Terms(clients=1, per_round=1)
     >>> paid = price(Tank.full(4.0), turn, terms, change=2**31)
@@ -102,7 +103,8 @@ def price(
     """
     units, noise, loss_noise = [], [], None
     for place in range(terms.releases):
-        part = _cut(int(offer(tank, turn, terms, float(change)).require().units), tank, floor)
+        asked = int(offer(tank, turn, terms, float(change)).require().units)
+        part = _cut(asked, tank, floor, terms.releases)
         tells = loss and place == 0
         if part < (LOSS_SHARE if tells else 1):
             raise TankEmpty(
@@ -118,11 +120,12 @@ def price(
     return Price(tuple(units), tuple(noise), loss_noise)
 
 
-def _cut(units: int, tank: Tank, floor: float) -> int:
-    """At most so many units that μ² = capacity·u/2⁵⁰ ≤ 1/floor²."""
+def _cut(units: int, tank: Tank, floor: float, releases: int) -> int:
+    """At most so many units that all releases of the turn have Σμ² = capacity·Σu/2⁵⁰ ≤ 1/floor²."""
     if floor == 0:
         return units
-    return min(units, int(FULL / (Fraction(floor) ** 2 * Fraction(float(tank.capacity)))))
+    most = int(FULL / (Fraction(floor) ** 2 * Fraction(float(tank.capacity))))
+    return min(units, most // releases)
 
 
 def _noise(tank: Tank, units: int, change: int, floor: float) -> int:

@@ -52,7 +52,7 @@ def page(told: Account) -> str:
         ("Vault made", f"{escape(when(told.made))} UTC", ""),
         ("Certificate issued", f"{escape(when(told.issued))} UTC", ""),
         ("Gradients cut to norm", f"at most {policy.clip:g}", ""),
-        ("Noise of one release", f"σ/Δ at least {policy.floor:g}", ""),
+        ("Noise of one turn, its steps together", f"σ/Δ at least {policy.floor:g}", ""),
     ]
     rows = "".join(
         f"<div{f' class={kind}' if kind else ''}><dt>{name}</dt><dd>{text}</dd></div>"

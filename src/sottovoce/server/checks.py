@@ -141,7 +141,7 @@ def _sigma(values: Any, expected: Expected) -> tuple[float, ...]:
 
 
 def _least(expected: Expected) -> float:
-    """The smallest σ/Δ of this client's releases: its own floor."""
+    """The smallest σ/Δ of this client's releases: its own floor, which is a whole turn's."""
     return (expected.member.floor or 0.0) * (1 - 1e-9)
 
 

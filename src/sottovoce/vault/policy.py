@@ -22,15 +22,16 @@ VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
 
 MOST_SAMPLES = 2**32  # what an exact sum on the grid has room for
 MOST_ROUNDS = 10**9
-_LARGEST_SHARE = 4  # a release takes at most one part in so many of the budget, by default
+_LARGEST_SHARE = 4  # a turn takes at most one part in so many of the budget, by default
 
 
 @dataclass(frozen=True)
 class Policy:
     """A client's own terms, checked.
 
-    `floor` is the smallest σ/Δ of one release: its μ is at most 1/floor, whatever horizon a server
-    announces. Left out, it is 2/√capacity: one release may take at most a quarter of the budget.
+    `floor` is the smallest σ/Δ of one turn: with E steps each has at least floor·√E, so that the
+    turn's μ is at most 1/floor, whatever horizon a server announces. Left out, it is 2/√capacity:
+    one turn may take at most a quarter of the budget.
 
     >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
     >>> round(policy.capacity(), 6), policy.floor
@@ -84,9 +85,9 @@ formula does not keep its promise, so a vault does not take it
         if cast(float | None, self.floor) is None:
             # Six digits, rounded up: the same number whatever the last bits of the capacity are.
             self._set("floor", float(shown(math.sqrt(_LARGEST_SHARE / capacity))))
-        # Beyond it a release could not even book one unit.
+        # Beyond it a turn could not even book one unit.
         most_floor = math.sqrt(FULL / capacity)
-        self._number("floor", 1e-9, most_floor, "it is the smallest σ/Δ of one release")
+        self._number("floor", 1e-9, most_floor, "it is the smallest σ/Δ of one turn")
 
     def _set(self, name: str, value: float) -> None:
         object.__setattr__(self, name, value)
@@ -136,7 +137,7 @@ def _capacity(epsilon: float, delta: float, calibration: VaultCalibration) -> fl
 
 
 def most_units(floor: float, capacity: float) -> int:
-    """The most units one release may book: μ² = capacity·u/2⁵⁰ ≤ 1/floor², in exact arithmetic.
+    """The most units one turn may book: μ² = capacity·u/2⁵⁰ ≤ 1/floor², in exact arithmetic.
 
     >>> most_units(floor=2.0, capacity=1.0) == FULL // 4
     True

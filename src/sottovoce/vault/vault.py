@@ -198,7 +198,7 @@ or make one with `sottovoce ledger create`
 
     @property
     def ceiling(self) -> int:
-        """The most units one release may book: its σ/Δ is then the policy's floor."""
+        """The most units one turn may book, all its releases together: 1/floor² in μ²."""
         return most_units(self.policy.floor, self._books.capacity)
 
     def tank(self, run: str) -> Tank:
@@ -249,9 +249,10 @@ or make one with `sottovoce ledger create`
                     f"round {t} was asked for and a run may have {policy.max_rounds}; "
                     "announce fewer rounds"
                 )
-            if max(paid) > self.ceiling:
+            if sum(paid) > self.ceiling:
                 raise PolicyRefusal(
-                    f"a release must have σ/Δ of at least {policy.floor:g}; ask for more noise"
+                    f"a turn's releases must be worth no more than one of σ/Δ = {policy.floor:g}; "
+                    "ask for more noise or fewer steps"
                 )
             turn = books.turns.get((run, t))
             if turn is not None and turn.stored is not None:
