@@ -33,6 +33,7 @@ RUN = "0badc0de"
 FEATURES, SAMPLES = 4, 12
 FORMS = {
     "svm": Form("svm", (FEATURES,), 2, kappa=0.01),
+    "softmax": Form("softmax", (FEATURES,), 3),
     "mlp": Form("mlp", (FEATURES,), 3, hidden=3),
     "cnn": Form("cnn", (2, 2, 1), 3, channels=2),
     "own": Form("own", (FEATURES,), 3),

@@ -37,6 +37,7 @@ OWN = {
 }
 FORMS = {
     "svm": Form("svm", (6,), 2, kappa=0.05),
+    "softmax": Form("softmax", (6,), 4),
     "mlp": Form("mlp", (6,), 4, hidden=5),
     "cnn": Form("cnn", PIXELS, 3, channels=2),
 }
@@ -159,6 +160,8 @@ def furthest(name, n, unit):
     """A pair made to reach Δ: two classes told apart by nothing, and their labels exchanged."""
     rng = np.random.default_rng(7)
     params = {leaf: np.zeros(shape) for leaf, shape in shapes_of(name).items()}
+    if name == "softmax":
+        params["b"][2:] = -1e4
     if name == "mlp":
         params["b2"][2:], params["b1"][:] = -1e4, 1.0
     if name == "cnn":

@@ -349,11 +349,11 @@ def test_ipums_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["acs", "adult", "ipums"])
 def test_plans_for_census_data(name: str) -> None:
-    for model in ("svm", "mlp"):
+    for model in ("svm", "softmax", "mlp"):
         plan = Plan(data={"name": name, "clients": 50, "samples": 128}, model={"name": model})
         assert plan.data.validation == FACTS[name].validation
     says = (
-        f"model.name must be svm or mlp with data.name = {name}, got 'cnn'; the cnn is for pictures"
+        f"must be svm, softmax or mlp with data.name = {name}, got 'cnn'; the cnn is for pictures"
     )
     with pytest.raises(PlanError, match=says):
         Plan(data={"name": name}, model={"name": "cnn"})

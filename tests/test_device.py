@@ -49,7 +49,7 @@ def ram() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("form", ["svm", "mlp", "cnn", "own"])
+@pytest.mark.parametrize("form", ["svm", "softmax", "mlp", "cnn", "own"])
 def test_an_honest_request_is_answered_with_public_numbers_and_a_noised_model(ram, form):
     classes = FORMS[form].classes
     node = make_node(ram, rows(4, classes), classes=classes, own="devices:LINE")
@@ -268,7 +268,7 @@ def test_an_own_model_that_is_none_is_refused(ram):
         assert books_hold(node).spent == 0
 
 
-@pytest.mark.parametrize("form", ["svm", "mlp", "own"])
+@pytest.mark.parametrize("form", ["svm", "softmax", "mlp", "own"])
 @pytest.mark.parametrize("block", range(3))
 def test_frozen_noise_and_equal_sums_give_equal_bytes(ram, form, block):
     # With test_an_own_models_errors… 102 pairs; a pair has 8 messages.
@@ -285,7 +285,7 @@ def test_an_own_models_errors_do_not_tell_the_server_of_the_samples(ram):
         assert kind(one[1]) == "upload"
 
 
-@pytest.mark.parametrize("form", ["svm", "mlp"])
+@pytest.mark.parametrize("form", ["svm", "softmax", "mlp"])
 def test_other_samples_change_noised_numbers_and_nothing_else(ram, form):
     for seed in range(8):
         classes = FORMS[form].classes

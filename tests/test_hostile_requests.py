@@ -147,7 +147,7 @@ def test_what_is_answered_has_the_clients_own_noise(tmp_path, name):
         assert books[0].spent == 0
 
 
-@pytest.mark.parametrize("form", ["mlp", "svm", "own", "cnn"])
+@pytest.mark.parametrize("form", ["softmax", "mlp", "svm", "own", "cnn"])
 def test_a_trap_for_one_sample_moves_an_upload_by_no_more_than_the_sensitivity(
     tmp_path, monkeypatch, form
 ):

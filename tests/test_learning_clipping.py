@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sottovoce.errors import InputError
 from sottovoce.learning import chunks, clipping
 from sottovoce.learning.clipping import clipped_sum
-from sottovoce.learning.models import Cnn, Mlp, Svm, custom
-from sottovoce.learning.reference import clipped_sum_numpy, losses_numpy
+from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm, custom
+from sottovoce.learning.reference import NAMES, clipped_sum_numpy, losses_numpy
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -55,6 +55,8 @@ def make(kind, size):
     """The model, its number of features and of classes."""
     if kind == "svm":
         return Svm(size, kappa=0.1), size, 2
+    if kind == "softmax":
+        return Softmax(size, classes=3), size, 3
     if kind == "mlp":
         return Mlp(size, hidden=4, classes=3), size, 3
     if kind == "cnn":
@@ -120,7 +122,7 @@ def in_float64(model, params, x, y, weight, clip):
         return jax.tree.map(np.asarray, clipped_sum(model, *arrays, clip))
 
 
-@pytest.mark.parametrize("kind", ["svm", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
 @few
 @given(SHAPES, st.sampled_from(CLIPS), st.integers(0, 2**32 - 1), st.booleans())
 def test_equals_the_float64_oracle(kind, shape, clip, seed, spoil):
@@ -132,13 +134,13 @@ def test_equals_the_float64_oracle(kind, shape, clip, seed, spoil):
     assert distance(single, wanted) <= 1e-5 * size
     double = in_float64(*case, clip)
     assert distance(double, wanted) <= 1e-10 * size
-    if kind in ("svm", "mlp"):
+    if kind in NAMES:
         twin = clipped_sum_numpy(kind, params, x, y, weight, clip, kappa=0.1)
         assert set(twin) == set(params)
         assert distance([twin[name] for name in sorted(twin)], wanted) <= 1e-10 * size
 
 
-@pytest.mark.parametrize("kind", ["svm", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_no_row_adds_more_than_the_clip(kind, clip):
     model, params, x, y, _ = draw(kind, 10, 5, 3, spoil=True)
@@ -158,7 +160,7 @@ def test_no_row_adds_more_than_the_clip(kind, clip):
     assert np.all(norms[3:5][~not_finite[3:5]] > 0)
 
 
-@pytest.mark.parametrize("kind", ["svm", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
 def test_weight_zero_adds_exactly_nothing(kind):
     model, params, x, y, weight = draw(kind, 7, 3, 5, spoil=False)
     weight[2:5] = 0
@@ -169,19 +171,19 @@ def test_weight_zero_adds_exactly_nothing(kind):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("kind", ["svm", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_parameters_that_are_not_finite_give_zero(kind, bad):
     model, params, x, y, weight = draw(kind, 7, 3, 6, spoil=False)
     broken = jax.tree.map(lambda p: np.full_like(p, bad), params)
     total = clipped_sum(model, broken, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weight), 1.0)
     assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(total))
-    if kind in ("svm", "mlp"):
+    if kind in NAMES:
         twin = clipped_sum_numpy(kind, broken, x, y, weight, 1.0)
         assert all(np.all(array == 0) for array in twin.values())
 
 
-@pytest.mark.parametrize("kind", ["svm", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
 def test_runs_in_a_batch_equal_runs_one_by_one(kind):
     model, params, x, y, _ = draw(kind, 10, 5, 8, spoil=True)
     random = np.random.default_rng(0)
@@ -259,7 +261,7 @@ def test_a_mean_loss_is_refused():
         clipped_sum(mean, jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3), jnp.ones(3), 1.0)
 
 
-@pytest.mark.parametrize("kind", ["svm", "mlp"])
+@pytest.mark.parametrize("kind", NAMES)
 @few
 @given(SHAPES, st.integers(0, 2**32 - 1))
 def test_numpy_losses_equal_the_models(kind, shape, seed):

@@ -10,7 +10,7 @@ import pytest
 
 from sottovoce.learning import clipping
 from sottovoce.learning.clipping import clipped_sum
-from sottovoce.learning.models import Cnn, Mlp, custom
+from sottovoce.learning.models import Cnn, Mlp, Softmax, custom
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -20,6 +20,7 @@ def wide(key):
 
 
 CASES = {
+    "softmax": (Softmax(64, classes=10), 64, 4000),
     "mlp": (Mlp(64, hidden=32, classes=10), 64, 4000),
     "cnn": (Cnn((8, 8, 1), channels=4, classes=10), 64, 4000),
     "custom": (

@@ -15,7 +15,7 @@ import scipy.signal
 from sottovoce.errors import InputError
 from sottovoce.learning import chunks
 from sottovoce.learning.evaluate import _evaluate, evaluate
-from sottovoce.learning.models import MODELS, Cnn, Mlp, Model, Svm, build, custom
+from sottovoce.learning.models import MODELS, Cnn, Mlp, Model, Softmax, Svm, build, custom
 from sottovoce.learning.reference import losses_numpy
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow  # left out of the editing loop
 def test_every_registered_model_is_built_with_named_parameters():
     names = {
         "svm": {"w", "b"},
+        "softmax": {"w", "b"},
         "mlp": {"w1", "b1", "w2", "b2"},
         "cnn": {"kernel", "bias", "w", "b"},
     }
@@ -48,11 +49,12 @@ def test_defaults_are_the_papers_where_it_names_them():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tree", {}, "model name must be one of svm, mlp, cnn, got 'tree'"),
+        ("tree", {}, "model name must be one of svm, softmax, mlp, cnn, got 'tree'"),
         ("svm", {"classes": 3}, "classes must be 2 for the model svm, got 3"),
         ("svm", {"hidden": 3}, "hidden must be absent for the model svm, got 3"),
         ("svm", {"kappa": -0.1}, "kappa must be a number ≥ 0, got -0.1"),
         ("svm", {"kappa": math.nan}, "kappa must be a number ≥ 0, got nan"),
+        ("softmax", {"hidden": 3}, "hidden must be absent for the model softmax, got 3"),
         ("mlp", {"hidden": 0}, "hidden must be a whole number ≥ 1, got 0"),
         ("mlp", {"shape": (0,)}, "every number of shape must be a whole number ≥ 1, got 0"),
         ("mlp", {"classes": 1}, "classes must be a whole number ≥ 2, got 1"),
@@ -92,12 +94,12 @@ def test_the_convolution_is_the_one_of_scipy():
 
 
 @pytest.mark.parametrize("budget", [200, 5 << 20])
-@pytest.mark.parametrize("kind", ["svm", "mlp"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp"])
 def test_evaluation_equals_numpy(kind, budget, monkeypatch):
     monkeypatch.setattr(chunks, "CPU_BYTES", budget)
     _evaluate.clear_cache()
     random = np.random.default_rng(0)
-    model = Svm(5, 0.1) if kind == "svm" else Mlp(5, 4, 2)
+    model = {"svm": Svm(5, 0.1), "softmax": Softmax(5, 2), "mlp": Mlp(5, 4, 2)}[kind]
     params = jax.tree.map(
         lambda p: np.asarray(random.normal(size=p.shape), np.float32), model.init(jax.random.key(0))
     )
@@ -138,7 +140,7 @@ def test_evaluation_of_other_models_and_of_nothing():
 
 
 def test_the_numpy_twin_knows_its_models():
-    with pytest.raises(InputError, match="model name must be svm or mlp, got 'cnn'"):
+    with pytest.raises(InputError, match="model name must be svm, softmax or mlp, got 'cnn'"):
         losses_numpy("cnn", {}, [[0.0]], [0])
 
 

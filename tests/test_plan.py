@@ -82,13 +82,13 @@ MALFORMED = [
     # unknown names
     (
         "[model]\nname = 'mpl'",
-        "model.name must be svm, mlp, cnn or custom, got 'mpl'; did you mean mlp?",
+        "model.name must be svm, softmax, mlp, cnn or custom, got 'mpl'; did you mean mlp?",
     ),
     (
         "[model]\nname = 'MLP'",
-        "model.name must be svm, mlp, cnn or custom, got 'MLP'; did you mean mlp?",
+        "model.name must be svm, softmax, mlp, cnn or custom, got 'MLP'; did you mean mlp?",
     ),
-    ("[model]\nname = ''", "model.name must be svm, mlp, cnn or custom, got ''"),
+    ("[model]\nname = ''", "model.name must be svm, softmax, mlp, cnn or custom, got ''"),
     (f"[model]\nname = '{'x' * 900}'", "model.name must be"),
     ("[model]\nname = 3", "model.name must be"),
     ("[data]\nname = 'digit'", "did you mean digits?"),
@@ -213,7 +213,10 @@ MALFORMED = [
     ),
     ("[data]\nsplit = 'labels'\nlabels_per_client = 4\nsamples = 3", "data.samples must be ≥ 4"),
     ("[data]\nname = 'mnist'\nclients = 50\nsamples = 1001", "data.samples must be at most 50000"),
-    ("[model]\nname = 'svm'", "model.name must be mlp or cnn with data.name = digits, got 'svm'"),
+    (
+        "[model]\nname = 'svm'",
+        "model.name must be softmax, mlp or cnn with data.name = digits, got 'svm'",
+    ),
     ("[data]\nname = 'mnist'\n[model]\nname = 'svm'", "the svm tells two classes apart"),
     ("[data]\nname = 'cifar10'\n[model]\nname = 'svm'", "cifar10 has 10"),
     ("[data]\nname = 'adult'\n[model]\nname = 'cnn'", "the cnn is for pictures and adult is a"),

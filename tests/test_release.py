@@ -28,12 +28,12 @@ from sottovoce.client import Price, Upload
 from sottovoce.errors import InputError
 from sottovoce.learning import gradients
 from sottovoce.learning.form import Form
-from sottovoce.learning.models import Cnn, Mlp, Svm, custom
+from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm, custom
 from sottovoce.learning.own import JaxModel
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 
-PAIRS = 200  # a model: 1,000 in all
+PAIRS = 200  # a model: 1,200 in all
 
 pytestmark = pytest.mark.slow  # JAX compiles each model; left out of the editing loop
 
@@ -86,7 +86,8 @@ def test_losses_know_neither_order_nor_neighbours(name):
 
 def oracle(name):
     """jax.grad of one row's loss in float64, flat in the order of the names."""
-    model = {"svm": Svm(6, 0.05), "mlp": Mlp(6, 5, 4), "cnn": Cnn((3, 2, 1), 2, 3)}.get(name)
+    built = {"svm": Svm(6, 0.05), "softmax": Softmax(6, 4), "mlp": Mlp(6, 5, 4)}
+    model = {**built, "cnn": Cnn((3, 2, 1), 2, 3)}.get(name)
     model = own_of(name).model if model is None else model
     gradient = jax.jit(jax.grad(lambda p, row, label: model.loss(p, row[None], label[None])[0]))
 

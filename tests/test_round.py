@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sottovoce import client
-from sottovoce.learning.models import Cnn, Mlp, Svm, custom
+from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm, custom
 from sottovoce.learning.own import as_device
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.server.average import average
@@ -24,6 +24,7 @@ SIZES = np.array([3, 11, 6, 1, 9])
 
 MODELS = {
     "svm": Svm(12, kappa=0.05),
+    "softmax": Softmax(12, 4),
     "mlp": Mlp(12, 7, 4),
     "cnn": Cnn((2, 3, 2), 3, 4),
     "custom": custom(

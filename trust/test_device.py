@@ -31,7 +31,9 @@ def test_no_schedule_exceeds_the_budget(record_property):
     assert min(said[kind] for kind in ("upload", "replay", "empty", "policy")) > 500
 
 
-@pytest.mark.parametrize(("form", "pairs"), [("svm", 200), ("mlp", 150), ("own", 110), ("cnn", 40)])
+@pytest.mark.parametrize(
+    ("form", "pairs"), [("svm", 200), ("softmax", 150), ("mlp", 150), ("own", 110), ("cnn", 40)]
+)
 def test_frozen_noise_and_equal_sums_give_equal_bytes(form, pairs, record_property):
     record_property("size", f"{pairs} pairs")
     for seed in range(1000, 1000 + pairs):

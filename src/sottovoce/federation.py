@@ -301,7 +301,7 @@ def told(plan: Plan, held: Holdings) -> Plan:
         raise InputError.of(
             "model.name",
             "svm",
-            "mlp with data.path",
+            "softmax or mlp with data.path",
             f"the svm tells two classes apart and the label {plan.data.label} has {classes}",
         )
     if plan.data.clients not in (None, clients):
@@ -328,6 +328,6 @@ def _refuse_what_only_python_can_give(
         raise InputError.of(
             "model.name",
             "custom",
-            "svm, mlp or cnn here",
+            "svm, softmax, mlp or cnn here",
             "a model of your own is given from Python, as simulate(plan, model=…), or by model.own",
         )

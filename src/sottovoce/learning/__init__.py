@@ -3,7 +3,7 @@
 Importing this package loads nothing, so that a device which only needs the numpy twin pays only
 for numpy. Take what you need from its files:
 
-- `models`: svm, mlp, cnn, or your own, as frozen values with `init`, `apply`, `loss`, `predict`
+- `models`: svm, softmax, mlp, cnn, your own: frozen values with `init`, `apply`, `loss`, `predict`
 - `clipping`: `clipped_sum`, the weighted sum of per-sample gradients, each cut to norm C (JAX)
 - `reference`: the same for svm and mlp in float64 numpy, without JAX
 - `evaluate`: mean loss and accuracy (JAX)

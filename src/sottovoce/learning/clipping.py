@@ -27,6 +27,7 @@ from sottovoce.learning.models import (
     Mlp,
     Model,
     Params,
+    Softmax,
     Svm,
     precision,
     signs,
@@ -95,6 +96,9 @@ def _clipped_sum(
     match model:
         case Svm():
             step, numbers = partial(_svm, model, params, clip), 2 * model.features
+        case Softmax():
+            step = partial(_softmax, params, clip)
+            numbers = model.features + 2 * model.classes
         case Mlp():
             step, numbers = partial(_mlp, model, params, clip), model.features + 2 * model.hidden
         case Cnn():
@@ -124,6 +128,13 @@ def _svm(model: Svm, params: Params, clip: Array, x: Array, y: Array, weight: Ar
         "w": scaled @ x + jnp.where(pull != 0, pull * w, 0),
         "b": jnp.sum(scaled) + jnp.where(pull != 0, pull * b, 0),
     }
+
+
+def _softmax(params: Params, clip: Array, x: Array, y: Array, weight: Array) -> Params:
+    x, is_clean = _finite_rows(x, params["w"].dtype)
+    error = _softmax_error(x @ params["w"] + params["b"], y)
+    error = _kept(error, _factor(_dense_squared(x, error), is_clean, weight, clip))
+    return {"w": x.T @ error, "b": jnp.sum(error, axis=0)}
 
 
 def _mlp(model: Mlp, params: Params, clip: Array, x: Array, y: Array, weight: Array) -> Params:

@@ -11,7 +11,13 @@ from sottovoce.errors import Malformed
 
 KERNEL = 5
 GROWTH = 4  # a picture's sides grow so much in the cnn: 2 · padding − kernel + 1
-_OPTIONS = {"svm": ("kappa",), "mlp": ("hidden",), "cnn": ("channels",), "own": ()}
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "svm": ("kappa",),
+    "softmax": (),
+    "mlp": ("hidden",),
+    "cnn": ("channels",),
+    "own": (),
+}
 _LARGEST = 1 << 30
 
 Shapes = dict[str, tuple[int, ...]]
@@ -42,6 +48,8 @@ class Form:
         f, c = self.features, self.classes
         if self.name == "svm":
             return {"b": (), "w": (f,)}
+        if self.name == "softmax":
+            return {"b": (c,), "w": (f, c)}
         if self.name == "mlp":
             h = self.hidden
             return {"b1": (h,), "b2": (c,), "w1": (f, h), "w2": (h, c)}
@@ -69,7 +77,7 @@ class Form:
         """Read from a message; anything that is not a form is `Malformed`."""
         name = values.get("name") if isinstance(values, Mapping) else None
         if not isinstance(name, str) or name not in _OPTIONS:
-            raise Malformed("the message's model is not one of svm, mlp, cnn, own")
+            raise Malformed(f"the message's model is not one of {', '.join(_OPTIONS)}")
         if values.keys() != {"name", "shape", "classes", *_OPTIONS[name]}:
             raise Malformed(f"the message's model {name} has not the keys of one")
         shape, sizes = values["shape"], [values["classes"]]

@@ -2,8 +2,8 @@
 
 The exact integer sum of `privacy.grid` wants every sample's own gradient. They are formed for as
 many samples as fit in a fixed amount of memory, as rows (samples, parameters) in the order of the
-parameters' names; samples × parameters never exists as a whole. svm and mlp are numpy, so that a
-device that trains them never loads JAX.
+parameters' names; samples × parameters never exists as a whole. svm, softmax and mlp are numpy, so
+that a device that trains them never loads JAX.
 
 A row of a block depends on its own sample and the model alone, to the last bit: each is computed by
 itself, never in one product with its neighbours. Otherwise a server could choose weights at which a
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.learning.form import Form, Shapes
-from sottovoce.learning.reference import losses_numpy, row_by_row
+from sottovoce.learning.reference import losses_numpy, row_by_row, softmax_error
 
 Floats = NDArray[np.float64]
 Params = Mapping[str, Floats]
@@ -107,6 +107,8 @@ def blocks(
             match form.name:
                 case "svm":
                     _svm(block, params, part, labels, form.kappa)
+                case "softmax":
+                    _softmax(block, params, part, labels)
                 case "mlp":
                     _mlp(block, params, part, labels)
                 case "cnn":
@@ -134,7 +136,7 @@ def losses(
         part, labels = x[start : start + rows], y[start : start + rows]
         with np.errstate(all="ignore"):
             match form.name:
-                case "svm" | "mlp":
+                case "svm" | "softmax" | "mlp":
                     parts.append(losses_numpy(form.name, params, part, labels, kappa=form.kappa))
                 case "cnn":
                     from sottovoce.learning.gradients_jax import cnn_losses
@@ -207,14 +209,17 @@ def _svm(block: Floats, params: Params, x: Floats, y: NDArray[Any], kappa: float
     block[:, 1:] += kappa * w
 
 
+def _softmax(block: Floats, params: Params, x: Floats, y: NDArray[Any]) -> None:
+    error = softmax_error(row_by_row(x, params["w"]) + params["b"], y)
+    n, c = error.shape
+    block[:, :c] = error
+    np.multiply(x[:, :, None], error[:, None, :], out=block[:, c:].reshape(n, -1, c))
+
+
 def _mlp(block: Floats, params: Params, x: Floats, y: NDArray[Any]) -> None:
     hidden = np.maximum(row_by_row(x, params["w1"]) + params["b1"], 0)
     scores = row_by_row(hidden, params["w2"]) + params["b2"]
-    error2 = np.exp(scores - np.max(scores, axis=1, keepdims=True))
-    error2 /= np.sum(error2, axis=1, keepdims=True)
-    # At the label p − 1 is written −Σ of the others: it keeps its digits where p is nearly 1.
-    error2[np.arange(len(y)), y] = 0
-    error2[np.arange(len(y)), y] = -np.sum(error2, axis=1)
+    error2 = softmax_error(scores, y)
     error1 = np.where(hidden > 0, row_by_row(error2, params["w2"].T), 0.0)
     n, h, c = len(y), hidden.shape[1], scores.shape[1]
     ends = np.cumsum([h, c, params["w1"].size])

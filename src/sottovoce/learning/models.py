@@ -6,6 +6,7 @@ arrays with stable names, saved as npz. Rows come flattened: x is (n, features).
 | name | scores | loss of one sample |
 |---|---|---|
 | svm | wᵀx + b | max{1 − y(wᵀx + b), 0} + κ/2 ‖(w, b)‖² |
+| softmax | x w + b | softmax cross-entropy |
 | mlp | relu(x w1 + b1) w2 + b2 | softmax cross-entropy |
 | cnn | relu(x ∗ kernel + bias) w + b | softmax cross-entropy |
 | custom | yours | yours |
@@ -36,7 +37,7 @@ class Model(ABC):
 
     @abstractmethod
     def init(self, key: Array) -> Params:
-        """Fresh parameters: weights and biases U(±1/√fan_in), for the svm zeros."""
+        """Fresh parameters: weights and biases U(±1/√fan_in), for the linear models zeros."""
 
     @abstractmethod
     def apply(self, params: Params, x: Array) -> Array:
@@ -86,6 +87,33 @@ class Svm(Model):
         hinge = jax.nn.relu(1 - signs(y, params["w"].dtype) * self.apply(params, x))
         losses: Array = hinge + self.kappa / 2 * norm_squared
         return losses
+
+
+@final
+@dataclass(frozen=True)
+class Softmax(Model):
+    """One linear layer, then softmax: the loss is convex, so it starts from zeros.
+
+    Few parameters meet little noise (it grows with √d), so that on good features this is the model
+    that learns most from a small budget.
+
+    >>> params = Softmax(4, classes=3).init(jax.random.key(0))
+    >>> {name: array.shape for name, array in params.items()}
+    {'w': (4, 3), 'b': (3,)}
+    """
+
+    features: int
+    classes: int
+
+    def init(self, key: Array) -> Params:
+        return {"w": jnp.zeros((self.features, self.classes)), "b": jnp.zeros(self.classes)}
+
+    def apply(self, params: Params, x: Array) -> Array:
+        scores: Array = x @ params["w"] + params["b"]
+        return scores
+
+    def loss(self, params: Params, x: Array, y: Array) -> Array:
+        return cross_entropy(self.apply(params, x), y)
 
 
 @final
@@ -230,7 +258,7 @@ def build(
     """The built-in model `name` for rows of `shape`, which is (features,) or (H, W, colours).
 
     `hidden` (256 if absent) belongs to the mlp, `channels` (8) to the cnn, `kappa` (0.01) to the
-    svm; one that the model does not have is refused, not ignored.
+    svm, none to softmax; one that the model does not have is refused, not ignored.
 
     >>> build("mlp", shape=(8, 8, 1), classes=10, hidden=32)
     Mlp(features=64, hidden=32, classes=10)
@@ -240,17 +268,19 @@ def build(
     given = {"hidden": hidden, "channels": channels, "kappa": kappa}
     for option, value in given.items():
         if value is not None and option != MODELS[name]:
-            remedy = f"leave it out: its own option is {MODELS[name]}"
+            remedy = f"leave it out: its own option is {MODELS[name] or 'none'}"
             raise InputError.of(option, value, f"absent for the model {name}", remedy)
     for size in shape:
         _at_least("every number of shape", size, 1, "give the sizes of one sample")
     _at_least("classes", classes, 2, "count the kinds of labels")
     if name == "svm":
         if classes != 2:
-            raise InputError.of("classes", classes, "2 for the model svm", "use mlp for more")
+            raise InputError.of("classes", classes, "2 for the model svm", "use softmax for more")
         if kappa is not None and not 0 <= kappa < math.inf:
             raise InputError.of("kappa", kappa, "a number ≥ 0", "0.01 is the default")
         return Svm(math.prod(shape), 0.01 if kappa is None else float(kappa))
+    if name == "softmax":
+        return Softmax(math.prod(shape), classes)
     if name == "mlp":
         hidden = 256 if hidden is None else hidden
         _at_least("hidden", hidden, 1, "256 is the paper's")
@@ -263,7 +293,7 @@ def build(
 
 
 #: The built-in models, and the one option that belongs to each.
-MODELS = {"svm": "kappa", "mlp": "hidden", "cnn": "channels"}
+MODELS = {"svm": "kappa", "softmax": None, "mlp": "hidden", "cnn": "channels"}
 
 
 def precision(params: Params) -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sottovoce.learning.form import Form, Shapes
 from sottovoce.learning.gradients import ForeignModel, OwnModel
-from sottovoce.learning.models import Cnn, Mlp, Model, Svm
+from sottovoce.learning.models import Cnn, Mlp, Model, Softmax, Svm
 from sottovoce.learning.names import AnyModel, named, unnamed
 
 Floats = NDArray[np.float64]
@@ -33,6 +33,8 @@ def as_device(model: AnyModel, *, shape: tuple[int, ...] = (1,), classes: int = 
     match model:
         case Svm():
             return Device(Form("svm", (model.features,), 2, kappa=model.kappa), None)
+        case Softmax():
+            return Device(Form("softmax", (model.features,), model.classes), None)
         case Mlp():
             return Device(Form("mlp", (model.features,), model.classes, hidden=model.hidden), None)
         case Cnn():

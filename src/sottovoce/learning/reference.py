@@ -1,12 +1,13 @@
-"""The svm and the mlp in float64 numpy: what a device computes, and what JAX is held against.
+"""svm, softmax and mlp in float64 numpy: what a device computes, and what JAX is held against.
 
-No JAX here: a client that trains an svm or an mlp never loads it. The sums are those of
+No JAX here: a client that trains one of them never loads it. The sums are those of
 `clipping.clipped_sum`, the losses those of `models`; only the precision and the library differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.errors import InputError
 
 Floats = NDArray[np.float64]
+
+NAMES = ("svm", "softmax", "mlp")
 
 
 def clipped_sum_numpy(
@@ -26,7 +29,7 @@ def clipped_sum_numpy(
     *,
     kappa: float = 0.01,
 ) -> dict[str, Floats]:
-    """Σ_m weight_m · g_m / max(1, ‖g_m‖/C) for the model `name`, svm or mlp (Algorithm 1).
+    """Σ_m weight_m · g_m / max(1, ‖g_m‖/C) for svm, softmax or mlp (Algorithm 1).
 
     As in `clipping.clipped_sum`: the norm is over all parameters together, a row of weight 0 adds
     exactly nothing, a row whose gradient or squared norm is not finite adds the zero vector.
@@ -48,6 +51,8 @@ def clipped_sum_numpy(
     with np.errstate(all="ignore"):
         if name == "svm":
             return _svm(arrays, rows, labels, weights, clip, kappa)
+        if name == "softmax":
+            return _softmax(arrays, rows, labels, weights, clip)
         return _mlp(arrays, rows, labels, weights, clip)
 
 
@@ -59,7 +64,7 @@ def losses_numpy(
     *,
     kappa: float = 0.01,
 ) -> Floats:
-    """F(D_m, w) for every row of the model `name`, svm or mlp; see `models` for the formulas.
+    """F(D_m, w) for every row of svm, softmax or mlp; see `models` for the formulas.
 
     >>> losses_numpy("svm", {"w": [1.0], "b": 0.0}, [[2.0], [-0.5]], [1, 1], kappa=0.0).tolist()
     [0.0, 1.5]
@@ -71,7 +76,7 @@ def losses_numpy(
             scores = row_by_row(rows, w[:, None])[:, 0] + b
             hinge = np.maximum(1 - (2.0 * labels - 1) * scores, 0)
             return np.asarray(hinge + kappa / 2 * (np.sum(w**2) + b**2))
-        scores = _hidden(arrays, rows)[1]
+        scores = _scores(arrays, rows) if name == "softmax" else _hidden(arrays, rows)[1]
         scores = scores - np.max(scores, axis=1, keepdims=True)
         picked = scores[np.arange(len(labels)), labels]
         return np.asarray(np.log(np.sum(np.exp(scores), axis=1)) - picked)
@@ -80,8 +85,8 @@ def losses_numpy(
 def _given(
     name: str, params: Mapping[str, ArrayLike], x: ArrayLike, y: ArrayLike
 ) -> tuple[dict[str, Floats], Floats, NDArray[np.int64]]:
-    if name not in ("svm", "mlp"):
-        raise InputError.of("model name", name, "svm or mlp", "the other models need JAX")
+    if name not in NAMES:
+        raise InputError.of("model name", name, "svm, softmax or mlp", "the others need JAX")
     arrays = {key: np.asarray(value, np.float64) for key, value in params.items()}
     return arrays, np.asarray(x, np.float64), np.asarray(y, np.int64)
 
@@ -104,15 +109,21 @@ def _svm(
     return {"w": factor @ own_w[counts], "b": np.asarray(factor @ own_b[counts])}
 
 
+def _softmax(
+    params: dict[str, Floats], x: Floats, y: NDArray[np.int64], weight: Floats, clip: float
+) -> dict[str, Floats]:
+    error = softmax_error(_scores(params, x), y)
+    factor = _factor(_dense_squared(x, error), weight, clip)
+    counts = factor != 0
+    error = error[counts] * factor[counts, None]
+    return {"w": x[counts].T @ error, "b": np.sum(error, axis=0)}
+
+
 def _mlp(
     params: dict[str, Floats], x: Floats, y: NDArray[np.int64], weight: Floats, clip: float
 ) -> dict[str, Floats]:
     hidden, scores = _hidden(params, x)
-    error2 = np.exp(scores - np.max(scores, axis=1, keepdims=True))
-    error2 /= np.sum(error2, axis=1, keepdims=True)
-    # At the label p − 1 is written −Σ of the others: it keeps its digits where p is nearly 1.
-    error2[np.arange(len(y)), y] = 0
-    error2[np.arange(len(y)), y] = -np.sum(error2, axis=1)
+    error2 = softmax_error(scores, y)
     error1 = np.where(hidden > 0, error2 @ params["w2"].T, 0.0)
     squared = _dense_squared(x, error1) + _dense_squared(hidden, error2)
     factor = _factor(squared, weight, clip)
@@ -137,6 +148,25 @@ def row_by_row(x: Floats, w: Floats) -> Floats:
     [[11.0], [4.0]]
     """
     return np.asarray(np.matmul(x[:, None, :], w)[:, 0])
+
+
+def softmax_error(scores: Floats, y: NDArray[Any]) -> Floats:
+    """softmax − one-hot, the derivative of the cross-entropy by every row's scores.
+
+    At the label p − 1 is written −Σ of the others: it keeps its digits where p is nearly 1.
+
+    >>> softmax_error(np.zeros((1, 2)), np.array([1])).tolist()
+    [[0.5, -0.5]]
+    """
+    error = np.exp(scores - np.max(scores, axis=1, keepdims=True))
+    error /= np.sum(error, axis=1, keepdims=True)
+    error[np.arange(len(y)), y] = 0
+    error[np.arange(len(y)), y] = -np.sum(error, axis=1)
+    return np.asarray(error)
+
+
+def _scores(params: dict[str, Floats], x: Floats) -> Floats:
+    return row_by_row(x, params["w"]) + params["b"]
 
 
 def _hidden(params: dict[str, Floats], x: Floats) -> tuple[Floats, Floats]:

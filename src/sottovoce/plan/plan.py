@@ -133,14 +133,14 @@ class Plan(Section):
             raise PlanError.of(
                 "model.name",
                 "svm",
-                f"{'mlp' if own.path else 'mlp or cnn'} with {source}",
+                f"{'softmax or mlp' if own.path else 'softmax, mlp or cnn'} with {source}",
                 f"the svm tells two classes apart and {what} has {classes}",
             )
         if self.model.name == "cnn" and not own.pictures:
             raise PlanError.of(
                 "model.name",
                 "cnn",
-                f"svm or mlp with {source}",
+                f"svm, softmax or mlp with {source}",
                 f"the cnn is for pictures and {own.name or 'this'} is a table",
             )
 

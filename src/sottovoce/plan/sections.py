@@ -25,7 +25,7 @@ from sottovoce.rounds.discounted import DiscountedRounds
 from sottovoce.rounds.fixed import FixedRounds
 from sottovoce.rounds.schedule import Schedule
 
-ModelName: TypeAlias = Literal["svm", "mlp", "cnn", "custom"]
+ModelName: TypeAlias = Literal["svm", "softmax", "mlp", "cnn", "custom"]
 ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
 
 
