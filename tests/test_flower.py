@@ -61,13 +61,13 @@ class Command:
         lines = self.log.read_text("utf-8", "replace").splitlines()
         return sum(line.startswith("round ") for line in lines)
 
-    def until_round(self, count: int, seconds: float = 120.0) -> None:
+    def until_round(self, count: int, seconds: float = 300.0) -> None:
         """Wait until it has shown so many rounds."""
         came = until(lambda: self.rounds() >= count or self.process.poll() is not None, seconds)
         assert came, self.log.read_text()
         assert self.rounds() >= count, self.log.read_text()
 
-    def end(self, seconds: float = 120.0) -> int:
+    def end(self, seconds: float = 300.0) -> int:
         """Its exit code; its processes are noted until then."""
         assert until(lambda: not self.below() and self.process.poll() is not None, seconds)
         return self.process.wait()
@@ -117,7 +117,7 @@ def story(tmp_path_factory):
         files = {path.name for path in out.iterdir()}
         spent = {node.name: answers_of(node) for node in nodes_of(out)}
         again = Command(top / "again.log", "--resume", "--out", out, "--json")
-        resumed = again.end(180)
+        resumed = again.end()
     finally:
         first.stop()
         if again is not None:
@@ -188,7 +188,7 @@ def test_a_killed_supernode_came_back_and_missed_little(story):
 
 def test_ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
     assert story.code == 130, story.said
-    assert story.took < 30
+    assert story.took < 60
     assert len(story.first.seen) >= 1 + 2 + 6
     assert story.left == []
     assert [pid for pid in story.again.seen if lives(pid)] == []
