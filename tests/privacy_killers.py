@@ -15,9 +15,9 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
+from devices import ask, books_hold, kind, make_node, model, rows, told
 from scipy import stats
 
-from devices import ask, books_hold, kind, make_node, model, rows, told
 from sottovoce import client, device
 from sottovoce.client import Price
 from sottovoce.errors import InputError, NoSensitivity, PolicyRefusal, SottovoceError, TankEmpty

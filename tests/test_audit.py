@@ -108,6 +108,19 @@ def test_a_rate_above_its_ceiling_is_a_contradiction():
     assert replace(found, one_runs=[run]).contradictions()
 
 
+def test_naming_the_most_common_label_is_no_contradiction():
+    """Six labels in ten are alike: whoever always says so is right as often, and knows nothing."""
+    found = example()
+    common = (np.arange(400) % 5 < 2).astype(np.int64)
+    blind = [
+        replace(one, truth=common, labels=common == 0, names=np.zeros(400, dtype=bool))
+        for one in found.inverted
+    ]
+    assert not replace(found, inverted=blind).contradictions()
+    knowing = [replace(one, labels=np.ones(400, dtype=bool)) for one in blind]
+    assert replace(found, inverted=knowing).contradictions()
+
+
 def test_a_plan_of_another_model_is_attacked_through_an_mlp(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text('schema = 1\n[model]\nname = "cnn"\n[privacy]\nepsilon = 3.0\n', "utf-8")

@@ -121,7 +121,8 @@ def guess(candidates: float, mu: float) -> float:
     """The most often any attacker names the right one of so many equally likely records.
 
     Naming one is a test with FPR = 1/candidates against the release without that record, of which
-    the record's own is μ-GDP away: P ≤ Φ(Φ⁻¹(1/candidates) + μ).
+    the record's own is μ-GDP away: P ≤ Φ(Φ⁻¹(1/candidates) + μ). Where they are not equally likely,
+    1/candidates is the share of the likeliest (the bound is concave in it).
 
     >>> round(guess(100, 0.0), 3), round(guess(100, 1.0), 3)
     (0.01, 0.092)
