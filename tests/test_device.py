@@ -87,6 +87,15 @@ def test_a_greeting_says_what_a_plan_needs_and_nothing_else(ram):
     assert head["policy"]["samples"] == devices.SAMPLES
 
 
+def test_a_late_tightening_is_not_told_as_the_promise(ram):
+    node = make_node(ram)
+    first = told(device.answer(ask().to_blob(), node))
+    tight = make_node(ram, vault=False, epsilon=4.0)
+    after = [told(device.hello(tight)), told(device.answer(ask(t=1).to_blob(), tight))]
+    assert [head["budget"]["epsilon"] for head in (first, *after)] == [8.0] * 3
+    assert after[1]["budget"]["capacity"] == first["budget"]["capacity"]
+
+
 def test_a_client_that_keeps_its_budget_to_itself_says_no_budget(ram):
     node = make_node(ram, disclose=False)
     answers = [device.hello(node), device.answer(ask().to_blob(), node)]

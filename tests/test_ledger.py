@@ -75,20 +75,43 @@ def test_the_statement_adds_up_and_keeps_its_schema(place):
     assert told.left == pytest.approx(1 - sum(r.share for r in told.releases), rel=1e-9)
     burnt = [(r.run, r.t) for r in told.releases if not r.answered]
     assert burnt == [("run-a", 2), ("run-b", 2)]
-    assert told.guarantee.budget.epsilon == 6
+    assert (told.guarantee.budget.epsilon, told.policy.epsilon) == (8, 6)
     assert [note.kind for note in told.notes] == ["tighten"]
 
 
 def test_the_text_says_what_the_numbers_say(place):
     text = ledger.table(ledger.show(place))
     told = ledger.show(place)
-    for words in ("7 uploads in 2 runs", "2 debits burnt", "hospital", "(6, 1e-05)", "replace-one",
+    for words in ("7 uploads in 2 runs", "2 debits burnt", "hospital", "(8, 1e-05) for one record",
+                  "(6, 1e-05) by exact", "replace-one",
                   f"{math.floor(1e4 * told.left) / 100:.2f} % left", told.vault):  # fmt: skip
         assert words in text
     assert text.count("burnt, no upload") == 2
     few = ledger.table(told, most=2)
     assert "and 7 before these" in few
     assert len(few.splitlines()) < len(text.splitlines())
+
+
+def test_tightening_after_a_release_is_no_promise_for_the_past(tmp_path, rows):
+    """Only the cap that stood at the first release holds: later ones may depend on releases."""
+    path, data = tmp_path / "late.vault", fingerprint_file(rows)[0]
+    ledger.create(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
+    with Vault.open(path, dataset=data) as vault:
+        vault.tighten(replace(vault.policy, epsilon=7.0))  # nothing is released: a new promise
+    assert ledger.show(path).guarantee.budget.epsilon == 7
+    with Vault.open(path, dataset=data) as vault:
+        vault.reserve("run", 0, request("run", 0), [SHARE], server="s", facts={})
+        vault.tighten(replace(vault.policy, epsilon=3.0, delta=1e-6, calibration="zcdp"))
+        assert (vault.policy.epsilon, vault.promised.epsilon) == (3.0, 7.0)
+    told = ledger.show(path)
+    assert (told.guarantee.budget.epsilon, told.guarantee.budget.delta) == (7.0, 1e-5)
+    assert told.guarantee.calibration == "exact"
+    assert told.to_json()["guarantee"]["epsilon"] == 7
+    assert told.capacity <= Policy(3, 1e-6, 143, 1.0, calibration="zcdp").capacity()
+    text = ledger.table(told)
+    assert "(7, 1e-05) for one record" in text
+    assert "nothing is released beyond (3, 1e-06)" in text
+    jsonschema.validate(told.to_json(), SCHEMA)
 
 
 def test_an_empty_vault_has_a_full_tank(tmp_path, rows):
@@ -231,7 +254,8 @@ def test_a_certificate_says_everything_and_loads_nothing(place, tmp_path):
     words = " ".join(page.words)
     assert "script" not in page.tags
     assert "<script>x</script>" in words  # the server's name, as text
-    for part in (told.vault, told.seal, told.receipt.hash, "(6, 1e-05)", "replaced by any other",
+    for part in (told.vault, told.seal, told.receipt.hash, "(8, 1e-05)-diff", "(6, 1e-05) by exact",
+                 "replaced by any other",
                  "7 uploads in 2 runs", "the policy was tightened"):  # fmt: skip
         assert part in words, part
     assert words.count("burnt") >= 2

@@ -237,13 +237,13 @@ def _allowed(request: Request, policy: Policy) -> None:
 
 
 def _budget(vault: Vault) -> dict[str, Any] | None:
-    """ε, δ, capacity and what is spent, unless the policy keeps them out of records (R9)."""
+    """The promised ε and δ, capacity and what is spent, unless the policy says no (R9)."""
     if not vault.policy.disclose:
         return None
     tank = vault.tank("")
     return {
-        "epsilon": vault.policy.epsilon,
-        "delta": vault.policy.delta,
+        "epsilon": vault.promised.epsilon,
+        "delta": vault.promised.delta,
         "capacity": float(tank.capacity),
         "spent": float(tank.spent_mu2),
     }

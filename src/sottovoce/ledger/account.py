@@ -59,7 +59,8 @@ class Account:
     issued: str
     dataset: str  # the fingerprint, which stays here
     seal: str  # what others are told instead
-    policy: Policy
+    policy: Policy  # as it stands
+    promised: Policy  # as it stood at the first release: its (ε, δ) is the guarantee
     guarantee: Guarantee
     capacity: float  # μ² of the budget as it stands
     spent: float  # μ², what was burnt included
@@ -135,7 +136,8 @@ def account(vault: Vault) -> Account:
         dataset=vault.dataset,
         seal=vault.seal,
         policy=vault.policy,
-        guarantee=vault.policy.guarantee(),
+        promised=vault.promised,
+        guarantee=vault.promised.guarantee(),
         capacity=unit * vault.limit,
         spent=unit * vault.spent,
         burnt=unit * vault.burnt,
@@ -148,13 +150,14 @@ def account(vault: Vault) -> Account:
 
 def table(told: Account, *, most: int | None = 20) -> str:
     """The statement for people; of the releases the last `most`, or all of them."""
-    policy = told.policy
+    policy, promised = told.policy, told.promised
     what = "one record" if policy.unit == "record" else "the whole data set"
     lines = [
         f"vault     {told.vault}, made {when(told.made)}",
         f"data      {policy.samples:,} records, sealed as {told.seal[:16]}…",
-        f"promise   (ε, δ) = ({shown(policy.epsilon)}, {shown(policy.delta, 3)}) for {what}, "
-        f"{policy.calibration} calibration, all runs and servers together",
+        f"promise   (ε, δ) = ({shown(promised.epsilon)}, {shown(promised.delta, 3)}) for {what}, "
+        f"{promised.calibration} calibration, all runs and servers together",
+        *([f"          {tightened(told)}"] if tightened(told) else []),
         f"fuel      {gauge(told.left)} {percent_left(told)} left",
         f"          {turns(told)}",
         f"terms     clip at most {policy.clip:g}, σ/Δ of a turn at least {policy.floor:g}, at "
@@ -188,6 +191,22 @@ def turns(told: Account) -> str:
     if told.burnt:
         parts.append(f"{_share(told.burnt / told.capacity)} burnt by restoring a backup")
     return ", ".join(parts)
+
+
+def tightened(told: Account) -> str:
+    """What a budget tightened after the first release means, in a clause; else nothing."""
+    now, then = told.policy, told.promised
+    if (now.epsilon, now.delta, now.calibration) == (
+        then.epsilon,
+        then.delta,
+        then.calibration,
+    ):
+        return ""
+    return (
+        f"tightened later: from now on nothing is released beyond ({shown(now.epsilon)}, "
+        f"{shown(now.delta, 3)}) by {now.calibration} calibration; what was released before was "
+        "promised as above"
+    )
 
 
 def gauge(left: float) -> str:

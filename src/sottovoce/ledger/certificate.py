@@ -14,7 +14,7 @@ from pathlib import Path
 from sottovoce._version import __version__
 from sottovoce.checkpoint import make, require_free
 from sottovoce.errors import RunError
-from sottovoce.ledger.account import Account, Release, account, percent_left, turns, when
+from sottovoce.ledger.account import Account, Release, account, percent_left, tightened, turns, when
 from sottovoce.ledger.verification import verify
 from sottovoce.privacy.budget import NOT_COVERED, shown
 from sottovoce.vault import Vault
@@ -41,19 +41,22 @@ def export(path: str | Path, out: str | Path) -> tuple[Account, Path]:
 
 def page(told: Account) -> str:
     """The certificate as one HTML page that asks nothing of the network."""
-    policy = told.policy
+    policy, promised = told.policy, told.promised
     what = "any one record" if policy.unit == "record" else "the whole data set"
-    promise = f"({shown(policy.epsilon)}, {shown(policy.delta, 3)})-differential privacy for {what}"
+    budget = f"({shown(promised.epsilon)}, {shown(promised.delta, 3)})"
+    promise = f"{budget}-differential privacy for {what}"
     facts = [
         ("Vault", f"<code>{escape(told.vault)}</code>", "wide"),
         ("Data set (its fingerprint, sealed)", f"<code>{escape(told.seal)}</code>", "wide"),
         ("Records", f"{policy.samples:,}", ""),
-        ("Calibration", escape(policy.calibration), ""),
+        ("Calibration", escape(promised.calibration), ""),
         ("Vault made", f"{escape(when(told.made))} UTC", ""),
         ("Certificate issued", f"{escape(when(told.issued))} UTC", ""),
         ("Gradients cut to norm", f"at most {policy.clip:g}", ""),
         ("Noise of one turn, its steps together", f"σ/Δ at least {policy.floor:g}", ""),
     ]
+    if told_later := tightened(told):
+        facts.append(("Budget", escape(told_later), "wide"))
     rows = "".join(
         f"<div{f' class={kind}' if kind else ''}><dt>{name}</dt><dd>{text}</dd></div>"
         for name, text, kind in facts

@@ -46,6 +46,7 @@ class Books:
     made: str = ""
     capacity: float = 0.0  # μ² of 2⁵⁰ units, for the vault's whole life
     policy: Policy = None  # type: ignore[assignment]  # the first line says it
+    promised: Policy | None = None  # the one that stood when the first unit was booked
     dataset: str = ""
     salt: str = ""  # of the line that names the data set
     inode: int = 0
@@ -91,6 +92,7 @@ class Books:
         self._require(turn is None or turn.stored is None, "its round has an answer")
         self._require(bool(units) and all(type(u) is int and u > 0 for u in units), "its units")
         self._require(self.spent + sum(units) <= FULL, "more than there was")
+        self.promised = self.promised or self.policy
         self.spent += sum(units)
         self.runs[run].debits += len(units)
         self.runs[run].units += sum(units)
@@ -123,6 +125,8 @@ class Books:
         self._require(seq > self.seq, "its number")
         if seq > self.seq + 1:
             self.gaps.append((self.seq + 1, seq - 1))
+        if burnt:
+            self.promised = self.promised or self.policy
         self.spent += burnt
         self.burnt += burnt
         self.inode = int(facts["inode"])

@@ -192,6 +192,15 @@ or make one with `sottovoce ledger create`
         return self._books.burnt
 
     @property
+    def promised(self) -> Policy:
+        """The policy whose (ε, δ) holds for everything released: the one at the first release.
+
+        Until then it is the policy as it stands. Afterwards the decision to tighten may depend on
+        what was released, and a cap chosen in hindsight proves nothing about the past.
+        """
+        return self._books.promised or self._books.policy
+
+    @property
     def limit(self) -> int:
         """Units that may ever be booked: 2⁵⁰, or less once the budget was tightened."""
         return FULL - withheld_units(self.policy, self._books.capacity)
@@ -308,7 +317,10 @@ or make one with `sottovoce ledger create`
             return receipt
 
     def tighten(self, policy: Policy) -> Receipt:
-        """Narrow the policy for everything that follows; an equal one changes nothing."""
+        """Narrow the policy for everything that follows; an equal one changes nothing.
+
+        Before the first release this is a new promise; after it `promised` stays what it was.
+        """
         with self._chest.alone:
             self._require_writable()
             if policy == self.policy:
