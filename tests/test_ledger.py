@@ -303,11 +303,12 @@ def test_no_certificate_for_a_damaged_vault_nor_over_an_old_one(place, tmp_path)
         ({"restored": True, "receipts": ["no such file"]}, "a receipt as JSON"),
         ({"restored": True, "receipts": ["{}"]}, "receipt"),
         ({"data": "rows.npz"}, "--overlap must be"),
+        ({"data": "rows.npz", "nothing_since": True}, "belongs to --moved"),
     ],
 )
 def test_unclear_wishes_are_refused_and_change_nothing(place, rows, given, words):
     if "data" in given:
-        given = {"data": rows}
+        given = {**given, "data": rows}
     before = place.read_bytes()
     with pytest.raises(InputError, match=words):
         ledger.rebind(place, **given)
@@ -335,13 +336,27 @@ def test_a_restored_backup_says_what_it_burnt(place, tmp_path, rows):
         receipt = vault.receipt()
     newest = tmp_path / "receipt.json"
     newest.write_text(json.dumps(receipt.to_proof()))
+    spent = ledger.show(place).spent
     done = ledger.rebind(backup, restored=True, receipts=[str(newest)])
     assert done.burnt == SHARE / FULL
     told = ledger.show(backup)
-    assert told.spent == pytest.approx(ledger.show(place).spent)
+    assert told.spent == pytest.approx(spent)
     assert told.burnt > 0
     assert "burnt by restoring a backup" in ledger.table(told)
     jsonschema.validate(told.to_json(), SCHEMA)
+
+
+def test_an_operator_s_word_stands_on_the_certificate(place, tmp_path):
+    backup = tmp_path / "backup.vault"
+    made = ledger.backup(place, backup)
+    wrong = [check.name for check in ledger.verify(backup).checks if check.wrong]
+    assert wrong == ["witness", "place"]
+    ledger.rebind(backup, restored=True, nothing_since=True)
+    told = ledger.show(backup)
+    assert told.burnt == 0
+    word = f"its operator stated that nothing was released since (after line {made.seq})"
+    assert word in told.notes[-1].text
+    assert word in ledger.table(told)
 
 
 # The command line
@@ -371,9 +386,12 @@ def test_the_commands_one_after_another(tmp_path, rows):
     assert broken.returncode == 1
     assert json.loads(broken.stdout)["whole"] is False
     assert "is a copy of a vault" in broken.stderr
-    moved = command("rebind", tmp_path / "copy.vault", "--moved", "--json")
+    moved = command("rebind", tmp_path / "copy.vault", "--moved", "--nothing-since", "--json")
     assert (moved.returncode, moved.stderr) == (0, "")
     assert json.loads(moved.stdout)["burnt"] == 0
+    kept = command("backup", tmp_path / "copy.vault", "--out", tmp_path / "kept.vault")
+    assert (kept.returncode, kept.stderr) == (0, "")
+    assert "is a backup" in command("show", tmp_path / "kept.vault").stderr
 
 
 @pytest.mark.slow
@@ -401,7 +419,7 @@ def test_mistakes_are_one_sentence(tmp_path, words, code, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["create", "show", "verify", "export", "rebind"])
+@pytest.mark.parametrize("name", ["create", "show", "verify", "export", "backup", "rebind"])
 def test_every_command_shows_examples(name):
     done = command(name, "--help")
     assert done.returncode == 0

@@ -35,6 +35,7 @@ from sottovoce.vault import (
     Policy,
     Receipt,
     Vault,
+    backup,
     fingerprint,
     fingerprint_file,
     move,
@@ -56,6 +57,12 @@ def place(tmp_path):
 def vault(place):
     with Vault.create(place, POLICY, dataset=DATASET) as made:
         yield made
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """From the call on, a machine that has never seen these vaults."""
+    return lambda: monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "another-state"))
 
 
 def book(vault, t, units=(SHARE,), run="run-1"):
@@ -423,12 +430,15 @@ def test_a_copy_is_refused_and_can_be_moved_to(place, tmp_path):
     copy = copied(place, tmp_path / "copy.vault")
     with pytest.raises(VaultRefusal, match="is a copy of a vault"):
         Vault.open(copy, dataset=DATASET)
-    move(copy)
+    with pytest.raises(VaultRefusal, match=r"--restored.*--nothing-since"):
+        move(copy)  # it may as well be an old copy: the operator has to say
+    move(copy, nothing_since=True)
     with Vault.open(copy, dataset=DATASET) as vault:
         known.held_by(vault)
         assert vault.burnt == 0
+        assert vault.lines()[-1].facts["stated"] == "nothing was released since"
     with pytest.raises(PolicyRefusal, match="where it was"):
-        move(copy)
+        move(copy, nothing_since=True)
 
 
 def test_a_second_name_is_refused(place, tmp_path):
@@ -444,7 +454,7 @@ def test_a_second_name_is_refused(place, tmp_path):
         assert vault.path == place.resolve()
 
 
-def test_an_older_state_is_refused_by_witness_and_by_receipt(place):
+def test_an_older_state_is_refused_by_witness_and_by_receipt(place, elsewhere):
     known = used(place)
     older, old_witness = place.read_bytes(), place.with_name("ward.vault.witness").read_bytes()
     with Vault.open(place, dataset=DATASET) as vault:
@@ -455,6 +465,9 @@ def test_an_older_state_is_refused_by_witness_and_by_receipt(place):
     with pytest.raises(VaultRefusal, match="older or a parted copy"):
         move(place)
     place.with_name("ward.vault.witness").write_bytes(old_witness)  # both rolled back
+    with pytest.raises(VaultRefusal, match="this machine has seen"):
+        Vault.open(place, dataset=DATASET)
+    elsewhere()  # the whole disk rolled back: only receipts are left to notice
     with Vault.open(place, dataset=DATASET) as vault:
         known.held_by(vault)
         assert not vault.contains(receipt)
@@ -495,7 +508,11 @@ def test_a_lost_witness_is_refused_and_restored_by_receipts_or_by_burning(place)
         restore(place)
     with pytest.raises(InputError, match="of this vault"):
         restore(place, receipts=[replace(receipt, vault="00" * 16)])
-    _, burnt = restore(place, receipts=[receipt])
+    with pytest.raises(VaultRefusal, match="says nothing of later"):
+        restore(place, receipts=[receipt])  # the file contains it: no word about what came after
+    with pytest.raises(InputError, match="exclude each other"):
+        restore(place, burn_rest=True, nothing_since=True)
+    _, burnt = restore(place, receipts=[receipt], nothing_since=True)
     assert burnt == 0
     with Vault.open(place, dataset=DATASET) as vault:
         known.held_by(vault)
@@ -508,8 +525,88 @@ def test_a_lost_witness_is_refused_and_restored_by_receipts_or_by_burning(place)
             book(vault, 0, [1], run="run-c")
 
 
+def test_a_backup_is_one_file_and_never_served_as_it_is(place, tmp_path, elsewhere):
+    known, out = used(place), tmp_path / "kept.vault"
+    made = backup(place, out)
+    with pytest.raises(VaultRefusal, match="exists already"):
+        backup(place, out)
+    assert not out.with_name("kept.vault.witness").exists()
+    shutil.copy2(f"{place}.witness", f"{out}.witness")  # even with a witness that fits
+    for use in (
+        lambda: Vault.open(out, dataset=DATASET),
+        lambda: move(out, nothing_since=True),
+        lambda: rebind(out, dataset=OTHER, samples=9, overlap="all"),
+        lambda: backup(out, tmp_path / "again.vault"),
+    ):
+        with pytest.raises(VaultRefusal, match="is a backup"):
+            use()
+    state = out.read_bytes()
+    with Vault.open(place, dataset=DATASET) as vault:
+        play(vault, known, "run-c", range(4))
+        assert vault.contains(made)
+    put_back(place, state)  # into the old file: its inode does not give it away
+    shutil.copy2(f"{out}.witness", f"{place}.witness")
+    with pytest.raises(VaultRefusal, match="is a backup"):
+        Vault.open(place, dataset=DATASET)
+    with pytest.raises(VaultRefusal, match="leave `--nothing-since` out"):
+        restore(place, nothing_since=True)  # this machine knows better
+    restore(place)
+    with Vault.open(place, dataset=DATASET) as vault:
+        assert vault.spent == known.spent
+    elsewhere()
+    with pytest.raises(VaultRefusal, match="--burn-rest"):
+        restore(out)
+    _, burnt = restore(out, burn_rest=True)
+    assert burnt > 0
+    with Vault.open(out, dataset=DATASET) as vault:
+        assert vault.spent == FULL
+
+
+@pytest.mark.parametrize("machine", ["the same", "another"])
+def test_a_pair_of_vault_and_witness_gives_nothing_back(place, tmp_path, elsewhere, machine):
+    """Both files copied early and put back late: a witness that fits proves nothing by itself."""
+    known, pair, _ = backup_and_go_on(place, tmp_path)
+    early = json.loads(pair.with_name("backup.vault.witness").read_text())
+    if machine == "another":
+        elsewhere()
+        inner = Receipt.parse(json.dumps(early))  # contained in the file
+        for attempt in ({}, {"receipts": [inner]}):
+            with pytest.raises(VaultRefusal, match="--burn-rest"):
+                restore(pair, **attempt)
+        with pytest.raises(VaultRefusal, match="--nothing-since"):
+            move(pair)
+        _, burnt = restore(pair, burn_rest=True)
+        assert early["spent"] + burnt == FULL
+        return
+    put_back(place, pair.read_bytes())  # as cp does: the inode stays
+    shutil.copy2(f"{pair}.witness", f"{place}.witness")
+    with pytest.raises(VaultRefusal, match="this machine has seen"):
+        Vault.open(place, dataset=DATASET)
+    with pytest.raises(VaultRefusal, match="this machine has seen"):
+        move(pair, nothing_since=True)
+    _, burnt = restore(place)
+    assert early["spent"] + burnt == known.spent
+    with Vault.open(place, dataset=DATASET) as vault:
+        assert (vault.spent, vault.burnt) == (known.spent, burnt)
+
+
+def test_a_machine_that_cannot_remember_books_nothing(place, tmp_path, monkeypatch):
+    used(place)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "file"))
+    with pytest.raises(VaultRefusal, match="SOTTOVOCE_STATE"):
+        Vault.open(place, dataset=DATASET)
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "new"))
+    with Vault.open(place, dataset=DATASET) as vault:  # a fresh machine begins to remember
+        seen = tmp_path / "new" / "witness" / vault.id
+        assert Receipt.parse(seen.read_text()) == vault.receipt()
+    seen.write_text("{}")
+    with pytest.raises(VaultRefusal, match="is damaged"):
+        Vault.open(place, dataset=DATASET)
+
+
 def backup_and_go_on(place, tmp_path):
-    """A backup, then more releases; the witness and the receipts that came after it."""
+    """A copied pair, then more releases; the witness and the receipts that came after it."""
     known = used(place)
     backup = copied(place, tmp_path / "backup.vault")
     with Vault.open(place, dataset=DATASET) as vault:
@@ -528,8 +625,9 @@ def test_a_backup_is_restored_with_what_the_witness_proves_burnt(place, tmp_path
         assert (vault.spent, vault.burnt) == (known.spent, burnt)
 
 
-def test_a_backup_is_restored_with_what_a_receipt_proves_burnt(place, tmp_path):
+def test_a_backup_is_restored_with_what_a_receipt_proves_burnt(place, tmp_path, elsewhere):
     known, backup, receipt = backup_and_go_on(place, tmp_path)
+    elsewhere()
     silent = Receipt.from_json(receipt.to_json())
     with pytest.raises(VaultRefusal, match="does not say how much"):
         restore(backup, receipts=[silent])
@@ -546,9 +644,10 @@ def test_a_backup_is_restored_with_what_a_receipt_proves_burnt(place, tmp_path):
         assert vault.spent == known.spent + 3
 
 
-def test_what_has_parted_can_only_be_burnt(place, tmp_path):
+def test_what_has_parted_can_only_be_burnt(place, tmp_path, elsewhere):
     _, backup, receipt = backup_and_go_on(place, tmp_path)
-    move(backup)  # a lie: the original is still in use
+    elsewhere()
+    move(backup, nothing_since=True)  # a lie: the original is still in use
     with Vault.open(backup, dataset=DATASET) as vault:
         play(vault, Known(), "run-d", range(9))
         assert vault.receipt().seq > receipt.seq
@@ -596,7 +695,7 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
         elif kind == "rebind":
             rebind(where, dataset=OTHER, samples=99, overlap="all")
         elif kind == "move":
-            move(where)
+            move(where, nothing_since=True)
         else:
             restore(where)
 

@@ -77,6 +77,7 @@ def record(folder: Path, shim: Path, *, rounds: int, package: Path | None = None
         **os.environ,
         "LD_PRELOAD": str(shim),
         "POWER_FOLDER": str(folder.resolve()),
+        "SOTTOVOCE_STATE": str(_state(folder)),
         "POWER_LOG": str(log),
         "PYTHONPATH": os.pathsep.join([*sources, *sys.path]),
     }
@@ -206,6 +207,9 @@ def cuts(log: list[str], *, count: int, seed: int) -> Iterator[tuple[Disk, dict[
 def look(folder: Path, disk: Disk, image: dict[str, bytes], where: str) -> str:
     """Put the image on the disk and open the vault: what had left is there, with its debit."""
     _lay_out(folder, image)
+    # Every image is one past of the same machine: what it saw in another has not happened.
+    shutil.rmtree(_state(folder), ignore_errors=True)
+    os.environ["SOTTOVOCE_STATE"] = str(_state(folder))
     if NAME not in image:
         assert not disk.made, f"the vault is gone {where}"
         return "not yet made"
@@ -225,6 +229,10 @@ def look(folder: Path, disk: Disk, image: dict[str, bytes], where: str) -> str:
     except VaultRefusal as no:
         raise AssertionError(f"not opened {where}: {no}") from no
     return "opened"
+
+
+def _state(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".state")
 
 
 def _lay_out(folder: Path, image: dict[str, bytes]) -> None:

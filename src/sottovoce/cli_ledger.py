@@ -114,7 +114,7 @@ def show(
 def verify(vault: VaultFile, as_json: AsJson = False) -> None:
     """Check everything: hashes, pages, stored uploads, witness, place. Exit code 1 if broken.
 
-    A backup is whole inside and says that it is a copy.
+    A backup is whole inside, has no witness and says that it is a backup.
 
     \b
     Example:
@@ -147,6 +147,25 @@ def export(
 
 
 @ledger_app.command()
+def backup(
+    vault: VaultFile,
+    out: Annotated[Path, typer.Option(help="A new file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a backup: a copy that cannot be used until it is restored. No witness goes with it.
+
+    \b
+    Example:
+      sottovoce ledger backup ward.vault --out /backup/ward-2026-07-01.vault
+    """
+    from sottovoce import ledger
+
+    receipt = ledger.backup(vault, out)
+    said = f"{out} is a backup of {vault} up to line {receipt.seq:,}"
+    click.echo(json.dumps(receipt.to_proof()) if as_json else said)
+
+
+@ledger_app.command()
 def rebind(
     vault: Annotated[
         Path | None, typer.Argument(help="The vault.", metavar="VAULT", show_default=False)
@@ -175,6 +194,13 @@ def rebind(
     burn_rest: Annotated[
         bool, typer.Option("--burn-rest", help="Without proof: burn all that is left.")
     ] = False,
+    nothing_since: Annotated[
+        bool,
+        typer.Option(
+            "--nothing-since",
+            help="Your word, which is recorded: nothing was released after this state.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bind a vault to changed records, to another place, or to what a backup has left.
@@ -186,7 +212,7 @@ def rebind(
     Examples:
       sottovoce ledger rebind --node ward.toml --overlap some
       sottovoce ledger rebind ward.vault rows.npz --overlap some
-      sottovoce ledger rebind ward.vault --moved
+      sottovoce ledger rebind ward.vault --moved --nothing-since
       sottovoce ledger rebind ward.vault --restored --receipt newest.json
     """
     from sottovoce import ledger
@@ -201,5 +227,6 @@ def rebind(
         restored=restored,
         receipts=receipt or [],
         burn_rest=burn_rest,
+        nothing_since=nothing_since,
     )
     click.echo(json.dumps(done.to_json(), ensure_ascii=False) if as_json else done.text)

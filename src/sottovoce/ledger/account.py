@@ -12,6 +12,7 @@ from sottovoce._version import __version__
 from sottovoce.privacy.budget import Guarantee, shown
 from sottovoce.privacy.tank import FULL
 from sottovoce.vault import Policy, Receipt, Vault
+from sottovoce.vault.chain import Line
 
 SCHEMA = "sottovoce.certificate/1"
 _WIDTH = 30  # of the fuel gauge
@@ -125,7 +126,7 @@ def account(vault: Vault) -> Account:
             )
         )
     notes = tuple(
-        Note(line.seq, line.time, line.kind, _NOTES[line.kind] + _burnt(line.facts))
+        Note(line.seq, line.time, line.kind, _NOTES[line.kind] + _burnt(line.facts) + _stated(line))
         for line in vault.lines()
         if line.kind in _NOTES
     )
@@ -236,6 +237,13 @@ def when(time: str) -> str:
 def _burnt(facts: Mapping[str, Any]) -> str:
     share = facts.get("burnt", 0) / FULL
     return f", {_share(share)} of the first budget burnt" if share else ""
+
+
+def _stated(line: Line) -> str:
+    """What rests on the operator's word alone."""
+    if line.facts.get("stated"):
+        return f"; its operator stated that {line.facts['stated']} (after line {line.seq - 1:,})"
+    return ""
 
 
 def _share(fraction: float) -> str:

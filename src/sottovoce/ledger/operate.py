@@ -58,6 +58,11 @@ def show(path: str | Path) -> Account:
         return account(vault)
 
 
+def backup(path: str | Path, out: str | Path) -> Receipt:
+    """Write a backup of a vault to a new file; how far the vault has come in it."""
+    return vaults.backup(path, out)
+
+
 @dataclass(frozen=True)
 class Rebound:
     """What binding a vault anew did."""
@@ -82,6 +87,7 @@ def rebind(
     restored: bool = False,
     receipts: Sequence[str] = (),
     burn_rest: bool = False,
+    nothing_since: bool = False,
 ) -> Rebound:
     """Bind a vault to changed data, to another place, or to what a backup has left.
 
@@ -96,6 +102,8 @@ def rebind(
         )
     if (receipts or burn_rest) and not restored:
         raise InputError("--receipt and --burn-rest belong to --restored; leave them out")
+    if nothing_since and not (moved or restored):
+        raise InputError("--nothing-since belongs to --moved and --restored; leave it out")
     if (overlap is not None or samples is not None) and data is None and node is None:
         raise InputError("--overlap and --samples belong to changed DATA; leave them out")
     if data is not None or node is not None:
@@ -114,9 +122,12 @@ def rebind(
         return Rebound(f"{path} now keeps the ledger of {data}; every debit stays", receipt)
     path = cast(Path, path)
     if moved:
-        return Rebound(f"{path} is in service; the original must not be used", vaults.move(path))
+        receipt = vaults.move(path, nothing_since=nothing_since)
+        return Rebound(f"{path} is in service; the original must not be used", receipt)
     proofs = [_receipt(text) for text in receipts]
-    receipt, burnt = vaults.restore(path, receipts=proofs, burn_rest=burn_rest)
+    receipt, burnt = vaults.restore(
+        path, receipts=proofs, burn_rest=burn_rest, nothing_since=nothing_since
+    )
     share = burnt / FULL
     text = (
         f"{path} is in service; {100 * share:.2f} % of its first budget was burnt for what is lost"

@@ -6,6 +6,7 @@ The vault refuses rather than guesses: a missing file, a copy, an older state, a
 second process, a second answer to a round. docs/ledger.md is the operator's page.
 """
 
+from sottovoce.vault.backup import backup
 from sottovoce.vault.fingerprint import fingerprint, fingerprint_file
 from sottovoce.vault.policy import Policy
 from sottovoce.vault.rebinding import move, rebind, restore
@@ -18,6 +19,7 @@ __all__ = [
     "Receipt",
     "Reservation",
     "Vault",
+    "backup",
     "fingerprint",
     "fingerprint_file",
     "move",

@@ -6,6 +6,7 @@ refused like one whose hashes do not.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from sottovoce.vault.policy import Policy
 
 KINDS = ("create", "run", "reserve", "store", "tighten", "rebind", "move", "restore")
 OVERLAPS = ("all", "some")
+_ID = re.compile(r"[0-9a-f]{32}")  # a file of the machine's own witness is named by it
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Books:
 
     def _create(self, seq: int, time: str, facts: dict[str, Any]) -> None:
         self._require(seq == 1, "its number")
-        self._require(isinstance(facts["vault"], str) and facts["capacity"] > 0, "its id")
+        self._require(bool(_ID.fullmatch(facts["vault"])) and facts["capacity"] > 0, "its id")
         self._require(is_hash(facts["dataset"]), "its data set")
         self.id, self.made, self.capacity = facts["vault"], time, float(facts["capacity"])
         self.policy, self.dataset = Policy.from_json(facts["policy"]), facts["dataset"]

@@ -53,7 +53,9 @@ class Chest:
             Books().add(first)
             Journal.make(part, first)
             steps.reached("create: committed")
-            witness.write(path, Receipt(facts["vault"], 1, first.hash, spent=0), "create")
+            made = Receipt(facts["vault"], 1, first.hash, spent=0)
+            _keep(made)
+            witness.write(path, made, "create")
             steps.reached("create: witnessed")
             part.rename(path)
             witness.sync_folder(path.parent)
@@ -134,22 +136,45 @@ class Chest:
         return self.path.stat().st_ino != self.books.inode
 
     def require_newest(self) -> None:
-        """A refusal if this file is a copy, or older than its witness."""
+        """A refusal if this file is a backup, a copy, or older than its witnesses."""
+        self.require_in_service()
         ahead = self.require_witnessed()
         self.require_original()
         if ahead:  # a crash came between commit and witness
             self._bear_witness("open")
 
     def require_original(self) -> None:
-        """A refusal if this file is a copy."""
+        """A refusal if this file is a backup or a copy."""
+        self.require_in_service()
         if self.is_copy():
+            name = self.path.name
             raise VaultRefusal(
                 f"{self.path} is a copy of a vault, and two would spend the budget twice; use the "
-                f"original, or if it is gone run `sottovoce ledger rebind {self.path.name} --moved`"
+                f"original, or run `sottovoce ledger rebind {name} --restored` if this is a backup "
+                f"and `sottovoce ledger rebind {name} --moved` if the original itself was moved"
             )
 
+    @property
+    def is_backup(self) -> bool:
+        """Whether `sottovoce ledger backup` made this file, and nobody has restored it."""
+        return self._journal.backup
+
+    def require_in_service(self) -> None:
+        """A refusal if this file is a backup."""
+        if self.is_backup:
+            raise VaultRefusal(
+                f"{self.path} is a backup, which does not know what was released after it; run "
+                f"`sottovoce ledger rebind {self.path.name} --restored` to take it into service"
+            )
+
+    def copy_to(self, part: Path) -> None:
+        """A consistent copy into an empty file, marked as a backup."""
+        with self.alone:
+            self.require_usable()
+            self._journal.copy_to(part)
+
     def require_witnessed(self) -> bool:
-        """A refusal if this state is older than its witness; whether it is ahead of it."""
+        """A refusal if this state is older than a witness; whether it is ahead of one."""
         name = self.path.name
         seen = witness.read(self.path)
         if seen is None:
@@ -169,7 +194,14 @@ class Chest:
                 f"witness has seen {seen.seq}; put the newest file back, or run "
                 f"`sottovoce ledger rebind {name} --restored`"
             )
-        return seen.seq < self.books.seq
+        known = witness.read_kept(self.books.id)
+        if known is not None and not self.contains(known):
+            raise VaultRefusal(
+                f"{self.path} is an older or a parted copy: it has {self.books.seq} lines and this "
+                f"machine has seen {known.seq} ({witness.kept(self.books.id)}); put the newest "
+                f"file back, or run `sottovoce ledger rebind {name} --restored`"
+            )
+        return min(seen.seq, 0 if known is None else known.seq) < self.books.seq
 
     def append(
         self,
@@ -232,6 +264,7 @@ class Chest:
             self._journal.check_pages()
 
     def _bear_witness(self, kind: str) -> None:
+        _keep(self.receipt())
         try:
             witness.write(self.path, self.receipt(), kind)
         except OSError as error:
@@ -239,6 +272,16 @@ class Chest:
                 f"{witness.beside(self.path)} cannot be written ({error.strerror}); make room and "
                 "check its permissions, then open the vault again"
             ) from None
+
+
+def _keep(receipt: Receipt) -> None:
+    try:
+        witness.keep(receipt)
+    except OSError as error:
+        raise VaultRefusal(
+            f"{witness.kept(receipt.vault)}, the machine's own witness, cannot be written "
+            f"({error.strerror}); make room, or set SOTTOVOCE_STATE to a folder that lasts"
+        ) from None
 
 
 def real(path: Path) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -19,6 +20,7 @@ from sottovoce.vault import steps
 from sottovoce.vault.chain import GENESIS, Line, chained
 
 APPLICATION = 0x50_77_0C_E1  # "application_id": tells a vault from other SQLite files
+BACKUP = 0x50_77_0C_EB  # a backup instead: whole, and never served as it is
 VERSION = 1
 MOST_BYTES = 10**9 - 1024  # of one upload: SQLite's limit on a value, with room for its row
 
@@ -54,6 +56,7 @@ class Journal:
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path, self._db = path, connection
+        self.backup = False  # whether the file is marked as one
 
     @classmethod
     def make(cls, path: Path, first: Line) -> None:
@@ -125,14 +128,29 @@ class Journal:
     def append(
         self, lines: Sequence[Line], kind: str, upload: tuple[str, int, bytes] | None = None
     ) -> None:
-        """Add lines (and the upload of the last one): all of it, durable, or nothing."""
+        """Add lines (and the upload of the last one): all of it, durable, or nothing.
+
+        A backup that is written to is in service; chest lets only a restore come so far.
+        """
         self._run("BEGIN EXCLUSIVE")
+        if self.backup:
+            self._run(f"PRAGMA application_id = {APPLICATION}")
         for line in lines:
             self._insert(line)
         if upload is not None:
             self._run("INSERT INTO uploads VALUES (?, ?, ?, ?)", lines[-1].seq, *upload)
         steps.reached(f"{kind}: inserted")
         self._run("COMMIT")
+        self.backup = False
+
+    def copy_to(self, part: Path) -> None:
+        """A consistent copy into an empty file, marked as a backup."""
+        try:
+            with closing(sqlite3.connect(part, isolation_level=None)) as copy:
+                self._db.backup(copy)
+                copy.execute(f"PRAGMA application_id = {BACKUP}")
+        except _FAULTS as error:
+            _refuse(part, error)
 
     def check_pages(self) -> None:
         """SQLite's own check of every page, for `ledger verify`."""
@@ -161,7 +179,9 @@ class Journal:
             ]
         except _FAULTS as error:
             self._damaged(str(error))
-        if marks != [APPLICATION, VERSION] or sorted(sql for (sql,) in form) != sorted(_SCHEMA):
+        self.backup = marks[0] == BACKUP
+        known = marks[0] in (APPLICATION, BACKUP) and marks[1] == VERSION
+        if not known or sorted(sql for (sql,) in form) != sorted(_SCHEMA):
             self._damaged("its tables or their guards are not those of a vault")
 
     def _row(self, statement: str, *values: object) -> tuple[Any, ...] | None:

@@ -3,10 +3,14 @@
 A state is only taken into service if it is the newest that is known, or if everything that may have
 been released since is booked as burnt:
 
-    move      the file was copied and the original is gone: its witness must fit, nothing is lost
+    move      the original itself lies elsewhere now: its witness must fit, nothing is lost
     restore   a backup, or the witness was lost: what newer receipts prove beyond it is burnt; if
-              nothing can be proved, all that is left
+              nothing newer is known, all that is left
     rebind    the records changed: all debits stay with them
+
+What a file contains proves nothing about what came after it, and a pair of vault and witness that
+was moved looks like one that was copied long ago. So the operator can state that nothing was
+released since; the statement is a line of the chain, and certificates show it.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from sottovoce.vault.books import OVERLAPS
 from sottovoce.vault.chest import Chest
 from sottovoce.vault.vault import require_dataset
 from sottovoce.vault.witness import Receipt
+
+NOTHING_SINCE = "nothing was released since"  # as it stands in the chain
 
 
 def rebind(path: str | Path, *, dataset: str, samples: int, overlap: str) -> Receipt:
@@ -51,42 +57,62 @@ def rebind(path: str | Path, *, dataset: str, samples: int, overlap: str) -> Rec
         return chest.append("rebind", [("rebind", facts)])
 
 
-def move(path: str | Path) -> Receipt:
-    """Take a copy into service in place of the original, which the operator says is gone."""
+def move(path: str | Path, *, nothing_since: bool = False) -> Receipt:
+    """Take the original into service at another place, on the operator's word that it is that."""
     with closing(Chest.open(Path(path))) as chest:
+        chest.require_in_service()
         chest.require_witnessed()
         if not chest.is_copy():
             raise PolicyRefusal(f"{chest.path} is where it was; just use it")
-        return chest.append("move", [("move", {"inode": chest.path.stat().st_ino})])
+        if not nothing_since:
+            name = chest.path.name
+            raise VaultRefusal(
+                f"{chest.path} may be an older copy, which looks like a moved original; run "
+                f"`sottovoce ledger rebind {name} --restored` if it is a backup, or add "
+                "`--nothing-since` to state that it is the original and nothing was released since"
+            )
+        facts = {"inode": chest.path.stat().st_ino, "stated": NOTHING_SINCE}
+        return chest.append("move", [("move", facts)])
 
 
 def restore(
-    path: str | Path, *, receipts: Sequence[Receipt] = (), burn_rest: bool = False
+    path: str | Path,
+    *,
+    receipts: Sequence[Receipt] = (),
+    burn_rest: bool = False,
+    nothing_since: bool = False,
 ) -> tuple[Receipt, int]:
     """Take a backup into service; the new receipt, and the units burnt for what is not in it.
 
-    The witness, where it survived, proves how much was spent. Receipts from servers prove it up to
-    themselves: the operator states that none is newer. With `burn_rest` nothing needs a proof.
+    A witness or a receipt that is newer than the file proves how much was spent up to itself. One
+    that the file contains proves nothing. Without a newer one the operator burns all that is left
+    (`burn_rest`), or states that nothing was released since (`nothing_since`), which is recorded.
     """
+    if burn_rest and nothing_since:
+        raise InputError("--burn-rest and --nothing-since exclude each other; give one of the two")
     with closing(Chest.open(Path(path))) as chest:
         books, seen = chest.books, witness.read(chest.path)
-        proofs = [*receipts, *([] if seen is None else [seen])]
+        known = witness.read_kept(books.id)
+        proofs = [*receipts, *(proof for proof in (seen, known) if proof is not None)]
         for proof in proofs:
             if proof.vault != books.id:
                 raise InputError.of(
                     "receipt", proof.vault, f"of the vault {books.id}", "give one of this vault"
                 )
         unknown = [proof for proof in proofs if not chest.contains(proof)]
-        if not unknown and seen is not None and not chest.is_copy() and not burn_rest:
+        in_place = seen is not None and not chest.is_copy() and not chest.is_backup
+        if not unknown and in_place and not burn_rest:
             raise PolicyRefusal(f"{chest.path} is the newest state and in its place; just use it")
         if not burn_rest:
-            _require_proof(chest, proofs, unknown)
-        known = [proof.spent for proof in unknown if proof.spent is not None]
-        burnt = FULL - books.spent if burn_rest else max([0, *(s - books.spent for s in known)])
+            _require_proof(chest, unknown, nothing_since)
+        spent = [proof.spent for proof in unknown if proof.spent is not None]
+        burnt = FULL - books.spent if burn_rest else max([0, *(s - books.spent for s in spent)])
         facts = {
             "inode": chest.path.stat().st_ino,
             "burnt": burnt,
+            "stated": NOTHING_SINCE if nothing_since else None,
             "witness": None if seen is None else seen.to_proof(),
+            "kept": None if known is None else known.to_proof(),
             "receipts": [receipt.to_proof() for receipt in receipts],
         }
         newest = max([books.seq, *(proof.seq for proof in unknown)])
@@ -94,16 +120,23 @@ def restore(
         return chest.append("restore", [("restore", facts)], seq=newest + 1), burnt
 
 
-def _require_proof(chest: Chest, proofs: list[Receipt], unknown: list[Receipt]) -> None:
-    if not proofs:
-        why = "its witness is gone and no receipt was given"
-    elif any(proof.seq <= chest.books.seq for proof in unknown):
+def _require_proof(chest: Chest, unknown: list[Receipt], nothing_since: bool) -> None:
+    told = max((proof.seq for proof in unknown if proof.spent is not None), default=0)
+    if any(proof.seq <= chest.books.seq for proof in unknown):
         why = "it has parted from the vault that gave the receipt: both were in use"
-    elif any(proof.spent is None for proof in unknown):
+    elif any(proof.seq > told for proof in unknown):
         why = "the newer receipt does not say how much was spent"
-    else:
+    elif unknown and nothing_since:
+        raise VaultRefusal(
+            f"{chest.path} has {chest.books.seq} lines and line {told} is known, so something was "
+            "released since; leave `--nothing-since` out, and what is known will be burnt"
+        )
+    elif unknown or nothing_since:
         return
+    else:
+        why = "nothing newer than itself is known, and what it contains says nothing of later"
     raise VaultRefusal(
-        f"{chest.path} cannot be restored without loss, because {why}; put the witness back, give "
-        "the newest `--receipt`, or burn all that is left with `--burn-rest`"
+        f"{chest.path} cannot be restored without loss, because {why}; put the newest witness back "
+        "or give the newest `--receipt`, state with `--nothing-since` that nothing was released "
+        "after it, or burn all that is left with `--burn-rest`"
     )

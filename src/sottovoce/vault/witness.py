@@ -4,6 +4,13 @@ A receipt says how far a ledger had come: its last line's number and hash, and t
 then. The witness is the newest receipt, kept in a file of its own (NAME.witness) and replaced as a
 whole after every write of the vault. A vault may be one write ahead of its witness (a crash between
 the two), never behind it.
+
+Who puts an old copy of both files back puts back a pair that fits. Therefore the machine keeps a
+second witness outside the vault's folder, by the vault's id:
+
+    $SOTTOVOCE_STATE/witness/ID,  else in $XDG_STATE_HOME/sottovoce or ~/.local/state/sottovoce
+
+Where there is none yet (another machine, a fresh container) it is begun at the next opening.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.tank import FULL
@@ -103,16 +110,48 @@ def beside(vault: Path) -> Path:
     return vault.with_name(vault.name + ".witness")
 
 
+def kept(vault: str) -> Path:
+    """Where this machine keeps its own witness of a vault, by the vault's id."""
+    own, shared = os.environ.get("SOTTOVOCE_STATE"), os.environ.get("XDG_STATE_HOME")
+    try:
+        base = Path(shared) if shared else Path.home() / ".local" / "state"
+        folder = Path(own) if own else base / "sottovoce"
+    except RuntimeError:  # an account without a home
+        raise VaultRefusal(
+            "there is no place for the machine's own witness, because this account has no home; "
+            "set SOTTOVOCE_STATE to a folder that lasts"
+        ) from None
+    return folder / "witness" / vault
+
+
+def read_kept(vault: str) -> Receipt | None:
+    """What this machine has seen of a vault, None where it has seen nothing."""
+    path = kept(vault)
+    receipt = _read(path)
+    if receipt is False or (receipt and receipt.vault != vault):
+        raise VaultRefusal(
+            f"{path} is damaged or unreadable, so nobody can tell whether this is the newest state; remove it "
+            "if nothing was put back from a backup, and open the vault again"
+        )
+    return receipt or None
+
+
+def _read(path: Path) -> Receipt | Literal[False] | None:
+    """A witness with all it needs, None where there is no file, False if it is damaged."""
+    try:
+        receipt = Receipt.parse(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):  # who writes it will say what is in the way
+        return None
+    except (OSError, UnicodeDecodeError, InputError):
+        return False
+    return False if receipt.spent is None else receipt
+
+
 def read(vault: Path) -> Receipt | None:
     """The witness of a vault, None where there is none; a damaged one is refused."""
     path = beside(vault)
-    try:
-        receipt = Receipt.parse(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError, InputError):
-        receipt = None
-    if receipt is None or receipt.spent is None:
+    receipt = _read(path)
+    if receipt is False:
         raise VaultRefusal(
             f"{path} is damaged; put its backup back, or remove it and run "
             f"`sottovoce ledger rebind {vault.name} --restored`"
@@ -123,6 +162,21 @@ def read(vault: Path) -> Receipt | None:
 def write(vault: Path, receipt: Receipt, kind: str) -> None:
     """Replace the witness: durable when this returns, the old one or the new one after a crash."""
     path = beside(vault)
+    part = _written(path, receipt)
+    steps.reached(f"{kind}: witness written")
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def keep(receipt: Receipt) -> None:
+    """Replace the machine's own witness, as durably."""
+    path = kept(receipt.vault)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _written(path, receipt).replace(path)
+    sync_folder(path.parent)
+
+
+def _written(path: Path, receipt: Receipt) -> Path:
     part = path.with_name(path.name + ".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -130,9 +184,7 @@ def write(vault: Path, receipt: Receipt, kind: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    steps.reached(f"{kind}: witness written")
-    part.replace(path)
-    sync_folder(path.parent)
+    return part
 
 
 def sync_folder(folder: Path) -> None:
