@@ -29,7 +29,8 @@ from sottovoce.checkpoint import ServerState
 from sottovoce.errors import InputError, Malformed, RunError
 from sottovoce.fairness import fairness
 from sottovoce.federation import Federation, of_members
-from sottovoce.holdings import Holdings
+from sottovoce.holdings import Holdings, seen
+from sottovoce.learning.form import Form
 from sottovoce.learning.names import named, unnamed
 from sottovoce.learning.own import as_device
 from sottovoce.plan import Plan
@@ -83,10 +84,12 @@ def conduct(
     if resume:
         state, arrays, header = checkpoint.load(out)
         roll = rejoin(transport, patience, header)
+        public = seen(Plan(**header["plan"]), public)
         federation = of_members(Plan(**header["plan"]), roll.members, public)
         params: Arrays = {n: np.asarray(a, np.float32) for n, a in arrays.items()}
     else:
         _require_unused(out)
+        public = seen(plan, public)
         roll = gather(transport, patience, lambda member: misfit(plan, public, member))
         federation = of_members(plan, roll.members, public)
         seed = seeds.fresh()
@@ -248,7 +251,7 @@ def _round(
 def _request(
     federation: Federation, params: Arrays, turn: Round, header: Mapping[str, Any]
 ) -> Request:
-    terms, held, plan = federation.terms, federation.held, federation.plan
+    terms, plan = federation.terms, federation.plan
     return Request(
         run=header["run"],
         round=turn,
@@ -256,11 +259,19 @@ def _request(
         per_round=terms.per_round,
         cohort=terms.cohort,
         recipe=federation.recipe,
-        form=as_device(federation.model, shape=held.shape, classes=held.classes).form,
+        form=_form(federation),
         params=params,
         loss_bound=plan.server.loss_bound if plan.server.signal == "clients" else None,
         server=header["server"],
     )
+
+
+def _form(federation: Federation) -> Form:
+    """The model as clients are told of it: with features, for the pictures that they hold."""
+    held = federation.held
+    form = as_device(federation.model, shape=held.inputs, classes=held.classes).form
+    lens = held.features
+    return form if lens is None else replace(form, shape=lens.shape, seen=lens)
 
 
 def _take(came: _Came, roll: Roll, i: int, blob: bytes | None, expected: Expected) -> None:

@@ -126,9 +126,11 @@ def _answer(request: Request, node: Node) -> bytes:
                 raise Declined("replay", "this round was asked with another model or other terms")
             if before.upload is not None:
                 return before.upload
+        lens = request.form.seen
+        x = rows.x if lens is None else lens.apply(rows.x)
         if own is not None:
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
-            gradients.require_rows(own, params, policy.samples, rows.x.shape[1])
+            gradients.require_rows(own, params, policy.samples, x.shape[1])
         paid = _price(request, policy, vault)
         reserved = vault.reserve(
             request.run,
@@ -149,7 +151,7 @@ def _answer(request: Request, node: Node) -> bytes:
         upload = client.release(
             request.form,
             request.params,
-            rows.x,
+            x,
             rows.y,
             recipe=request.recipe,
             paid=paid,
@@ -202,10 +204,10 @@ def _price(request: Request, policy: Policy, vault: Vault) -> Price:
 
 def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
     """The model is whole, finite, and made for samples like these."""
-    if request.form.features != rows.x.shape[1] or request.form.classes != rows.classes:
+    if request.form.numbers != rows.x.shape[1] or request.form.classes != rows.classes:
         raise Declined(
             "policy",
-            f"the model is for {request.form.features} features and {request.form.classes} "
+            f"the model is for {request.form.numbers} features and {request.form.classes} "
             f"classes, and this client has {rows.x.shape[1]} and {rows.classes}",
         )
     given = {name: leaf.shape for name, leaf in request.params.items()}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce import seeds
 from sottovoce.errors import InputError
-from sottovoce.holdings import Given, Holdings, hold
+from sottovoce.holdings import Given, Holdings, hold, seen
 from sottovoce.learning import imported
 from sottovoce.learning.clipping import gradient_norms
 from sottovoce.learning.gradients import ForeignModel
@@ -152,7 +152,7 @@ def build(
     ([143, 143, 143], 184)
     """
     _refuse_what_only_python_can_give(plan, data, model)
-    held = hold(plan, seed=seed, data=data) if held is None else held
+    held = hold(plan, seed=seed, data=data) if held is None else seen(plan, held)
     plan = told(plan, held)
     if plan.noise == "secure" and held.counted:
         raise InputError.of(
@@ -190,8 +190,8 @@ def of_members(
     plan = plan.replace(
         **{"noise": "secure", "data.clients": len(members)} | _budgets_of(plan, known)
     )
+    recipe, held = plan.recipe(), seen(plan, held)
     model = _model(plan, held) if model is None else model
-    recipe = plan.recipe()
     samples = np.array([member.samples for member in members], dtype=np.int64)
     return Federation(
         plan=plan,
@@ -239,7 +239,7 @@ def _model(plan: Plan, held: Holdings) -> AnyModel:
     if own.own is not None:
         return own_model(own.own)
     options = {"hidden": own.hidden, "channels": own.channels, "kappa": own.kappa}
-    return build_model(own.name, shape=held.shape, classes=held.classes, **options)  # type: ignore[arg-type]
+    return build_model(own.name, shape=held.inputs, classes=held.classes, **options)  # type: ignore[arg-type]
 
 
 def own_model(where: str) -> AnyModel:

@@ -20,6 +20,8 @@ from sottovoce.data import datasets, tables
 from sottovoce.data.column import split_by_column
 from sottovoce.data.partition import Split, split
 from sottovoce.errors import InputError
+from sottovoce.learning import features
+from sottovoce.learning.features import Hog
 from sottovoce.plan import Plan
 from sottovoce.seeds import Purpose
 
@@ -57,6 +59,7 @@ class Holdings:
     layout: tables.Layout | None = None  # how the rows were encoded, where they are a table's
     test_owner: NDArray[np.int32] | None = None  # whose test rows, where clients declared them
     counted: bool = False  # whether the number of classes was counted on clients' labels
+    features: Hog | None = None  # what the rows are, where they are no longer pictures
 
     def fingerprint(self) -> str:
         """What tells these holdings from others: who holds which rows, to the last bit."""
@@ -65,6 +68,11 @@ class Holdings:
             digest.update(f"{part.dtype.str}{part.shape};".encode())
             digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The shape of a row as the model meets it; `shape` is that of a sample as it was read."""
+        return self.shape if self.features is None else (self.features.width,)
 
     @property
     def owner(self) -> NDArray[np.int32]:
@@ -87,7 +95,22 @@ def hold(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
         held = _named(plan, seed) if plan.data.path is None else _table(plan, seed)
     else:
         held = _split_arrays(plan, data, seed) if is_pair(data.train) else _client_arrays(data)
-    return held if len(held.validation.y) else replace(held, validation=held.test)
+    return seen(plan, held if len(held.validation.y) else replace(held, validation=held.test))
+
+
+def seen(plan: Plan, held: Holdings) -> Holdings:
+    """The rows as the plan's model sees them: their features, computed once, each from itself."""
+    own = plan.model
+    lens = features.build(own.features, held.shape, own.cell, own.upright)
+    if lens is None or held.features is not None:
+        return held
+
+    def of(samples: Samples) -> Samples:
+        return Samples(lens.apply(samples.x), samples.y)
+
+    test = of(held.test)
+    validation = test if held.validation is held.test else of(held.validation)
+    return replace(held, train=of(held.train), validation=validation, test=test, features=lens)
 
 
 def _named(plan: Plan, seed: int) -> Holdings:

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce import record as records
 from sottovoce.data import tables
 from sottovoce.errors import InputError, RunError
-from sottovoce.learning import imported
+from sottovoce.learning import features, imported
+from sottovoce.learning.features import Hog
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Params
 from sottovoce.learning.models import build as build_model
@@ -51,7 +52,10 @@ class Trained:
         return UNDISCLOSED if told is None else str(told["text"])
 
     def predict(self, x: ArrayLike) -> NDArray[np.int64]:
-        """The class of each row of x[n, …], scaled as the training data were."""
+        """The class of each row of x[n, …], scaled as the training data were.
+
+        Rows are samples as they were read: features (`model.features`) are made here.
+        """
         rows = np.asarray(x, dtype=np.float32)
         shape = tuple(self.record["model"]["shape"])
         numbers = int(np.prod(shape, dtype=int))
@@ -70,6 +74,8 @@ class Trained:
             )
         if len(rows) == 0:
             return np.zeros(0, dtype=np.int64)
+        if (lens := _features(self.record)) is not None:
+            flat = lens.apply(flat)
         if isinstance(self.model, ForeignModel):
             return self.model.predict(self.params, flat)
         return np.asarray(self.model.predict(self.params, jnp.asarray(flat)), dtype=np.int64)
@@ -122,4 +128,14 @@ def _recorded_model(record: dict[str, Any], folder: Path) -> AnyModel:
         raise InputError(
             f"the model of {folder} is one of your own; pass it as load(folder, model=…)"
         )
-    return build_model(name, shape=tuple(form["shape"]), classes=form["classes"], **own)
+    lens = _features(record)
+    for key in ("features", "cell", "upright"):
+        own.pop(key, None)
+    shape = tuple(form["shape"]) if lens is None else (lens.width,)
+    return build_model(name, shape=shape, classes=form["classes"], **own)
+
+
+def _features(record: dict[str, Any]) -> Hog | None:
+    own = record["plan"]["model"]
+    shape = tuple(record["model"]["shape"])
+    return features.build(own.get("features"), shape, own.get("cell"), own.get("upright"))

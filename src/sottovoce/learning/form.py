@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.errors import Malformed
+from sottovoce.errors import InputError, Malformed
+from sottovoce.learning import features
+from sottovoce.learning.features import Hog
 
 KERNEL = 5
 GROWTH = 4  # a picture's sides grow so much in the cnn: 2 · padding − kernel + 1
@@ -18,6 +20,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "cnn": ("channels",),
     "own": (),
 }
+_SEEN = {"features": "name", "cell": "cell", "upright": "upright"}
 _LARGEST = 1 << 30
 
 Shapes = dict[str, tuple[int, ...]]
@@ -37,11 +40,17 @@ class Form:
     hidden: int = 0
     channels: int = 0
     kappa: float = 0.0
+    seen: Hog | None = None  # the features that the client makes of its samples before the model
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a sample of the client has."""
+        return math.prod(self.shape)
 
     @property
     def features(self) -> int:
-        """How many numbers a sample has."""
-        return math.prod(self.shape)
+        """How many numbers the model takes."""
+        return self.numbers if self.seen is None else self.seen.width
 
     def shapes(self) -> Shapes:
         """Names and shapes of the parameters, sorted by name, as in `learning.models`."""
@@ -62,9 +71,11 @@ class Form:
         """As it stands in a message.
 
         >>> Form.from_json(Form("svm", (3,), 2, kappa=0.01).to_json())
-        Form(name='svm', shape=(3,), classes=2, hidden=0, channels=0, kappa=0.01)
+        Form(name='svm', shape=(3,), classes=2, hidden=0, channels=0, kappa=0.01, seen=None)
         """
         options = {name: getattr(self, name) for name in _OPTIONS[self.name]}
+        if self.seen is not None:
+            options |= {key: getattr(self.seen, own) for key, own in _SEEN.items()}
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -78,7 +89,8 @@ class Form:
         name = values.get("name") if isinstance(values, Mapping) else None
         if not isinstance(name, str) or name not in _OPTIONS:
             raise Malformed(f"the message's model is not one of {', '.join(_OPTIONS)}")
-        if values.keys() != {"name", "shape", "classes", *_OPTIONS[name]}:
+        keys = {"name", "shape", "classes", *_OPTIONS[name]}
+        if values.keys() not in (keys, keys | _SEEN.keys()):
             raise Malformed(f"the message's model {name} has not the keys of one")
         shape, sizes = values["shape"], [values["classes"]]
         if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
@@ -94,4 +106,20 @@ class Form:
         if type(kappa) not in (int, float) or not 0 <= kappa <= 1e6:
             raise Malformed("the message's kappa is no number from 0 to 1e6")
         options = {key: values[key] for key in _OPTIONS[name]}
-        return cls(name, tuple(shape), values["classes"], **options)
+        return cls(name, tuple(shape), values["classes"], **options, seen=_seen(values))
+
+
+def _seen(values: Mapping[str, Any]) -> Hog | None:
+    if "features" not in values:
+        return None
+    name, shape, cell = values["features"], tuple(values["shape"]), values["cell"]
+    upright, fits = values["upright"], isinstance(name, str) and values["name"] != "cnn"
+    if not fits or type(cell) is not int or type(upright) is not bool:
+        raise Malformed("the message's features are none that its model takes")
+    try:
+        lens = features.build(name, shape, cell, upright)
+    except InputError as error:
+        raise Malformed(f"the message's {error}") from None
+    if lens is None or lens.shape != shape or lens.width > _LARGEST:
+        raise Malformed("the message's features are not those of a picture")
+    return lens

@@ -28,7 +28,7 @@ def as_device(model: AnyModel, *, shape: tuple[int, ...] = (1,), classes: int = 
     """How a device sees a model. `shape` and `classes` say what an own model cannot.
 
     >>> as_device(Mlp(64, 32, 10)).form
-    Form(name='mlp', shape=(64,), classes=10, hidden=32, channels=0, kappa=0.0)
+    Form(name='mlp', shape=(64,), classes=10, hidden=32, channels=0, kappa=0.0, seen=None)
     """
     match model:
         case Svm():

@@ -144,6 +144,14 @@ class Plan(Section):
                 f"the cnn is for pictures and {own.name or 'this'} is a table",
             )
 
+        if self.model.features is not None and not own.pictures:
+            raise PlanError.of(
+                "model.features",
+                self.model.features,
+                f"absent with {source}",
+                f"gradient histograms are of pictures and {own.name or 'this'} is a table",
+            )
+
     def _fits_clients(self) -> None:
         clients = self.data.clients
         if clients is None:  # they follow from the table: checked when it has been read

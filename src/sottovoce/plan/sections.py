@@ -26,6 +26,7 @@ from sottovoce.rounds.fixed import FixedRounds
 from sottovoce.rounds.schedule import Schedule
 
 ModelName: TypeAlias = Literal["svm", "softmax", "mlp", "cnn", "custom"]
+FeatureName: TypeAlias = Literal["hog"]
 ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
 
 
@@ -49,6 +50,33 @@ class Model(Section):
         description="where your own model is: file.py:name or package.module:name",
         examples=["net.py:model"],
     )
+    features: FeatureName | None = Field(
+        default=None,
+        description="what a picture is turned into first (hog: gradient histograms; free)",
+        examples=["hog"],
+    )
+    cell: Annotated[Whole | None, When("features", "hog", 4)] = Field(
+        default=None, description="the pixels of the side of a cell with model.features"
+    )
+    upright: Annotated[bool | None, When("features", "hog", False)] = Field(
+        default=None, description="whether a picture is first made upright by its own moments"
+    )
+
+    @model_validator(mode="after")
+    def _features_have_a_use(self) -> Self:
+        for key in ("cell", "upright"):
+            if self.features is None and getattr(self, key) is not None:
+                raise PlanError(
+                    f"model.{key} has no effect without model.features; remove it or add features"
+                )
+        if self.features is not None and self.name == "cnn":
+            raise PlanError.of(
+                "model.features",
+                self.features,
+                "absent for the cnn",
+                "it takes pictures; a softmax layer takes features",
+            )
+        return self
 
 
 class Local(Section):

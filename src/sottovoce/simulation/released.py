@@ -28,7 +28,7 @@ def play(
 ) -> tuple[Arrays, Prepared, float | None]:
     """The new model, what was paid with the noise that was drawn, and the clients' noised loss."""
     held, plan = federation.held, federation.plan
-    device = as_device(federation.model, shape=held.shape, classes=held.classes)
+    device = as_device(federation.model, shape=held.inputs, classes=held.classes)
     bound = plan.server.loss_bound if plan.server.signal == "clients" else None
     uploads, told, sigma = [], [], prepared.sigma.copy()
     present = np.flatnonzero(prepared.uploads)

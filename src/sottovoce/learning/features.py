@@ -1,0 +1,186 @@
+"""Fixed features: gradient histograms of a picture, a function of that one sample and nothing else.
+
+They are computed once, when rows are read, and cost no privacy: a record's features change only if
+the record does, so the sensitivity of a release is what it was. No number here is taken from data.
+numpy only, and only operations that IEEE rounds correctly (+ − × ÷ √ max), always in the same
+order: simulation, server and device get the same bits, whatever rows stand beside a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+
+Floats = NDArray[np.float32]
+
+NAMES = ("hog",)
+BINS = 8  # directions of a gradient, all around: a stroke has two sides
+SHARPNESS = 3  # squarings: a pixel counts in the bins near its direction by cos⁸ of the angle
+NORM = 4.0  # of a sample: the bias, whose feature is 1, takes little of a clipped gradient
+FLAT = 0.1  # against this a cell's strength is measured: what is flat stays flat
+CHUNK_NUMBERS = 1 << 21  # of one array: 8 MiB
+
+
+@dataclass(frozen=True)
+class Hog:
+    """Histograms of gradients over cells of a picture of `shape` (height, width, colours).
+
+    0. with `upright`: each line shifted along itself until the picture no longer leans;
+    1. g, the differences of a pixel's neighbours, right − left and lower − upper, 0 beyond the rim;
+    2. for each of 8 directions u_b: ‖g‖·max(0, cos∠(g, u_b))⁸, summed over the colours;
+    3. of each direction the sum over a cell, with weights that fall linearly into its neighbours;
+    4. a cell divided by √(0.1² + squares of its 3×3 neighbourhood): contrast no longer counts;
+    5. less the sample's mean, and brought to norm 4: every picture counts alike.
+
+    A picture with a number that is not finite has features that are none; such a row counts for
+    nothing when gradients are clipped.
+
+    >>> hog = Hog((28, 28, 1), cell=4)
+    >>> hog.width
+    392
+    >>> edge = np.zeros((1, 28, 28), np.float32)
+    >>> edge[0, :, 14:] = 1
+    >>> seen = hog.apply(edge.reshape(1, -1)).reshape(7, 7, 8)
+    >>> int(seen[3, 3].argmax()), round(float(np.linalg.norm(seen)), 4)
+    (0, 4.0)
+    """
+
+    shape: tuple[int, int, int]
+    cell: int
+    upright: bool = False
+
+    @property
+    def name(self) -> str:
+        """As plans and messages call it."""
+        return "hog"
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """How many cells there are, down and across; the last may stand over the rim."""
+        return -(-self.shape[0] // self.cell), -(-self.shape[1] // self.cell)
+
+    @property
+    def width(self) -> int:
+        """How many numbers a sample has afterwards."""
+        return math.prod(self.cells) * BINS
+
+    def apply(self, x: NDArray[np.floating]) -> Floats:
+        """The features of every row, (n, height · width · colours) → (n, width) of float32."""
+        rows = max(1, CHUNK_NUMBERS // (math.prod(self.shape) + self.width))
+        seen = np.empty((len(x), self.width), np.float32)
+        with np.errstate(all="ignore"):
+            for start in range(0, len(x), rows):
+                part = np.asarray(x[start : start + rows], np.float32)
+                seen[start : start + rows] = self._some(part.reshape(len(part), *self.shape))
+        return seen
+
+    def _some(self, pictures: Floats) -> Floats:
+        n, (down, across) = len(pictures), self.cells
+        pictures = _upright(pictures) if self.upright else pictures
+        padded = np.pad(pictures, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        right = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]
+        lower = padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
+        length = np.sqrt(right * right + lower * lower)
+        histograms = np.empty((n, down, across, BINS), np.float32)
+        for b, (cosine, sine) in enumerate(_directions()):
+            part = np.maximum(right * cosine + lower * sine, np.float32(0))
+            part = np.where(length == 0, length, part / length)
+            for _ in range(SHARPNESS):
+                part = part * part
+            part = _added(part * length, 3)
+            histograms[..., b] = _pooled(_pooled(part, 1, down, self.cell), 2, across, self.cell)
+        around = np.pad(_added(histograms * histograms, 3), ((0, 0), (1, 1), (1, 1)))
+        near = [around[:, i : i + down, j : j + across] for i in range(3) for j in range(3)]
+        strength = np.sqrt(sum(near, start=np.float32(FLAT * FLAT)))
+        flat = (histograms / strength[..., None]).reshape(n, -1)
+        flat -= np.mean(flat, axis=1, keepdims=True)
+        norm = np.sqrt(np.sum(flat * flat, axis=1, keepdims=True))
+        return np.asarray(np.where(norm == 0, flat, flat / norm * np.float32(NORM)), np.float32)
+
+
+def build(
+    name: str | None, shape: tuple[int, ...], cell: int | None, upright: bool | None = None
+) -> Hog | None:
+    """The features `name` of rows of `shape`, (height, width) or (height, width, colours).
+
+    >>> build("hog", (8, 8, 1), 4).width, build(None, (58,), None)
+    (32, None)
+    """
+    if name is None:
+        return None
+    if name not in NAMES:
+        raise InputError.of("features", name, " or ".join(NAMES), "or leave it out")
+    if len(shape) not in (2, 3):
+        raise InputError.of(
+            "model.features",
+            name,
+            f"absent for rows of shape {shape}",
+            "gradient histograms are of pictures (height, width, colours)",
+        )
+    most = min(shape[:2])
+    if cell is None or not 1 <= cell <= most:
+        raise InputError.of(
+            "model.cell", cell, f"a whole number from 1 to {most}", "the pixels of a cell's side"
+        )
+    return Hog((shape[0], shape[1], shape[2] if len(shape) == 3 else 1), cell, bool(upright))
+
+
+def _upright(pictures: Floats) -> Floats:
+    """Every picture sheared by its own moments, so that x and y no longer go together in it.
+
+    A line y is read from x + s·(y − ȳ), s = cov(x, y)/var(y) of the picture's ink, at most 1.
+    """
+    n, high, wide, _ = pictures.shape
+    ink = _added(pictures, 3)
+    y, x = np.arange(high, dtype=np.float32)[:, None], np.arange(wide, dtype=np.float32)
+
+    def mean(values: Floats) -> Floats:
+        return np.asarray(np.sum((ink * values).reshape(n, -1), axis=1)[:, None, None] / total)
+
+    total = np.sum(ink.reshape(n, -1), axis=1)[:, None, None]
+    total = np.where(total > 0, total, np.float32(1))  # a picture without ink leans nowhere
+    down, across = y - mean(y * np.ones_like(x)), x - mean(x * np.ones_like(y))
+    spread = mean(down * down)
+    lean = np.where(spread > 0, mean(down * across) / spread, np.float32(0))
+    place = x + np.clip(lean, np.float32(-1), np.float32(1)) * down
+    left = np.floor(place)
+    part = (place - left)[..., None]
+    # Beyond the rim there is nothing; what is not finite is read there, and is not finite anyway.
+    at = np.clip(np.nan_to_num(left, nan=-1), -1, wide).astype(np.int64)[..., None] + 1
+    padded = np.pad(pictures, ((0, 0), (0, 0), (1, 2), (0, 0)))
+    one = np.take_along_axis(padded, at, axis=2)
+    other = np.take_along_axis(padded, at + 1, axis=2)
+    return np.asarray((1 - part) * one + part * other, np.float32)
+
+
+def _directions() -> list[tuple[np.float32, np.float32]]:
+    """cos and sin of the middle of every bin, rounded so that every machine has the same."""
+    turns = [2 * math.pi * b / BINS for b in range(BINS)]
+    return [(np.float32(round(math.cos(a), 9)), np.float32(round(math.sin(a), 9))) for a in turns]
+
+
+def _added(values: Floats, axis: int) -> Floats:
+    """The sum along an axis, in its order."""
+    parts = np.moveaxis(values, axis, 0)
+    total = np.zeros(parts.shape[1:], np.float32)
+    for part in parts:
+        total = total + part
+    return total
+
+
+def _pooled(values: Floats, axis: int, cells: int, cell: int) -> Floats:
+    """Sums over windows of two cells, one cell apart, with weights like a tent."""
+    values = np.moveaxis(values, axis, 0)
+    before = cell // 2
+    after = (cells + 1) * cell - len(values) - before
+    padded = np.pad(values, ((before, after), *[(0, 0)] * (values.ndim - 1)))
+    total = np.zeros((cells, *values.shape[1:]), np.float32)
+    for k in range(2 * cell):
+        tent = np.float32(1 - abs(k + 0.5 - cell) / cell)
+        total = total + tent * padded[k : k + cells * cell : cell][:cells]
+    return np.asarray(np.moveaxis(total, 0, axis))
