@@ -175,8 +175,8 @@ class Ledger:
 def books_hold(node: Node) -> Ledger:
     """Hold the vault against the promise, in exact arithmetic, or fail.
 
-    Every reserve: μ² of the whole turn ≤ 1/floor². Every stored upload: the σ it states is the noise
-    booked for it, and that noise is worth no more than was booked. All together: within the budget.
+    Every reserve: μ² of the whole turn ≤ 1/floor². Every stored upload: the σ it states is the
+    noise booked for it, and worth no more than was booked. All together: within the budget.
     """
     with Vault.open(node.vault, dataset=None) as vault:
         policy, answers = vault.policy, {}

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce import checkpoint, public, seeds
+from sottovoce import checkpoint, holdings, public, seeds
 from sottovoce.errors import RunError
 from sottovoce.federation import told
-from sottovoce.holdings import Holdings, Samples, hold
+from sottovoce.holdings import Holdings, Samples
 from sottovoce.learning import imported
 from sottovoce.ledger import operate
 from sottovoce.plan import Plan
@@ -35,7 +35,7 @@ def deal(plan: Plan, out: Path) -> list[Path]:
 
     Who gets which rows is drawn anew each time; the plan that is written names files absolutely.
     """
-    held = hold(plan, seed=seeds.fresh())
+    held = holdings.dealt(plan, seed=seeds.fresh())  # as read: a node makes features itself
     plan = anchored(told(plan, held))
     checkpoint.make(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)

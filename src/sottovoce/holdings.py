@@ -87,6 +87,11 @@ class Holdings:
 
 
 def hold(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
+    """Who holds what, as the plan's model sees it."""
+    return seen(plan, dealt(plan, seed=seed, data=data))
+
+
+def dealt(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
     """Who holds what: reads the data, and deals it by the seed.
 
     With `data.validation = 0` the test rows are what the server steers by, as in the paper.
@@ -95,7 +100,7 @@ def hold(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
         held = _named(plan, seed) if plan.data.path is None else _table(plan, seed)
     else:
         held = _split_arrays(plan, data, seed) if is_pair(data.train) else _client_arrays(data)
-    return seen(plan, held if len(held.validation.y) else replace(held, validation=held.test))
+    return held if len(held.validation.y) else replace(held, validation=held.test)
 
 
 def seen(plan: Plan, held: Holdings) -> Holdings:

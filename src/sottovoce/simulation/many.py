@@ -81,8 +81,8 @@ def simulate_each(
     held: dict[Any, Holdings] = {}
     for plan in plans:
         for seed in seeds:
-            own = plan.model
-            where = (plan.data, own.features, own.cell, own.upright, seed)
+            seen = (plan.model.features, plan.model.cell, plan.model.upright)
+            where = (plan.data, seen, seed)
             if where not in held:
                 held[where] = hold(plan, seed=seed, data=given)
             runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))

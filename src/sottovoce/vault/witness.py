@@ -130,8 +130,8 @@ def read_kept(vault: str) -> Receipt | None:
     receipt = _read(path)
     if receipt is False or (receipt and receipt.vault != vault):
         raise VaultRefusal(
-            f"{path} is damaged or unreadable, so nobody can tell whether this is the newest state; remove it "
-            "if nothing was put back from a backup, and open the vault again"
+            f"{path} is damaged or unreadable, so nobody can tell whether this is the newest; "
+            "remove it if nothing was put back from a backup, and open the vault again"
         )
     return receipt or None
 
