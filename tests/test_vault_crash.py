@@ -103,8 +103,8 @@ MUTANTS = {
     ),
     "no sync of the witness": (
         "witness.py",
-        "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n    steps",
-        "        pass\n    finally:\n        os.close(descriptor)\n    steps",
+        "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n    return part",
+        "        pass\n    finally:\n        os.close(descriptor)\n    return part",
     ),
     "no sync of the folder": (
         "witness.py",

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 from vault_play import DATASET, POLICY, request
 
@@ -209,12 +210,14 @@ def look(folder: Path, disk: Disk, image: dict[str, bytes], where: str) -> str:
     _lay_out(folder, image)
     # Every image is one past of the same machine: what it saw in another has not happened.
     shutil.rmtree(_state(folder), ignore_errors=True)
-    os.environ["SOTTOVOCE_STATE"] = str(_state(folder))
     if NAME not in image:
         assert not disk.made, f"the vault is gone {where}"
         return "not yet made"
     try:
-        with Vault.open(folder / NAME, dataset=DATASET) as vault:
+        with (
+            mock.patch.dict(os.environ, SOTTOVOCE_STATE=str(_state(folder))),
+            Vault.open(folder / NAME, dataset=DATASET) as vault,
+        ):
             assert vault.spent >= UNITS * disk.debits, f"a debit is gone {where}"
             for t, digest in disk.left.items():
                 entry = vault.find("run", t)
