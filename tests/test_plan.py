@@ -69,7 +69,7 @@ MALFORMED = [
     ("data.name.x = 1", "data.name must be digits, mnist, cifar10, acs, adult, ipums or arrays"),
     ("schema_version = 1", "did you mean schema?"),
     # of a later version: unknown as yet
-    ("[model]\nfeatures = 'pca'", "unknown key model.features"),
+    ("[model]\nlenses = 'pca'", "unknown key model.lenses"),
     ("[server]\nloss_bound = 3", "server.loss_bound has no effect with server.signal = public"),
     ("[data]\nname = 'census'", "data.name must be digits, mnist, cifar10, acs, adult, ipums or"),
     ("[data]\nsplit = 'column'", "data.split must be iid, labels, sizes or dirichlet"),
