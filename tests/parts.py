@@ -13,7 +13,7 @@ import sys
 import time
 
 BIN = ".venv/bin"
-PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal"]  # many wait for processes
 
 INSTALL = ("install", ["make", "--no-print-directory", ".venv/.dev"])
 CHECK = [
