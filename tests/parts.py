@@ -13,7 +13,8 @@ import sys
 import time
 
 BIN = ".venv/bin"
-PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal"]  # many wait for processes
+# Three workers on two cores: a third of the tests wait for processes of their own.
+PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal"]
 
 INSTALL = ("install", ["make", "--no-print-directory", ".venv/.dev"])
 CHECK = [

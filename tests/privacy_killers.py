@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -210,7 +211,9 @@ def noise_is_fresh():
         assert abs(np.corrcoef(a, b)[0, 1]) < 0.08  # 8 sd at least
         assert np.mean(a == b) < 0.01
     reader, writer = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():  # JAX warns of forks where a test before this one loaded it
+        warnings.simplefilter("ignore")
+        child = os.fork()
     if child == 0:
         os.write(writer, _drawn(paid)[:100].tobytes())
         os._exit(0)

@@ -319,8 +319,8 @@ def test_a_resumed_run_does_without_those_that_stay_away(tmp_path):
     settled(done, transport)
 
 
-def test_a_resumed_server_still_knows_a_vault_that_was_set_back(tmp_path):
-    """An older copy, witness and all: only the server's receipt can tell, so it must keep it."""
+def test_a_resumed_server_still_knows_a_vault_that_was_set_back(tmp_path, monkeypatch):
+    """An older copy, witnesses and all: only the server's receipt can tell, so it must keep it."""
     transport, out = Direct(clients(tmp_path)), tmp_path / "run"
     files = [p for p in tmp_path.iterdir() if p.name.startswith("client-1.vault")]
     old = {path: path.read_bytes() for path in files}
@@ -333,6 +333,7 @@ def test_a_resumed_server_still_knows_a_vault_that_was_set_back(tmp_path):
         go(transport, out, on_round=stop)
     for path, content in old.items():
         path.write_bytes(content)
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "another machine"))
     again = Direct(transport.nodes)
     done = go(again, out, resume=True)
     assert done.record["rounds"][2]["refused"] == {"vault": 1}

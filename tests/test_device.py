@@ -236,7 +236,7 @@ def test_a_node_file_may_tighten_its_vault_and_not_loosen_it(ram):
     tighter = make_node(ram, epsilon=4.0, vault=False)
     assert kind(device.answer(ask().to_blob(), tighter)) == "upload"
     assert books_hold(node).limit < FULL
-    assert kind(device.answer(ask(t=1).to_blob(), node)) == "vault"  # back to 8 is loosening
+    assert kind(device.answer(ask(t=1).to_blob(), node)) == "policy"  # back to 8 is loosening
     stricter = make_node(ram, epsilon=4.0, clip=0.5, vault=False)
     assert kind(device.answer(ask(t=1).to_blob(), stricter)) == "policy"
 

@@ -32,7 +32,7 @@ from test_flower_transport import lives, until
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 6
+ROUNDS = 10
 COMMAND = [sys.executable, "-m", "sottovoce", "federate"]
 SCHEMA = json.loads(
     resources.files("sottovoce").joinpath("schemas", "record.json").read_text("utf-8")
