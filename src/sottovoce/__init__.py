@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from sottovoce.learning.models import custom
     from sottovoce.plan import Plan
     from sottovoce.privacy.budget import Budget, Guarantee
+    from sottovoce.simulation.done import RoundDone
     from sottovoce.simulation.many import simulate_many
-    from sottovoce.simulation.run import RoundDone, resume, simulate
+    from sottovoce.simulation.run import resume, simulate
     from sottovoce.trained import Trained, load
 
 _HOMES = {
@@ -36,7 +37,7 @@ _HOMES = {
     "Plan": "plan",
     "PlanError": "errors",
     "Refusal": "errors",
-    "RoundDone": "simulation.run",
+    "RoundDone": "simulation.done",
     "RunError": "errors",
     "SottovoceError": "errors",
     "TankEmpty": "errors",

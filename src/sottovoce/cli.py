@@ -19,6 +19,7 @@ import typer.core
 
 from sottovoce._version import __version__
 from sottovoce.cli_ledger import ledger_app
+from sottovoce.cli_options import AsJson, Quick, Quiet, RecordAsJson, Resume, RunFolder, Settings
 from sottovoce.errors import InputError, SottovoceError
 
 # With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
@@ -108,7 +109,7 @@ def calibrate(
     calibration: Annotated[
         str | None, typer.Option(help="exact | zcdp | paper.", metavar="NAME")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Numbers only: the noise a budget buys, and what the paper's noise really guarantees.
 
@@ -142,23 +143,14 @@ def train(
     plan: Annotated[
         Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A new or empty folder for the run (default: runs/…).")
-    ] = None,
+    settings: Settings = None,
+    out: RunFolder = None,
     seed: Annotated[
         int | None, typer.Option(help="Make the simulation repeatable (default: from the OS).")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run that was stopped in --out.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The record on stdout.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="No progress, only what came out.")
-    ] = False,
+    resume: Resume = False,
+    as_json: RecordAsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model in a private federation, simulated on this machine.
 
@@ -186,32 +178,23 @@ def federate(
     clients: Annotated[
         int | None, typer.Option(help="How many clients (the same as --set data.clients=N).")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A new or empty folder for the run (default: runs/…).")
-    ] = None,
+    settings: Settings = None,
+    out: RunFolder = None,
     deadline: Annotated[
         float | None, typer.Option(help="Seconds a round waits for answers (default: 600).")
     ] = None,
     minimum: Annotated[
         int | None, typer.Option(help="Uploads without which a round does not count (default: 1).")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run that was stopped in --out.")
-    ] = False,
+    resume: Resume = False,
     keep_uploads: Annotated[
         bool, typer.Option("--keep-uploads", help="Keep every upload that counted.")
     ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no authentication: a demonstration.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The record on stdout.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="No progress, only what came out.")
-    ] = False,
+    as_json: RecordAsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model in a real federation on Flower: a server and N clients on this machine.
 
@@ -284,7 +267,7 @@ def predict(
     file: Annotated[
         Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv; a table: .csv, .parquet.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the class of each sample of a file, one a line.
 
@@ -338,16 +321,14 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(help="Figures, or all. Without one: a list of them.")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small version of each: minutes become seconds.")
-    ] = False,
+    quick: Quick = False,
     out: Annotated[
         Path, typer.Option(help="The folder of the results; what it has is not run again.")
     ] = Path("results"),
     claims: Annotated[
         bool, typer.Option("--claims", help="Print the table of claims of --out, and do no more.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make the figures of the paper, with a verdict on every claim.
 
@@ -383,14 +364,12 @@ def audit(
             metavar="[PLAN | RUN]",
         ),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small version: minutes become seconds.")
-    ] = False,
+    quick: Quick = False,
     out: Annotated[
         Path | None,
         typer.Option(help="A new or empty folder (default: runs/audit-… or RUN/audit)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play the curious server: attacks, and a measured ε beside the promised one.
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import click
 import typer
 
+from sottovoce.cli_options import AsJson
+
 ledger_app = typer.Typer(
     help="A client's vault: its privacy budget and everything that was released under it.",
     no_args_is_help=True,
@@ -18,7 +20,6 @@ VaultFile = Annotated[Path, typer.Argument(help="The vault.", metavar="VAULT")]
 NodeFile = Annotated[
     Path | None, typer.Option(help="The client's node file, which names vault and data.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @ledger_app.command()

@@ -46,7 +46,8 @@ from sottovoce.server.checks import Accepted, Expected
 from sottovoce.server.registry import Member
 from sottovoce.server.roll import LASTING, Patience, Roll, Transport, gather, rejoin
 from sottovoce.simulation import course
-from sottovoce.simulation.run import RoundDone, confused, done_of, first_model, scores
+from sottovoce.simulation.done import RoundDone, done_of
+from sottovoce.simulation.scoring import confused, first_model, scores
 from sottovoce.trained import Trained
 
 UPLOADS = "uploads"

@@ -245,7 +245,7 @@ class _Follower:
         self.seen = False
 
     def __call__(self) -> None:
-        from sottovoce.simulation.run import RoundDone
+        from sottovoce.simulation.done import RoundDone
 
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self.read)

@@ -17,7 +17,7 @@ from sottovoce.privacy.budget import UNDISCLOSED
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sottovoce.simulation.run import RoundDone
+    from sottovoce.simulation.done import RoundDone
 
 
 def show_for(stream: TextIO, *, quiet: bool, waiting: str) -> Quiet:

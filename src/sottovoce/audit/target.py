@@ -17,7 +17,7 @@ from sottovoce.learning.models import Mlp
 from sottovoce.learning.names import named
 from sottovoce.plan import Plan
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.simulation.run import first_model
+from sottovoce.simulation.scoring import first_model
 from sottovoce.trained import load
 
 SEED = 0  # of the split and the first model; nothing that protects anybody comes from it

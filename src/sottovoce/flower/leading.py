@@ -37,7 +37,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.flower.transport import Failure, Roll, Seat
 
 if TYPE_CHECKING:
-    from sottovoce.simulation.run import RoundDone
+    from sottovoce.simulation.done import RoundDone
 
 LOCK = "server.lock"
 # A server that is being stopped may still write its record.

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -20,37 +18,22 @@ from sottovoce import checkpoint, record
 from sottovoce import seeds as seeding
 from sottovoce.checkpoint import ServerState
 from sottovoce.errors import InputError, RunError
-from sottovoce.fairness import fairness
 from sottovoce.federation import Federation, build
-from sottovoce.holdings import Given, Pair, Samples, is_pair
-from sottovoce.learning.evaluate import confusion, evaluate, right
+from sottovoce.holdings import Given, Pair
 from sottovoce.learning.gradients import ForeignModel
-from sottovoce.learning.models import Model, Params
+from sottovoce.learning.models import Params
 from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
 from sottovoce.seeds import Purpose
 from sottovoce.simulation import course
+from sottovoce.simulation.done import OnRound, done_of
+from sottovoce.simulation.given import adapted
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.round import Orders, Rows, play
+from sottovoce.simulation.scoring import confused, fairness_of, first_model, on_device, scores
 from sottovoce.trained import Trained
 
-OnRound = Callable[["RoundDone"], None]
-FOREIGN_ROWS = 1024  # evaluated at a time where the model is not JAX's
 CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
-
-
-@dataclass(frozen=True)
-class RoundDone:
-    """What `on_round` is told after each round."""
-
-    t: int
-    horizon: int
-    next_horizon: int
-    uploads: int
-    sigma: float  # the median over those of the cohort that disclose it; NaN if nobody does
-    loss: float
-    accuracy: float
-    fuel: float  # the least any client has left: 1 is full, 0 is empty
 
 
 @dataclass(eq=False)
@@ -301,43 +284,9 @@ def started(federation: Federation, seed: int) -> Run:
     return Run(federation, seed, (state, _alone(params), 0))
 
 
-def first_model(model: AnyModel, seed: int) -> Params:
-    """w⁰, which is public: anyone may know the seed of it."""
-    if isinstance(model, ForeignModel):
-        return model.first(seed)
-    return _init(model, jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT))))
-
-
-@partial(jax.jit, static_argnums=0)  # one compilation a model, not one an operation
-def _init(model: Model, key: jax.Array) -> Params:
-    return model.init(key)
-
-
 def _alone(params: Params) -> Params:
     """A batch of one."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
-
-
-_PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
-
-
-def on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
-    """The rows where JAX computes, brought there once however many runs look at them."""
-    if samples not in _PLACED:
-        _PLACED[samples] = jnp.asarray(samples.x), jnp.asarray(samples.y)
-    return _PLACED[samples]
-
-
-def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, float]:
-    """Mean loss and accuracy."""
-    if isinstance(model, ForeignModel):
-        pieces = range(0, len(samples.y), FOREIGN_ROWS)
-        parts = [(samples.x[i : i + FOREIGN_ROWS], samples.y[i : i + FOREIGN_ROWS]) for i in pieces]
-        each = [model.losses(params, x, y) for x, y in parts]
-        hits = [model.predict(params, x) == y for x, y in parts]
-        return float(np.mean(np.concatenate(each))), float(np.mean(np.concatenate(hits)))
-    loss, accuracy = evaluate(model, params, *on_device(samples))
-    return float(loss), float(accuracy)
 
 
 def _rows(batch: list[Run]) -> tuple[Rows, list[int]]:
@@ -402,92 +351,11 @@ def trained(run: Run, status: str, began: datetime) -> Trained:
         started=began,
         test=scores(federation.model, params, test),
         confusion=confused(federation.model, federation.held.classes, params, test),
-        fairness=_fairness(federation, params),
+        fairness=fairness_of(federation, params),
         not_covered=("unvaulted",) if federation.plan.noise == "secure" else (),
     )
     return Trained(made, federation.model, params)
 
 
-def confused(
-    model: AnyModel, classes: int, params: Params, samples: Samples
-) -> list[list[int]] | None:
-    """How many rows of each class are taken for which; None where there are too many classes."""
-    if classes > record.MOST_CONFUSED:
-        return None
-    if isinstance(model, ForeignModel):
-        table = np.zeros((classes, classes), int)
-        np.add.at(table, (samples.y, model.predict(params, samples.x)), 1)
-    else:
-        table = np.asarray(_told(model, classes, params, *on_device(samples)))
-    return cast(list[list[int]], table.tolist())
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _told(model: Model, classes: int, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
-    return confusion(model, params, x, y, classes)
-
-
-def _fairness(federation: Federation, params: Params) -> dict[str, Any]:
-    test, owner = federation.held.test, federation.held.test_owner
-    hits = np.zeros(0, dtype=bool)
-    model = federation.model
-    if owner is not None and isinstance(model, ForeignModel):
-        hits = model.predict(params, test.x) == test.y
-    elif owner is not None and isinstance(model, Model):
-        hits = np.asarray(right(model, params, *on_device(test)))
-    return fairness(hits, owner, federation.epsilon, federation.delta)
-
-
 def _save(run: Run, folder: Path, header: dict[str, Any]) -> None:
     checkpoint.save(folder, run.state, named(run.params), header)
-
-
-def done_of(state: ServerState) -> RoundDone | None:
-    """The newest round in the words of `on_round`; None where the last one came to nothing."""
-    if not state.rounds or state.exhausted:
-        return None
-    last = state.rounds[-1]
-    loss, sigma = last["validation_loss"], last["sigma"]["median"]
-    return RoundDone(
-        t=last["t"],
-        horizon=last["horizon"],
-        next_horizon=last["next_horizon"],
-        uploads=last["uploads"],
-        sigma=float("nan") if sigma is None else sigma,
-        loss=float("nan") if loss is None else loss,
-        accuracy=last["validation_accuracy"],
-        fuel=float(state.tank.left_fraction.min()),
-    )
-
-
-def adapted(plan: Plan, given: Given | None, model: AnyModel | None) -> Plan:
-    """The plan with what the arrays and the model given from Python say themselves."""
-    changes: dict[str, object] = {}
-    if model is not None:
-        changes["model.name"] = "custom"
-    if given is not None:
-        changes |= _of_arrays(plan, given)
-    return plan.replace(**changes) if changes else plan
-
-
-def _of_arrays(plan: Plan, given: Given) -> dict[str, object]:
-    changes: dict[str, object] = {}
-    if plan.data.name != "arrays":
-        changes["data.name"] = "arrays"
-        if is_pair(given.train):
-            part = max(1, _length(given.train) // 10)
-            changes |= {"data.validation": part, "data.test": part}
-    for name, pair in (("validation", given.validation), ("test", given.test)):
-        if pair is not None:
-            changes[f"data.{name}"] = _length(pair)
-    if not is_pair(given.train):
-        sizes = [_length(pair) for pair in given.train]
-        changes |= {"data.clients": len(sizes), "data.split": "sizes", "data.samples": sizes}
-    return changes
-
-
-def _length(pair: Any) -> int:
-    try:
-        return max(1, len(pair[1]))
-    except (TypeError, LookupError):
-        return 1  # no pair at all: `build` says so, in its own words

@@ -1,0 +1,89 @@
+"""The first model, and how good a model is: loss, accuracy, confusion, fairness; no noise here."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sottovoce import record
+from sottovoce import seeds as seeding
+from sottovoce.fairness import fairness
+from sottovoce.federation import Federation
+from sottovoce.holdings import Samples
+from sottovoce.learning.evaluate import confusion, evaluate, right
+from sottovoce.learning.gradients import ForeignModel
+from sottovoce.learning.models import Model, Params
+from sottovoce.learning.names import AnyModel
+from sottovoce.seeds import Purpose
+
+FOREIGN_ROWS = 1024  # evaluated at a time where the model is not JAX's
+
+
+def first_model(model: AnyModel, seed: int) -> Params:
+    """w⁰, which is public: anyone may know the seed of it."""
+    if isinstance(model, ForeignModel):
+        return model.first(seed)
+    return _init(model, jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT))))
+
+
+@partial(jax.jit, static_argnums=0)  # one compilation a model, not one an operation
+def _init(model: Model, key: jax.Array) -> Params:
+    return model.init(key)
+
+
+_PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
+
+
+def on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
+    """The rows where JAX computes, brought there once however many runs look at them."""
+    if samples not in _PLACED:
+        _PLACED[samples] = jnp.asarray(samples.x), jnp.asarray(samples.y)
+    return _PLACED[samples]
+
+
+def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, float]:
+    """Mean loss and accuracy."""
+    if isinstance(model, ForeignModel):
+        pieces = range(0, len(samples.y), FOREIGN_ROWS)
+        parts = [(samples.x[i : i + FOREIGN_ROWS], samples.y[i : i + FOREIGN_ROWS]) for i in pieces]
+        each = [model.losses(params, x, y) for x, y in parts]
+        hits = [model.predict(params, x) == y for x, y in parts]
+        return float(np.mean(np.concatenate(each))), float(np.mean(np.concatenate(hits)))
+    loss, accuracy = evaluate(model, params, *on_device(samples))
+    return float(loss), float(accuracy)
+
+
+def confused(
+    model: AnyModel, classes: int, params: Params, samples: Samples
+) -> list[list[int]] | None:
+    """How many rows of each class are taken for which; None where there are too many classes."""
+    if classes > record.MOST_CONFUSED:
+        return None
+    if isinstance(model, ForeignModel):
+        table = np.zeros((classes, classes), int)
+        np.add.at(table, (samples.y, model.predict(params, samples.x)), 1)
+    else:
+        table = np.asarray(_told(model, classes, params, *on_device(samples)))
+    return cast(list[list[int]], table.tolist())
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _told(model: Model, classes: int, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+    return confusion(model, params, x, y, classes)
+
+
+def fairness_of(federation: Federation, params: Params) -> dict[str, Any]:
+    """Accuracy by client and by budget, where the test rows have owners."""
+    test, owner = federation.held.test, federation.held.test_owner
+    hits = np.zeros(0, dtype=bool)
+    model = federation.model
+    if owner is not None and isinstance(model, ForeignModel):
+        hits = model.predict(params, test.x) == test.y
+    elif owner is not None and isinstance(model, Model):
+        hits = np.asarray(right(model, params, *on_device(test)))
+    return fairness(hits, owner, federation.epsilon, federation.delta)
