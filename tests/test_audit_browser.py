@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import json
 import re
 
 import pytest
 from example_audit import example
 
+from browser import WIDTHS, browser, measured, shown
 from sottovoce.audit import page as pages
-from test_report_browser import MEASURE, WIDTHS, browser, chromium
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -23,15 +21,11 @@ def page(tmp_path_factory):
 
 
 def test_the_browser_shows_verdict_and_pictures_without_complaint(browser, page, tmp_path):
-    done = chromium(
-        *(browser, tmp_path / "profile", "--enable-logging=stderr", "--log-level=0"),
-        *("--dump-dom", page.as_uri()),
-    )
-    assert "CONSOLE" not in done.stderr  # neither errors nor blocked requests
+    dom = shown(browser, page, tmp_path / "profile")
     written = page.read_text("utf-8")
-    assert re.search("<h1>(.*?)</h1>", written)[1] in done.stdout.replace("&nbsp;", "\u00a0")
-    assert done.stdout.count("<svg") == written.count("<svg") == 9
-    assert done.stdout.count("<image") == written.count("<image") > 50  # reconstructions
+    assert re.search("<h1>(.*?)</h1>", written)[1] in dom.replace("&nbsp;", "\u00a0")
+    assert dom.count("<svg") == written.count("<svg") == 9
+    assert dom.count("<image") == written.count("<image") > 50  # reconstructions
     assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", written)
 
 
@@ -41,17 +35,7 @@ def test_ids_are_unique(page):
 
 
 def test_nothing_overflows_and_letters_stay_legible(browser, page, tmp_path):
-    held = html.escape(page.read_text("utf-8"))
-    frames = "".join(
-        f'<iframe style="border:0;width:{width}px;height:900px" srcdoc="{held}"></iframe>'
-        for width in WIDTHS
-    )
-    outer = tmp_path / "frames.html"
-    outer.write_text(
-        f'<!doctype html><title></title><body onload="{html.escape(MEASURE)}">{frames}', "utf-8"
-    )
-    dom = chromium(browser, tmp_path / "profile", "--dump-dom", outer.as_uri()).stdout
-    found = json.loads(re.search("<title>(.*?)</title>", dom, re.DOTALL)[1])
+    found = measured(browser, page, tmp_path / "profile")
     for width, (inner, closed, _, figure, letters) in zip(WIDTHS, found, strict=True):
         assert inner == width
         assert closed <= width

@@ -6,12 +6,8 @@ The results are made up (`example_results`): the page is what is tested here, an
 from __future__ import annotations
 
 import base64
-import functools
-import html
-import http.server
 import json
 import re
-import threading
 from pathlib import Path
 
 import matplotlib.image
@@ -19,8 +15,8 @@ import numpy as np
 import pytest
 from example_results import fill
 
+from browser import DARK, LIGHT, WIDTHS, browser, chromium, measured, requests, shown
 from sottovoce.experiments.definition import figure, names
-from test_report_browser import DARK, LIGHT, browser, chromium
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -35,34 +31,17 @@ def page(tmp_path_factory) -> Path:
 
 
 def test_the_browser_shows_every_figure_without_complaint(browser, page, tmp_path):
-    done = chromium(
-        *(browser, tmp_path / "profile", "--enable-logging=stderr", "--log-level=0"),
-        *("--dump-dom", page.as_uri()),
-    )
-    assert "CONSOLE" not in done.stderr
+    dom = shown(browser, page, tmp_path / "profile")
     written = page.read_text("utf-8")
-    assert done.stdout.count("<svg") == written.count("<svg") >= 40
+    assert dom.count("<svg") == written.count("<svg") >= 40
     for name in names():
-        assert f'id="{name}"' in done.stdout
+        assert f'id="{name}"' in dom
 
 
 def test_a_served_page_asks_for_nothing_else(browser, page, tmp_path):
-    asked: list[str] = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, form: str, *values: object) -> None:
-            asked.append(self.path)
-
-    serve = functools.partial(Handler, directory=page.parent)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/index.html"
-        chromium(browser, tmp_path / "profile", "--dump-dom", address)
-        server.shutdown()
-    assert asked == ["/index.html"]
+    assert requests(browser, page, tmp_path / "profile") == [f"/{page.name}"]
 
 
-WIDTHS = (320, 390, 840, 1280)
 MEASURE = """
 document.title = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
   const doc = frame.contentDocument, root = doc.documentElement, win = frame.contentWindow;
@@ -88,16 +67,7 @@ document.title = JSON.stringify([...document.querySelectorAll("iframe")].map(fra
 
 def test_nothing_overflows_letters_are_legible_and_the_switches_switch(browser, page, tmp_path):
     """In frames, because a browser's window cannot be as narrow as a phone."""
-    held = html.escape(page.read_text("utf-8"))
-    frames = "".join(
-        f'<iframe style="border:0;width:{width}px;height:900px" srcdoc="{held}"></iframe>'
-        for width in WIDTHS
-    )
-    outer = tmp_path / "frames.html"
-    script = html.escape(MEASURE.replace("SWEPT", SWEPT))
-    outer.write_text(f'<!doctype html><title></title><body onload="{script}">{frames}', "utf-8")
-    dom = chromium(browser, tmp_path / "profile", "--dump-dom", outer.as_uri()).stdout
-    found = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom, re.DOTALL)[1]))
+    found = measured(browser, page, tmp_path / "profile", MEASURE.replace("SWEPT", SWEPT))
     for width, seen in zip(WIDTHS, found, strict=True):
         assert seen["inner"] == width
         assert seen["closed"] <= width

@@ -1,20 +1,8 @@
-"""The page in a real browser: what it shows, on a phone and a desk, in the light and in the dark.
-
-Chromium is driven by its command line alone. The page has no scripts and forbids them; to measure
-it, another page holds it in a frame and writes what it measured into its own title.
-"""
+"""The page in a real browser: what it shows, on a phone and a desk, in light and dark."""
 
 from __future__ import annotations
 
-import functools
-import html
-import http.server
-import json
-import os
 import re
-import shutil
-import subprocess
-import threading
 import zlib
 from pathlib import Path
 
@@ -23,47 +11,18 @@ import numpy as np
 import pytest
 from example_record import example
 
+from browser import DARK, LIGHT, WIDTHS, browser, chromium, measured, requests, shown
 from sottovoce.report import render
 
+__all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-]
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 CASES = {
     "default": {},
     "budgets": {"epsilon": [2.0] * 4 + [4.0] * 3 + [16.0] * 3, "per_round": 6, "noise": "secure"},
     "paper": {"calibration": "paper", "epsilon": 20.0, "per_round": 6},
     "no round": {"stop_after": 0},
 }
-LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"
-
-
-@pytest.fixture(scope="session")
-def browser() -> str:
-    """The browser's command; CI must have one, elsewhere its absence skips."""
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
-    if found is None:
-        missing = f"no browser on PATH (looked for {', '.join(NAMES)}): apt-get install chromium"
-        if os.environ.get("CI") == "true":
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return found
-
-
-def chromium(browser: str, profile: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [browser, *FLAGS, f"--user-data-dir={profile}", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 @pytest.fixture(scope="session", params=CASES)
@@ -83,48 +42,17 @@ def default_page(tmp_path_factory) -> Path:
 
 
 def test_the_browser_shows_headline_and_figures_without_complaint(browser, page, tmp_path):
-    done = chromium(
-        *(browser, tmp_path / "profile", "--enable-logging=stderr", "--log-level=0"),
-        *("--dump-dom", page.as_uri()),
-    )
-    assert "CONSOLE" not in done.stderr  # neither errors nor blocked requests
+    dom = shown(browser, page, tmp_path / "profile")
     written = page.read_text("utf-8")
     headline = re.search("<h1>(.*?)</h1>", written)[1]
-    assert headline in done.stdout.replace("&nbsp;", "\u00a0")
-    assert done.stdout.count("<svg") == written.count("<svg") >= 1
-    assert done.stdout.count("<table") == written.count("<table")
-
-
-WIDTHS = (320, 390, 840, 1280)
-MEASURE = """
-document.title = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
-  const doc = frame.contentDocument, root = doc.documentElement, closed = root.scrollWidth;
-  const all = (what, how) => [...doc.querySelectorAll(what)].map(how);
-  all("details", d => { d.open = true; });
-  const size = svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
-  return [
-    root.clientWidth, closed, root.scrollWidth,
-    Math.min(...all("figure svg", svg => svg.getBoundingClientRect().width)),
-    Math.min(...all("figure svg text",
-      text => parseFloat(getComputedStyle(text).fontSize) * size(text.closest("svg")))),
-  ];
-}))
-"""
+    assert headline in dom.replace("&nbsp;", "\u00a0")
+    assert dom.count("<svg") == written.count("<svg") >= 1
+    assert dom.count("<table") == written.count("<table")
 
 
 def test_nothing_overflows_and_letters_stay_legible(browser, page, tmp_path):
     """In frames, because a browser's window cannot be as narrow as a phone."""
-    held = html.escape(page.read_text("utf-8"))
-    frames = "".join(
-        f'<iframe style="border:0;width:{width}px;height:900px" srcdoc="{held}"></iframe>'
-        for width in WIDTHS
-    )
-    outer = tmp_path / "frames.html"
-    outer.write_text(
-        f'<!doctype html><title></title><body onload="{html.escape(MEASURE)}">{frames}', "utf-8"
-    )
-    dom = chromium(browser, tmp_path / "profile", "--dump-dom", outer.as_uri()).stdout
-    found = json.loads(re.search("<title>(.*?)</title>", dom, re.DOTALL)[1])
+    found = measured(browser, page, tmp_path / "profile")
     for width, (inner, closed, opened, figure, letters) in zip(WIDTHS, found, strict=True):
         assert inner == width
         assert closed <= width
@@ -134,19 +62,7 @@ def test_nothing_overflows_and_letters_stay_legible(browser, page, tmp_path):
 
 
 def test_a_served_page_asks_for_nothing_else(browser, default_page, tmp_path):
-    asked: list[str] = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, form: str, *values: object) -> None:
-            asked.append(self.path)
-
-    serve = functools.partial(Handler, directory=default_page.parent)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/report.html"
-        chromium(browser, tmp_path / "profile", "--dump-dom", address)
-        server.shutdown()
-    assert asked == ["/report.html"]
+    assert requests(browser, default_page, tmp_path / "profile") == [f"/{default_page.name}"]
 
 
 def test_light_and_dark_are_both_drawn(browser, default_page, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from sottovoce._version import __version__
@@ -13,9 +12,9 @@ from sottovoce.audit.ceiling import CONFIDENCE
 from sottovoce.audit.findings import Findings
 from sottovoce.audit.table import message, shown
 from sottovoce.checkpoint import replace
+from sottovoce.report.document import document, sheet
 from sottovoce.report.text import duration, escape, number, percent
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
 .verdict { font-size: 1.1rem; max-width: 46rem; margin-top: 1rem; }
 .wide { grid-column: 1 / -1; }
@@ -56,7 +55,6 @@ def drawings(found: Findings) -> dict[str, str]:
 
 def render(found: Findings) -> str:
     """The page as text."""
-    css = resources.files("sottovoce.report").joinpath("page.css").read_text("utf-8") + _STYLE
     verdict, against = escape(found.verdict()), found.contradictions()
     banner = (
         '<p class="banner" role="note">A quick audit: few messages, few shadow runs. '
@@ -70,20 +68,7 @@ def render(found: Findings) -> str:
         _tiles(found), _headline(found), _pictures(found), _membership(found),
         _attack_table(found), _message_table(found), _one_run(found), _how(found),
     ]  # fmt: skip
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{verdict}</title>
-<link rel="icon" href="data:,">
-<style>
-{css}</style>
-</head>
-<body>
-<header>
+    body = f"""<header>
 <p class="eyebrow"><span>sottovoce</span> audit of {escape(found.target.name)} \
 <span class="status {status}">{word}</span></p>
 <h1>{verdict}</h1>
@@ -94,10 +79,10 @@ def render(found: Findings) -> str:
 {"".join(part for part in parts if part)}
 </main>
 <footer><p>Written by sottovoce {escape(__version__)}. This page loads nothing from the network.\
-</p></footer>
-</body>
-</html>
-"""
+</p></footer>"""
+    return document(
+        title=found.verdict(), css=sheet("sottovoce.report", "page.css") + _STYLE, body=body
+    )
 
 
 def _tiles(found: Findings) -> str:

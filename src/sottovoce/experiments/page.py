@@ -10,7 +10,6 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 from sottovoce._version import __version__
@@ -21,9 +20,9 @@ from sottovoce.experiments.story import lead, tally
 from sottovoce.experiments.table import Table, label
 from sottovoce.experiments.verdict import Verdict
 from sottovoce.plan import Plan
+from sottovoce.report.document import document, sheet
 from sottovoce.report.text import escape, number
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _VARIANTS = {"printed": "as printed", "corrected": "corrected"}
 
 
@@ -39,20 +38,7 @@ def render(found: Sequence[Judged]) -> str:
     links = "".join(
         f'<li><a href="#{one.figure.name}">{escape(_short(one))}</a></li>' for one in found
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(tally(found))}</title>
-<link rel="icon" href="data:,">
-<style>
-{_css()}</style>
-</head>
-<body>
-<header>
+    body = f"""<header>
 <div class="topbar"><p class="eyebrow"><span>sottovoce</span> every figure of the paper, with the \
 truth beside the claim</p>
 {_switch("theme", "Colours", {"auto": "auto", "light": "light", "dark": "dark"}, "auto")}</div>
@@ -69,10 +55,8 @@ truth beside the claim</p>
 {"".join(_figure(one) for one in found)}
 </main>
 <footer><p>Written by sottovoce {escape(__version__)} from the results beside this page. It loads \
-nothing from the network.</p></footer>
-</body>
-</html>
-"""
+nothing from the network.</p></footer>"""
+    return document(title=tally(found), css=_css(), body=body)
 
 
 def _short(one: Judged) -> str:
@@ -81,8 +65,8 @@ def _short(one: Judged) -> str:
 
 def _css() -> str:
     """The style of a run's page, ours, and both colour schemes to choose from."""
-    base = resources.files("sottovoce.report").joinpath("page.css").read_text("utf-8")
-    own = resources.files("sottovoce.experiments").joinpath("page.css").read_text("utf-8")
+    base = sheet("sottovoce.report", "page.css")
+    own = sheet("sottovoce.experiments", "page.css")
     schemes = re.findall(r":root \{(.*?)\}", base, flags=re.DOTALL)
     chosen = ""
     for name, scheme in zip(("light", "dark"), schemes, strict=True):

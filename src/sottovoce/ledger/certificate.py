@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from html import escape
-from importlib import resources
 from pathlib import Path
 
 from sottovoce._version import __version__
@@ -17,9 +16,9 @@ from sottovoce.errors import RunError
 from sottovoce.ledger.account import Account, Release, account, percent_left, tightened, turns, when
 from sottovoce.ledger.verification import verify
 from sottovoce.privacy.budget import NOT_COVERED, shown
+from sottovoce.report.document import document, sheet
 from sottovoce.vault import Vault
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _MOST_LISTED = 500  # releases on the page; all of them are in certificate.json
 
 
@@ -63,21 +62,7 @@ def page(told: Account) -> str:
     )
     guarantee = told.guarantee.text.partition(" Not covered: ")[0]
     uncovered = "".join(f"<li>{escape(NOT_COVERED[c])}</li>" for c in told.guarantee.not_covered)
-    css = resources.files("sottovoce.ledger").joinpath("certificate.css").read_text("utf-8")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Privacy certificate: {escape(promise)}</title>
-<link rel="icon" href="data:,">
-<style>
-{css}</style>
-</head>
-<body>
-<main class="sheet">
+    body = f"""<main class="sheet">
 <header>
 <p class="eyebrow"><span>sottovoce</span> <span>Privacy certificate</span></p>
 <h1>{escape(promise[:1].upper() + promise[1:])}</h1>
@@ -96,10 +81,12 @@ Whoever keeps it can have it checked later: a ledger that has lost or changed an
 line cannot show it again. <code>sottovoce ledger verify</code> checks the vault itself.</p>
 <p>Issued by sottovoce {escape(__version__)}. This page loads nothing from the network.</p>
 </footer>
-</main>
-</body>
-</html>
-"""
+</main>"""
+    return document(
+        title=f"Privacy certificate: {promise}",
+        css=sheet("sottovoce.ledger", "certificate.css"),
+        body=body,
+    )
 
 
 def _fuel(told: Account) -> str:

@@ -1,13 +1,8 @@
-"""One run as one page: a single HTML file that asks nothing of the network.
-
-The page states its own rule in a Content-Security-Policy: no scripts, no images, no connections.
-Every string of the record is escaped on its way in.
-"""
+"""One run as one page. Every string of the record is escaped on its way in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,7 @@ from sottovoce.errors import RunError
 from sottovoce.report import figures
 from sottovoce.report.card import asked, card, tighter
 from sottovoce.report.confusion import confusion
+from sottovoce.report.document import document, sheet
 from sottovoce.report.run import Clients, Run, read
 from sottovoce.report.text import count, duration, escape, number, percent, value
 
@@ -26,7 +22,6 @@ SIMULATED = (
 )
 _MOST_LISTED = 200  # clients in the table
 _MOST_GROUPS = 12  # budget groups; more distinct budgets are gathered into this many
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _VERBS = {"finished": "Finished", "interrupted": "Interrupted", "failed": "Failed"}
 
 
@@ -76,7 +71,6 @@ def _article(name: object) -> str:
 def _page(run: Run) -> str:
     mu = run.attacker_mu()
     sentence = escape(headline(run))
-    css = resources.files("sottovoce.report").joinpath("page.css").read_text("utf-8")
     banner = f'<p class="banner" role="note">{SIMULATED}</p>' if run.noise == "simulated" else ""
     parts = [
         _tiles(run),
@@ -89,20 +83,7 @@ def _page(run: Run) -> str:
         _clients(run),
         _origin(run),
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{sentence}</title>
-<link rel="icon" href="data:,">
-<style>
-{css}</style>
-</head>
-<body>
-<header>
+    body = f"""<header>
 <p class="eyebrow"><span>sottovoce</span> run report \
 <span class="status {run.status}">{run.status}</span></p>
 <h1>{sentence}</h1>
@@ -112,10 +93,8 @@ def _page(run: Run) -> str:
 {"".join(part for part in parts if part)}
 </main>
 <footer><p>Written by sottovoce {escape(run.versions.get("sottovoce", ""))} from \
-<code>record.json</code>. This page loads nothing from the network.</p></footer>
-</body>
-</html>
-"""
+<code>record.json</code>. This page loads nothing from the network.</p></footer>"""
+    return document(title=headline(run), css=sheet("sottovoce.report", "page.css"), body=body)
 
 
 def _tiles(run: Run) -> str:
