@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError, RunError
 from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.schedule import Progress
+from sottovoce.server.finish import NO_MARKS, Marks, Memory
 
 NAME = "checkpoint.npz"
 MANY_CLIENTS = 10_000  # above this, what is said of each client goes to npz only
@@ -39,6 +40,7 @@ class ServerState:
     initial: tuple[float, float, float | None]  # loss, accuracy and signal of the first model
     seconds: float  # spent so far, in all sittings
     exhausted: bool = False  # nobody could pay the last round that was announced
+    marks: Marks = NO_MARKS  # what `server.finish` counts; its arrays stand beside the model
 
 
 Parameters = dict[str, NDArray[Any]]
@@ -75,10 +77,21 @@ def make(folder: Path) -> None:
         raise RunError(f"{folder} cannot be made: {error.strerror}; name another") from None
 
 
-def save(folder: Path, state: ServerState, params: Parameters, header: dict[str, Any]) -> None:
-    """Write state, model and header (plan, seed, …): all of it, or the old one stays."""
+def save(
+    folder: Path,
+    state: ServerState,
+    params: Parameters,
+    header: dict[str, Any],
+    memory: Memory | None = None,
+) -> None:
+    """Write state, model and header (plan, seed, …): all of it, or the old one stays.
+
+    `memory` are the models that `server.finish` keeps beside the newest.
+    """
     tank = state.tank
     arrays = {f"param:{name}": leaf for name, leaf in params.items()}
+    for part, leaves in (memory or {}).items():
+        arrays |= {f"{part}:{name}": leaf for name, leaf in leaves.items()}
     arrays |= {
         "capacity": tank.capacity,
         "spent": tank.spent,
@@ -101,6 +114,8 @@ def save(folder: Path, state: ServerState, params: Parameters, header: dict[str,
         "initial": state.initial,
         "seconds": state.seconds,
         "exhausted": state.exhausted,
+        "marks": [*state.marks],
+        "memory": [*(memory or {})],
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -108,8 +123,8 @@ def save(folder: Path, state: ServerState, params: Parameters, header: dict[str,
     replace(folder / NAME, buffer.getvalue())
 
 
-def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any]]:
-    """State, model and header, or a sentence why there are none."""
+def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]:
+    """State, model, header and the server's memory, or a sentence why there are none."""
     path = folder / NAME
     require_stopped(folder)
     try:
@@ -129,11 +144,17 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any]]:
             initial=tuple(meta["initial"]),
             seconds=meta["seconds"],
             exhausted=meta["exhausted"],
+            marks=Marks(*meta.get("marks", ())),
         )
+        memory: Memory = {part: _part(arrays, part) for part in meta.get("memory", ())}
     except (KeyError, ValueError, OSError, TypeError, zipfile.BadZipFile):
         raise RunError(f"{path} is damaged; start the run anew in another folder") from None
-    params = {n.removeprefix("param:"): a for n, a in arrays.items() if n.startswith("param:")}
-    return state, params, meta["header"]
+    return state, _part(arrays, "param"), meta["header"], memory
+
+
+def _part(arrays: Parameters, part: str) -> Parameters:
+    own = f"{part}:"
+    return {name.removeprefix(own): a for name, a in arrays.items() if name.startswith(own)}
 
 
 def replace(path: Path, content: bytes) -> None:

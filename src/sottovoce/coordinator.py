@@ -43,10 +43,12 @@ from sottovoce.seeds import Purpose
 from sottovoce.server import checks
 from sottovoce.server.average import average
 from sottovoce.server.checks import Accepted, Expected
+from sottovoce.server.finish import Memory, handed
 from sottovoce.server.registry import Member
 from sottovoce.server.roll import LASTING, Patience, Roll, Transport, gather, rejoin
 from sottovoce.simulation import course
 from sottovoce.simulation.done import RoundDone, done_of
+from sottovoce.simulation.finishing import closed
 from sottovoce.simulation.scoring import confused, first_model, scores
 from sottovoce.trained import Trained
 
@@ -83,7 +85,7 @@ def conduct(
     """
     plan = plan.replace(noise="secure")  # refuses what exists in simulation only (R7, R10)
     if resume:
-        state, arrays, header = checkpoint.load(out)
+        state, arrays, header, memory = checkpoint.load(out)
         roll = rejoin(transport, patience, header)
         public = seen(Plan(**header["plan"]), public)
         federation = of_members(Plan(**header["plan"]), roll.members, public)
@@ -99,6 +101,7 @@ def conduct(
         loss, accuracy = scores(federation.model, tree, public.validation)
         signal = None if plan.server.signal == "clients" else loss
         state = course.start(federation, loss, accuracy, signal, _tank(roll.members, None))
+        memory = federation.finish.begin(params)
         # Asked again after a resume, a request must be the same to the last byte: so the server's
         # name is kept, too.
         header = {"run": secrets.token_hex(16), "seed": seed, "server": server}
@@ -118,12 +121,14 @@ def conduct(
             if state.exhausted:
                 break
             header |= roll.to_json()
-            checkpoint.save(out, state, params, header)
+            checkpoint.save(out, state, params, header, memory)
             check()
             came = _round(federation, roll, state, params, turn, header, transport, patience)
             if came.uploads and keep_uploads:
                 _keep(out, turn.t, came)
-            state, params = _closed(federation, roll, state, params, turn, came, since)
+            state, params, memory = _closed(
+                federation, roll, state, params, memory, turn, came, since
+            )
             if state.exhausted:
                 break
             record.append_round(out, state)
@@ -137,12 +142,13 @@ def conduct(
         raise
     finally:
         if status != "finished":
-            checkpoint.save(out, state, params, header)  # first: it is what must not be lost
-        made = _record(federation, state, params, status, began, insecure, versions or {})
-        record.write(out, made, federation, state, dict(params))
+            checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
+        final = dict(handed(memory, params))
+        made = _record(federation, state, final, status, began, insecure, versions or {})
+        record.write(out, made, federation, state, final)
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
-    return Trained(made, federation.model, unnamed(federation.model, dict(params)), out)
+    return Trained(made, federation.model, unnamed(federation.model, final), out)
 
 
 def _require_unused(out: Path) -> None:
@@ -331,11 +337,12 @@ def _closed(
     roll: Roll,
     state: ServerState,
     params: Arrays,
+    memory: Memory,
     turn: Round,
     came: _Came,
     since: float,
-) -> tuple[ServerState, Arrays]:
-    """Average what counts, evaluate, tell the schedule, write the books."""
+) -> tuple[ServerState, Arrays, Memory]:
+    """Average what counts, make the next model of it, evaluate, tell the schedule, write books."""
     clients = len(roll.members)
     uploads = np.zeros(clients, dtype=bool)
     uploads[list(came.uploads)] = True
@@ -357,9 +364,10 @@ def _closed(
         tank=tank,
         asked=asked,
     )
-    loss, accuracy, heard = float("nan"), float("nan"), float("nan")
+    loss = accuracy = heard = offered = float("nan")
     if came.uploads:
-        params = mean(came.uploads, prepared.weight)
+        averaged = mean(came.uploads, prepared.weight)
+        params, memory, offered = closed(federation, state, turn, memory, params, averaged)
         tree = unnamed(federation.model, dict(params))
         loss, accuracy = heard, _ = scores(federation.model, tree, federation.held.validation)
         if federation.plan.server.signal == "clients":
@@ -373,11 +381,12 @@ def _closed(
         accuracy=accuracy,
         signal=heard,
         seconds=time.monotonic() - since,
+        offered=offered,
     )
     if came.refused and not state.exhausted:
         last = {**state.rounds[-1], "asked": sorted(came.asked), "refused": came.refused}
         state = replace(state, rounds=(*state.rounds[:-1], last))
-    return state, params
+    return state, params, memory
 
 
 def mean(uploads: Mapping[int, Accepted], weight: NDArray[np.float64]) -> Arrays:

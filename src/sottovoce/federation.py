@@ -34,6 +34,7 @@ from sottovoce.rounds.fixed import FixedRounds
 from sottovoce.rounds.schedule import Schedule
 from sottovoce.rounds.turn import Terms
 from sottovoce.seeds import Purpose
+from sottovoce.server.finish import Finish
 from sottovoce.server.registry import Account, Member
 
 MEDIAN_OF = 4096  # rows that a median clip looks at
@@ -81,6 +82,11 @@ class Federation:
             return self.plan.server.divergence
         alike = self.held.split is not None and self.plan.data.split in ("iid", "sizes")
         return 0.0 if alike else self.recipe.clip**2
+
+    @property
+    def finish(self) -> Finish:
+        """What the server makes of the averaged uploads."""
+        return self.plan.server.finish()
 
     def tank(self) -> Tank:
         """Every client's fuel, untouched."""

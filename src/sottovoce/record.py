@@ -101,6 +101,8 @@ def make(
     }
     if confusion is not None:
         record["result"]["confusion"] = confusion
+    if (finish := federation.finish.words(state.marks)) is not None:
+        record["result"]["finish"] = finish
     if federation.plan.local.clip == "median":
         record["clip"] = federation.recipe.clip
     if federation.plan.server.signal != "public":

@@ -85,6 +85,13 @@ class Plan(Section):
                 "server.signal = clients pays for losses that rounds.schedule = "
                 f"{self.rounds.schedule} never looks at; choose public, or discounted"
             )
+        if self.server.choose == "best" and self.data.validation == 0:
+            raise PlanError.of(
+                "server.choose",
+                "best",
+                "last with data.validation = 0",
+                "the test rows would choose the model that they test",
+            )
         if self.noise == "secure":
             self._is_a_release()
         if self.local.steps > 1 and self.privacy.calibration == "paper":

@@ -24,6 +24,14 @@ from sottovoce.rounds.decaying import DecayingNoise
 from sottovoce.rounds.discounted import DiscountedRounds
 from sottovoce.rounds.fixed import FixedRounds
 from sottovoce.rounds.schedule import Schedule
+from sottovoce.server.finish import (
+    Decay,
+    DecayKind,
+    ExponentialAverage,
+    Finish,
+    Momentum,
+    TailAverage,
+)
 
 ModelName: TypeAlias = Literal["svm", "softmax", "mlp", "cnn", "custom"]
 FeatureName: TypeAlias = Literal["hog"]
@@ -228,6 +236,58 @@ class Server(Section):
     loss_bound: Annotated[
         Annotated[Number, Field(ge=1e-6, le=1e6)] | None, When("signal", "clients", 5.0)
     ] = Field(default=None, description="what a client's losses are cut to with signal = clients")
+
+    momentum: Number | None = Field(
+        default=None,
+        description="how much of its last step the server keeps, above 0 and below 1 (free)",
+        examples=[0.5],
+    )
+    decay: DecayKind | None = Field(
+        default=None,
+        description="how the server's steps get shorter round by round (free)",
+        examples=["cosine"],
+    )
+    average: Literal["exponential", "tail"] | None = Field(
+        default=None,
+        description="hand out an average of the iterates, running or of the last rounds (free)",
+        examples=["tail"],
+    )
+    keep: Annotated[Number | None, When("average", "exponential", 0.9)] = Field(
+        default=None, description="what a running average keeps of itself, above 0 and below 1"
+    )
+    tail: Annotated[Number | None, When("average", "tail", 0.5)] = Field(
+        default=None, description="the last part of the rounds that is averaged, at most 1"
+    )
+    choose: Literal["last", "best"] = Field(
+        default="last",
+        description="which round's model is handed out (best: on the validation rows; free)",
+    )
+
+    @model_validator(mode="after")
+    def _is_a_finish(self) -> Self:
+        for key in ("keep", "tail"):
+            if self.average is None and getattr(self, key) is not None:
+                raise PlanError(
+                    f"server.{key} has no effect without server.average; remove it or add average"
+                )
+        self._borrowed(self.finish)
+        return self
+
+    def finish(self) -> Finish:
+        """What is made of the averaged uploads, which costs no privacy."""
+        average: ExponentialAverage | TailAverage | None = None
+        if self.average is not None:
+            average = (
+                ExponentialAverage(self.keep or 0.0)
+                if self.average == "exponential"
+                else TailAverage(self.tail or 0.0)
+            )
+        return Finish(
+            momentum=None if self.momentum is None else Momentum(self.momentum),
+            decay=None if self.decay is None else Decay(self.decay),
+            average=average,
+            best=self.choose == "best",
+        )
 
     @model_validator(mode="after")
     def _divergence_has_a_use(self) -> Self:

@@ -52,7 +52,7 @@ def card(run: Run, mu: float) -> str:
 <div>
 <dl class="facts">{rows}</dl>
 <p>{escape(paragraph)}</p>
-</div>
+{_free(run)}</div>
 <div>
 {_gauge(run)}
 {_attacker(run, mu)}
@@ -61,6 +61,16 @@ def card(run: Run, mu: float) -> str:
 </div>
 </div>
 </section>"""
+
+
+def _free(run: Run) -> str:
+    """What was done after the noise, and why the card is the same without it."""
+    if run.finish is None:
+        return ""
+    return (
+        f"<p>After the noise, on the server: {escape(run.finish)}. That is computed from what "
+        "clients released and from public rows, and costs no privacy.</p>\n"
+    )
 
 
 def tighter(run: Run) -> int:

@@ -75,6 +75,7 @@ class Run:
     confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
     classes: list[str]  # their names, where the record has them
     model_sha256: str | None
+    finish: str | None  # what the server made of the averaged uploads
     clients: Clients | None
     disclosed: bool  # False: every client keeps its budget to itself, and ε and δ are NaN
     epsilon: float
@@ -149,6 +150,7 @@ class Run:
             confusion=_confusion(result.get("confusion")),
             classes=[str(name) for name in (record.get("table") or {}).get("classes", [])],
             model_sha256=result["model_sha256"],
+            finish=None if result.get("finish") is None else str(result["finish"]),
             clients=_clients(record.get("clients"), trace),
             disclosed=guarantee is not None,
             epsilon=_number(told["epsilon"]),

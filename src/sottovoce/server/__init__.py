@@ -5,4 +5,5 @@
 `checks`    is this an upload?
 `weights`   how much each upload counts
 `average`   the weighted mean of the uploads
+`finish`    what is made of that mean, and which model is handed out
 """

@@ -149,8 +149,12 @@ def finish(
     accuracy: float,
     signal: float,
     seconds: float,
+    offered: float = math.nan,
 ) -> ServerState:
-    """The state after the round: the schedule hears the signal, the books are written."""
+    """The state after the round: the schedule hears the signal, the books are written.
+
+    `offered` is the public loss of the model that could be handed out now (`server.finish`).
+    """
     if not prepared.uploads.any():  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
@@ -178,6 +182,9 @@ def finish(
         sigma=(*state.sigma, prepared.sigma[0]),
         mu2=(*state.mu2, prepared.mu2),
         seconds=seconds,
+        marks=federation.finish.marked(
+            state.marks, prepared.turn.t, prepared.turn.horizon, offered
+        ),
     )
 
 

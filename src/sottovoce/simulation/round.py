@@ -23,6 +23,8 @@ from sottovoce.learning.clipping import clipped_sum
 from sottovoce.learning.evaluate import evaluate, losses
 from sottovoce.learning.models import Model, Params
 from sottovoce.noise import simulated
+from sottovoce.server import finish
+from sottovoce.server.finish import Numbers
 
 Signal: TypeAlias = Literal["public", "clients", "raw"]
 
@@ -50,13 +52,17 @@ class Orders(NamedTuple):
     signal_std: Any  # [runs] float32: √(Σ p_i²σ_V,i²), for the signal `clients`
     bound: Any  # [runs] float32: B, for the signal `clients`
     key: Any  # [runs, 2] uint32: the two words of a key
+    finish: Numbers | None = None  # each [runs] float32; None where the server adds nothing
 
 
 class Outcome(NamedTuple):
     """The new models and how good they are, one entry a run."""
 
     params: Params
-    score: Array  # [runs, 3]: validation loss and accuracy, signal; one piece, quick to fetch
+    # [runs, 4]: validation loss and accuracy, signal, the loss of what could be handed out; one
+    # piece, quick to fetch.
+    score: Array
+    memory: dict[str, Params] = {}  # noqa: RUF012  # never written to: what the server keeps
 
 
 def play(
@@ -68,13 +74,16 @@ def play(
     *,
     signal: Signal = "public",
     longest: int = 0,
+    memory: dict[str, Params] | None = None,
 ) -> Outcome:
     """Round t of every run. One compilation per model, number of runs and shape of the rows.
 
     `longest` is the largest number of rows any client has; it matters to several steps only.
+    `memory` is what the server keeps beside the newest model (`server.finish`).
     """
+    kept, now = memory or {}, np.uint32(t)
     return cast(
-        Outcome, _play(model, rows, params, orders, np.uint32(t), signal=signal, longest=longest)
+        Outcome, _play(model, rows, params, kept, orders, now, signal=signal, longest=longest)
     )
 
 
@@ -83,31 +92,62 @@ def _play(
     model: Model,
     rows: Rows,
     params: Params,
+    memory: dict[str, Params],
     orders: Orders,
     t: Array,
     *,
     signal: Signal,
     longest: int,
 ) -> Outcome:
-    def one(params: Params, order: Orders) -> Outcome:
+    def one(params: Params, memory: dict[str, Params], order: Orders) -> Outcome:
         own = Rows(*(_of(part, order.split) for part in rows))
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
         if order.sigma.shape[0] == 1:
             new = _one_step(model, own, params, order, key)
         else:
             new = _several_steps(model, own, params, order, key, longest)
+        if order.finish is not None:
+            new, memory = _finished(params, new, memory, order.finish)
         loss, accuracy = evaluate(model, new, own.valid_x, own.valid_y)
         heard = loss
         if signal == "raw":
             heard = evaluate(model, new, own.x, own.y)[0]
         elif signal == "clients":
             heard = _told_by_clients(model, own, params, order, key)
-        return Outcome(new, jnp.stack([loss, accuracy, heard]))
+        offered = loss
+        if order.finish is not None and "best" in memory:
+            if "average" in memory:
+                offered = evaluate(model, memory["average"], own.valid_x, own.valid_y)[0]
+            memory = _keep_better(memory, new, offered < order.finish.best)
+        return Outcome(new, jnp.stack([loss, accuracy, heard, offered]), memory)
 
     if orders.std.shape[0] > 1:
-        return jax.vmap(one)(params, orders)
-    alone = one(*jax.tree.map(lambda part: part[0], (params, orders)))
+        return jax.vmap(one)(params, memory, orders)
+    alone = one(*jax.tree.map(lambda part: part[0], (params, memory, orders)))
     return cast(Outcome, jax.tree.map(lambda part: part[None], alone))
+
+
+def _finished(
+    params: Params, averaged: Params, memory: dict[str, Params], numbers: Numbers
+) -> tuple[Params, dict[str, Params]]:
+    """`server.finish.step` on trees of arrays."""
+    kept = {part: _flat(tree) for part, tree in memory.items()}
+    new, kept = finish.step(numbers, kept, _flat(params), _flat(averaged))
+    return _like(params, new), {part: _like(params, leaves) for part, leaves in kept.items()}
+
+
+def _keep_better(memory: dict[str, Params], new: Params, better: Array) -> dict[str, Params]:
+    kept = {part: _flat(tree) for part, tree in memory.items()}
+    kept = finish.keep_better(kept, _flat(new), better, jnp.where)
+    return {part: _like(new, leaves) for part, leaves in kept.items()}
+
+
+def _flat(tree: Params) -> dict[int, Array]:
+    return dict(enumerate(jax.tree.leaves(tree)))
+
+
+def _like(tree: Params, leaves: finish.Leaves) -> Params:
+    return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
 
 
 def _of(part: Array, split: Array) -> Array:

@@ -25,8 +25,10 @@ from sottovoce.learning.models import Params
 from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
 from sottovoce.seeds import Purpose
+from sottovoce.server import finish
 from sottovoce.simulation import course
 from sottovoce.simulation.done import OnRound, done_of
+from sottovoce.simulation.finishing import closed, numbers
 from sottovoce.simulation.given import adapted
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.round import Orders, Rows, play
@@ -42,7 +44,8 @@ class Run:
 
     federation: Federation
     seed: int
-    at: tuple[ServerState, Params, int]  # the state, the batch's stacked models, and its own seat
+    # The state, the batch's stacked models, its own seat, and what the server keeps, stacked.
+    at: tuple[ServerState, Params, int, dict[str, Params]]
 
     @property
     def state(self) -> ServerState:
@@ -50,8 +53,19 @@ class Run:
 
     @property
     def params(self) -> Params:
-        _, stacked, seat = self.at
+        _, stacked, seat, _ = self.at
         return jax.tree.map(lambda leaf: leaf[seat], stacked)
+
+    @property
+    def memory(self) -> dict[str, Params]:
+        """The models that the server keeps beside the newest."""
+        _, _, seat, kept = self.at
+        return {p: jax.tree.map(lambda leaf: leaf[seat], tree) for p, tree in kept.items()}
+
+    @property
+    def handed(self) -> Params:
+        """The model that is handed out if the run ends here."""
+        return finish.handed(self.memory, self.params)
 
 
 def simulate(
@@ -103,7 +117,7 @@ def resume(
     With secure noise it cannot: a round that was under way is debited and asked again.
     """
     folder = Path(out)
-    state, arrays, header = checkpoint.load(folder)
+    state, arrays, header, kept = checkpoint.load(folder)
     plan, seed = Plan(**header["plan"]), int(header["seed"])
     given = None if data is None else Given(data, validation, test)
     with Interrupts() as interrupts:
@@ -113,7 +127,7 @@ def resume(
                 f"the data differ from those that {folder} was begun with; a budget belongs to its "
                 "data, so resume with the same, or start a new run"
             )
-        run = Run(federation, seed, (state, _alone(unnamed(federation.model, arrays)), 0))
+        run = Run(federation, seed, _alone_at(federation.model, state, arrays, kept))
         return _one(run, on_round, folder, interrupts)
 
 
@@ -151,7 +165,7 @@ def _one(
     def before_release(debited: ServerState) -> None:
         """A debit is on the disk before anything is released: a crash burns it."""
         if folder is not None:
-            checkpoint.save(folder, debited, named(run.params), header)
+            checkpoint.save(folder, debited, named(run.params), header, _kept(run))
 
     try:
         if run.federation.plan.noise == "secure":
@@ -169,7 +183,7 @@ def _one(
             _save(run, folder, header)
         done = trained(run, status, began)
         if folder is not None:
-            record.write(folder, done.record, run.federation, run.state, named(run.params))
+            record.write(folder, done.record, run.federation, run.state, named(done.params))
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
     return replace(done, folder=folder)
@@ -201,6 +215,7 @@ def rounds_of(batch: list[Run], after_round: Callable[[Run], None] | None = None
     before = [run.state.seconds for run in batch]
     signal, longest = batch[0].federation.plan.server.signal, int(max(batch[0].federation.samples))
     params: Params = None
+    memory: dict[str, Params] = {}
     seats: list[int] = []
     while True:
         ready = {
@@ -214,8 +229,11 @@ def rounds_of(batch: list[Run], after_round: Callable[[Run], None] | None = None
             spare = (1 << (len(live) - 1).bit_length()) - len(live)
             seats = live + live[:1] * spare
             params = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].params for i in seats))
+            memory = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].memory for i in seats))
         orders = _orders(batch, ready, seats, where)
-        outcome = play(model, rows, params, orders, t, signal=signal, longest=longest)
+        outcome = play(
+            model, rows, params, orders, t, signal=signal, longest=longest, memory=memory
+        )
         yield
         score = np.asarray(outcome.score)
         for i in live:
@@ -228,9 +246,12 @@ def rounds_of(batch: list[Run], after_round: Callable[[Run], None] | None = None
                 accuracy=float(score[seat, 1]),
                 signal=float(score[seat, 2]),
                 seconds=before[i] + time.monotonic() - began,
+                offered=float(score[seat, 3]),
             )
-            run.at = (state, outcome.params, seat)
-        params, t = outcome.params, t + 1
+            # Where nothing was uploaded there is nothing to make a step of.
+            made = (outcome.params, seat, outcome.memory)
+            run.at = (state, *(run.at[1:] if state.exhausted else made))
+        params, memory, t = outcome.params, outcome.memory, t + 1
         if after_round is not None:
             after_round(batch[0])
 
@@ -250,12 +271,16 @@ def _loop_released(
     federation, began, before = run.federation, time.monotonic(), run.state.seconds
     while (paid := course.prepare(federation, run.state, run.seed)) is not None:
         params = named(run.params)
-        loss, accuracy, heard = float("nan"), float("nan"), None
+        memory: finish.Memory = {part: named(tree) for part, tree in run.memory.items()}
+        loss, accuracy, heard, offered = float("nan"), float("nan"), None, float("nan")
         if paid.uploads.any():
             tank = run.state.tank
             run.at = (replace(run.state, tank=paid.tank, asked=paid.asked), *run.at[1:])
             before_release(run.state)
-            params, paid, heard = released.play(federation, tank, paid, params)
+            averaged, paid, heard = released.play(federation, tank, paid, params)
+            params, memory, offered = closed(
+                federation, run.state, paid.turn, memory, params, averaged
+            )
             tree = unnamed(federation.model, dict(params))
             loss, accuracy = scores(federation.model, tree, federation.held.validation)
         state = course.finish(
@@ -266,8 +291,9 @@ def _loop_released(
             accuracy=accuracy,
             signal=loss if heard is None else heard,
             seconds=before + time.monotonic() - began,
+            offered=offered,
         )
-        run.at = (state, _alone(unnamed(federation.model, dict(params))), 0)
+        run.at = _alone_at(federation.model, state, params, memory)
         if after_round is not None:
             after_round(run)
 
@@ -280,8 +306,20 @@ def started(federation: Federation, seed: int) -> Run:
     heard = {"public": loss, "clients": None}.get(signal, 0.0)
     if signal == "raw":
         heard, _ = scores(federation.model, params, held.train)
-    state = course.start(federation, loss, accuracy, heard)
-    return Run(federation, seed, (state, _alone(params), 0))
+    state, first = course.start(federation, loss, accuracy, heard), named(params)
+    memory = federation.finish.begin(first)
+    return Run(federation, seed, _alone_at(federation.model, state, first, memory))
+
+
+def _alone_at(
+    model: AnyModel, state: ServerState, params: finish.Leaves, memory: finish.Memory
+) -> tuple[ServerState, Params, int, dict[str, Params]]:
+    kept = {part: _alone(unnamed(model, dict(leaves))) for part, leaves in memory.items()}
+    return state, _alone(unnamed(model, dict(params))), 0, kept
+
+
+def _kept(run: Run) -> finish.Memory:
+    return {part: named(tree) for part, tree in run.memory.items()}
 
 
 def _alone(params: Params) -> Params:
@@ -335,12 +373,17 @@ def _orders(
         signal_std=np.array([p.signal_std if p is not None else 0.0 for p in asked], np.float32),
         bound=np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
         key=np.stack([seeding.words(batch[i].seed, Purpose.NOISE) for i in seats]),
+        finish=numbers(
+            [batch[i].federation.finish for i in seats],
+            [batch[i].state.marks for i in seats],
+            [None if p is None else p.turn for p in asked],
+        ),
     )
 
 
 def trained(run: Run, status: str, began: datetime) -> Trained:
     """What comes out of a run as it stands: its record and its model."""
-    federation, params = run.federation, run.params
+    federation, params = run.federation, run.handed
     test = federation.held.test
     made = record.make(
         federation,
@@ -358,4 +401,4 @@ def trained(run: Run, status: str, began: datetime) -> Trained:
 
 
 def _save(run: Run, folder: Path, header: dict[str, Any]) -> None:
-    checkpoint.save(folder, run.state, named(run.params), header)
+    checkpoint.save(folder, run.state, named(run.params), header, _kept(run))
