@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from sottovoce.data import KINDS, Split, load, split
 from sottovoce.data.partition import class_sets
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, PlanError
+from sottovoce.holdings import hold
+from sottovoce.plan import Plan
 
 exact = settings(derandomize=True, deadline=None, max_examples=60)
 
@@ -438,3 +440,30 @@ def test_nonsense_is_refused_in_one_sentence_before_drawing(
 def test_labels_must_be_class_ids(labels: list[object]) -> None:
     with pytest.raises(InputError, match="labels must be a list of whole numbers"):
         split(labels, rng=np.random.default_rng(0), **GOOD)
+
+
+def test_public_rows_are_nobodys_whatever_the_seed():
+    """`data.public = N`: validation is drawn from the first N rows, clients never get one."""
+    plan = Plan(data={"clients": 10, "samples": 100, "public": 400, "validation": 50})
+    drawn = []
+    for seed in range(5):
+        dealt = hold(plan, seed=seed).split
+        assert dealt is not None
+        assert len(np.unique(all_rows(dealt))) == len(all_rows(dealt)) == 1000 + 50 + 184
+        assert dealt.validation.max() < 400 <= min(rows.min() for rows in dealt.clients)
+        assert dealt.test.min() >= 400
+        drawn.append(dealt.validation)
+    assert not np.array_equal(drawn[0], drawn[1])
+    without = hold(plan.replace(**{"data.public": None}), seed=0).split
+    assert without is not None
+    assert min(rows.min() for rows in without.clients) < 400  # the test can fail
+
+
+@pytest.mark.parametrize(("own", "sentence"), [
+    ({"public": 40, "validation": 50}, "data.validation must be from 1 to data.public = 40"),
+    ({"public": 1000, "samples": 100}, "data.samples must be at most 613"),
+    ({"public": 1610}, "beside data.public = 1610"),
+])  # fmt: skip
+def test_public_rows_that_do_not_fit_are_refused(own, sentence):
+    with pytest.raises(PlanError, match=sentence):
+        Plan(data={"clients": 10, **own})

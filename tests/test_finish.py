@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_process import Direct, clients, plan, public
+from in_process import Direct, clients, draw, plan, public
 from test_coordinator import replayed, same
 
 from sottovoce import Plan, load, report, resume, simulate
@@ -254,15 +254,12 @@ def test_a_federation_finishes_as_the_simulation_does(name, tmp_path, monkeypatc
         return made
 
     monkeypatch.setattr(released, "play", watched)
-    secure = SHORT.replace(noise="secure", **EVERY[name])
-    run = simulate(secure)
-    held = running.build(secure, seed=0).held  # who holds what is the seed's; the sizes are not
-    assert len(held.samples) == 10
-    if name != "all":  # `best` wants this run's own validation rows
-        sent, final = retraced(secure, seen[0][0], [mean for _, mean in seen], loss=None)
-        for (params, _), wanted in zip(seen, sent, strict=False):
-            assert same(params, wanted)
-        assert same(named(run.params), final)
+    rows = {"data": [draw(40, 100 + i) for i in range(3)], "validation": draw(60, 1)}
+    run = simulate(own.replace(noise="secure"), test=draw(60, 2), **rows)
+    sent, final = retraced(own, seen[0][0], [mean for _, mean in seen], loss)
+    for (params, _), wanted in zip(seen, sent, strict=False):
+        assert same(params, wanted)
+    assert same(named(run.params), final)
 
 
 @pytest.mark.parametrize(("changes", "sentence"), [

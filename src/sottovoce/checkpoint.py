@@ -146,10 +146,13 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
             exhausted=meta["exhausted"],
             marks=Marks(*meta.get("marks", ())),
         )
+        params = _part(arrays, "param")
         memory: Memory = {part: _part(arrays, part) for part in meta.get("memory", ())}
+        if any(leaves.keys() != params.keys() for leaves in memory.values()):
+            raise ValueError("what the server keeps is not of the model's form")
     except (KeyError, ValueError, OSError, TypeError, zipfile.BadZipFile):
         raise RunError(f"{path} is damaged; start the run anew in another folder") from None
-    return state, _part(arrays, "param"), meta["header"], memory
+    return state, params, meta["header"], memory
 
 
 def _part(arrays: Parameters, part: str) -> Parameters:

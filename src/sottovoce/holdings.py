@@ -238,19 +238,24 @@ def _deal(
     validation: int | None = None,
     test: int | None = None,
 ) -> Split:
-    own = plan.data
-    return split(
-        labels,
+    own, rng = plan.data, seeds.generator(seed, Purpose.SPLIT)
+    validation = int(own.validation) if validation is None else validation
+    public = own.public or 0  # the first rows: drawn from for validation, dealt to no client
+    steering = rng.permutation(public)[:validation]
+    dealt = split(
+        labels[public:],
+        ids=np.arange(public, len(labels)),
         kind=own.split,
         clients=plan.clients,
         samples=own.samples,
-        validation=int(own.validation) if validation is None else validation,
+        validation=0 if public else validation,
         test=int(own.test) if test is None else test,
-        rng=seeds.generator(seed, Purpose.SPLIT),
+        rng=rng,
         labels_per_client=own.labels_per_client,
         alpha=own.alpha,
         own_test=own_test,
     )
+    return replace(dealt, validation=steering) if public else dealt
 
 
 def _dealt(

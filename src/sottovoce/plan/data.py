@@ -128,6 +128,11 @@ class Data(Section):
         default=DATASETS["digits"].test,
         description="rows for the final test (0: the data set's own; a table: also a part, a file)",
     )
+    public: Whole | None = Field(
+        default=None,
+        description="the first rows that no client holds whatever the seed, validation among them",
+        examples=[20000],
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -176,15 +181,27 @@ class Data(Section):
                 f"at most {facts.classes}",
                 f"{self.name} has {facts.classes} classes",
             )
-        kept = facts.rows - validation - test
+        self._fits_public(validation)
+        aside = validation if self.public is None else self.public
+        kept = facts.rows - aside - test
         if kept < clients * k:
             raise PlanError(
                 f"data.clients = {clients} needs {clients * k} rows or more, and "
-                f"{self.name} has {max(0, kept)} of {facts.rows} left beside data.validation = "
-                f"{validation} and data.test = {test}; lower one of them"
+                f"{self.name} has {max(0, kept)} of {facts.rows} left beside "
+                f"data.{'validation' if self.public is None else 'public'} = {aside} and "
+                f"data.test = {test}; lower one of them"
             )
         self._check_samples(kept, k)
         return self
+
+    def _fits_public(self, validation: int) -> None:
+        if self.public is not None and not 1 <= validation <= self.public:
+            raise PlanError.of(
+                "data.validation",
+                validation,
+                f"from 1 to data.public = {self.public}",
+                "the rows the server steers by are drawn from the public ones",
+            )
 
     @property
     def classes(self) -> int | None:
@@ -324,6 +341,10 @@ def _of_a_data_set(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_a_table(values: dict[str, Any]) -> dict[str, Any]:
+    if values.get("public") is not None:
+        raise PlanError(
+            "data.public has no effect beside data.path; keep public rows in a file of their own"
+        )
     if "name" in values:
         raise PlanError("data.name has no effect beside data.path; remove one of the two")
     values = {"validation": 0.1, "test": 0.1} | values | {"name": None}

@@ -410,9 +410,9 @@ def _left_behind(table: type[Section], key: str, value: Any, old: Mapping[str, A
 def _other_data(key: str, value: Any, old: Mapping[str, Any]) -> list[str]:
     if key == "name" and value != (None if "path" in old else old.get("name", "digits")):
         own_split = ["split"] if "client" in old else []
-        return ["path", *TABLE_KEYS, *own_split, "samples", "validation", "test"]
+        return ["path", *TABLE_KEYS, *own_split, "samples", "validation", "test", "public"]
     if key == "path" and "path" not in old:
-        return ["name", "samples", "validation", "test"]
+        return ["name", "samples", "validation", "test", "public"]
     if key == "client" and "client" not in old:
         return ["clients", "split", "samples", "labels_per_client", "alpha"]
     if key == "split":

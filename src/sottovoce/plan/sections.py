@@ -258,9 +258,10 @@ class Server(Section):
     tail: Annotated[Number | None, When("average", "tail", 0.5)] = Field(
         default=None, description="the last part of the rounds that is averaged, at most 1"
     )
-    choose: Literal["last", "best"] = Field(
-        default="last",
-        description="which round's model is handed out (best: on the validation rows; free)",
+    choose: Literal["last", "best"] | None = Field(
+        default=None,
+        description="which round's model is handed out, the best on validation rows or last (free)",
+        examples=["best"],
     )
 
     @model_validator(mode="after")
