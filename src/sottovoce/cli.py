@@ -340,6 +340,7 @@ def reproduce(
       sottovoce reproduce
       sottovoce reproduce fig2 fig4
       sottovoce reproduce all --quick --out quick
+      sottovoce reproduce frontier
       sottovoce reproduce --claims
     """
     from sottovoce.experiments import reproduce as figures
@@ -349,6 +350,10 @@ def reproduce(
         click.echo(markdown(figures.finished(out)))
     elif not names:
         click.echo(figures.listing())
+    elif names == ["frontier"]:
+        folder = figures.reproduce_frontier(quick=quick, out=out, quiet=quiet)
+        click.echo((folder / "frontier.md").read_text("utf-8"), nl=False)
+        click.echo(f"picture   {folder / 'frontier.svg'}")
     else:
         found = figures.reproduce(names, quick=quick, out=out, quiet=quiet)
         click.echo(markdown(found))

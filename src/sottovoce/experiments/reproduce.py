@@ -10,7 +10,7 @@ from typing import TextIO
 
 from sottovoce import checkpoint
 from sottovoce.errors import DataError, InputError, RunError
-from sottovoce.experiments import definition, draw, moments, outcomes, page, runner
+from sottovoce.experiments import definition, draw, frontier, moments, outcomes, page, runner
 from sottovoce.experiments.claims import Judged, judged
 from sottovoce.experiments.definition import Figure
 from sottovoce.experiments.expand import expand, seeds_of
@@ -25,7 +25,8 @@ def listing() -> str:
     for name in definition.names():
         figure = definition.figure(name)
         lines.append(f"{name:<13} {figure.paper:<8} {figure.title}")
-    return "\n".join([*lines, f"{ALL:<13} {'':<8} every one of them"])
+    lines.append(f"{ALL:<13} {'':<8} every one of them")
+    return "\n".join([*lines, f"{frontier.NAME:<13} {'ours':<8} What the same budget buys"])
 
 
 def reproduce(
@@ -63,6 +64,18 @@ def reproduce(
     if skipped:
         raise DataError(f"{', '.join(skipped)} could not be made: {' '.join(absent)}")
     return [one for one in judged(folder) if one.figure.name in {f.name for f in wanted}]
+
+
+def reproduce_frontier(
+    *, quick: bool = False, out: Path = Path("results"), quiet: bool = False
+) -> Path:
+    """Make `out/frontier`: records, picture and table; what is there already is not run again."""
+    folder, show = _folder(out, quick), _Progress(sys.stderr, quiet)
+    try:
+        frontier.reproduce(quick=quick, out=folder, progress=show.update)
+    finally:
+        show.close()
+    return folder / frontier.NAME
 
 
 def chosen(names: Sequence[str]) -> list[Figure]:

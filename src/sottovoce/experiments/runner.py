@@ -15,6 +15,7 @@ from sottovoce.experiments.expand import Cell, expand, seeds_of
 from sottovoce.experiments.outcomes import Outcome, Runs
 
 Progress = Callable[[int, int], None]  # rounds done at most, rounds in all at most
+Job = tuple[Cell, int, Prototypes | None]
 
 
 def complete(
@@ -31,9 +32,14 @@ def complete(
             known = todo.get((cell.key, seed))
             if known is None or known[2] is None:
                 todo[cell.key, seed] = (cell, seed, figure.prototypes)
-    total = sum(cell.plan.rounds.rounds for cell, _, _ in todo.values())
+    return train(list(todo.values()), folder, progress)
+
+
+def train(jobs: list[Job], folder: Path, progress: Progress) -> list[str]:
+    """Run these and store each as it comes; where data are missing, the sentences that say so."""
+    total = sum(cell.plan.rounds.rounds for cell, _, _ in jobs)
     done, absent = 0, []
-    for batch in _portions(list(todo.values())):
+    for batch in _portions(jobs):
         try:
             for cell, seed, outcome in _train(batch):
                 outcomes.append(folder, cell.key, seed, outcome)
@@ -56,9 +62,6 @@ def missing(
         for place, pair in wanted.items()
         if place not in runs or (drawn and not runs[place].pictures)
     ]
-
-
-Job = tuple[Cell, int, Prototypes | None]
 
 
 def _portions(jobs: list[Job]) -> list[list[Job]]:

@@ -5,6 +5,7 @@
 `interrupts`  Ctrl-C between rounds, never inside one
 `run`     `simulate` and `resume`: the loop, and what is kept of it
 `scoring` the first model, and how good a model is
+`finishing`   what the server makes of averaged uploads
 `done`    what is told of a round when it is over
 `given`   arrays and models from Python, brought into agreement with the plan
 `many`    `simulate_many`: many plans, many seeds

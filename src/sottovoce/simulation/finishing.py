@@ -1,4 +1,4 @@
-"""What the server makes of averaged uploads (`server.finish`), for a batch and for one real round."""
+"""What the server makes of averaged uploads (`server.finish`): a batch of them, or one in numpy."""
 
 from __future__ import annotations
 

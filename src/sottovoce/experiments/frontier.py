@@ -1,0 +1,234 @@
+"""`sottovoce reproduce frontier`: what the same budget buys, the paper's way and ours.
+
+`frontier.toml` lists curves. The paper's are points of figures (their plans, and so their runs, are
+shared with those figures); ours are plans of their own. Every point is a few plans' worth of
+seeds, placed at the ε that really holds.
+
+OUT/frontier/frontier.json   every point, a number for every seed
+OUT/frontier/frontier.svg    accuracy against the true ε
+OUT/frontier/frontier.md     the table of docs/frontier.md
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sottovoce import checkpoint
+from sottovoce.errors import DataError, RunError
+from sottovoce.experiments import outcomes, runner
+from sottovoce.experiments.definition import figure
+from sottovoce.experiments.expand import Cell, expand
+from sottovoce.experiments.outcomes import Outcome, Runs, flat
+from sottovoce.plan import Plan
+
+NAME, SCHEMA = "frontier", "sottovoce.frontier/1"
+#: The quick version: the digits that come with sottovoce, five rounds.
+QUICK = {"data.name": "digits", "data.clients": 10, "rounds.rounds": 5, "rounds.per_round": 10}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured point: the plan's ε, what holds, and one accuracy for every seed."""
+
+    panel: str
+    curve: str
+    asked: float
+    epsilon: float
+    delta: float
+    key: str
+    plan: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    rounds: tuple[int, ...]
+    made: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean accuracy."""
+        return statistics.mean(self.accuracy)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over the seeds; 0 of one."""
+        return statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing: the same federation, reached by different curves."""
+
+    name: str
+    title: str
+    curves: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+def panels() -> list[Panel]:
+    """The panels in their order.
+
+    >>> [panel.name for panel in panels()][0]
+    'mnist'
+    """
+    return [
+        Panel(
+            name=own["name"],
+            title=own["title"],
+            curves=tuple(curve["name"] for curve in own["curve"]),
+            labels={curve["name"]: curve["label"] for curve in own["curve"]},
+        )
+        for own in _definition()["panel"]
+    ]
+
+
+def seeds(quick: bool) -> tuple[int, ...]:
+    """1, 2, …: settings were chosen on others."""
+    return (1,) if quick else tuple(range(1, _definition()["seeds"] + 1))
+
+
+def cells(quick: bool) -> list[Cell]:
+    """Every point's plan: `panel` and `line` are the panel and the curve, `x` is the ε asked for.
+
+    >>> cells(quick=False)[0].plan.data.name
+    'mnist'
+    """
+    found = []
+    for panel in _definition()["panel"]:
+        for curve in panel["curve"]:
+            for epsilon, plan in _plans(curve):
+                if quick:
+                    plan = _quick(plan)
+                place = (panel["name"], curve["name"], epsilon)
+                found.append(Cell("corrected", *place, None, plan))
+    return [cell for cell in found if not quick or cell.plan.data.pictures]
+
+
+def _plans(curve: Mapping[str, Any]) -> Iterator[tuple[float, Plan]]:
+    if "figure" in curve:
+        variant, line = curve["variant"], curve["line"]
+        own = [c for c in expand(figure(curve["figure"]), quick=False)
+               if (c.variant, c.line) == (variant, line)]  # fmt: skip
+        for epsilon in curve["epsilon"]:
+            yield epsilon, own[0].plan.replace(**{"privacy.epsilon": float(epsilon)})
+        return
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in curve["plan"].items():
+        table, _, key = name.partition(".")
+        tables.setdefault(table, {})[key] = value
+    base = Plan(**tables)
+    for point in curve["point"]:
+        yield point["privacy.epsilon"], base.replace(**point)
+
+
+def _quick(plan: Plan) -> Plan:
+    changes: dict[str, Any] = dict(QUICK)
+    if plan.model.name == "cnn":
+        changes["model.channels"] = 2
+    if plan.model.name == "mlp":
+        changes["model.hidden"] = 8
+    return plan.replace(**changes)
+
+
+def reproduce(
+    *, quick: bool, out: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[Point]:
+    """Run what is missing in `out` and `out/frontier`, and write the files; the points."""
+    from sottovoce.experiments import frontier_page
+
+    folder = out / NAME
+    checkpoint.make(folder)
+    outcomes.mend(folder)
+    wanted, own = cells(quick), seeds(quick)
+    runs = _known(folder) | outcomes.known(out) | outcomes.known(folder)
+    missing = {
+        (cell.key, seed): (cell, seed, None)
+        for cell in wanted
+        for seed in own
+        if (cell.key, seed) not in runs
+    }
+    absent = runner.train(list(missing.values()), folder, progress)
+    runs |= outcomes.known(folder)
+    points = [
+        _point(cell, [(seed, runs[cell.key, seed]) for seed in own])
+        for cell in wanted
+        if all((cell.key, seed) in runs for seed in own)
+    ]
+    save(folder, points, quick)
+    frontier_page.write(folder, points)
+    if absent:
+        raise DataError(f"the frontier is not complete: {' '.join(absent)}")
+    outcomes.finish(folder)
+    return points
+
+
+def _point(cell: Cell, own: list[tuple[int, Outcome]]) -> Point:
+    first = own[0][1]
+    return Point(
+        panel=cell.panel,
+        curve=cell.line,
+        asked=cell.x,
+        epsilon=first.epsilon,
+        delta=first.delta,
+        key=cell.key,
+        plan=flat(cell.plan.to_dict()),
+        seeds=tuple(seed for seed, _ in own),
+        accuracy=tuple(float(f"{one.accuracy:.6g}") for _, one in own),
+        rounds=tuple(one.rounds for _, one in own),
+        made=tuple(one.made for _, one in own),
+    )
+
+
+def save(folder: Path, points: list[Point], quick: bool) -> None:
+    """Write frontier.json, a line for every point."""
+    head = json.dumps({"schema": SCHEMA, "quick": quick})[:-1]
+    lines = ",\n".join(json.dumps(vars(point), ensure_ascii=False) for point in points)
+    text = f'{head},\n "points": [\n{lines}\n ]\n}}\n'
+    checkpoint.replace(folder / f"{NAME}.json", text.encode())
+
+
+def load(folder: Path) -> list[Point]:
+    """The points of a folder, or a sentence why there are none."""
+    path = folder / f"{NAME}.json"
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        if content["schema"] != SCHEMA:
+            raise ValueError(content["schema"])
+        return [
+            Point(**{k: tuple(v) if isinstance(v, list) else v for k, v in one.items()})
+            for one in content["points"]
+        ]
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no {NAME}.json; sottovoce reproduce {NAME}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} cannot be read ({error}); remove it and reproduce it") from None
+
+
+def _known(folder: Path) -> Runs:
+    if not (folder / f"{NAME}.json").exists():
+        return {}
+    return {
+        (point.key, seed): Outcome(
+            loss=float("nan"),
+            accuracy=accuracy,
+            validation=float("nan"),
+            rounds=rounds,
+            epsilon=point.epsilon,
+            delta=point.delta,
+            made=made,
+        )
+        for point in load(folder)
+        for seed, accuracy, rounds, made in zip(
+            point.seeds, point.accuracy, point.rounds, point.made, strict=True
+        )
+    }
+
+
+def _definition() -> dict[str, Any]:
+    text = resources.files("sottovoce.experiments").joinpath("frontier.toml").read_text("utf-8")
+    return tomllib.loads(text)

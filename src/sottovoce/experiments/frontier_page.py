@@ -1,0 +1,112 @@
+"""The frontier as a picture, accuracy against the ε that holds, and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sottovoce import checkpoint
+from sottovoce.experiments.frontier import NAME, Panel, Point, panels
+from sottovoce.report.svg import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
+
+_LOOKS = (
+    (ORANGE, "o", (0, (5, 2))),
+    (MUTED, "s", "solid"),
+    (BLUE, "D", "solid"),
+    (GREEN, "^", "solid"),
+    (PURPLE, "v", (0, (1.5, 1.5))),
+)
+
+
+def write(folder: Path, points: Sequence[Point]) -> None:
+    """frontier.svg and frontier.md."""
+    checkpoint.replace(folder / f"{NAME}.md", table(points).encode())
+    checkpoint.replace(folder / f"{NAME}.svg", picture(points).encode())
+
+
+def table(points: Sequence[Point]) -> str:
+    """One line for each point: panel, curve, true ε, accuracy over the seeds, rounds, what is set.
+
+    >>> table([]).splitlines()[1]
+    '|---|---|---|---|---|---|'
+    """
+    lines = [
+        "| data | how | ε that holds | test accuracy | rounds | T₀, η, C, after the noise |",
+        "|---|---|---|---|---|---|",
+    ]
+    for panel in panels():
+        for curve in panel.curves:
+            for point in points:
+                if (point.panel, point.curve) == (panel.name, curve):
+                    lines.append(_line(panel, point))
+    return "\n".join(lines) + "\n"
+
+
+def _line(panel: Panel, point: Point) -> str:
+    own = point.plan
+    score = f"{100 * point.mean:.2f} ± {100 * point.spread:.2f} %"
+    score = f"**{score}**" if point.curve.startswith("ours") else score
+    rounds = f"{min(point.rounds)}" + (
+        f"–{max(point.rounds)}" if min(point.rounds) < max(point.rounds) else ""
+    )
+    after = [str(own[key]) for key in ("server.decay", "server.average") if key in own]
+    if "server.momentum" in own:
+        after.append(f"momentum {own['server.momentum']:g}")
+    settings = [
+        f"{own['rounds.rounds']}",
+        f"{own['local.learning_rate']:g}",
+        f"{own['local.clip']:g}",
+        " + ".join(after) or "–",
+    ]
+    holds = "none" if point.epsilon >= 1e5 else f"{point.epsilon:.3g}"
+    cells = [panel.title, panel.labels[point.curve], holds, score, rounds, ", ".join(settings)]
+    return f"| {' | '.join(cells)} |"
+
+
+def picture(points: Sequence[Point]) -> str:
+    """A panel for each federation that has curves; a file by itself."""
+    found = {p.panel for p in points}
+    drawn = [panel for panel in panels() if panel.name in found]
+
+    def paint(page: Any) -> None:
+        parts = page.subfigures(1, max(1, len(drawn)), squeeze=False)[0]
+        for part, panel in zip(parts, drawn, strict=False):
+            part.suptitle(panel.title, fontsize=9.6, color=INK)
+            ax = part.add_subplot()
+            _lines(ax, panel, [p for p in points if p.panel == panel.name])
+            tidy(ax)
+            handles, names = ax.get_legend_handles_labels()
+            part.legend(handles, names, loc="outside lower center", ncols=1, fontsize=8.6)
+
+    return svg(NAME, "", paint, size=(4.3 * max(1, len(drawn)), 4.0), inline=False)
+
+
+def _lines(ax: Any, panel: Panel, points: Sequence[Point]) -> None:
+    ticks: set[float] = set()
+    for (colour, marker, stroke), curve in zip(_LOOKS, panel.curves, strict=False):
+        own = sorted((p for p in points if p.curve == curve), key=lambda p: p.epsilon)
+        if not own:
+            continue
+        if own[0].epsilon >= 1e5:  # without noise to speak of: a level, not a point
+            ax.axhline(
+                100 * own[0].mean, color=MUTED, linestyle=(0, (1.5, 1.5)), label=panel.labels[curve]
+            )
+            continue
+        ax.errorbar(
+            [p.epsilon for p in own],
+            [100 * p.mean for p in own],
+            yerr=[100 * p.spread for p in own],
+            color=colour,
+            marker=marker,
+            markersize=4.5,
+            linestyle=stroke,
+            elinewidth=0.8,
+            capsize=1.8,
+            label=panel.labels[curve],
+        )
+        ticks |= {p.asked for p in own}
+    ax.set_xscale("log")
+    ax.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+    ax.minorticks_off()
+    ax.set(xlabel="ε that holds", ylabel="test accuracy (%)")
