@@ -199,14 +199,16 @@ def load(folder: Path) -> list[Point]:
         content = json.loads(path.read_text("utf-8"))
         if content["schema"] != SCHEMA:
             raise ValueError(content["schema"])
-        return [
-            Point(**{k: tuple(v) if isinstance(v, list) else v for k, v in one.items()})
-            for one in content["points"]
-        ]
+        listed: list[dict[str, Any]] = content["points"]
+        return [Point(**{k: _frozen(v) for k, v in one.items()}) for one in listed]
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {NAME}.json; sottovoce reproduce {NAME}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} cannot be read ({error}); remove it and reproduce it") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _known(folder: Path) -> Runs:

@@ -130,8 +130,8 @@ def _batches(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int
     groups: dict[Any, dict[int, list[int]]] = {}
     for i, (federation, _) in enumerate(runs):
         own = federation.plan
-        alike = (own.data, federation.model, own.server.signal, own.local.steps, own.noise)
-        alike += (federation.finish.idle, federation.finish.parts)  # their numbers may differ
+        server = federation.finish.idle, federation.finish.parts  # whose numbers may differ
+        alike = (own.data, federation.model, own.server.signal, own.local.steps, own.noise, server)
         groups.setdefault(alike, {}).setdefault(id(federation.held), []).append(i)
     for splits in groups.values():
         parts = list(splits.values())

@@ -131,13 +131,13 @@ def _finished(
     params: Params, averaged: Params, memory: dict[str, Params], numbers: Numbers
 ) -> tuple[Params, dict[str, Params]]:
     """`server.finish.step` on trees of arrays."""
-    kept = {part: _flat(tree) for part, tree in memory.items()}
+    kept: finish.Memory = {part: _flat(tree) for part, tree in memory.items()}
     new, kept = finish.step(numbers, kept, _flat(params), _flat(averaged))
     return _like(params, new), {part: _like(params, leaves) for part, leaves in kept.items()}
 
 
 def _keep_better(memory: dict[str, Params], new: Params, better: Array) -> dict[str, Params]:
-    kept = {part: _flat(tree) for part, tree in memory.items()}
+    kept: finish.Memory = {part: _flat(tree) for part, tree in memory.items()}
     kept = finish.keep_better(kept, _flat(new), better, jnp.where)
     return {part: _like(new, leaves) for part, leaves in kept.items()}
 

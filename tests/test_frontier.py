@@ -1,0 +1,70 @@
+"""The frontier: what its list promises, that nothing is run twice, and that the page tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sottovoce.errors import RunError
+from sottovoce.experiments import frontier, frontier_page, outcomes, reproduce, runner
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+
+
+def ours():
+    return [cell for cell in frontier.cells(quick=False) if cell.line.startswith("ours")]
+
+
+def test_our_curves_keep_the_promises_of_the_page():
+    """Exact noise, the clients' own rows never public, no test row steers, five seeds."""
+    assert len(frontier.seeds(quick=False)) >= 5
+    assert {97, 98, 99}.isdisjoint(frontier.seeds(quick=False))  # where settings were chosen
+    assert ours()
+    for cell in ours():
+        plan = cell.plan
+        assert plan.privacy.calibration == "exact"
+        assert plan.local.unit == "record"
+        assert plan.rounds.schedule == "fixed"
+        assert plan.server.choose is None
+        assert plan.data.public is not None or cell.panel == "four"
+
+
+def test_the_papers_curves_share_the_runs_of_its_figures():
+    known = outcomes.known(RESULTS)
+    shared = [cell for cell in frontier.cells(quick=False) if not cell.line.startswith("ours")]
+    found = [cell for cell in shared if (cell.key, 1) in known]
+    assert len(found) >= len(shared) / 2 > 0
+
+
+@pytest.mark.slow
+def test_the_quick_version_runs_once(tmp_path, monkeypatch):
+    folder = reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
+    points = frontier.load(folder)
+    assert len(points) == len(frontier.cells(quick=True))
+    assert all(0 <= point.mean <= 1 and point.spread == 0 for point in points)
+    assert (folder / "frontier.md").read_text("utf-8") == frontier_page.table(points)
+    assert "<svg" in (folder / "frontier.svg").read_text("utf-8")
+    asked = []
+    monkeypatch.setattr(runner, "train", lambda jobs, *rest: asked.extend(jobs) or [])
+    reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
+    assert asked == []
+    assert frontier.load(folder) == points
+
+
+def test_the_page_shows_the_measured_table():
+    points = frontier.load(RESULTS / "frontier")
+    table = frontier_page.table(points)
+    assert (RESULTS / "frontier" / "frontier.md").read_text("utf-8") == table
+    assert table in (ROOT / "docs" / "frontier.md").read_text("utf-8")
+    wanted = {(cell.key, cell.panel, cell.line) for cell in frontier.cells(quick=False)}
+    assert {(point.key, point.panel, point.curve) for point in points} == wanted
+
+
+def test_a_folder_without_a_frontier_says_so(tmp_path):
+    with pytest.raises(RunError, match="holds no frontier"):
+        frontier.load(tmp_path)
+    (tmp_path / "frontier.json").write_text('{"schema": "other"}')
+    with pytest.raises(RunError, match="cannot be read"):
+        frontier.load(tmp_path)
