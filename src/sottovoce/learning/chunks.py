@@ -27,9 +27,11 @@ def rows_per_chunk(numbers_a_row: int, item_bytes: int) -> int:
 
 
 def fold(
-    step: Callable[[Array, Array, Array], Any], x: Array, y: Array, weight: Array, rows: int
+    step: Callable[[Any, Array, Array], Any], x: Any, y: Array, weight: Array, rows: int
 ) -> Any:
     """Σ over pieces of `step(x, y, weight)`, each piece at most `rows` rows of the three.
+
+    x may be a tree of arrays that all have a row for each label.
 
     The last piece is moved back to end with the data, and the rows it shares with the one before
     get weight 0 there: every piece has the same shape and nothing is padded or copied. So `step`
@@ -39,7 +41,7 @@ def fold(
     >>> float(fold(lambda x, y, weight: jnp.sum(x * weight), x, x, jnp.ones(7), rows=3))
     21.0
     """
-    n = x.shape[0]
+    n = y.shape[0]
     if n <= rows:
         return step(x, y, weight)
     pieces = -(-n // rows)
@@ -47,10 +49,12 @@ def fold(
 
     def add(total: Any, index: Array) -> tuple[Any, None]:
         start = jnp.minimum(index * rows, n - rows)
-        xs, ys, ws = (jax.lax.dynamic_slice_in_dim(a, start, rows) for a in (x, y, weight))
+        xs, ys, ws = jax.tree.map(
+            lambda a: jax.lax.dynamic_slice_in_dim(a, start, rows), (x, y, weight)
+        )
         is_new = start + jnp.arange(rows) >= index * rows
         return jax.tree.map(jnp.add, total, step(xs, ys, jnp.where(is_new, ws, 0))), None
 
-    shapes = jax.eval_shape(step, x[:rows], y[:rows], weight[:rows])
+    shapes = jax.eval_shape(step, *jax.tree.map(lambda a: a[:rows], (x, y, weight)))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(add, zero, jnp.arange(pieces))[0]

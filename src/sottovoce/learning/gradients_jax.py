@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.learning.clipping import cnn_parts
+from sottovoce.learning.clipping import cnn_parts, inspect
 from sottovoce.learning.form import Form
-from sottovoce.learning.models import Cnn
+from sottovoce.learning.models import Cnn, precision
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +48,8 @@ def cnn_losses(
 @partial(jax.jit, static_argnums=0)
 def _gradients(model: Cnn, params: Any, x: Any, y: Any) -> dict[str, Any]:
     def one(sample: tuple[Any, Any]) -> dict[str, Any]:
-        parts = cnn_parts(model, params, sample[0][None], sample[1][None])
+        rows = inspect(model, sample[0][None], precision(params))
+        parts = cnn_parts(model, params, rows, sample[1][None])
         poison = jnp.where(parts.is_clean[0], 0.0, jnp.nan)
         return {
             "kernel": parts.kernel[0].reshape(params["kernel"].shape),

@@ -3,7 +3,9 @@
 `round`   the arrays: one round of every run in the batch, compiled
 `course`  the host's side of one run: whom to ask, what it costs, when to stop
 `interrupts`  Ctrl-C between rounds, never inside one
-`run`     `simulate` and `resume`: the loop, and what is kept of it
+`batch`   a batch of runs as arrays; `packed`: what it asks for in a round, as one array
+`loop`    round after round for a batch of runs
+`run`     `simulate` and `resume`, and what is kept of a run
 `scoring` the first model, and how good a model is
 `finishing`   what the server makes of averaged uploads
 `done`    what is told of a round when it is over

@@ -124,6 +124,22 @@ def prepare(federation: Federation, state: ServerState, seed: int) -> Prepared |
     )
 
 
+def expected(federation: Federation, state: ServerState, prepared: Prepared) -> ServerState:
+    """Where the run will be after this round if its loss does not shorten the horizon.
+
+    An accelerator may begin the next round on this, before the loss is known; `same_turn` says
+    whether that was right.
+    """
+    progress = replace(state.progress, done=state.progress.done + 1)
+    marks = federation.finish.marked(state.marks, prepared.turn.t, prepared.turn.horizon, math.inf)
+    return replace(state, progress=progress, tank=prepared.tank, asked=prepared.asked, marks=marks)
+
+
+def same_turn(federation: Federation, state: ServerState, prepared: Prepared) -> bool:
+    """Whether the round that was begun early is the one that is next now."""
+    return not state.exhausted and federation.schedule.round(state.progress) == prepared.turn
+
+
 def weights(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -> Floats:
     """p_i of the uploads that came, as the plan says; public numbers only."""
     plan = federation.plan

@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from sottovoce.learning.clipping import clipped_sum
+from sottovoce.learning.clipping import Inspected, clipped_sum
 from sottovoce.learning.evaluate import evaluate, losses
 from sottovoce.learning.models import Model, Params
 from sottovoce.noise import simulated
 from sottovoce.server import finish
 from sottovoce.server.finish import Numbers
+from sottovoce.simulation.packed import Layout, pack, unpack
 
 Signal: TypeAlias = Literal["public", "clients", "raw"]
 
@@ -32,7 +33,7 @@ Signal: TypeAlias = Literal["public", "clients", "raw"]
 class Rows(NamedTuple):
     """The samples of one or several splits, stacked: a run names the split it uses."""
 
-    x: Array  # [splits, n, features]
+    x: Any  # [splits, n, features], or `Inspected` with the same leading axis
     y: Array  # [splits, n]
     owner: Array  # [splits, n]: the client a row belongs to
     samples: Array  # [splits, clients]: how many rows each client has
@@ -81,26 +82,28 @@ def play(
     `longest` is the largest number of rows any client has; it matters to several steps only.
     `memory` is what the server keeps beside the newest model (`server.finish`).
     """
-    kept, now = memory or {}, np.uint32(t)
-    return cast(
-        Outcome, _play(model, rows, params, kept, orders, now, signal=signal, longest=longest)
-    )
+    now = np.full(len(orders.std), t, np.uint32)
+    words, layout = pack((orders, now))
+    options = {"signal": signal, "longest": longest, "layout": layout}
+    return cast(Outcome, _play(model, rows, params, memory or {}, words, **options))
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest"))
+@partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest", "layout"))
 def _play(
     model: Model,
     rows: Rows,
     params: Params,
     memory: dict[str, Params],
-    orders: Orders,
-    t: Array,
+    words: Array,
     *,
     signal: Signal,
     longest: int,
+    layout: Layout,
 ) -> Outcome:
-    def one(params: Params, memory: dict[str, Params], order: Orders) -> Outcome:
-        own = Rows(*(_of(part, order.split) for part in rows))
+    orders, now = unpack(words, layout)
+
+    def one(params: Params, memory: dict[str, Params], order: Orders, t: Array) -> Outcome:
+        own: Rows = jax.tree.map(lambda part: _of(part, order.split), rows)
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
         if order.sigma.shape[0] == 1:
             new = _one_step(model, own, params, order, key)
@@ -111,7 +114,9 @@ def _play(
         loss, accuracy = evaluate(model, new, own.valid_x, own.valid_y)
         heard = loss
         if signal == "raw":
-            heard = evaluate(model, new, own.x, own.y)[0]
+            plain, is_clean = _plain(own.x)
+            heard = evaluate(model, new, plain, own.y)[0]
+            heard = jnp.where(jnp.all(is_clean), heard, jnp.nan)
         elif signal == "clients":
             heard = _told_by_clients(model, own, params, order, key)
         offered = loss
@@ -121,9 +126,9 @@ def _play(
             memory = _keep_better(memory, new, offered < order.finish.best)
         return Outcome(new, jnp.stack([loss, accuracy, heard, offered]), memory)
 
-    if orders.std.shape[0] > 1:
-        return jax.vmap(one)(params, memory, orders)
-    alone = one(*jax.tree.map(lambda part: part[0], (params, memory, orders)))
+    if words.shape[0] > 1:
+        return jax.vmap(one)(params, memory, orders, now)
+    alone = one(*jax.tree.map(lambda part: part[0], (params, memory, orders, now)))
     return cast(Outcome, jax.tree.map(lambda part: part[None], alone))
 
 
@@ -150,6 +155,11 @@ def _like(tree: Params, leaves: finish.Leaves) -> Params:
     return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
 
 
+def _plain(x: Any) -> tuple[Array, Array]:
+    """Rows, and which of them are whole."""
+    return (x.x, x.is_clean) if isinstance(x, Inspected) else (x, jnp.full(x.shape[0], True))
+
+
 def _of(part: Array, split: Array) -> Array:
     # With one split there is nothing to choose, and no copy to make.
     return part[0] if part.shape[0] == 1 else part[split]
@@ -173,9 +183,10 @@ def _several_steps(
 
     def client(total: Params, i: Array) -> tuple[Params, None]:
         # The window may end beyond the data: it is moved back, and rows of others weigh nothing.
-        start = jnp.minimum(first[i].astype(int), rows.x.shape[0] - longest)
-        x = jax.lax.dynamic_slice_in_dim(rows.x, start, longest)
-        y = jax.lax.dynamic_slice_in_dim(rows.y, start, longest)
+        start = jnp.minimum(first[i].astype(int), rows.y.shape[0] - longest)
+        x, y = jax.tree.map(
+            lambda part: jax.lax.dynamic_slice_in_dim(part, start, longest), (rows.x, rows.y)
+        )
         n = rows.samples[i]
         mine = (place + start >= first[i]) & (place + start < first[i] + n)
         weight = jnp.where(mine, order.rate / n, 0)
@@ -195,7 +206,8 @@ def _several_steps(
 
 def _told_by_clients(model: Model, rows: Rows, params: Params, order: Orders, key: Array) -> Array:
     """Σ_i p_i·(mean of client i's losses, each cut to [0, B], of the model received) + noise."""
-    told = losses(model, params, rows.x, rows.y)
+    plain, is_clean = _plain(rows.x)
+    told = jnp.where(is_clean, losses(model, params, plain, rows.y), jnp.inf)
     told = jnp.clip(jnp.nan_to_num(told, nan=jnp.inf, posinf=jnp.inf), 0, order.bound)
     mean = jnp.sum((order.weight / rows.samples)[rows.owner] * told)
     noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)

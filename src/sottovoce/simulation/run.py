@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from sottovoce import checkpoint, record
 from sottovoce import seeds as seeding
@@ -24,48 +22,17 @@ from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Params
 from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
-from sottovoce.seeds import Purpose
 from sottovoce.server import finish
-from sottovoce.simulation import course
+from sottovoce.simulation import course, loop
 from sottovoce.simulation.done import OnRound, done_of
-from sottovoce.simulation.finishing import closed, numbers
+from sottovoce.simulation.finishing import closed
 from sottovoce.simulation.given import adapted
 from sottovoce.simulation.interrupts import Interrupts
-from sottovoce.simulation.round import Orders, Rows, play
-from sottovoce.simulation.scoring import confused, fairness_of, first_model, on_device, scores
+from sottovoce.simulation.loop import AHEAD, AfterRound, Run
+from sottovoce.simulation.scoring import confused, fairness_of, first_model, scores
 from sottovoce.trained import Trained
 
 CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
-
-
-@dataclass(eq=False)
-class Run:
-    """One run of the batch: `at` is replaced whole after each round, so that it is never torn."""
-
-    federation: Federation
-    seed: int
-    # The state, the batch's stacked models, its own seat, and what the server keeps, stacked.
-    at: tuple[ServerState, Params, int, dict[str, Params]]
-
-    @property
-    def state(self) -> ServerState:
-        return self.at[0]
-
-    @property
-    def params(self) -> Params:
-        _, stacked, seat, _ = self.at
-        return jax.tree.map(lambda leaf: leaf[seat], stacked)
-
-    @property
-    def memory(self) -> dict[str, Params]:
-        """The models that the server keeps beside the newest."""
-        _, _, seat, kept = self.at
-        return {p: jax.tree.map(lambda leaf: leaf[seat], tree) for p, tree in kept.items()}
-
-    @property
-    def handed(self) -> Params:
-        """The model that is handed out if the run ends here."""
-        return finish.handed(self.memory, self.params)
 
 
 def simulate(
@@ -171,7 +138,8 @@ def _one(
         if run.federation.plan.noise == "secure":
             _loop_released(run, after_round, before_release)
         else:
-            loop([run], after_round)
+            for _ in rounds_of([run], after_round):
+                pass
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -189,76 +157,26 @@ def _one(
     return replace(done, folder=folder)
 
 
-def loop(batch: list[Run], after_round: Callable[[Run], None] | None = None) -> None:
-    """Algorithms 1 and 2 for a batch of runs in step; each is left at its last complete round."""
-    for _ in rounds_of(batch, after_round):
-        pass
-
-
-def rounds_of(batch: list[Run], after_round: Callable[[Run], None] | None = None) -> Iterator[None]:
-    """`loop`, round by round: yields while the accelerator computes, before its answer is awaited.
-
-    Whoever drives two batches in turn has one on the accelerator while the other keeps its books.
-    """
-    model = batch[0].federation.model
-    if batch[0].federation.plan.noise == "secure":
+def rounds_of(batch: list[Run], after_round: AfterRound | None = None) -> Iterator[None]:
+    """Algorithms 1 and 2 for a batch of runs, round by round, whichever noise they draw."""
+    first = batch[0].federation
+    if first.plan.noise == "secure":
         for run in batch:
             _loop_released(run, after_round, lambda debited: None)
         return
-    if isinstance(model, ForeignModel):
+    if isinstance(first.model, ForeignModel):
         raise InputError(
             "a model that is not JAX's has no simulated noise; "
             "set noise = secure, or train it in a federation (sottovoce federate)"
         )
-    rows, where = _rows(batch)
-    live, t, began = list(range(len(batch))), batch[0].state.progress.done, time.monotonic()
-    before = [run.state.seconds for run in batch]
-    signal, longest = batch[0].federation.plan.server.signal, int(max(batch[0].federation.samples))
-    params: Params = None
-    memory: dict[str, Params] = {}
-    seats: list[int] = []
-    while True:
-        ready = {
-            i: course.prepare(batch[i].federation, batch[i].state, batch[i].seed) for i in live
-        }
-        live = [i for i in live if ready[i] is not None]
-        if not live:
-            return
-        # Seats are a power of two and shrink by halves, so that few sizes are ever compiled.
-        if params is None or 2 * len(live) <= len(seats):
-            spare = (1 << (len(live) - 1).bit_length()) - len(live)
-            seats = live + live[:1] * spare
-            params = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].params for i in seats))
-            memory = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].memory for i in seats))
-        orders = _orders(batch, ready, seats, where)
-        outcome = play(
-            model, rows, params, orders, t, signal=signal, longest=longest, memory=memory
-        )
-        yield
-        score = np.asarray(outcome.score)
-        for i in live:
-            run, prepared, seat = batch[i], ready[i], seats.index(i)
-            state = course.finish(
-                run.federation,
-                run.state,
-                cast(course.Prepared, prepared),
-                loss=float(score[seat, 0]),
-                accuracy=float(score[seat, 1]),
-                signal=float(score[seat, 2]),
-                seconds=before[i] + time.monotonic() - began,
-                offered=float(score[seat, 3]),
-            )
-            # Where nothing was uploaded there is nothing to make a step of.
-            made = (outcome.params, seat, outcome.memory)
-            run.at = (state, *(run.at[1:] if state.exhausted else made))
-        params, memory, t = outcome.params, outcome.memory, t + 1
-        if after_round is not None:
-            after_round(batch[0])
+    # A CPU is busy with the round at hand; the best round on public rows is chosen by its loss.
+    alone = len(batch) == 1 and jax.default_backend() != "cpu" and not first.finish.best
+    yield from loop.rounds_of(first.model, batch, after_round, ahead=AHEAD if alone else 1)
 
 
 def _loop_released(
     run: Run,
-    after_round: Callable[[Run], None] | None,
+    after_round: AfterRound | None,
     before_release: Callable[[ServerState], None],
 ) -> None:
     """The same for one run whose clients make their uploads themselves, with secure noise.
@@ -325,60 +243,6 @@ def _kept(run: Run) -> finish.Memory:
 def _alone(params: Params) -> Params:
     """A batch of one."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
-
-
-def _rows(batch: list[Run]) -> tuple[Rows, list[int]]:
-    """The rows of all splits of the batch, stacked, and which of them each run uses."""
-    splits = list({id(run.federation.held): run.federation for run in batch}.values())
-    places = {id(federation.held): i for i, federation in enumerate(splits)}
-    held = [federation.held for federation in splits]
-    train, valid = (
-        [on_device(own.train) for own in held],
-        [on_device(own.validation) for own in held],
-    )
-    rows = Rows(
-        x=_stacked([x for x, _ in train]),
-        y=_stacked([y for _, y in train]),
-        owner=_stacked([own.owner for own in held]),
-        samples=_stacked([own.samples.astype(np.float32) for own in held]),
-        valid_x=_stacked([x for x, _ in valid]),
-        valid_y=_stacked([y for _, y in valid]),
-    )
-    return rows, [places[id(run.federation.held)] for run in batch]
-
-
-def _stacked(arrays: Sequence[jax.Array | NDArray[Any]]) -> jax.Array:
-    return jnp.asarray(arrays[0])[None] if len(arrays) == 1 else jnp.stack(arrays)
-
-
-def _orders(
-    batch: list[Run],
-    ready: dict[int, course.Prepared | None],
-    seats: list[int],
-    where: list[int],
-) -> Orders:
-    # A run that is over keeps its seat until the next halving, and does nothing there.
-    idle = np.zeros(len(batch[0].federation.samples))
-    asked = [ready.get(i) for i in seats]
-    plans = [batch[i].federation.plan for i in seats]
-    still = np.zeros((plans[0].local.steps, len(idle)))
-    sigma = [np.nan_to_num(p.sigma) if p is not None else still for p in asked]
-    return Orders(
-        split=np.array([where[i] for i in seats], np.int32),
-        weight=np.stack([p.weight if p is not None else idle for p in asked]).astype(np.float32),
-        rate=np.array([plan.local.learning_rate for plan in plans], np.float32),
-        clip=np.array([batch[i].federation.recipe.clip for i in seats], np.float32),
-        std=np.array([p.std if p is not None else 0.0 for p in asked], np.float32),
-        sigma=np.stack(sigma).astype(np.float32),
-        signal_std=np.array([p.signal_std if p is not None else 0.0 for p in asked], np.float32),
-        bound=np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
-        key=np.stack([seeding.words(batch[i].seed, Purpose.NOISE) for i in seats]),
-        finish=numbers(
-            [batch[i].federation.finish for i in seats],
-            [batch[i].state.marks for i in seats],
-            [None if p is None else p.turn for p in asked],
-        ),
-    )
 
 
 def trained(run: Run, status: str, began: datetime) -> Trained:

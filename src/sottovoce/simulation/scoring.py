@@ -15,9 +15,10 @@ from sottovoce import seeds as seeding
 from sottovoce.fairness import fairness
 from sottovoce.federation import Federation
 from sottovoce.holdings import Samples
+from sottovoce.learning.clipping import Inspected, inspect, product_type
 from sottovoce.learning.evaluate import confusion, evaluate, right
 from sottovoce.learning.gradients import ForeignModel
-from sottovoce.learning.models import Model, Params
+from sottovoce.learning.models import Custom, Model, Params
 from sottovoce.learning.names import AnyModel
 from sottovoce.seeds import Purpose
 
@@ -44,6 +45,33 @@ def on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
     if samples not in _PLACED:
         _PLACED[samples] = jnp.asarray(samples.x), jnp.asarray(samples.y)
     return _PLACED[samples]
+
+
+_INSPECTED: WeakKeyDictionary[Samples, dict[tuple[object, bool], Inspected]] = WeakKeyDictionary()
+
+
+def inspected(model: Model, samples: Samples) -> Inspected:
+    """The rows made ready for `clipped_sum`, once for all the runs that train on them."""
+    known = _INSPECTED.setdefault(samples, {})
+    x, dtype = on_device(samples)[0], jnp.zeros(()).dtype
+    taken = product_type(model, dtype)
+    kind = (taken, isinstance(model, Custom))
+    if kind not in known:
+        is_clean, squared = _facts(model, x)
+        # Rows that need no change are not copied.
+        same = taken == x.dtype and (kind[1] or bool(jnp.all(is_clean)))
+        known[kind] = Inspected(x if same else _inspect(model, x).x, is_clean, squared)
+    return known[kind]
+
+
+@partial(jax.jit, static_argnums=0)
+def _inspect(model: Model, x: jax.Array) -> Inspected:
+    return inspect(model, x)
+
+
+@partial(jax.jit, static_argnums=0)
+def _facts(model: Model, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return inspect(model, x)[1:]
 
 
 def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, float]:
