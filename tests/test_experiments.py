@@ -357,8 +357,6 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
 
 def test_readme_shows_the_committed_results():
     results = ROOT / "results"
-    if not (results / "index.html").exists():
-        pytest.skip("no results are committed yet")
     found = claims.judged(results)
     assert [one.figure.name for one in found] == list(FIGURES)
     for one in found:
