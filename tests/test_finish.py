@@ -137,7 +137,8 @@ def test_it_is_free(name):
     without = running.started(running.build(SHORT, seed=3), 3)
     with_it = running.started(running.build(SHORT.replace(**EVERY[name]), seed=3), 3)
     for run in (without, with_it):
-        running.loop([run])
+        for _ in running.rounds_of([run]):
+            pass
     one, two = without.state, with_it.state
     assert one.tank.spent.tolist() == two.tank.spent.tolist()
     assert np.array_equal(one.sigma, two.sigma)

@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
 
 def pack(orders: Any) -> tuple[NDArray[np.uint32], Layout]:
-    """A tree of arrays [runs, …] of four-byte numbers → [runs, words] and how to read it.
+    """A tree of arrays [runs, …] of four- or eight-byte numbers → [runs, words], how to read it.
 
     >>> words, layout = pack({"a": np.array([1.5], np.float32), "b": np.array([[7, 8]], np.uint32)})
     >>> jax.tree.map(lambda leaf: leaf.tolist(), unpack(jnp.asarray(words), layout))
@@ -39,8 +39,10 @@ def unpack(words: Array, layout: Layout) -> Any:
     """The tree again, where JAX computes."""
     leaves, at = [], 0
     for shape, kind in layout.leaves:
-        size = math.prod(shape)
-        part = jax.lax.bitcast_convert_type(words[:, at : at + size], jnp.dtype(kind))
-        leaves.append(part.reshape(words.shape[0], *shape))
+        dtype = jnp.dtype(kind)
+        whole = (words.shape[0], *shape) + (() if dtype.itemsize == 4 else (2,))
+        size = math.prod(whole[1:])
+        part = words[:, at : at + size].reshape(whole)
+        leaves.append(jax.lax.bitcast_convert_type(part, dtype))
         at += size
     return jax.tree.unflatten(layout.structure, leaves)
