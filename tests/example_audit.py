@@ -13,8 +13,8 @@ from sottovoce.audit.findings import Findings
 from sottovoce.audit.target import target
 
 TINY = Sizes(
-    runs=120, candidates=20, shadows=6, pool=40, rounds=5, turns=2, together=2, groups=1,
-    steps=40, canaries=100,
+    runs=120, judged=120, candidates=20, shadows=6, pool=40, rounds=5, turns=2, together=2,
+    groups=1, steps=40, canaries=100,
 )  # fmt: skip
 
 

@@ -9,19 +9,19 @@ false-alarm rate; the noise is the operating system's.
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from fractions import Fraction
 from math import ceil
-from pathlib import Path
 
 import numpy as np
-from devices import ask, books_hold, kind, make_node, model, rows, told
+from devices import ask, kind, make_node, told
+from ledger_killers import LEDGER, chance, folder
+from run_killers import RUNS
 from scipy import stats
 
 from sottovoce import client, device
 from sottovoce.client import Price
-from sottovoce.errors import InputError, NoSensitivity, PolicyRefusal, SottovoceError, TankEmpty
+from sottovoce.errors import InputError, NoSensitivity, TankEmpty
 from sottovoce.learning import gradients
 from sottovoce.learning.form import Form
 from sottovoce.noise import secure
@@ -31,9 +31,6 @@ from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.rounds.cohort import pick
 from sottovoce.rounds.schedule import Round
 from sottovoce.rounds.turn import Terms
-from sottovoce.vault import Policy, Vault
-from sottovoce.vault.chain import salted
-from sottovoce.vault.policy import require_tighter
 
 MOVED = 2**31  # grid units by which one record may move a sum: twice the clipped norm
 ONE = Terms(clients=1, per_round=1)
@@ -89,13 +86,6 @@ def sensitivity_covers_every_recipe():
         raise AssertionError("a recipe without a bound was given one")
 
 
-def _delta(epsilon, mu):
-    """δ(ε, μ) of the Gaussian mechanism, by scipy; something must have been released."""
-    assert mu > 0
-    second = np.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
-    return stats.norm.cdf(mu / 2 - epsilon / mu) - second
-
-
 def capacity_keeps_its_promise():
     """The μ² that a budget is worth is (ε, δ)-DP, whoever is sampled: the server sees who."""
     for epsilon in (0.1, 1.0, 4.0, 8.0, 20.0):
@@ -105,9 +95,9 @@ def capacity_keeps_its_promise():
                     worth = calibration.capacity(
                         epsilon, delta, calibration=name, sampling=sampling
                     )
-                    assert _delta(epsilon, float(worth) ** 0.5) <= delta * (1 + 1e-6)
+                    assert chance(epsilon, float(worth) ** 0.5) <= delta * (1 + 1e-6)
                 worth = calibration.vault_capacity(epsilon, delta, calibration=name)
-                assert _delta(epsilon, float(worth) ** 0.5) <= delta * (1 + 1e-6)
+                assert chance(epsilon, float(worth) ** 0.5) <= delta * (1 + 1e-6)
     try:
         calibration.vault_capacity(20.0, 1e-3, calibration="paper")
     except InputError:
@@ -122,16 +112,16 @@ def _mu2(paid, change):
 
 
 def noise_is_worth_no_more_than_its_debit():
-    """(Δ/σ)² ≤ what is booked, exactly, for one release and several, with a loss and without."""
+    """(Δ/σ)² ≤ what is booked, exactly: a record or twelve, several releases, a loss or none."""
     for capacity in (0.3, 2.0, 30.0):
         for horizon in (1, 7, 120):
             for loss in (False, True):
-                for releases in (1, 3):
+                for releases, change in ((1, MOVED), (3, MOVED), (1, 12 * MOVED)):
                     terms = Terms(clients=1, per_round=1, releases=releases)
                     tank = Tank.full(capacity)
-                    paid = client.price(tank, Round(0, horizon), terms, change=MOVED, loss=loss)
+                    paid = client.price(tank, Round(0, horizon), terms, change=change, loss=loss)
                     booked = Fraction(capacity) * sum(paid.units) / FULL
-                    assert _mu2(paid, MOVED) <= booked
+                    assert _mu2(paid, change) <= booked
                     assert sum(paid.units) <= FULL
     late = Tank.full(2.0)
     for _ in range(5):
@@ -142,6 +132,25 @@ def noise_is_worth_no_more_than_its_debit():
     except TankEmpty:
         return
     assert sum(paid.units) <= int(late.left)
+
+
+def offers_are_worth_their_units():
+    """Whatever is offered, to the last unit of a tank: (Δ/σ)² ≤ what would be booked."""
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        tank = Tank.full(float(rng.uniform(0.1, 30)))
+        tank = tank.spend(FULL - int(rng.integers(1, FULL >> int(rng.integers(0, 45)))))
+        remaining = int(rng.integers(1, 50))
+        for offer in (
+            tank.offer(1.0, remaining),
+            tank.offer_scaled(1.0, remaining, float(rng.uniform(0.2, 2))),
+            tank.new_run().offer_scaled(1.0, 1, float(rng.uniform(0.2, 2))),
+        ):
+            if not offer.granted:
+                continue
+            booked = Fraction(float(tank.capacity)) * int(offer.units) / FULL
+            assert 1 / Fraction(float(offer.sigma)) ** 2 <= booked
+            assert int(offer.units) <= int(tank.left)
 
 
 def no_release_is_below_the_floor():
@@ -200,6 +209,17 @@ def the_noise_paid_for_is_there():
         assert np.all((each > 0.6) & (each < 1.5))  # 8 sd
     told = [one.loss for one in many]
     assert 0.7 < np.std(told) < 1.4  # σ_V = B·2³¹/2³¹/n = 1; false alarm < 1e-9
+
+
+def a_loss_has_noise_of_its_own():
+    """400 releases: the noise of the loss has nothing in common with that of any weight."""
+    paid = Price((1,), (2**33,), 2**32)
+    many = [_released(paid, form=SMALL, loss_bound=1.0) for _ in range(400)]
+    told = [one.loss for one in many]
+    for name in SMALL.shapes():
+        each = np.array([one.params[name].ravel() for one in many])
+        for noise in each.T:
+            assert abs(np.corrcoef(noise, told)[0, 1]) < 0.4  # 8 sd
 
 
 def noise_is_fresh():
@@ -316,155 +336,6 @@ def nobody_is_asked_more_than_planned():
         assert asked.max() <= ceil(4 * t / 11)
 
 
-def _folder():
-    return Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-
-
-def _spent(node):
-    with Vault.open(node.vault, dataset=None) as vault:
-        return vault.spent
-
-
-def the_debit_is_durable_before_anything_is_computed():
-    """A client that dies while it computes has paid; asked again, it pays again."""
-    node, real = make_node(_folder()), client.release
-    seen = []
-
-    def dies(*args, **kwargs):
-        raise MemoryError
-
-    try:
-        client.release = dies
-        assert kind(device.answer(ask().to_blob(), node)) == "internal"
-        seen.append(_spent(node))
-        assert kind(device.answer(ask().to_blob(), node)) == "internal"
-        seen.append(_spent(node))
-    finally:
-        client.release = real
-    assert 0 < seen[0] < seen[1]
-    assert kind(device.answer(ask().to_blob(), node)) == "upload"
-    books_hold(node)
-    assert _spent(node) > seen[1]  # what was burnt is not given back
-
-
-def a_round_has_one_answer():
-    """The same bytes again, at no further cost; a client that cannot store says nothing."""
-    node, real = make_node(_folder()), Vault.store
-    first = device.answer(ask().to_blob(), node)
-    spent = _spent(node)
-    again = device.answer(ask().to_blob(), node)
-    assert kind(first) == "upload"
-    assert again == first
-    assert _spent(node) == spent
-    other = device.answer(ask(params=model(value=0.3)).to_blob(), node)
-    assert kind(other) != "upload"
-    try:
-        Vault.store = lambda *_: (_ for _ in ()).throw(OSError("full"))
-        assert kind(device.answer(ask(t=1).to_blob(), node)) != "upload"
-    finally:
-        Vault.store = real
-
-
-def a_device_stays_within_its_budget():
-    """Forty rounds of a greedy server, then another run: the books hold, line by line."""
-    node = make_node(_folder(), epsilon=2.0)
-    for run in ("0badc0de", "0badc0df"):
-        for t in range(12):
-            device.answer(ask(t=t, horizon=t + 1, run=run).to_blob(), node)
-            books_hold(node)
-    ledger = books_hold(node)
-    assert _delta(2.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
-
-
-def a_tightened_budget_holds():
-    """From ε = 8 to ε = 1 before the first release: what is released is worth ε = 1."""
-    home = _folder()
-    make_node(home, epsilon=8.0)
-    node = make_node(home, epsilon=1.0, vault=False)
-    for t in range(12):
-        device.answer(ask(t=t, horizon=t + 1).to_blob(), node)
-    ledger = books_hold(node)
-    assert _delta(1.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
-
-
-def a_server_may_only_tighten():
-    """The client's unit and clip are its own; a server cannot choose less protection."""
-    node = make_node(_folder(), unit="client")
-    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.0)).to_blob(), node)) == "policy"
-    node = make_node(_folder())
-    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.5)).to_blob(), node)) == "policy"
-    assert kind(device.answer(ask(horizon=10**6).to_blob(), node)) == "policy"
-
-
-def an_older_ledger_is_not_used():
-    """A server's receipt that the vault does not know, or other data: no upload."""
-    node = make_node(_folder())
-    assert kind(device.answer(ask().to_blob(), node)) == "upload"
-    newest = books_hold(node).receipt
-    later = type(newest)(newest.vault, newest.seq + 1, newest.hash)
-    assert kind(device.answer(ask(t=1, receipt=later).to_blob(), node)) != "upload"
-    x, y = rows(9)
-    np.savez(node.data.path if hasattr(node.data, "path") else node.data, x=x, y=y)
-    assert kind(device.answer(ask(t=1).to_blob(), node)) != "upload"
-
-
-def a_policy_is_only_tightened():
-    """Nothing that a vault has promised can be loosened."""
-    old = {"epsilon": 4.0, "delta": 1e-6, "samples": 9, "clip": 1.0, "floor": 2.0, "max_rounds": 9}
-    for key, value in (
-        ("epsilon", 5.0), ("delta", 1e-5), ("clip", 2.0), ("floor", 1.0), ("max_rounds", 10),
-        ("samples", 8), ("unit", "client"),
-    ):  # fmt: skip
-        try:
-            require_tighter(Policy(**old), Policy(**{**old, key: value}), spent=5)
-        except PolicyRefusal:
-            continue
-        raise AssertionError(f"{key} was loosened")
-
-
-def hidden_budgets_stay_hidden():
-    """`disclose = false`: neither ε nor what is spent leaves the client."""
-    node = make_node(_folder(), disclose=False)
-    head = told(device.answer(ask().to_blob(), node))
-    assert head["budget"] is None
-    greeting = told(device.hello(node))
-    assert greeting["budget"] is None
-    assert greeting["policy"]["floor"] is None
-
-
-def receipts_cannot_be_tried_out():
-    """A line's hash leaves the client; its payload has a salt that nobody can guess."""
-    one, two = (salted({"dataset": "ab" * 32}) for _ in range(2))
-    assert one != two
-    assert len(one) > len('{"dataset":""}') + 64 + 40
-
-
-def simulated_noise_is_fresh_and_whole():
-    """A round of the simulator that only adds noise: its σ, and none of it twice."""
-    import jax.numpy as jnp
-
-    from sottovoce.learning.models import Svm
-    from sottovoce.simulation.round import Orders, Rows, play
-
-    features, zero = 20_000, np.zeros(1, np.float32)
-    flat = Rows(
-        x=jnp.zeros((1, 2, features)), y=jnp.zeros((1, 2), int), owner=jnp.zeros((1, 2), int),
-        samples=jnp.full((1, 1), 2.0), valid_x=jnp.zeros((1, 1, features)),
-        valid_y=jnp.zeros((1, 1), int),
-    )  # fmt: skip
-    orders = Orders(
-        split=np.zeros(1, np.int32), weight=np.zeros((1, 1), np.float32), rate=zero + 1,
-        clip=zero + 1, std=zero + 3, sigma=np.zeros((1, 1, 1), np.float32), signal_std=zero,
-        bound=zero, key=np.ones((1, 2), np.uint32),
-    )  # fmt: skip
-    start = {"w": jnp.zeros((1, features)), "b": jnp.zeros(1)}
-    made = [
-        np.asarray(play(Svm(features, 0.0), flat, start, orders, t).params["w"][0]) for t in (0, 1)
-    ]
-    assert abs(made[0].std() - 3) < 0.12
-    assert abs(np.corrcoef(made[0], made[1])[0, 1]) < 0.06
-
-
 def trains():
     """Not a killer: whether the package still trains to a finite loss, as a mutant must."""
     rng = np.random.default_rng(4)
@@ -479,20 +350,16 @@ def trains():
         )
         now = {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
     loss = float(np.mean(gradients.losses(SMALL, now, x, y)))
-    node = make_node(_folder())
+    node = make_node(folder())
     first = kind(device.answer(ask().to_blob(), node))
     return bool(np.isfinite(loss)) and first == "upload"
 
 
 KILLERS = [
     sums_stay_within_sensitivity, sensitivity_covers_every_recipe, capacity_keeps_its_promise,
-    noise_is_worth_no_more_than_its_debit, no_release_is_below_the_floor,
-    budgets_are_never_overspent, the_noise_paid_for_is_there, noise_is_fresh, noise_has_its_shape,
-    uploads_keep_mu, heads_say_nothing_private, only_release_makes_uploads,
-    what_was_not_paid_for_is_refused, losses_are_bounded, nobody_is_asked_more_than_planned,
-    the_debit_is_durable_before_anything_is_computed, a_round_has_one_answer,
-    a_device_stays_within_its_budget, a_tightened_budget_holds, a_server_may_only_tighten,
-    an_older_ledger_is_not_used, a_policy_is_only_tightened, hidden_budgets_stay_hidden,
-    receipts_cannot_be_tried_out, simulated_noise_is_fresh_and_whole,
+    noise_is_worth_no_more_than_its_debit, offers_are_worth_their_units,
+    no_release_is_below_the_floor, budgets_are_never_overspent, the_noise_paid_for_is_there,
+    a_loss_has_noise_of_its_own, noise_is_fresh, noise_has_its_shape, uploads_keep_mu,
+    heads_say_nothing_private, only_release_makes_uploads, what_was_not_paid_for_is_refused,
+    losses_are_bounded, nobody_is_asked_more_than_planned, *LEDGER, *RUNS,
 ]  # fmt: skip
-REFUSALS = SottovoceError  # an error of the package is a refusal, and no kill

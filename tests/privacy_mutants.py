@@ -1,8 +1,8 @@
 """Deliberate bugs, one at a time, each with the privacy property that must notice it.
 
 A mutant is a change to the real source of one module, which no longer keeps its promise but still
-trains. `trial(mutant)` builds a package with it and runs, in a process of its own, first `trains`
-and then the killer (or all of them):
+trains. `trial(mutant, killers)` builds a package with it and runs, in processes of their own, first
+`trains` and then the killers named, which are properties of `privacy_killers` or tests by their id:
 
     killed      the killer's assertion failed: it noticed
     survived    nothing noticed
@@ -11,6 +11,7 @@ and then the killer (or all of them):
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sottovoce
 
@@ -60,16 +62,59 @@ class Mutant:
 
 def trial(mutant: Mutant, killers: Sequence[str]) -> tuple[str, str]:
     """What became of it, and what was said."""
-    with tempfile.TemporaryDirectory() as folder:
-        mutant.write(Path(folder))
-        paths = os.pathsep.join([folder, str(HERE)])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        mutant.write(folder)
+        tests = [killer for killer in killers if "::" in killer]
+        own = [killer for killer in killers if killer not in tests] or ["none"] * bool(tests)
         done = subprocess.run(
-            [sys.executable, str(HERE / "mutant_trial.py"), *killers],
-            capture_output=True, text=True, timeout=300,
-            env={**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
+            [sys.executable, str(HERE / "mutant_trial.py"), *own],
+            capture_output=True, text=True, timeout=300, env=environment(folder),
         )  # fmt: skip
-    said = (done.stdout + done.stderr[-600:]).strip()
-    return WORDS.get(done.returncode, "idle"), said
+        said = (done.stdout + done.stderr[-600:]).strip()
+        if done.returncode != SURVIVED or not tests:
+            return WORDS.get(done.returncode, "idle"), said
+        seen, said = hunt(mutant, folder, tests, seconds=300)
+        if seen["killer"]:
+            return "killed", seen["killer"]
+        return ("idle" if seen["noticed"] or not seen["ran"] else "survived"), said[-600:]
+
+
+def hunt(
+    mutant: Mutant, folder: Path, tests: Sequence[str], *, seconds: float
+) -> tuple[dict[str, Any], str]:
+    """pytest against the mutant in this folder until the first kill: `mutant_plugin` decides."""
+    told, said = folder / "told.json", folder / "said"
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_plugin", "-p", "no:cacheprovider"]
+    more = {"MUTANT_MODULE": mutant.module, "MUTANT_TOLD": str(told)}
+    with said.open("w") as file:
+        try:
+            subprocess.run(
+                [*words, *tests], cwd=HERE.parent, env={**environment(folder), **more},
+                stdout=file, stderr=subprocess.STDOUT, timeout=seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            file.write(f"\nran past {seconds:g} seconds")
+    return seen_in(told), said.read_text("utf-8", "replace").strip()
+
+
+def seen_in(told: Path) -> dict[str, Any]:
+    """What the plugin has written so far."""
+    try:
+        seen: dict[str, Any] = json.loads(told.read_text("utf-8"))
+    except (OSError, ValueError):
+        seen = {"ran": 0, "total": 0, "killer": "", "noticed": []}
+    return seen
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """In which `import sottovoce` means the mutant; the machine's witnesses lie in its folder."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(HERE)]),
+        "SOTTOVOCE_STATE": str(folder / "state"),
+        "JAX_PLATFORMS": "cpu",
+    }
 
 
 def _bug(name: str, module: str, killer: str, *changes: tuple[str, str]) -> Mutant:
@@ -264,4 +309,58 @@ MUTANTS = [
          ("if request.receipt is not None and not vault.contains(request.receipt):", "if False:")),
     _bug("other data under the same ledger", "vault.vault", "an_older_ledger_is_not_used",
          ("if dataset is not None and dataset != chest.books.dataset:", "if False:")),
+    # Written from the code alone, before a test was looked at.
+    _bug("a client's loss with a record's noise", "client", "noise_is_worth_no_more_than_its_debit",
+         ("loss_noise = _noise(tank, share, change, floor)",
+          "loss_noise = _noise(tank, share, grid.REPLACED, floor)")),
+    _bug("a loss that borrows the model's noise", "client", "a_loss_has_noise_of_its_own",
+         ("int(secure.draw(1, paid.loss_noise)[0])",
+          "int(noise[0][0]) * paid.loss_noise // paid.noise[0]")),
+    _bug("steps whose keys collide", "simulation.round", "simulated_steps_have_noise_of_their_own",
+         ("e * clients + i", "e * steps + i")),
+    _bug("a window that takes the next client's rows", "simulation.round", "a_clients_steps_use_its_own_rows",
+         ("(place + start >= first[i]) & (place + start < first[i] + n)",
+          "(place + start >= first[i])")),
+    _bug("a share cut after it was priced", "privacy.tank", "offers_are_worth_their_units",
+         ("return self._priced(np.where(units <= self.left, units, 0), sensitivity)",
+          "full = self._priced(units, sensitivity)\n"
+          "        return replace(full, units=np.minimum(full.units, self.left))")),
+    _bug("a tightened cap rounded up", "vault.policy", "tightened_caps_are_within_their_budget",
+         ("return FULL - int(FULL * now / Fraction(capacity))",
+          "return FULL - int(FULL * now / Fraction(capacity)) - (now != Fraction(capacity))")),
+    _bug("the machine's witness by its number", "vault.chest", "a_parted_vault_is_not_taken_for_the_newest",
+         ("if known is not None and not self.contains(known):",
+          "if known is not None and known.seq > self.books.seq:")),
+    _bug("the machine's witness kept at opening only", "vault.chest", "an_older_pair_is_not_taken_for_the_newest",
+         ("        _keep(self.receipt())\n        try:\n            witness.write(self.path",
+          "        if kind == 'open':\n            _keep(self.receipt())\n        try:\n            witness.write(self.path")),
+    _bug("a restore that burns by its first proof", "vault.rebinding", "a_restore_burns_all_that_is_known",
+         ("*(s - books.spent for s in spent)])", "*(s - books.spent for s in spent[:1])])")),
+    _bug("a gap that covers its own restore", "vault.books", "a_gap_is_paid_for_as_far_as_it_is_known",
+         ("self.gaps.append((self.seq + 1, seq - 1))", "self.gaps.append((self.seq + 1, seq))")),
+    _bug("a restore by another vault's receipt", "vault.rebinding", "a_restore_takes_proofs_of_its_own_vault_only",
+         ("if proof.vault != books.id:", "if not proof.vault:")),
+    _bug("a move that asks no witness", "vault.rebinding", "an_older_vault_is_not_moved_into_service",
+         ("        chest.require_in_service()\n        chest.require_witnessed()\n",
+          "        chest.require_in_service()\n")),
+    _bug("the σ of a hidden budget in the record", "coordinator", "tests/test_coordinator.py::test_what_clients_keep_to_themselves_is_in_no_record",
+         ("    sigma[:, [i for i, member in enumerate(roll.members) if member.account is None]] = np.nan  # R9\n", "")),
+    _bug("a server that keeps the first receipt", "coordinator", "tests/test_coordinator.py::test_a_resumed_server_still_knows_a_vault_that_was_set_back",
+         ("replace(roll.members[i], receipt=read.receipt, account=account)",
+          "replace(roll.members[i], account=account)")),
+    _bug("a server that weighs the first step only", "server.checks", "tests/test_hostile_uploads.py::test_every_step_of_an_upload_is_paid_for",
+         ("ratios = [expected.sensitivity / s for s in sigma]",
+          "ratios = [expected.sensitivity / s for s in sigma[:1]]")),
+    _bug("a fingerprint that forgets twins", "vault.fingerprint", "twins_count_in_a_fingerprint",
+         ('b"".join(sorted(each))', 'b"".join(sorted(set(each)))')),
+    _bug("negative losses uncut", "privacy.grid", "losses_are_bounded",
+         ("np.minimum(np.maximum(np.trunc(scaled * REPLACED), 0), REPLACED)",
+          "np.minimum(np.trunc(scaled * REPLACED), REPLACED)"),
+         ("int(whole.astype(np.uint64).sum())", "int(whole.astype(np.int64).sum())")),
+    _bug("a signal with the model's key", "simulation.round", "a_signal_has_noise_of_its_own",
+         ("jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)",
+          "jax.random.normal(key, (), mean.dtype)")),
+    _bug("a refusal in its own words", "device", "refusals_keep_to_public_words",
+         ("return refusal(\"policy\", \"the client's own terms do not allow this release\")",
+          "return refusal(\"policy\", str(error))")),
 ]  # fmt: skip

@@ -241,6 +241,18 @@ def test_an_upload_that_nothing_was_booked_for(scene):
     assert scene.head["budget"]["spent"] > account.spent
 
 
+def test_every_step_of_an_upload_is_paid_for(tmp_path):
+    """Three steps with the noise of three, and books that know of fewer."""
+    three = Scene(tmp_path, request(recipe=Recipe(1.0, 1.0, steps=3)))
+    assert isinstance(three.read(three.blob), Accepted)
+    worth = [(three.expected.sensitivity / sigma) ** 2 for sigma in three.head["sigma"]]
+    assert len(worth) == 3
+    for paid in (worth[0], worth[0] + worth[1], sum(worth) * (1 - 1e-6)):
+        spent = three.member.account.spent + paid
+        with pytest.raises(Malformed, match="less noise than its client has booked for"):
+            three.read(three.with_head(budget__spent=spent))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_an_upload_without_its_noise(wide, seed):
     """The model itself, a step, a third of the noise: nearer than the claimed σ lets it be.

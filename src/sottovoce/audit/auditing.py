@@ -34,6 +34,7 @@ class Sizes:
     """How much of everything."""
 
     runs: int  # a side, of two messages each
+    judged: int  # the same where ε = 20 is at stake: rates are small there, and counts must not be
     candidates: int
     shadows: int
     pool: int
@@ -45,8 +46,8 @@ class Sizes:
     canaries: int
 
 
-FULL = Sizes(10_000, 100, 64, 64, 120, 20, 3, 10, 2000, 2000)
-QUICK = Sizes(1_000, 40, 16, 40, 80, 8, 3, 3, 800, 500)
+FULL = Sizes(10_000, 40_000, 100, 64, 64, 120, 20, 3, 10, 2000, 2000)
+QUICK = Sizes(1_000, 1_000, 40, 16, 40, 80, 8, 3, 3, 800, 500)
 
 
 def audit(
@@ -83,9 +84,10 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
     both = [Setting(epsilon, delta, recipe), Setting(epsilon, delta, recipe, "paper")]
     measured = []
     for one in (*settings, *both):
+        runs = sizes.judged if one in both else sizes.runs
         whose = "the paper's noise" if one.calibration == "paper" else "uploads"
         with show.stage(f"{whose} at ε = {one.epsilon:g}, δ = {one.delta:g}") as progress:
-            measured.append(messages.measure(one, sizes.runs, progress))
+            measured.append(messages.measure(one, runs, progress))
     with show.stage("one run full of canaries"):
         one_runs = [canaries.play(one, sizes.canaries) for one in settings]
     x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]

@@ -100,12 +100,14 @@ def _tiles(found: Findings) -> str:
 
 
 def _headline(found: Findings) -> str:
-    paper = found.paper
+    paper, lines = found.paper, (*found.measured, *found.headline)
+    uploads = sorted({2 * one.messages * one.setting.rounds for one in lines})
+    many = " to ".join(f"{count:,}" for count in (uploads[0], uploads[-1])[-len(uploads) :])
     return f"""
 <section aria-labelledby="claimed">
 <h2 id="claimed">Claimed and measured</h2>
 <p class="intro">A server that knows both candidates for one record, and may send any model, \
-scores {2 * paper.messages * paper.setting.rounds:,} real uploads for each line. Nothing beats it; \
+scores {many} real uploads for each line. Nothing beats it; \
 what it measures is what the noise is worth.</p>
 <div class="figures">
 {

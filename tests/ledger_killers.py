@@ -1,0 +1,351 @@
+"""Privacy properties of a device and its vault, each a function that fails where one is broken.
+
+They belong to `privacy_killers`: what a killer asserts is a promise to a client. Vaults are played
+with as an operator or a thief of backups would: files are copied, put back, moved, restored.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from devices import ask, books_hold, kind, make_node, model, rows, told
+from scipy import stats
+
+from sottovoce import client, device
+from sottovoce.errors import InputError, PolicyRefusal, SottovoceError
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import FULL
+from sottovoce.vault import Policy, Vault, fingerprint
+from sottovoce.vault.backup import backup
+from sottovoce.vault.chain import salted
+from sottovoce.vault.policy import require_tighter, withheld_units
+from sottovoce.vault.rebinding import move, restore
+
+
+def chance(epsilon, mu):
+    """δ(ε, μ) of the Gaussian mechanism, by scipy; something must have been released."""
+    assert mu > 0
+    second = np.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
+    return stats.norm.cdf(mu / 2 - epsilon / mu) - second
+
+
+def folder():
+    return Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+
+
+def _spent(node):
+    with Vault.open(node.vault, dataset=None) as vault:
+        return vault.spent
+
+
+def the_debit_is_durable_before_anything_is_computed():
+    """A client that dies while it computes has paid; asked again, it pays again."""
+    node, real = make_node(folder()), client.release
+    seen = []
+
+    def dies(*args, **kwargs):
+        raise MemoryError
+
+    try:
+        client.release = dies
+        assert kind(device.answer(ask().to_blob(), node)) == "internal"
+        seen.append(_spent(node))
+        assert kind(device.answer(ask().to_blob(), node)) == "internal"
+        seen.append(_spent(node))
+    finally:
+        client.release = real
+    assert 0 < seen[0] < seen[1]
+    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    books_hold(node)
+    assert _spent(node) > seen[1]  # what was burnt is not given back
+
+
+def a_round_has_one_answer():
+    """The same bytes again, at no further cost; a client that cannot store says nothing."""
+    node, real = make_node(folder()), Vault.store
+    first = device.answer(ask().to_blob(), node)
+    spent = _spent(node)
+    again = device.answer(ask().to_blob(), node)
+    assert kind(first) == "upload"
+    assert again == first
+    assert _spent(node) == spent
+    other = device.answer(ask(params=model(value=0.3)).to_blob(), node)
+    assert kind(other) != "upload"
+    try:
+        Vault.store = lambda *_: (_ for _ in ()).throw(OSError("full"))
+        assert kind(device.answer(ask(t=1).to_blob(), node)) != "upload"
+    finally:
+        Vault.store = real
+
+
+def a_device_stays_within_its_budget():
+    """Forty rounds of a greedy server, then another run: the books hold, line by line."""
+    node = make_node(folder(), epsilon=2.0)
+    for run in ("0badc0de", "0badc0df"):
+        for t in range(12):
+            device.answer(ask(t=t, horizon=t + 1, run=run).to_blob(), node)
+            books_hold(node)
+    ledger = books_hold(node)
+    assert chance(2.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
+
+
+def a_tightened_budget_holds():
+    """From ε = 8 to ε = 1 before the first release: what is released is worth ε = 1."""
+    home = folder()
+    make_node(home, epsilon=8.0)
+    node = make_node(home, epsilon=1.0, vault=False)
+    for t in range(12):
+        device.answer(ask(t=t, horizon=t + 1).to_blob(), node)
+    ledger = books_hold(node)
+    assert chance(1.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
+
+
+def a_server_may_only_tighten():
+    """The client's unit and clip are its own; a server cannot choose less protection."""
+    node = make_node(folder(), unit="client")
+    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.0)).to_blob(), node)) == "policy"
+    node = make_node(folder())
+    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.5)).to_blob(), node)) == "policy"
+    assert kind(device.answer(ask(horizon=10**6).to_blob(), node)) == "policy"
+
+
+def an_older_ledger_is_not_used():
+    """A server's receipt that the vault does not know, or other data: no upload."""
+    node = make_node(folder())
+    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    newest = books_hold(node).receipt
+    later = type(newest)(newest.vault, newest.seq + 1, newest.hash)
+    assert kind(device.answer(ask(t=1, receipt=later).to_blob(), node)) != "upload"
+    x, y = rows(9)
+    np.savez(node.data.path if hasattr(node.data, "path") else node.data, x=x, y=y)
+    assert kind(device.answer(ask(t=1).to_blob(), node)) != "upload"
+
+
+def a_policy_is_only_tightened():
+    """Nothing that a vault has promised can be loosened."""
+    old = {"epsilon": 4.0, "delta": 1e-6, "samples": 9, "clip": 1.0, "floor": 2.0, "max_rounds": 9}
+    for key, value in (
+        ("epsilon", 5.0), ("delta", 1e-5), ("clip", 2.0), ("floor", 1.0), ("max_rounds", 10),
+        ("samples", 8), ("unit", "client"),
+    ):  # fmt: skip
+        try:
+            require_tighter(Policy(**old), Policy(**{**old, key: value}), spent=5)
+        except PolicyRefusal:
+            continue
+        raise AssertionError(f"{key} was loosened")
+
+
+def hidden_budgets_stay_hidden():
+    """`disclose = false`: neither ε nor what is spent leaves the client."""
+    node = make_node(folder(), disclose=False)
+    head = told(device.answer(ask().to_blob(), node))
+    assert head["budget"] is None
+    greeting = told(device.hello(node))
+    assert greeting["budget"] is None
+    assert greeting["policy"]["floor"] is None
+
+
+def receipts_cannot_be_tried_out():
+    """A line's hash leaves the client; its payload has a salt that nobody can guess."""
+    one, two = (salted({"dataset": "ab" * 32}) for _ in range(2))
+    assert one != two
+    assert len(one) > len('{"dataset":""}') + 64 + 40
+
+
+def tightened_caps_are_within_their_budget():
+    """Units that a tightened budget leaves are worth no more μ² than it, in exact arithmetic."""
+    for old in (8.0, 7.3, 20.0):
+        made = Policy(old, 1e-5, 9, 1.0)
+        for epsilon in (0.1, 1.0, 3.7, 7.299, old):
+            policy = Policy(epsilon, 1e-5, 9, 1.0)
+            most = FULL - withheld_units(policy, made.capacity())
+            worth = Fraction(made.capacity()) * most / FULL
+            assert worth <= Fraction(policy.capacity())
+
+
+@contextmanager
+def machine(home):
+    """As on a machine that keeps its own witnesses in this folder."""
+    before = os.environ.get("SOTTOVOCE_STATE")
+    os.environ["SOTTOVOCE_STATE"] = str(home)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SOTTOVOCE_STATE"]
+        else:
+            os.environ["SOTTOVOCE_STATE"] = before
+
+
+DATA = "ab" * 32
+
+
+def _vault(home):
+    place = home / "ward.vault"
+    Vault.create(place, Policy(8.0, 1e-5, 9, 1.0), dataset=DATA).close()
+    return place
+
+
+def _released(place, *rounds):
+    """Release so many rounds; the newest receipt, which says what is spent."""
+    with Vault.open(place, dataset=DATA) as vault:
+        for t in rounds:
+            paid = vault.reserve("run", t, "cd" * 32, [FULL // 50], server="s", facts={})
+            vault.store(paid, b"noised")
+        return vault.receipt()
+
+
+def _spent_in(place):
+    with Vault.open(place, dataset=None) as vault:
+        return vault.spent
+
+
+def _files(place):
+    return [place, place.with_name(place.name + ".witness")]
+
+
+def _refused(what, *args, **more):
+    try:
+        what(*args, **more)
+    except (SottovoceError, InputError):
+        return True
+    return False
+
+
+def an_older_pair_is_not_taken_for_the_newest():
+    """Vault and witness put back together, into the same files: the machine remembers more."""
+    home = folder()
+    place = _vault(home)
+    before = [file.read_bytes() for file in _files(place)]
+    spent = _released(place, 0, 1).spent
+    for file, content in zip(_files(place), before, strict=True):
+        file.write_bytes(content)  # the same inode: this is no copy
+    assert spent > 0
+    assert _refused(Vault.open, place, dataset=DATA)
+
+
+def a_parted_vault_is_not_taken_for_the_newest():
+    """Two machines went on from one state; neither knows what the other has released."""
+    home = folder()
+    here, there = home / "here", home / "there"
+    place = _vault(home)
+    with machine(here):
+        _released(place, 0)
+        copies = [home / "copy" / file.name for file in _files(place)]
+        copies[0].parent.mkdir()
+        for file, copy in zip(_files(place), copies, strict=True):
+            shutil.copy(file, copy)
+        _released(place, 1)
+    with machine(there):
+        move(copies[0], nothing_since=True)
+        _released(copies[0], 2, 3, 4)
+    with machine(here):
+        assert _refused(Vault.open, copies[0], dataset=DATA)
+
+
+def an_older_vault_is_not_moved_into_service():
+    """An older copy with its own witness, and an operator who errs: the machine has seen more."""
+    home = folder()
+    place = _vault(home)
+    _released(place, 0)
+    (home / "copy").mkdir()
+    copies = [shutil.copy(file, home / "copy" / file.name) for file in _files(place)]
+    _released(place, 1, 2)
+    assert _refused(move, copies[0], nothing_since=True)
+
+
+def a_restore_burns_all_that_is_known():
+    """A backup and receipts in any order: afterwards at least the most they prove is spent."""
+    for order in ((0, 1), (1, 0)):
+        home = folder()
+        place = _vault(home)
+        _released(place, 0)
+        saved = home / "saved" / "ward.vault"
+        saved.parent.mkdir()
+        with machine(home / "one"):
+            backup(place, saved)
+            proofs = [_released(place, 1), _released(place, 2, 3)]
+        with machine(home / "two"):  # which has seen nothing of it
+            restore(saved, receipts=[proofs[i] for i in order])
+            assert _spent_in(saved) >= max(proof.spent for proof in proofs)
+
+
+def a_restore_takes_proofs_of_its_own_vault_only():
+    """Another vault's receipt, newer and cheap, says nothing of what this one has released."""
+    home = folder()
+    place = _vault(home)
+    saved, other = home / "saved.vault", home / "other"
+    other.mkdir()
+    backup(place, saved)
+    _released(place, 0, 1, 2)
+    foreign = _vault(other)
+    with Vault.open(foreign, dataset=DATA) as vault:
+        for t in range(9):
+            paid = vault.reserve("run", t, "cd" * 32, [1], server="s", facts={})
+            vault.store(paid, b"noised")
+        cheap = vault.receipt()
+    with machine(home / "elsewhere"):
+        assert _refused(restore, saved, receipts=[cheap])
+
+
+def a_gap_is_paid_for_as_far_as_it_is_known():
+    """After a restore lost lines that were burnt are known; what came later there is not."""
+    home = folder()
+    place = _vault(home)
+    saved = home / "saved" / "ward.vault"
+    saved.parent.mkdir()
+    with machine(home / "one"):
+        _released(place, 0)
+        backup(place, saved)
+        paid = _released(place, 1)
+    with machine(home / "two"):
+        restore(saved, receipts=[paid])
+        with Vault.open(saved, dataset=DATA) as vault:
+            assert vault.contains(paid)
+    with machine(home / "one"), Vault.open(place, dataset=DATA) as vault:  # it was not lost
+        later = vault.reserve("run", 2, "cd" * 32, [FULL // 50], server="s", facts={}).receipt
+    with machine(home / "two"), Vault.open(saved, dataset=DATA) as vault:
+        assert later.seq == paid.seq + 1
+        assert not vault.contains(later)
+
+
+def twins_count_in_a_fingerprint():
+    """A record that is there twice: replacing one of the two is another data set."""
+    x, y = np.array([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]), np.array([0, 0, 1])
+    other, labels = x.copy(), y.copy()
+    other[1], labels[1] = x[2], y[2]
+    assert fingerprint(x, y) != fingerprint(other, labels)
+    assert fingerprint(x, y) != fingerprint(x[1:], y[1:])
+
+
+def refusals_keep_to_public_words():
+    """A budget that is not disclosed is in no refusal: not where the operator's file is at odds
+    with the vault, and not where the noise would be beyond the grid."""
+    home = folder()
+    make_node(home, disclose=False, epsilon=4.0371, floor=3.3)
+    at_odds = make_node(home, disclose=False, epsilon=5.5123, floor=3.3, vault=False)
+    tiny = make_node(folder(), disclose=False, epsilon=1e-5, delta=1e-9, unit="client")
+    asked = ask(horizon=1000, recipe=Recipe(1.0, 1.0, unit="client"))
+    for node, request in ((at_odds, ask()), (tiny, asked)):
+        blob = device.answer(request.to_blob(), node)
+        assert kind(blob) == "policy"
+        text = told(blob)["text"]
+        assert not any(letter.isdigit() for letter in text), text
+
+
+LEDGER = [
+    the_debit_is_durable_before_anything_is_computed, a_round_has_one_answer,
+    a_device_stays_within_its_budget, a_tightened_budget_holds, a_server_may_only_tighten,
+    an_older_ledger_is_not_used, a_policy_is_only_tightened, hidden_budgets_stay_hidden,
+    receipts_cannot_be_tried_out, tightened_caps_are_within_their_budget,
+    an_older_pair_is_not_taken_for_the_newest, a_parted_vault_is_not_taken_for_the_newest,
+    an_older_vault_is_not_moved_into_service, a_restore_burns_all_that_is_known,
+    a_restore_takes_proofs_of_its_own_vault_only, a_gap_is_paid_for_as_far_as_it_is_known,
+    twins_count_in_a_fingerprint, refusals_keep_to_public_words,
+]  # fmt: skip
