@@ -7,6 +7,8 @@ are replaced. Sizes are few, so that JAX compiles little.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from math import isqrt
 
 import jax
@@ -41,23 +43,38 @@ FORMS = {
     "mlp": Form("mlp", (6,), 4, hidden=5),
     "cnn": Form("cnn", PIXELS, 3, channels=2),
 }
-DEVICES = {name: as_device(model, shape=(6,), classes=2) for name, model in OWN.items()}
 MODELS = (*FORMS, *OWN)
+EVERY = (*MODELS, *(["torch"] if find_spec("torch") else []))  # torch is an extra
 
 WEIGHTS = ("normal", "zero", "tiny", "huge", "largest", "trap", "mixed")
 ROWS = ("normal", "equal", "zero", "large", "vast", "denormal", "mixed", "not finite")
 
 
+@cache
+def device_of(name):
+    """A model of a client's own as its device sees it; torch is loaded for its own only."""
+    if name != "torch":
+        return as_device(OWN[name], shape=(6,), classes=2)
+    import torch
+
+    from sottovoce.learning.torch_model import TorchModel
+
+    def net():
+        return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+
+    return as_device(TorchModel(net), shape=(6,), classes=3)
+
+
 def form_of(name):
-    return FORMS[name] if name in FORMS else DEVICES[name].form
+    return FORMS[name] if name in FORMS else device_of(name).form
 
 
 def own_of(name):
-    return None if name in FORMS else DEVICES[name].own
+    return None if name in FORMS else device_of(name).own
 
 
 def shapes_of(name):
-    return FORMS[name].shapes() if name in FORMS else DEVICES[name].own.shapes()
+    return FORMS[name].shapes() if name in FORMS else device_of(name).own.shapes()
 
 
 def classes_of(name):
@@ -169,6 +186,8 @@ def furthest(name, n, unit):
     if name == "own":
         params["s"], params["c"][:] = np.array(0.5), 1e-3
         params["a"] += 0.1
+    if name == "torch":
+        params["2.bias"][2:], params["0.bias"][:] = -1e4, 1.0
     if name == "own-conv":
         params["b"][:], params["bias"][:] = 0.5, 1.0
     x, y = np.tile(np.abs(rng.standard_normal(6)), (n, 1)), np.zeros(n, dtype=int)
