@@ -38,7 +38,7 @@ def _rows(x, y, samples):
 
 
 def _played(rows, orders, *, t=0, **more):
-    """The new weights of an svm that was zero, and the signal of the round."""
+    """All parameters of an svm that was zero, after a round, and the signal of the round."""
     import jax.numpy as jnp
 
     from sottovoce.learning.models import Svm
@@ -47,7 +47,8 @@ def _played(rows, orders, *, t=0, **more):
     features = rows.x.shape[2]
     start = {"w": jnp.zeros((1, features)), "b": jnp.zeros(1)}
     done = play(Svm(features, 0.0), rows, start, orders, t, **more)
-    return np.asarray(done.params["w"][0]), float(done.score[0, 2])
+    made = np.concatenate([done.params["b"], done.params["w"][0]])
+    return made, float(done.score[0, 2])
 
 
 def _flat(samples):

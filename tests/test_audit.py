@@ -17,7 +17,6 @@ from example_audit import example, refuted
 from sottovoce.audit import auditing, page
 from sottovoce.audit.table import table
 from sottovoce.audit.target import target
-from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
@@ -141,11 +140,44 @@ def test_a_run_is_attacked_at_the_model_it_ended_with(tmp_path):
     assert np.array_equal(found.model["w1"], np.asarray(done.params["w1"], np.float64))
 
 
-def test_what_cannot_be_audited_is_refused_in_a_sentence(tmp_path):
+@pytest.mark.parametrize(("found", "code"), [(example, 0), (refuted, 1)])
+def test_the_command_ends_with_1_if_the_promise_is_contradicted(
+    found, code, tmp_path, monkeypatch, capsys
+):
+    from typer.testing import CliRunner
+
+    from sottovoce.cli import app
+
+    monkeypatch.setattr(auditing, "play", lambda on, sizes, show: found())
+    done = CliRunner().invoke(app, ["audit", "--out", str(tmp_path / "out")])
+    assert done.exit_code == code, done.output
+    written = json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))
+    assert bool(written["contradictions"]) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["missing.toml"], "missing.toml"),
+        (["broken.toml"], "epsilon must be"),
+        (["empty"], "record.json"),
+        (["--out", "full"], "new or empty folder"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_audited_is_refused_in_a_sentence(words, said, tmp_path):
+    """The real command: exit code 2, one sentence, nothing written."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine", "utf-8")
-    with pytest.raises(InputError, match="new or empty folder"):
-        auditing.audit(None, out=tmp_path / "full")
-    with pytest.raises(InputError):
-        auditing.audit(tmp_path / "missing.toml", out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    (tmp_path / "empty").mkdir()
+    broken = "schema = 1\n[privacy]\nepsilon = -3.0\n"
+    (tmp_path / "broken.toml").write_text(broken, "utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-m", "sottovoce", "audit", *words],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert sorted(tmp_path.rglob("*")) == before

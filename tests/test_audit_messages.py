@@ -120,6 +120,18 @@ def test_the_audit_can_fail(bug, monkeypatch):
     assert measure(Setting(12.0, 1e-5, RECIPE), runs).contradicts
 
 
+@pytest.mark.slow
+def test_the_audit_finds_a_reused_key(monkeypatch):
+    """AES with the same key and counter in every message: the noise of two rounds is one."""
+    fixed = mutated(
+        "sottovoce.noise.secure",
+        "algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))",
+        "algorithms.AES(bytes(32)), modes.CTR(bytes(16))",
+    )
+    monkeypatch.setattr(client, "secure", fixed)
+    assert measure(Setting(12.0, 1e-5, RECIPE), 200).contradicts
+
+
 def test_what_no_number_of_messages_can_show():
     assert Rates(20_000, 20_000, 0, 20_000).epsilon(1e-5) < np.log(20_000)
     assert calibration.capacity(20, 1e-3, calibration="paper") > gaussian.mu(20, 1e-3) ** 2

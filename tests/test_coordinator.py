@@ -319,6 +319,23 @@ def test_a_resumed_run_does_without_those_that_stay_away(tmp_path):
     settled(done, transport)
 
 
+def test_every_client_is_asked_with_the_newest_receipt_it_gave(tmp_path):
+    """Only so can a vault that was set back, witnesses and all, find out that it was."""
+    transport, newest = Direct(clients(tmp_path)), {}
+
+    def asked(route, request, answer):
+        receipt = Request.from_blob(request).receipt
+        assert receipt is not None
+        assert newest.get(route) in (None, receipt.to_json())
+        newest[route] = wire.unpack(answer)[0]["receipt"]
+        return answer
+
+    transport.on_answer = asked
+    go(transport, tmp_path / "run")
+    assert len(newest) == 3
+    assert min(receipt["seq"] for receipt in newest.values()) > 4  # four rounds, each a line or two
+
+
 def test_a_resumed_server_still_knows_a_vault_that_was_set_back(tmp_path, monkeypatch):
     """An older copy, witnesses and all: only the server's receipt can tell, so it must keep it."""
     transport, out = Direct(clients(tmp_path)), tmp_path / "run"
