@@ -33,9 +33,11 @@ def rank(file: Path, module: str) -> tuple[bool, int, str]:
     """Which files come first: those of privacy, named like the module, that import it."""
     text, name = file.read_text("utf-8"), module.rpartition(".")[2]
     room = module.partition(".")[0]
-    if name in file.stem or (room != module and room in file.stem):
+    if name in file.stem:
         near = 0
-    elif re.search(rf"sottovoce\.{re.escape(module)}\b|import .*\b{name}\b", text):
+    elif room in file.stem or re.search(
+        rf"sottovoce\.{re.escape(module)}\b|import .*\b{name}\b", text
+    ):
         near = 1
     else:
         near = 2 if f"sottovoce.{room}" in text else 3

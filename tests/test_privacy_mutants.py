@@ -1,15 +1,18 @@
 """Every deliberate privacy bug is noticed by the property named for it; the code as it is has all.
 
 A kill counts if the mutated package still trains with finite loss and the killer's own assertion
-fails. `make mutants` prints them all.
+fails. `make mutants` prints them all, and asks the whole quick suite where one does not notice.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import privacy_killers
-from privacy_mutants import MUTANTS, Mutant, trial
+from mutant_plugin import PRIVACY
+from privacy_mutants import HERE, MUTANTS, Mutant, trial
 
 pytestmark = pytest.mark.slow  # a process each; left out of the editing loop
 
@@ -33,7 +36,12 @@ def test_there_are_enough_of_them_and_each_is_one_of_a_kind():
     assert len(MUTANTS) >= 60
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     named = {mutant.killer for mutant in MUTANTS}
-    assert named <= {killer.__name__ for killer in privacy_killers.KILLERS}
+    tests = {name for name in named if "::" in name}
+    assert named - tests <= {killer.__name__ for killer in privacy_killers.KILLERS}
+    for name in tests:
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (HERE.parent / file).read_text("utf-8")
+        assert Path(file).name in PRIVACY
 
 
 def test_a_harmless_change_is_no_kill():
@@ -42,3 +50,12 @@ def test_a_harmless_change_is_no_kill():
     assert trial(same, ["only_release_makes_uploads", "heads_say_nothing_private"])[0] == "survived"
     dead = Mutant("crash", "client", "", (("_MINT = object()", "_MINT = 1 / 0"),))
     assert trial(dead, ["only_release_makes_uploads"])[0] == "idle"
+    test = "tests/test_hostile_uploads.py::test_every_step_of_an_upload_is_paid_for"
+    assert trial(same, [test])[0] == "survived"
+    broken = Mutant(
+        "no account",
+        "server.checks",
+        "",
+        (("ratios = [", "raise ArithmeticError\n    ratios = ["),),
+    )
+    assert trial(broken, [test])[0] == "idle"  # it trains; the test stops, and asserts nothing
