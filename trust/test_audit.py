@@ -37,11 +37,11 @@ def test_the_measured_mu_is_the_promised_one(setting, record_property):
 
 
 def test_the_papers_calibration_is_refuted(record_property):
-    """ε = 20 at δ = 1e-3 is claimed; at least 27 is proven, and 30.3 is true."""
+    """ε = 20 at δ = 1e-3 is claimed, 30.3 is true; 26.5 is proven but for 2 times in a million."""
     record_property("size", "40,000 messages a side")
     found = measure(Setting(20.0, 1e-3, Recipe(1.0, 5.0), "paper"), 20_000)
     assert found.contradicts
-    assert 27 < found.epsilon[0] < 30.4
+    assert 26.5 < found.epsilon[0] < 30.4
 
 
 def test_the_whole_audit(tmp_path, record_property):
