@@ -24,10 +24,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from privacy_mutants import HERE, MUTANTS, PACKAGE, Mutant, hunt, seen_in, trial
+from privacy_mutants import HERE, LIVE, MUTANTS, PACKAGE, Mutant, hunt, seen_in, trial
 
 ROOT = HERE.parent
 LONGEST = 3600  # seconds for one mutant; a bug may make a loop endless
+STOPPED = threading.Event()  # nothing new is begun
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def judged(mutant: Mutant, running: dict[str, Path], *, named: bool, tests: list
     became, said = trial(mutant, [mutant.killer] if named else ["none"])
     if became == "killed":
         return Found("killed", mutant.killer, 0, (), time.monotonic() - began)
-    if "does not train" in said or (became == "idle" and not named):
+    if STOPPED.is_set() or "does not train" in said or (became == "idle" and not named):
         return Found("idle", said[-200:], 0, (), time.monotonic() - began)
     with tempfile.TemporaryDirectory() as folder:
         running[mutant.name] = Path(folder) / "told.json"
@@ -145,7 +146,10 @@ def main() -> int:
                 part.replace(given.out)
                 show.line(tasks[task], known[tasks[task].name])
         except KeyboardInterrupt:
+            STOPPED.set()
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in tuple(LIVE):
+                child.kill()
             print("\nstopped; the same command goes on from here", file=sys.stderr)
             return 130
     show.over.set()

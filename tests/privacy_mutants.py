@@ -26,6 +26,7 @@ import sottovoce
 HERE, PACKAGE = Path(__file__).parent, Path(str(sottovoce.__file__)).parent
 KILLED, SURVIVED, IDLE = 10, 0, 3
 WORDS = {KILLED: "killed", SURVIVED: "survived"}
+LIVE: set[subprocess.Popen[str]] = set()  # so that who is interrupted can end them
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,10 @@ def trial(mutant: Mutant, killers: Sequence[str]) -> tuple[str, str]:
         mutant.write(folder)
         tests = [killer for killer in killers if "::" in killer]
         own = [killer for killer in killers if killer not in tests] or ["none"] * bool(tests)
-        done = subprocess.run(
-            [sys.executable, str(HERE / "mutant_trial.py"), *own],
-            capture_output=True, text=True, timeout=300, env=environment(folder),
-        )  # fmt: skip
-        said = (done.stdout + done.stderr[-600:]).strip()
-        if done.returncode != SURVIVED or not tests:
-            return WORDS.get(done.returncode, "idle"), said
+        words = [str(HERE / "mutant_trial.py"), *own]
+        code, said = _run(words, folder, environment(folder), seconds=300)
+        if code != SURVIVED or not tests:
+            return WORDS.get(code, "idle"), said[-900:]
         seen, said = hunt(mutant, folder, tests, seconds=300)
         if seen["killer"]:
             return "killed", seen["killer"]
@@ -84,18 +82,32 @@ def hunt(
     mutant: Mutant, folder: Path, tests: Sequence[str], *, seconds: float
 ) -> tuple[dict[str, Any], str]:
     """pytest against the mutant in this folder until the first kill: `mutant_plugin` decides."""
-    told, said = folder / "told.json", folder / "said"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "mutant_plugin", "-p", "no:cacheprovider"]
+    told = folder / "told.json"
     more = {"MUTANT_MODULE": mutant.module, "MUTANT_TOLD": str(told)}
-    with said.open("w") as file:
+    words = ["-m", "pytest", "-q", "-p", "mutant_plugin", "-p", "no:cacheprovider", *tests]
+    _, said = _run(words, folder, {**environment(folder), **more}, seconds=seconds)
+    return seen_in(told), said
+
+
+def _run(
+    words: Sequence[str], folder: Path, env: dict[str, str], *, seconds: float
+) -> tuple[int, str]:
+    """Python with these words: its exit code, and all that it said."""
+    with (folder / "said").open("w") as file:
+        child = subprocess.Popen(
+            [sys.executable, *words], cwd=HERE.parent, env=env, text=True,
+            stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        LIVE.add(child)
         try:
-            subprocess.run(
-                [*words, *tests], cwd=HERE.parent, env={**environment(folder), **more},
-                stdout=file, stderr=subprocess.STDOUT, timeout=seconds,
-            )  # fmt: skip
+            code = child.wait(seconds)
         except subprocess.TimeoutExpired:
+            child.kill()
+            code = child.wait()
             file.write(f"\nran past {seconds:g} seconds")
-    return seen_in(told), said.read_text("utf-8", "replace").strip()
+        finally:
+            LIVE.discard(child)
+    return code, (folder / "said").read_text("utf-8", "replace").strip()
 
 
 def seen_in(told: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import mutant_score
@@ -22,6 +23,7 @@ def test_privacy_files_near_the_bug_come_first():
 
 
 def _main(monkeypatch, out: Path, *words: str) -> int:
+    monkeypatch.setattr(mutant_score, "STOPPED", threading.Event())
     monkeypatch.setattr(sys, "argv", ["mutant_score.py", "--out", str(out), "--jobs", "1", *words])
     return mutant_score.main()
 

@@ -21,6 +21,7 @@ from sottovoce.audit.messages import Setting
 from sottovoce.audit.table import table
 from sottovoce.audit.target import SEED, Target, target
 from sottovoce.audit.uploads import Level, Victim
+from sottovoce.errors import InputError, SottovoceError
 from sottovoce.privacy.sensitivity import Recipe
 
 Progress = Callable[[int, int], None]
@@ -57,7 +58,7 @@ def audit(
     folder = checkpoint.require_free(out if out is not None else _fresh(path))
     show = Stages(sys.stderr if as_json else sys.stdout)
     with show.stage("reading the data"):
-        found_target = target(path)
+        found_target = _target(path)
     found = play(found_target, QUICK if quick else FULL, show)
     from sottovoce.audit import page  # matplotlib is not loaded for what may still be refused
 
@@ -70,6 +71,17 @@ def audit(
     else:
         show.say(f"\n{table(found)}\n\npage   {where}")
     return 1 if found.contradictions() else 0
+
+
+def _target(path: Path | None) -> Target:
+    """What is audited; whatever keeps an audit from beginning is bad input.
+
+    Exit code 1 says that a promise is contradicted, and nothing else may say it.
+    """
+    try:
+        return target(path)
+    except SottovoceError as error:
+        raise InputError(str(error)) from None
 
 
 def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
