@@ -83,11 +83,7 @@ def test_the_integer_check_catches_what_floats_let_through():
     rng = np.random.default_rng(1)
     block = rng.standard_normal((200, 3))
     assert not bold.clipped_sum([block.copy()], 1e-3, 3).any()  # all refused, none too long
-    blind = mutated(
-        "sottovoce.privacy.grid",
-        '    whole[np.einsum("ij,ij->i", whole, whole) > NORM**2] = 0\n',
-        "",
-    )
+    blind = mutated("sottovoce.privacy.grid", "<= NORM**2", "<= 2**62")
     blind._CLIP = 1.0001 * grid.NORM
     one = blind.clipped_sum([block[:1].copy()], 1e-3, 3)
     assert squared(one) > grid.NORM**2
@@ -98,6 +94,73 @@ def test_values_beside_floats_largest_squares_become_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert grid.clipped_sum([rows], 1.0, 2).tolist() == [0, 0]
+
+
+def factors(seed, rows=9, kinds=("normal", "large", "spoilt")):
+    """Products of dense layers' sizes; some rows far beyond the clip, some not finite."""
+    rng = np.random.default_rng(seed)
+    sides = [rng.standard_normal((rows, size)) for size in (1, 5, 7, 5, 5, 3)]
+    if "large" in kinds:
+        sides[1][1], sides[2][2], sides[3][3] = 1e120, 1e-120, -1e90
+    if "spoilt" in kinds:
+        sides[1][4, 2], sides[2][5, 0], sides[4][6], sides[5][7] = np.nan, np.inf, 1e200, -np.inf
+    return grid.Products(tuple(zip(sides[::2], sides[1::2], strict=True)))
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("seed", range(20))
+def test_products_are_what_they_are_written_out_to_one_unit_a_row(seed, clip):
+    block = factors(seed)
+    written = block.written()
+    count = written.shape[1]
+    one, two = (grid.clipped_sum([it], clip, count) for it in (block, written))
+    assert np.abs(one - two).max() <= len(block)
+    each = [grid.clipped_sum([block.some(i, i + 1)], clip, count) for i in range(len(block))]
+    assert all(squared(row) <= grid.NORM**2 for row in each)
+    assert sum(each).tolist() == one.tolist()
+    assert not any(each[i].any() for i in (4, 5, 6, 7))
+    assert all(each[i].any() for i in (0, 1, 3, 8))
+
+
+@pytest.mark.parametrize("numbers", [1, 9, 40, 200])
+def test_it_does_not_matter_how_much_is_written_out_at_a_time(numbers, monkeypatch):
+    for seed in range(10):
+        whole = grid.clipped_sum([factors(seed)], 0.1, 55)
+        with monkeypatch.context() as small:
+            small.setattr(grid, "_SEGMENT", numbers)
+            small.setattr(grid, "_ROWS", 1 + seed % 4)
+            assert grid.clipped_sum([factors(seed)], 0.1, 55).tolist() == whole.tolist()
+
+
+def test_too_long_a_row_goes_and_the_others_stay():
+    """A check in several segments: a row that is found out in the last takes the first with it."""
+    bold = mutated("sottovoce.privacy.grid", "_CLIP = (1 - 2**-40) * NORM", "_CLIP = 1.0001 * NORM")
+    bold._SEGMENT = 8
+    rows = np.zeros((3, 20))
+    rows[0], rows[1, 0], rows[2] = 5.0, 0.5, np.linspace(-9, 9, 20)  # the middle one is not clipped
+    assert bold.clipped_sum([rows], 1.0, 20).tolist() == [int(0.5 * bold._CLIP)] + 19 * [0]
+
+
+@many
+@given(
+    st.lists(
+        st.lists(st.integers(-(2**31), 2**31) | st.integers(-70, 70), min_size=6, max_size=6),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([1, 2**3, 2**14, 2**20]),
+)
+def test_squared_lengths_are_exact(rows, part):
+    """On either side of 2⁵³, where floating-point sums begin to round, and of 2⁶¹."""
+    whole = [[value // part for value in row] for row in rows]
+    found = grid._lengths(np.array(whole, dtype=float))
+    assert found.tolist() == [min(sum(v * v for v in row), 2**61) for row in whole]
+
+
+def test_what_is_no_number_is_too_long():
+    rows = np.array([[np.nan, 1.0], [np.inf, 0.0], [1e200, 0.0], [3.0, 4.0], [2.0**30, 1.0]])
+    with np.errstate(all="ignore"):
+        assert grid._lengths(rows).tolist() == [2**61, 2**61, 2**61, 25, 2**60 + 1]
 
 
 LOSSES = st.lists(ANY, min_size=1, max_size=8)

@@ -108,7 +108,7 @@ def test_every_row_is_the_gradient_of_its_own_loss(name):
     for kind, scale in (("normal", 1.0), ("normal", 1e3), ("zero", 1.0)):
         params = weights(name, kind, rng)
         x, y = scale * rng.standard_normal((n, 6)), rng.integers(0, classes_of(name), n)
-        (block,) = gradients.blocks(form_of(name), params, x, y, own_of(name))
+        block = gradients.written(form_of(name), params, x, y, own_of(name))
         for i in range(n):
             wanted = slow(params, x[i], y[i])
             lost = 1e-14 * scale * max(1.0, *(np.abs(leaf).max() for leaf in params.values()))
@@ -123,10 +123,10 @@ def test_a_bad_row_changes_no_bit_of_another(name, bad):
     x, y = rng.standard_normal((n, 6)), rng.integers(0, classes_of(name), n)
     for kind in WEIGHTS:
         params = weights(name, kind, rng)
-        (clean,) = gradients.blocks(form_of(name), params, x, y, own_of(name))
+        clean = gradients.written(form_of(name), params, x, y, own_of(name))
         spoilt = x.copy()
         spoilt[3, :2] = bad
-        (found,) = gradients.blocks(form_of(name), params, spoilt, y, own_of(name))
+        found = gradients.written(form_of(name), params, spoilt, y, own_of(name))
         np.testing.assert_array_equal(np.delete(found, 3, axis=0), np.delete(clean, 3, axis=0))
 
 

@@ -194,7 +194,6 @@ def _leaning(
 ) -> Floats:
     """How far an upload moved along each record's clipped gradient."""
     moved = np.concatenate([(before[n] - after[n]).ravel() for n in sorted(before)])
-    parts = [rows.copy() for rows in gradients.blocks(form, before, x, y)]
-    own = np.concatenate(parts)
+    own = gradients.written(form, before, x, y)
     own /= np.maximum(1.0, np.linalg.norm(own, axis=1, keepdims=True) / clip)
     return np.asarray(own @ moved)

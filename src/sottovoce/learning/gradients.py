@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 from sottovoce.learning.form import Form, Shapes
 from sottovoce.learning.reference import losses_numpy, row_by_row, softmax_error
+from sottovoce.privacy.grid import Products
 
 Floats = NDArray[np.float64]
 Params = Mapping[str, Floats]
 
-BLOCK_NUMBERS = 1 << 21  # float64 numbers of one block: 16 MiB
+BLOCK_NUMBERS = 1 << 22  # float64 numbers of one block: 32 MiB
 
 
 class OwnModel(Protocol):
@@ -79,46 +80,53 @@ class ForeignModel(ABC):
         """The most likely class of every sample."""
 
 
-def rows_per_block(parameters: int) -> int:
-    """How many samples are worked on at a time.
+def rows_per_block(numbers: int) -> int:
+    """How many samples are worked on at a time, each of which takes so many numbers.
 
     >>> rows_per_block(2410), rows_per_block(10**9)
-    (870, 1)
+    (1740, 1)
     """
-    return max(1, BLOCK_NUMBERS // max(1, parameters))
+    return max(1, BLOCK_NUMBERS // max(1, numbers))
 
 
 def blocks(
     form: Form, params: Params, x: Floats, y: NDArray[Any], own: OwnModel | None = None
-) -> Iterator[Floats]:
-    """Per-sample gradients of the form's loss at `params`, block by block.
+) -> Iterator[Floats | Products]:
+    """Per-sample gradients of the form's loss at `params`, block by block, for `grid.clipped_sum`.
+
+    Those of dense layers are not written out.
+    """
+    count = sum(leaf.size for leaf in params.values())
+    dense = form.name in ("softmax", "mlp")
+    rows = rows_per_block(sum(map(sum, form.shapes().values())) if dense else count)
+    for start in range(0, len(y), rows):
+        part, labels = x[start : start + rows], y[start : start + rows]
+        with np.errstate(all="ignore"):
+            match form.name:
+                case "softmax":
+                    block: Floats | Products = _softmax(params, part, labels)
+                case "mlp":
+                    block = _mlp(params, part, labels)
+                case _:
+                    block = np.empty((len(labels), count))
+                    _write(block, form, params, part, labels, own)
+        yield block
+
+
+def written(
+    form: Form, params: Params, x: Floats, y: NDArray[Any], own: OwnModel | None = None
+) -> Floats:
+    """All of them written out, (samples, parameters): for few samples, or a small model.
 
     >>> form = Form("svm", (2,), 2, kappa=0.0)
     >>> params = {"b": np.zeros(()), "w": np.zeros(2)}
-    >>> next(blocks(form, params, np.array([[4.0, 2.0]]), np.array([1]))).tolist()
+    >>> written(form, params, np.array([[4.0, 2.0]]), np.array([1])).tolist()
     [[-1.0, -4.0, -2.0]]
     """
-    count = sum(leaf.size for leaf in params.values())
-    rows = rows_per_block(count)
-    for start in range(0, len(y), rows):
-        part, labels = x[start : start + rows], y[start : start + rows]
-        block = np.empty((len(labels), count))
-        with np.errstate(all="ignore"):
-            match form.name:
-                case "svm":
-                    _svm(block, params, part, labels, form.kappa)
-                case "softmax":
-                    _softmax(block, params, part, labels)
-                case "mlp":
-                    _mlp(block, params, part, labels)
-                case "cnn":
-                    from sottovoce.learning.gradients_jax import cnn
-
-                    _fill(block, params, cnn(form, params, part, labels))
-                case _:
-                    assert own is not None, "the device has refused such a request before"
-                    _own(block, params, part, labels, own)
-        yield block
+    with np.errstate(all="ignore"):
+        return np.concatenate(
+            [Products.of(block).written() for block in blocks(form, params, x, y, own)]
+        )
 
 
 def losses(
@@ -200,6 +208,21 @@ def _losses_of(own: OwnModel, params: Params, x: Floats, y: NDArray[Any]) -> Flo
     return told
 
 
+def _write(
+    block: Floats, form: Form, params: Params, x: Floats, y: NDArray[Any], own: OwnModel | None
+) -> None:
+    match form.name:
+        case "svm":
+            _svm(block, params, x, y, form.kappa)
+        case "cnn":
+            from sottovoce.learning.gradients_jax import cnn
+
+            _fill(block, params, cnn(form, params, x, y))
+        case _:
+            assert own is not None, "the device has refused such a request before"
+            _own(block, params, x, y, own)
+
+
 def _svm(block: Floats, params: Params, x: Floats, y: NDArray[Any], kappa: float) -> None:
     w, b = params["w"], params["b"]
     sign = 2.0 * y - 1
@@ -209,24 +232,18 @@ def _svm(block: Floats, params: Params, x: Floats, y: NDArray[Any], kappa: float
     block[:, 1:] += kappa * w
 
 
-def _softmax(block: Floats, params: Params, x: Floats, y: NDArray[Any]) -> None:
+def _softmax(params: Params, x: Floats, y: NDArray[Any]) -> Products:
     error = softmax_error(row_by_row(x, params["w"]) + params["b"], y)
-    n, c = error.shape
-    block[:, :c] = error
-    np.multiply(x[:, :, None], error[:, None, :], out=block[:, c:].reshape(n, -1, c))
+    return Products(((np.ones((len(y), 1)), error), (x, error)))
 
 
-def _mlp(block: Floats, params: Params, x: Floats, y: NDArray[Any]) -> None:
+def _mlp(params: Params, x: Floats, y: NDArray[Any]) -> Products:
     hidden = np.maximum(row_by_row(x, params["w1"]) + params["b1"], 0)
     scores = row_by_row(hidden, params["w2"]) + params["b2"]
     error2 = softmax_error(scores, y)
     error1 = np.where(hidden > 0, row_by_row(error2, params["w2"].T), 0.0)
-    n, h, c = len(y), hidden.shape[1], scores.shape[1]
-    ends = np.cumsum([h, c, params["w1"].size])
-    block[:, : ends[0]], block[:, ends[0] : ends[1]] = error1, error2
-    first, second = block[:, ends[1] : ends[2]], block[:, ends[2] :]
-    np.multiply(x[:, :, None], error1[:, None, :], out=first.reshape(n, -1, h))
-    np.multiply(hidden[:, :, None], error2[:, None, :], out=second.reshape(n, -1, c))
+    one = np.ones((len(y), 1))
+    return Products(((one, error1), (one, error2), (x, error1), (hidden, error2)))
 
 
 def _fill(block: Floats, params: Params, own: Mapping[str, Any]) -> None:

@@ -12,7 +12,9 @@ same behaviour whatever was wrong with it, never an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,9 @@ REPLACED = 2 * NORM  # what replacing one sample changes the sum by, at most
 _CLIP = (1 - 2**-40) * NORM  # aimed at: 8192 roundings of float64 below NORM
 MOST_SAMPLES = 2**32  # sums stay below 2⁶², with room for the noise
 LARGEST_NOISE = 2**52  # what the sampler draws
+_ROWS = 64  # samples worked on together: their sums are exact in float64, too
+_SEGMENT = 2**16  # numbers of them written out at a time: they stay in a core's cache
+_TOO_LONG = 2**61  # stands for every squared norm from there on
 
 
 def unit(clip: float) -> float:
@@ -50,18 +55,94 @@ def change(protected: Unit, samples: int) -> int:
     return REPLACED * (samples if protected == "client" else 1)
 
 
-def clipped_sum(blocks: Iterable[Floats], clip: float, parameters: int) -> Integers:
-    """Σ_m q_m over blocks of per-sample gradients, each block (rows, parameters), exact.
+@dataclass(frozen=True)
+class Products:
+    """Gradients of several samples as dense layers have them: products that nobody wrote out.
 
-    Blocks are overwritten. Memory is that of one block.
+    Row m is left_m ⊗ right_m of each piece, one piece after the other; left is (samples, a), right
+    (samples, b), the piece a·b numbers a sample. Of a large model one sample's gradient, written
+    out, is too large for a core's cache, and going through it many times is what takes long.
+
+    >>> block = Products(((np.array([[1.0, 2.0]]), np.array([[10.0, 1.0]])),))
+    >>> block.written().tolist(), block.squared().tolist()
+    ([[10.0, 1.0, 20.0, 2.0]], [505.0])
+    """
+
+    pieces: tuple[tuple[Floats, Floats], ...]
+
+    @classmethod
+    def of(cls, block: Floats | Products) -> Products:
+        """Gradients that were written out, (samples, parameters), are one times themselves."""
+        if isinstance(block, Products):
+            return block
+        return cls(((np.ones((len(block), 1)), block),))
+
+    def __len__(self) -> int:
+        return len(self.pieces[0][0])
+
+    def written(self) -> Floats:
+        """All of it, (samples, parameters)."""
+        return np.concatenate(
+            [np.einsum("ia,ib->iab", *piece).reshape(len(self), -1) for piece in self.pieces],
+            axis=1,
+        )
+
+    def some(self, start: int, stop: int) -> Products:
+        """The samples from `start` to `stop`."""
+        return Products(tuple((left[start:stop], right[start:stop]) for left, right in self.pieces))
+
+    def squared(self) -> Floats:
+        """‖g_m‖² of every sample, Σ ‖left‖²·‖right‖² of the pieces: finite only if all of g is."""
+        return sum(
+            (_squared(left) * _squared(right) for left, right in self.pieces),
+            start=np.zeros(len(self)),
+        )
+
+    def scaled(self, scale: Floats) -> Products:
+        """Row m times scale_m; 0 makes a row zero whatever was in it."""
+        keep = scale[:, None] != 0
+        return Products(
+            tuple(
+                (np.where(keep, left * scale[:, None], 0.0), np.where(keep, right, 0.0))
+                for left, right in self.pieces
+            )
+        )
+
+    def segments(self, out: Integers) -> Iterator[tuple[Integers, Floats]]:
+        """All of it, some columns at a time, (samples, p, q); before it their places in `out`.
+
+        What was yielded is overwritten by the next.
+        """
+        rows, first = len(self), 0
+        width = max(1, _SEGMENT // max(1, rows))
+        room = np.empty(rows * width)
+        for left, right in self.pieces:
+            size = left.shape[1] * right.shape[1]
+            places = out[first : first + size].reshape(left.shape[1], right.shape[1])
+            first += size
+            if left.shape[1] > right.shape[1]:  # the longer side is the faster one to go along
+                left, right, places = right, left, places.T
+            for j in range(0, right.shape[1], width):
+                two = np.ascontiguousarray(right[:, None, j : j + width])
+                several = max(1, width // two.shape[2])
+                for i in range(0, left.shape[1], several):
+                    one = left[:, i : i + several, None]
+                    shape = (rows, one.shape[1], two.shape[2])
+                    part = room[: math.prod(shape)].reshape(shape)
+                    yield places[i : i + several, j : j + width], np.multiply(one, two, out=part)
+
+
+def clipped_sum(blocks: Iterable[Floats | Products], clip: float, parameters: int) -> Integers:
+    """Σ_m q_m over blocks of per-sample gradients, each block (rows, parameters), exact.
 
     >>> rows = np.array([[3.0, 4.0], [np.nan, 1.0], [0.0, -0.5]])
     >>> (clipped_sum([rows], clip=1.0, parameters=2) * unit(1.0)).round(6).tolist()
     [0.6, 0.3]
     """
-    total = np.zeros(parameters, dtype=np.int64)
-    for block in blocks:
-        total += _quantised(block, clip).sum(axis=0)
+    total, some = np.zeros(parameters, dtype=np.int64), np.empty(parameters, dtype=np.int64)
+    for block in map(Products.of, blocks):
+        for start in range(0, len(block), _ROWS):
+            total += _quantised_sum(block.some(start, start + _ROWS), clip, some)
     return total
 
 
@@ -79,17 +160,47 @@ def bounded_sum(values: Floats, bound: float) -> int:
     return int(whole.astype(np.uint64).sum())  # 2³² of them at the bound are 2⁶³, beyond int64
 
 
-def _quantised(block: Floats, clip: float) -> Integers:
+def _quantised_sum(block: Products, clip: float, out: Integers) -> Integers:
+    """Σ_m q_m of a few samples; a row that is not finite, or too long, is the zero vector."""
     with np.errstate(all="ignore"):
-        squared = np.einsum("ij,ij->i", block, block)
+        squared = block.squared()
         usable = np.isfinite(squared)
-        block[~usable] = 0.0  # 0 · NaN would be NaN
-        # norm ≤ C is scaled by units per C, a larger norm to just below 2³⁰.
-        scale = _CLIP / np.maximum(np.sqrt(np.where(usable, squared, 0.0)), clip)
-        block *= scale[:, None]
-        approximate = np.einsum("ij,ij->i", block, block)
-    # Below 2⁶¹ in floats the exact sum is below 2⁶³ (all terms ≥ 0, relative error < 2⁻¹²).
-    block[~(approximate < 2.0**61)] = 0.0
-    whole = block.astype(np.int64)  # truncates toward zero
-    whole[np.einsum("ij,ij->i", whole, whole) > NORM**2] = 0
-    return whole
+        while True:
+            # norm ≤ C is scaled by units per C, a larger norm to just below 2³⁰.
+            scale = _CLIP / np.maximum(np.sqrt(np.where(usable, squared, 0.0)), clip)
+            fits = _truncated_sum(block.scaled(np.where(usable, scale, 0.0)), out) <= NORM**2
+            if np.all(fits):
+                return out
+            usable &= fits  # once more without those that floating point has let through
+
+
+def _truncated_sum(block: Products, out: Integers) -> Integers:
+    """Σ_m trunc(row m) into `out`, and ‖trunc(row m)‖² of every row, exact up to `_TOO_LONG`.
+
+    What is in `out` has a meaning only if no row is too long.
+    """
+    lengths = np.zeros(len(block), dtype=np.int64)
+    for places, part in block.segments(out):
+        np.trunc(part, out=part)
+        lengths = np.minimum(lengths + _lengths(part.reshape(len(block), -1)), _TOO_LONG)
+        # At most 2⁶ numbers of at most 2³⁰: whole numbers that float64 adds exactly.
+        places[...] = part.sum(axis=0)
+    return lengths
+
+
+def _lengths(whole: Floats) -> Integers:
+    """Σq² of rows of whole numbers, exact below 2⁶¹; whatever is more, or no number, is 2⁶¹."""
+    sums: Floats = np.matmul(whole[:, None, :], whole[:, :, None])[:, 0, 0]
+    # A floating-point sum of whole numbers ≥ 0 that is below 2⁵³ was never rounded on its way.
+    if np.max(sums) < 2.0**53:
+        return sums.astype(np.int64)
+    # Below 2⁶¹ in floats the exact sum is below 2⁶² (all terms ≥ 0, relative error < 2⁻²²).
+    known = sums < _TOO_LONG
+    lengths = np.full(len(whole), _TOO_LONG)
+    rows = whole[known].astype(np.int64)
+    lengths[known] = np.minimum(np.einsum("ij,ij->i", rows, rows), _TOO_LONG)
+    return lengths
+
+
+def _squared(rows: Floats) -> Floats:
+    return np.asarray(np.einsum("ij,ij->i", rows, rows))
