@@ -96,6 +96,15 @@ def test_a_late_tightening_is_not_told_as_the_promise(ram):
     assert after[1]["budget"]["capacity"] == first["budget"]["capacity"]
 
 
+def test_terms_that_cannot_be_kept_are_the_policys_in_a_greeting_too(ram):
+    """A node file with less budget than was already released; no number of it leaves."""
+    device.answer(ask().to_blob(), make_node(ram))
+    less = make_node(ram, vault=False, epsilon=0.001)
+    for said in (device.hello(less), device.answer(ask(t=1).to_blob(), less)):
+        assert told(said)["code"] == "policy"
+        assert "0.001" not in told(said)["text"]
+
+
 def test_a_client_that_keeps_its_budget_to_itself_says_no_budget(ram):
     node = make_node(ram, disclose=False)
     answers = [device.hello(node), device.answer(ask().to_blob(), node)]
@@ -339,8 +348,8 @@ def _first_loss() -> types.ModuleType:
 def _talkative() -> types.ModuleType:
     return mutated(
         "sottovoce.device",
-        'return refusal("internal", "the client failed; its operator has to look")\n\n\ndef hello',
-        'import sys\n        return refusal("internal", str(sys.exc_info()[1]))\n\n\ndef hello',
+        'return refusal("internal", "the client failed; its operator has to look")\n\n\ndef _hello',
+        'import sys\n        return refusal("internal", str(sys.exc_info()[1]))\n\n\ndef _hello',
     )
 
 

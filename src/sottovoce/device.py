@@ -14,6 +14,7 @@ request, the policy and the tank alone, which are public.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,18 @@ class Declined(Refusal):
 
 def answer(blob: bytes, node: Node) -> bytes:
     """One request → one answer, both as bytes; hostile ones are answered with a refusal."""
+    return _guarded(lambda: _answer(Request.from_blob(blob), node), "a request")
+
+
+def hello(node: Node) -> bytes:
+    """Who this client is, in public numbers: what a server needs to plan a run."""
+    return _guarded(lambda: _hello(node), "a greeting")
+
+
+def _guarded(say: Callable[[], bytes], what: str) -> bytes:
+    """What is said, or a refusal in words that may leave; the client's own log has the others."""
     try:
-        return _answer(Request.from_blob(blob), node)
+        return say()
     except Declined as no:
         return refusal(no.code, str(no))
     except Malformed as error:
@@ -74,35 +85,24 @@ def answer(blob: bytes, node: Node) -> bytes:
         log.error("refused: %s", error)
         return refusal("data", "the client's own files cannot be used; its operator has to look")
     except Exception:  # whatever it was, its text may hold what must not leave
-        log.exception("a request ended in an error of the client's own")
+        log.exception("%s ended in an error of the client's own", what)
         return refusal("internal", "the client failed; its operator has to look")
 
 
-def hello(node: Node) -> bytes:
-    """Who this client is, in public numbers: what a server needs to plan a run."""
-    try:
-        rows = node.rows()
-        with _open(node, rows) as vault:
-            return wire.pack(
-                {
-                    "schema": protocol.HELLO,
-                    "name": node.name,
-                    "features": int(rows.x.shape[1]),
-                    "classes": rows.classes,
-                    "policy": _public(vault.policy),
-                    "budget": _budget(vault),
-                    "receipt": vault.receipt().to_json(),
-                }
-            )
-    except Refusal as error:
-        log.error("refused: %s", error)
-        return refusal("vault", "the client's ledger cannot be used; its operator has to look")
-    except (DataError, InputError) as error:
-        log.error("refused: %s", error)
-        return refusal("data", "the client's own files cannot be used; its operator has to look")
-    except Exception:
-        log.exception("a greeting ended in an error of the client's own")
-        return refusal("internal", "the client failed; its operator has to look")
+def _hello(node: Node) -> bytes:
+    rows = node.rows()
+    with _open(node, rows) as vault:
+        return wire.pack(
+            {
+                "schema": protocol.HELLO,
+                "name": node.name,
+                "features": int(rows.x.shape[1]),
+                "classes": rows.classes,
+                "policy": _public(vault.policy),
+                "budget": _budget(vault),
+                "receipt": vault.receipt().to_json(),
+            }
+        )
 
 
 def _answer(request: Request, node: Node) -> bytes:
