@@ -5,17 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sottovoce import Plan, cli, dealing, public
+from sottovoce import Plan, cli, dealing, federating, progress, public
 from sottovoce.data import datasets
-from sottovoce.errors import DataError, RunError
+from sottovoce.errors import DataError, FederationError, RunError
 from sottovoce.federating import planned
 from sottovoce.flower import leading
 from sottovoce.holdings import hold
@@ -173,6 +175,44 @@ def test_one_process_leads_a_run_and_its_lock_dies_with_it(tmp_path):
         other.kill()
         with leading.alone(tmp_path, seconds=30):
             assert int((tmp_path / leading.LOCK).read_text()) == os.getpid()
+    finally:
+        other.kill()
+        other.join()
+
+
+def _for_30_seconds(look):
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        look()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch):
+    """Flower would say so a minute later. One that has not begun is waited for, however long."""
+    monkeypatch.setattr(federating, "GONE", 0.3)
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    other = context.Process(target=_hold, args=(tmp_path, ready))
+    below = SimpleNamespace(processes=SimpleNamespace(pid=os.getpid()))
+    server = federating._Server(tmp_path, below)
+    follow = federating._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
+    for _ in range(6):  # longer than GONE: nobody has led yet
+        follow()
+        time.sleep(0.1)
+    other.start()
+    try:
+        assert ready.wait(60)
+        assert server.pid() == other.pid
+        for _ in range(6):
+            follow()
+            time.sleep(0.1)
+        other.kill()
+        other.join()
+        began = time.monotonic()
+        with pytest.raises(FederationError, match="the server was killed"):
+            _for_30_seconds(follow)
+        assert time.monotonic() > began + 0.3  # not before it is sure
     finally:
         other.kill()
         other.join()
