@@ -29,6 +29,7 @@ def pack(orders: Any) -> tuple[NDArray[np.uint32], Layout]:
     {'a': [1.5], 'b': [[7, 8]]}
     """
     leaves, structure = jax.tree.flatten(orders)
+    leaves = [np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in leaves]
     runs = len(leaves[0])
     words = [np.ascontiguousarray(leaf).view(np.uint32).reshape(runs, -1) for leaf in leaves]
     kinds = tuple((leaf.shape[1:], leaf.dtype.str) for leaf in leaves)
