@@ -21,8 +21,8 @@ from sottovoce.data import datasets
 from sottovoce.privacy import gaussian
 
 PUBLIC, STAND_IN, CLIENTS, SAMPLES, SEEDS = 20_000, 16_000, 50, 800, (97, 98, 99)
-CLIPS = (1.0, 2.0)
-ROUNDS = (20, 40, 80, 160)
+CLIPS = (0.25, 0.5, 1.0)
+ROUNDS = (30, 60, 120, 240)
 STRIDES = (3.0, 6.0, 12.0, 24.0)  # ηC, the longest step
 FINISHES: tuple[dict[str, object], ...] = (
     {},

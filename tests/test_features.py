@@ -72,10 +72,32 @@ def test_equals_the_formula(shape, cell):
         np.testing.assert_allclose(features_of_it, slowly(row.reshape(shape), cell), atol=2e-5)
 
 
+def test_colours_are_the_means_of_the_cells():
+    """Beside the gradients, 0.7 as long; with cells that tile the picture against plain means."""
+    shape, cell = (8, 12, 3), 4
+    hog, plain, x = Hog(shape, cell, colours=True), Hog(shape, cell), drawn(shape, 3)
+    found, edges = hog.apply(x), plain.apply(x)
+    assert (found.shape, plain.width) == ((3, 2 * 3 * (8 + 3)), 2 * 3 * 8)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), NORM, rtol=1e-5)
+    part = 1 / math.sqrt(1 + COLOUR**2)
+    np.testing.assert_allclose(found[:, : plain.width], edges * part, atol=1e-5)
+    tent = np.array([1 - abs(k + 0.5 - cell) / cell for k in range(2 * cell)])
+    padded = np.pad(x.reshape(3, *shape), ((0, 0), (2, 2), (2, 2), (0, 0)))
+    tones = np.stack([
+        np.einsum("nijc,i,j->nc", padded[:, 4 * p : 4 * p + 8, 4 * q : 4 * q + 8], tent, tent)
+        for p in range(2) for q in range(3)
+    ], axis=1).reshape(3, -1)  # fmt: skip
+    tones -= tones.mean(axis=1, keepdims=True)
+    tones *= NORM * COLOUR * part / np.linalg.norm(tones, axis=1, keepdims=True)
+    np.testing.assert_allclose(found[:, plain.width :], tones, atol=1e-5)
+    with pytest.raises(InputError, match="they have one colour"):
+        features.build("hog", (8, 8, 1), 4, colours=True)
+
+
 @pytest.mark.parametrize("upright", [False, True])
 @pytest.mark.parametrize(("shape", "cell"), SHAPES)
 def test_another_row_changes_nothing(shape, cell, upright, monkeypatch):
-    hog, x = Hog(shape, cell, upright), drawn(shape, 23)
+    hog, x = Hog(shape, cell, upright, colours=shape[2] > 1), drawn(shape, 23)
     alone = np.concatenate([hog.apply(row[None]) for row in x])
     for numbers in (5 * math.prod(shape), 1 << 21):
         monkeypatch.setattr(features, "CHUNK_NUMBERS", numbers)
@@ -205,6 +227,8 @@ def test_a_request_says_which_features(tmp_path):
         {"cell": "2"},
         {"cell": 10**400},
         {"upright": 1},
+        {"colours": 0},
+        {"colours": True},
         {"features": "sift"},
         {"features": None},
         {"features": ["hog"]},
@@ -217,11 +241,11 @@ def test_a_request_says_which_features(tmp_path):
 )
 def test_features_that_are_none_are_malformed(changes):
     good = {"name": "softmax", "shape": [2, 2, 1], "classes": 3, "features": "hog", "cell": 2}
-    good["upright"] = False
+    good |= {"upright": False, "colours": False}
     assert Form.from_json(good).seen == Hog((2, 2, 1), 2)
     with pytest.raises(Malformed):
         Form.from_json({**good, **changes})
-    for missing in ("features", "cell", "upright"):
+    for missing in ("features", "cell", "upright", "colours"):
         with pytest.raises(Malformed):
             Form.from_json({key: value for key, value in good.items() if key != missing})
     assert head("model", {**good, **changes})
@@ -234,6 +258,8 @@ def test_features_that_are_none_are_malformed(changes):
         ({"model": {"name": "cnn", **HOG}}, "model.features must be absent for the cnn"),
         ({"model": {"name": "mlp", "cell": 4}}, "model.cell has no effect without model.features"),
         ({"model": {"features": "sift"}}, "model.features must be hog"),
+        ({"model": {"colours": True}}, "model.colours has no effect without model.features"),
+        ({"model": {**HOG, "colours": True}}, "these pictures are grey"),
         ({"model": {"features": "hog", "cell": 0}}, "model.cell must be"),
     ],
 )

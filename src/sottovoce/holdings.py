@@ -106,7 +106,7 @@ def dealt(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
 def seen(plan: Plan, held: Holdings) -> Holdings:
     """The rows as the plan's model sees them: their features, computed once, each from itself."""
     own = plan.model
-    lens = features.build(own.features, held.shape, own.cell, own.upright)
+    lens = features.build(own.features, held.shape, own.cell, own.upright, own.colours)
     if lens is None or held.features is not None:
         return held
 

@@ -129,7 +129,7 @@ def _recorded_model(record: dict[str, Any], folder: Path) -> AnyModel:
             f"the model of {folder} is one of your own; pass it as load(folder, model=…)"
         )
     lens = _features(record)
-    for key in ("features", "cell", "upright"):
+    for key in ("features", "cell", "upright", "colours"):
         own.pop(key, None)
     shape = tuple(form["shape"]) if lens is None else (lens.width,)
     return build_model(name, shape=shape, classes=form["classes"], **own)
@@ -138,4 +138,5 @@ def _recorded_model(record: dict[str, Any], folder: Path) -> AnyModel:
 def _features(record: dict[str, Any]) -> Hog | None:
     own = record["plan"]["model"]
     shape = tuple(record["model"]["shape"])
-    return features.build(own.get("features"), shape, own.get("cell"), own.get("upright"))
+    keys = ("cell", "upright", "colours")
+    return features.build(own.get("features"), shape, *(own.get(key) for key in keys))

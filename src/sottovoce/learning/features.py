@@ -22,6 +22,7 @@ NAMES = ("hog",)
 BINS = 8  # directions of a gradient, all around: a stroke has two sides
 SHARPNESS = 3  # squarings: a pixel counts in the bins near its direction by cos⁸ of the angle
 NORM = 4.0  # of a sample: the bias, whose feature is 1, takes little of a clipped gradient
+COLOUR = 0.7  # how much the colours count beside the gradients
 FLAT = 0.1  # against this a cell's strength is measured: what is flat stays flat
 CHUNK_NUMBERS = 1 << 21  # of one array: 8 MiB
 
@@ -35,7 +36,9 @@ class Hog:
     2. for each of 8 directions u_b: ‖g‖·max(0, cos∠(g, u_b))⁸, summed over the colours;
     3. of each direction the sum over a cell, with weights that fall linearly into its neighbours;
     4. a cell divided by √(0.1² + squares of its 3×3 neighbourhood): contrast no longer counts;
-    5. less the sample's mean, and brought to norm 4: every picture counts alike.
+    5. less the sample's mean, and brought to norm 4: every picture counts alike;
+    6. with `colours`: beside them the mean of each colour over each cell, less the sample's mean,
+       0.7 times as long as the gradients', and both together brought to norm 4.
 
     A picture with a number that is not finite has features that are none; such a row counts for
     nothing when gradients are clipped.
@@ -53,6 +56,7 @@ class Hog:
     shape: tuple[int, int, int]
     cell: int
     upright: bool = False
+    colours: bool = False
 
     @property
     def name(self) -> str:
@@ -67,7 +71,7 @@ class Hog:
     @property
     def width(self) -> int:
         """How many numbers a sample has afterwards."""
-        return math.prod(self.cells) * BINS
+        return math.prod(self.cells) * (BINS + (self.shape[2] if self.colours else 0))
 
     def apply(self, x: NDArray[np.floating]) -> Floats:
         """The features of every row, (n, height · width · colours) → (n, width) of float32."""
@@ -97,14 +101,28 @@ class Hog:
         around = np.pad(_added(histograms * histograms, 3), ((0, 0), (1, 1), (1, 1)))
         near = [around[:, i : i + down, j : j + across] for i in range(3) for j in range(3)]
         strength = np.sqrt(sum(near, start=np.float32(FLAT * FLAT)))
-        flat = (histograms / strength[..., None]).reshape(n, -1)
-        flat -= np.mean(flat, axis=1, keepdims=True)
-        norm = np.sqrt(np.sum(flat * flat, axis=1, keepdims=True))
-        return np.asarray(np.where(norm == 0, flat, flat / norm * np.float32(NORM)), np.float32)
+        edges = (histograms / strength[..., None]).reshape(n, -1)
+        if not self.colours:
+            return _of_norm(edges, NORM)
+        tones = _pooled(_pooled(pictures, 1, down, self.cell), 2, across, self.cell)
+        part = NORM / math.sqrt(1 + COLOUR * COLOUR)
+        both = _of_norm(edges, part), _of_norm(tones.reshape(n, -1), COLOUR * part)
+        return np.concatenate(both, axis=1)
+
+
+def _of_norm(values: Floats, norm: float) -> Floats:
+    """Every row less its mean and brought to this norm; what is flat stays 0."""
+    values = values - np.mean(values, axis=1, keepdims=True)
+    length = np.sqrt(np.sum(values * values, axis=1, keepdims=True))
+    return np.asarray(np.where(length == 0, values, values / length * np.float32(norm)), np.float32)
 
 
 def build(
-    name: str | None, shape: tuple[int, ...], cell: int | None, upright: bool | None = None
+    name: str | None,
+    shape: tuple[int, ...],
+    cell: int | None,
+    upright: bool | None = None,
+    colours: bool | None = None,
 ) -> Hog | None:
     """The features `name` of rows of `shape`, (height, width) or (height, width, colours).
 
@@ -127,7 +145,12 @@ def build(
         raise InputError.of(
             "model.cell", cell, f"a whole number from 1 to {most}", "the pixels of a cell's side"
         )
-    return Hog((shape[0], shape[1], shape[2] if len(shape) == 3 else 1), cell, bool(upright))
+    full = (shape[0], shape[1], shape[2] if len(shape) == 3 else 1)
+    if colours and full[2] == 1:
+        raise InputError.of(
+            "model.colours", True, f"absent for rows of shape {shape}", "they have one colour"
+        )
+    return Hog(full, cell, bool(upright), bool(colours))
 
 
 def _upright(pictures: Floats) -> Floats:

@@ -20,7 +20,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "cnn": ("channels",),
     "own": (),
 }
-_SEEN = {"features": "name", "cell": "cell", "upright": "upright"}
+_SEEN = {"features": "name", "cell": "cell", "upright": "upright", "colours": "colours"}
 _LARGEST = 1 << 30
 
 Shapes = dict[str, tuple[int, ...]]
@@ -113,11 +113,11 @@ def _seen(values: Mapping[str, Any]) -> Hog | None:
     if "features" not in values:
         return None
     name, shape, cell = values["features"], tuple(values["shape"]), values["cell"]
-    upright, fits = values["upright"], isinstance(name, str) and values["name"] != "cnn"
-    if not fits or type(cell) is not int or type(upright) is not bool:
+    fits, flags = isinstance(name, str) and values["name"] != "cnn", ("upright", "colours")
+    if not fits or type(cell) is not int or any(type(values[f]) is not bool for f in flags):
         raise Malformed("the message's features are none that its model takes")
     try:
-        lens = features.build(name, shape, cell, upright)
+        lens = features.build(name, shape, cell, *(values[flag] for flag in flags))
     except InputError as error:
         raise Malformed(f"the message's {error}") from None
     if lens is None or lens.shape != shape or lens.width > _LARGEST:

@@ -159,6 +159,11 @@ class Plan(Section):
                 f"gradient histograms are of pictures and {own.name or 'this'} is a table",
             )
 
+        if self.model.colours and own.name in ("mnist", "digits"):
+            raise PlanError.of(
+                "model.colours", True, f"absent with {source}", "these pictures are grey"
+            )
+
     def _fits_clients(self) -> None:
         clients = self.data.clients
         if clients is None:  # they follow from the table: checked when it has been read

@@ -69,10 +69,15 @@ class Model(Section):
     upright: Annotated[bool | None, When("features", "hog", False)] = Field(
         default=None, description="whether a picture is first made upright by its own moments"
     )
+    colours: Annotated[bool | None, When("features", "hog", None)] = Field(
+        default=None,
+        description="whether the mean colours of the cells stand beside their gradients",
+        examples=[True],
+    )
 
     @model_validator(mode="after")
     def _features_have_a_use(self) -> Self:
-        for key in ("cell", "upright"):
+        for key in ("cell", "upright", "colours"):
             if self.features is None and getattr(self, key) is not None:
                 raise PlanError(
                     f"model.{key} has no effect without model.features; remove it or add features"

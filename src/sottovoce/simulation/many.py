@@ -83,7 +83,8 @@ def simulate_each(
     held: dict[Any, Holdings] = {}
     for plan in plans:
         for seed in seeds:
-            seen = (plan.model.features, plan.model.cell, plan.model.upright)
+            own = plan.model
+            seen = (own.features, own.cell, own.upright, own.colours)
             where = (plan.data, seen, seed)
             if where not in held:
                 held[where] = hold(plan, seed=seed, data=given)
