@@ -1,29 +1,32 @@
 """How the settings of docs/frontier.md were chosen: on public rows, without any client.
 
-    python examples/frontier_settings.py mnist hog-4 1 4      which data, which features, which ε
+    python examples/frontier_settings.py mnist hog-4 1 2 4 8
+    python examples/frontier_settings.py cifar10 hog-8-colours 4 8
+    python examples/frontier_settings.py mnist hog-4 4 --clients 4 --samples 15000 --delta 1e-5
 
-The first 20,000 training pictures are public (`data.public`): no client of a reported run holds one
-of them, whatever its seed. Here 16,000 of them stand in for the clients' 40,000, dealt to as many
-clients, and the other 4,000 judge, each time anew with three seeds. A step's noise is 2ηC√T/(n·μ),
-so that clients of 320 pictures with a budget worth 2.5μ have the noise of clients of 800 with μ.
-Neither a test picture nor a client's is read.
+The first 20,000 training pictures of MNIST (10,000 of CIFAR-10) are public (`data.public`): no
+client of a reported run holds one of them, whatever its seed. Here four fifths of them stand in for
+the clients', dealt to 50 clients, and the others judge, each time anew with three seeds. The
+averaged noise is 2ηC√T/(n√U·μ), so that a budget worth more by the part in which n√U is smaller
+gives the noise of the real federation. Neither a test picture nor a client's is read.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
-import sys
 import time
 
 from sottovoce import Plan, simulate_many
 from sottovoce.data import datasets
 from sottovoce.privacy import gaussian
 
-PUBLIC, STAND_IN, CLIENTS, SAMPLES, SEEDS = 20_000, 16_000, 50, 800, (97, 98, 99)
+PUBLIC = {"mnist": 20_000, "cifar10": 10_000}
+STAND_INS, SEEDS = 50, (97, 98, 99)
 CLIPS = (0.25, 0.5, 1.0)
 ROUNDS = (30, 60, 120, 240)
-STRIDES = (3.0, 6.0, 12.0, 24.0)  # ηC, the longest step
+STRIDES = (6.0, 12.0, 24.0)  # ηC, the longest step
 FINISHES: tuple[dict[str, object], ...] = (
     {},
     {"server.decay": "cosine"},
@@ -33,6 +36,7 @@ FINISHES: tuple[dict[str, object], ...] = (
 FEATURES: dict[str, dict[str, object]] = {
     f"hog-{cell}": {"model.features": "hog", "model.cell": cell} for cell in (3, 4, 5, 6, 8)
 }
+FEATURES |= {f"{name}-colours": own | {"model.colours": True} for name, own in FEATURES.items()}
 
 
 def grid(features: str, data: str) -> list[dict[str, object]]:
@@ -46,19 +50,25 @@ def grid(features: str, data: str) -> list[dict[str, object]]:
 
 
 def choose(
-    data: str, features: str, epsilon: float, delta: float = 1e-3, clients: int = CLIENTS,
-    samples: int = SAMPLES, top: int = 6,
-) -> None:  # fmt: skip
-    """The best settings for clients of `samples` rows each, printed best first."""
-    began = time.monotonic()
+    data: str,
+    features: str,
+    epsilon: float,
+    *,
+    delta: float = 1e-3,
+    clients: int = 50,
+    samples: int = 800,
+    top: int = 6,
+) -> None:
+    """The best settings for so many clients of `samples` rows each, best first."""
+    began, public = time.monotonic(), PUBLIC[data]
     arrays = datasets.load(data)
-    x, y = arrays.train_x[:PUBLIC].reshape(-1, *arrays.shape), arrays.train_y[:PUBLIC]
-    # Fewer clients, or more rows at each, count by Σn·√U: what the averaged noise depends on.
-    fewer = samples * (clients / CLIENTS) ** 0.5 / (STAND_IN // CLIENTS)
+    x, y = arrays.train_x[:public].reshape(-1, *arrays.shape), arrays.train_y[:public]
+    own = public * 4 // 5 // STAND_INS
+    fewer = samples * (clients / STAND_INS) ** 0.5 / own
     worth = float(gaussian.epsilon(delta, fewer * float(gaussian.mu(epsilon, delta))))
     base = Plan(
-        data={"name": "arrays", "clients": CLIENTS, "samples": STAND_IN // CLIENTS,
-              "validation": 500, "test": PUBLIC - STAND_IN - 500},
+        data={"name": "arrays", "clients": STAND_INS, "samples": own,
+              "validation": 500, "test": public // 5 - 500},
         model={"name": "softmax"},
         privacy={"epsilon": worth, "delta": delta},
         rounds={"schedule": "fixed", "rounds": 40},
@@ -66,17 +76,32 @@ def choose(
     settings = grid(features, data)
     runs = simulate_many([base.replace(**own) for own in settings], seeds=SEEDS, data=(x, y))
     told = []
-    for i, own in enumerate(settings):
+    for i, setting in enumerate(settings):
         mine = runs[len(SEEDS) * i : len(SEEDS) * (i + 1)]
-        told.append((statistics.mean(run.accuracy for run in mine), own))
+        told.append((statistics.mean(run.accuracy for run in mine), setting))
     told.sort(key=lambda pair: -pair[0])
-    print(f"{data}, {features}, ε = {epsilon:g}, δ = {delta:g}, {clients} × {samples}: "
-          f"{len(runs)} runs in {time.monotonic() - began:.0f} s")  # fmt: skip
-    for accuracy, own in told[:top]:
-        print(f"  {accuracy:.4f}", {key: v for key, v in own.items() if "features" not in key})
-    sys.stdout.flush()
+    print(
+        f"{data}, {features}, ε = {epsilon:g}, δ = {delta:g}, {clients} × {samples}: "
+        f"{len(runs)} runs in {time.monotonic() - began:.0f} s"
+    )
+    for accuracy, setting in told[:top]:
+        shown = {key.partition(".")[2]: v for key, v in setting.items() if "model" not in key}
+        print(f"  {accuracy:.4f}", shown, flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", choices=PUBLIC)
+    parser.add_argument("features", choices=FEATURES)
+    parser.add_argument("epsilon", type=float, nargs="+")
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--samples", type=int, default=800)
+    parser.add_argument("--delta", type=float, default=1e-3)
+    given = vars(parser.parse_args())
+    for epsilon in given.pop("epsilon"):
+        choose(epsilon=epsilon, **given)
 
 
 if __name__ == "__main__":
-    for budget in sys.argv[3:]:
-        choose(sys.argv[1], sys.argv[2], float(budget))
+    main()

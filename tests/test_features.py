@@ -18,7 +18,7 @@ from sottovoce.coordinator import Patience, conduct
 from sottovoce.errors import InputError, Malformed, PlanError
 from sottovoce.holdings import Holdings, Samples, seen
 from sottovoce.learning import features
-from sottovoce.learning.features import BINS, FLAT, NORM, Hog
+from sottovoce.learning.features import BINS, COLOUR, FLAT, NORM, Hog
 from sottovoce.learning.form import Form
 
 SHAPES = [((8, 8, 1), 4), ((8, 8, 1), 2), ((28, 28, 1), 4), ((28, 28, 1), 7), ((5, 7, 3), 3)]
