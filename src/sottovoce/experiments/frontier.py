@@ -128,6 +128,8 @@ def _plans(curve: Mapping[str, Any]) -> Iterator[tuple[float, Plan]]:
 
 def _quick(plan: Plan) -> Plan:
     changes: dict[str, Any] = dict(QUICK)
+    if plan.model.features is not None:
+        changes |= {"model.cell": 4, "model.colours": None}
     if plan.model.name == "cnn":
         changes["model.channels"] = 2
     if plan.model.name == "mlp":
