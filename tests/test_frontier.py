@@ -8,6 +8,7 @@ import pytest
 
 from sottovoce.errors import RunError
 from sottovoce.experiments import frontier, frontier_page, outcomes, reproduce, runner
+from sottovoce.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -68,3 +69,8 @@ def test_a_folder_without_a_frontier_says_so(tmp_path):
     (tmp_path / "frontier.json").write_text('{"schema": "other"}')
     with pytest.raises(RunError, match="cannot be read"):
         frontier.load(tmp_path)
+
+
+def test_the_example_is_a_point_of_it():
+    plan = Plan.load(ROOT / "examples" / "hog_mnist.toml")
+    assert plan.to_dict() in [cell.plan.to_dict() for cell in ours()]
