@@ -101,13 +101,13 @@ class Hog:
         around = np.pad(_added(histograms * histograms, 3), ((0, 0), (1, 1), (1, 1)))
         near = [around[:, i : i + down, j : j + across] for i in range(3) for j in range(3)]
         strength = np.sqrt(sum(near, start=np.float32(FLAT * FLAT)))
-        edges = (histograms / strength[..., None]).reshape(n, -1)
+        edges: Floats = np.asarray(histograms / strength[..., None], np.float32).reshape(n, -1)
         if not self.colours:
             return _of_norm(edges, NORM)
         tones = _pooled(_pooled(pictures, 1, down, self.cell), 2, across, self.cell)
-        part = NORM / math.sqrt(1 + COLOUR * COLOUR)
-        both = _of_norm(edges, part), _of_norm(tones.reshape(n, -1), COLOUR * part)
-        return np.concatenate(both, axis=1)
+        norm = NORM / math.sqrt(1 + COLOUR * COLOUR)
+        colours = _of_norm(np.asarray(tones.reshape(n, -1), np.float32), COLOUR * norm)
+        return np.concatenate([_of_norm(edges, norm), colours], axis=1)
 
 
 def _of_norm(values: Floats, norm: float) -> Floats:

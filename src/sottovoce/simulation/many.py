@@ -83,8 +83,8 @@ def simulate_each(
     held: dict[Any, Holdings] = {}
     for plan in plans:
         for seed in seeds:
-            own = plan.model
-            seen = (own.features, own.cell, own.upright, own.colours)
+            lens = plan.model
+            seen = (lens.features, lens.cell, lens.upright, lens.colours)
             where = (plan.data, seen, seed)
             if where not in held:
                 held[where] = hold(plan, seed=seed, data=given)
