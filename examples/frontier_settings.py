@@ -25,11 +25,10 @@ from sottovoce.privacy import gaussian
 PUBLIC = {"mnist": 20_000, "cifar10": 10_000}
 STAND_INS, SEEDS = 50, (97, 98, 99)
 CLIPS = (0.25, 0.5, 1.0)
-ROUNDS = (30, 60, 120, 240)
+ROUNDS = (40, 80, 160, 240)
 STRIDES = (6.0, 12.0, 24.0)  # ηC, the longest step
 FINISHES: tuple[dict[str, object], ...] = (
     {},
-    {"server.decay": "cosine"},
     {"server.decay": "linear"},
     {"server.average": "tail"},
 )
@@ -57,9 +56,9 @@ def choose(
     delta: float = 1e-3,
     clients: int = 50,
     samples: int = 800,
-    top: int = 6,
-) -> None:
-    """The best settings for so many clients of `samples` rows each, best first."""
+    top: int = 5,
+) -> dict[str, object]:
+    """The best setting for so many clients of `samples` rows each; the best few are printed."""
     began, public = time.monotonic(), PUBLIC[data]
     arrays = datasets.load(data)
     x, y = arrays.train_x[:public].reshape(-1, *arrays.shape), arrays.train_y[:public]
@@ -87,6 +86,7 @@ def choose(
     for accuracy, setting in told[:top]:
         shown = {key.partition(".")[2]: v for key, v in setting.items() if "model" not in key}
         print(f"  {accuracy:.4f}", shown, flush=True)
+    return told[0][1]
 
 
 def main() -> None:

@@ -295,3 +295,15 @@ def test_simulated_digits_learn_more_from_features(tmp_path):
 def test_features_do_not_load_jax():
     code = "import sys, sottovoce.device; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"data.public": 400, "data.validation": 100}])
+def test_features_made_once_for_all_are_those_of_the_dealt_rows(more):
+    plan = Plan(model={"name": "softmax", **HOG}).replace(**more)
+    for seed in (1, 2):
+        one, two = holdings.hold(plan, seed=seed), seen(plan, holdings.dealt(plan, seed=seed))
+        assert one.fingerprint() == two.fingerprint()
+        assert one.features == two.features
+        for part in ("train", "validation", "test"):
+            a, b = getattr(one, part), getattr(two, part)
+            assert (a.x.tobytes(), a.y.tobytes()) == (b.x.tobytes(), b.y.tobytes())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -88,7 +89,31 @@ class Holdings:
 
 def hold(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
     """Who holds what, as the plan's model sees it."""
-    return seen(plan, dealt(plan, seed=seed, data=data))
+    held = dealt(plan, seed=seed, data=data)
+    lens = _lens(plan, held)
+    if data is not None or lens is None or held.split is None or plan.data.path is not None:
+        return seen(plan, held)
+    # A row's features do not depend on who holds it: made once, however many seeds deal them.
+    train, own_test = _features_of(str(plan.data.name), lens)
+    split = held.split
+    tested = train if split.test_from == "train" else own_test
+    test = Samples(tested[split.test], held.test.y)
+    validation = test  # with data.validation = 0, as in `dealt`
+    if len(split.validation):
+        validation = Samples(train[split.validation], held.validation.y)
+    rows = Samples(train[np.concatenate(split.clients)], held.train.y)
+    return replace(held, train=rows, validation=validation, test=test, features=lens)
+
+
+@lru_cache(maxsize=1)
+def _features_of(name: str, lens: Hog) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    arrays = datasets.load(name)
+    return lens.apply(arrays.train_x), lens.apply(arrays.test_x)
+
+
+def _lens(plan: Plan, held: Holdings) -> Hog | None:
+    own = plan.model
+    return features.build(own.features, held.shape, own.cell, own.upright, own.colours)
 
 
 def dealt(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
@@ -105,8 +130,7 @@ def dealt(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
 
 def seen(plan: Plan, held: Holdings) -> Holdings:
     """The rows as the plan's model sees them: their features, computed once, each from itself."""
-    own = plan.model
-    lens = features.build(own.features, held.shape, own.cell, own.upright, own.colours)
+    lens = _lens(plan, held)
     if lens is None or held.features is not None:
         return held
 
