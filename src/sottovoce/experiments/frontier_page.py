@@ -8,15 +8,15 @@ from typing import Any
 
 from sottovoce import checkpoint
 from sottovoce.experiments.frontier import NAME, Panel, Point, panels
-from sottovoce.report.svg import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
+from sottovoce.report.svg import BLUE, GREEN, INK, MUTED, ORANGE, svg, tidy
 
-_LOOKS = (
-    (ORANGE, "o", (0, (5, 2))),
-    (MUTED, "s", "solid"),
-    (BLUE, "D", "solid"),
-    (GREEN, "^", "solid"),
-    (PURPLE, "v", (0, (1.5, 1.5))),
-)
+MOST_LISTED = 8  # the largest ε asked for that the table lists; the picture shows all
+_LOOKS: dict[str, tuple[str, str, Any]] = {
+    "paper": (ORANGE, "o", (0, (5, 2))),
+    "corrected": (MUTED, "s", "solid"),
+    "ours": (BLUE, "D", "solid"),
+    "ours, fewer": (GREEN, "^", "solid"),
+}
 
 
 def write(folder: Path, points: Sequence[Point]) -> None:
@@ -38,7 +38,8 @@ def table(points: Sequence[Point]) -> str:
     for panel in panels():
         for curve in panel.curves:
             for point in points:
-                if (point.panel, point.curve) == (panel.name, curve):
+                listed = point.asked <= MOST_LISTED or _noiseless(point)
+                if (point.panel, point.curve) == (panel.name, curve) and listed:
                     lines.append(_line(panel, point))
     return "\n".join(lines) + "\n"
 
@@ -59,15 +60,16 @@ def _line(panel: Panel, point: Point) -> str:
         f"{own['local.clip']:g}",
         " + ".join(after) or "–",
     ]
-    holds = "none" if point.epsilon >= 1e5 else f"{point.epsilon:.3g}"
+    holds = "none" if _noiseless(point) else f"{point.epsilon:.3g}"
     cells = [panel.title, panel.labels[point.curve], holds, score, rounds, ", ".join(settings)]
     return f"| {' | '.join(cells)} |"
 
 
 def picture(points: Sequence[Point]) -> str:
-    """A panel for each federation that has curves; a file by itself."""
-    found = {p.panel for p in points}
-    drawn = [panel for panel in panels() if panel.name in found]
+    """A panel for each federation that was measured at more than one ε; a file by itself."""
+    drawn = [
+        panel for panel in panels() if len({p.asked for p in points if p.panel == panel.name}) > 1
+    ]
 
     def paint(page: Any) -> None:
         parts = page.subfigures(1, max(1, len(drawn)), squeeze=False)[0]
@@ -82,17 +84,23 @@ def picture(points: Sequence[Point]) -> str:
     return svg(NAME, "", paint, size=(4.3 * max(1, len(drawn)), 4.0), inline=False)
 
 
+def _noiseless(point: Point) -> bool:
+    """Whether there is no noise to speak of."""
+    return point.asked >= 1e5
+
+
 def _lines(ax: Any, panel: Panel, points: Sequence[Point]) -> None:
     ticks: set[float] = set()
-    for (colour, marker, stroke), curve in zip(_LOOKS, panel.curves, strict=False):
+    for curve in panel.curves:
         own = sorted((p for p in points if p.curve == curve), key=lambda p: p.epsilon)
         if not own:
             continue
-        if own[0].epsilon >= 1e5:  # without noise to speak of: a level, not a point
+        if _noiseless(own[0]):  # a level, not a point
             ax.axhline(
                 100 * own[0].mean, color=MUTED, linestyle=(0, (1.5, 1.5)), label=panel.labels[curve]
             )
             continue
+        colour, marker, stroke = _LOOKS[curve]
         ax.errorbar(
             [p.epsilon for p in own],
             [100 * p.mean for p in own],
