@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sottovoce.plan import Plan
     from sottovoce.privacy.budget import Budget, Guarantee
     from sottovoce.simulation.done import RoundDone
+    from sottovoce.rehearsal.rehearsing import rehearse
     from sottovoce.simulation.many import simulate_many
     from sottovoce.simulation.run import resume, simulate
     from sottovoce.trained import Trained, load
@@ -45,6 +46,7 @@ _HOMES = {
     "calibrate": "calibrator",
     "custom": "learning.models",
     "load": "trained",
+    "rehearse": "rehearsal.rehearsing",
     "resume": "simulation.run",
     "simulate": "simulation.run",
     "simulate_many": "simulation.many",
@@ -66,6 +68,7 @@ __all__ = [
     "calibrate",
     "custom",
     "load",
+    "rehearse",
     "resume",
     "simulate",
     "simulate_many",

@@ -20,6 +20,7 @@ import typer.core
 from sottovoce._version import __version__
 from sottovoce.cli_ledger import ledger_app
 from sottovoce.cli_options import AsJson, Quick, Quiet, RecordAsJson, Resume, RunFolder, Settings
+from sottovoce.cli_rehearse import rehearse
 from sottovoce.errors import InputError, SottovoceError
 
 # With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
@@ -413,12 +414,16 @@ def fetch(
 
 
 app.add_typer(ledger_app, name="ledger")
+app.command()(rehearse)
 
 
 @app.command()
 def schema(
     name: Annotated[
-        str, typer.Argument(help="plan | record | calibrate | certificate | audit", metavar="NAME")
+        str,
+        typer.Argument(
+            help="plan | record | calibrate | certificate | audit | rehearsal", metavar="NAME"
+        ),
     ],
 ) -> None:
     """Print the JSON Schema of something sottovoce reads or writes.

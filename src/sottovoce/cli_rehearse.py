@@ -1,0 +1,80 @@
+"""`sottovoce rehearse` on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def rehearse(
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
+    ] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Public rows: a data set's name, a table, an .npz with x and y."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="A key or section that stays as it is; may be repeated."),
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="How many federations are run at most (default: 120).")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="How long the search may take at most.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Clients there will be, where the table says it.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Rows each will hold, where the table says it.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another stand-in and other noise.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A new or empty folder (default: runs/rehearsal-…).")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the rehearsal that was stopped in --out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="rehearsal.json on stdout.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="No progress, only what came out.")
+    ] = False,
+) -> None:
+    """Choose rounds, step, clipping, schedule, model and features before any private row is read.
+
+    Runs whole private federations like the plan's on a stand-in: public rows, or what can be made
+    up for this kind of data. Costs no privacy. Writes plan.toml (ready to train, every choice with
+    its reason), rehearsal.json and report.html. Ctrl-C keeps what is done.
+
+    \b
+    Examples:
+      sottovoce rehearse
+      sottovoce rehearse plan.toml --minutes 10 --out rehearsed
+      sottovoce rehearse plan.toml --public survey.csv --keep model
+      sottovoce rehearse plan.toml --resume --out rehearsed
+    """
+    from sottovoce.rehearsal.rehearsing import command
+
+    command(
+        plan,
+        settings or [],
+        public=public,
+        keep=keep or [],
+        runs=runs,
+        minutes=minutes,
+        clients=clients,
+        samples=samples,
+        seed=seed,
+        out=out,
+        resume=resume,
+        as_json=as_json,
+        quiet=quiet,
+    )

@@ -1,0 +1,325 @@
+"""`sottovoce rehearse`: choose on a stand-in, say why, predict, and write plan, data and page."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from sottovoce import checkpoint, seeds
+from sottovoce._version import __version__
+from sottovoce.errors import InputError, RunError
+from sottovoce.plan import Plan
+from sottovoce.rehearsal import page, reasons
+from sottovoce.rehearsal.reasons import Prediction
+from sottovoce.rehearsal.scale import announced, fitted
+from sottovoce.rehearsal.search import LEAST, search, seeds_of
+from sottovoce.rehearsal.space import Setting, Space, identity, space_of
+from sottovoce.rehearsal.standin import Public, StandIn, stand_in
+from sottovoce.rehearsal.theorem import Theory
+from sottovoce.rehearsal.trials import NAME, Trial, Trials, begun
+
+RUNS = 120
+SCHEMA = "sottovoce.rehearsal/1"
+COST = (
+    "Nothing: every row that was read is public or made up, no client was asked, and no vault or "
+    "budget was touched. What depends on no private row tells nothing about one."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """What was chosen and why, what it is expected to reach, and every federation that was run."""
+
+    plan: Plan  # as chosen, ready to train
+    given: Plan
+    space: Space
+    setting: Setting
+    rows: StandIn
+    factor: float  # f: a client of the stand-in holds 1/f of the rows, at the real noise
+    prediction: Prediction
+    reasons: dict[str, str]
+    theory: Theory | None
+    trials: tuple[Trial, ...]
+    seeds: tuple[int, ...]  # that chose
+    complete: bool  # whether the search came to its end before runs or minutes did
+    seed: int
+
+    @property
+    def baseline(self) -> Trial:
+        """The plan as it was given, with the first seed."""
+        return self.trials[0]
+
+    def toml(self, folder: Path | None = None) -> str:
+        """plan.toml; the files that it names are looked for from `folder`, where it will lie."""
+        return reasons.commented(
+            self.plan if folder is None else moved(self.plan, folder),
+            self.space,
+            self.setting,
+            self.reasons,
+            self.prediction,
+            self.rows.about,
+            self.rows.trust,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """rehearsal.json; `sottovoce schema rehearsal` describes it."""
+        x, _ = self.rows.train
+        return {
+            "schema": SCHEMA,
+            "version": __version__,
+            "given": self.given.to_dict(),
+            "plan": self.plan.to_dict(),
+            "seed": self.seed,
+            "chosen": {
+                "setting": dict(self.setting),
+                "reasons": self.reasons,
+                "seeds": list(self.seeds),
+                "complete": self.complete,
+            },
+            "stand_in": {
+                "kind": self.rows.kind,
+                "about": self.rows.about,
+                "trust": self.rows.trust,
+                "rows": len(x),
+                "choosing": len(self.rows.validation[1]),
+                "telling": len(self.rows.test[1]),
+                "factor": self.factor,
+                "fingerprint": self.rows.fingerprint(),
+            },
+            "privacy_cost": {"mu2": 0.0, "why": COST},
+            "prediction": self.prediction.to_json(),
+            "theory": None if self.theory is None else self.theory.to_json(),
+            "runs": [asdict(trial) for trial in self.trials],
+        }
+
+
+def rehearse(
+    plan: Plan | None = None,
+    *,
+    public: Public = None,
+    keep: Sequence[str] = (),
+    runs: int = RUNS,
+    minutes: float | None = None,
+    clients: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    told: Callable[[Trials], None] | None = None,
+) -> Rehearsal:
+    """Choose T₀, η, C, schedule, weights, model and features for a plan without its data.
+
+    Whole private federations like the plan's are run on a stand-in (`public` rows, or what the
+    kind of data allows), at the noise that the plan's budgets buy. `keep` names keys or sections
+    that stay as they are. With `out` a folder is written; with `resume` it is gone on with.
+    """
+    plan = Plan.load() if plan is None else plan
+    seeds.check(seed)
+    if isinstance(runs, bool) or not isinstance(runs, int) or not LEAST <= runs <= 100_000:
+        raise InputError.of(
+            "--runs", runs, f"a whole number from {LEAST} to 100000", f"{RUNS} is the default"
+        )
+    if minutes is not None and not 0 < minutes < 1e6:
+        raise InputError.of("--minutes", minutes, "a number above 0", "how long it may take")
+    real = announced(plan, clients, samples)
+    folder = None if out is None else _folder(Path(out), resume)
+    rows = stand_in(plan, real, public, seed=seed)
+    stage, factor = fitted(plan, real, len(rows.train[1]))
+    space = space_of(plan, keep, bodies=rows.kind != "synthetic")
+    if not (space.ladders or space.forks):
+        raise InputError("--keep leaves nothing to choose; keep fewer keys")
+    known: list[Trial] = []
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        head = {
+            "schema": SCHEMA,
+            "plan": plan.to_dict(),
+            "stand-in": rows.fingerprint(),
+            "seed": seed,
+            "keep": sorted(keep),
+        }
+        known = begun(folder / NAME, head)
+    trials = Trials(
+        space,
+        stage,
+        rows,
+        limit=runs,
+        minutes=minutes,
+        journal=None if folder is None else folder / NAME,
+        known=known,
+        told=told,
+    )
+    found = search(space, trials, seed)
+    _, fresh = seeds_of(seed)
+    trials.ask("prediction", [(found.setting, s) for s in fresh], must=True)
+    key = identity(found.setting)
+    prediction = reasons.predicted(
+        [trials.done[key, s] for s in fresh],
+        len(rows.test[1]),
+        reasons.test_rows(plan, len(rows.test[1])),
+    )
+    done = trials.all()
+    result = Rehearsal(
+        plan=space.planned(found.setting),
+        given=plan,
+        space=space,
+        setting=found.setting,
+        rows=rows,
+        factor=factor,
+        prediction=prediction,
+        reasons=reasons.reasons(space, found.setting, done, found.seeds[0]),
+        theory=trials.theory(found.setting, found.seeds[0]),
+        trials=tuple(done),
+        seeds=found.seeds,
+        complete=found.complete,
+        seed=seed,
+    )
+    if folder is not None:
+        write(result, folder)
+    return result
+
+
+def write(result: Rehearsal, folder: Path) -> None:
+    """plan.toml, rehearsal.json and report.html, each whole or not at all."""
+    content = json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    checkpoint.replace(folder / "rehearsal.json", content.encode())
+    checkpoint.replace(folder / "report.html", page.render(result).encode())
+    checkpoint.replace(folder / "plan.toml", result.toml(folder).encode())
+
+
+def moved(plan: Plan, folder: Path) -> Plan:
+    """The plan with its table, test file and own model named as seen from a folder."""
+    changes: dict[str, Any] = {}
+    own, model = plan.data, plan.model.own
+    for key, file in (("data.path", own.path), ("data.test", own.test)):
+        if isinstance(file, str):
+            changes[key] = Path(os.path.relpath(file, folder)).as_posix()
+    if model is not None and model.rpartition(":")[0].endswith(".py"):
+        file, _, name = model.rpartition(":")
+        changes["model.own"] = f"{Path(os.path.relpath(file, folder)).as_posix()}:{name}"
+    return plan.replace(**changes) if changes else plan
+
+
+def _folder(out: Path, resume: bool) -> Path:
+    if not resume:
+        return checkpoint.require_free(out)
+    if not (out / NAME).is_file():
+        raise RunError(f"{out} holds no rehearsal to go on with; leave --resume out to begin one")
+    return out
+
+
+def command(
+    path: Path | None,
+    settings: Sequence[str],
+    *,
+    public: str | None,
+    keep: Sequence[str],
+    runs: int | None,
+    minutes: float | None,
+    clients: int | None,
+    samples: int | None,
+    seed: int,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """The command: what a person, or `--json`, wants to see."""
+    if resume and out is None:
+        raise InputError("--resume goes on with the rehearsal in --out; name its folder")
+    plan = Plan.load(path, settings)
+    folder = out or Path("runs") / f"rehearsal-{datetime.now():%Y%m%d-%H%M%S}"
+    show = Show(sys.stderr, quiet)
+    wanted = RUNS if runs is None else runs
+    try:
+        result = rehearse(
+            plan,
+            public=public,
+            keep=keep,
+            runs=wanted if runs is not None or minutes is None else 100_000,
+            minutes=minutes,
+            clients=clients,
+            samples=samples,
+            seed=seed,
+            out=folder,
+            resume=resume,
+            told=show.told,
+        )
+    except KeyboardInterrupt:
+        show.close()
+        if (folder / NAME).exists():
+            text = f"stopped; go on with the same command, --resume and --out {folder}"
+            print(text, file=sys.stderr, flush=True)
+        raise
+    show.close()
+    print(json.dumps(result.to_json(), ensure_ascii=False) if as_json else summary(result, folder))
+
+
+def summary(result: Rehearsal, folder: Path) -> str:
+    """What a person wants to know at the end."""
+    found, lines = result.prediction, []
+    for key in result.reasons:
+        lines.append(f"{key:<20} {_value(result, key)}")
+    theory = "" if result.theory is None else f"Theorem 2 prefers T = {result.theory.best_rounds}"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"predicted accuracy {found.mean:.1%}, 95 % of runs between {found.low:.1%} and "
+            f"{found.high:.1%} ({len(result.trials)} federations)",
+            f"as given: {result.baseline.accuracy:.1%} on the rows that chose   {theory}".rstrip(),
+            f"stand-in: {result.rows.about}",
+            result.rows.trust,
+            "cost in privacy: none; no private row was read",
+            "",
+            f"plan   {folder / 'plan.toml'}",
+            f"page   {folder / 'report.html'}",
+            f"train  sottovoce train {folder / 'plan.toml'}",
+        ]
+    )
+
+
+def _value(result: Rehearsal, key: str) -> str:
+    value = result.setting[key]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Show:
+    """A line with an estimate: rewritten on a terminal, now and then elsewhere."""
+
+    EVERY_S = 10.0
+
+    def __init__(self, stream: TextIO, quiet: bool) -> None:
+        """Nothing is written if `quiet`."""
+        self.stream, self.quiet, self.live = stream, quiet, stream.isatty()
+        self.last = 0.0
+
+    def told(self, trials: Trials) -> None:
+        """After each trial: how many, the best so far, how long at most."""
+        now = time.monotonic()
+        if self.quiet or now - self.last < (0.2 if self.live else self.EVERY_S):
+            return
+        self.last = now
+        spent = now - trials.began
+        left = spent / max(1, trials.ran) * max(0, trials.limit - len(trials.done))
+        if trials.minutes is not None:
+            left = min(left, max(0.0, 60 * trials.minutes - spent))
+        best = max(trial.accuracy for trial in trials.done.values())
+        stage = next(reversed(trials.asked.values()))
+        text = (
+            f"{len(trials.done)} federations, {stage}, best {best:.1%}, at most {left:.0f} s left"
+        )
+        self.stream.write(f"\r{text:<78}" if self.live else text + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """End the line."""
+        if self.live and not self.quiet and self.last:
+            self.stream.write("\n")

@@ -1,0 +1,254 @@
+"""What is searched: one line a key. A setting is a point of this space: what the plan becomes.
+
+`Ladder`: a number on a geometric scale, open at both ends: where the best value found is the last
+one tried, the next is tried. `Fork`: alternatives, each a few keys; the plan's own is one of them.
+To search one more key, add a line to `KNOBS`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sottovoce.errors import PlanError
+from sottovoce.plan import Plan
+from sottovoce.plan.text import split_key
+
+Setting: TypeAlias = Mapping[str, Any]  # knob → value of a ladder, or name of a fork's option
+Changes: TypeAlias = dict[str, Any]  # plan key → value
+ROUNDS, RATE, CLIP = "rounds.rounds", "local.learning_rate", "local.clip"
+AS_PLANNED = "as planned"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A number: the coarse values first, then neighbours, `low` and `high` the last there are."""
+
+    key: str
+    coarse: tuple[float, ...]
+    low: float
+    high: float
+    why: str
+    whole: bool = False
+
+    def step(self, value: float, ratio: float) -> float | None:
+        """The next value up (ratio > 1) or down, or None where the ladder ends.
+
+        >>> Ladder("local.clip", (1.0,), 0.1, 10.0, "").step(1.0, 2), CUT.step(0.015, 0.5)
+        (2.0, None)
+        """
+        next_ = value * ratio
+        rounded = float(round(next_)) if self.whole else float(f"{next_:.3g}")
+        if not self.low <= rounded <= self.high or rounded == value:
+            return None
+        return rounded
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Alternatives by name. An option is the keys it sets, which may depend on the rounds T."""
+
+    key: str
+    options: Mapping[str, Callable[[float], Changes]]
+    why: str
+
+
+CUT = Ladder(CLIP, (1.0,), 0.01, 100.0, "the norm that leaves most signal for the noise it costs")
+
+
+def _set(**values: Any) -> Callable[[float], Changes]:
+    """An option that always sets the same keys: `_set(model__name="softmax")`."""
+    changes = {key.replace("__", "."): value for key, value in values.items()}
+    return lambda T: changes
+
+
+def _growing(g: float) -> Callable[[float], Changes]:
+    """Shares that grow: σ_t = (1 − s·t)·σ₀ with s = g/T₀, T₀ = (1 + g)·T so that T are afforded."""
+    return lambda T: {
+        "rounds.schedule": "decaying",
+        "rounds.rounds": round(T * (1 + g)),
+        "rounds.slope": float(f"{g / round(T * (1 + g)):.3g}"),
+    }
+
+
+def _discounted(beta: float, window: int) -> Callable[[float], Changes]:
+    return lambda T: {
+        "rounds.schedule": "discounted",
+        "rounds.beta": beta,
+        "rounds.window": window,
+        "rounds.zeta": 0.0,
+    }
+
+
+_LINEAR = {"model__name": "softmax"}
+_HOG = _LINEAR | {"model__features": "hog"}
+BODIES: dict[str, Callable[[float], Changes]] = {
+    "softmax": _set(**_LINEAR),
+    "softmax on histograms": _set(**_HOG, model__cell=4, model__upright=False),
+    "softmax on upright histograms": _set(**_HOG, model__cell=4, model__upright=True),
+    "softmax on finer histograms": _set(**_HOG, model__cell=2, model__upright=False),
+    "mlp": _set(model__name="mlp", model__hidden=32),
+}
+SCHEDULES: dict[str, Callable[[float], Changes]] = {
+    "fixed": _set(rounds__schedule="fixed"),
+    "growing shares, g = 1/4": _growing(0.25),
+    "growing shares, g = 1": _growing(1.0),
+    "discounted, β = 0.8": _discounted(0.8, 3),
+    "discounted, β = 0.9": _discounted(0.9, 5),
+}
+WEIGHTS: dict[str, Callable[[float], Changes]] = {
+    "samples": _set(server__weights="samples"),
+    "precision": _set(server__weights="precision"),
+}
+
+#: Everything that is searched, in the order of the search.
+KNOBS: tuple[Ladder | Fork, ...] = (
+    Fork("model", BODIES, "the model and the features that learn most at this noise"),
+    Ladder(ROUNDS, (10, 40, 160), 1, 4096, "more rounds learn longer and share the budget", True),
+    Ladder(RATE, (0.5, 2.0, 8.0), 1e-4, 1e4, "the step; its noise grows with it"),
+    CUT,
+    Fork("rounds.schedule", SCHEDULES, "how the budget is shared among the rounds"),
+    Fork("server.weights", WEIGHTS, "what an upload counts by"),
+)
+
+#: Two ladders that pull at the same thing: one up while the other goes down.
+TRADES = ((ROUNDS, RATE), (CLIP, RATE))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The knobs that are free for this plan, with the options that it allows."""
+
+    plan: Plan
+    ladders: tuple[Ladder, ...]
+    forks: tuple[Fork, ...]
+
+    def start(self) -> dict[str, Any]:
+        """The plan as it stands, as a setting."""
+        found: dict[str, Any] = {fork.key: AS_PLANNED for fork in self.forks}
+        for ladder in self.ladders:
+            found[ladder.key] = float(_value(self.plan, ladder.key))
+        return found
+
+    def changes(self, setting: Setting) -> Changes:
+        """What a setting changes in the plan."""
+        T = float(setting.get(ROUNDS, self.plan.rounds.rounds))
+        changed: Changes = {}
+        for ladder in self.ladders:
+            value = setting[ladder.key]
+            changed[ladder.key] = int(value) if ladder.whole else float(value)
+        for fork in self.forks:
+            name = setting[fork.key]
+            if name != AS_PLANNED:
+                changed |= fork.options[name](T)
+        return changed
+
+    def planned(self, setting: Setting) -> Plan:
+        """The plan with a setting."""
+        return self.plan.replace(**self.changes(setting))
+
+    def fork(self, key: str) -> Fork | None:
+        """The fork of this name, if it is free."""
+        return next((fork for fork in self.forks if fork.key == key), None)
+
+
+def space_of(plan: Plan, keep: Sequence[str] = (), *, bodies: bool = True) -> Space:
+    """What may be changed: everything but the keys (or whole sections) that are to be kept.
+
+    >>> found = space_of(Plan(), ["model", "local.clip"])
+    >>> [ladder.key for ladder in found.ladders], [fork.key for fork in found.forks]
+    (['rounds.rounds', 'local.learning_rate'], ['rounds.schedule'])
+    """
+    sections = plan.to_dict()
+    for key in keep:
+        _require_known(plan, key)
+
+    def kept(key: str) -> bool:
+        section, name = split_key(key) if "." in key else ("", key)
+        return key in keep or section in keep or (not section and name in keep)
+
+    ladders = tuple(knob for knob in KNOBS if isinstance(knob, Ladder) and not kept(knob.key))
+    if plan.local.clip == "median":
+        ladders = tuple(ladder for ladder in ladders if ladder.key != CLIP)
+    forks = []
+    for knob in KNOBS:
+        if not isinstance(knob, Fork) or kept(knob.key):
+            continue
+        if knob.key == "model" and not (bodies and plan.model.name != "custom"):
+            continue
+        if knob.key == "server.weights" and not _unequal(plan):
+            continue
+        options = {
+            name: option
+            for name, option in knob.options.items()
+            if _allowed(plan, option(float(plan.rounds.rounds)), keep, sections)
+        }
+        if options:
+            forks.append(Fork(knob.key, options, knob.why))
+    return Space(plan, ladders, tuple(forks))
+
+
+def _allowed(plan: Plan, changes: Changes, keep: Sequence[str], before: Mapping[str, Any]) -> bool:
+    """Whether an option makes a plan, another one, and leaves alone what is to be kept."""
+    try:
+        changed = plan.replace(**changes)
+    except PlanError:
+        return False
+    after = changed.to_dict()
+    for key in keep:
+        section, _, name = key.partition(".")
+        one, other = before.get(section), after.get(section)
+        if name and isinstance(one, dict) and isinstance(other, dict):
+            one, other = one.get(name), other.get(name)
+        if one != other and key != ROUNDS:
+            return False
+    if changed.model.cell is not None and not _fits_a_cell(changed):
+        return False
+    own = {k: v for k, v in changes.items() if k != ROUNDS}
+    return any(_value(plan, key) != value for key, value in own.items())
+
+
+def _fits_a_cell(plan: Plan) -> bool:
+    """Cells of two pixels are for small pictures, of four for large ones."""
+    from sottovoce.data.datasets import DATASETS
+
+    known = DATASETS.get(str(plan.data.name))
+    side = 28 if known is None else min(known.shape[:2])
+    return 3 <= side / (plan.model.cell or 1) <= 10
+
+
+def _unequal(plan: Plan) -> bool:
+    given = (plan.privacy.epsilon, plan.privacy.delta, plan.data.samples)
+    return any(isinstance(each, tuple) and len(set(each)) > 1 for each in given)
+
+
+def _value(plan: Plan, key: str) -> Any:
+    section, name = split_key(key)
+    return getattr(getattr(plan, section), name)
+
+
+def _require_known(plan: Plan, key: str) -> None:
+    section, _, name = key.partition(".")
+    table = getattr(plan, section, None) if section in type(plan).model_fields else None
+    if table is None or (name and name not in type(table).model_fields):
+        raise PlanError.of(
+            "--keep", key, "a key or a section of the plan", "as local.clip, or model"
+        )
+
+
+def identity(setting: Setting) -> str:
+    """A setting as one text, the same for the same setting."""
+    return json.dumps(dict(setting), sort_keys=True, ensure_ascii=False)
+
+
+def spaced(values: Sequence[float]) -> list[float]:
+    """Distinct values in order.
+
+    >>> spaced([8.0, 2.0, 8.0])
+    [2.0, 8.0]
+    """
+    return [float(v) for v in np.unique(np.asarray(values, dtype=float))]
