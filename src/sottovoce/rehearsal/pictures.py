@@ -77,10 +77,11 @@ def _between(values: Floats, at: NDArray[np.float64], axis: int) -> Floats:
 def _moved(pictures: Floats, high: int, wide: int, rng: np.random.Generator) -> Floats:
     """Each picture enlarged, turned, leant and shifted: every new pixel looks up its old place."""
     n, rows, columns = pictures.shape
-    turn, lean = rng.uniform(-TURN, TURN, n), rng.uniform(-LEAN, LEAN, n)
+    turn = rng.uniform(-TURN, TURN, n)
+    lean: NDArray[np.float64] = np.asarray(rng.uniform(-LEAN, LEAN, n))
     box = BOX if min(high, wide) >= 16 else 1.0
     size: NDArray[np.float64] = box * rng.uniform(SIZE[0], SIZE[1], (2, n))
-    shift = rng.uniform(-SHIFT, SHIFT, (2, n))
+    shift: NDArray[np.float64] = rng.uniform(-SHIFT, SHIFT, (2, n))
     y = ((np.arange(high) + 0.5) / high - 0.5)[None, :, None] - shift[0][:, None, None]
     x = ((np.arange(wide) + 0.5) / wide - 0.5)[None, None, :] - shift[1][:, None, None]
     cosine, sine = np.cos(turn)[:, None, None], np.sin(turn)[:, None, None]

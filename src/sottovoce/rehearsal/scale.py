@@ -68,14 +68,23 @@ def announced(plan: Plan, clients: int | None = None, samples: int | None = None
     return Federation((max(1, rest // U),) * U)
 
 
+def spare(plan: Plan) -> int:
+    """How many times the dealt rows must be there: clients of few classes do not use all alike.
+
+    >>> spare(Plan()), spare(Plan(data={"split": "dirichlet"}))
+    (1, 3)
+    """
+    return 3 if plan.data.split in ("labels", "dirichlet") else 1
+
+
 def fitted(plan: Plan, real: Federation, rows: int) -> tuple[Plan, float]:
-    """The plan for a federation of at most `rows` rows with the real one's noise, and f.
+    """The plan for a federation dealt from `rows` rows with the real one's noise, and f.
 
     >>> plan, f = fitted(Plan(), announced(Plan()), rows=715)
     >>> plan.data.samples, round(f, 2), round(plan.privacy.epsilon, 1)
     (71, 2.0, 19.2)
     """
-    least = plan.data.labels_per_client or 1
+    least, rows = plan.data.labels_per_client or 1, rows // spare(plan)
     if rows < least * len(real.sizes):
         raise InputError(
             f"the stand-in has {rows} rows to train on and {len(real.sizes)} clients need "

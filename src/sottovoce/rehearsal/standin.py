@@ -20,10 +20,10 @@ from sottovoce.data import datasets, tables
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 from sottovoce.rehearsal import pictures, rows
-from sottovoce.rehearsal.scale import Federation
+from sottovoce.rehearsal.scale import Federation, spare
 from sottovoce.seeds import Purpose
 
-MOST_ROWS = 20_000  # to train on: beyond, clients hold fewer rows and the noise stays the real one
+MOST_ROWS = 10_000  # to train on: beyond, clients hold fewer rows and the noise stays the real one
 MOST_JUDGES = 4_000  # that choose, and as many that tell
 
 Public: TypeAlias = "str | Path | tuple[ArrayLike, ArrayLike] | None"
@@ -64,7 +64,7 @@ def stand_in(
     ('drawn', (100, 784), (28, 28, 1))
     """
     rng = seeds.generator(seed, Purpose.SPLIT, 10)
-    wanted = min(real.rows, most)
+    wanted = min(real.rows, most) * spare(plan)
     if public is None and plan.data.name == "digits":
         public = "digits"
     if public is not None:
