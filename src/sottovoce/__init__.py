@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sottovoce.learning.models import custom
     from sottovoce.plan import Plan
     from sottovoce.privacy.budget import Budget, Guarantee
-    from sottovoce.simulation.done import RoundDone
     from sottovoce.rehearsal.rehearsing import rehearse
+    from sottovoce.simulation.done import RoundDone
     from sottovoce.simulation.many import simulate_many
     from sottovoce.simulation.run import resume, simulate
     from sottovoce.trained import Trained, load

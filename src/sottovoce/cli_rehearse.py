@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
+from sottovoce.cli_options import Quiet, Settings
+
 
 def rehearse(
     plan: Annotated[
         Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
-    ] = None,
+    settings: Settings = None,
     public: Annotated[
         str | None,
         typer.Option(help="Public rows: a data set's name, a table, an .npz with x and y."),
@@ -44,9 +43,7 @@ def rehearse(
         bool, typer.Option("--resume", help="Go on with the rehearsal that was stopped in --out.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="rehearsal.json on stdout.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="No progress, only what came out.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Choose rounds, step, clipping, schedule, model and features before any private row is read.
 

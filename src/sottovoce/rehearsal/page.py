@@ -8,20 +8,23 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.rehearsal.space import RATE, ROUNDS
+from sottovoce.report.document import document, sheet
 from sottovoce.report.svg import BLUE, INK, ORANGE, svg, tidy
 from sottovoce.report.text import count, escape, number, percent
 
 if TYPE_CHECKING:
     from sottovoce.rehearsal.rehearsing import Rehearsal
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_CSS = """a { color: var(--blue); margin-right: 0.9rem; }
+section > p { margin-top: 0.8rem; }
+pre { font-size: 0.84rem; margin: 0.3rem 0; }
+"""
 _SIZE = (4.3, 3.3)
 
 
@@ -39,8 +42,7 @@ def headline(result: Rehearsal) -> str:
 
 def render(result: Rehearsal) -> str:
     """The page as text."""
-    sentence = escape(headline(result))
-    css = resources.files("sottovoce.report").joinpath("page.css").read_text("utf-8")
+    sentence = headline(result)
     parts = [
         _tiles(result),
         _chosen(result),
@@ -50,32 +52,17 @@ def render(result: Rehearsal) -> str:
         _runs(result),
         _files(result),
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{sentence}</title>
-<link rel="icon" href="data:,">
-<style>
-{css}</style>
-</head>
-<body>
-<header>
+    body = f"""<header>
 <p class="eyebrow"><span>sottovoce</span> rehearsal</p>
-<h1>{sentence}</h1>
+<h1>{escape(sentence)}</h1>
 <p class="banner" role="note">{escape(result.rows.trust)}</p>
 </header>
 <main>
 {"".join(part for part in parts if part)}
 </main>
 <footer><p>Written by sottovoce {escape(__version__)} from <code>rehearsal.json</code>. \
-This page loads nothing from the network.</p></footer>
-</body>
-</html>
-"""
+This page loads nothing from the network.</p></footer>"""
+    return document(title=sentence, css=sheet("sottovoce.report", "page.css") + _CSS, body=body)
 
 
 def _tiles(result: Rehearsal) -> str:

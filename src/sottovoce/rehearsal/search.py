@@ -3,7 +3,7 @@
 1. every model and kind of features at three pairs (T, η) that trade rounds for length of step;
    the better half of them at all nine pairs;
 2. from the best one, steps of a factor two in T, η and C (and in two of them against each other)
-   while they help: no end of a range stops them;
+   while they gain a tenth of a point: no end of a range stops them;
 3. the other schedules and weights;
 4. the whole grid (T, η) around the best; where the best lies on its edge, it grows there;
 5. steps of √2, with two seeds;
@@ -36,6 +36,7 @@ FINALISTS, CONFIRMED = 4, 4  # settings, and seeds of each
 PREDICTED = 5  # fresh seeds
 LEAST = 40  # runs below which there is nothing to choose from
 SEEKING = 0.8  # of the minutes; the rest is for the finalists
+MARGIN = 0.001  # of accuracy that a step must gain: less is the luck of one seed
 MOST_STEPS = 8  # of a climb: each is a factor, so this is far
 
 
@@ -121,7 +122,7 @@ class _Search:
                 around = around[: (len(around) + 1) // 2]
                 self.ask(stage, around, count)
             new = self.best([best, *around], count)
-            if identity(new) == identity(best):
+            if self._score(new, count) < self._score(best, count) + MARGIN:
                 break
             best = new
         return best
@@ -179,8 +180,8 @@ class _Search:
             complete = False
         return Found(self.trials.best(finalists, seeds), seeds, complete)
 
-    def _score(self, setting: Setting) -> float:
-        return self.trials.mean(setting, self.seeds[:1])
+    def _score(self, setting: Setting, count: int = 1) -> float:
+        return self.trials.mean(setting, self.seeds[:count])
 
     def _known(self, setting: Setting) -> float:
         """The mean over the seeds there are: one lucky run ranks below two good ones."""

@@ -24,7 +24,7 @@ from sottovoce.federation import Federation
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Model, Params
 from sottovoce.rounds.bound import Bound, Landscape
-from sottovoce.simulation.run import first_model
+from sottovoce.simulation.scoring import first_model
 
 STEPS, ROWS, POWERS = 300, 2048, 20
 

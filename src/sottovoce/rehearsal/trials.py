@@ -26,9 +26,9 @@ from sottovoce.plan import Plan
 from sottovoce.rehearsal.space import Setting, Space, identity
 from sottovoce.rehearsal.standin import StandIn
 from sottovoce.rehearsal.theorem import Theory, theory
+from sottovoce.simulation.given import adapted
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.many import simulate_each
-from sottovoce.simulation.run import adapted
 
 NAME = "runs.jsonl"
 Job = tuple[Setting, int]
