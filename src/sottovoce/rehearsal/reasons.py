@@ -77,10 +77,10 @@ def predicted(trials: Sequence[Trial], telling: int, tested: int) -> Prediction:
     )
 
 
-def test_rows(plan: Plan, otherwise: int) -> int:
+def rows_tested(plan: Plan, otherwise: int) -> int:
     """How many rows the plan will be tested on, where that is known before they are read.
 
-    >>> test_rows(Plan(), 100), test_rows(Plan(data={"name": "mnist"}), 100)
+    >>> rows_tested(Plan(), 100), rows_tested(Plan(data={"name": "mnist"}), 100)
     (184, 10000)
     """
     own = plan.data

@@ -132,7 +132,7 @@ def rehearse(
     folder = None if out is None else _folder(Path(out), resume)
     rows = stand_in(plan, real, public, seed=seed)
     stage, factor = fitted(plan, real, len(rows.train[1]))
-    space = space_of(plan, keep, bodies=rows.kind != "synthetic")
+    space = space_of(plan, keep, shape=rows.shape, bodies=rows.kind != "synthetic")
     if not (space.ladders or space.forks):
         raise InputError("--keep leaves nothing to choose; keep fewer keys")
     known: list[Trial] = []
@@ -163,7 +163,7 @@ def rehearse(
     prediction = reasons.predicted(
         [trials.done[key, s] for s in fresh],
         len(rows.test[1]),
-        reasons.test_rows(plan, len(rows.test[1])),
+        reasons.rows_tested(plan, len(rows.test[1])),
     )
     done = trials.all()
     result = Rehearsal(

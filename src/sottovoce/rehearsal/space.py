@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from sottovoce.data.datasets import DATASETS
 from sottovoce.errors import PlanError
 from sottovoce.plan import Plan
 from sottovoce.plan.text import split_key
@@ -156,14 +157,25 @@ class Space:
         return next((fork for fork in self.forks if fork.key == key), None)
 
 
-def space_of(plan: Plan, keep: Sequence[str] = (), *, bodies: bool = True) -> Space:
+def space_of(
+    plan: Plan,
+    keep: Sequence[str] = (),
+    *,
+    shape: tuple[int, ...] | None = None,
+    bodies: bool = True,
+) -> Space:
     """What may be changed: everything but the keys (or whole sections) that are to be kept.
+
+    `shape` is that of a row, for the features that need pictures; left out, it is the data set's.
+    Without `bodies` the model stays.
 
     >>> found = space_of(Plan(), ["model", "local.clip"])
     >>> [ladder.key for ladder in found.ladders], [fork.key for fork in found.forks]
     (['rounds.rounds', 'local.learning_rate'], ['rounds.schedule'])
     """
     sections = plan.to_dict()
+    known = DATASETS.get(str(plan.data.name))
+    shape = known.shape if shape is None and known is not None else shape
     for key in keep:
         _require_known(plan, key)
 
@@ -185,14 +197,20 @@ def space_of(plan: Plan, keep: Sequence[str] = (), *, bodies: bool = True) -> Sp
         options = {
             name: option
             for name, option in knob.options.items()
-            if _allowed(plan, option(float(plan.rounds.rounds)), keep, sections)
+            if _allowed(plan, option(float(plan.rounds.rounds)), keep, sections, shape or ())
         }
         if options:
             forks.append(Fork(knob.key, options, knob.why))
     return Space(plan, ladders, tuple(forks))
 
 
-def _allowed(plan: Plan, changes: Changes, keep: Sequence[str], before: Mapping[str, Any]) -> bool:
+def _allowed(
+    plan: Plan,
+    changes: Changes,
+    keep: Sequence[str],
+    before: Mapping[str, Any],
+    shape: tuple[int, ...],
+) -> bool:
     """Whether an option makes a plan, another one, and leaves alone what is to be kept."""
     try:
         changed = plan.replace(**changes)
@@ -204,21 +222,17 @@ def _allowed(plan: Plan, changes: Changes, keep: Sequence[str], before: Mapping[
         one, other = before.get(section), after.get(section)
         if name and isinstance(one, dict) and isinstance(other, dict):
             one, other = one.get(name), other.get(name)
-        if one != other and key != ROUNDS:
+        if one != other:
             return False
-    if changed.model.cell is not None and not _fits_a_cell(changed):
+    if changed.model.features is not None and not _fits_a_cell(changed.model.cell, shape):
         return False
     own = {k: v for k, v in changes.items() if k != ROUNDS}
     return any(_value(plan, key) != value for key, value in own.items())
 
 
-def _fits_a_cell(plan: Plan) -> bool:
-    """Cells of two pixels are for small pictures, of four for large ones."""
-    from sottovoce.data.datasets import DATASETS
-
-    known = DATASETS.get(str(plan.data.name))
-    side = 28 if known is None else min(known.shape[:2])
-    return 3 <= side / (plan.model.cell or 1) <= 10
+def _fits_a_cell(cell: int | None, shape: tuple[int, ...]) -> bool:
+    """Features are of pictures; cells of two pixels are for small ones, of four for large ones."""
+    return len(shape) >= 2 and 3 <= min(shape[:2]) / (cell or 1) <= 10
 
 
 def _unequal(plan: Plan) -> bool:

@@ -29,6 +29,7 @@ from sottovoce.rehearsal.theorem import Theory, theory
 from sottovoce.simulation.given import adapted
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.many import simulate_each
+from sottovoce.trained import Trained
 
 NAME = "runs.jsonl"
 Job = tuple[Setting, int]
@@ -143,41 +144,38 @@ class Trials:
         return time.monotonic() - self.began > 60 * self.minutes * self.share
 
     def _run(self, stage: str, missing: list[tuple[str, int]], must: bool) -> None:
-        groups: dict[tuple[Any, int], list[tuple[str, int]]] = {}
-        for where in missing:
-            lens = _lens(self._candidate(self.settings[where[0]]), self.rows.shape)
-            groups.setdefault((lens, where[1]), []).append(where)
         with Interrupts() as interrupts:
-            for (lens, seed), members in groups.items():
-                rows = self._rows(lens)
-                plans = [_bare(self._candidate(self.settings[key])) for key, _ in members]
-                since = time.monotonic()
+            for keys, seeds in self._groups(missing):
                 if self._late() and not must:
                     raise Spent
+                rows = self._rows(_lens(self._candidate(self.settings[keys[0]]), self.rows.shape))
+                plans = [_bare(self._candidate(self.settings[key])) for key in keys]
+                since = time.monotonic()
                 for i, trained in simulate_each(
                     plans,
-                    seeds=[seed],
+                    seeds=seeds,
                     data=rows["train"],
                     validation=rows["validation"],
                     test=rows["test"],
                 ):
-                    last = trained.record["rounds"][-1:] or [trained.record["initial"]]
                     now = time.monotonic()
-                    trial = Trial(
-                        stage=stage,
-                        setting=dict(self.settings[members[i][0]]),
-                        seed=seed,
-                        loss=last[0]["validation_loss"],
-                        accuracy=float(last[0]["validation_accuracy"]),
-                        test_accuracy=trained.accuracy,
-                        rounds=trained.rounds_used,
-                        seconds=round(now - since, 3),
-                    )
+                    where = keys[i // len(seeds)], seeds[i % len(seeds)]
+                    self._keep(where, _trial(stage, self.settings[where[0]], trained, now - since))
                     since = now
-                    self._keep(members[i], trial)
                     interrupts.check()
                     if self._late() and not must:
                         raise Spent
+
+    def _groups(self, missing: list[tuple[str, int]]) -> list[tuple[list[str], list[int]]]:
+        """Settings with the same features and the same seeds, which are run in one go."""
+        seeds: dict[str, list[int]] = {}
+        for key, seed in missing:
+            seeds.setdefault(key, []).append(seed)
+        groups: dict[tuple[Any, tuple[int, ...]], list[str]] = {}
+        for key, own in seeds.items():
+            lens = _lens(self._candidate(self.settings[key]), self.rows.shape)
+            groups.setdefault((lens, tuple(own)), []).append(key)
+        return [(keys, list(own)) for (_, own), keys in groups.items()]
 
     def _keep(self, where: tuple[str, int], trial: Trial) -> None:
         self.done[where] = trial
@@ -205,6 +203,21 @@ class Trials:
 def _lens(plan: Plan, shape: tuple[int, ...]) -> Any:
     own = plan.model
     return features.build(own.features, shape, own.cell, own.upright)
+
+
+def _trial(stage: str, setting: Setting, trained: Trained, seconds: float) -> Trial:
+    told = trained.record
+    last = told["rounds"][-1] if told["rounds"] else told["initial"]
+    return Trial(
+        stage=stage,
+        setting=dict(setting),
+        seed=int(told["seed"]),
+        loss=last["validation_loss"],
+        accuracy=float(last["validation_accuracy"]),
+        test_accuracy=trained.accuracy,
+        rounds=trained.rounds_used,
+        seconds=round(seconds, 3),
+    )
 
 
 def _bare(plan: Plan) -> Plan:
