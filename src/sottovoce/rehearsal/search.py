@@ -1,7 +1,7 @@
 """Which settings are tried, and in which order: coarse to fine, the better half each time.
 
-1. every model and kind of features at three pairs (T, η) that trade rounds for length of step;
-   the better half of them at all nine pairs;
+1. every model and kind of features at three pairs (T, η) that trade rounds for length of step,
+   with a fixed number of rounds; the better half of them at all nine pairs;
 2. from the best one, steps of a factor two in T, η and C (and in two of them against each other)
    while they gain a tenth of a point: no end of a range stops them;
 3. the other schedules and weights;
@@ -23,6 +23,7 @@ from sottovoce.rehearsal.space import (
     AS_PLANNED,
     RATE,
     ROUNDS,
+    SCHEDULE,
     TRADES,
     Ladder,
     Setting,
@@ -99,7 +100,8 @@ class _Search:
     def bodies(self, start: Setting) -> Setting:
         fork = self.space.fork("model")
         names = [AS_PLANNED] if fork is None else [AS_PLANNED, *fork.options]
-        every = {name: start if fork is None else {**start, "model": name} for name in names}
+        plain = _steady(self.space, start)
+        every = {name: plain if fork is None else {**plain, "model": name} for name in names}
         crossed = list(_crossed(self.space))
         traded = _traded(crossed)
         tried = {name: [{**body, **pair} for pair in traded] for name, body in every.items()}
@@ -188,6 +190,15 @@ class _Search:
         done = [s for s in self.seeds if (identity(setting), s) in self.trials.done]
         done = [s for s in done if (identity(setting), s) in self.trials.asked]
         return self.trials.mean(setting, done)
+
+
+def _steady(space: Space, start: Setting) -> Setting:
+    """The plan with a fixed number of rounds, where that is free to choose.
+
+    A schedule that reacts to the noise of its losses would blur what T and η do; it is tried later.
+    """
+    fork = space.fork(SCHEDULE)
+    return {**start, SCHEDULE: "fixed"} if fork is not None and "fixed" in fork.options else start
 
 
 def _crossed(space: Space) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ from sottovoce.plan.text import split_key
 Setting: TypeAlias = Mapping[str, Any]  # knob → value of a ladder, or name of a fork's option
 Changes: TypeAlias = dict[str, Any]  # plan key → value
 ROUNDS, RATE, CLIP = "rounds.rounds", "local.learning_rate", "local.clip"
+SCHEDULE = "rounds.schedule"
 AS_PLANNED = "as planned"
 
 
@@ -77,8 +78,10 @@ def _growing(g: float) -> Callable[[float], Changes]:
 
 
 def _discounted(beta: float, window: int) -> Callable[[float], Changes]:
+    """CRD from T₀ = 1.5·T: it stops early, so that about T rounds are done."""
     return lambda T: {
         "rounds.schedule": "discounted",
+        "rounds.rounds": round(1.5 * T),
         "rounds.beta": beta,
         "rounds.window": window,
         "rounds.zeta": 0.0,
@@ -112,7 +115,7 @@ KNOBS: tuple[Ladder | Fork, ...] = (
     Ladder(ROUNDS, (10, 40, 160), 1, 4096, "more rounds learn longer and share the budget", True),
     Ladder(RATE, (0.5, 2.0, 8.0), 1e-4, 1e4, "the step; its noise grows with it"),
     CUT,
-    Fork("rounds.schedule", SCHEDULES, "how the budget is shared among the rounds"),
+    Fork(SCHEDULE, SCHEDULES, "how the budget is shared among the rounds"),
     Fork("server.weights", WEIGHTS, "what an upload counts by"),
 )
 
