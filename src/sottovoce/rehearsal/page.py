@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _CSS = """a { color: var(--blue); margin-right: 0.9rem; }
 section > p { margin-top: 0.8rem; }
+td, th { overflow-wrap: normal; }
 pre { font-size: 0.84rem; margin: 0.3rem 0; }
 """
 _SIZE = (4.3, 3.3)

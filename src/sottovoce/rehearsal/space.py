@@ -8,6 +8,7 @@ To search one more key, add a line to `KNOBS`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -44,10 +45,22 @@ class Ladder:
         (2.0, None)
         """
         next_ = value * ratio
-        rounded = float(round(next_)) if self.whole else float(f"{next_:.3g}")
+        rounded = _whole(next_) if self.whole else float(f"{next_:.3g}")
         if not self.low <= rounded <= self.high or rounded == value:
             return None
         return rounded
+
+
+def _whole(value: float) -> float:
+    """Rounded; near 10·2^(k/2), that: two steps of √2 end where one of two does.
+
+    >>> [_whole(v) for v in (10 * 2**0.5, 14 * 2**0.5, 57 * 2**0.5, 60.0)]
+    [14.0, 20.0, 80.0, 60.0]
+    """
+    if value < 1:
+        return 0.0
+    near = 10 * 2 ** (round(2 * math.log2(value / 10)) / 2)
+    return float(round(near if abs(near / value - 1) < 0.03 else value))
 
 
 @dataclass(frozen=True)
