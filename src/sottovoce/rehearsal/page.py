@@ -162,7 +162,7 @@ def surface(result: Rehearsal, measure: str) -> str:
                 T, eta, marker="o", markersize=19, color=BLUE, alpha=float(dark), linestyle="none"
             )
             shown = f"{value:.2f}" if measure == "loss" else f"{100 * value:.1f}"
-            ax.text(T, eta, shown, ha="center", va="center", fontsize=8.2, color=INK)
+            ax.text(T, eta, shown, ha="center", va="center", fontsize=8.6, color=INK)
         ax.plot(
             *chosen,
             marker="o",
