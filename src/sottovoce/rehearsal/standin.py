@@ -81,7 +81,7 @@ def stand_in(
 
 def _judges(wanted: int) -> int:
     """How many rows choose, and how many tell."""
-    return int(np.clip(wanted // 5, 400, MOST_JUDGES))
+    return int(np.clip(2 * wanted // 5, 400, MOST_JUDGES))
 
 
 def _drawn(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
