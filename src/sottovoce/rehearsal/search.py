@@ -90,7 +90,7 @@ class _Search:
 
     def all(self) -> None:
         start = self.space.start()
-        self.ask("as planned", [start])
+        self.trials.ask("as planned", [(start, self.seeds[0])], must=True)
         best = self.bodies(start)
         best = self.climb("steps of two", best, 2.0)
         best = self.forks(best)
