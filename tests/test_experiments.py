@@ -320,7 +320,7 @@ def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
 def test_the_command_lists_refuses_and_prints_claims(tmp_path):
     listed = command("reproduce")
     assert listed.returncode == 0
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == [*FIGURES, "all"]
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [*FIGURES, "all", "frontier"]
     bad = command("reproduce", "fig1", "--out", str(tmp_path / "x"))
     assert bad.returncode == 2
     assert bad.stderr.count("\n") == 1
