@@ -28,7 +28,7 @@ from sottovoce.rehearsal.standin import stand_in
 from sottovoce.rehearsal.trials import NAME, Spent, Trial, Trials
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "job": ["a", "b", "c"], "rich": ["no", "yes"]}
-KEEP = ("rounds.schedule",)
+KEEP = ("rounds.schedule", "server")
 
 
 def table_plan(path: str = "people.csv", **changes) -> Plan:
@@ -102,13 +102,13 @@ def test_mnist_is_rehearsed_without_mnist(watched, monkeypatch):
         model={"name": "softmax"},
         privacy={"epsilon": 8, "delta": 1e-3},
     )
-    found = rehearse(plan, runs=40, keep=["model", "rounds.schedule"])
+    found = rehearse(plan, runs=40, keep=["model", "rounds.schedule", "server"])
     assert _OPENED == []
     (watched / "mnist").mkdir()
     for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"):
         (watched / "mnist" / name).write_bytes(b"private")
     _OPENED.clear()
-    again = rehearse(plan, runs=40, keep=["model", "rounds.schedule"])
+    again = rehearse(plan, runs=40, keep=["model", "rounds.schedule", "server"])
     assert _OPENED == []
     assert again.toml() == found.toml()
     assert found.rows.kind == "drawn"
@@ -233,7 +233,7 @@ class Formula(Trials):
 )
 def test_the_grid_grows_where_the_best_lies_beyond_its_edge(best):
     """The coarse grid ends at T = 10 and 160, η = 0.5 and 8, and C = 1 is its only C."""
-    space = space_of(Plan(), ["model", "rounds.schedule"])
+    space = space_of(Plan(), ["model", "rounds.schedule", "server"])
     trials = Formula(space, best)
     found = search(space, trials)
     assert found.complete
@@ -242,7 +242,7 @@ def test_the_grid_grows_where_the_best_lies_beyond_its_edge(best):
 
 
 def test_the_better_of_equals_has_fewer_rounds():
-    space = space_of(Plan(), ["model", "rounds.schedule"])
+    space = space_of(Plan(), ["model", "rounds.schedule", "server"])
     trials = Formula(space, {CLIP: 1.0})
     one, other = ({**space.start(), ROUNDS: T} for T in (40.0, 20.0))
     for setting, used in ((one, 40), (other, 20)):
@@ -253,7 +253,7 @@ def test_the_better_of_equals_has_fewer_rounds():
 
 
 def test_no_more_runs_than_granted_and_every_one_counted():
-    space = space_of(Plan(), ["model", "rounds.schedule"])
+    space = space_of(Plan(), ["model", "rounds.schedule", "server"])
     for limit in (40, 60, 200):
         trials = Formula(space, {ROUNDS: 60.0, RATE: 1.0, CLIP: 0.3}, limit)
         found = search(space, trials)
@@ -408,10 +408,10 @@ def test_the_plan_is_ready_and_says_why(rehearsed, tmp_path):
     text = (tmp_path / "plan.toml").read_text("utf-8")
     assert Plan.from_toml(rehearsed.toml()) == rehearsed.plan
     lines = text.splitlines()
-    for key in rehearsed.space.changes(rehearsed.setting):
-        name = key.partition(".")[2]
+    for ladder in rehearsed.space.ladders:
+        name = ladder.key.partition(".")[2]
         at = next(i for i, line in enumerate(lines) if line.startswith(f"{name} = "))
-        assert lines[at - 1].startswith("# "), key
+        assert lines[at - 1].startswith("# "), ladder.key
     assert "Cost in privacy: none" in text
     told = json.loads((tmp_path / "rehearsal.json").read_text("utf-8"))
     schema = resources.files("sottovoce").joinpath("schemas/rehearsal.json").read_text("utf-8")
@@ -463,7 +463,7 @@ def test_a_rehearsed_plan_trains_as_predicted_on_digits():
     Were the range exact, two or more of four would lie beyond in 1.4 % of all seeds.
     """
     plan = Plan.load(None, ["model.name=softmax", "rounds.schedule=fixed"])
-    found = rehearse(plan, runs=40, keep=["model", "rounds.schedule"])
+    found = rehearse(plan, runs=40, keep=["model", "rounds.schedule", "server"])
     seen = [simulate(found.plan, seed=seed).accuracy for seed in (901, 902, 903, 904)]
     within = [found.prediction.low <= accuracy <= found.prediction.high for accuracy in seen]
     assert sum(within) >= 3, (seen, found.prediction)
@@ -505,7 +505,7 @@ def test_the_range_can_be_missed():
             "say how many clients there will be with --clients",
         ),
         (table_plan(), {"public": "adult"}, "--public must be rows of shape"),
-        (table_plan(), {"keep": ["rounds", "local"]}, "--keep leaves nothing to choose"),
+        (table_plan(), {"keep": ["rounds", "local", "server"]}, "--keep leaves nothing to choose"),
         (Plan(), {"public": (np.ones((30, 9)), np.zeros(30))}, "y\\[n\\] of whole numbers"),
     ],
 )
@@ -523,7 +523,7 @@ def test_the_command_says_what_it_chose_and_where(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(table_plan().to_toml(), "utf-8")
     words = [sys.executable, "-m", "sottovoce", "rehearse", str(plan), "--runs", "40"]
-    words += ["--keep", "rounds.schedule", "--out", str(tmp_path / "out")]
+    words += ["--keep", "rounds.schedule", "--keep", "server", "--out", str(tmp_path / "out")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "cost in privacy: none" in done.stdout

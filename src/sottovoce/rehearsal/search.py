@@ -169,8 +169,8 @@ class _Search:
         tried = self.trials.tried(first)
         if not tried:
             raise Spent
-        known = sorted(tried, key=lambda s: -self._score(s))[: 4 * FINALISTS]
-        known.sort(key=lambda s: -self._known(s))
+        known = sorted(tried, key=lambda s: (-self._score(s), self._rounds(s)))[: 4 * FINALISTS]
+        known.sort(key=lambda s: (-self._known(s), self._rounds(s)))
         finalists = known[:FINALISTS]
         seeds = first
         try:
@@ -184,6 +184,9 @@ class _Search:
 
     def _score(self, setting: Setting, count: int = 1) -> float:
         return self.trials.mean(setting, self.seeds[:count])
+
+    def _rounds(self, setting: Setting) -> int:
+        return self.trials.done[identity(setting), self.seeds[0]].rounds
 
     def _known(self, setting: Setting) -> float:
         """The mean over the seeds there are: one lucky run ranks below two good ones."""

@@ -121,6 +121,11 @@ WEIGHTS: dict[str, Callable[[float], Changes]] = {
     "samples": _set(server__weights="samples"),
     "precision": _set(server__weights="precision"),
 }
+DECAYS = {kind: _set(server__decay=kind) for kind in ("linear", "cosine")}
+AVERAGES: dict[str, Callable[[float], Changes]] = {
+    "tail": _set(server__average="tail", server__tail=0.5),
+    "exponential": _set(server__average="exponential", server__keep=0.9),
+}
 
 #: Everything that is searched, in the order of the search.
 KNOBS: tuple[Ladder | Fork, ...] = (
@@ -130,6 +135,9 @@ KNOBS: tuple[Ladder | Fork, ...] = (
     CUT,
     Fork(SCHEDULE, SCHEDULES, "how the budget is shared among the rounds"),
     Fork("server.weights", WEIGHTS, "what an upload counts by"),
+    Fork("server.decay", DECAYS, "how the server's steps get shorter, after the noise"),
+    Fork("server.average", AVERAGES, "an average of the iterates handed out, after the noise"),
+    Fork("server.momentum", {"0.5": _set(server__momentum=0.5)}, "the server's momentum"),
 )
 
 #: Two ladders that pull at the same thing: one up while the other goes down.

@@ -7,6 +7,7 @@ stopped goes on by reading what is done, and ends where it would have ended anyw
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import time
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import RunError
 from sottovoce.federation import build
-from sottovoce.holdings import Given
+from sottovoce.holdings import Given, Samples
 from sottovoce.learning import features
 from sottovoce.plan import Plan
 from sottovoce.rehearsal.space import Setting, Space, identity
@@ -29,6 +30,7 @@ from sottovoce.rehearsal.theorem import Theory, theory
 from sottovoce.simulation.given import adapted
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.many import simulate_each
+from sottovoce.simulation.scoring import scores
 from sottovoce.trained import Trained
 
 NAME = "runs.jsonl"
@@ -150,7 +152,8 @@ class Trials:
                     raise Spent
                 rows = self._rows(_lens(self._candidate(self.settings[keys[0]]), self.rows.shape))
                 plans = [_bare(self._candidate(self.settings[key])) for key in keys]
-                since = time.monotonic()
+                x, y = rows["validation"]
+                judges, since = Samples(x.reshape(len(y), -1), y), time.monotonic()
                 for i, trained in simulate_each(
                     plans,
                     seeds=seeds,
@@ -160,7 +163,9 @@ class Trials:
                 ):
                     now = time.monotonic()
                     where = keys[i // len(seeds)], seeds[i % len(seeds)]
-                    self._keep(where, _trial(stage, self.settings[where[0]], trained, now - since))
+                    score = scores(trained.model, trained.params, judges)
+                    trial = _trial(stage, self.settings[where[0]], trained, score, now - since)
+                    self._keep(where, trial)
                     since = now
                     interrupts.check()
                     if self._late() and not must:
@@ -205,15 +210,17 @@ def _lens(plan: Plan, shape: tuple[int, ...]) -> Any:
     return features.build(own.features, shape, own.cell, own.upright)
 
 
-def _trial(stage: str, setting: Setting, trained: Trained, seconds: float) -> Trial:
-    told = trained.record
-    last = told["rounds"][-1] if told["rounds"] else told["initial"]
+def _trial(
+    stage: str, setting: Setting, trained: Trained, score: tuple[float, float], seconds: float
+) -> Trial:
+    """`score` is of the model that is handed out, which need not be the last round's."""
+    told, (loss, accuracy) = trained.record, score
     return Trial(
         stage=stage,
         setting=dict(setting),
         seed=int(told["seed"]),
-        loss=last["validation_loss"],
-        accuracy=float(last["validation_accuracy"]),
+        loss=loss if math.isfinite(loss) else None,
+        accuracy=accuracy,
         test_accuracy=trained.accuracy,
         rounds=trained.rounds_used,
         seconds=round(seconds, 3),
