@@ -153,12 +153,12 @@ def test_nothing_is_debited(monkeypatch, tmp_path):
 def test_a_second_run_with_the_same_seed_gives_the_same_and_another_seed_does_not(rehearsed):
     again = rehearse(table_plan(), runs=45, keep=KEEP)
     assert without_times(again) == without_times(rehearsed)
-    other = rehearse(table_plan(), runs=45, keep=KEEP, seed=1)
-    assert other.rows.fingerprint() != rehearsed.rows.fingerprint()
+    other = stand_in(table_plan(), announced(table_plan()), seed=1)
+    assert other.fingerprint() != rehearsed.rows.fingerprint()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 20, 44])
+@pytest.mark.parametrize("stop", [1, 40])
 def test_resume_goes_on_to_the_very_same_plan(stop, tmp_path, rehearsed):
     def stopping(trials: Trials) -> None:
         if trials.ran == stop:
