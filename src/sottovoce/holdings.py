@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce import seeds
 from sottovoce.data import datasets, tables
 from sottovoce.data.column import split_by_column
-from sottovoce.data.partition import Split, split
+from sottovoce.data.partition import Split, sizes_in_order, split
+from sottovoce.data.stored import Stored, is_stored, streams
 from sottovoce.errors import InputError
 from sottovoce.learning import features
 from sottovoce.learning.features import Hog
@@ -31,7 +32,10 @@ Pair: TypeAlias = tuple[ArrayLike, ArrayLike]  # rows and their labels
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Rows and labels: x[n, features] float32, y[n] int32."""
+    """Rows and labels: x[n, features] float32, y[n] int32.
+
+    A client's may be `Stored`, which gives the same by slices and is never read whole.
+    """
 
     x: NDArray[np.float32]
     y: NDArray[np.int32]
@@ -67,7 +71,8 @@ class Holdings:
         digest = hashlib.blake2b(digest_size=32)
         for part in (self.samples, self.train.x, self.train.y, self.validation.x, self.test.x):
             digest.update(f"{part.dtype.str}{part.shape};".encode())
-            digest.update(np.ascontiguousarray(part).data)
+            for piece in part.pieces() if is_stored(part) else (part,):
+                digest.update(np.ascontiguousarray(piece).data)
         return digest.hexdigest()
 
     @property
@@ -184,10 +189,14 @@ def _rows(wanted: int | float, rows: int) -> int:
 
 
 def _split_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
-    train, shape = _checked("data", data.train)
+    if streams(data.train[0]):
+        _require_streamable(plan)
+    train, shape = _checked("data", data.train, stream=True)
     validation = _held_out("validation", data.validation, shape)
     test = _held_out("test", data.test, shape)
     public = [part for part in (validation, test) if part is not None]
+    if is_stored(train.x) and plan.data.split == "order" and not plan.data.public:
+        return _in_order(plan, train, validation, test, shape)
     dealt = _deal(
         plan,
         seed,
@@ -200,6 +209,64 @@ def _split_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
     _require_known(train, classes, "data")
     held = replace(_dealt(dealt, train, test, shape, classes), counted=not public)
     return held if validation is None else replace(held, validation=validation)
+
+
+def _in_order(
+    plan: Plan,
+    train: Samples,
+    validation: Samples | None,
+    test: Samples | None,
+    shape: tuple[int, ...],
+) -> Holdings:
+    """Stored rows dealt as they lie: no row numbers are kept, so that memory stays what it is."""
+    own, rows, public = plan.data, len(train.y), [p for p in (validation, test) if p is not None]
+    aside = [0 if validation else int(own.validation), 0 if test else int(own.test)]
+    sizes = sizes_in_order(own.samples, clients=plan.clients, rows=rows, set_aside=sum(aside))
+    classes = _classes(public or [train])
+    _require_known(train, classes, "data")
+    last = rows - aside[1]
+    total = int(sizes.sum())
+    return Holdings(
+        samples=sizes,
+        train=_stretch(train, 0, total),
+        validation=validation or _read(_stretch(train, last - aside[0], last)),
+        test=test or _read(_stretch(train, last, rows)),
+        split=None,
+        shape=shape,
+        classes=classes,
+        counted=not public,
+    )
+
+
+def _stretch(stored: Samples, start: int, stop: int) -> Samples:
+    x, y = cast(Stored, stored.x), cast(Stored, stored.y)
+    return _kept(x.between(start, stop), y.between(start, stop))
+
+
+def _kept(x: Stored, y: Stored) -> Samples:
+    return Samples(cast(Any, x), cast(Any, y))
+
+
+def _read(stored: Samples) -> Samples:
+    return Samples(np.asarray(stored.x), np.asarray(stored.y))
+
+
+def _require_streamable(plan: Plan) -> None:
+    """One sentence for what a round that goes through the rows once cannot do."""
+    secure = plan.noise == "secure"
+    for name, value, bound in (
+        ("local.steps", 1 if secure else plan.local.steps, 1),
+        ("server.signal", "clients" if plan.server.signal != "raw" else "raw", "clients"),
+        ("model.features", plan.model.features or "none", "none"),
+    ):
+        if value != bound:
+            words = "public or clients" if name == "server.signal" else bound
+            raise InputError.of(
+                name,
+                value,
+                f"{words} where the rows are streamed",
+                "or bring them into memory first, with numpy.array",
+            )
 
 
 def _client_arrays(data: Given) -> Holdings:
@@ -292,10 +359,15 @@ def _dealt(
     def rows(of: Samples, ids: NDArray[np.int64]) -> Samples:
         return Samples(of.x[ids], of.y[ids])
 
+    every = np.concatenate(dealt.clients)
+    if is_stored(train.x):
+        clients = _kept(train.x.at(every), cast(Stored, train.y).at(every))
+    else:
+        clients = rows(train, every)
     tested = train if dealt.test_from == "train" or own_test is None else own_test
     return Holdings(
         samples=np.array([len(part) for part in dealt.clients], dtype=np.int64),
-        train=rows(train, np.concatenate(dealt.clients)),
+        train=clients,
         validation=rows(train, dealt.validation),
         test=rows(tested, dealt.test),
         split=dealt,
@@ -314,26 +386,33 @@ def is_pair(train: Any) -> bool:
 
 
 def _checked(
-    name: str, pair: Any, shape: tuple[int, ...] | None = None
+    name: str, pair: Any, shape: tuple[int, ...] | None = None, *, stream: bool = False
 ) -> tuple[Samples, tuple[int, ...]]:
     try:
         rows, labels = pair
-        x, y = np.asarray(rows, dtype=np.float32), np.asarray(labels)
+        stored = stream and streams(rows)
+        x = rows if stored else np.asarray(rows, dtype=np.float32)
+        y = labels if stored and streams(labels) else np.asarray(labels)
     except (TypeError, ValueError):
         raise InputError.of(
             name, type(pair).__name__, "a pair (X, y) of arrays", "rows of numbers and their labels"
         ) from None
-    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+    if len(x.shape) < 2 or len(y.shape) != 1 or len(x) != len(y) or len(y) == 0:
         raise InputError.of(
             name,
             (x.shape, y.shape),
             "X[n, …] and y[n] with n ≥ 1",
             "one row of X and one label for each sample",
         )
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+    own_y: Any = y
+    if stored and np.issubdtype(y.dtype, np.integer):
+        own_y = Stored.of(y, np.int32)
+    if not np.issubdtype(y.dtype, np.integer) or own_y.min() < 0:
         raise InputError.of(
             f"{name} labels", y.dtype.name, "whole numbers from 0", "number the classes 0, 1, …"
         )
     if shape is not None and x.shape[1:] != shape:
         raise InputError.of(name, x.shape[1:], f"rows of shape {shape}", "as in the training data")
+    if stored:
+        return _kept(Stored.of(x, np.float32), own_y), tuple(x.shape[1:])
     return Samples(x.reshape(len(x), -1), y.astype(np.int32)), x.shape[1:]

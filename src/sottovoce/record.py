@@ -3,7 +3,8 @@
 record.json   everything below in plain JSON; NaN and infinities are null
 model.npz     the parameters, no pickle
 trace.npz     sigma[rounds_used, clients], NaN where nothing was charged (of the first of several
-              local steps); with several releases a round also mu2, what was booked
+              local steps); with several releases a round also mu2, what was booked; of more than
+              10,000 clients sigma_all[clients] instead: one release that is worth all of them
 splits.npz    the rows of each client, of validation and test
 rounds.jsonl  one line a round while it runs
 report.html   the page
@@ -166,11 +167,13 @@ def write(
     _save(folder / "model.npz", params)
     clients = len(state.asked)
     trace = {"sigma": np.array(state.sigma).reshape(len(state.sigma), clients)}
-    if federation.plan.local.steps > 1 or federation.plan.server.signal == "clients":
+    if clients > MANY_CLIENTS:
+        trace = {"sigma_all": trace["sigma"].reshape(-1)} | {
+            f"clients_{name}": column for name, column in _columns(federation, state).items()
+        }
+    elif federation.plan.local.steps > 1 or federation.plan.server.signal == "clients":
         # σ alone no longer says what was spent: there are several releases a round.
         trace["mu2"] = np.array(state.mu2).reshape(len(state.mu2), clients)
-    if clients > MANY_CLIENTS:
-        trace |= {f"clients_{k}": v for k, v in _columns(federation, state).items()}
     _save(folder / "trace.npz", trace)
     # Arrays given client by client have no row numbers, nor have real clients.
     splits = {"samples": _columns(federation, state)["samples"]}

@@ -6,6 +6,7 @@ to no client. Everything is decided by the `rng` given, in this order: one permu
 
 - `iid`: every client draws from all classes alike.
 - `sizes`: iid, with the listed numbers of rows; g sizes are spread over g equal parts of clients.
+- `order`: the rows as they lie, client after client; validation and test rows are the last ones.
 - `labels`: every client holds k classes, in equal amounts, and different clients different mixes.
 - `dirichlet`: every client's class proportions are a draw from Dirichlet(α, …, α).
 """
@@ -24,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
 
-KINDS = ("iid", "labels", "sizes", "dirichlet")
+KINDS = ("iid", "labels", "sizes", "dirichlet", "order")
 
 Rows = NDArray[np.int64]
 Counts = NDArray[np.int64]  # [client, class]
@@ -85,7 +86,10 @@ def split(
         samples, kind=kind, clients=clients, at_least=k, rows=len(rows), set_aside=validation + test
     )
 
-    order = rng.permutation(len(rows))
+    if kind == "order":
+        order = np.roll(np.arange(len(rows)), validation + test)
+    else:
+        order = rng.permutation(len(rows))
     shared, own = order[: validation + test], order[validation + test :]
     match kind:
         case "labels":
@@ -101,6 +105,19 @@ def split(
         validation=rows[shared[:validation]],
         test=np.arange(own_test) if test == 0 else rows[shared[validation:]],
         test_from="test" if test == 0 and own_test > 0 else "train",
+    )
+
+
+def sizes_in_order(
+    samples: int | Sequence[int] | None, *, clients: int, rows: int, set_aside: int
+) -> Rows:
+    """How many rows each client has with `order`, where nobody wants their numbers.
+
+    >>> sizes_in_order(None, clients=3, rows=11, set_aside=2).tolist()
+    [3, 3, 3]
+    """
+    return _sizes(
+        samples, kind="order", clients=clients, at_least=1, rows=rows, set_aside=set_aside
     )
 
 

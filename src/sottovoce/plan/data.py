@@ -20,7 +20,7 @@ from sottovoce.plan.columns import Columns
 from sottovoce.plan.section import MOST, Number, Section, When, Whole, WholeOrZero
 
 DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "acs", "adult", "ipums", "arrays"]
-SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "column"]
+SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "order", "column"]
 Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
 
 TABLE_KEYS = ("label", "client", "columns", "infer")  # that mean something beside a path only
@@ -110,7 +110,7 @@ class Data(Section):
     )
     split: SplitKind = Field(
         default="iid",
-        description="who holds what: alike, few classes each, sizes as listed, by α, by column",
+        description="who holds what: alike, few classes each, sizes listed, by α, as they lie, by column",
     )
     labels_per_client: Annotated[Whole | None, When("split", "labels", 2)] = Field(
         default=None, description="how many classes a client holds with split = labels"

@@ -5,6 +5,7 @@
 `interrupts`  Ctrl-C between rounds, never inside one
 `batch`   a batch of runs as arrays; `packed`: what it asks for in a round, as one array
 `loop`    round after round for a batch of runs
+`streamed`    a round over rows that do not fit in memory, block by block
 `run`     `simulate` and `resume`, and what is kept of a run
 `scoring` the first model, and how good a model is
 `finishing`   what the server makes of averaged uploads

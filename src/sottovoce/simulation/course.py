@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce import seeds
+from sottovoce import seeds, trace
 from sottovoce.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.federation import Federation
 from sottovoce.privacy.calibration import charges_absent
@@ -195,8 +195,8 @@ def finish(
         asked=prepared.asked,
         turns=state.turns + prepared.uploads,
         rounds=(*state.rounds, entry),
-        sigma=(*state.sigma, prepared.sigma[0]),
-        mu2=(*state.mu2, prepared.mu2),
+        sigma=trace.kept(state.sigma, prepared.sigma[0], trace.together),
+        mu2=trace.kept(state.mu2, prepared.mu2, np.add),
         seconds=seconds,
         marks=federation.finish.marked(
             state.marks, prepared.turn.t, prepared.turn.horizon, offered

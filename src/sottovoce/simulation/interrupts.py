@@ -31,6 +31,7 @@ class Interrupts:
     def __enter__(self) -> Self:
         if self._main:
             self._before = signal.getsignal(signal.SIGINT)
+            _ENTERED.append(self)
             signal.signal(signal.SIGINT, self._note)
         return self
 
@@ -41,6 +42,7 @@ class Interrupts:
         trace: TracebackType | None,
     ) -> None:
         if self._main:
+            _ENTERED.remove(self)
             signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -52,3 +54,12 @@ class Interrupts:
         """Raise KeyboardInterrupt if Ctrl-C was pressed since this was entered."""
         if self.noted:
             raise KeyboardInterrupt
+
+
+_ENTERED: list[Interrupts] = []
+
+
+def check() -> None:
+    """Raise it in the middle of a long round, where nothing has come of the round yet."""
+    for entered in _ENTERED:
+        entered.check()

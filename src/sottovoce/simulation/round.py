@@ -110,7 +110,7 @@ def _play(
         else:
             new = _several_steps(model, own, params, order, key, longest)
         if order.finish is not None:
-            new, memory = _finished(params, new, memory, order.finish)
+            new, memory = finished(params, new, memory, order.finish)
         loss, accuracy = evaluate(model, new, own.valid_x, own.valid_y)
         heard = loss
         if signal == "raw":
@@ -123,7 +123,7 @@ def _play(
         if order.finish is not None and "best" in memory:
             if "average" in memory:
                 offered = evaluate(model, memory["average"], own.valid_x, own.valid_y)[0]
-            memory = _keep_better(memory, new, offered < order.finish.best)
+            memory = keep_better(memory, new, offered < order.finish.best)
         return Outcome(new, jnp.stack([loss, accuracy, heard, offered]), memory)
 
     if words.shape[0] > 1:
@@ -132,7 +132,7 @@ def _play(
     return cast(Outcome, jax.tree.map(lambda part: part[None], alone))
 
 
-def _finished(
+def finished(
     params: Params, averaged: Params, memory: dict[str, Params], numbers: Numbers
 ) -> tuple[Params, dict[str, Params]]:
     """`server.finish.step` on trees of arrays."""
@@ -141,7 +141,8 @@ def _finished(
     return _like(params, new), {part: _like(params, leaves) for part, leaves in kept.items()}
 
 
-def _keep_better(memory: dict[str, Params], new: Params, better: Array) -> dict[str, Params]:
+def keep_better(memory: dict[str, Params], new: Params, better: Array) -> dict[str, Params]:
+    """`server.finish.keep_better` on trees of arrays."""
     kept: finish.Memory = {part: _flat(tree) for part, tree in memory.items()}
     kept = finish.keep_better(kept, _flat(new), better, jnp.where)
     return {part: _like(new, leaves) for part, leaves in kept.items()}

@@ -23,7 +23,7 @@ from sottovoce.learning.models import Params
 from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
 from sottovoce.server import finish
-from sottovoce.simulation import course, loop
+from sottovoce.simulation import course, loop, streamed
 from sottovoce.simulation.done import OnRound, done_of
 from sottovoce.simulation.finishing import closed
 from sottovoce.simulation.given import adapted
@@ -169,6 +169,10 @@ def rounds_of(batch: list[Run], after_round: AfterRound | None = None) -> Iterat
             "a model that is not JAX's has no simulated noise; "
             "set noise = secure, or train it in a federation (sottovoce federate)"
         )
+    if streamed.is_streamed(first.held):
+        for run in batch:
+            streamed.loop(run, after_round)
+        return
     # A CPU is busy with the round at hand; the best round on public rows is chosen by its loss.
     alone = len(batch) == 1 and jax.default_backend() != "cpu" and not first.finish.best
     yield from loop.rounds_of(first.model, batch, after_round, ahead=AHEAD if alone else 1)

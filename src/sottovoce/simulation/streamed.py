@@ -1,0 +1,243 @@
+"""A round over rows that do not fit in memory: block by block, each read while one is computed.
+
+The round of `round` is a sum over rows, Σ_m c_i·clip(g_m) with c_i = p_i·η/n_i of the row's client,
+so it may be taken in blocks: the same compiled sum for each, added to one that is carried along in
+place. Memory is that of two blocks and two models, however many rows there are, and rows of clients
+outside the cohort are not even read. Noise, what the server adds, and evaluation are as ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from sottovoce import seeds
+from sottovoce.data.stored import is_stored
+from sottovoce.federation import Federation
+from sottovoce.holdings import Holdings
+from sottovoce.learning.clipping import clipped_sum
+from sottovoce.learning.evaluate import evaluate, losses
+from sottovoce.learning.models import Model, Params
+from sottovoce.noise import simulated
+from sottovoce.privacy.normal import Floats
+from sottovoce.seeds import Purpose
+from sottovoce.server.finish import Numbers
+from sottovoce.simulation import course, interrupts
+from sottovoce.simulation.finishing import numbers
+from sottovoce.simulation.loop import AfterRound, Run
+from sottovoce.simulation.round import finished, keep_better
+from sottovoce.simulation.scoring import on_device
+
+BLOCK_BYTES = 64 << 20  # of float32 rows in a block
+# Which rows, and what each of them weighs.
+Place: TypeAlias = tuple[slice | NDArray[np.int64], NDArray[np.float32]]
+
+
+class Block(NamedTuple):
+    """A block of rows where JAX computes; every block has the same shape."""
+
+    x: Any  # [rows, features] float32
+    y: Any  # [rows] int32
+    weight: Any  # [rows] float32: c_i of the row's client, 0 beyond the last row
+
+
+def is_streamed(held: Holdings) -> bool:
+    """Whether the clients' rows are left where they are."""
+    return is_stored(held.train.x)
+
+
+def loop(run: Run, after_round: AfterRound | None) -> None:
+    """Algorithms 1 and 2 for one run whose rows are streamed."""
+    federation, began, before = run.federation, time.monotonic(), run.state.seconds
+    model: Any = federation.model
+    valid = on_device(federation.held.validation)
+    key = seeds.words(run.seed, Purpose.NOISE)
+    tells = federation.plan.server.signal == "clients"
+    while (paid := course.prepare(federation, run.state, run.seed)) is not None:
+        made, score = run.at[1:], np.full(4, np.nan)
+        if paid.uploads.any():
+            params, memory = run.params, run.memory
+            step, told = total(federation, params, paid.weight)
+            own = numbers([federation.finish], [run.state.marks], [paid.turn])
+            alone = None if own is None else Numbers(*(part[0] for part in own))
+            std = np.float32(paid.std)
+            noise = (key, np.uint32(paid.turn.t), std)
+            new, memory, said = _close(model, params, memory, step, noise, alone, *valid)
+            score[[0, 1, 3]] = np.asarray(said)
+            score[2] = score[0]
+            if tells:
+                score[2] = _heard(told, *noise[:2], paid.signal_std)
+            made = (_stacked(new), 0, {part: _stacked(tree) for part, tree in memory.items()})
+        state = course.finish(
+            federation,
+            run.state,
+            paid,
+            loss=float(score[0]),
+            accuracy=float(score[1]),
+            signal=float(score[2]),
+            seconds=before + time.monotonic() - began,
+            offered=float(score[3]),
+        )
+        run.at = (state, *made)
+        if after_round is not None:
+            after_round(run)
+
+
+def _stacked(tree: Params) -> Params:
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def total(federation: Federation, params: Params, weight: Floats) -> tuple[Params, Array]:
+    """Σ_i p_i·(η/n_i)·Σ_m clip(g_m), and Σ_i p_i·(mean loss of client i), over all blocks.
+
+    The losses are taken, each cut to [0, B], only where clients tell theirs; else it is 0.
+    """
+    plan, model = federation.plan, cast(Model, federation.model)
+    rate = plan.local.learning_rate
+    coefficient = weight * rate / federation.samples
+    told = plan.server.signal == "clients"
+    clip, bound = np.float32(federation.recipe.clip), np.float32(plan.server.loss_bound or 0.0)
+    carried: Any = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+    places = stretches(federation.samples, coefficient, block_rows(federation.held))
+    buffers = [_buffer(federation.held), _buffer(federation.held)]
+    with ThreadPoolExecutor(1) as reader:
+        waiting = [reader.submit(_fill, federation.held, buffers[0], next(places))]
+        while waiting:
+            block = waiting.pop().result()
+            _await(carried)  # only now may the other buffer be written to
+            buffers.reverse()
+            if (place := next(places, None)) is not None:
+                waiting.append(reader.submit(_fill, federation.held, buffers[0], place))
+            carried = add(model, carried, params, block, clip, bound, told=told)
+            interrupts.check()
+        _await(carried)
+    step, heard = carried
+    return step, heard / rate
+
+
+def _await(carried: Any) -> None:
+    jax.block_until_ready(carried)  # type: ignore[no-untyped-call]
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="told", donate_argnums=1)
+def add(
+    model: Model,
+    carried: tuple[Params, Array],
+    params: Params,
+    block: Block,
+    clip: Array,
+    bound: Array,
+    *,
+    told: bool,
+) -> tuple[Params, Array]:
+    """What is carried along, and this block: one compilation a run."""
+    summed, heard = carried
+    step = clipped_sum(model, params, block.x, block.y, block.weight, clip)
+    if told:
+        each = losses(model, params, block.x, block.y)
+        each = jnp.clip(jnp.nan_to_num(each, nan=jnp.inf, posinf=jnp.inf), 0, bound)
+        heard += jnp.sum(jnp.where(block.weight > 0, block.weight * each, 0))
+    return jax.tree.map(jnp.add, summed, step), heard
+
+
+@partial(jax.jit, static_argnums=0)
+def _close(
+    model: Model,
+    params: Params,
+    memory: dict[str, Params],
+    step: Params,
+    noise: tuple[Array, Array, Array],
+    own: Numbers | None,
+    valid_x: Array,
+    valid_y: Array,
+) -> tuple[Params, dict[str, Params], Array]:
+    """The rest of a round: noise, what the server adds, and loss, accuracy, loss of what is kept.
+
+    The same key and draw as in `round`, so that a streamed run has the noise of the other.
+    """
+    words, t, std = noise
+    drawn = simulated.draw(jax.random.fold_in(jax.random.wrap_key_data(words), t), params, std)
+    new = jax.tree.map(lambda w, g, z: w - g + z, params, step, drawn)
+    if own is not None:
+        new, memory = finished(params, new, memory, own)
+    loss, accuracy = evaluate(model, new, valid_x, valid_y)
+    offered = loss
+    if own is not None and "best" in memory:
+        if "average" in memory:
+            offered = evaluate(model, memory["average"], valid_x, valid_y)[0]
+        memory = keep_better(memory, new, offered < own.best)
+    return new, memory, jnp.stack([loss, accuracy, offered])
+
+
+def _heard(told: Array, words: Any, t: Any, std: float) -> float:
+    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(words)), t)
+    noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), jnp.float32)
+    return float(told) + std * float(noise)
+
+
+def block_rows(held: Holdings) -> int:
+    """Rows of a block: `BLOCK_BYTES` of them, or all there are."""
+    rows, numbers_a_row = held.train.x.shape
+    return max(1, min(int(rows), BLOCK_BYTES // (4 * int(numbers_a_row))))
+
+
+def stretches(samples: NDArray[np.int64], coefficient: Floats, rows: int) -> Iterator[Place]:
+    """The rows of the clients that count, in blocks of `rows`: where they are, and what they weigh.
+
+    >>> where = stretches(np.array([2, 2, 3]), np.array([0.5, 0.0, 0.25]), 3)
+    >>> [(w.tolist(), c.tolist()) for w, c in where]
+    [([0, 1, 4], [0.5, 0.5, 0.25]), ([5, 6], [0.25, 0.25])]
+    """
+    present = np.flatnonzero(coefficient)
+    first = (np.cumsum(samples) - samples)[present]
+    count, weight = samples[present], coefficient[present].astype(np.float32)
+    end = np.cumsum(count)
+    shift = first - (end - count)  # from a place among the rows that count to one among all
+    for low in range(0, int(end[-1]), rows):
+        high = min(low + rows, int(end[-1]))
+        a, b = np.searchsorted(end, low, "right"), np.searchsorted(end, high, "left") + 1
+        # Of the first and the last client of the block perhaps only a part.
+        own = np.minimum(end[a:b], high) - np.maximum(end[a:b] - count[a:b], low)
+        moved = shift[a:b]
+        where: slice | NDArray[np.int64] = slice(low + int(moved[0]), high + int(moved[0]))
+        if moved[0] != moved[-1]:  # somebody in between is left out
+            where = np.arange(low, high) + np.repeat(moved, own)
+        yield where, np.repeat(weight[a:b], own)
+
+
+def _buffer(held: Holdings) -> Block:
+    rows, features = block_rows(held), held.train.x.shape[1]
+    return Block(
+        _aligned((rows, features), np.float32),
+        _aligned((rows,), np.int32),
+        _aligned((rows,), np.float32),
+    )
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros where a CPU computes on them in place: XLA copies what does not begin at 64 bytes."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    aligned: NDArray[Any] = raw[skip : skip + size].view(dtype).reshape(shape)
+    return aligned
+
+
+def _fill(held: Holdings, buffer: Block, place: Place) -> Block:
+    """Read the rows into the buffer and bring it to where JAX computes; runs in a thread."""
+    where, weight = place
+    count = len(weight)
+    train: Any = held.train
+    train.x.read(where, buffer.x[:count])
+    train.y.read(where, buffer.y[:count])
+    buffer.weight[:count], buffer.weight[count:] = weight, 0
+    return Block(*(jnp.asarray(part) for part in buffer))
