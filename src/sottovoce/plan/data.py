@@ -110,7 +110,7 @@ class Data(Section):
     )
     split: SplitKind = Field(
         default="iid",
-        description="who holds what: alike, few classes each, sizes listed, by α, as they lie, by column",
+        description="who holds what: alike, by class, as listed, by α, as they lie, by column",
     )
     labels_per_client: Annotated[Whole | None, When("split", "labels", 2)] = Field(
         default=None, description="how many classes a client holds with split = labels"

@@ -1,0 +1,205 @@
+"""How much work a round is: counted by the compiler, so that a slower round fails without a clock.
+
+XLA says of a compiled program how many operations it does and how much memory it wants besides its
+inputs and outputs. It counts the body of a loop once, so operations are counted with pieces so
+large that there is no loop, and memory with pieces as they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sottovoce.learning import chunks, clipping
+from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm
+from sottovoce.plan import Plan
+from sottovoce.simulation import round as rounds
+from sottovoce.simulation import streamed
+from sottovoce.simulation.many import simulate_many
+from sottovoce.simulation.run import simulate
+
+CLIENTS = 50
+ROWS = 1000  # a round's; a quarter as many are evaluated
+SVM, SOFTMAX, MLP = Svm(81), Softmax(784, classes=10), Mlp(784, hidden=256, classes=10)
+CNN = Cnn((32, 32, 3), channels=8, classes=10)
+MODELS = {"svm": SVM, "softmax": SOFTMAX, "mlp": MLP, "cnn": CNN}
+# Beyond the arithmetic there is looking at every number of a row (is it finite?), which weighs
+# more the fewer products a number goes through: 2 in the svm, 20 in softmax, 512 in the mlp.
+MOST = {"svm": 1.6, "softmax": 1.16, "mlp": 1.03, "cnn": 1.08}
+NOISE = 400  # operations for one number of noise: a counter-based generator and Φ⁻¹
+
+
+def products(model) -> tuple[float, float]:
+    """Floating-point operations that nobody can do without: of a training row, of one evaluated.
+
+    A product of a row with an a×b matrix is 2ab; the svm's norm is a sum of (error·x + κw)².
+    """
+    match model:
+        case Svm():
+            return 2 * 2 * model.features + 4 * model.features, 2 * model.features
+        case Softmax():
+            forward = 2 * model.features * model.classes
+            return 2 * forward, forward
+        case Mlp():
+            first, second = 2 * model.features * model.hidden, 2 * model.hidden * model.classes
+            return 2 * first + 3 * second, first + second
+    channels, height, width = model.map_shape
+    convolved = 2 * height * width * channels * 25 * model.shape[2]
+    dense = 2 * height * width * channels * model.classes
+    return 2 * convolved + 3 * dense, convolved + dense
+
+
+def width(model) -> int:
+    return math.prod(model.shape) if isinstance(model, Cnn) else model.features
+
+
+def of(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def size(model) -> int:
+    form = jax.eval_shape(model.init, jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(form))
+
+
+def compiled_round(model, n):
+    """The round of `simulate` for n rows and n/4 to evaluate, compiled from shapes alone."""
+    params = jax.tree.map(
+        lambda leaf: of(1, *leaf.shape), jax.eval_shape(model.init, jax.random.key(0))
+    )
+    f, i = width(model), jnp.int32
+    rows = rounds.Rows(
+        x=of(1, n, f),
+        y=of(1, n, dtype=i),
+        owner=of(1, n, dtype=i),
+        samples=of(1, CLIENTS),
+        valid_x=of(1, n // 4, f),
+        valid_y=of(1, n // 4, dtype=i),
+    )
+    one = of(1)
+    orders = rounds.Orders(
+        split=of(1, dtype=i),
+        weight=of(1, CLIENTS),
+        rate=one,
+        clip=one,
+        std=one,
+        sigma=of(1, 1, CLIENTS),
+        signal_std=one,
+        bound=one,
+        key=of(1, 2, dtype=jnp.uint32),
+    )
+    t = of(dtype=jnp.uint32)
+    lowered = rounds._play.lower(model, rows, params, {}, orders, t, signal="public", longest=0)
+    return lowered.compile()
+
+
+def compiled_block(model, n):
+    """The sum over one block of a streamed round."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    block = streamed.Block(of(n, width(model)), of(n, dtype=jnp.int32), of(n))
+    return streamed.add.lower(
+        model, (params, of()), params, block, of(), of(), told=False
+    ).compile()
+
+
+def operations(compiled) -> float:
+    found = compiled.cost_analysis()
+    return float((found[0] if isinstance(found, list) else found)["flops"])
+
+
+def temporaries(compiled) -> int:
+    return int(compiled.memory_analysis().temp_size_in_bytes)
+
+
+@pytest.fixture
+def one_piece(monkeypatch):
+    """Pieces that hold everything: no loop, all operations are counted."""
+    monkeypatch.setattr(chunks, "CPU_BYTES", 1 << 40)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_round_does_the_arithmetic_and_little_else(kind, one_piece):
+    model = MODELS[kind]
+    train, public = products(model)
+    once, twice = (operations(compiled_round(model, n)) for n in (ROWS, 2 * ROWS))
+    a_row = twice - once  # of ROWS more, and a quarter of them to evaluate
+    floor = ROWS * train + ROWS // 4 * public
+    assert floor <= a_row <= MOST[kind] * floor
+    # Linear in the rows: what is left over is noise, a number for each parameter.
+    assert 0 <= once - a_row <= NOISE * size(model) + 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_the_memory_of_a_round_does_not_grow_with_its_rows(kind):
+    model = MODELS[kind]
+    few, many = (temporaries(compiled_round(model, n)) for n in (20_000, 40_000))
+    # A piece, the gradients' sum and the noise; of a row only its weight.
+    assert few <= 2 * chunks.CPU_BYTES + 6 * 4 * size(model) + 4 * 20_000 + (1 << 20)
+    assert many - few <= 2 * 4 * 20_000
+    assert many < 4 * 40_000 * size(model) / 1000  # nowhere near samples × parameters
+
+
+def test_a_block_of_a_streamed_round_does_as_little(one_piece):
+    train, _ = products(MLP)
+    once, twice = (compiled_block(MLP, n) for n in (ROWS, 2 * ROWS))
+    assert ROWS * train <= operations(twice) - operations(once) <= MOST["mlp"] * ROWS * train
+    # The sum that is carried along is added to in place.
+    assert once.memory_analysis().alias_size_in_bytes >= 4 * size(MLP)
+
+
+@pytest.mark.slow
+def test_the_guard_sees_gradients_of_single_samples(one_piece, monkeypatch):
+    """The counts of this file on a round that forms every sample's gradient: both limits break."""
+
+    def naive(model, params, clip, x, y, weight):
+        return clipping._generic(model, params, clip, x, y, weight)
+
+    monkeypatch.setattr(clipping, "_mlp", naive)
+    train, _ = products(MLP)
+    once, twice = (compiled_block(MLP, n) for n in (20, 40))
+    assert operations(twice) - operations(once) > MOST["mlp"] * 20 * train
+    assert temporaries(twice) - temporaries(once) >= 4 * 20 * size(MLP)
+
+
+def test_a_run_is_compiled_once():
+    plan = Plan(model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 4})
+    before = rounds.compilations()
+    simulate(plan.replace("rounds.per_round=3"), seed=1)
+    simulate(plan.replace("privacy.epsilon=2"), seed=2)  # another cohort, budget and seed
+    assert rounds.compilations() == before + 1
+
+
+@pytest.mark.slow
+def test_a_batch_of_runs_is_compiled_a_few_times():
+    """Seats shrink by halves: runs of 1, 2, 3 and 4 rounds go through 8, 4 and 2 seats, or fewer."""
+    base = Plan(model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 1})
+    plans = [base.replace(f"rounds.rounds={n}") for n in (1, 2, 3, 4)]
+    before = rounds.compilations()
+    simulate_many(plans, seeds=[1, 2], together=True)
+    assert rounds.compilations() <= before + 3
+
+
+def test_blocks_outside_the_cohort_are_not_computed(monkeypatch):
+    """Two of fifty clients of 100 rows: 200 rows are 4 blocks of 64, not 79."""
+    random = np.random.default_rng(0)
+    x, y = random.random((5000, 8), dtype=np.float32), random.integers(0, 2, 5000)
+    monkeypatch.setattr(streamed, "BLOCK_BYTES", 4 * 8 * 64)
+    done, real = [], streamed.add
+    monkeypatch.setattr(streamed, "add", lambda *a, **b: done.append(1) or real(*a, **b))
+    plan = Plan(
+        data={"name": "arrays", "clients": 50, "samples": 100, "split": "order"},
+        model={"name": "softmax"},
+        rounds={"schedule": "fixed", "rounds": 3, "per_round": 2},
+    )
+    monkeypatch.setattr("sottovoce.holdings.streams", lambda rows: rows is x)
+    simulate(plan, data=(x, y), validation=(x, y), test=(x, y), seed=1)
+    assert len(done) == 3 * 4
