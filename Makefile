@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format types trust mutants figures claims bench clean
+.PHONY: help train test check lint format types trust mutants figures claims bench bench-growth clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -60,6 +60,10 @@ bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each besid
 	@$(BIN)/python benchmarks/clipped_round.py
 	@$(BIN)/python benchmarks/secure_noise.py
 	@$(BIN)/python benchmarks/flower_floor.py
+	@$(BIN)/python benchmarks/growth.py --short
+
+bench-growth: $(VENV)/.run  ## 50 to 1,000,000 clients: time a sample, memory, time outside gradients
+	@$(BIN)/python benchmarks/growth.py --out results/bench/growth.json
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -180,7 +180,7 @@ def test_a_run_is_compiled_once():
 
 @pytest.mark.slow
 def test_a_batch_of_runs_is_compiled_a_few_times():
-    """Seats shrink by halves: runs of 1, 2, 3 and 4 rounds go through 8, 4 and 2 seats, or fewer."""
+    """Seats shrink by halves: runs of 1, 2, 3 and 4 rounds go through 8, 4 and 2 seats."""
     base = Plan(model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 1})
     plans = [base.replace(f"rounds.rounds={n}") for n in (1, 2, 3, 4)]
     before = rounds.compilations()

@@ -174,11 +174,13 @@ def finish(
     if not prepared.uploads.any():  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
+    many = len(state.asked) > MANY_CLIENTS
+    cohort = {} if many else {"cohort": np.flatnonzero(prepared.uploads).tolist()}
     entry: dict[str, Any] = {
         "t": prepared.turn.t,
         "horizon": prepared.turn.horizon,
         "next_horizon": progress.horizon,
-        "cohort": np.flatnonzero(prepared.uploads).tolist(),
+        **cohort,
         "uploads": int(prepared.uploads.sum()),
         "sigma": _spread(prepared.sigma[:, prepared.uploads]),
         "validation_loss": loss if math.isfinite(loss) else None,
@@ -186,8 +188,6 @@ def finish(
     }
     if federation.plan.server.signal != "public":
         entry["signal"] = signal if math.isfinite(signal) else None
-    if len(state.asked) > MANY_CLIENTS:
-        del entry["cohort"]
     return replace(
         state,
         progress=progress,

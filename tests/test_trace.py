@@ -1,0 +1,64 @@
+"""Of very many clients one line of trace is kept, and it is worth all the rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sottovoce import report
+from sottovoce.checkpoint import MANY_CLIENTS
+from sottovoce.federation import build
+from sottovoce.holdings import Given
+from sottovoce.plan import Plan
+from sottovoce.simulation import course
+from sottovoce.simulation.run import simulate
+from sottovoce.trace import together
+
+CLIENTS = MANY_CLIENTS + 1
+PLAN = Plan(
+    data={"name": "arrays", "clients": CLIENTS, "samples": 1, "validation": 20, "test": 20},
+    model={"name": "svm"},
+    rounds={"schedule": "fixed", "rounds": 4, "per_round": 6000},
+)
+
+
+def rows():
+    random = np.random.default_rng(0)
+    x = random.random((CLIENTS + 40, 3), dtype=np.float32)
+    return x, (x[:, 0] > 0.5).astype(int)
+
+
+def test_one_release_is_worth_many():
+    random = np.random.default_rng(1)
+    lines = np.where(random.random((9, 200)) < 0.4, np.nan, random.lognormal(0, 3, (9, 200)))
+    lines[:, 0] = np.nan
+    one = lines[0]
+    for line in lines[1:]:
+        one = together(one, line)
+    apart = np.nansum(lines**-2.0, axis=0)
+    assert np.isnan(one[0])
+    assert np.allclose(one[1:] ** -2.0, apart[1:], rtol=1e-12)
+
+
+def test_memory_of_the_books_does_not_grow_with_the_rounds():
+    federation = build(PLAN, seed=1, data=Given(rows()))
+    state, sigmas = course.start(federation, 1.0, 0.5, 1.0), []
+    while (paid := course.prepare(federation, state, 1)) is not None:
+        sigmas.append(paid.sigma[0])
+        state = course.finish(
+            federation, state, paid, loss=1.0, accuracy=0.5, signal=1.0, seconds=1.0
+        )
+    assert len(state.rounds) == len(sigmas) == 4
+    assert len(state.sigma) == len(state.mu2) == 1
+    told = np.nansum(np.array(sigmas) ** -2.0, axis=0)
+    assert np.allclose(np.nan_to_num(state.sigma[0] ** -2.0), told, rtol=1e-12)
+    assert np.allclose(state.mu2[0], state.tank.spent_mu2, rtol=1e-12)
+
+
+def test_the_folder_of_such_a_run_says_what_was_spent(tmp_path):
+    run = simulate(PLAN, data=rows(), seed=1, out=tmp_path / "run")
+    with np.load(tmp_path / "run" / "trace.npz") as trace:
+        spent = np.nan_to_num((trace["clients_sensitivity"] / trace["sigma_all"]) ** 2)
+        assert np.allclose(spent, trace["clients_spent"], rtol=1e-9)
+        assert (trace["clients_spent"] <= trace["clients_capacity"] * (1 + 1e-9)).all()
+    assert "cohort" not in run.record["rounds"][0]
+    assert "10,001" in report.render(run.record) or "10001" in report.render(run.record)
