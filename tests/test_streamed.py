@@ -84,6 +84,7 @@ TOLD = {
 FINISHED = {"server.momentum": 0.5, "server.average": "exponential", "server.choose": "best"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "others"),
     [
@@ -95,7 +96,9 @@ FINISHED = {"server.momentum": 0.5, "server.average": "exponential", "server.cho
 )
 def test_a_streamed_run_is_the_run_in_memory(rows, mapped, name, others):
     plan = plan_of(name, **others)
-    near, far = simulate(plan, data=rows, seed=2), simulate(plan, data=mapped, seed=2)
+    near, compiled = simulate(plan, data=rows, seed=2), streamed.add._cache_size()
+    far = simulate(plan, data=mapped, seed=2)
+    assert streamed.add._cache_size() <= compiled + 1  # whatever the blocks and cohorts
     assert apart(near, far) < 3e-6  # the order of summation in float32
     told, same = far.record, near.record
     for mine, theirs in zip(told["rounds"], same["rounds"], strict=True):
@@ -112,6 +115,7 @@ def whole_plan(plan, rows):
     return build(plan, seed=1, data=Given(rows))
 
 
+@pytest.mark.slow
 def test_rows_outside_the_cohort_are_not_even_read(rows):
     plan = plan_of("softmax", "order", **{"rounds.per_round": 2, "rounds.rounds": 1})
     shelf, labels = Shelf(rows[0]), rows[1]
@@ -217,6 +221,7 @@ def test_what_cannot_be_streamed_is_refused_before_a_row_is_read(rows, change, n
     assert not shelf.read
 
 
+@pytest.mark.slow
 def test_many_runs_and_own_models_stream_too(rows, mapped):
     line = custom(
         init=lambda key: jax.numpy.zeros(FEATURES),
@@ -227,9 +232,3 @@ def test_many_runs_and_own_models_stream_too(rows, mapped):
     both = simulate_many([plan], seeds=[1, 2], data=mapped, model=line)
     for seed, run in zip((1, 2), both, strict=True):
         assert apart(run, simulate(plan, data=rows, model=line, seed=seed)) < 3e-6
-
-
-def test_one_compilation_whatever_the_blocks_and_cohorts(mapped):
-    before = streamed.add._cache_size()
-    simulate(plan_of("mlp", **{"rounds.per_round": 3, "model.hidden": 7}), data=mapped, seed=1)
-    assert streamed.add._cache_size() == before + 1

@@ -65,7 +65,8 @@ def loop(run: Run, after_round: AfterRound | None) -> None:
     while (paid := course.prepare(federation, run.state, run.seed)) is not None:
         made, score = run.at[1:], np.full(4, np.nan)
         if paid.uploads.any():
-            params, memory = run.params, run.memory
+            # JAX's arrays from the first round on: numpy's would be compiled for once more.
+            params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
             step, told = total(federation, params, paid.weight)
             own = numbers([federation.finish], [run.state.marks], [paid.turn])
             alone = None if own is None else Numbers(*(part[0] for part in own))
