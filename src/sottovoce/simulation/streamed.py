@@ -241,4 +241,4 @@ def _fill(held: Holdings, buffer: Block, place: Place) -> Block:
     train.x.read(where, buffer.x[:count])
     train.y.read(where, buffer.y[:count])
     buffer.weight[:count], buffer.weight[count:] = weight, 0
-    return Block(*(jnp.asarray(part) for part in buffer))
+    return Block(*jax.device_put(tuple(buffer), may_alias=True))
