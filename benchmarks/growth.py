@@ -9,10 +9,9 @@ long as the case wants (a file of the largest would take 31 GB). The model is th
 MNIST work, 784-256-10, and 64-32-10 for a million clients. Of 50,000 clients a tenth is asked in a
 round: the others' rows are not read, and everything the host does for a client it does for all.
 
-Printed for the rounds after the first (which compiles): seconds a round, microseconds a sample,
-the part of the time that was not spent waiting for the compiled sum over a block (choosing and
-charging clients, reading that was not done meanwhile, noise, evaluation, books, checkpoints), and
-the peak of resident memory, with that of the same process before it read a row.
+Printed, after a small round that compiles: seconds a round, microseconds a sample, of the time that was not spent waiting for the compiled sum over a block (choosing and charging
+clients, reading that was not done meanwhile, noise, evaluation, books, checkpoints), and the peak
+of resident memory, with that of the same process before it read a row.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Case:
     features: int = 784
     hidden: int = 256
     per_round: int | None = None  # None: all of them
-    rounds: int = 3
+    rounds: int = 1
     folder: bool = False  # whether the run is written down: checkpoints, rounds, record
 
     @property
@@ -54,14 +53,14 @@ class Case:
 
 MILLION = Case(1_000_000, 20, features=64, hidden=32, folder=True)
 FULL = (
-    Case(50, 800, rounds=7),
-    Case(500, 800, rounds=3),
-    Case(5_000, 800, rounds=2),
-    Case(50_000, 800, per_round=5_000, rounds=2),
+    Case(50, 800, rounds=5),
+    Case(500, 800),
+    Case(5_000, 800),
+    Case(50_000, 800, per_round=5_000),
     MILLION,
 )
 SHORT = (
-    Case(50, 800, rounds=4),
+    Case(50, 800, rounds=3),
     Case(500, 800, per_round=100),
     Case(5_000, 800, per_round=100),
     Case(50_000, 800, per_round=100),
@@ -94,7 +93,7 @@ def measure(case: Case, folder: Path) -> dict[str, float]:
     import numpy as np
 
     from sottovoce import Plan, simulate
-    from sottovoce.simulation import streamed
+    from sottovoce.simulation import course, streamed
 
     random = np.random.default_rng(0)
     shape = (BASE, case.features)
@@ -111,7 +110,7 @@ def measure(case: Case, folder: Path) -> dict[str, float]:
         | ({} if case.per_round is None else {"per_round": case.per_round}),
     )
     spent, at = [0.0], []
-    real = streamed.add
+    real, real_prepare = streamed.add, course.prepare
 
     def timed(*args: Any, **named: Any) -> Any:
         began = time.perf_counter()
@@ -119,23 +118,23 @@ def measure(case: Case, folder: Path) -> dict[str, float]:
         spent[0] += time.perf_counter() - began
         return done
 
-    def on_round(done: object) -> None:
+    def mark(done: object) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         at.append((time.perf_counter(), spent[0], used.ru_utime + used.ru_stime))
 
-    streamed.add = timed
+    def prepare(*args: Any) -> Any:
+        if not at:
+            mark(None)
+        return real_prepare(*args)
+
     jax.numpy.zeros(1).block_until_ready()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows = (Repeated(x, total), Repeated(y, total))
+    given: Any = {"data": rows, "validation": public, "test": public, "seed": 1}
+    simulate(plan.replace(**{"rounds.per_round": 1, "rounds.rounds": 1}), **given)
+    streamed.add, course.prepare = timed, prepare
     began = time.perf_counter()
-    simulate(
-        plan,
-        data=(Repeated(x, total), Repeated(y, total)),
-        validation=public,
-        test=public,
-        seed=1,
-        on_round=on_round,
-        out=folder / "run" if case.folder else None,
-    )
+    simulate(plan, **given, on_round=mark, out=folder / "run" if case.folder else None)
     whole = time.perf_counter() - began
     rounds = len(at) - 1
     wall, inside, cpu = (after - first for first, after in zip(at[0], at[-1], strict=True))
@@ -165,7 +164,7 @@ def line(case: Case, found: dict[str, float]) -> str:
     return (
         f"{case.clients:>9,} × {case.samples:<3} {asked:<14} {case.rows:>10,} rows  "
         f"{found['seconds']:8.3f} s  {found['us_a_sample']:7.2f} µs "
-        f"({found['cpu_us_a_sample']:.2f} CPU)  {found['outside']:6.1%} outside  "
+        f"({found['cpu_us_a_sample']:.2f} of CPUs)  {found['outside']:6.1%} outside  "
         f"{found['peak_mb']:6.0f} MB (before {found['before_mb']:.0f})"
     )
 
@@ -180,6 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--short", action="store_true", help="smaller, under a minute")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--only", type=int, nargs="+", help="cases by their number, from 0")
     parser.add_argument("--here", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
@@ -187,9 +187,9 @@ def main() -> None:
             print(json.dumps(measure(Case(**json.loads(asked.here)), Path(folder))))
         return
     cores = len(os.sched_getaffinity(0))
-    print(f"streamed rounds on {cores} core(s); time a round and a sample after the first round")
-    cases = []
-    for case in SHORT if asked.short else FULL:
+    print(f"streamed rounds on {cores} core(s): time of a round and a sample")
+    chosen, cases = SHORT if asked.short else FULL, []
+    for case in [chosen[i] for i in asked.only or range(len(chosen))]:
         found = apart(case)
         print(line(case, found), flush=True)
         cases.append(asdict(case) | {"rows": case.rows} | found)
