@@ -9,9 +9,10 @@ long as the case wants (a file of the largest would take 31 GB). The model is th
 MNIST work, 784-256-10, and 64-32-10 for a million clients. Of 50,000 clients a tenth is asked in a
 round: the others' rows are not read, and everything the host does for a client it does for all.
 
-Printed, after a small round that compiles: seconds a round, microseconds a sample, of the time that was not spent waiting for the compiled sum over a block (choosing and charging
-clients, reading that was not done meanwhile, noise, evaluation, books, checkpoints), and the peak
-of resident memory, with that of the same process before it read a row.
+Printed, after a small round that compiles: seconds a round, microseconds a sample, the part of the
+time that was not spent waiting for the compiled sum over a block (choosing and charging clients,
+reading that was not done meanwhile, noise, evaluation, books, checkpoints), and the peak of
+resident memory, with that of the same process before it read a row.
 """
 
 from __future__ import annotations
