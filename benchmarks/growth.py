@@ -7,7 +7,7 @@ Every case is a run of `simulate` in a process of its own, over rows that are st
 40,000 random rows, one byte a number, read through a memory map again and again as if it were as
 long as the case wants (a file of the largest would take 31 GB). The model is that of the paper's
 MNIST work, 784-256-10, and 64-32-10 for a million clients. Of 50,000 clients one in a hundred is
-asked in a round: the others' rows are not read, and what the host does for a client it does for all.
+asked in a round: the rows of the others are not read, but they have their books as everyone.
 
 Printed, after a small round that compiles: seconds a round, microseconds a sample, the part of the
 time that was not spent waiting for the compiled sum over a block (choosing and charging clients,

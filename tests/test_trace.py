@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from sottovoce import report
 from sottovoce.checkpoint import MANY_CLIENTS
@@ -54,6 +55,7 @@ def test_memory_of_the_books_does_not_grow_with_the_rounds():
     assert np.allclose(state.mu2[0], state.tank.spent_mu2, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_folder_of_such_a_run_says_what_was_spent(tmp_path):
     run = simulate(PLAN, data=rows(), seed=1, out=tmp_path / "run")
     with np.load(tmp_path / "run" / "trace.npz") as trace:
