@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 #: An array larger than this part of the machine's memory is streamed, not copied.
 PART = 4
-BYTES = 64 << 20  # read at a time where everything is read: labels, fingerprints
+BYTES = 8 << 20  # read at a time where everything is read: labels, fingerprints
 LONG_RUN = 8  # rows in a row from which slices are quicker than picking
 
 
