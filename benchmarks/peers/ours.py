@@ -1,0 +1,59 @@
+"""Ours: the compiled round of `sottovoce.simulation.round`, as `sottovoce train` calls it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from protocol import Outcome, Play, serve
+from work import Work
+
+from sottovoce.learning import models
+from sottovoce.simulation.round import Orders, Rows, play
+
+
+def model_of(work: Work) -> models.Model:
+    """Our model of the work's sizes."""
+    shape = work.shape
+    if shape.model == "svm":
+        return models.Svm(shape.features, shape.kappa)
+    if shape.model == "mlp":
+        return models.Mlp(shape.features, shape.hidden, shape.classes)
+    return models.Cnn(shape.picture, shape.channels, shape.classes)
+
+
+def build(work: Work) -> Play:
+    shape, model = work.shape, model_of(work)
+    rows = Rows(
+        x=jnp.asarray(work.x)[None],
+        y=jnp.asarray(work.y)[None],
+        owner=jnp.repeat(jnp.arange(shape.clients), shape.samples)[None],
+        samples=jnp.full((1, shape.clients), shape.samples),
+        valid_x=jnp.asarray(work.test_x)[None],
+        valid_y=jnp.asarray(work.test_y)[None],
+    )
+    params = jax.tree.map(lambda array: jnp.asarray(array)[None], work.params)
+    count = iter(range(2**31))
+
+    def one(std: float) -> Outcome:
+        t = next(count)
+        orders = Orders(
+            split=np.zeros(1, np.int32),
+            weight=np.full((1, shape.clients), 1 / shape.clients, np.float32),
+            rate=np.full(1, work.rate, np.float32),
+            clip=np.full(1, work.clip, np.float32),
+            std=np.full(1, std, np.float32),
+            sigma=np.zeros((1, 1, shape.clients), np.float32),
+            signal_std=np.zeros(1, np.float32),
+            bound=np.ones(1, np.float32),
+            key=np.array([[0, 1]], np.uint32),
+        )
+        new, score = play(model, rows, params, orders, t)
+        loss, accuracy, _ = np.asarray(score)[0]
+        return Outcome({name: np.asarray(array)[0] for name, array in new.items()}, loss, accuracy)
+
+    return one
+
+
+if __name__ == "__main__":
+    serve(build, "jax", "jaxlib")
