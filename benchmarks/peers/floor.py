@@ -1,7 +1,8 @@
 """The machine itself, in the same rotation as the peers: sgemm and copy rates.
 
-A round's floor is its products over the rate of large float32 products of the same shapes, by numpy's
-BLAS or XLA, whichever is faster, or its rows over the rate of a large copy where that takes longer.
+A round's floor is its products over the rate of large float32 products of the mlp's shapes, by
+numpy's BLAS or XLA, whichever is faster, or its rows over the rate of a large copy where that takes
+longer.
 """
 
 from __future__ import annotations

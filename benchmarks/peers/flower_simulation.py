@@ -17,8 +17,8 @@ from typing import Any
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
 os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where Ray's actors find the client
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flower_client import app as client_app
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from numpy_blas import evaluate

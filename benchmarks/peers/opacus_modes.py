@@ -1,8 +1,9 @@
 """Opacus 1.6 in its two modes: `python opacus_modes.py WORK.npz hooks|ghost`.
 
 Hooks form every sample's gradient; ghost clipping takes norms from activations and backprops and
-goes backward a second time. `PrivacyEngine.make_private` as its documents show it. All clients weigh
-the same, so the round is one logical batch in physical ones (`signal_skip_step`), noise drawn once.
+goes backward a second time. `PrivacyEngine.make_private` as its documents show it. All clients
+weigh the same, so the round is one logical batch in physical ones (`signal_skip_step`), and noise
+is drawn once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""pfl 0.6: `FederatedAveraging` on its `SimulatedBackend`: `pfl_backend.py WORK.npz update|samples`.
+"""pfl 0.6, federated averaging on its simulator: `pfl_backend.py WORK.npz update|samples`.
 
 Natively pfl clips a client's whole update, which is another, cheaper promise (`update`). `samples`
 adds a per-sample step to its local training, by torch.func in chunks; the update then needs no cut.
@@ -83,9 +83,7 @@ def build(work: Work) -> Play:
     native, shape = sys.argv[2] == "update", work.shape
     x, y, test_x, test_y = torch_models.rows(work)
     net = Net(shape)
-    model = PyTorchModel(
-        net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)
-    )
+    model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
 
     def client(name: Any) -> Dataset:
         own = slice(int(name) * shape.samples, (int(name) + 1) * shape.samples)

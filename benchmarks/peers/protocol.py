@@ -38,8 +38,8 @@ class Outcome(NamedTuple):
 Play = Callable[[float], Outcome]  # the standard deviation of the noise → a round from the start
 
 
-def descendants() -> list[int]:
-    """The processes below this one that are alive."""
+def descendants(root: int) -> list[int]:
+    """The processes below one that are alive."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -48,17 +48,17 @@ def descendants() -> list[int]:
             except OSError:  # it ended while we looked
                 continue
             parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    family = {os.getpid()}
+    family = {root}
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more
-    return sorted(family - {os.getpid()})
+    return sorted(family - {root})
 
 
 def cpu_seconds() -> float:
     """CPU time of this process, of its children that ended, and of those that still run."""
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     total = sum(part.ru_utime + part.ru_stime for part in own)
-    for process in descendants():
+    for process in descendants(os.getpid()):
         try:
             stat = Path(f"/proc/{process}/stat").read_text()
         except OSError:
@@ -74,7 +74,7 @@ def peak_mb() -> float:
     VmHWM and not ru_maxrss, which would remember the size of whoever started us.
     """
     total = 0.0
-    for process in ["self", *descendants()]:
+    for process in ["self", *descendants(os.getpid())]:
         try:
             status = Path(f"/proc/{process}/status").read_text()
         except OSError:

@@ -20,7 +20,9 @@ def patches(shape: Shape, x: Any) -> Any:
     height, width, colours = shape.picture
     pictures = np.moveaxis(x.reshape(-1, height, width, colours), 3, 1)
     wide = [(0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)]
-    seen = np.lib.stride_tricks.sliding_window_view(np.pad(pictures, wide), (KERNEL, KERNEL), (2, 3))
+    seen = np.lib.stride_tricks.sliding_window_view(
+        np.pad(pictures, wide), (KERNEL, KERNEL), (2, 3)
+    )
     # (n, colours, places, places, 5, 5) → the order of the kernel's own axes
     return np.moveaxis(seen, (4, 5), (1, 2)).reshape(len(x), KERNEL * KERNEL * colours, -1)
 

@@ -1,0 +1,172 @@
+"""A peer as a process that waits: started, checked against the reference, asked, frozen, stopped.
+
+While another peer is asked, all processes of this one are stopped (SIGSTOP): Ray's would otherwise
+keep a core a little busy, and the others would pay for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
+
+import numpy as np
+from environments import python_of
+from protocol import descendants
+from reference import evaluate
+from roster import Peer
+from work import Arrays, Work
+
+HERE = Path(__file__).resolve().parent
+#: float32 sums of 40,000 rows, and what Opacus adds to every norm so as not to divide by zero.
+TOLERANCE = 1e-4
+
+
+class Unfit(Exception):
+    """One sentence: why a peer's times would mean nothing."""
+
+
+def variables(threads: int) -> dict[str, str]:
+    """The environment in which every library uses this many threads."""
+    found = dict(os.environ)
+    for name in ("OMP", "OPENBLAS", "MKL"):
+        found[f"{name}_NUM_THREADS"] = str(threads)
+    found |= {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(HERE.parent / "src"),
+        "PYTHONWARNINGS": "ignore",
+    }
+    if threads == 1:
+        found["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    return found
+
+
+class Running:
+    """One started peer."""
+
+    def __init__(self, peer: Peer, work_file: Path, threads: int, logs: Path) -> None:
+        python = sys.executable if peer.environment is None else str(python_of(peer.environment))
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[-threads:]))
+        script = str(HERE / "peers" / f"{peer.script}.py")
+        self.peer = peer
+        self.log = logs / f"{peer.key}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                ["taskset", "-c", cores, python, script, str(work_file), *peer.words],
+                env=variables(threads) | peer.variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self.ready = self._hear()
+        self.freeze()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            last = [part for part in self.log.read_text().splitlines() if part.strip()][-1:]
+            raise Unfit(f"it ended: {last[0].strip() if last else 'without a word'}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _signal(self, what: signal.Signals) -> None:
+        for process in [self.process.pid, *descendants(self.process.pid)]:
+            try:
+                os.kill(process, what)
+            except ProcessLookupError:
+                continue
+
+    def freeze(self) -> None:
+        """Stop all its processes until it is asked."""
+        self._signal(signal.SIGSTOP)
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """One request and its answer."""
+        self._signal(signal.SIGCONT)
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+            return self._hear()
+        finally:
+            self.freeze()
+
+    def stop(self) -> None:
+        """End it, and whatever it has started."""
+        self._signal(signal.SIGCONT)
+        below = descendants(self.process.pid)
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write("stop\n")
+            self.process.stdin.close()
+            self.process.wait(timeout=30)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+        for process in below:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def distance(work: Work, expected: Arrays, params: Arrays) -> float:
+    """‖average − expected‖ / ‖expected‖, the average read from the new weights.
+
+    >>> from work import SHAPES, make
+    >>> work = make(SHAPES["tiny"])
+    >>> step = {name: np.ones(array.shape) for name, array in work.params.items()}
+    >>> moved = {name: array - 1.01 for name, array in work.params.items()}
+    >>> round(distance(work, step, moved), 4)
+    0.01
+    """
+    wrong = size = 0.0
+    for name, array in expected.items():
+        average = (work.params[name].astype(np.float64) - params[name]) / work.rate
+        wrong += float(np.sum((average - array) ** 2))
+        size += float(np.sum(array**2))
+    return (wrong / size) ** 0.5
+
+
+def check(running: Running, work: Work, expected: Arrays) -> dict[str, float]:
+    """A round without noise against float64, then one with noise: is it as much as was asked for?
+
+    The noise's standard deviation over d numbers has a relative error of 1/√(2d); six of them are a
+    false alarm in 10⁹.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-") as away:
+        quiet, noisy = Path(away) / "quiet.npz", Path(away) / "noisy.npz"
+        told = running.ask(f"check {quiet}")
+        with np.load(quiet) as file:
+            silent = {name: file[name] for name in work.params}
+        error = distance(work, expected, silent)
+        if not error <= TOLERANCE:
+            raise Unfit(f"its average is off by {error:.2g} of its length (at most {TOLERANCE:g})")
+        loss, accuracy = evaluate(work, silent)
+        if not (abs(told["loss"] - loss) <= TOLERANCE * abs(loss)):
+            raise Unfit(f"its test loss is {told['loss']:.6g}, not {loss:.6g}")
+        if not abs(told["accuracy"] - accuracy) <= 3 / work.shape.tested + 1e-6:
+            raise Unfit(f"its accuracy is {told['accuracy']:.6g}, not {accuracy:.6g}")
+        first = running.ask(f"round {noisy}")
+        with np.load(noisy) as file:
+            noise = np.concatenate([(file[name] - silent[name]).ravel() for name in silent])
+    ratio = float(np.std(noise) / work.std)
+    if not abs(ratio - 1) <= 6 / (2 * noise.size) ** 0.5:
+        raise Unfit(f"its noise is {ratio:.3f} times what was asked for")
+    return {
+        "error": error,
+        "noise": ratio,
+        "first_s": told["wall_s"],
+        "wall_s": first["wall_s"],
+        "cpu_s": first["cpu_s"],
+        "peak_mb": first["peak_mb"],
+    }

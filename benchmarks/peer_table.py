@@ -1,0 +1,105 @@
+"""The measured runs as tables, for the terminal and for docs/performance.md.
+
+    python benchmarks/peer_table.py docs/performance.md
+
+writes the tables of results/bench/peers.json between the marks of that page.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).resolve().parents[1] / "results" / "bench" / "peers.json"
+BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+TITLES = {
+    "mlp": "784-256-10",
+    "cnn": "one 5×5 convolution on 32×32×3 pictures",
+    "svm": "linear svm on 103 census columns",
+    "tiny": "a tiny network",
+}
+
+
+def number(value: float) -> str:
+    """Three digits that matter, without an exponent.
+
+    >>> [number(value) for value in (38.81, 0.4963, 123.4, 0.00123)]
+    ['38.8', '0.496', '123', '0.00123']
+    """
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3g}" if value < 1 else f"{value:.2f}"
+
+
+def heading(run: dict[str, Any]) -> str:
+    """The work and the machine's own rates, in a paragraph."""
+    shape, rates, machine = run["shape"], run["rates"], run["machine"]
+    threads = f"{run['threads']} thread" + ("s" if run["threads"] > 1 else "")
+    return (
+        f"**{TITLES[run['work']]}, {threads}.** {shape['clients']} clients × {shape['samples']} "
+        f"rows, {shape['tested']:,} test rows: {number(run['gflop'])} GFLOP, "
+        f"{number(run['mb'])} MB. sgemm {number(rates['numpy_gflops'])} (numpy) and {number(rates['xla_gflops'])} (XLA) "
+        f"GFLOP/s, copy {number(rates['copy_gbs'])} GB/s: the floor is "
+        f"{number(run['floor_s'])} s. {machine['cpu']}, {machine['cores']} cores, {run['date']}."
+    )
+
+
+def markdown(run: dict[str, Any]) -> str:
+    """One run as a table, fastest first; then those that could not be timed, and why."""
+    timed = [row for row in run["rows"] if "why" not in row]
+    timed.sort(key=lambda row: statistics.median(row["wall_s"]))
+    ours = [statistics.median(row["wall_s"]) for row in timed if row["peer"] == "ours"]
+    lines = [
+        "| | seconds a round | min–max (of) | CPU s | × ours | × floor | peak MB | off by |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in timed:
+        wall = statistics.median(row["wall_s"])
+        spread = f"{number(min(row['wall_s']))}–{number(max(row['wall_s']))} ({len(row['wall_s'])})"
+        cells = [
+            f"{row['label']} {versions(row)}".strip(),
+            number(wall),
+            spread,
+            number(statistics.median(row["cpu_s"])),
+            number(wall / ours[0]) if ours else "–",
+            number(wall / run["floor_s"]),
+            f"{row['peak_mb']:,.0f}",
+            f"{row['error']:.0e}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    for row in run["rows"]:
+        if "why" in row:
+            lines.append(f"| {row['label']} | not timed: {row['why']} |" + " |" * 6)
+    return "\n".join(lines)
+
+
+def versions(row: dict[str, Any]) -> str:
+    """The library's own version and what it computes with.
+
+    >>> versions({"versions": {"opacus": "1.6.0", "torch": "2.13.0+cpu"}})
+    '(opacus 1.6.0, torch 2.13.0+cpu)'
+    """
+    parts = [f"{k} {v}" for k, v in row["versions"].items() if k != "jaxlib"]
+    return f"({', '.join(parts)})"
+
+
+def page(found: dict[str, Any]) -> str:
+    """All runs, as they stand in the document."""
+    return "\n\n".join(f"{heading(run)}\n\n{markdown(run)}" for run in found["runs"])
+
+
+def placed(text: str, found: dict[str, Any]) -> str:
+    """The document with its tables made anew between the marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{page(found)}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    document = Path(sys.argv[1])
+    document.write_text(placed(document.read_text("utf-8"), json.loads(FILE.read_text("utf-8"))))

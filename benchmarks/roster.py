@@ -1,0 +1,59 @@
+"""Who is measured: one entry a peer, with what it does that others do not.
+
+A script of `benchmarks/peers/` in an environment of `benchmarks/environments.py`; `None` is the
+environment of the harness itself (`.venv`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: glibc gives large blocks back to the system at every free, and their pages are cleared anew.
+KEPT_PAGES = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A row of the table; `clips` says what is cut: every sample's gradient or a whole update."""
+
+    key: str
+    label: str
+    script: str
+    environment: str | None = None
+    words: tuple[str, ...] = ()
+    clips: str = "samples"
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+ROSTER = (
+    Peer("ours", "sottovoce", "ours"),
+    Peer("numpy", "numpy + BLAS, our design by hand", "numpy_blas"),
+    Peer("opacus-ghost", "Opacus, ghost clipping", "opacus_modes", "opacus", ("ghost",)),
+    Peer("opacus-hooks", "Opacus, hooks", "opacus_modes", "opacus", ("hooks",)),
+    Peer(
+        "opacus-hooks-kept",
+        "Opacus, hooks, malloc told to keep its pages",
+        "opacus_modes",
+        "opacus",
+        ("hooks",),
+        variables=KEPT_PAGES,
+    ),
+    Peer("torch-func", "torch.func", "torch_func", "opacus"),
+    Peer("jax-privacy", "jax-privacy", "jax_privacy_microbatches", "jax_privacy"),
+    Peer("fedjax", "FedJAX with a per-sample step", "fedjax_clients", "fedjax"),
+    Peer(
+        "pfl-update",
+        "pfl as it comes (clips whole updates)",
+        "pfl_backend",
+        "pfl",
+        ("update",),
+        clips="update",
+    ),
+    Peer("pfl", "pfl with a per-sample step", "pfl_backend", "pfl", ("samples",)),
+    Peer("flower", "Flower simulation with our step in numpy", "flower_simulation", "flower"),
+)
+FLOOR = Peer("floor", "the machine", "floor")

@@ -1,0 +1,185 @@
+"""Every peer on the same round, side by side: `make bench-peers`.
+
+    python benchmarks/side_by_side.py [--works mlp cnn svm] [--threads 1 2] [--peers ours numpy …]
+
+Each peer is a process in an environment of its own (`environments.py`). It is held against a
+float64 reference before it is timed. Repetitions go round: every peer once, then every peer again,
+the machine's own rates among them. What was measured goes to results/bench/peers.json, where a run
+replaces the one of the same work and number of threads; the table is printed from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
+
+import numpy as np
+import peer_table
+import reference
+from environments import FOLDER, NotInstallable
+from peer_process import Running, Unfit, check
+from roster import FLOOR, ROSTER, Peer
+from work import SHAPES, Shape, Work, make, save
+
+OUT = Path(__file__).resolve().parents[1] / "results" / "bench" / "peers.json"
+
+
+def machine() -> dict[str, Any]:
+    """What it runs on, in words."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(pages / 2**30),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
+
+
+def prepare(shape: Shape, folder: Path) -> tuple[Work, Path]:
+    """The work with a clip that half of the rows exceed, and its file."""
+    work = make(shape)
+    _, norms = reference.clipped_mean(work, work.x, work.y, float("inf"))
+    work = dataclasses.replace(work, clip=float(np.median(norms)))
+    path = folder / f"{shape.model}.npz"
+    save(work, path)
+    return work, path
+
+
+def command(name: str, threads: int, *, repeats: int, seconds: float) -> str:
+    """What measures this run again."""
+    return (
+        f"python benchmarks/side_by_side.py --works {name} --threads {threads} "
+        f"--repeats {repeats} --seconds {seconds:g}"
+    )
+
+
+def note(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(
+    name: str, threads: int, peers: list[Peer], *, repeats: int, seconds: float, logs: Path
+) -> dict[str, Any]:
+    """One rotation: one work, one number of threads, all these peers."""
+    shape = SHAPES[name]
+    with tempfile.TemporaryDirectory(prefix="bench-") as away:
+        work, path = prepare(shape, Path(away))
+        truth = {"samples": reference.clipped_mean(work, work.x, work.y, work.clip)[0]}
+        if any(peer.clips == "update" for peer in peers):
+            truth["update"] = reference.by_update(work)
+        rows: dict[str, dict[str, Any]] = {}
+        running: dict[str, Running] = {}
+        rates: list[dict[str, float]] = []
+        load = os.getloadavg()[0]
+        floor = Running(FLOOR, path, threads, logs)
+        try:
+            for peer in peers:
+                row: dict[str, Any] = {"peer": peer.key, "label": peer.label, "clips": peer.clips}
+                rows[peer.key] = row
+                try:
+                    started = Running(peer, path, threads, logs)
+                    running[peer.key] = started
+                    found = check(started, work, truth[peer.clips])
+                except (NotInstallable, Unfit) as problem:
+                    row["why"] = str(problem)
+                    note(f"  {peer.label}: {problem}")
+                    continue
+                row |= {"versions": started.ready["versions"], "first_s": found["first_s"]}
+                row |= {"error": found["error"], "noise": found["noise"]}
+                row |= {"wall_s": [], "cpu_s": [], "peak_mb": found["peak_mb"]}
+                note(f"  {peer.label}: right within {found['error']:.1e}, {found['wall_s']:.2f} s")
+            for _ in range(repeats):
+                rates.append(floor.ask("round"))
+                for key, row in rows.items():
+                    spent = sum(row.get("wall_s", []))
+                    if "why" in row or (len(row["wall_s"]) >= 2 and spent > seconds):
+                        continue
+                    told = running[key].ask(f"round {Path(away) / 'out.npz'}")
+                    row["wall_s"].append(told["wall_s"])
+                    row["cpu_s"].append(told["cpu_s"])
+                    row["peak_mb"] = told["peak_mb"]
+        finally:
+            for one in (*running.values(), floor):
+                one.stop()
+    middle = {key: statistics.median(rate[key] for rate in rates) for key in rates[0]}
+    gflops = max(middle["numpy_gflops"], middle["xla_gflops"])
+    by_flop, by_bytes = shape.flop() / gflops / 1e9, shape.bytes() / middle["copy_gbs"] / 1e9
+    return {
+        "work": name,
+        "threads": threads,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command(name, threads, repeats=repeats, seconds=seconds),
+        "machine": machine() | {"load_before": round(load, 2)},
+        "shape": dataclasses.asdict(shape),
+        "gflop": shape.flop() / 1e9,
+        "mb": shape.bytes() / 1e6,
+        "rates": middle,
+        "floor_s": max(by_flop, by_bytes),
+        "rows": list(rows.values()),
+    }
+
+
+def keep(run: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Write a run in the place of the one of the same work and threads."""
+    runs = json.loads(out.read_text())["runs"] if out.exists() else []
+    key = (run["work"], run["threads"])
+    runs = [old for old in runs if (old["work"], old["threads"]) != key] + [run]
+    order = list(SHAPES)
+    runs.sort(key=lambda one: (order.index(one["work"]), one["threads"]))
+    found = {"format": 1, "runs": runs}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def main() -> None:
+    """Measure what was asked for and print the tables."""
+    parser = argparse.ArgumentParser(description="One round by every peer.")
+    parser.add_argument("--works", nargs="+", default=["mlp", "cnn", "svm"], choices=list(SHAPES))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    keys = [peer.key for peer in ROSTER]
+    parser.add_argument(
+        "--peers", nargs="*", default=[], choices=keys, metavar="PEER", help=", ".join(keys)
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="rotations")
+    parser.add_argument("--seconds", type=float, default=30, help="a peer rests after so many")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    peers = [peer for peer in ROSTER if not given.peers or peer.key in (*given.peers, "ours")]
+    cores = len(os.sched_getaffinity(0))
+    logs = FOLDER / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for name in given.works:
+        for threads in given.threads:
+            if threads > cores:
+                note(f"{name} with {threads} threads: left out, there are {cores} cores")
+                continue
+            began = time.perf_counter()
+            note(f"{name}, {threads} thread(s), load {os.getloadavg()[0]:.1f}")
+            run = measure(
+                name, threads, peers, repeats=given.repeats, seconds=given.seconds, logs=logs
+            )
+            run["minutes"] = round((time.perf_counter() - began) / 60, 1)
+            keep(run, given.out)
+            print(peer_table.heading(run))
+            print(peer_table.markdown(run), flush=True)
+
+
+if __name__ == "__main__":
+    main()
