@@ -9,7 +9,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format types trust mutants figures claims bench bench-growth clean
+.PHONY: help train test check lint format types trust mutants figures claims bench bench-peers \
+        bench-growth bench-gpu clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -59,11 +60,19 @@ claims: $(VENV)/.run  ## the README's table of claims, from results/
 bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each beside its floor
 	@$(BIN)/python benchmarks/clipped_round.py
 	@$(BIN)/python benchmarks/secure_noise.py
-	@$(BIN)/python benchmarks/flower_floor.py
+	@$(BIN)/python benchmarks/flower_floor.py --rounds 4 --parameters 200000
 	@$(BIN)/python benchmarks/growth.py --short
 
 bench-growth: $(VENV)/.run  ## 50 to 1,000,000 clients: time a sample, memory, time outside gradients
 	@$(BIN)/python benchmarks/growth.py --out results/bench/growth.json
+
+bench-gpu: $(VENV)/.run  ## a round on an accelerator: one run, a batch of 32, a sweep, the cnn
+	@$(BIN)/python benchmarks/gpu.py --out results/bench/gpu.json
+
+bench-peers: $(VENV)/.dev  ## every peer on the same round (PEERS="opacus-ghost …" WORKS=mlp THREADS=1)
+	@$(BIN)/python benchmarks/side_by_side.py $(if $(WORKS),--works $(WORKS)) \
+	  $(if $(THREADS),--threads $(THREADS)) $(if $(PEERS),--peers $(PEERS))
+	@$(BIN)/python benchmarks/peer_table.py docs/performance.md
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kept import keep
+
 ROWS, TESTED, FEATURES, HIDDEN, CLASSES = 50 * 800, 10_000, 784, 256, 10
 REPEATS = 9
 
@@ -102,6 +104,7 @@ def measure() -> dict[str, float]:
 
 def main() -> None:
     print(f"{flop() / 1e9:.1f} GFLOP a round; rates in GFLOP/s, times in seconds")
+    kept = {}
     for threads in (1, 2):
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads),
@@ -114,8 +117,9 @@ def main() -> None:
         cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:threads])
         command = ["taskset", "-c", cores, sys.executable, __file__, "--here"]
         answer = subprocess.run(command, env=environment, check=True, capture_output=True).stdout
-        found = json.loads(answer)
+        kept[f"{threads} threads"] = found = json.loads(answer)
         print(f"{threads} thread(s): " + ", ".join(f"{k} {v:.3g}" for k, v in found.items()))
+    keep("clipped_round", "python benchmarks/clipped_round.py", ("jax", "numpy"), kept)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from kept import keep
+
 from sottovoce.flower import local
 
 EMPTY = {
@@ -192,11 +194,13 @@ def main() -> None:
     print(f"{given.nodes} nodes, median (fastest–slowest) of {given.rounds} rounds, seconds")
     print(f"{'':<24}{'ready':>7}" + "".join(f"{size:>24,}" for size in given.parameters))
     floor: dict[int, float] = {}
+    kept = {}
     for kind in ("Flower as it comes", "Flower, polling faster", "ours", "sottovoce federate"):
         measured = federate if kind == "sottovoce federate" else functools.partial(measure, kind)
         ready, found = measured(given.parameters, nodes=given.nodes, rounds=given.rounds)
         middle = {size: statistics.median(times) for size, times in found.items()}
         floor = floor or middle
+        kept[kind] = {"ready_s": ready, "seconds": {str(size): found[size] for size in found}}
         cells = [
             f"{middle[size]:.2f} ({min(times):.2f}–{max(times):.2f})"
             for size, times in found.items()
@@ -204,6 +208,8 @@ def main() -> None:
         ratios = ", ".join(f"{middle[size] / floor[size]:.2f}" for size in found)
         line = f"{kind:<24}{ready:>7.1f}" + "".join(f"{cell:>24}" for cell in cells)
         print(f"{line}   ×{ratios}", flush=True)
+    command = f"python benchmarks/flower_floor.py --nodes {given.nodes} --rounds {given.rounds}"
+    keep("flower_floor", command, ("flwr",), kept)
     print(f"load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

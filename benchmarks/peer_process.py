@@ -66,7 +66,11 @@ class Running:
                 stderr=log,
                 text=True,
             )
-        self.ready = self._hear()
+        try:
+            self.ready = self._hear()
+        except Unfit:
+            self.stop()
+            raise
         self.freeze()
 
     def _hear(self) -> dict[str, Any]:
@@ -104,14 +108,11 @@ class Running:
         """End it, and whatever it has started."""
         self._signal(signal.SIGCONT)
         below = descendants(self.process.pid)
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write("stop\n")
-            self.process.stdin.close()
-            self.process.wait(timeout=30)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.communicate("stop\n", timeout=30)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            self.process.communicate()
         for process in below:
             try:
                 os.kill(process, signal.SIGKILL)

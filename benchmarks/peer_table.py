@@ -43,8 +43,9 @@ def heading(run: dict[str, Any]) -> str:
     return (
         f"**{TITLES[run['work']]}, {threads}.** {shape['clients']} clients × {shape['samples']} "
         f"rows, {shape['tested']:,} test rows: {number(run['gflop'])} GFLOP, "
-        f"{number(run['mb'])} MB. sgemm {number(rates['numpy_gflops'])} (numpy) and {number(rates['xla_gflops'])} (XLA) "
-        f"GFLOP/s, copy {number(rates['copy_gbs'])} GB/s: the floor is "
+        f"{number(run['mb'])} MB. sgemm {number(rates['numpy_gflops'])} (numpy) and "
+        f"{number(rates['xla_gflops'])} (XLA) GFLOP/s, copy {number(rates['copy_gbs'])} GB/s: "
+        f"the floor is "
         f"{number(run['floor_s'])} s. {machine['cpu']}, {machine['cores']} cores, {run['date']}."
     )
 
@@ -65,11 +66,11 @@ def markdown(run: dict[str, Any]) -> str:
             f"{row['label']} {versions(row)}".strip(),
             number(wall),
             spread,
-            number(statistics.median(row["cpu_s"])),
+            number(statistics.median(row["cpu_s"])) if row["cpu_s"] else "–",
             number(wall / ours[0]) if ours else "–",
             number(wall / run["floor_s"]),
-            f"{row['peak_mb']:,.0f}",
-            f"{row['error']:.0e}",
+            f"{row['peak_mb']:,.0f}" if "peak_mb" in row else "–",
+            f"{row['error']:.0e}" if "error" in row else "–",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     for row in run["rows"]:

@@ -14,8 +14,8 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,25 +29,13 @@ import numpy as np
 import peer_table
 import reference
 from environments import FOLDER, NotInstallable
-from peer_process import Running, Unfit, check
+from kept import machine
+from peer_process import Running, Unfit, check, variables
 from roster import FLOOR, ROSTER, Peer
 from work import SHAPES, Shape, Work, make, save
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "bench" / "peers.json"
-
-
-def machine() -> dict[str, Any]:
-    """What it runs on, in words."""
-    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(pages / 2**30),
-        "python": platform.python_version(),
-        "system": platform.system(),
-    }
+DEPLOYED = "flower-deployment"
 
 
 def prepare(shape: Shape, folder: Path) -> tuple[Work, Path]:
@@ -58,6 +46,29 @@ def prepare(shape: Shape, folder: Path) -> tuple[Work, Path]:
     path = folder / f"{shape.model}.npz"
     save(work, path)
     return work, path
+
+
+def deployment(path: Path, threads: int) -> dict[str, Any]:
+    """Flower deployed, as a row: nothing is computed, so it is not asked in turn."""
+    row: dict[str, Any] = {"peer": DEPLOYED, "clips": "nothing", "cpu_s": []}
+    script = Path(__file__).resolve().parent / "peers" / "flower_deployment.py"
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[-threads:]))
+    done = subprocess.run(
+        ["taskset", "-c", cores, sys.executable, script, path],
+        env=variables(threads),
+        capture_output=True,
+        text=True,
+    )
+    row["label"] = "Flower deployed, an empty app"
+    if done.returncode != 0:
+        return row | {"why": done.stderr.strip().splitlines()[-1]}
+    told = json.loads(done.stdout)
+    row["label"] += f" on {told['nodes']} nodes: nothing is computed"
+    return row | {
+        "versions": told["versions"],
+        "wall_s": told["wall_s"],
+        "ready_s": told["ready_s"],
+    }
 
 
 def command(name: str, threads: int, *, repeats: int, seconds: float) -> str:
@@ -74,7 +85,14 @@ def note(text: str) -> None:
 
 
 def measure(
-    name: str, threads: int, peers: list[Peer], *, repeats: int, seconds: float, logs: Path
+    name: str,
+    threads: int,
+    peers: list[Peer],
+    *,
+    deployed: bool,
+    repeats: int,
+    seconds: float,
+    logs: Path,
 ) -> dict[str, Any]:
     """One rotation: one work, one number of threads, all these peers."""
     shape = SHAPES[name]
@@ -117,6 +135,8 @@ def measure(
         finally:
             for one in (*running.values(), floor):
                 one.stop()
+        if deployed:
+            rows[DEPLOYED] = deployment(path, threads)
     middle = {key: statistics.median(rate[key] for rate in rates) for key in rates[0]}
     gflops = max(middle["numpy_gflops"], middle["xla_gflops"])
     by_flop, by_bytes = shape.flop() / gflops / 1e9, shape.bytes() / middle["copy_gbs"] / 1e9
@@ -125,7 +145,7 @@ def measure(
         "threads": threads,
         "date": datetime.now(UTC).date().isoformat(),
         "command": command(name, threads, repeats=repeats, seconds=seconds),
-        "machine": machine() | {"load_before": round(load, 2)},
+        "machine": machine() | {"load": round(load, 2)},
         "shape": dataclasses.asdict(shape),
         "gflop": shape.flop() / 1e9,
         "mb": shape.bytes() / 1e6,
@@ -153,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One round by every peer.")
     parser.add_argument("--works", nargs="+", default=["mlp", "cnn", "svm"], choices=list(SHAPES))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    keys = [peer.key for peer in ROSTER]
+    keys = [*(peer.key for peer in ROSTER), DEPLOYED]
     parser.add_argument(
         "--peers", nargs="*", default=[], choices=keys, metavar="PEER", help=", ".join(keys)
     )
@@ -161,7 +181,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="a peer rests after so many")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
-    peers = [peer for peer in ROSTER if not given.peers or peer.key in (*given.peers, "ours")]
+    wanted = {*given.peers, "ours"} if given.peers else set(keys)
+    peers = [peer for peer in ROSTER if peer.key in wanted]
     cores = len(os.sched_getaffinity(0))
     logs = FOLDER / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -173,7 +194,14 @@ def main() -> None:
             began = time.perf_counter()
             note(f"{name}, {threads} thread(s), load {os.getloadavg()[0]:.1f}")
             run = measure(
-                name, threads, peers, repeats=given.repeats, seconds=given.seconds, logs=logs
+                name,
+                threads,
+                peers,
+                # the same whatever the work and its threads are: once is enough
+                deployed=(name, threads) == ("mlp", cores) and DEPLOYED in wanted,
+                repeats=given.repeats,
+                seconds=given.seconds,
+                logs=logs,
             )
             run["minutes"] = round((time.perf_counter() - began) / 60, 1)
             keep(run, given.out)
