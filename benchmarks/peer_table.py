@@ -54,10 +54,10 @@ def markdown(run: dict[str, Any]) -> str:
     """One run as a table, fastest first; then those that could not be timed, and why."""
     timed = [row for row in run["rows"] if "why" not in row]
     timed.sort(key=lambda row: statistics.median(row["wall_s"]))
-    ours = [statistics.median(row["wall_s"]) for row in timed if row["peer"] == "ours"]
+    ours = next((row for row in timed if row["peer"] == "ours"), None)
     lines = [
-        "| | seconds a round | min–max (of) | CPU s | × ours | × floor | peak MB | off by |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| | seconds a round | min–max (of) | CPU s | × ours | × its CPU | × floor | peak MB | off by |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in timed:
         wall = statistics.median(row["wall_s"])
@@ -67,7 +67,8 @@ def markdown(run: dict[str, Any]) -> str:
             number(wall),
             spread,
             number(statistics.median(row["cpu_s"])) if row["cpu_s"] else "–",
-            number(wall / ours[0]) if ours else "–",
+            times(row, ours, "wall_s"),
+            times(row, ours, "cpu_s"),
             number(wall / run["floor_s"]),
             f"{row['peak_mb']:,.0f}" if "peak_mb" in row else "–",
             f"{row['error']:.0e}" if "error" in row else "–",
@@ -75,8 +76,15 @@ def markdown(run: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     for row in run["rows"]:
         if "why" in row:
-            lines.append(f"| {row['label']} | not timed: {row['why']} |" + " |" * 6)
+            lines.append(f"| {row['label']} | not timed: {row['why']} |" + " |" * 7)
     return "\n".join(lines)
+
+
+def times(row: dict[str, Any], ours: dict[str, Any] | None, what: str) -> str:
+    """How many times ours, by the medians."""
+    if ours is None or not row[what]:
+        return "–"
+    return number(statistics.median(row[what]) / statistics.median(ours[what]))
 
 
 def versions(row: dict[str, Any]) -> str:

@@ -120,9 +120,11 @@ def measure(
                     continue
                 row |= {"versions": started.ready["versions"], "first_s": found["first_s"]}
                 row |= {"error": found["error"], "noise": found["noise"]}
-                row |= {"wall_s": [], "cpu_s": [], "peak_mb": found["peak_mb"]}
+                # the round whose noise was looked at is the first repetition
+                row |= {"wall_s": [found["wall_s"]], "cpu_s": [found["cpu_s"]]}
+                row["peak_mb"] = found["peak_mb"]
                 note(f"  {peer.label}: right within {found['error']:.1e}, {found['wall_s']:.2f} s")
-            for _ in range(repeats):
+            for _ in range(repeats - 1):
                 rates.append(floor.ask("round"))
                 for key, row in rows.items():
                     spent = sum(row.get("wall_s", []))
@@ -177,8 +179,8 @@ def main() -> None:
     parser.add_argument(
         "--peers", nargs="*", default=[], choices=keys, metavar="PEER", help=", ".join(keys)
     )
-    parser.add_argument("--repeats", type=int, default=7, help="rotations")
-    parser.add_argument("--seconds", type=float, default=30, help="a peer rests after so many")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds of each")
+    parser.add_argument("--seconds", type=float, default=20, help="a peer rests after so many")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     wanted = {*given.peers, "ours"} if given.peers else set(keys)

@@ -247,10 +247,12 @@ def test_the_table_is_what_was_measured():
     head, line, first, second, third = peer_table.markdown(RUN).splitlines()
     assert head.count("|") == line.count("|") == first.count("|") == third.count("|")
     assert (
-        first == "| sottovoce (jax 1.3) | 0.25 | 0.25–0.25 (1) | 0.5 | 1.00 | 2.08 | 300 | 1e-07 |"
+        first
+        == "| sottovoce (jax 1.3) | 0.25 | 0.25–0.25 (1) | 0.5 | 1.00 | 1.00 | 2.08 | 300 | 1e-07 |"
     )
     assert (
-        second == "| slow (jax 1.2) | 2.00 | 1.00–6.00 (3) | 3.00 | 8.00 | 16.7 | 1,234 | 2e-07 |"
+        second
+        == "| slow (jax 1.2) | 2.00 | 1.00–6.00 (3) | 3.00 | 8.00 | 6.00 | 16.7 | 1,234 | 2e-07 |"
     )
     assert third.startswith("| gone | not timed: No matching distribution |")
     assert "12.0 GFLOP" in peer_table.heading(RUN)
