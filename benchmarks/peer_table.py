@@ -56,7 +56,7 @@ def markdown(run: dict[str, Any]) -> str:
     timed.sort(key=lambda row: statistics.median(row["wall_s"]))
     ours = next((row for row in timed if row["peer"] == "ours"), None)
     lines = [
-        "| | seconds a round | min–max (of) | CPU s | × ours | × its CPU | × floor | peak MB | off by |",
+        "| | seconds | min–max (of) | CPU s | × ours | × our CPU | × floor | peak MB | off by |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in timed:

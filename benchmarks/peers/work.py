@@ -133,7 +133,7 @@ def make(shape: Shape, *, seed: int = 0) -> Work:
 
     params = {}
     for name, size in shape.parameters().items():
-        bound = 1 / np.sqrt(size[0] if size else shape.features)
+        bound = 1 / np.sqrt(np.prod(size[:-1]) if len(size) > 1 else shape.features)
         params[name] = random.uniform(-bound, bound, size).astype(np.float32)
     return Work(
         shape,
