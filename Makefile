@@ -72,7 +72,7 @@ bench-gpu: $(VENV)/.run  ## a round on an accelerator: one run, a batch of 32, a
 bench-peers: $(VENV)/.dev  ## every peer on the same round (PEERS="opacus-ghost …" WORKS=mlp THREADS=1)
 	@$(BIN)/python benchmarks/side_by_side.py $(if $(WORKS),--works $(WORKS)) \
 	  $(if $(THREADS),--threads $(THREADS)) $(if $(PEERS),--peers $(PEERS))
-	@$(BIN)/python benchmarks/peer_table.py docs/performance.md
+	@$(if $(PEERS),,$(BIN)/python benchmarks/peer_table.py docs/performance.md)
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

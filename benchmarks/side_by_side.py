@@ -5,7 +5,8 @@
 Each peer is a process in an environment of its own (`environments.py`). It is held against a
 float64 reference before it is timed. Repetitions go round: every peer once, then every peer again,
 the machine's own rates among them. What was measured goes to results/bench/peers.json, where a run
-replaces the one of the same work and number of threads; the table is printed from it.
+replaces the one of the same work and number of threads; the table is printed from it. With `--peers`
+it goes to .bench/peers.json instead.
 """
 
 from __future__ import annotations
@@ -181,11 +182,13 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=7, help="rounds of each")
     parser.add_argument("--seconds", type=float, default=20, help="a peer rests after so many")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, help="where runs are kept")
     given = parser.parse_args()
     wanted = {*given.peers, "ours"} if given.peers else set(keys)
     peers = [peer for peer in ROSTER if peer.key in wanted]
     cores = len(os.sched_getaffinity(0))
+    # a few peers are a look, not the table: they do not replace what the page shows
+    out = given.out or (FOLDER / "peers.json" if given.peers else OUT)
     logs = FOLDER / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     for name in given.works:
@@ -206,7 +209,7 @@ def main() -> None:
                 logs=logs,
             )
             run["minutes"] = round((time.perf_counter() - began) / 60, 1)
-            keep(run, given.out)
+            keep(run, out)
             print(peer_table.heading(run))
             print(peer_table.markdown(run), flush=True)
 
