@@ -5,8 +5,8 @@
 Each peer is a process in an environment of its own (`environments.py`). It is held against a
 float64 reference before it is timed. Repetitions go round: every peer once, then every peer again,
 the machine's own rates among them. What was measured goes to results/bench/peers.json, where a run
-replaces the one of the same work and number of threads; the table is printed from it. With `--peers`
-it goes to .bench/peers.json instead.
+replaces the one of the same work and number of threads; the table is printed from it. With
+`--peers` it goes to .bench/peers.json instead.
 """
 
 from __future__ import annotations
