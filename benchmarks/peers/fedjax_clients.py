@@ -14,15 +14,13 @@ import numpy as np
 from protocol import Outcome, Play, serve
 from work import Work
 
-BATCH = {"mlp": 50, "cnn": 40, "svm": 600}
+BATCH = {"mlp": 20, "cnn": 40, "svm": 600}
 
 
 def build(work: Work) -> Play:
     shape = work.shape
-    loss, evaluate = jax_models.losses(shape), jax.jit(jax_models.evaluation(shape))
-    per_sample = jax.vmap(
-        jax.grad(lambda params, x, y: loss(params, x[None], y[None])[0]), in_axes=(None, 0, 0)
-    )
+    evaluate = jax.jit(jax_models.evaluation(shape))
+    per_sample = jax.vmap(jax.grad(jax_models.sample_loss(shape)), in_axes=(None, 0, 0))
     batch = min(BATCH[shape.model], shape.samples)
 
     def client_init(shared, given):  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ from work import PADDING, Shape
 
 
 def scores(shape: Shape) -> Callable[[Any, Any], Any]:
-    """(params, rows) → scores."""
+    """(params, rows) → scores; one row as a vector will do, and gives one row's scores."""
     if shape.model == "svm":
         return lambda params, x: x @ params["w"] + params["b"]
     if shape.model == "mlp":
@@ -27,8 +27,8 @@ def scores(shape: Shape) -> Callable[[Any, Any], Any]:
             [(PADDING, PADDING)] * 2,
             dimension_numbers=("NHWC", "HWIO", "NCHW"),
         )
-        hidden = jax.nn.relu(maps + params["bias"][:, None, None]).reshape(x.shape[0], -1)
-        return hidden @ params["w"] + params["b"]
+        hidden = jax.nn.relu(maps + params["bias"][:, None, None])
+        return hidden.reshape(*x.shape[:-1], -1) @ params["w"] + params["b"]
 
     return cnn
 
@@ -44,6 +44,23 @@ def losses(shape: Shape) -> Callable[[Any, Any, Any], Any]:
     def entropy(params: Any, x: Any, y: Any) -> Any:
         logs = jax.nn.log_softmax(apply(params, x))
         return -jnp.take_along_axis(logs, y[:, None], axis=1)[:, 0]
+
+    return hinge if shape.model == "svm" else entropy
+
+
+def sample_loss(shape: Shape) -> Callable[[Any, Any, Any], Any]:
+    """(params, one row, its label) → its loss.
+
+    The row stays a vector: its gradient is an outer product, not a product over an axis of length 1.
+    """
+    apply = scores(shape)
+
+    def hinge(params: Any, x: Any, y: Any) -> Any:
+        size = jnp.sum(params["w"] ** 2) + params["b"] ** 2
+        return jax.nn.relu(1 - (2.0 * y - 1) * apply(params, x)) + shape.kappa / 2 * size
+
+    def entropy(params: Any, x: Any, y: Any) -> Any:
+        return -jax.nn.log_softmax(apply(params, x))[y]
 
     return hinge if shape.model == "svm" else entropy
 

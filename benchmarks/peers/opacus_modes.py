@@ -22,7 +22,7 @@ from work import Work
 #: Rows of a physical batch, by mode and model: the fastest of those tried.
 BATCH = {
     "ghost": {"mlp": 800, "cnn": 80, "svm": 600},
-    "hooks": {"mlp": 100, "cnn": 80, "svm": 600},
+    "hooks": {"mlp": 32, "cnn": 80, "svm": 600},
 }
 
 

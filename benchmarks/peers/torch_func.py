@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from work import Shape, Work
 
 #: Rows whose gradients are held at once: the fastest of those tried.
-CHUNK = {"mlp": 50, "cnn": 40, "svm": 600}
+CHUNK = {"mlp": 32, "cnn": 40, "svm": 600}
 
 
 def clipped_mean(
