@@ -65,6 +65,7 @@ class Running:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                start_new_session=True,  # Ctrl-C is for the harness, which ends its peers itself
             )
         try:
             self.ready = self._hear()

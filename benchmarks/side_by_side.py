@@ -125,16 +125,8 @@ def measure(
                 row |= {"wall_s": [found["wall_s"]], "cpu_s": [found["cpu_s"]]}
                 row["peak_mb"] = found["peak_mb"]
                 note(f"  {peer.label}: right within {found['error']:.1e}, {found['wall_s']:.2f} s")
-            for _ in range(repeats - 1):
-                rates.append(floor.ask("round"))
-                for key, row in rows.items():
-                    spent = sum(row.get("wall_s", []))
-                    if "why" in row or (len(row["wall_s"]) >= 2 and spent > seconds):
-                        continue
-                    told = running[key].ask(f"round {Path(away) / 'out.npz'}")
-                    row["wall_s"].append(told["wall_s"])
-                    row["cpu_s"].append(told["cpu_s"])
-                    row["peak_mb"] = told["peak_mb"]
+            rates.append(floor.ask("round"))
+            rotate(rows, running, floor, rates, repeats, seconds, Path(away) / "out.npz")
         finally:
             for one in (*running.values(), floor):
                 one.stop()
@@ -156,6 +148,30 @@ def measure(
         "floor_s": max(by_flop, by_bytes),
         "rows": list(rows.values()),
     }
+
+
+def rotate(
+    rows: dict[str, dict[str, Any]],
+    running: dict[str, Running],
+    floor: Running,
+    rates: list[dict[str, float]],
+    repeats: int,
+    seconds: float,
+    out: Path,
+) -> None:
+    """Every peer once, then every peer again; Ctrl-C ends it and keeps what was measured."""
+    try:
+        for _ in range(repeats - 1):
+            for key, row in rows.items():
+                if "why" in row or (len(row["wall_s"]) >= 2 and sum(row["wall_s"]) > seconds):
+                    continue
+                told = running[key].ask(f"round {out}")
+                row["wall_s"].append(told["wall_s"])
+                row["cpu_s"].append(told["cpu_s"])
+                row["peak_mb"] = told["peak_mb"]
+            rates.append(floor.ask("round"))
+    except KeyboardInterrupt:
+        note("  stopped: what was measured is kept")
 
 
 def keep(run: dict[str, Any], out: Path) -> dict[str, Any]:

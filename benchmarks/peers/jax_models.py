@@ -51,7 +51,7 @@ def losses(shape: Shape) -> Callable[[Any, Any, Any], Any]:
 def sample_loss(shape: Shape) -> Callable[[Any, Any, Any], Any]:
     """(params, one row, its label) → its loss.
 
-    The row stays a vector: its gradient is an outer product, not a product over an axis of length 1.
+    The row stays a vector: its gradient is an outer product, not a product over an axis of one.
     """
     apply = scores(shape)
 
