@@ -25,8 +25,9 @@ from roster import Peer
 from work import Arrays, Work
 
 HERE = Path(__file__).resolve().parent
-#: float32 sums of 40,000 rows, and what Opacus adds to every norm so as not to divide by zero.
-TOLERANCE = 1e-4
+#: float32 sums of 40,000 rows differ by 1e-6 of their length; one row whose unit lies at the ReLU's
+#: kink, on in one precision and off in the other, by up to 1e-4. Another clip is off by 1e-1.
+TOLERANCE = 3e-4
 
 
 class Unfit(Exception):
