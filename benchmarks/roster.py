@@ -29,22 +29,11 @@ class Peer:
     variables: dict[str, str] = field(default_factory=dict)
 
 
+#: The slow ones last: a run that is ended early has the others.
 ROSTER = (
     Peer("ours", "sottovoce", "ours"),
     Peer("numpy", "numpy + BLAS, our design by hand", "numpy_blas"),
     Peer("opacus-ghost", "Opacus, ghost clipping", "opacus_modes", "opacus", ("ghost",)),
-    Peer("opacus-hooks", "Opacus, hooks", "opacus_modes", "opacus", ("hooks",)),
-    Peer(
-        "opacus-hooks-kept",
-        "Opacus, hooks, malloc told to keep its pages",
-        "opacus_modes",
-        "opacus",
-        ("hooks",),
-        variables=KEPT_PAGES,
-    ),
-    Peer("torch-func", "torch.func", "torch_func", "opacus"),
-    Peer("jax-privacy", "jax-privacy", "jax_privacy_microbatches", "jax_privacy"),
-    Peer("fedjax", "FedJAX with a per-sample step", "fedjax_clients", "fedjax"),
     Peer(
         "pfl-update",
         "pfl as it comes (clips whole updates)",
@@ -53,7 +42,19 @@ ROSTER = (
         ("update",),
         clips="update",
     ),
-    Peer("pfl", "pfl with a per-sample step", "pfl_backend", "pfl", ("samples",)),
     Peer("flower", "Flower simulation with our step in numpy", "flower_simulation", "flower"),
+    Peer("jax-privacy", "jax-privacy", "jax_privacy_microbatches", "jax_privacy"),
+    Peer("fedjax", "FedJAX with a per-sample step", "fedjax_clients", "fedjax"),
+    Peer("torch-func", "torch.func", "torch_func", "opacus"),
+    Peer("pfl", "pfl with a per-sample step", "pfl_backend", "pfl", ("samples",)),
+    Peer(
+        "opacus-hooks-kept",
+        "Opacus, hooks, malloc told to keep its pages",
+        "opacus_modes",
+        "opacus",
+        ("hooks",),
+        variables=KEPT_PAGES,
+    ),
+    Peer("opacus-hooks", "Opacus, hooks", "opacus_modes", "opacus", ("hooks",)),
 )
 FLOOR = Peer("floor", "the machine", "floor")

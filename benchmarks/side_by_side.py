@@ -6,7 +6,7 @@ Each peer is a process in an environment of its own (`environments.py`). It is h
 float64 reference before it is timed. Repetitions go round: every peer once, then every peer again,
 the machine's own rates among them. What was measured goes to results/bench/peers.json, where a run
 replaces the one of the same work and number of threads; the table is printed from it. With
-`--peers` it goes to .bench/peers.json instead.
+`--peers` it goes to .bench/peers.json instead. Ctrl-C ends a run and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from environments import FOLDER, NotInstallable
 from kept import machine
 from peer_process import Running, Unfit, check, variables
 from roster import FLOOR, ROSTER, Peer
-from work import SHAPES, Shape, Work, make, save
+from work import SHAPES, Arrays, Shape, Work, make, save
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "bench" / "peers.json"
 DEPLOYED = "flower-deployment"
@@ -108,25 +108,13 @@ def measure(
         load = os.getloadavg()[0]
         floor = Running(FLOOR, path, threads, logs)
         try:
-            for peer in peers:
-                row: dict[str, Any] = {"peer": peer.key, "label": peer.label, "clips": peer.clips}
-                rows[peer.key] = row
-                try:
-                    started = Running(peer, path, threads, logs)
-                    running[peer.key] = started
-                    found = check(started, work, truth[peer.clips])
-                except (NotInstallable, Unfit) as problem:
-                    row["why"] = str(problem)
-                    note(f"  {peer.label}: {problem}")
-                    continue
-                row |= {"versions": started.ready["versions"], "first_s": found["first_s"]}
-                row |= {"error": found["error"], "noise": found["noise"]}
-                # the round whose noise was looked at is the first repetition
-                row |= {"wall_s": [found["wall_s"]], "cpu_s": [found["cpu_s"]]}
-                row["peak_mb"] = found["peak_mb"]
-                note(f"  {peer.label}: right within {found['error']:.1e}, {found['wall_s']:.2f} s")
             rates.append(floor.ask("round"))
+            for peer in peers:
+                rows[peer.key] = {"peer": peer.key, "label": peer.label, "clips": peer.clips}
+                begin(peer, rows[peer.key], running, path, threads, logs, work, truth)
             rotate(rows, running, floor, rates, repeats, seconds, Path(away) / "out.npz")
+        except KeyboardInterrupt:
+            note("  stopped: what was measured is kept")
         finally:
             for one in (*running.values(), floor):
                 one.stop()
@@ -150,6 +138,33 @@ def measure(
     }
 
 
+def begin(
+    peer: Peer,
+    row: dict[str, Any],
+    running: dict[str, Running],
+    path: Path,
+    threads: int,
+    logs: Path,
+    work: Work,
+    truth: dict[str, Arrays],
+) -> None:
+    """Start a peer and hold it to the reference; its row says what came of it."""
+    row["why"] = "the run was ended before its turn"
+    try:
+        running[peer.key] = started = Running(peer, path, threads, logs)
+        found = check(started, work, truth[peer.clips])
+    except (NotInstallable, Unfit) as problem:
+        row["why"] = str(problem)
+        note(f"  {peer.label}: {problem}")
+        return
+    del row["why"]
+    row |= {"versions": started.ready["versions"], "first_s": found["first_s"]}
+    row |= {"error": found["error"], "noise": found["noise"], "peak_mb": found["peak_mb"]}
+    # the round whose noise was looked at is the first repetition
+    row |= {"wall_s": [found["wall_s"]], "cpu_s": [found["cpu_s"]]}
+    note(f"  {peer.label}: right within {found['error']:.1e}, {found['wall_s']:.2f} s")
+
+
 def rotate(
     rows: dict[str, dict[str, Any]],
     running: dict[str, Running],
@@ -159,19 +174,16 @@ def rotate(
     seconds: float,
     out: Path,
 ) -> None:
-    """Every peer once, then every peer again; Ctrl-C ends it and keeps what was measured."""
-    try:
-        for _ in range(repeats - 1):
-            for key, row in rows.items():
-                if "why" in row or (len(row["wall_s"]) >= 2 and sum(row["wall_s"]) > seconds):
-                    continue
-                told = running[key].ask(f"round {out}")
-                row["wall_s"].append(told["wall_s"])
-                row["cpu_s"].append(told["cpu_s"])
-                row["peak_mb"] = told["peak_mb"]
-            rates.append(floor.ask("round"))
-    except KeyboardInterrupt:
-        note("  stopped: what was measured is kept")
+    """Every peer once, then every peer again; slow ones rest when they have had their seconds."""
+    for _ in range(repeats - 1):
+        for key, row in rows.items():
+            if "why" in row or sum(row["wall_s"]) > seconds:
+                continue
+            told = running[key].ask(f"round {out}")
+            row["wall_s"].append(told["wall_s"])
+            row["cpu_s"].append(told["cpu_s"])
+            row["peak_mb"] = told["peak_mb"]
+        rates.append(floor.ask("round"))
 
 
 def keep(run: dict[str, Any], out: Path) -> dict[str, Any]:
