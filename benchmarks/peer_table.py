@@ -46,7 +46,8 @@ def heading(run: dict[str, Any]) -> str:
         f"{number(run['mb'])} MB. sgemm {number(rates['numpy_gflops'])} (numpy) and "
         f"{number(rates['xla_gflops'])} (XLA) GFLOP/s, copy {number(rates['copy_gbs'])} GB/s: "
         f"the floor is "
-        f"{number(run['floor_s'])} s. {machine['cpu']}, {machine['cores']} cores, {run['date']}."
+        f"{number(run['floor_s'])} s. {machine['cpu']}, {machine['cores']} cores, load "
+        f"{machine['load']:.1f} when it began, {run['date']}."
     )
 
 

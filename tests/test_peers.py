@@ -213,7 +213,7 @@ RUN = {
     "work": "tiny",
     "threads": 2,
     "date": "2026-01-02",
-    "machine": {"cpu": "a processor", "cores": 2},
+    "machine": {"cpu": "a processor", "cores": 2, "load": 0.1},
     "shape": dataclasses.asdict(work.SHAPES["tiny"]),
     "gflop": 12.0,
     "mb": 3.0,
@@ -257,6 +257,7 @@ def test_the_table_is_what_was_measured():
     assert third.startswith("| gone | not timed: No matching distribution |")
     assert "12.0 GFLOP" in peer_table.heading(RUN)
     assert "the floor is 0.12 s" in peer_table.heading(RUN)
+    assert "load 0.1 when it began" in peer_table.heading(RUN)
 
 
 def test_the_page_shows_the_results_that_are_kept():
