@@ -70,7 +70,7 @@ class Running:
             )
         try:
             self.ready = self._hear()
-        except Unfit:
+        except BaseException:  # Ctrl-C too: it must not be left behind
             self.stop()
             raise
         self.freeze()

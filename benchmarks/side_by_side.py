@@ -102,7 +102,15 @@ def measure(
         truth = {"samples": reference.clipped_mean(work, work.x, work.y, work.clip)[0]}
         if any(peer.clips == "update" for peer in peers):
             truth["update"] = reference.by_update(work)
-        rows: dict[str, dict[str, Any]] = {}
+        rows: dict[str, dict[str, Any]] = {
+            peer.key: {
+                "peer": peer.key,
+                "label": peer.label,
+                "clips": peer.clips,
+                "why": "the run was ended before its turn",
+            }
+            for peer in peers
+        }
         running: dict[str, Running] = {}
         rates: list[dict[str, float]] = []
         load = os.getloadavg()[0]
@@ -110,7 +118,6 @@ def measure(
         try:
             rates.append(floor.ask("round"))
             for peer in peers:
-                rows[peer.key] = {"peer": peer.key, "label": peer.label, "clips": peer.clips}
                 begin(peer, rows[peer.key], running, path, threads, logs, work, truth)
             rotate(rows, running, floor, rates, repeats, seconds, Path(away) / "out.npz")
         except KeyboardInterrupt:
@@ -149,7 +156,6 @@ def begin(
     truth: dict[str, Arrays],
 ) -> None:
     """Start a peer and hold it to the reference; its row says what came of it."""
-    row["why"] = "the run was ended before its turn"
     try:
         running[peer.key] = started = Running(peer, path, threads, logs)
         found = check(started, work, truth[peer.clips])
@@ -230,8 +236,8 @@ def main() -> None:
                 name,
                 threads,
                 peers,
-                # the same whatever the work and its threads are: once is enough
-                deployed=(name, threads) == ("mlp", cores) and DEPLOYED in wanted,
+                # it computes nothing, so one work and the most threads are enough
+                deployed=(name, threads) == ("mlp", max(given.threads)) and DEPLOYED in wanted,
                 repeats=given.repeats,
                 seconds=given.seconds,
                 logs=logs,
