@@ -70,7 +70,7 @@ def markdown(run: dict[str, Any]) -> str:
             number(statistics.median(row["cpu_s"])) if row["cpu_s"] else "–",
             times(row, ours, "wall_s"),
             times(row, ours, "cpu_s"),
-            number(wall / run["floor_s"]),
+            number(wall / row.get("beside", run)["floor_s"]),
             f"{row['peak_mb']:,.0f}" if "peak_mb" in row else "–",
             f"{row['error']:.0e}" if "error" in row else "–",
         ]
@@ -82,10 +82,11 @@ def markdown(run: dict[str, Any]) -> str:
 
 
 def times(row: dict[str, Any], ours: dict[str, Any] | None, what: str) -> str:
-    """How many times ours, by the medians."""
-    if ours is None or not row[what]:
+    """How many times ours of the same rotation, by the medians."""
+    if not row[what] or (ours is None and "beside" not in row):
         return "–"
-    return number(statistics.median(row[what]) / statistics.median(ours[what]))
+    base = row["beside"][what] if "beside" in row else statistics.median(ours[what])
+    return number(statistics.median(row[what]) / base)
 
 
 def versions(row: dict[str, Any]) -> str:

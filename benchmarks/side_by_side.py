@@ -6,7 +6,9 @@ Each peer is a process in an environment of its own (`environments.py`). It is h
 float64 reference before it is timed. Repetitions go round: every peer once, then every peer again,
 the machine's own rates among them. What was measured goes to results/bench/peers.json, where a run
 replaces the one of the same work and number of threads; the table is printed from it. With
-`--peers` it goes to .bench/peers.json instead. Ctrl-C ends a run and keeps what was measured.
+`--peers` it goes to .bench/peers.json instead, or with `--join` into the kept run: a long table can
+be measured in pieces, every row beside ours and the floor of its own rotation. Ctrl-C ends a run
+and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -192,10 +194,22 @@ def rotate(
         rates.append(floor.ask("round"))
 
 
-def keep(run: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Write a run in the place of the one of the same work and threads."""
+def joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The old run with the new one's rows, which say what they were measured beside."""
+    ours = next(row for row in new["rows"] if row["peer"] == "ours")
+    beside = {key: statistics.median(ours[key]) for key in ("wall_s", "cpu_s")}
+    beside |= {"floor_s": new["floor_s"], "load": new["machine"]["load"]}
+    fresh = [row | {"beside": beside} for row in new["rows"] if row is not ours]
+    names = {row["peer"] for row in fresh}
+    return old | {"rows": [row for row in old["rows"] if row["peer"] not in names] + fresh}
+
+
+def keep(run: dict[str, Any], out: Path, *, join: bool) -> dict[str, Any]:
+    """Write a run in the place of the one of the same work and threads, or join it."""
     runs = json.loads(out.read_text())["runs"] if out.exists() else []
     key = (run["work"], run["threads"])
+    same = [old for old in runs if (old["work"], old["threads"]) == key]
+    run = joined(same[0], run) if join and same else run
     runs = [old for old in runs if (old["work"], old["threads"]) != key] + [run]
     order = list(SHAPES)
     runs.sort(key=lambda one: (order.index(one["work"]), one["threads"]))
@@ -216,13 +230,15 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=7, help="rounds of each")
     parser.add_argument("--seconds", type=float, default=20, help="a peer rests after so many")
+    parser.add_argument("--join", action="store_true", help="add rows to the kept run")
     parser.add_argument("--out", type=Path, help="where runs are kept")
     given = parser.parse_args()
     wanted = {*given.peers, "ours"} if given.peers else set(keys)
     peers = [peer for peer in ROSTER if peer.key in wanted]
     cores = len(os.sched_getaffinity(0))
     # a few peers are a look, not the table: they do not replace what the page shows
-    out = given.out or (FOLDER / "peers.json" if given.peers else OUT)
+    look = given.peers and not given.join
+    out = given.out or (FOLDER / "peers.json" if look else OUT)
     logs = FOLDER / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     for name in given.works:
@@ -243,7 +259,7 @@ def main() -> None:
                 logs=logs,
             )
             run["minutes"] = round((time.perf_counter() - began) / 60, 1)
-            keep(run, out)
+            keep(run, out, join=given.join)
             print(peer_table.heading(run))
             print(peer_table.markdown(run), flush=True)
 

@@ -26,6 +26,7 @@ import peer_process
 import peer_table
 import reference
 import roster
+import side_by_side
 import work
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -258,6 +259,16 @@ def test_the_table_is_what_was_measured():
     assert "12.0 GFLOP" in peer_table.heading(RUN)
     assert "the floor is 0.12 s" in peer_table.heading(RUN)
     assert "load 0.1 when it began" in peer_table.heading(RUN)
+
+
+def test_a_row_that_joins_later_is_compared_with_its_own_rotation():
+    late = {"peer": "slow", "label": "slow", "versions": {"jax": "1.2"}, "wall_s": [9.0]}
+    late |= {"cpu_s": [4.0], "peak_mb": 1.0, "error": 0.0}
+    ours = RUN["rows"][1] | {"wall_s": [3.0], "cpu_s": [1.0]}
+    second = RUN | {"rows": [ours, late], "floor_s": 1.5}
+    run = side_by_side.joined(RUN, second)
+    assert [row["peer"] for row in run["rows"]] == ["ours", "gone", "slow"]
+    assert "| 9.00 | 9.00–9.00 (1) | 4.00 | 3.00 | 4.00 | 6.00 |" in peer_table.markdown(run)
 
 
 def test_the_page_shows_the_results_that_are_kept():
