@@ -9,6 +9,7 @@ from protocol import Outcome, Play, serve
 from work import Work
 
 from sottovoce.learning import models
+from sottovoce.learning.clipping import inspect
 from sottovoce.simulation.round import Orders, Rows, play
 
 
@@ -24,8 +25,10 @@ def model_of(work: Work) -> models.Model:
 
 def build(work: Work) -> Play:
     shape, model = work.shape, model_of(work)
+    # as a simulation does before its first round: is every number finite, and how long is a row
+    seen = jax.jit(inspect, static_argnums=0)(model, jnp.asarray(work.x))
     rows = Rows(
-        x=jnp.asarray(work.x)[None],
+        x=jax.tree.map(lambda part: part[None], seen),
         y=jnp.asarray(work.y)[None],
         owner=jnp.repeat(jnp.arange(shape.clients), shape.samples)[None],
         samples=jnp.full((1, shape.clients), shape.samples),
@@ -48,9 +51,10 @@ def build(work: Work) -> Play:
             bound=np.ones(1, np.float32),
             key=np.array([[0, 1]], np.uint32),
         )
-        new, score = play(model, rows, params, orders, t)
-        loss, accuracy, _ = np.asarray(score)[0]
-        return Outcome({name: np.asarray(array)[0] for name, array in new.items()}, loss, accuracy)
+        found = play(model, rows, params, orders, t)
+        loss, accuracy = np.asarray(found.score)[0, :2]
+        new = {name: np.asarray(array)[0] for name, array in found.params.items()}
+        return Outcome(new, loss, accuracy)
 
     return one
 
