@@ -68,6 +68,7 @@ bench-growth: $(VENV)/.run  ## 50 to 1,000,000 clients: time a sample, memory, t
 
 bench-gpu: $(VENV)/.run  ## a round on an accelerator: one run, a batch of 32, a sweep, the cnn
 	@$(BIN)/python benchmarks/gpu.py --out results/bench/gpu.json
+	@$(BIN)/python benchmarks/gpu_table.py docs/performance.md
 
 bench-peers: $(VENV)/.dev  ## every peer on the same round (PEERS="opacus-ghost …" WORKS=mlp THREADS=1)
 	@$(BIN)/python benchmarks/side_by_side.py $(if $(WORKS),--works $(WORKS)) \
