@@ -30,3 +30,9 @@ def test_bfloat16_products_agree_within_what_seeds_differ_by():
     same = kept["agreement"]
     assert len(same["bfloat16"]) == len(same["float32"]) >= 10
     assert abs(same["mean_difference"]) < 0.1 * same["seed_spread"]
+
+
+def test_the_page_shows_the_regret_that_was_measured():
+    text = (ROOT / "docs" / "rehearsal.md").read_text("utf-8")
+    kept = json.loads((ROOT / "results" / "bench" / "regret.json").read_text("utf-8"))
+    assert script("regret").table(kept) in text
