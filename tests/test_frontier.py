@@ -75,3 +75,12 @@ def test_a_folder_without_a_frontier_says_so(tmp_path):
 def test_the_example_is_a_point_of_it():
     plan = Plan.load(ROOT / "examples" / "hog_mnist.toml")
     assert plan.to_dict() in [cell.plan.to_dict() for cell in ours()]
+
+
+def test_readme_says_what_was_measured():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    part = readme.partition("## More from the same budget")[2].partition("## What you can")[0]
+    found = {(p.panel, p.curve, p.asked): p.mean for p in frontier.load(ROOT / "results/frontier")}
+    told = [("corrected", 1), ("ours", 1), ("ours", 4)]
+    means = [f"{100 * found['mnist', curve, epsilon]:.1f} %" for curve, epsilon in told]
+    assert [means[0] in part, means[1] in part, means[2] in part] == [True, True, True]
