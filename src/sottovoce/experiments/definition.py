@@ -171,10 +171,12 @@ def figure(name: str) -> Figure:
         ...
     sottovoce.errors.InputError: the figure must be one of fig2, fig3, fig4, fig5, fig6, fig7, \
 fig8, fig9, fig10, fig11, fig12, fig13, fig14, fig15, calibrations, weights, \
-got 'fig1'; or all
+got 'fig1'; or all, or frontier
     """
     if name not in names():
-        raise InputError.of("the figure", name, f"one of {', '.join(names())}", "or all")
+        raise InputError.of(
+            "the figure", name, f"one of {', '.join(names())}", "or all, or frontier"
+        )
     return parse(_ROOT.joinpath("figures", f"{name}.toml").read_text("utf-8"), name)
 
 
