@@ -293,3 +293,24 @@ def test_a_damaged_memory_is_no_run(tmp_path):
     np.savez(path, **arrays)
     with pytest.raises(RunError, match="damaged"):
         resume(tmp_path / "run")
+
+
+def test_a_run_that_ends_before_its_tail_says_so():
+    assert Finish(average=TailAverage(0.5)).words(Marks(0)) == "the model is the newest iterate"
+
+
+def test_the_card_does_not_call_the_clients_own_rows_public():
+    """Validation rows may be clients' own, and raw losses may have steered: then it says so."""
+    from example_record import example
+
+    from sottovoce.report import render
+
+    record, trace = example()
+    record["result"]["finish"] = "the model is the mean of the last 3 iterates"
+    page = render(record, trace)
+    assert "the validation records, which the guarantee does not cover" in " ".join(page.split())
+    assert "public rows" not in page
+    record["guarantee"]["not_covered"].append("raw-signal")
+    page = " ".join(render(record, trace).split())
+    assert "raw losses steered, which the guarantee does not cover" in page
+    assert "costs no privacy" not in page

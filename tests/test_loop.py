@@ -109,3 +109,26 @@ def test_a_custom_model_is_given_its_rows_as_they_are():
     seen = inspect(model, jax.numpy.asarray(x))
     total = clipped_sum(model, jax.numpy.zeros(1), seen, np.ones(1), np.ones(1), 10.0)
     np.testing.assert_allclose(total, [-2.0])
+
+
+def test_a_row_that_rounds_to_infinity_spoils_nothing(monkeypatch):
+    """The largest float32, a common mark of what is missing, is infinite in bfloat16."""
+    from sottovoce.learning import clipping
+
+    monkeypatch.setattr(clipping, "product_type", lambda model, dtype: jax.numpy.bfloat16)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((9, 5)).astype(np.float32)
+    x[4, 2] = np.finfo(np.float32).max
+    model, y = Mlp(5, hidden=4, classes=3), rng.integers(0, 3, 9)
+    params = model.init(jax.random.key(1))
+    seen = inspect(model, jax.numpy.asarray(x))
+    assert seen.is_clean.tolist() == [True] * 4 + [False] + [True] * 4
+    total = clipped_sum(model, params, seen, y, np.ones(9, np.float32), 0.7)
+    alone = np.delete(np.arange(9), 4)
+    rest = inspect(model, jax.numpy.asarray(x[alone]))
+    kept = clipped_sum(model, params, rest, y[alone], np.ones(8, np.float32), 0.7)
+    for name in params:
+        np.testing.assert_allclose(total[name], kept[name], rtol=1e-2, atol=1e-4)
+    one = clipped_sum(model, params, seen, y, np.eye(9, dtype=np.float32)[0], 1e-3)
+    length = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(one)))
+    assert length <= 1e-3 * (1 + 2**-8)  # errors are rounded after they were cut

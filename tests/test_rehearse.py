@@ -18,7 +18,7 @@ from sottovoce.errors import InputError, PlanError, RunError
 from sottovoce.federation import build
 from sottovoce.holdings import Given
 from sottovoce.privacy import calibration
-from sottovoce.rehearsal import pictures, reasons, rows
+from sottovoce.rehearsal import pictures, reasons, rows, trials
 from sottovoce.rehearsal.page import points, render
 from sottovoce.rehearsal.rehearsing import write
 from sottovoce.rehearsal.scale import Federation, announced, fitted
@@ -191,6 +191,12 @@ def test_a_folder_begun_with_another_plan_is_refused(tmp_path):
         rehearse(
             table_plan(**{"privacy.epsilon": 1.0}), runs=45, keep=KEEP, out=folder, resume=True
         )
+    other = table_plan(**{"data.samples": None})
+    folder = tmp_path / "larger"
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(other, runs=45, keep=KEEP, out=folder, told=stopping, samples=4000)
+    with pytest.raises(RunError, match="was begun with another federation; resume with the same"):
+        rehearse(other, runs=45, keep=KEEP, out=folder, resume=True, samples=8000)
     with pytest.raises(InputError, match="out must be a new or empty folder"):
         rehearse(table_plan(), runs=45, keep=KEEP, out=folder)
 
@@ -543,3 +549,36 @@ def test_the_command_says_what_it_chose_and_where(tmp_path):
     )
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
+
+
+def test_rows_set_aside_as_public_are_nobodys_in_a_rehearsal_either():
+    """Clients hold what `data.public` leaves: with more rows they would meet too little noise."""
+    own = Plan(data={"name": "mnist", "clients": 4, "public": 20_000, "validation": 2000})
+    assert announced(own).sizes == (10_000,) * 4
+
+
+def test_the_plans_own_test_file_is_not_public(tmp_path):
+    """Settings must not be chosen on the rows that test them."""
+    rows = tmp_path / "test.csv"
+    rows.write_text("age,hours,label\n30,40,no\n50,20,yes\n" * 50, "utf-8")
+    own = table_plan(**{"data.test": str(rows)})
+    with pytest.raises(InputError, match=r"another file than data\.test"):
+        stand_in(own, announced(own), str(rows))
+
+
+def test_colours_are_rehearsed_as_they_are_trained():
+    own = Plan(
+        data={"name": "cifar10", "clients": 4, "samples": 20},
+        model={"name": "softmax", "features": "hog", "cell": 8, "colours": True},
+    )
+    assert trials._lens(own, (32, 32, 3)).colours
+    assert trials._bare(own).model.colours is None
+
+
+def test_variations_of_one_digit_are_not_independent():
+    """The range of a prediction counts digits, not how often each was drawn anew."""
+    own = Plan(data={"name": "mnist", "clients": 4, "samples": 50})
+    rows = stand_in(own, announced(own))
+    assert rows.kind == "drawn"
+    assert rows.telling == min(len(rows.test[1]), rows.sources)
+    assert rows.sources < 1797 / 4

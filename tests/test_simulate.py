@@ -17,6 +17,7 @@ import pytest
 from sottovoce import report
 from sottovoce.errors import InputError, RunError
 from sottovoce.federation import build
+from sottovoce.holdings import Given, hold
 from sottovoce.learning.models import custom
 from sottovoce.plan import Plan
 from sottovoce.privacy.calibration import capacity
@@ -570,3 +571,30 @@ def test_runs_on_one_split_share_a_batch_where_there_are_enough_of_them():
     assert both[3].record["rounds"][-1]["validation_loss"] == pytest.approx(
         alone.record["rounds"][-1]["validation_loss"], rel=1e-4
     )
+
+
+def test_public_rows_are_refused_where_the_arrays_say_who_holds_what():
+    rng = np.random.default_rng(0)
+    pairs = [(rng.random((30, 4)), rng.integers(0, 2, 30)) for _ in range(4)]
+    own = Plan(
+        data={"name": "arrays", "clients": 2, "public": 40, "validation": 10, "test": 10},
+        model={"name": "svm"},
+    )
+    with pytest.raises(InputError, match=r"data\.public must be absent with one array per client"):
+        simulate(own, data=pairs[:2], validation=pairs[2], test=pairs[3])
+
+
+def test_other_labels_are_other_data():
+    """A resumed run must be the one that was begun, also in what judges its rounds."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((90, 4)), rng.integers(0, 2, 90)
+    own = Plan(
+        data={"name": "arrays", "clients": 2, "validation": 20, "test": 20, "split": "order"},
+        model={"name": "svm"},
+    )
+    prints = set()
+    for i in (0, 45, 89):
+        other = y.copy()
+        other[i] = 1 - other[i]
+        prints.add(hold(own, seed=1, data=Given((x, other), None, None)).fingerprint())
+    assert len(prints) == 3

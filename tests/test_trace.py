@@ -64,3 +64,24 @@ def test_the_folder_of_such_a_run_says_what_was_spent(tmp_path):
         assert (trace["clients_spent"] <= trace["clients_capacity"] * (1 + 1e-9)).all()
     assert "cohort" not in run.record["rounds"][0]
     assert "10,001" in report.render(run.record) or "10001" in report.render(run.record)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"local.steps": 3},
+        {
+            "rounds.schedule": "discounted",
+            "server.signal": "clients",
+            "server.loss_bound": 2.0,
+        },
+    ],
+)
+def test_several_releases_a_round_are_all_in_the_trace(more, tmp_path):
+    """σ of the first step is not all that was released: what was booked stands beside it."""
+    simulate(PLAN.replace(**more), data=rows(), seed=1, out=tmp_path / "run")
+    with np.load(tmp_path / "run" / "trace.npz") as trace:
+        assert np.allclose(trace["mu2_all"], trace["clients_spent"], rtol=1e-9)
+        first = np.nan_to_num((trace["clients_sensitivity"] / trace["sigma_all"]) ** 2)
+        assert first.max() < 0.99 * trace["mu2_all"].max()

@@ -69,7 +69,8 @@ class Holdings:
     def fingerprint(self) -> str:
         """What tells these holdings from others: who holds which rows, to the last bit."""
         digest = hashlib.blake2b(digest_size=32)
-        for part in (self.samples, self.train.x, self.train.y, self.validation.x, self.test.x):
+        rest = (part for own in (self.train, self.validation, self.test) for part in (own.x, own.y))
+        for part in (self.samples, *rest):
             digest.update(f"{part.dtype.str}{part.shape};".encode())
             for piece in part.pieces() if is_stored(part) else (part,):
                 digest.update(np.ascontiguousarray(piece).data)
@@ -129,6 +130,13 @@ def dealt(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
     if data is None:
         held = _named(plan, seed) if plan.data.path is None else _table(plan, seed)
     else:
+        if plan.data.public is not None and not is_pair(data.train):
+            raise InputError.of(
+                "data.public",
+                plan.data.public,
+                "absent with one array per client",
+                "the arrays say themselves who holds what",
+            )
         held = _split_arrays(plan, data, seed) if is_pair(data.train) else _client_arrays(data)
     return held if len(held.validation.y) else replace(held, validation=held.test)
 

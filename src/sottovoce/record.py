@@ -4,7 +4,8 @@ record.json   everything below in plain JSON; NaN and infinities are null
 model.npz     the parameters, no pickle
 trace.npz     sigma[rounds_used, clients], NaN where nothing was charged (of the first of several
               local steps); with several releases a round also mu2, what was booked; of more than
-              10,000 clients sigma_all[clients] instead: one release that is worth all of them
+              10,000 clients sigma_all[clients] instead, one release worth those of the first
+              steps of all rounds, and mu2_all[clients], what was booked for everything
 splits.npz    the rows of each client, of validation and test
 rounds.jsonl  one line a round while it runs
 report.html   the page
@@ -168,7 +169,8 @@ def write(
     clients = len(state.asked)
     trace = {"sigma": np.array(state.sigma).reshape(len(state.sigma), clients)}
     if clients > MANY_CLIENTS:
-        trace = {"sigma_all": trace["sigma"].reshape(-1)} | {
+        booked = np.array(state.mu2).reshape(-1, clients).sum(axis=0)
+        trace = {"sigma_all": trace["sigma"].reshape(-1), "mu2_all": booked} | {
             f"clients_{name}": column for name, column in _columns(federation, state).items()
         }
     elif federation.plan.local.steps > 1 or federation.plan.server.signal == "clients":

@@ -1,7 +1,8 @@
 """What is kept of each client round by round, and of very many clients only of all rounds together.
 
 A line a round of a million clients would fill a machine. Releases with σ_1, σ_2, … of the same
-sensitivity are worth as much as one with σ = (Σ 1/σ_t²)^(−1/2), so one line says what was released.
+sensitivity are worth as much as one with σ = (Σ 1/σ_t²)^(−1/2), so one line says what was
+released in the first step of every round; what was booked adds up.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def inspect(model: Model, x: Array, dtype: Any = jnp.float32) -> Inspected:
     """Rows made ready for `clipped_sum`; a custom model gets its rows as they are.
 
     On an accelerator the mlp's large products take bfloat16 and add up in float32: 8 bits of a
-    number's mantissa instead of TF32's 11, twice as fast. ‖x‖² is that of the rows so rounded.
+    number's mantissa instead of TF32's 11, twice as fast. ‖x‖² is that of the rows so rounded; the
+    errors are rounded after they were cut, so that a row may exceed C by one part in 2⁹ there.
 
     >>> from sottovoce.learning.models import Svm
     >>> seen = inspect(Svm(2), jnp.array([[3.0, 4.0], [jnp.nan, 1.0]]))
@@ -62,9 +63,9 @@ def inspect(model: Model, x: Array, dtype: Any = jnp.float32) -> Inspected:
     if not isinstance(model, Svm | Softmax | Mlp | Cnn):
         whole = jnp.ones(x.shape[0], bool)
         return Inspected(x, whole, jnp.ones(x.shape[0], dtype))
-    x = x.astype(dtype)
+    x = x.astype(product_type(model, dtype))  # first: what is finite may round to what is not
     is_finite = jnp.isfinite(x)
-    x = jnp.where(is_finite, x, 0).astype(product_type(model, dtype))
+    x = jnp.where(is_finite, x, 0)
     squared = jnp.sum(x.astype(dtype) ** 2, axis=1) + 1
     # A finite row whose square is not has no finite gradient's norm either: nothing is lost.
     return Inspected(x, jnp.all(is_finite, axis=1), squared)

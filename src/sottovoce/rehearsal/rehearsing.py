@@ -144,6 +144,7 @@ def rehearse(
             "stand-in": rows.fingerprint(),
             "seed": seed,
             "keep": sorted(keep),
+            "federation": [len(real.sizes), sum(real.sizes), factor],  # --clients, --samples
         }
         known = begun(folder / NAME, head)
     trials = Trials(
@@ -162,7 +163,7 @@ def rehearse(
     key = identity(found.setting)
     prediction = reasons.predicted(
         [trials.done[key, s] for s in fresh],
-        len(rows.test[1]),
+        rows.telling,
         reasons.rows_tested(plan, len(rows.test[1])),
     )
     done = trials.all()

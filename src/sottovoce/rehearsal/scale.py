@@ -64,7 +64,8 @@ def announced(plan: Plan, clients: int | None = None, samples: int | None = None
             "rehearsal does not open; say how many rows with --samples"
         )
     facts = DATASETS[own.name]
-    rest = facts.rows - int(own.validation) - (0 if own.test == 0 else int(float(own.test)))
+    aside = int(own.validation) if own.public is None else own.public
+    rest = facts.rows - aside - (0 if own.test == 0 else int(float(own.test)))
     return Federation((max(1, rest // U),) * U)
 
 

@@ -42,6 +42,12 @@ class StandIn:
     test: Pair
     shape: tuple[int, ...]
     classes: int
+    sources: int | None = None  # of how many different pictures those that tell are variations
+
+    @property
+    def telling(self) -> int:
+        """How many rows tell independently of each other what a setting reaches."""
+        return min(len(self.test[1]), self.sources or len(self.test[1]))
 
     def fingerprint(self) -> str:
         """What tells these rows from others."""
@@ -98,6 +104,7 @@ def _drawn(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
 
     return StandIn(
         kind="drawn",
+        sources=len(order) - second,
         about=(
             f"the {len(order):,} embedded handwritten digits (UCI), enlarged to "
             f"{known.shape[0]} × {known.shape[1]} pixels and drawn anew: shifted, turned, scaled, "
@@ -242,14 +249,15 @@ def _rows_of(
             f"a file, or one of {', '.join(datasets.DATASETS)}",
             "name public rows",
         )
-    own = plan.data.path
-    if own is not None and Path(own).exists() and path.samefile(own):
-        raise InputError.of(
-            "--public",
-            text,
-            "another file than data.path",
-            "settings chosen on the clients' rows would cost privacy that nobody pays",
-        )
+    for key, own in (("path", plan.data.path), ("test", plan.data.test)):
+        if isinstance(own, str | Path) and Path(own).exists() and path.samefile(own):
+            raise InputError.of(
+                "--public",
+                text,
+                f"another file than data.{key}",
+                "settings chosen on these rows would cost privacy that nobody pays, or be tested "
+                "on what chose them",
+            )
     if path.suffix.lower() == ".npz":
         return path.name, *_npz(path)
     if path.suffix.lower() not in (".csv", ".parquet") or plan.data.path is None:

@@ -207,7 +207,7 @@ class Trials:
 
 def _lens(plan: Plan, shape: tuple[int, ...]) -> Any:
     own = plan.model
-    return features.build(own.features, shape, own.cell, own.upright)
+    return features.build(own.features, shape, own.cell, own.upright, own.colours)
 
 
 def _trial(
@@ -231,7 +231,8 @@ def _bare(plan: Plan) -> Plan:
     """The plan for rows that are features already."""
     if plan.model.features is None:
         return plan
-    return plan.replace(**{"model.features": None, "model.cell": None, "model.upright": None})
+    keys = ("features", "cell", "upright", "colours")
+    return plan.replace(**{f"model.{key}": None for key in keys})
 
 
 def append(path: Path, content: Mapping[str, Any]) -> None:

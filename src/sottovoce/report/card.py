@@ -67,9 +67,16 @@ def _free(run: Run) -> str:
     """What was done after the noise, and why the card is the same without it."""
     if run.finish is None:
         return ""
+    cost = (
+        "from what clients released and from the validation records, which the guarantee does not "
+        "cover; for the records that were trained on it costs no privacy"
+    )
+    if "raw-signal" in run.not_covered:
+        cost = (
+            "over rounds that the clients' raw losses steered, which the guarantee does not cover"
+        )
     return (
-        f"<p>After the noise, on the server: {escape(run.finish)}. That is computed from what "
-        "clients released and from public rows, and costs no privacy.</p>\n"
+        f"<p>After the noise, on the server: {escape(run.finish)}. That is computed {cost}.</p>\n"
     )
 
 

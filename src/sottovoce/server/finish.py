@@ -3,8 +3,9 @@
     previous model, averaged upload ─(momentum, decay)→ next model ─(average, best)→ handed out
 
 All of it is free. Its inputs are what clients have released, with their noise in it, and the loss
-on public rows; a function of these tells nothing about a client that they do not tell (privacy
-survives post-processing). Tanks, prices and σ do not know that this file exists.
+on the validation rows, which are public or else not covered by the guarantee; a function of these
+tells nothing more about a record that was trained on (privacy survives post-processing). Tanks,
+prices and σ do not know that this file exists.
 
 Arrays here are numpy's in a federation and JAX's in the compiled round: only + − × are used on
 them, so that both are the same few lines.
@@ -234,10 +235,11 @@ class Finish:
         if isinstance(self.average, ExponentialAverage):
             said.append(f"the model is a running average of the iterates ({self.average.keep:g})")
         if isinstance(self.average, TailAverage):
-            said.append(f"the model is the mean of the last {marks.averaged} iterates")
+            some = f"the mean of the last {marks.averaged} iterates"
+            said.append(f"the model is {some if marks.averaged else 'the newest iterate'}")
         if self.best:
             when = "none was better than the first" if marks.chosen is None else marks.chosen
-            said.append(f"of all rounds the best one on public rows is handed out ({when})")
+            said.append(f"of all rounds the best one on the validation rows is handed out ({when})")
         return "; ".join(said) or None
 
 
