@@ -30,7 +30,7 @@ from sottovoce.node import Node
 from sottovoce.vault import Vault
 from test_flower_transport import lives, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 ROUNDS = 10
 COMMAND = [sys.executable, "-m", "sottovoce", "federate"]

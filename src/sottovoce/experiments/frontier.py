@@ -133,6 +133,8 @@ def _quick(plan: Plan) -> Plan:
         changes["model.channels"] = 2
     if plan.model.name == "mlp":
         changes["model.hidden"] = 8
+    if plan.model.name == "svm":  # it tells two classes apart
+        changes |= {"model.name": "softmax", "model.kappa": None}
     return plan.replace(**changes)
 
 

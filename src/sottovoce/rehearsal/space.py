@@ -193,7 +193,7 @@ def space_of(
     `shape` is that of a row, for the features that need pictures; left out, it is the data set's.
     Without `bodies` the model stays.
 
-    >>> found = space_of(Plan(), ["model", "local.clip"])
+    >>> found = space_of(Plan(), ["model", "local.clip", "server"])
     >>> [ladder.key for ladder in found.ladders], [fork.key for fork in found.forks]
     (['rounds.rounds', 'local.learning_rate'], ['rounds.schedule'])
     """

@@ -195,7 +195,7 @@ def stretches(samples: NDArray[np.int64], coefficient: Floats, rows: int) -> Ite
     """The rows of the clients that count, in blocks of `rows`: where they are, and what they weigh.
 
     >>> where = stretches(np.array([2, 2, 3]), np.array([0.5, 0.0, 0.25]), 3)
-    >>> [(w.tolist(), c.tolist()) for w, c in where]
+    >>> [(np.arange(7)[w].tolist(), c.tolist()) for w, c in where]
     [([0, 1, 4], [0.5, 0.5, 0.25]), ([5, 6], [0.25, 0.25])]
     """
     present = np.flatnonzero(coefficient)
