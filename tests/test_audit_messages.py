@@ -27,6 +27,7 @@ def test_intervals_are_clopper_and_pearsons(hits, trials):
     assert between(hits, trials, 0.999) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_proven_mu_is_seldom_above_the_true_one():
     """4,000 audits of Gaussian scores at 95 %: at most 5 % are too high (false alarm: 1e-6)."""
     rng, mu = np.random.default_rng(0), 1.3

@@ -85,6 +85,7 @@ shapes = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(shapes)
 def test_the_best_number_of_rounds_is_the_best(bound):

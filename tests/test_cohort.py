@@ -32,6 +32,7 @@ def test_balanced_turns_differ_by_one_and_keep_the_plan(clients, per_round, roun
     assert asked.max() <= plan == math.ceil(per_round * rounds / clients)
 
 
+@pytest.mark.slow
 def test_random_turns_exceed_the_mean_for_many_but_the_plan_for_few():
     # 38–48 % of the clients exceed qT (THEORY §3.2); two standard deviations leave about 2 %.
     rng, over_mean, over_plan = np.random.default_rng(1), [], []

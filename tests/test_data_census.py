@@ -84,6 +84,7 @@ def naive_adult(cells: list[str], names: dict[str, list[str]]) -> list[float]:
     return features
 
 
+@pytest.mark.slow
 def test_real_acs_row_by_row() -> None:
     acs = real("acs")
     rows = []
@@ -100,6 +101,7 @@ def test_real_acs_row_by_row() -> None:
     assert all(int(row["AGEP"]) >= 15 for row in rows)  # those dropped are the children
 
 
+@pytest.mark.slow
 def test_real_adult_row_by_row() -> None:
     adult = real("adult")
     names = adult_names()
@@ -121,6 +123,7 @@ def test_real_adult_row_by_row() -> None:
             assert y[i] == rows[i][-1].startswith(">")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["acs", "adult"])
 def test_real_features_are_bounded_and_rows_match_the_plan(name: str) -> None:
     arrays = real(name)
@@ -133,6 +136,7 @@ def test_real_features_are_bounded_and_rows_match_the_plan(name: str) -> None:
     assert (facts.rows, facts.own_test) == (len(arrays.train_y), len(arrays.test_y))
 
 
+@pytest.mark.slow
 def test_the_categories_are_those_of_the_data_dictionary() -> None:
     real("acs")
     path = FOLDERS["acs"] / "data_dictionary.json"

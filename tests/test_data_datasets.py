@@ -158,6 +158,7 @@ def real() -> None:
         pytest.skip("SOTTOVOCE_DATA is not set")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real")
 def test_real_mnist() -> None:
     mnist = load("mnist")
@@ -172,6 +173,7 @@ def test_real_mnist() -> None:
     assert mnist.shape == (28, 28, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real")
 def test_real_cifar10() -> None:
     cifar10 = load("cifar10")

@@ -358,6 +358,7 @@ def test_the_embedded_default_uses_every_digit() -> None:
     assert s.test_from == "train"
 
 
+@pytest.mark.slow
 def test_a_million_clients() -> None:
     s = split(
         np.zeros(2_000_000, np.int32),

@@ -49,6 +49,7 @@ def ram() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["svm", "softmax", "mlp", "cnn", "own"])
 def test_an_honest_request_is_answered_with_public_numbers_and_a_noised_model(ram, form):
     classes = FORMS[form].classes
@@ -286,6 +287,7 @@ def test_an_own_model_that_is_none_is_refused(ram):
         assert books_hold(node).spent == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["svm", "softmax", "mlp", "own"])
 @pytest.mark.parametrize("block", range(3))
 def test_frozen_noise_and_equal_sums_give_equal_bytes(ram, form, block):
@@ -303,6 +305,7 @@ def test_an_own_models_errors_do_not_tell_the_server_of_the_samples(ram):
         assert kind(one[1]) == "upload"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["svm", "softmax", "mlp"])
 def test_other_samples_change_noised_numbers_and_nothing_else(ram, form):
     for seed in range(8):
@@ -386,6 +389,7 @@ def test_the_replay_sees_a_device_that_leaks(ram, monkeypatch, mutant):
     assert not _replayed(ram)
 
 
+@pytest.mark.slow
 def test_the_replay_accepts_the_device_as_it_is(ram):
     assert _replayed(ram)
 
@@ -402,6 +406,7 @@ def test_no_salt_comes_twice(ram):
     assert all(len(bytes.fromhex(salt)) == 32 for salt in salts)
 
 
+@pytest.mark.slow
 def test_random_schedules_never_exceed_the_budget(ram):
     said = play_all(ram, range(10))
     assert min(said[kind] for kind in ("upload", "replay", "empty", "policy")) > 0

@@ -10,6 +10,7 @@ import pytest
 from device_kills import MOMENTS, killed
 
 
+@pytest.mark.slow
 def test_30_kills_leave_the_books_right():
     seen = killed(30, seed=1)
     assert seen["wrong"] == {}

@@ -12,6 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_model", "own_table", "unequal_budgets"])
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     path = EXAMPLES / f"{name}.py"

@@ -105,6 +105,7 @@ def test_figures_expand_to_plans_that_differ_in_nothing_they_should_not(name, qu
     assert not set(seeds_of(own, quick)) & {11, 12}  # on which the open choices were made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_corrected_comparison_is_at_one_exact_guarantee(name):
     for cell in expand(figure(name), quick=False):
@@ -143,6 +144,7 @@ def test_the_room_trains_nothing_itself():
 # --- verdicts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_made_up_results_that_are_right_by_every_claim_hold_and_reversed_ones_do_not():
     """Every claim's check, on numbers that obey it and on the same numbers turned round."""
     reversible = {"lower", "higher", "rises", "falls", "best", "nearer", "convex", "overdrawn"}
@@ -172,6 +174,7 @@ def test_the_moment_bound_is_contradicted_and_a_larger_one_would_hold():
     assert claims.of(content).verdicts[0][1]["printed"].word == "holds"
 
 
+@pytest.mark.slow
 def test_chance_alone_decides_rarely():
     """No difference, five seeds: P(holds) = 2.5 % at one point; P(contradicted) ≤ 2.5 % at ten.
 
@@ -218,6 +221,7 @@ def digits(monkeypatch):
     return own
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     reproduce.reproduce(["digits"], quick=True, out=whole, quiet=True)
@@ -244,6 +248,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_p
     assert first["cells"] == second["cells"]
 
 
+@pytest.mark.slow
 def test_a_finished_figure_is_drawn_again_without_training_and_without_jax(digits, tmp_path):
     out = tmp_path / "out"
     reproduce.reproduce(["digits"], quick=True, out=out, quiet=True)
@@ -262,6 +267,7 @@ def test_a_finished_figure_is_drawn_again_without_training_and_without_jax(digit
     assert "Loss against T" in (out / "index.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_runs_are_shared_by_figures_and_folders_are_merged_by_copying(tmp_path):
     five, nine = expand(figure("fig5"), False), expand(figure("fig9"), False)
     searched = {cell.key for cell in nine if cell.line == "optimal" and cell.panel == 50}
@@ -274,6 +280,7 @@ def test_runs_are_shared_by_figures_and_folders_are_merged_by_copying(tmp_path):
     assert 'id="fig15"' in both
 
 
+@pytest.mark.slow
 def test_a_run_with_pictures_keeps_them_whatever_else_shares_it(tmp_path):
     """Figures 3 and 8 share runs, and only the first has pictures of them."""
     for name in ("fig3", "fig8"):
@@ -284,6 +291,7 @@ def test_a_run_with_pictures_keeps_them_whatever_else_shares_it(tmp_path):
     assert runner.missing(cells, seeds_of(own, False), runs, own) == []
 
 
+@pytest.mark.slow
 def test_missing_data_leave_out_their_figures_only(tmp_path, monkeypatch):
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"fig5 could not be made: mnist must be in"):
@@ -293,6 +301,7 @@ def test_missing_data_leave_out_their_figures_only(tmp_path, monkeypatch):
     assert not (tmp_path / "out" / "fig5.json").exists()
 
 
+@pytest.mark.slow
 def test_quick_and_full_results_never_mix(tmp_path):
     fill(tmp_path / "full", ("fig2",))
     with pytest.raises(InputError, match=r"fig2\.json there is full: name another folder"):
@@ -317,6 +326,7 @@ def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 def test_the_command_lists_refuses_and_prints_claims(tmp_path):
     listed = command("reproduce")
     assert listed.returncode == 0
@@ -332,6 +342,7 @@ def test_the_command_lists_refuses_and_prints_claims(tmp_path):
     assert (empty.returncode, empty.stdout) == (1, "")
 
 
+@pytest.mark.slow
 def test_the_story_says_what_the_results_say():
     right, wrong = ([judged(result(n, reverse=r)) for n in FIGURES] for r in (False, True))
     total = sum(
@@ -345,6 +356,7 @@ def test_the_story_says_what_the_results_say():
     assert "20 → 24" in " ".join(story.lead(right))  # what the made-up noise guarantees
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
     page = fill(tmp_path, ("fig2", "fig3", "fig8", "fig10", "calibrations")).read_text("utf-8")
     for name in ("fig2", "fig3", "fig8", "fig10", "calibrations"):
@@ -355,6 +367,7 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
     assert re.search(r"a run, [\d.]+ for all 8", page)
 
 
+@pytest.mark.slow
 def test_readme_shows_the_committed_results():
     results = ROOT / "results"
     found = claims.judged(results)

@@ -62,6 +62,7 @@ def slowly(picture, cell):
     return NORM * (scaled / np.linalg.norm(scaled)).reshape(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "cell"), SHAPES)
 def test_equals_the_formula(shape, cell):
     hog, x = Hog(shape, cell), drawn(shape, 2)
@@ -167,6 +168,7 @@ def softmax(**changes):
     return Plan(**{**own, "rounds": rounds, "local": local, **changes})
 
 
+@pytest.mark.slow
 def test_a_federation_of_devices_learns_from_features(tmp_path):
     public, nodes = stripes(tmp_path / "nodes")
     transport = Direct(nodes)

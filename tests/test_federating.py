@@ -159,6 +159,7 @@ def _hold(folder, ready):
         time.sleep(60)
 
 
+@pytest.mark.slow
 def test_one_process_leads_a_run_and_its_lock_dies_with_it(tmp_path):
     context = multiprocessing.get_context("spawn")
     ready = context.Event()

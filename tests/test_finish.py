@@ -185,6 +185,7 @@ def _chosen(run):
     return int(said) if said.isdigit() else None
 
 
+@pytest.mark.slow
 def test_the_record_and_the_page_say_what_was_done(tmp_path):
     simulate(SHORT.replace(**EVERY["tail"]), seed=1, out=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "record.json").read_text("utf-8"))
@@ -279,6 +280,7 @@ def test_what_is_no_finish_is_refused(changes, sentence):
         Plan().replace(**changes)
 
 
+@pytest.mark.slow
 def test_a_damaged_memory_is_no_run(tmp_path):
     own = SHORT.replace(**EVERY["tail"])
 
@@ -299,6 +301,7 @@ def test_a_run_that_ends_before_its_tail_says_so():
     assert Finish(average=TailAverage(0.5)).words(Marks(0)) == "the model is the newest iterate"
 
 
+@pytest.mark.slow
 def test_the_card_does_not_call_the_clients_own_rows_public():
     """Validation rows may be clients' own, and raw losses may have steered: then it says so."""
     from example_record import example

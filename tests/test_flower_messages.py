@@ -207,6 +207,7 @@ class TestRoll:
         assert {s.node for s in roll.call(wanted=1, seconds=5).values()} == {12}
         assert roll.doubles == set()
 
+    @pytest.mark.slow
     def test_a_node_that_hangs_at_the_greeting_is_asked_less_and_less(self, monkeypatch):
         monkeypatch.setattr(transport, "SHY", 0.4)
         roll = self.roll({11: "ann"}, **{"12": lambda m: None})

@@ -55,6 +55,7 @@ def test_golden_values(epsilon, delta, mu):
     assert float(gaussian.mu(epsilon, delta)) == pytest.approx(mu, rel=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "ranges"),
     [
@@ -91,6 +92,7 @@ def test_delta_and_epsilon_are_never_below_exact_and_tight():
                 assert exact_delta(float(b) * (1 - 1e-6), float(m)) > d
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
     st.floats(-3, 3).map(lambda x: 10**x),
@@ -103,6 +105,7 @@ def test_more_budget_buys_more_mu(epsilon, delta, factor):
     assert float(gaussian.mu(epsilon, min(0.5, delta * factor))) >= mu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "rounds"), [(0.7, 1), (2.0, 10), (5.0, 100), (20.0, 1000)])
 def test_agrees_with_the_pld_accountant_on_fixed_schedules(sigma, rounds):
     accountant = PLDAccountant()

@@ -45,6 +45,7 @@ def exact(rows, clip):
     return total
 
 
+@pytest.mark.slow
 @many
 @given(BLOCKS, CLIPS)
 def test_the_sum_is_the_clipped_sum_to_one_unit_a_row(rows, clip):
@@ -141,6 +142,7 @@ def test_too_long_a_row_goes_and_the_others_stay():
     assert bold.clipped_sum([rows], 1.0, 20).tolist() == [int(0.5 * bold._CLIP)] + 19 * [0]
 
 
+@pytest.mark.slow
 @many
 @given(
     st.lists(

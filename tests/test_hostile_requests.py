@@ -123,12 +123,14 @@ def test_every_edit_of_a_byte_of_a_request_is_refused(tmp_path):
     assert kind(device.answer(honest, node)) == "upload"
 
 
+@pytest.mark.slow
 def test_300_heads_with_anything_anywhere_are_answered():
     with memory() as folder:
         said = heads_with_anything(folder, 300, seed=1)
     assert said.keys() >= {"malformed", "upload"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ANSWERED)
 def test_what_is_answered_has_the_clients_own_noise(tmp_path, name):
     expected, request = ANSWERED[name]
@@ -147,6 +149,7 @@ def test_what_is_answered_has_the_clients_own_noise(tmp_path, name):
         assert books[0].spent == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["softmax", "mlp", "svm", "own", "cnn"])
 def test_a_trap_for_one_sample_moves_an_upload_by_no_more_than_the_sensitivity(
     tmp_path, monkeypatch, form

@@ -351,6 +351,7 @@ def test_two_thousand_random_edits_are_noticed(scene):
         }
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None, derandomize=True, database=None)
 @given(place=st.integers(0, 2**32), value=st.integers(1, 255), few=st.integers(1, 4))
 def test_edits_with_a_right_checksum_break_nothing(scene, place, value, few):

@@ -47,6 +47,7 @@ def played(plan: Plan, ahead: int):
     return run, told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_rounds_begun_ahead_make_the_same_run(name):
     """A guess that the horizon stays is either right or thrown away; nothing of it is booked."""
@@ -78,6 +79,7 @@ def test_some_guesses_are_wrong(monkeypatch):
     assert begun == list(range(len(told)))  # a fixed number of rounds is never guessed wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 def test_inspected_rows_count_as_the_rows_themselves(bad):
     """What is found once is what would be found each time, also of rows that must not count."""
@@ -111,6 +113,7 @@ def test_a_custom_model_is_given_its_rows_as_they_are():
     np.testing.assert_allclose(total, [-2.0])
 
 
+@pytest.mark.slow
 def test_a_row_that_rounds_to_infinity_spoils_nothing(monkeypatch):
     """The largest float32, a common mark of what is missing, is infinite in bfloat16."""
     from sottovoce.learning import clipping

@@ -180,6 +180,7 @@ def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
     assert len(slow) > 3_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -234,6 +235,7 @@ def test_holes_would_be_noticed():
     assert fit_of_low_bits(even.draw(10_000, 2**33)) < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_support_attack_proves_most_float_uploads_and_no_secure_one():
     count, one, other = 100_000, np.float32(0.25), np.float32(0.75)
     normals = float_normals()

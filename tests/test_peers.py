@@ -49,6 +49,7 @@ def prepared(name: str) -> work.Work:
     return dataclasses.replace(made, clip=float(np.median(norms)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_reference_is_our_clipped_sum(name):
     made = prepared(name)

@@ -537,6 +537,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(plans())
 def test_a_plan_survives_its_text(values: dict[str, Any]) -> None:
@@ -600,6 +601,7 @@ def outcome(make: Callable[[], Plan]) -> str:
     return "a plan"
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(edits, st.lists(st.text(max_size=12) | st.just("privacy.epsilon=4"), max_size=2))
 @example([(0, len(DEFAULT), "")], [])
@@ -623,6 +625,7 @@ KEYS = [f"{section}.{key}" for section, keys in tomllib.loads(DEFAULT).items()
         if isinstance(keys, dict) for key in keys]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from([*KEYS, "noise", "schema"]), values_of_any_kind, min_size=1))
 def test_any_value_is_taken_or_refused(changes: dict[str, Any]) -> None:

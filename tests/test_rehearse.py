@@ -409,6 +409,7 @@ def test_public_rows_may_be_a_file_or_arrays(kind, tmp_path):
 # --- what is written --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_plan_is_ready_and_says_why(rehearsed, tmp_path):
     write(rehearsed, tmp_path)
     text = (tmp_path / "plan.toml").read_text("utf-8")
@@ -436,6 +437,7 @@ def test_the_prediction_comes_from_rows_and_seeds_that_did_not_choose(rehearsed)
     assert low < rehearsed.prediction.mean < high
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_best_mean_of_the_finalists(rehearsed):
     def mean(setting) -> float:
         own = [t.accuracy for t in rehearsed.trials if t.setting == setting]

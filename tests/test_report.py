@@ -92,6 +92,7 @@ def schema():
 # What the reader is told
 
 
+@pytest.mark.slow
 def test_the_headline_says_all_and_stands_first(default_page):
     sentence = (
         "Finished: 87.5\u00a0% test accuracy on digits with an mlp, after 80 of 120 rounds, "
@@ -260,12 +261,14 @@ def test_contrast(scheme):
         assert (b + 0.05) / (a + 0.05) >= least, (front, back)
 
 
+@pytest.mark.slow
 def test_the_page_depends_on_the_record_alone(default, default_page):
     record, trace = copy.deepcopy(default)
     assert render(json.loads(json.dumps(record)), trace) == default_page
     assert record == default[0]
 
 
+@pytest.mark.slow
 def test_importing_the_room_is_light_and_drawing_needs_no_pyplot():
     code = (
         "import sys, sottovoce.report as r; assert 'matplotlib' not in sys.modules\n"
@@ -279,6 +282,7 @@ def test_importing_the_room_is_light_and_drawing_needs_no_pyplot():
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;</style></title>"
 
 
+@pytest.mark.slow
 def test_a_hostile_record_injects_nothing():
     record, trace = example(clients=2, stop_after=2)
     plain = Page(render(record, trace))
@@ -340,6 +344,7 @@ def test_odd_runs_have_a_page(kind, change):
     assert record["status"].capitalize() in page.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [{"clients": 10_000, "rounds": 60}, {"rounds": 2000, "beta": 0.999}],
@@ -368,6 +373,7 @@ def test_above_ten_thousand_clients_figures_come_from_the_trace(no_drawing):
     assert "Fuel left" not in render(record)
 
 
+@pytest.mark.slow
 def test_write_reads_the_folder(tmp_path, default, default_page):
     record, trace = default
     (tmp_path / "record.json").write_text(json.dumps(record), "utf-8")
@@ -433,6 +439,7 @@ def leaves(thing, path=()):
             yield from leaves(value, (*path, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_no_single_damage_escapes_as_another_error(calibration, no_drawing):
     """Every value of a record is removed, and replaced by each of these: a page or a RunError."""

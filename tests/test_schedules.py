@@ -46,6 +46,7 @@ def rounds_of(schedule, sequence):
     return found
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=500)
 @given(schedules, losses)
 def test_every_schedule_keeps_the_contract(schedule, sequence):
@@ -58,6 +59,7 @@ def test_every_schedule_keeps_the_contract(schedule, sequence):
     assert all(0 < turn.scale <= 1 for turn, _ in found)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(schedules, losses)
 def test_a_schedule_is_a_value(schedule, sequence):

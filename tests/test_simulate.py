@@ -36,6 +36,7 @@ def without_time(record):
     return {key: value for key, value in record.items() if key != "timing"}
 
 
+@pytest.mark.slow
 def test_the_test_rows_steer_where_the_plan_leaves_no_others():
     plan = Plan(data={"validation": 0}, rounds={"schedule": "fixed", "rounds": 2})
     run = simulate(plan, seed=1)
@@ -46,6 +47,7 @@ def test_the_test_rows_steer_where_the_plan_leaves_no_others():
     assert "On the test rows, which steer" not in report.render(kept.record)
 
 
+@pytest.mark.slow
 def test_each_run_comes_as_soon_as_it_is_done():
     plans = [Plan(rounds={"schedule": "fixed", "rounds": rounds}) for rounds in (1, 3)]
     kept = {i: run.rounds_used for i, run in simulate_each(plans, seeds=[1, 2], together=True)}
@@ -120,6 +122,7 @@ def folders(tmp_path_factory):
     return top
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_the_record_keeps_its_schema(folders, name):
     schema = resources.files("sottovoce").joinpath("schemas/record.json").read_text("utf-8")
@@ -248,6 +251,7 @@ def test_guarantees_say_what_holds(folders):
         assert "simulated-noise" in record["guarantee"]["not_covered"]
 
 
+@pytest.mark.slow
 def test_many_runs_together_equal_single_runs():
     """FixedRounds to 1e-5; and one compilation for each power of two of runs."""
     plans = [
@@ -277,6 +281,7 @@ def test_many_runs_one_after_another_are_the_single_runs():
     assert [run.record["plan"]["rounds"]["beta"] for run in many] == [0.8, 0.8, 0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_discounted_runs_together_follow_the_rule_of_single_runs():
     plan = Plan(rounds={"rounds": 40})
     for run, seed in zip(
@@ -316,6 +321,7 @@ def test_a_stopped_run_leaves_a_valid_record_and_resumes_to_the_same_model(tmp_p
         resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_other_data(tmp_path):
     rng = np.random.default_rng(3)
 
@@ -352,6 +358,7 @@ def test_a_record_whose_noise_does_not_bear_out_its_books_is_not_written():
         require_private(federation, quieter)
 
 
+@pytest.mark.slow
 def test_one_clients_label_does_not_change_the_model():
     rng = np.random.default_rng(4)
     clients = [(rng.standard_normal((40, 3)), rng.integers(0, 2, 40)) for _ in range(3)]
@@ -363,6 +370,7 @@ def test_one_clients_label_does_not_change_the_model():
     assert "counted-classes" in alone.record["guarantee"]["not_covered"]
 
 
+@pytest.mark.slow
 def test_own_data_do_not_need_a_word_in_the_plan():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((150, 4))
@@ -377,6 +385,7 @@ def test_predicting_nothing_and_nonsense():
         run.predict(np.array([[0.0] * 64, [np.nan] * 64]))
 
 
+@pytest.mark.slow
 def test_raw_signals_and_unequal_budgets_stand_in_the_paragraph():
     raw = simulate(SHORT.replace("server.signal=raw"), seed=1)
     assert "would be (8, 1e-05)-differentially private" in raw.guarantee
@@ -385,6 +394,7 @@ def test_raw_signals_and_unequal_budgets_stand_in_the_paragraph():
     assert "each is promised its own, down to (1, 1e-05)" in mixed.guarantee
 
 
+@pytest.mark.slow
 def test_your_arrays_one_and_a_split():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((600, 5)).astype(np.float32)
@@ -398,6 +408,7 @@ def test_your_arrays_one_and_a_split():
     assert run.predict(x[:7]).shape == (7,)
 
 
+@pytest.mark.slow
 def test_your_arrays_one_per_client_with_a_model_of_your_own(tmp_path):
     rng = np.random.default_rng(1)
     w = rng.standard_normal((4, 3))
@@ -475,6 +486,7 @@ def test_raw_signals_are_flagged():
     assert "raw-signal" in record["guarantee"]["not_covered"]
 
 
+@pytest.mark.slow
 def test_when_nobody_can_pay_the_run_ends():
     # Random cohorts and a decaying noise: the last rounds are dear, and tanks run dry.
     plan = Plan(
@@ -517,6 +529,7 @@ def test_a_signal_that_clients_tell_costs_a_tenth():
     assert sigma[1] / sigma[0] == pytest.approx(np.sqrt(1 / 0.9), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_median_clip_is_the_median_of_raw_norms_and_is_flagged():
     plan = Plan(local={"clip": "median"}, rounds={"rounds": 3})
     run = simulate(plan, seed=4)
@@ -537,6 +550,7 @@ def test_a_median_clip_is_the_median_of_raw_norms_and_is_flagged():
     assert "would be" in run.guarantee
 
 
+@pytest.mark.slow
 def test_the_confusion_matrix_counts_every_test_row():
     run = simulate(Plan(rounds={"schedule": "fixed", "rounds": 5}), seed=1)
     table = np.array(run.record["result"]["confusion"])
@@ -552,6 +566,7 @@ def test_the_confusion_matrix_counts_every_test_row():
     assert page.count('style="--part:') == 100
 
 
+@pytest.mark.slow
 def test_runs_on_one_split_share_a_batch_where_there_are_enough_of_them():
     """They read the same rows; long runs go first, so that a batch ends together."""
     plans = [Plan(rounds={"schedule": "fixed", "rounds": r}) for r in (1, 3, 2, 4, 1, 2, 3, 4)]

@@ -169,6 +169,7 @@ def test_the_fingerprint_is_that_of_the_rows_in_memory(rows, mapped):
     assert whole_plan(plan, rows).held.fingerprint() == whole_plan(plan, mapped).held.fingerprint()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_model(rows, mapped, tmp_path):
     plan = plan_of("softmax")
 
@@ -186,6 +187,7 @@ def test_a_stopped_run_goes_on_to_the_same_model(rows, mapped, tmp_path):
     assert again.record["result"]["model_sha256"] == whole.record["result"]["model_sha256"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_heard_within_a_round(rows, monkeypatch, tmp_path):
     plan = plan_of("softmax", "order")
     shelf, public = Shelf(rows[0]), tuple(part[500:] for part in rows)

@@ -280,6 +280,7 @@ def naive(rows: list[tuple[Any, Any, str]]) -> list[list[float]]:
     return encoded
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(rows_of_cells, st.sampled_from([1, 3, 1000]))
 def test_encoding_equals_a_naive_loop(
@@ -467,6 +468,7 @@ def test_what_is_inferred_is_listed_as_not_covered(table: Path) -> None:
 # --- the whole way -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded_and_predicts_a_table(table: Path, tmp_path: Path) -> None:
     plan = plan_of(table, client="town", columns={"age": [0, 100], "id": []}, infer=True)
     trained = simulate(plan, seed=1, out=tmp_path / "run")
@@ -499,6 +501,7 @@ def test_a_run_is_loaded_and_predicts_a_table(table: Path, tmp_path: Path) -> No
     assert done.stdout.split() == again.predict_table(table)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_on_a_table_goes_on(table: Path, tmp_path: Path) -> None:
     plan = plan_of(table, client="town").replace(**{"rounds.rounds": 4})
 
@@ -512,6 +515,7 @@ def test_a_stopped_run_on_a_table_goes_on(table: Path, tmp_path: Path) -> None:
     assert resume(tmp_path / "run").record["result"] == whole.record["result"]
 
 
+@pytest.mark.slow
 def test_many_runs_share_a_table(table: Path) -> None:
     plan = plan_of(table, client="town")
     runs = simulate_many([plan, plan.replace("privacy.epsilon=1")], seeds=[1, 2])
@@ -534,6 +538,7 @@ def sottovoce(*words: str, cwd: Path | None = None) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_init_from_drafts_a_plan_that_asks_for_what_is_public(tmp_path: Path) -> None:
     people(50).rename({"town": "home town"}).write_csv(tmp_path / "people.csv")
     (tmp_path / "plans").mkdir()
@@ -607,6 +612,7 @@ def test_overrides_of_tables() -> None:
         plan.data.columns["age"] = (0.0, 1.0)  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_accuracy_by_client_and_budget_on_declared_rows(tmp_path: Path) -> None:
     """A part of each client's rows is public for the test: recomputed with the loaded model."""
     rng = np.random.default_rng(0)

@@ -114,6 +114,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarantee", GUARANTEES, ids=lambda g: g.__name__)
 def test_guarantee(guarantee):
     guarantee(real)

@@ -40,6 +40,7 @@ def as_numpy(params):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.05, 1.0, 50.0])
 def test_a_torch_step_is_the_step_of_the_numpy_oracle(clip):
     model, (x, y) = torch_model.TorchModel(mlp), data()

@@ -798,6 +798,7 @@ def test_damage_older_states_and_copies_are_found_or_do_no_harm(tmp_path, seed):
     assert seen["refused"] >= 25
 
 
+@pytest.mark.slow
 def test_a_chain_of_ten_thousand_lines_opens_in_seconds(place):
     """And the sum is the chain's: there is no number beside it that could be edited."""
     Vault.create(place, POLICY, dataset=DATASET).close()

@@ -35,6 +35,7 @@ PLAIN = st.recursive(
 LEAVES = arrays(np.float32, array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=6), PLAIN), st.dictionaries(NAMES, LEAVES, max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_what_is_packed_comes_back_bit_for_bit_and_packs_to_the_same_bytes(head, leaves):
