@@ -13,9 +13,8 @@ import sys
 import time
 
 BIN = ".venv/bin"
-# Three workers on two cores: a third of the tests wait for processes of their own. Tests that
-# share a federation (tests/test_flower.py) are a group: on one worker it is run once.
-PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "-n", "3", "--dist", "loadgroup"]
+# Three workers on two cores: a third of the tests wait for processes of their own.
+PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal"]
 
 INSTALL = ("install", ["make", "--no-print-directory", ".venv/.dev"])
 CHECK = [

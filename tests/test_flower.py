@@ -30,7 +30,7 @@ from sottovoce.node import Node
 from sottovoce.vault import Vault
 from test_flower_transport import lives, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+pytestmark = pytest.mark.slow
 
 ROUNDS = 10
 COMMAND = [sys.executable, "-m", "sottovoce", "federate"]
@@ -148,7 +148,7 @@ def record_of(out):
     return json.loads((out / "record.json").read_text("utf-8"))
 
 
-def test_it_ends_well_and_its_record_says_what_it_was(story):
+def it_ends_well_and_its_record_says_what_it_was(story):
     assert story.resumed == 0, story.last
     record = record_of(story.out)
     jsonschema.validate(record, SCHEMA)
@@ -162,7 +162,7 @@ def test_it_ends_well_and_its_record_says_what_it_was(story):
     assert not (story.out / "checkpoint.npz").exists()
 
 
-def test_it_learns(story):
+def it_learns(story):
     """Chance is 10 %; 30 of 30 simulations of this plan reach 48 % or more, and a lower loss."""
     record = record_of(story.out)
     first, last = record["rounds"][0]["validation_loss"], record["rounds"][-1]["validation_loss"]
@@ -170,14 +170,14 @@ def test_it_learns(story):
     assert record["result"]["test_accuracy"] > 0.25
 
 
-def test_it_was_encrypted_and_its_nodes_authenticated(story):
+def it_was_encrypted_and_its_nodes_authenticated(story):
     """In plain words the SuperLink does not answer; each sitting had keys of its own."""
     assert story.answers == (True, False)
     keys = [p.read_bytes() for p in story.out.glob("flower/*/keys/node?.pub")]
     assert len(set(keys)) == 2 * 3
 
 
-def test_a_killed_supernode_came_back_and_missed_little(story):
+def a_killed_supernode_came_back_and_missed_little(story):
     assert len(story.back) == 3
     assert story.nodes[0] not in story.back
     uploads = [entry["uploads"] for entry in record_of(story.out)["rounds"]]
@@ -186,7 +186,7 @@ def test_a_killed_supernode_came_back_and_missed_little(story):
     assert uploads[-1] == 3
 
 
-def test_ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
+def ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
     assert story.code == 130, story.said
     assert story.took < 60
     assert len(story.first.seen) >= 1 + 2 + 6
@@ -199,7 +199,7 @@ def test_ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
     assert "Traceback" not in story.said
 
 
-def test_nothing_is_debited_twice(story):
+def nothing_is_debited_twice(story):
     """One reserve a round at most, and what was sent before the stop was sent again, not anew."""
     asked = dict.fromkeys(range(3), 0)
     for entry in record_of(story.out)["rounds"]:
@@ -216,7 +216,7 @@ def test_nothing_is_debited_twice(story):
         assert all(answers[key] == blob for key, blob in before.items())
 
 
-def test_the_uploads_give_the_model_bit_for_bit(story):
+def the_uploads_give_the_model_bit_for_bit(story):
     models = replayed(story.out)
     assert sorted(models) == list(range(ROUNDS))
     with np.load(story.out / "model.npz") as stored:
@@ -227,10 +227,25 @@ def test_the_uploads_give_the_model_bit_for_bit(story):
         assert wire.unpack(path.read_bytes())[0]["kind"] == "upload"
 
 
-def test_no_log_holds_more_than_kinds_of_errors(story):
+def no_log_holds_more_than_kinds_of_errors(story):
     for log in story.out.glob("flower/*/logs/*.worker.log"):
         for line in log.read_text().splitlines():
             assert "Traceback" not in line, log
     secrets = [p for p in story.out.glob("flower/*/keys/*") if p.suffix != ".pub"]
     assert secrets
     assert all(p.stat().st_mode & 0o077 == 0 for p in secrets)
+
+
+def test_a_federation_lives_through_it_all(story):
+    """One test: its federation takes minutes, and workers that share tests would each run one."""
+    for check in (
+        it_ends_well_and_its_record_says_what_it_was,
+        it_learns,
+        it_was_encrypted_and_its_nodes_authenticated,
+        a_killed_supernode_came_back_and_missed_little,
+        ctrl_c_leaves_no_process_and_a_run_that_can_go_on,
+        nothing_is_debited_twice,
+        the_uploads_give_the_model_bit_for_bit,
+        no_log_holds_more_than_kinds_of_errors,
+    ):
+        check(story)

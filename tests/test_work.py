@@ -174,7 +174,8 @@ def test_the_guard_sees_gradients_of_single_samples(one_piece, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_is_compiled_once():
-    plan = Plan(model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 4})
+    own = {"clients": 7, "samples": 31}  # shapes that no other test compiles
+    plan = Plan(data=own, model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 4})
     before = rounds.compilations()
     simulate(plan.replace("rounds.per_round=3"), seed=1)
     simulate(plan.replace("privacy.epsilon=2"), seed=2)  # another cohort, budget and seed
