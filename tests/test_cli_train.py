@@ -215,6 +215,27 @@ def test_interrupted_while_it_starts_or_compiles_it_ends_in_order(tmp_path, dela
         assert (tmp_path / "run" / "checkpoint.npz").exists()
 
 
+def test_ctrl_c_once_more_while_the_interpreter_closes_is_no_crash():
+    """Python takes its handlers down before its modules: from there on SIGINT used to kill."""
+    late = """if 1:
+        import os, signal, sys
+        from sottovoce import cli
+
+        class Late:
+            def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):
+                kill(pid, number)
+
+        def interrupted(**_):
+            raise KeyboardInterrupt
+
+        kept, cli.app = Late(), interrupted
+        cli.main()
+        """
+    done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr == "sottovoce: interrupted\n"
+
+
 def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
     command = f"{sys.executable} -m sottovoce train --seed 1 --out {tmp_path / 'run'} | head -2"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)

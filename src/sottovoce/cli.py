@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from importlib import resources
 from pathlib import Path
@@ -57,9 +58,8 @@ def main() -> NoReturn:
         code = _say(str(error), 2)
     except SottovoceError as error:
         code = _say(str(error), 1)
-    except click.Abort:
-        code = _say("interrupted", 130)
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed twice: still in order, still 130
         code = _say("interrupted", 130)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
