@@ -225,10 +225,11 @@ def test_ctrl_c_once_more_while_the_interpreter_closes_is_no_crash():
             def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):
                 kill(pid, number)
 
-        def interrupted(**_):
+        @cli.app.command()
+        def late():
             raise KeyboardInterrupt
 
-        kept, cli.app = Late(), interrupted
+        kept, sys.argv = Late(), ["sottovoce", "late"]
         cli.main()
         """
     done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, timeout=60)

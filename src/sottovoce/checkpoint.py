@@ -46,15 +46,15 @@ class ServerState:
 Parameters = dict[str, NDArray[Any]]
 
 
-def require_free(folder: Path) -> Path:
-    """The folder if a run may be written there: it is new or empty. Nothing is made yet."""
+def require_free(folder: Path, *, resumable: bool = True) -> Path:
+    """The folder if it may be written to: it is new or empty. Nothing is made yet."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError.of(
                 "out",
                 str(folder),
                 "a new or empty folder",
-                "name another, or resume the run that lies in it",
+                "name another" + (", or resume the run that lies in it" if resumable else ""),
             )
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror}; name another") from None

@@ -45,6 +45,8 @@ def main() -> NoReturn:
             stream.reconfigure(errors="replace")
     try:
         code = app(standalone_mode=False)
+        if code == 130:  # how typer tells of Ctrl-C
+            raise KeyboardInterrupt
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:

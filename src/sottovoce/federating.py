@@ -219,6 +219,7 @@ def _lead(
                 "resume": (folder / checkpoint.NAME).exists(),
                 "keep-uploads": options.keep_uploads,
                 "insecure": options.insecure,
+                "name": "sottovoce federate",
                 "progress": str(follow.path),
             },
         )

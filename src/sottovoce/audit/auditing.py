@@ -55,7 +55,7 @@ def audit(
     path: Path | None, *, quick: bool = False, out: Path | None = None, as_json: bool = False
 ) -> int:
     """Audit what PLAN or RUN names; 1 if a measurement contradicts the promise, else 0."""
-    folder = checkpoint.require_free(out if out is not None else _fresh(path))
+    folder = checkpoint.require_free(out if out is not None else _fresh(path), resumable=False)
     show = Stages(sys.stderr if as_json else sys.stdout)
     with show.stage("reading the data"):
         found_target = _target(path)

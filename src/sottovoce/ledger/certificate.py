@@ -24,7 +24,7 @@ _MOST_LISTED = 500  # releases on the page; all of them are in certificate.json
 
 def export(path: str | Path, out: str | Path) -> tuple[Account, Path]:
     """Write certificate.json and certificate.html into a new or empty folder."""
-    folder = require_free(Path(out))
+    folder = require_free(Path(out), resumable=False)
     verify(path).require()
     with Vault.open(path, dataset=None) as vault:
         told = account(vault)
