@@ -20,6 +20,7 @@ from sottovoce.errors import InputError
 from sottovoce.holdings import Given, Holdings, hold, seen
 from sottovoce.learning import imported
 from sottovoce.learning.clipping import gradient_norms
+from sottovoce.learning.first import first
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Model
 from sottovoce.learning.models import build as build_model
@@ -269,7 +270,7 @@ def _median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
     rows = rng.permutation(len(held.train.y))[:MEDIAN_OF]
     key = jax.random.wrap_key_data(jnp.asarray(seeds.words(seed, Purpose.INIT)))
     norms = gradient_norms(
-        model, model.init(key), jnp.asarray(held.train.x[rows]), jnp.asarray(held.train.y[rows])
+        model, first(model, key), jnp.asarray(held.train.x[rows]), jnp.asarray(held.train.y[rows])
     )
     clip = float(np.nanmedian(np.asarray(norms)))
     if not 1e-15 <= clip <= 1e15:

@@ -111,6 +111,7 @@ def clipped_sum(
     return _clipped_sum(model, params, x, y, weight, clip)
 
 
+@partial(jax.jit, static_argnums=0)
 def gradient_norms(model: Model, params: Params, x: Array, y: Array) -> Array:
     """‖g_m‖ of every row over all parameters together, unclipped, in pieces of bounded memory.
 

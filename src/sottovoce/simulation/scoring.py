@@ -17,6 +17,7 @@ from sottovoce.federation import Federation
 from sottovoce.holdings import Samples
 from sottovoce.learning.clipping import Inspected, inspect, product_type
 from sottovoce.learning.evaluate import confusion, evaluate, right
+from sottovoce.learning.first import first
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Custom, Model, Params
 from sottovoce.learning.names import AnyModel
@@ -29,12 +30,8 @@ def first_model(model: AnyModel, seed: int) -> Params:
     """w⁰, which is public: anyone may know the seed of it."""
     if isinstance(model, ForeignModel):
         return model.first(seed)
-    return _init(model, jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT))))
-
-
-@partial(jax.jit, static_argnums=0)  # one compilation a model, not one an operation
-def _init(model: Model, key: jax.Array) -> Params:
-    return model.init(key)
+    key = jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT)))
+    return first(model, key)
 
 
 _PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
@@ -59,7 +56,7 @@ def inspected(model: Model, samples: Samples) -> Inspected:
     if kind not in known:
         is_clean, squared = _facts(model, x)
         # Rows that need no change are not copied.
-        same = taken == x.dtype and (kind[1] or bool(jnp.all(is_clean)))
+        same = taken == x.dtype and (kind[1] or bool(np.all(np.asarray(is_clean))))
         known[kind] = Inspected(x if same else _inspect(model, x).x, is_clean, squared)
     return known[kind]
 
