@@ -61,7 +61,7 @@ class Federation:
         """How many rows each client holds."""
         return self.held.samples
 
-    @property
+    @cached_property
     def loss_sensitivity(self) -> Floats:
         """Δ_V of a client's mean loss, each cut to [0, B]: B/n for a record, B for all its data."""
         bound = self.plan.server.loss_bound or 0.0
@@ -84,7 +84,7 @@ class Federation:
         alike = self.held.split is not None and self.plan.data.split in ("iid", "sizes")
         return 0.0 if alike else self.recipe.clip**2
 
-    @property
+    @cached_property
     def finish(self) -> Finish:
         """What the server makes of the averaged uploads."""
         return self.plan.server.finish()

@@ -10,12 +10,14 @@ client with r releases still to come takes u = ⌊left / r⌋, which is σ = Δ�
 the paper, eq. (25), for every calibration. While r falls by one with each release, u and hence σ
 stay the same to one unit.
 
-The same code serves one client (0-dimensional arrays) and a million (1-dimensional ones).
+The same code serves one client (0-dimensional arrays), a million (1-dimensional ones), and several
+runs side by side (2-dimensional ones).
 Every operation returns a new tank; `spend` is the only one that lowers what is left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -108,6 +110,15 @@ class Tank:
         capacity = given.astype(np.float64)
         zero = np.zeros(capacity.shape, dtype=np.int64)
         return cls(capacity=capacity, spent=zero, opened=zero, debits=zero)
+
+    @classmethod
+    def side_by_side(cls, tanks: Sequence[Self]) -> Self:
+        """The tanks of several runs as one, each a row: what holds for one holds for every row.
+
+        >>> Tank.side_by_side([Tank.full([1.0, 2.0]), Tank.full([3.0, 4.0])]).capacity.tolist()
+        [[1.0, 2.0], [3.0, 4.0]]
+        """
+        return cls(**{name: np.stack([getattr(own, name) for own in tanks]) for name in _FIELDS})
 
     def new_run(self) -> Self:
         """The same fuel for a run that has booked nothing yet."""

@@ -6,6 +6,7 @@ client works out for itself. A lying server can waste a client's budget, never e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +57,21 @@ def offer(tank: Tank, turn: Round, terms: Terms, sensitivity: ArrayLike) -> Offe
     >>> offer(tank, Round(t=0, horizon=200), Terms(50, 30), sensitivity=1.0).sigma.round(4)
     np.float64(7.746)
     """
-    if turn.spread is None or not 1e-6 <= turn.scale <= 1e6:
-        remaining = terms.planned(turn.horizon) - tank.debits
-        return tank.offer(sensitivity, np.asarray(remaining))
-    return tank.offer_scaled(sensitivity, terms.planned(turn.spread), turn.scale)
+    return offers(tank, [turn], terms, sensitivity)
+
+
+def offers(tank: Tank, turns: Sequence[Round], terms: Terms, sensitivity: ArrayLike) -> Offer:
+    """`offer` for several runs whose turns differ in the horizon alone; they are the first axis.
+
+    >>> runs = Tank.side_by_side([Tank.full([2.0]), Tank.full([2.0])])
+    >>> offers(runs, [Round(0, 200), Round(0, 100)], Terms(50, 30), 1.0).sigma.round(4).tolist()
+    [[7.746], [5.4772]]
+    """
+    scale, spread = turns[0].scale, turns[0].spread
+    if any((turn.scale, turn.spread) != (scale, spread) for turn in turns):
+        raise ValueError("turns of one offer differ in the horizon alone")
+    if spread is None or not 1e-6 <= scale <= 1e6:
+        planned = [terms.planned(turn.horizon) for turn in turns]
+        each = planned[0] if len(turns) == 1 else np.array(planned)[:, None]
+        return tank.offer(sensitivity, np.asarray(each - tank.debits))
+    return tank.offer_scaled(sensitivity, terms.planned(spread), scale)

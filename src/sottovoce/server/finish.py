@@ -187,8 +187,8 @@ class Finish:
 
     def marked(self, marks: Marks, t: int, horizon: int, offered: float) -> Marks:
         """The marks after round t, whose model on offer has this public loss."""
-        more = self.average is not None and self.average.counts(t, horizon)
-        marks = marks._replace(averaged=marks.averaged + more)
+        if self.average is not None and self.average.counts(t, horizon):
+            marks = marks._replace(averaged=marks.averaged + 1)
         if self.best and offered < marks.best:
             marks = marks._replace(best=offered, chosen=t + 1)
         return marks

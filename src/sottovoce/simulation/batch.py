@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -49,28 +48,22 @@ class Seat(NamedTuple):
     """One run's place in a batch, and what it asks for in this round."""
 
     federation: Federation
-    seed: int
     split: int
     state: ServerState
     asks: course.Prepared | None  # None: the run is over; its seat computes what nobody reads
 
 
-def orders_of(seats: Sequence[Seat]) -> Orders:
-    """What the runs of a batch ask for, as arrays."""
-    plans, asked = [own.federation.plan for own in seats], [own.asks for own in seats]
-    idle = np.zeros(len(seats[0].federation.samples))
-    still = np.zeros((plans[0].local.steps, len(idle)))
-    sigma = [still if p is None else np.nan_to_num(p.sigma) for p in asked]
+def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
+    """What the runs of a batch ask for, as arrays; `always` is what they ask for in every round."""
+    asked = [own.asks for own in seats]
+    weight, sigma = _column(asked, "weight"), _column(asked, "sigma")
     return Orders(
+        **always,
         split=np.array([own.split for own in seats], np.int32),
-        weight=np.stack([idle if p is None else p.weight for p in asked]).astype(np.float32),
-        rate=np.array([plan.local.learning_rate for plan in plans], np.float32),
-        clip=np.array([own.federation.recipe.clip for own in seats], np.float32),
-        std=np.array([0.0 if p is None else p.std for p in asked], np.float32),
-        sigma=np.stack(sigma).astype(np.float32),
-        signal_std=np.array([0.0 if p is None else p.signal_std for p in asked], np.float32),
-        bound=np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
-        key=np.stack([_key(own.seed) for own in seats]),
+        weight=weight.astype(np.float32),
+        std=course.root_sum(weight, sigma[:, 0]).astype(np.float32),
+        sigma=np.nan_to_num(sigma, copy=False).astype(np.float32),
+        signal_std=course.root_sum(weight, _column(asked, "signal_sigma")).astype(np.float32),
         finish=numbers(
             [own.federation.finish for own in seats],
             [own.state.marks for own in seats],
@@ -79,6 +72,19 @@ def orders_of(seats: Sequence[Seat]) -> Orders:
     )
 
 
-@lru_cache(maxsize=1024)
-def _key(seed: int) -> NDArray[np.uint32]:
-    return seeding.words(seed, Purpose.NOISE)
+def _column(asked: Sequence[course.Prepared | None], name: str) -> NDArray[np.float64]:
+    """One array of each run, zeros for a run that is over."""
+    told = [None if own is None else getattr(own, name) for own in asked]
+    idle = np.zeros_like(next(own for own in told if own is not None))
+    return np.stack([idle if own is None else own for own in told])
+
+
+def lasting(federations: Sequence[Federation], seeds: Sequence[int]) -> dict[str, NDArray[Any]]:
+    """What runs ask for in every round alike."""
+    plans = [own.plan for own in federations]
+    return {
+        "rate": np.array([plan.local.learning_rate for plan in plans], np.float32),
+        "clip": np.array([own.recipe.clip for own in federations], np.float32),
+        "bound": np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
+        "key": np.stack([seeding.words(seed, Purpose.NOISE) for seed in seeds]),
+    }

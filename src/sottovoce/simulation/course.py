@@ -8,8 +8,9 @@ round, then `finish` (the loss is told to the schedule).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.cohort import pick
 from sottovoce.rounds.schedule import Round
 from sottovoce.rounds.turn import LOSS_SHARE
-from sottovoce.rounds.turn import offer as price
+from sottovoce.rounds.turn import offers as price
 from sottovoce.seeds import Purpose
 from sottovoce.server.weights import by_precision, by_samples
 
@@ -44,16 +45,22 @@ class Prepared:
     @property
     def std(self) -> float:
         """√(Σ p_i²σ_i²) of one step."""
-        return _root_sum(self.weight, self.sigma[0])
+        return float(root_sum(self.weight, self.sigma[0]))
 
     @property
     def signal_std(self) -> float:
         """√(Σ p_i²σ_V,i²)."""
-        return _root_sum(self.weight, self.signal_sigma)
+        return float(root_sum(self.weight, self.signal_sigma))
 
 
-def _root_sum(weight: Floats, sigma: Floats) -> float:
-    return math.sqrt(float(np.sum((weight * np.where(weight > 0, sigma, 0.0)) ** 2)))
+def root_sum(weight: Floats, sigma: Floats) -> Floats:
+    """√(Σ p_i²σ_i²) over the last axis; who has no part has no noise in it.
+
+    >>> float(root_sum(np.array([0.6, 0.4, 0.0]), np.array([5.0, 10.0, np.nan])))
+    5.0
+    """
+    part = weight * np.where(weight > 0, sigma, 0.0)
+    return np.asarray(np.sqrt(np.sum(part**2, axis=-1)))
 
 
 def start(
@@ -81,23 +88,53 @@ def start(
     )
 
 
+class Asked(NamedTuple):
+    """A run that wants its next round."""
+
+    federation: Federation
+    state: ServerState
+    seed: int
+
+
 def prepare(federation: Federation, state: ServerState, seed: int) -> Prepared | None:
     """The next round, debited, or None when the run is over."""
-    turn = federation.schedule.round(state.progress)
-    if turn is None or state.exhausted:
-        return None
-    terms = federation.terms
-    in_cohort = np.full(len(state.asked), terms.per_round >= len(state.asked))
-    if not in_cohort[0]:
-        rng = seeds.generator(seed, Purpose.COHORT, turn.t)
-        in_cohort[pick(terms.cohort, asked=state.asked, size=terms.per_round, rng=rng)] = True
+    return prepare_all([Asked(federation, state, seed)])[0]
 
-    tank, sigmas = state.tank, []
-    signal_sigma = np.full(len(in_cohort), np.nan)
-    tells = federation.plan.server.signal == "clients"
+
+def prepare_all(runs: Sequence[Asked]) -> list[Prepared | None]:
+    """The next round of each run; those alike are priced and debited side by side, as one array."""
+    alike: dict[tuple[Any, ...], list[tuple[int, Round]]] = {}
+    for place, (federation, state, _) in enumerate(runs):
+        turn = None if state.exhausted else federation.schedule.round(state.progress)
+        if turn is not None:
+            kind = federation.terms, federation.plan.server.signal, turn.scale, turn.spread
+            alike.setdefault(kind, []).append((place, turn))
+    paid: dict[int, Prepared] = {}
+    for members in alike.values():
+        places, turns = zip(*members, strict=True)
+        paid |= zip(places, _prepared([runs[i] for i in places], turns), strict=True)
+    return [paid.get(place) for place in range(len(runs))]
+
+
+def _prepared(runs: Sequence[Asked], turns: Sequence[Round]) -> Iterator[Prepared]:
+    """The rounds of runs whose terms and signal are the same; arrays are [runs, clients]."""
+    federations, states, seeded = zip(*runs, strict=True)
+    first: Federation = federations[0]
+    terms, tells = first.terms, first.plan.server.signal == "clients"
+    asked = np.stack([state.asked for state in states])
+    in_cohort = np.full(asked.shape, terms.per_round >= terms.clients)
+    if terms.per_round < terms.clients:
+        for row, (seed, turn) in enumerate(zip(seeded, turns, strict=True)):
+            rng = seeds.generator(seed, Purpose.COHORT, turn.t)
+            chosen = pick(terms.cohort, asked=asked[row], size=terms.per_round, rng=rng)
+            in_cohort[row, chosen] = True
+
+    tank = before = Tank.side_by_side([state.tank for state in states])
+    sensitivity = np.stack([own.sensitivity for own in federations])
+    signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort
     for step in range(terms.releases):
-        offer = price(tank, turn, terms, federation.sensitivity)
+        offer = price(tank, turns, terms, sensitivity)
         granted = offer.granted & (offer.units >= (LOSS_SHARE if tells else 1))
         uploads = uploads & granted
         charged = granted if charges_absent(terms.calibration) else uploads
@@ -105,23 +142,35 @@ def prepare(federation: Federation, state: ServerState, seed: int) -> Prepared |
         sigma = offer.sigma
         if tells and step == 0:
             part = np.maximum(units // LOSS_SHARE, 1)
-            own = federation.loss_sensitivity
-            signal_sigma = np.where(charged, tank.noise(part, own), np.nan)
+            own_loss = np.stack([own.loss_sensitivity for own in federations])
+            signal_sigma = np.where(charged, tank.noise(part, own_loss), np.nan)
             rest = np.maximum(units - part, 1)
-            sigma = tank.noise(rest, federation.sensitivity)
+            sigma = tank.noise(rest, sensitivity)
         sigmas.append(np.where(charged, sigma, np.nan))
         tank = tank.spend(units)
 
-    return Prepared(
-        turn=turn,
-        weight=weights(federation, uploads, sigmas[0]),
-        sigma=np.stack(sigmas),
-        signal_sigma=signal_sigma,
-        mu2=np.asarray(tank.spent_mu2 - state.tank.spent_mu2),
-        uploads=uploads,
-        tank=tank,
-        asked=state.asked + in_cohort,
-    )
+    sigma, mu2 = np.stack(sigmas, axis=1), tank.spent_mu2 - before.spent_mu2
+    asked = asked + in_cohort
+    weight = _weights(federations, uploads, sigma[:, 0])
+    for row, (_, state, _) in enumerate(runs):
+        yield Prepared(
+            turn=turns[row],
+            weight=weight[row],
+            sigma=sigma[row],
+            signal_sigma=signal_sigma[row],
+            mu2=mu2[row],
+            uploads=uploads[row],
+            tank=replace(state.tank, spent=tank.spent[row], debits=tank.debits[row]),
+            asked=asked[row],
+        )
+
+
+def _weights(
+    federations: Sequence[Federation], uploads: NDArray[np.bool_], sigma: Floats
+) -> Floats:
+    if all(own.plan.server.weights == "samples" for own in federations):
+        return by_samples(np.stack([own.samples for own in federations]), uploads)
+    return np.stack([weights(*row) for row in zip(federations, uploads, sigma, strict=True)])
 
 
 def expected(federation: Federation, state: ServerState, prepared: Prepared) -> ServerState:
@@ -171,23 +220,24 @@ def finish(
 
     `offered` is the public loss of the model that could be handed out now (`server.finish`).
     """
-    if not prepared.uploads.any():  # every client asked has an empty tank: nothing was released
+    uploads = np.flatnonzero(prepared.uploads)
+    if not len(uploads):  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
     many = len(state.asked) > MANY_CLIENTS
-    cohort = {} if many else {"cohort": np.flatnonzero(prepared.uploads).tolist()}
     entry: dict[str, Any] = {
         "t": prepared.turn.t,
         "horizon": prepared.turn.horizon,
         "next_horizon": progress.horizon,
-        **cohort,
-        "uploads": int(prepared.uploads.sum()),
-        "sigma": _spread(prepared.sigma[:, prepared.uploads]),
+        **({} if many else {"cohort": uploads.tolist()}),
+        "uploads": len(uploads),
+        "sigma": _spread(prepared.sigma[:, uploads]),
         "validation_loss": loss if math.isfinite(loss) else None,
         "validation_accuracy": accuracy,
     }
     if federation.plan.server.signal != "public":
         entry["signal"] = signal if math.isfinite(signal) else None
+    turn = prepared.turn
     return replace(
         state,
         progress=progress,
@@ -198,9 +248,7 @@ def finish(
         sigma=trace.kept(state.sigma, prepared.sigma[0], trace.together),
         mu2=trace.kept(state.mu2, prepared.mu2, np.add),
         seconds=seconds,
-        marks=federation.finish.marked(
-            state.marks, prepared.turn.t, prepared.turn.horizon, offered
-        ),
+        marks=federation.finish.marked(state.marks, turn.t, turn.horizon, offered),
     )
 
 

@@ -6,18 +6,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.checkpoint import ServerState
 from sottovoce.federation import Federation
 from sottovoce.learning.models import Model, Params
 from sottovoce.server import finish
 from sottovoce.simulation import course
-from sottovoce.simulation.batch import Seat, orders_of, rows_of
+from sottovoce.simulation.batch import Seat, lasting, orders_of, rows_of
 from sottovoce.simulation.round import Outcome, play
 
 AHEAD = 8  # rounds of a single run that an accelerator may begin before their losses are known
@@ -82,12 +83,14 @@ def rounds_of(
     params: Params = None
     memory: dict[str, Params] = {}
     seats: list[int] = []
+    always: dict[str, NDArray[Any]] = {}
     live, depth = list(range(len(batch))), 1
     begun: deque[_Begun] = deque()
     while True:
         while len(begun) < depth:
-            asks = {i: course.prepare(batch[i].federation, guess[i], batch[i].seed) for i in live}
-            going = {i: ask for i, ask in asks.items() if ask is not None}
+            runs = [course.Asked(batch[i].federation, guess[i], batch[i].seed) for i in live]
+            asks = zip(live, course.prepare_all(runs), strict=True)
+            going = {i: ask for i, ask in asks if ask is not None}
             if not going:
                 break
             live = list(going)
@@ -97,20 +100,20 @@ def rounds_of(
                 seats = live + live[:1] * spare
                 params = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].params for i in seats))
                 memory = jax.tree.map(lambda *x: jnp.stack(x), *(batch[i].memory for i in seats))
-            orders = orders_of(
-                [
-                    Seat(batch[i].federation, batch[i].seed, split[i], guess[i], going.get(i))
-                    for i in seats
-                ]
-            )
+                always = lasting(
+                    [batch[i].federation for i in seats], [batch[i].seed for i in seats]
+                )
+            places = [Seat(batch[i].federation, split[i], guess[i], going.get(i)) for i in seats]
+            orders = orders_of(places, always)
             outcome = play(
                 model, rows, params, orders, t, signal=signal, longest=longest, memory=memory
             )
             outcome.score.copy_to_host_async()  # it is on its way before it is asked for
             begun.append(_Begun(going, seats, outcome))
             params, memory, t = outcome.params, outcome.memory, t + 1
-            for i, ask in going.items():
-                guess[i] = course.expected(batch[i].federation, guess[i], ask)
+            if ahead > 1:  # else the next round waits for what this one finds
+                for i, ask in going.items():
+                    guess[i] = course.expected(batch[i].federation, guess[i], ask)
         if not begun:
             return
         yield
