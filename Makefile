@@ -59,6 +59,7 @@ claims: $(VENV)/.run  ## the README's table of claims, from results/
 
 bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each beside its floor
 	@$(BIN)/python benchmarks/clipped_round.py
+	@$(BIN)/python benchmarks/books.py
 	@$(BIN)/python benchmarks/secure_noise.py
 	@$(BIN)/python benchmarks/flower_floor.py --rounds 4 --parameters 200000
 	@$(BIN)/python benchmarks/growth.py --short

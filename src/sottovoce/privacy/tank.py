@@ -118,7 +118,9 @@ class Tank:
         >>> Tank.side_by_side([Tank.full([1.0, 2.0]), Tank.full([3.0, 4.0])]).capacity.tolist()
         [[1.0, 2.0], [3.0, 4.0]]
         """
-        return cls(**{name: np.stack([getattr(own, name) for own in tanks]) for name in _FIELDS})
+        if len(tanks) == 1:  # np.stack takes ten times as long
+            return cls(*(getattr(tanks[0], name)[None] for name in _FIELDS))
+        return cls(*(np.stack([getattr(own, name) for own in tanks]) for name in _FIELDS))
 
     def new_run(self) -> Self:
         """The same fuel for a run that has booked nothing yet."""

@@ -62,7 +62,7 @@ def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
         split=np.array([own.split for own in seats], np.int32),
         weight=weight.astype(np.float32),
         std=course.root_sum(weight, sigma[:, 0]).astype(np.float32),
-        sigma=np.nan_to_num(sigma, copy=False).astype(np.float32),
+        sigma=np.nan_to_num(sigma).astype(np.float32),
         signal_std=course.root_sum(weight, _column(asked, "signal_sigma")).astype(np.float32),
         finish=numbers(
             [own.federation.finish for own in seats],
@@ -74,9 +74,9 @@ def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
 
 def _column(asked: Sequence[course.Prepared | None], name: str) -> NDArray[np.float64]:
     """One array of each run, zeros for a run that is over."""
-    told = [None if own is None else getattr(own, name) for own in asked]
-    idle = np.zeros_like(next(own for own in told if own is not None))
-    return np.stack([idle if own is None else own for own in told])
+    told = {i: getattr(own, name) for i, own in enumerate(asked) if own is not None}
+    idle = np.zeros_like(next(iter(told.values())))
+    return course.rows_of([told.get(i, idle) for i in range(len(asked))])
 
 
 def lasting(federations: Sequence[Federation], seeds: Sequence[int]) -> dict[str, NDArray[Any]]:
