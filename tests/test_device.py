@@ -351,8 +351,8 @@ def _first_loss() -> types.ModuleType:
 def _talkative() -> types.ModuleType:
     return mutated(
         "sottovoce.device",
-        'return refusal("internal", "the client failed; its operator has to look")\n\n\ndef _hello',
-        'import sys\n        return refusal("internal", str(sys.exc_info()[1]))\n\n\ndef _hello',
+        'return refusal("internal", "the client failed; its operator has to look")\n\n\ndef _kind',
+        'import sys\n        return refusal("internal", str(sys.exc_info()[1]))\n\n\ndef _kind',
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,24 @@ def hello(node: Node) -> bytes:
     return _guarded(lambda: _hello(node), "a greeting")
 
 
+def check(node: Node) -> None:
+    """What a message would meet in this client's own files, or what is wrong with them in words.
+
+    Nothing is booked and nothing is tightened. The words are for who asks on the machine itself.
+    """
+    rows = node.rows()
+    node.own_model()
+    with Vault.open(node.vault, dataset=rows.fingerprint) as vault:
+        _require_as_many(node, rows, vault)
+        vault.require_tightening(node.policy(vault.policy.samples))
+
+
 def _guarded(say: Callable[[], bytes], what: str) -> bytes:
-    """What is said, or a refusal in words that may leave; the client's own log has the others."""
+    """What is said, or a refusal in words that may leave.
+
+    The client's own log has the kind of error: its words may hold a cell of a row, and logs are
+    copied to other machines. `check` has the words, for who asks on the machine itself.
+    """
     try:
         return say()
     except Declined as no:
@@ -74,19 +91,30 @@ def _guarded(say: Callable[[], bytes], what: str) -> bytes:
     except TankEmpty:
         return refusal("empty", "the privacy budget has nothing left for this release")
     except PolicyRefusal as error:  # its text may name what the policy does not disclose
-        log.error("refused: %s", error)
+        log.error("refused: %s", _kind(error))
         return refusal("policy", "the client's own terms do not allow this release")
     except RoundAnswered:
         return refusal("replay", "this round has its answer already")
     except Refusal as error:
-        log.error("refused: %s", error)
+        log.error("refused: %s", _kind(error))
         return refusal("vault", "the client's ledger cannot be used; its operator has to look")
     except (DataError, InputError) as error:
-        log.error("refused: %s", error)
+        log.error("refused: %s", _kind(error))
         return refusal("data", "the client's own files cannot be used; its operator has to look")
-    except Exception:  # whatever it was, its text may hold what must not leave
-        log.exception("%s ended in an error of the client's own", what)
+    except Exception as error:  # whatever it was, its text may hold what must not leave
+        log.error("%s ended in an error of the client's own: %s", what, _kind(error))
         return refusal("internal", "the client failed; its operator has to look")
+
+
+def _kind(error: Exception) -> str:
+    """An error without its words: its kind, and the file and line that it came from."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None:
+        return type(error).__name__
+    file = Path(place.tb_frame.f_code.co_filename).name
+    return f"{type(error).__name__} ({file}, line {place.tb_lineno})"
 
 
 def _hello(node: Node) -> bytes:
@@ -109,8 +137,7 @@ def _answer(request: Request, node: Node) -> bytes:
     rows = node.rows()
     with _open(node, rows) as vault:
         policy = vault.policy
-        if len(rows.y) != policy.samples:
-            raise DataError(f"{node.data} has {len(rows.y)} rows, the vault was made for others")
+        _require_as_many(node, rows, vault)
         own = node.own_model() if request.form.name == "own" else None
         if request.form.name == "own" and own is None:
             raise Declined("policy", "this client's node file names no model of its own")
@@ -182,6 +209,11 @@ def _open(node: Node, rows: Rows) -> Vault:
         vault.close()
         raise
     return vault
+
+
+def _require_as_many(node: Node, rows: Rows, vault: Vault) -> None:
+    if len(rows.y) != vault.policy.samples:
+        raise DataError(f"{node.data} has {len(rows.y)} rows, the vault was made for others")
 
 
 def _price(request: Request, policy: Policy, vault: Vault) -> Price:

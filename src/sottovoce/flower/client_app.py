@@ -10,12 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from sottovoce.errors import InputError
 from sottovoce.flower.transport import RECORD, read
+
+if TYPE_CHECKING:
+    from sottovoce.node import Node
 
 # Flower's code for a ClientApp that failed.
 FAILED = 2
@@ -42,16 +46,28 @@ class Installed:
     def hello(self, node: Path) -> bytes:
         """Who this is and what it discloses."""
         from sottovoce import device
-        from sottovoce.node import Node
 
-        return device.hello(Node.load(node))
+        return device.hello(_node(node))
 
     def answer(self, request: bytes, node: Path) -> bytes:
         """The answer to one request."""
         from sottovoce import device
-        from sottovoce.node import Node
 
-        return device.answer(request, Node.load(node))
+        return device.answer(request, _node(node))
+
+
+def _node(path: Path) -> Node:
+    """The node's own file; what is wrong with it is in its operator's log, in words.
+
+    They are about the file alone: nothing has been read of the rows.
+    """
+    from sottovoce.node import Node
+
+    try:
+        return Node.load(path)
+    except InputError as error:
+        log.error("the node file cannot be used: %s", str(error))
+        raise
 
 
 def build(device: Device) -> ClientApp:
@@ -74,8 +90,9 @@ def _reply(message: Message, context: Context, answer: Callable[[bytes, Path], b
         request = read(message, "request", LIMIT)
         if request is None:
             raise ValueError("no request")
-        node = context.node_config["node"]
+        node = context.node_config.get("node")
         if not isinstance(node, str):
+            log.error("no node file: start flower-supernode with --node-config \"node='FILE'\"")
             raise TypeError("node")
         said = answer(request, Path(node))
         return Message(RecordDict({RECORD: ConfigRecord({"answer": said})}), reply_to=message)

@@ -12,6 +12,11 @@ where a new python takes almost two seconds to start.
 
 The secret proves to the SuperNode that it hands its messages to this worker and to no other
 process of the machine.
+
+    python -m sottovoce.flower.worker --check NODE.toml
+
+looks at what a message would meet (node file, rows, model, vault), says what is wrong in words,
+and ends. The log has the kinds of errors only.
 """
 
 from __future__ import annotations
@@ -24,7 +29,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read once, when flwr is imported
 
@@ -43,7 +50,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from sottovoce.errors import InputError
-from sottovoce.flower import keeper, logs
+from sottovoce.flower import command, keeper, logs
 from sottovoce.flower.client_app import FAILED, SORRY
 
 APP = "sottovoce.flower.client_app:app"
@@ -58,11 +65,21 @@ log = logging.getLogger("sottovoce")
 
 def load(name: str) -> ClientApp:
     """The ClientApp named `module:attribute`."""
-    module, _, attribute = name.partition(":")
-    app = getattr(importlib.import_module(module), attribute, None)
+    app = _named("app", name, "a ClientApp", f"the default is {APP}")
     if not isinstance(app, ClientApp):
-        raise InputError.of("app", name, "module:attribute of a ClientApp", f"the default is {APP}")
+        raise InputError.of("app", name, "module:name of a ClientApp", f"the default is {APP}")
     return app
+
+
+def _named(key: str, where: str, what: str, remedy: str) -> Any:
+    """What `module:name` names; importing it runs its code, which is the operator's choice."""
+    module, _, name = where.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())[:120]
+        bound = f"module:name of {what}"
+        raise InputError.of(key, where, bound, f"{remedy} ({why})") from None
 
 
 def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> None:
@@ -155,29 +172,57 @@ def _reap() -> None:
         pass
 
 
-def main() -> None:
-    """Read the command line and serve."""
-    parser = argparse.ArgumentParser(prog="python -m sottovoce.flower.worker", description=__doc__)
-    parser.add_argument("--node", required=True, help="the SuperNode's --host:--port")
-    parser.add_argument("--secret", required=True, type=Path, help="the file given to it as well")
+def check(path: Path) -> None:
+    """Look at what a message would meet, and say that all is well or what is not."""
+    from sottovoce import device
+    from sottovoce.node import Node
+
+    node = Node.load(path)
+    device.check(node)
+    print(f"{path} is in order: its rows, its policy and {node.vault} fit each other")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Read the command line, then check or serve."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sottovoce.flower.worker",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--node", help="the SuperNode's --host:--port")
+    parser.add_argument("--secret", type=Path, help="the file given to it as well")
     parser.add_argument("--app", default=APP, help="the ClientApp to run (default: %(default)s)")
     parser.add_argument(
         "--warm", metavar="MODULE:FUNCTION", help="called once, so that no message waits for it"
     )
     parser.add_argument("--log", choices=["plain", "json"], default="plain")
-    given = parser.parse_args()
+    parser.add_argument("--check", type=Path, metavar="NODE.toml", help="look, say it, and end")
+    given = parser.parse_args(words)
+    if given.check is not None:
+        check(given.check)
+        return
+    if given.node is None or given.secret is None:
+        parser.error("--node and --secret are needed, or --check alone")
     logs.begin(as_json=given.log == "json")
-    secret = given.secret.read_bytes()
-    if len(secret) < SHORTEST_SECRET:
-        raise InputError.of(
-            "secret", f"{len(secret)} bytes", f"at least {SHORTEST_SECRET}", "make a new one"
-        )
+    secret = _secret(given.secret)
     importlib.import_module("sottovoce.device")  # once, and not in the fork of every message
     if given.warm is not None:
-        module, _, function = given.warm.partition(":")
-        getattr(importlib.import_module(module), function)()
+        _named("warm", given.warm, "a function", "it is called without arguments")()
     serve(given.node, load(given.app), secret)
 
 
+def _secret(path: Path) -> bytes:
+    remedy = "make one with `python -m sottovoce.flower.certificates node`"
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        why = f"a file that can be read ({error.strerror})"
+        raise InputError.of("secret", str(path), why, remedy) from None
+    if len(secret) < SHORTEST_SECRET:
+        least = f"at least {SHORTEST_SECRET} bytes long"
+        raise InputError.of("secret", len(secret), least, remedy)
+    return secret
+
+
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -325,13 +325,19 @@ or make one with `sottovoce ledger create`
             self._require_writable()
             if policy == self.policy:
                 return self.receipt()
-            require_tighter(self.policy, policy, spent=self.spent)
-            if FULL - withheld_units(policy, self._books.capacity) < self.spent:
-                raise PolicyRefusal(
-                    f"({policy.epsilon:g}, {policy.delta:g}) is less than what was already "
-                    "released; a promise cannot be made for the past, so choose a larger budget"
-                )
+            self.require_tightening(policy)
             return self._chest.append("tighten", [("tighten", {"policy": policy.to_json()})])
+
+    def require_tightening(self, policy: Policy) -> None:
+        """A refusal unless the policy as it stands may become this one; nothing is written."""
+        if policy == self.policy:
+            return
+        require_tighter(self.policy, policy, spent=self.spent)
+        if FULL - withheld_units(policy, self._books.capacity) < self.spent:
+            raise PolicyRefusal(
+                f"({policy.epsilon:g}, {policy.delta:g}) is less than what was already "
+                "released; a promise cannot be made for the past, so choose a larger budget"
+            )
 
     def receipt(self) -> Receipt:
         """How far the ledger has come: its last line's number and hash."""
