@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -495,6 +496,76 @@ def test_a_vault_ahead_of_its_witness_is_the_crash_between_the_two(place):
     with Vault.open(place, dataset=DATASET) as vault:
         known.held_by(vault)
     assert witness.read_bytes() == after
+
+
+def test_looking_writes_no_witness(place, tmp_path, monkeypatch):
+    """Whoever looks may be another account: a file of its own would lock the client out."""
+    known = used(place)
+    witness = place.with_name("ward.vault.witness")
+    before = witness.read_bytes()
+    with Vault.open(place, dataset=DATASET) as vault:
+        play(vault, known, "run-c", range(2))
+    witness.write_bytes(before)  # as after a crash between commit and witness
+    inode = witness.stat().st_ino
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "of-another-account"))
+    with Vault.open(place, dataset=None) as vault:
+        known.held_by(vault)
+    backup(place, tmp_path / "kept.vault")
+    assert (witness.read_bytes(), witness.stat().st_ino) == (before, inode)
+    assert not (tmp_path / "of-another-account").exists()
+    # The next use still catches up, and an older state is still refused to who looks.
+    monkeypatch.undo()
+    Vault.open(place, dataset=DATASET).close()
+    assert Receipt.parse(witness.read_text()).seq > Receipt.parse(before.decode()).seq
+    ahead = witness.read_text().replace('"seq":', '"seq":9')
+    witness.write_text(ahead)
+    for dataset in (None, DATASET):
+        with pytest.raises(VaultRefusal, match="older or a parted copy"):
+            Vault.open(place, dataset=dataset)
+
+
+def test_what_root_writes_belongs_to_the_vaults_account(place, monkeypatch):
+    """Root may book for a client; witness and lock stay the client's."""
+    given = []
+    monkeypatch.setattr(os, "fchown", lambda _descriptor, *ids: given.append(ids))
+    used(place)
+    assert given == []  # its own files need no giving
+    plain, lock = os.fstat, place.with_name("ward.vault.lock")
+    lock.unlink()  # as after a move, which takes vault and witness only
+
+    def as_root(descriptor):
+        found = plain(descriptor)
+        return os.stat_result([*found[:4], found.st_uid + 1, *found[5:]])
+
+    monkeypatch.setattr(os, "fstat", as_root)
+    owner = (place.stat().st_uid, place.stat().st_gid)
+    with Vault.open(place, dataset=DATASET) as vault:
+        assert given == [owner]  # the lock
+        book(vault, 7, run="run-d")
+    assert given == [owner] * 3  # and both witnesses
+    kept = Path(os.environ["SOTTOVOCE_STATE"])
+    assert kept.stat().st_uid == owner[0]
+
+
+@pytest.mark.parametrize("which", ["beside", "kept"])
+def test_a_witness_of_another_account_is_not_called_damaged(place, monkeypatch, which):
+    used(place)
+    with Vault.open(place, dataset=None) as vault:
+        closed = "ward.vault.witness" if which == "beside" else vault.id
+    plain = Path.read_text
+
+    def read_text(path, *words):
+        if path.name == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path, *words)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with pytest.raises(VaultRefusal) as no:
+        Vault.open(place, dataset=DATASET)
+    assert f"{closed} cannot be read (Permission denied)" in str(no.value)
+    assert "chown" in str(no.value)
+    for word in ("damaged", "remove", "rebind"):  # each would be the wrong thing to do
+        assert word not in str(no.value)
 
 
 def test_a_lost_witness_is_refused_and_restored_by_receipts_or_by_burning(place):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
-from devices import ask, books_hold, kind, make_node
+from devices import ask, books_hold, kind, make_node, told
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from sottovoce import client, device
+from sottovoce import client, device, protocol
 from sottovoce.errors import VaultRefusal
 from sottovoce.flower import client_app, command, logs, transport, worker
 from sottovoce.node import Node
+from sottovoce.vault import Vault
 
 TABLE = """
 schema = 1
@@ -102,6 +107,58 @@ def test_a_formatter_keeps_the_kind_of_an_exception_alone(written, msg, args):
     assert "Error" in lines.splitlines()[0]
     assert "TypeError" in lines.splitlines()[1]
     assert len(lines.splitlines()) == 2
+
+
+# One message at a time
+
+
+class SuperNode:
+    """Hands out so many messages, then stops the worker; counts the forks that live meanwhile."""
+
+    def __init__(self, monkeypatch, messages, looks=3):
+        self.messages, self.looks, self.forks = messages, looks, []
+        self.together = 0
+        monkeypatch.setattr(worker.RuntimeHttpClient, "from_server_address", lambda **_: self)
+        monkeypatch.setattr(worker.os, "fork", self.fork)
+        monkeypatch.setattr(worker.os, "waitpid", self.waitpid)
+        monkeypatch.setattr(worker.signal, "signal", lambda _, stop: setattr(self, "stop", stop))
+
+    def AcquireTask(self, _):  # noqa: N802
+        self.together = max(self.together, len(self.forks))
+        if not self.messages:
+            self.stop(signal.SIGTERM, None)
+            return SimpleNamespace(token="")
+        self.messages -= 1
+        return SimpleNamespace(token="t")
+
+    def fork(self):
+        self.forks.append(self.looks)
+        return 4711
+
+    def waitpid(self, _, options):
+        if not self.forks:
+            raise ChildProcessError
+        self.forks[0] -= 1 if options == os.WNOHANG else self.forks[0]
+        return (4711, self.forks.pop(0)) if self.forks[0] <= 0 else (0, 0)
+
+
+def test_a_worker_answers_one_message_before_it_takes_the_next(monkeypatch):
+    """A vault has room for one: a second fork would be turned away by the first one's lock."""
+    node = SuperNode(monkeypatch, messages=5)
+    worker.serve("127.0.0.1:9", None, b"s" * 32, poll=0.01)
+    assert (node.messages, node.together, node.forks) == (0, 0, [])
+
+
+def test_a_device_waits_a_little_for_a_vault_that_is_looked_at(tmp_path, monkeypatch):
+    node = make_node(tmp_path)
+    looking = Vault.open(node.vault, dataset=None)
+    threading.Timer(0.3, looking.close).start()
+    assert told(device.hello(node))["schema"] == protocol.HELLO
+    monkeypatch.setattr(device, "PATIENCE", 0.2)
+    with Vault.open(node.vault, dataset=None):
+        began = time.monotonic()
+        assert kind(device.answer(ask().to_blob(), node)) == "vault"
+        assert 0.2 <= time.monotonic() - began < 5
 
 
 # What its operator is told

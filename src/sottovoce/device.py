@@ -43,6 +43,7 @@ from sottovoce.vault.journal import MOST_BYTES
 log = logging.getLogger("sottovoce.device")
 
 MOST_PARAMETERS = 2**30  # D of the vault's correction: larger models are refused
+PATIENCE = 20.0  # seconds that an operator who looks, or another worker, may have the vault
 MOST_STEPS = 1000  # of one turn: each is priced, drawn and noted by itself
 
 
@@ -71,7 +72,7 @@ def check(node: Node) -> None:
     """
     rows = node.rows()
     node.own_model()
-    with Vault.open(node.vault, dataset=rows.fingerprint) as vault:
+    with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
         _require_as_many(node, rows, vault)
         vault.require_tightening(node.policy(vault.policy.samples))
 
@@ -200,7 +201,7 @@ def _answer(request: Request, node: Node) -> bytes:
 
 
 def _open(node: Node, rows: Rows) -> Vault:
-    vault = Vault.open(node.vault, dataset=rows.fingerprint)
+    vault = Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE)
     try:
         wanted = node.policy(vault.policy.samples)
         if wanted != vault.policy:

@@ -22,7 +22,6 @@ and ends. The log has the kinds of errors only.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import logging
 import os
@@ -56,6 +55,7 @@ from sottovoce.flower.client_app import FAILED, SORRY
 APP = "sottovoce.flower.client_app:app"
 POLL = 0.1
 AGAIN = 0.5
+BUSY = 0.01
 PATIENCE = 20.0
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 SHORTEST_SECRET = 32
@@ -83,7 +83,10 @@ def _named(key: str, where: str, what: str, remedy: str) -> Any:
 
 
 def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> None:
-    """Take the SuperNode's messages one by one, for ever, each in a process of its own."""
+    """Take the SuperNode's messages one by one, for ever, each in a process of its own.
+
+    The next is taken when the last is answered: a node has one vault, which has room for one.
+    """
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
     client = RuntimeHttpClient.from_server_address(
         server_address=node,
@@ -94,8 +97,12 @@ def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> No
     request = AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
     parent, stopped = os.getppid(), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
+    child = 0  # the fork that answers a message
     while os.getppid() == parent and not stopped:
-        _reap()
+        if child and _lives(child):
+            time.sleep(BUSY)
+            continue
+        child = 0
         try:
             token = client.AcquireTask(request).token
         except httpx.TransportError:  # the SuperNode is not up yet, or not up again
@@ -103,12 +110,11 @@ def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> No
             continue
         if not token:
             time.sleep(poll)
-        elif os.fork() == 0:
+        elif (child := os.fork()) == 0:
             _child(node, app, token)
     # What has been paid for is stored before the end: asked again, it need not be paid again.
-    with contextlib.suppress(ChildProcessError):
-        while stopped:
-            os.waitpid(-1, 0)
+    if child and stopped:
+        _lives(child, 0)
 
 
 def work(node: str, app: ClientApp, token: str) -> None:
@@ -164,12 +170,12 @@ def _child(node: str, app: ClientApp, token: str) -> None:
         os._exit(code)
 
 
-def _reap() -> None:
+def _lives(child: int, options: int = os.WNOHANG) -> bool:
+    """Whether a fork has not ended; without options it is waited for."""
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        return os.waitpid(child, options)[0] == 0
     except ChildProcessError:
-        pass
+        return False
 
 
 def check(path: Path) -> None:

@@ -19,7 +19,7 @@ def backup(path: str | Path, out: str | Path) -> Receipt:
     """Write a backup of the newest state to a new file; how far the vault has come in it."""
     target = real(Path(out))
     with closing(Chest.open(Path(path))) as chest:
-        chest.require_newest()
+        chest.require_newest(reading=True)
         if target.exists():
             raise VaultRefusal(f"{target} exists already; name another file for the backup")
         part = target.with_name(target.name + ".part")

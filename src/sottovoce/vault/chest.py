@@ -68,11 +68,14 @@ class Chest:
             os.close(held)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Lock and read a vault: the whole chain is checked, not yet whether it is the newest."""
+    def open(cls, path: Path, *, wait: float = 0.0) -> Self:
+        """Lock and read a vault: the whole chain is checked, not yet whether it is the newest.
+
+        Where another process has it, `wait` is for how many seconds that may go on.
+        """
         path = real(path)
         require_there(path)  # before a lock file is left where there is no vault
-        held = lock.take(path)
+        held = lock.take(path, wait)
         try:
             require_there(path)
             journal = Journal.open(path)
@@ -135,12 +138,16 @@ class Chest:
         """
         return self.path.stat().st_ino != self.books.inode
 
-    def require_newest(self) -> None:
-        """A refusal if this file is a backup, a copy, or older than its witnesses."""
+    def require_newest(self, *, reading: bool = False) -> None:
+        """A refusal if this file is a backup, a copy, or older than its witnesses.
+
+        Who only reads leaves the witnesses as they are: lines that no witness has seen have left
+        nothing, since an upload is sent after its own. The next use writes what is missing.
+        """
         self.require_in_service()
         ahead = self.require_witnessed()
         self.require_original()
-        if ahead:  # a crash came between commit and witness
+        if ahead and not reading:  # a crash came between commit and witness
             self._bear_witness("open")
 
     def require_original(self) -> None:

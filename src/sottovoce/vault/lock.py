@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from sottovoce.errors import VaultRefusal
+from sottovoce.vault import owner
+
+_AGAIN = 0.05
 
 
-def take(vault: Path) -> int:
-    """Lock the vault at once or refuse; the descriptor holds the lock until it is closed.
+def take(vault: Path, wait: float = 0.0) -> int:
+    """Lock the vault or refuse; the descriptor holds the lock until it is closed.
 
+    Who comes second is told at once, or waits so many seconds for the first to end.
     The lock lies on a file beside the vault, because closing any descriptor of a SQLite file drops
     SQLite's own locks on it. SQLite's lock on the vault itself is the second line.
     """
@@ -24,12 +29,22 @@ def take(vault: Path) -> int:
     beside = vault.with_name(vault.name + ".lock")
     try:
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        owner.give(descriptor, vault)
     except OSError as error:
         raise VaultRefusal(
-            f"{vault} cannot be locked ({error.strerror}); check the folder and its permissions"
+            f"{vault} cannot be locked ({error.strerror}); check the folder and its permissions, "
+            "and run this as the account that the vault belongs to"
         ) from None
+    until = time.monotonic() + wait
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_AGAIN)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:

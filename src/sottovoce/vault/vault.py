@@ -109,13 +109,16 @@ or make one with `sottovoce ledger create`
         return cls.open(path, dataset=dataset)
 
     @classmethod
-    def open(cls, path: str | Path, *, dataset: str | None) -> Self:
-        """Open, lock and check a vault; `None` for the data set opens it for reading only."""
+    def open(cls, path: str | Path, *, dataset: str | None, wait: float = 0.0) -> Self:
+        """Open, lock and check a vault; `None` for the data set opens it for reading only.
+
+        `wait` is how many seconds another process may still have it.
+        """
         if dataset is not None:
             require_dataset(dataset)
-        chest = Chest.open(Path(path))
+        chest = Chest.open(Path(path), wait=wait)
         try:
-            chest.require_newest()
+            chest.require_newest(reading=dataset is None)
             if dataset is not None and dataset != chest.books.dataset:
                 raise DatasetChanged(
                     # Without the fingerprints: logs are copied, and one confirms a guessed record.

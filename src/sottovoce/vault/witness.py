@@ -10,7 +10,8 @@ second witness outside the vault's folder, by the vault's id:
 
     $SOTTOVOCE_STATE/witness/ID,  else in $XDG_STATE_HOME/sottovoce or ~/.local/state/sottovoce
 
-Where there is none yet (another machine, a fresh container) it is begun at the next opening.
+Where there is none yet (another machine, a fresh container) it is begun when the vault is next
+opened for use. Who only looks writes none: it may be another account, with a state of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Literal, Protocol, Self
 
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.tank import FULL
-from sottovoce.vault import steps
+from sottovoce.vault import owner, steps
 from sottovoce.vault.chain import canonical, is_hash
 
 _SCHEMA = "sottovoce.receipt/1"
@@ -130,19 +131,28 @@ def read_kept(vault: str) -> Receipt | None:
     receipt = _read(path)
     if receipt is False or (receipt and receipt.vault != vault):
         raise VaultRefusal(
-            f"{path} is damaged or unreadable, so nobody can tell whether this is the newest; "
+            f"{path} is damaged, so nobody can tell whether this is the newest; "
             "remove it if nothing was put back from a backup, and open the vault again"
         )
     return receipt or None
 
 
 def _read(path: Path) -> Receipt | Literal[False] | None:
-    """A witness with all it needs, None where there is no file, False if it is damaged."""
+    """A witness with all it needs, None where there is no file, False if it is damaged.
+
+    One that may not be read is refused here: to remove it, or to restore, would be wrong.
+    """
     try:
         receipt = Receipt.parse(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # who writes it will say what is in the way
         return None
-    except (OSError, UnicodeDecodeError, InputError):
+    except OSError as error:
+        raise VaultRefusal(
+            f"{path} cannot be read ({error.strerror}), so nobody can tell whether the vault is "
+            "the newest; run this as the account that the vault belongs to, and if it does, give "
+            "that account the file back (chown)"
+        ) from None
+    except (UnicodeDecodeError, InputError):
         return False
     return False if receipt.spent is None else receipt
 
@@ -162,7 +172,7 @@ def read(vault: Path) -> Receipt | None:
 def write(vault: Path, receipt: Receipt, kind: str) -> None:
     """Replace the witness: durable when this returns, the old one or the new one after a crash."""
     path = beside(vault)
-    part = _written(path, receipt)
+    part = _written(path, receipt, like=vault)
     steps.reached(f"{kind}: witness written")
     part.replace(path)
     sync_folder(path.parent)
@@ -172,14 +182,15 @@ def keep(receipt: Receipt) -> None:
     """Replace the machine's own witness, as durably."""
     path = kept(receipt.vault)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _written(path, receipt).replace(path)
+    _written(path, receipt, like=path if path.exists() else path.parent).replace(path)
     sync_folder(path.parent)
 
 
-def _written(path: Path, receipt: Receipt) -> Path:
+def _written(path: Path, receipt: Receipt, like: Path) -> Path:
     part = path.with_name(path.name + ".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
+        owner.give(descriptor, like)
         os.write(descriptor, (canonical(receipt.to_proof()) + "\n").encode())
         os.fsync(descriptor)
     finally:
