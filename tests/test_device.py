@@ -37,7 +37,8 @@ from sottovoce.node import Node
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.protocol import Receipt
-from sottovoce.vault import Vault, chain, chest
+from sottovoce.server.registry import Account, Member
+from sottovoce.vault import Policy, Vault, chain, chest
 
 UPLOAD = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
@@ -95,6 +96,38 @@ def test_a_late_tightening_is_not_told_as_the_promise(ram):
     after = [told(device.hello(tight)), told(device.answer(ask(t=1).to_blob(), tight))]
     assert [head["budget"]["epsilon"] for head in (first, *after)] == [8.0] * 3
     assert after[1]["budget"]["capacity"] == first["budget"]["capacity"]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the first release", "after it"])
+@pytest.mark.parametrize("tight", [{"epsilon": 1.0}, {"calibration": "zcdp"}])
+def test_what_is_disclosed_is_the_promise_and_never_less_than_what_was_released(ram, tight, late):
+    """Capacity and what is spent are those of the (ε, δ) that is told with them."""
+    node, released, asked = make_node(ram), 0.0, 0
+    if late:
+        asked, released = 1, _worth(device.answer(ask(horizon=200).to_blob(), node))
+    node = make_node(ram, vault=False, **tight)
+    promised = Policy(8.0, 1e-5, devices.SAMPLES, 1.0) if late else node.policy(devices.SAMPLES)
+    member = Member.from_hello(device.hello(node))  # a server takes it for a greeting
+    own = member.account
+    assert (own.epsilon, own.capacity) == (promised.epsilon, promised.capacity())
+    assert own.spent == 0 or late
+    for t in range(asked, 40):
+        blob = device.answer(ask(t=t, horizon=t + 1).to_blob(), node)
+        if kind(blob) == "empty":
+            break
+        before, own = own, Account.from_json(told(blob)["budget"])
+        assert own.spent - before.spent >= _worth(blob) * (1 - 1e-9)
+        released += _worth(blob)
+        assert released <= own.spent <= own.capacity == promised.capacity()
+    assert kind(blob) == "empty"
+    assert own.spent >= 0.999 * own.capacity  # and a server sees that nothing is left
+    assert released <= node.policy(devices.SAMPLES).capacity()
+    books_hold(node)
+
+
+def _worth(blob: bytes) -> float:
+    """μ² of an upload by the σ it states: Δ = 2ηC/n."""
+    return sum((2.0 / devices.SAMPLES / sigma) ** 2 for sigma in told(blob)["sigma"])
 
 
 def test_terms_that_cannot_be_kept_are_the_policys_in_a_greeting_too(ram):
@@ -198,11 +231,12 @@ def _failing(*_: Any, **__: Any) -> Any:
     raise RuntimeError("secret: 0.123456")
 
 
-def test_a_vault_that_cannot_be_used_is_refused_in_constant_words(ram):
+def test_a_vault_that_cannot_be_used_is_refused_in_constant_words(ram, monkeypatch):
     node = make_node(ram / "missing", vault=False)
     answers = [device.answer(ask().to_blob(), node), device.hello(node)]
     assert not node.vault.exists()
     busy = make_node(ram / "busy")
+    monkeypatch.setattr(device, "PATIENCE", 0.1)
     with Vault.open(busy.vault, dataset=busy.rows().fingerprint):
         answers += [device.answer(ask().to_blob(), busy), device.hello(busy)]
     changed = make_node(ram / "changed")

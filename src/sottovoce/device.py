@@ -275,12 +275,12 @@ def _budget(vault: Vault) -> dict[str, Any] | None:
     """The promised ε and δ, capacity and what is spent, unless the policy says no (R9)."""
     if not vault.policy.disclose:
         return None
-    tank = vault.tank("")
+    capacity, spent = vault.against_promise()
     return {
         "epsilon": vault.promised.epsilon,
         "delta": vault.promised.delta,
-        "capacity": float(tank.capacity),
-        "spent": float(tank.spent_mu2),
+        "capacity": capacity,
+        "spent": spent,
     }
 
 

@@ -2,8 +2,8 @@
 
 A client is known by its vault's id, never by a connection. Weights, sensitivities and the bounds
 that uploads are held against come from here, not from the uploads. What a client says of itself is
-checked as far as it can be: a number that is none, or a budget that is worth less than its own
-(ε, δ), is no greeting.
+checked as far as it can be: a number that is none, or a budget that is worth less or more than its
+own (ε, δ), is no greeting.
 """
 
 from __future__ import annotations
@@ -119,14 +119,7 @@ class Member:
             raise Malformed("the greeting has no plain name")
         account = Account.from_json(head["budget"])
         if account is not None:
-            try:
-                worth = calibration.capacity(
-                    account.epsilon, account.delta, calibration=policy["calibration"]
-                )
-            except InputError as error:
-                raise Malformed(f"the client's {error}") from None
-            if account.capacity < float(worth) * (1 - 1e-6):  # a tightened budget is worth more
-                raise Malformed("the client's budget is worth less than its (ε, δ)")
+            _require_worth(account, policy["calibration"])
         return cls(
             name=name,
             vault=receipt.vault,
@@ -160,3 +153,22 @@ class Member:
             "budget": None if self.account is None else self.account.to_json(),
             "receipt": self.receipt.to_json(),
         }
+
+
+def _require_worth(account: Account, kind: Calibration) -> None:
+    """`Malformed` unless the capacity is what (ε, δ) is worth.
+
+    A promise made by exact calibration may be kept by zcdp from some release on: its capacity then
+    is the exact one. That is the most that any (ε, δ) is worth: with more it would not hold.
+    """
+    try:
+        least, most = (
+            float(calibration.capacity(account.epsilon, account.delta, calibration=each))
+            for each in (kind, "exact")
+        )
+    except InputError as error:
+        raise Malformed(f"the client's {error}") from None
+    if account.capacity < least * (1 - 1e-6):
+        raise Malformed("the client's budget is worth less than its (ε, δ)")
+    if account.capacity > most * (1 + 1e-6):
+        raise Malformed("the client's budget is worth more than its (ε, δ)")

@@ -203,6 +203,19 @@ or make one with `sottovoce ledger create`
         """
         return self._books.promised or self._books.policy
 
+    def against_promise(self) -> tuple[float, float]:
+        """μ² of the `promised` (ε, δ), and how much of it is spent: what a server may be told.
+
+        Units keep the size that they had when the vault was made, so a promise tightened before the
+        first release is worth fewer than 2⁵⁰ of them. What was withheld after it counts as spent,
+        since nothing of it will be released. What was released ≤ spent ≤ the promise.
+        """
+        with self._chest.alone:
+            whole = self._books.capacity
+            units = FULL - withheld_units(self.promised, whole)
+            spent = min(units, self.spent + units - self.limit)
+            return min(self.promised.capacity(), whole), whole * (spent / FULL)
+
     @property
     def limit(self) -> int:
         """Units that may ever be booked: 2⁵⁰, or less once the budget was tightened."""
