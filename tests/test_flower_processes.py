@@ -115,6 +115,94 @@ class TestCertificates:
             certificates.server(tmp_path, certificates.authority(tmp_path), names=[name])
 
 
+class TestRenewal:
+    """A certificate ends after a year; the authority that clients trust stays."""
+
+    def made(self, folder, *words):
+        certificates.main(["server", str(folder), *words])
+        return certificates.Server(
+            *(folder / name for name in ("ca.crt", "server.crt", "server.key"))
+        )
+
+    def valid(self, server):
+        read = x509.load_pem_x509_certificate(server.certificate.read_bytes())
+        names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return read, [str(name.value) for name in names]
+
+    def test_a_renewed_certificate_is_trusted_like_the_old_and_no_key_changes(self, tmp_path):
+        server = self.made(tmp_path, "link.example.org", "192.0.2.7")
+        keys = {name: (tmp_path / name).read_bytes() for name in ("ca.crt", "ca.key", "server.key")}
+        old, names = self.valid(server)
+        assert self.made(tmp_path, "--renew") == server
+        new, same = self.valid(server)
+        assert new.serial_number != old.serial_number
+        assert new.not_valid_after_utc >= old.not_valid_after_utc
+        assert same == names
+        assert keys == {name: (tmp_path / name).read_bytes() for name in keys}
+        assert server.certificate.stat().st_mode & 0o777 == 0o600
+        self.made(tmp_path, "other.example.org", "--renew")  # names may be changed with it
+        greet = TestCertificates().greet
+        assert greet(server, trust=server.authority, name="other.example.org") == b"well"
+        with pytest.raises(ssl.SSLCertVerificationError):
+            greet(server, trust=server.authority, name="link.example.org")
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "ca.crt", "ca.key", "server.crt", "server.key",
+        ]  # fmt: skip
+
+    def test_nothing_is_overwritten_unasked(self, tmp_path):
+        self.made(tmp_path)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        with pytest.raises(InputError, match="--renew"):
+            self.made(tmp_path, "link.example.org")
+        assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def test_an_authority_that_is_there_signs_for_a_new_server(self, tmp_path):
+        server = self.made(tmp_path)
+        authority = server.authority.read_bytes()
+        server.certificate.unlink()
+        server.key.unlink()
+        assert self.made(tmp_path, "link.example.org").authority.read_bytes() == authority
+        greet = TestCertificates().greet
+        assert greet(server, trust=server.authority, name="link.example.org") == b"well"
+
+    def test_a_renewal_that_cannot_be_signed_is_a_sentence(self, tmp_path):
+        with pytest.raises(InputError, match=r"server\.crt"):
+            self.made(tmp_path / "empty", "--renew")
+        server = self.made(tmp_path)
+        key = (tmp_path / "ca.key").read_bytes()
+        (tmp_path / "ca.key").unlink()
+        with pytest.raises(InputError, match=r"ca\.key.*bring it back"):
+            self.made(tmp_path, "--renew")
+        (tmp_path / "ca.key").write_bytes(server.key.read_bytes())
+        with pytest.raises(InputError, match="another key"):
+            self.made(tmp_path, "--renew")
+        (tmp_path / "ca.key").write_bytes(b"no key")
+        with pytest.raises(InputError, match="cannot be read"):
+            self.made(tmp_path, "--renew")
+        (tmp_path / "ca.key").write_bytes(key)
+        self.made(tmp_path, "--renew")
+
+    def test_no_certificate_outlives_its_authority(self, tmp_path):
+        made = certificates.authority(tmp_path, days=100)
+        read, _ = self.valid(certificates.server(tmp_path, made))
+        ca = x509.load_pem_x509_certificate(made.certificate.read_bytes())
+        assert read.not_valid_after_utc == ca.not_valid_after_utc
+
+    def test_the_program_ends_in_a_sentence(self, tmp_path):
+        (tmp_path / "file").touch()
+        for folder, code, words in (
+            (tmp_path, 2, "exists already"),
+            (tmp_path / "file", 1, "refused"),
+        ):
+            for _ in range(2):
+                done = subprocess.run(
+                    [sys.executable, "-m", "sottovoce.flower.certificates", "node", folder, "a"],
+                    capture_output=True, text=True, timeout=60,
+                )  # fmt: skip
+            assert (done.returncode, words in done.stderr) == (code, True)
+            assert len(done.stderr.splitlines()) == 1
+
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -5,8 +5,11 @@ the SuperLink whose names include the address clients dial, and for every SuperN
 ECDSA key pair. All keys are on P-384. Every file is made new (an existing one is never
 overwritten) and is readable by its owner alone.
 
-    python -m sottovoce.flower.certificates server DIR NAME…   # ca.crt, ca.key, server.crt, .key
-    python -m sottovoce.flower.certificates node DIR NAME      # NAME, NAME.pub, NAME.secret
+    python -m sottovoce.flower.certificates server DIR NAME…     # ca.crt, ca.key, server.crt, .key
+    python -m sottovoce.flower.certificates server DIR --renew   # server.crt for another year
+    python -m sottovoce.flower.certificates node DIR NAME        # NAME, NAME.pub, NAME.secret
+
+An authority that is in DIR already signs for the server; a renewal keeps every key.
 
 >>> import tempfile
 >>> from pathlib import Path
@@ -23,6 +26,7 @@ overwritten) and is readable by its owner alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import secrets
@@ -44,6 +48,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sottovoce.errors import InputError
+from sottovoce.flower import command
 
 LOOPBACK = ("localhost", "127.0.0.1")
 YEAR = 365
@@ -81,7 +86,7 @@ def authority(folder: Path, *, days: int = 5 * YEAR) -> Authority:
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("sottovoce federation authority")
     certificate = (
-        _builder(name, name, key.public_key(), _days(days))
+        _builder(name, name, key.public_key(), _in(days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -97,15 +102,63 @@ def server(
     folder: Path, signed_by: Authority, *, names: Sequence[str] = (), days: int = YEAR
 ) -> Server:
     """Make `server.crt` and `server.key` for localhost, 127.0.0.1 and the `names` given."""
-    issuer = x509.load_pem_x509_certificate(signed_by.certificate.read_bytes())
-    issuer_key = load_pem_private_key(signed_by.key.read_bytes(), password=None)
-    if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
-        raise InputError(f"{signed_by.key} must hold an EC key; make a new authority")
     key = ec.generate_private_key(ec.SECP384R1())
-    known = [_general(name) for name in dict.fromkeys([*LOOPBACK, *names])]
+    certificate = _signed(signed_by, key.public_key(), names, days)
+    return Server(
+        authority=signed_by.certificate,
+        certificate=_write(folder / "server.crt", certificate),
+        key=_write(folder / "server.key", _pem(key)),
+    )
+
+
+def renew(folder: Path, *, names: Sequence[str] = (), days: int = YEAR) -> Server:
+    """Replace `server.crt` by one for another year: the same authority, the same `server.key`.
+
+    It is for the `names` given, else for those of the old one.
+    """
+    made = Server(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    old, key = _certificate(made.certificate), _key(made.key)
+    if not names:
+        known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = [str(name.value) for name in known]
+    signed = _signed(present(folder), key.public_key(), names, days)
+    part = folder / "server.crt.part"
+    part.unlink(missing_ok=True)
+    _write(part, signed)
+    owner = made.certificate.stat()
+    with contextlib.suppress(PermissionError):  # root renews for the server's account
+        os.chown(part, owner.st_uid, owner.st_gid)
+    part.replace(made.certificate)
+    return made
+
+
+def present(folder: Path) -> Authority:
+    """The authority that `authority` made in this folder before."""
+    made = Authority(folder / "ca.crt", folder / "ca.key")
+    if not made.key.exists():
+        raise InputError(
+            f"{made.key} is missing beside {made.certificate.name}; bring it back from where you "
+            "keep it, for as long as it signs"
+        )
+    return made
+
+
+def _signed(
+    signed_by: Authority, public_key: ec.EllipticCurvePublicKey, names: Sequence[str], days: int
+) -> bytes:
+    issuer, issuer_key = _certificate(signed_by.certificate), _key(signed_by.key)
     public = issuer_key.public_key()
+    if issuer.public_key() != public:
+        raise InputError(f"{signed_by.key} is another key than that of {signed_by.certificate}")
+    ends = min(_in(days), issuer.not_valid_after_utc)
+    if ends <= datetime.now(UTC):
+        raise InputError(
+            f"{signed_by.certificate} has expired; make a new authority in another folder and "
+            "give its ca.crt to every client"
+        )
+    known = [_general(name) for name in dict.fromkeys([*LOOPBACK, *names])]
     certificate = (
-        _builder(_name("sottovoce server"), issuer.subject, key.public_key(), _days(days))
+        _builder(_name("sottovoce server"), issuer.subject, public_key, ends)
         .add_extension(x509.SubjectAlternativeName(known), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
@@ -113,11 +166,31 @@ def server(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
         .sign(issuer_key, hashes.SHA384())
     )
-    return Server(
-        authority=signed_by.certificate,
-        certificate=_write(folder / "server.crt", certificate.public_bytes(Encoding.PEM)),
-        key=_write(folder / "server.key", _pem(key)),
-    )
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(_read(path))
+    except ValueError:
+        raise InputError(f"{path} cannot be read as a certificate; put it back") from None
+
+
+def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError):
+        raise InputError(f"{path} cannot be read as a key; put the right file back") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{path} must hold an EC key; make a new one in another folder")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; name the folder that it was made in") from None
 
 
 def node_key(folder: Path, name: str) -> NodeKey:
@@ -149,10 +222,12 @@ def main(words: Sequence[str] | None = None) -> None:
         one = kinds.add_parser(kind, help=about)
         one.add_argument("folder", type=Path)
         one.add_argument("name", nargs=names)
+        if kind == "server":
+            one.add_argument("--renew", action="store_true", help="a new server.crt, the same keys")
     given = parser.parse_args(words)
     given.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if given.kind == "server":
-        made = server(given.folder, authority(given.folder), names=given.name)
+        made = _server(given.folder, given.name, renewed=given.renew)
         files = [made.authority, made.certificate, made.key]
     else:
         key = node_key(given.folder, given.name)
@@ -160,18 +235,30 @@ def main(words: Sequence[str] | None = None) -> None:
     print("\n".join(map(str, files)))
 
 
+def _server(folder: Path, names: Sequence[str], *, renewed: bool) -> Server:
+    if renewed:
+        return renew(folder, names=names)
+    for path in (folder / "server.crt", folder / "server.key"):
+        if path.exists():
+            raise InputError(
+                f"{path} exists already and is not overwritten; add --renew for a certificate of "
+                "another year, or choose another folder"
+            )
+    there = (folder / "ca.crt").exists() or (folder / "ca.key").exists()
+    return server(folder, present(folder) if there else authority(folder), names=names)
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, life: timedelta
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, ends: datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(now + life)
+        .not_valid_before(datetime.now(UTC) - SKEW)
+        .not_valid_after(ends)
     )
 
 
@@ -205,10 +292,10 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _days(days: int) -> timedelta:
+def _in(days: int) -> datetime:
     if days < 1:
         raise InputError.of("days", days, "at least 1", "say how long the certificate is valid")
-    return timedelta(days=days)
+    return datetime.now(UTC) + timedelta(days=days)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -229,4 +316,4 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)
