@@ -328,6 +328,29 @@ def test_changed_records_keep_every_debit(place, tmp_path):
     assert "all debits stayed" in ledger.table(after)
 
 
+@pytest.mark.parametrize("held", ["statement", "certificate", "receipt"])
+def test_a_backup_is_restored_by_any_file_that_has_the_newest_receipt(
+    place, rows, tmp_path, monkeypatch, held
+):
+    """`ledger show --json`, a certificate, or the receipt alone: as docs/ledger.md says."""
+    kept = tmp_path / "kept.vault"
+    ledger.backup(place, kept)
+    with Vault.open(place, dataset=fingerprint_file(rows)[0]) as vault:
+        vault.reserve("run-c", 0, request("run-c", 0), [SHARE], server="s", facts={})
+    told, newest = ledger.show(place), tmp_path / "newest.json"
+    if held == "certificate":
+        ledger.export(place, tmp_path / "cert")
+        newest = tmp_path / "cert" / "certificate.json"
+    else:
+        whole = told.to_json()
+        newest.write_text(json.dumps(whole if held == "statement" else whole["receipt"]))
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "another machine"))
+    done = ledger.rebind(kept, restored=True, receipts=[str(newest)])
+    assert done.burnt == SHARE / FULL
+    with Vault.open(kept, dataset=None) as vault:
+        assert vault.spent == told.receipt.spent
+
+
 def test_a_restored_backup_says_what_it_burnt(place, tmp_path, rows):
     backup = tmp_path / "backup.vault"
     shutil.copy2(place, backup)

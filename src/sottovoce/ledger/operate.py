@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +147,7 @@ def _rows(given: int | None, dataset: str, counted: int | None) -> tuple[str, in
 
 
 def _receipt(text: str) -> Receipt:
-    """A receipt as JSON, or the file that holds it."""
+    """A receipt as JSON, or the file that holds it: alone, in a statement or in a certificate."""
     if not text.lstrip().startswith("{"):
         try:
             text = Path(text).read_text("utf-8")
@@ -154,4 +155,10 @@ def _receipt(text: str) -> Receipt:
             raise InputError.of(
                 "receipt", text, "a receipt as JSON or a file that holds one", "check its name"
             ) from None
-    return Receipt.parse(text)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError.of("receipt", text, "a JSON object", "copy it whole") from None
+    return Receipt.from_json(
+        data["receipt"] if isinstance(data, dict) and "receipt" in data else data
+    )
