@@ -78,7 +78,7 @@ formula does not keep its promise, so a vault does not take it
                 "disclose",
                 self.disclose,
                 "true or false",
-                "false keeps ε, δ and what is spent out of the server's record, not σ",
+                "false keeps ε, δ and what is spent out of messages; n and σ stay in them",
             )
         self._number("clip", 1e-15, 1e15, "choose the norm gradients are cut to")
         capacity = self.capacity()
