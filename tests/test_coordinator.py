@@ -102,7 +102,8 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_what_its_uploads_make_of_it(name, tmp_path):
-    transport, own = Direct(clients(tmp_path)), plan(**RUNS[name])
+    own = plan(**RUNS[name])
+    transport = Direct(clients(tmp_path, unit=own.local.unit))
     done = go(transport, tmp_path / "run", own=own)
     ledgers = settled(done, transport, precision=name == "precision")
     record = done.record

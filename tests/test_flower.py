@@ -156,6 +156,7 @@ def it_ends_well_and_its_record_says_what_it_was(story):
     assert (record["status"], record["result"]["rounds_used"]) == ("finished", ROUNDS)
     assert record["versions"]["flwr"]
     assert "insecure-transport" not in record["guarantee"]["not_covered"]
+    assert "fresh-vaults" in record["guarantee"]["not_covered"]  # made for this run alone
     assert [entry["t"] for entry in record["rounds"]] == list(range(ROUNDS))
     assert json.loads(story.last.splitlines()[-1]) == record
     assert (story.out / "report.html").stat().st_size > 10_000

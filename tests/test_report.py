@@ -406,6 +406,7 @@ def test_a_damaged_record_is_one_sentence(tmp_path, content, words):
     message = str(caught.value)
     assert words in message
     assert "; " in message  # the remedy
+    assert "--resume" not in message  # a finished run has nothing to go on from
     assert "\n" not in message
     assert len(message) < 400
     assert not (tmp_path / "report.html").exists()
@@ -422,7 +423,7 @@ def one_array() -> bytes:
 def test_a_damaged_trace_is_one_sentence(tmp_path, content, default):
     (tmp_path / "record.json").write_text(json.dumps(default[0]), "utf-8")
     (tmp_path / "trace.npz").write_bytes(content)
-    with pytest.raises(RunError, match=r"trace\.npz is damaged .*; remove it"):
+    with pytest.raises(RunError, match=r"trace\.npz is damaged .*; remove it.* new folder$"):
         write(tmp_path)
 
 

@@ -153,6 +153,22 @@ def test_a_round_released_before_a_kill_is_never_free(tmp_path):
     assert record["result"]["rounds_used"] == 7  # the eighth share is burnt
 
 
+@pytest.mark.parametrize("split", ["labels", "dirichlet"])
+def test_private_rows_are_not_dealt_by_their_labels(split):
+    """One row's label would move rows of nearly every client; public data sets have no such row."""
+    words = rf"data\.split must be .* with noise = secure, got '{split}'; dealt by their labels"
+    table = {"path": "a.csv", "label": "y", "columns": {"x": [0, 1], "y": ["n", "y"]}}
+    for data in ({"name": "arrays"}, table):
+        own = {"clients": 4, "split": split, **data}
+        assert Plan(data=own).noise == "simulated"
+        with pytest.raises(PlanError, match=words):
+            Plan(noise="secure", data=own)
+    named = Plan(noise="secure", data={"clients": 4, "split": split})
+    rows = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
+    with pytest.raises(PlanError, match=words):
+        simulate(named, data=rows)
+
+
 def test_what_is_taken_from_the_data_is_not_released(tmp_path):
     table = tmp_path / "people.csv"
     table.write_text("age,rich\n" + "".join(f"{20 + i},{'ny'[i % 2]}\n" for i in range(40)))

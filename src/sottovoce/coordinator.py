@@ -176,8 +176,9 @@ def misfit(plan: Plan, public: Holdings, member: Member) -> str | None:
         )
     if recipe.clip > member.clip:
         return f"allows a clip of {member.clip:g}, and local.clip is {recipe.clip:g}"
-    if member.unit == "client" and plan.local.unit == "record":
-        return "protects all its data, which local.unit = client does"
+    if member.unit != plan.local.unit:  # its other releases are for its own unit, not the plan's
+        whole = {"client": "all its data", "record": "single records"}[member.unit]
+        return f"protects {whole}, which local.unit = {member.unit} does"
     if max(plan.rounds.rounds, recipe.steps) > member.max_rounds:
         return f"allows {member.max_rounds} rounds, and rounds.rounds is {plan.rounds.rounds}"
     own = member.account

@@ -12,6 +12,7 @@ In a federation between machines every client makes its own; here one command pl
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def deal(plan: Plan, out: Path) -> list[Path]:
     plan = anchored(told(plan, held))
     checkpoint.make(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
-    public.save(out / PUBLIC, held)
+    public.save(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so
     digits = len(str(plan.clients - 1))
     files = [
         _node(plan, held, i, out / NODES / f"client-{i:0{digits}d}") for i in range(plan.clients)

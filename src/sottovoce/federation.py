@@ -27,7 +27,7 @@ from sottovoce.learning.models import build as build_model
 from sottovoce.learning.names import AnyModel
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian
-from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Guarantee
+from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Calibration, Guarantee
 from sottovoce.privacy.normal import Floats
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
@@ -55,6 +55,7 @@ class Federation:
     capacity: Floats
     schedule: Schedule
     terms: Terms
+    calibrations: tuple[Calibration, ...] = ()  # of real clients' vaults; else the plan's
 
     @property
     def samples(self) -> NDArray[np.int64]:
@@ -93,28 +94,52 @@ class Federation:
         """Every client's fuel, untouched."""
         return Tank.full(self.capacity)
 
-    def _tightest(self) -> Budget | None:
-        told = ~np.isnan(self.capacity)
-        if np.ptp(self.epsilon[told]) == 0 and np.ptp(self.delta[told]) == 0:
-            return None
-        tightest = int(np.nanargmin(self.capacity))
-        return Budget(float(self.epsilon[tightest]), float(self.delta[tightest]))
+    def _worth(self) -> Floats:
+        """The μ² by which promises are compared; NaN where a client keeps its own to itself.
+
+        Of what is promised, not of the tank: a vault tightened before its first release keeps the
+        capacity of its first policy. On the exact curve, where whoever is worth less has every
+        (ε, δ) of whoever is worth more, whichever calibration its vault has.
+        """
+        if self.plan.privacy.calibration == "paper":  # no vault has it: the tank is the promise
+            return self.capacity
+        told, worth = ~np.isnan(self.capacity), np.full(len(self.capacity), np.nan)
+        pairs = np.stack([self.epsilon, self.delta], axis=1)[told]
+        pairs, where = np.unique(pairs, axis=0, return_inverse=True)
+        worth[told] = calibration.capacity(pairs[:, 0], pairs[:, 1])[where.reshape(-1)]
+        return worth
+
+    def _holds(self, client: int) -> Budget:
+        """The (ε, δ) that a client really has: what was asked for, unless the paper's noise is it.
+
+        Under `paper` a client is charged in every round and so never releases more than its
+        capacity; with a fixed number of rounds and balanced cohorts it takes part in ⌈qT⌉ of T
+        only.
+        """
+        epsilon, delta = float(self.epsilon[client]), float(self.delta[client])
+        if self.plan.privacy.calibration == "paper":
+            mu2 = float(self.capacity[client])
+            if isinstance(self.schedule, FixedRounds) and self.terms.cohort == "balanced":
+                rounds, clients = self.schedule.rounds, self.terms.clients
+                mu2 *= -(-self.terms.per_round * rounds // clients) / rounds
+            epsilon = max(float(gaussian.epsilon(delta, np.sqrt(mu2))), 1e-6)
+        return Budget(epsilon, delta)
 
     def guarantee(self, *also: str) -> Guarantee | None:
         """What the loosest client is promised; None where every client keeps its budget to itself.
 
         `also` are codes of what else is not covered, known to the engine alone.
-
-        Under `paper` calibration ε is what that noise really gives: a client is charged in every
-        round and so never releases more than its capacity; with a fixed number of rounds and
-        balanced cohorts it takes part in ⌈qT⌉ of T only.
         """
         hidden = np.isnan(self.capacity)
         if hidden.all():
             return None
-        plan, loosest = self.plan, int(np.nanargmax(self.capacity))
-        budget = Budget(float(self.epsilon[loosest]), float(self.delta[loosest]))
+        plan, worth = self.plan, self._worth()
+        loosest, tightest = int(np.nanargmax(worth)), None
+        if np.ptp(self.epsilon[~hidden]) > 0 or np.ptp(self.delta[~hidden]) > 0:
+            tightest = self._holds(int(np.nanargmin(worth)))
         missing = [*ALWAYS_NOT_COVERED, *also]
+        if self.held.fresh_vaults:
+            missing.append("fresh-vaults")
         if hidden.any():
             missing.append("undisclosed-budgets")
         if plan.noise == "simulated":
@@ -129,18 +154,15 @@ class Federation:
             missing.append("inferred-columns")
         if plan.privacy.calibration == "paper":
             missing.append("paper-calibration")
-            mu2 = float(self.capacity[loosest])
-            if isinstance(self.schedule, FixedRounds) and self.terms.cohort == "balanced":
-                rounds, clients = self.schedule.rounds, self.terms.clients
-                mu2 *= -(-self.terms.per_round * rounds // clients) / rounds
-            true = float(gaussian.epsilon(budget.delta, np.sqrt(mu2)))
-            budget = Budget(max(true, 1e-6), budget.delta)
+        kinds = self.calibrations
+        own = kinds[loosest] if kinds else plan.privacy.calibration
         return Guarantee(
-            budget,
+            self._holds(loosest),
             unit=plan.local.unit,
-            calibration=plan.privacy.calibration,
+            calibration=own,
             not_covered=tuple(missing),
-            tightest=self._tightest(),
+            tightest=tightest,
+            others=tuple(sorted(set(kinds) - {own})),
         )
 
 
@@ -169,6 +191,11 @@ def build(
             "give validation and test rows, which are public, beside the data",
         )
     model = _model(plan, held) if model is None else model
+    if plan.noise == "simulated" and isinstance(model, ForeignModel):
+        raise InputError(
+            "a model that is not JAX's has no simulated noise; "
+            "set noise = secure, or train it in a federation (sottovoce federate)"
+        )
     median = _median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
     return Federation(
@@ -194,9 +221,11 @@ def of_members(
     itself has NaN for it.
     """
     known = [member.account for member in members]
-    plan = plan.replace(
-        **{"noise": "secure", "data.clients": len(members)} | _budgets_of(plan, known)
-    )
+    kinds = tuple(member.calibration for member in members)
+    own: dict[str, object] = {"noise": "secure", "data.clients": len(members)}
+    if len(set(kinds)) == 1:
+        own["privacy.calibration"] = kinds[0]  # theirs, whatever the plan says of it
+    plan = plan.replace(**own | _budgets_of(plan, known))
     recipe, held = plan.recipe(), seen(plan, held)
     model = _model(plan, held) if model is None else model
     samples = np.array([member.samples for member in members], dtype=np.int64)
@@ -211,6 +240,7 @@ def of_members(
         capacity=np.array([np.nan if a is None else a.capacity for a in known]),
         schedule=plan.schedule(),
         terms=_terms(plan, recipe),
+        calibrations=kinds,
     )
 
 

@@ -65,6 +65,7 @@ class Holdings:
     test_owner: NDArray[np.int32] | None = None  # whose test rows, where clients declared them
     counted: bool = False  # whether the number of classes was counted on clients' labels
     features: Hog | None = None  # what the rows are, where they are no longer pictures
+    fresh_vaults: bool = False  # whether the clients' vaults were made for one run, with the deal
 
     def fingerprint(self) -> str:
         """What tells these holdings from others: who holds which rows, to the last bit."""
@@ -415,9 +416,11 @@ def _checked(
     own_y: Any = y
     if stored and np.issubdtype(y.dtype, np.integer):
         own_y = Stored.of(y, np.int32)
-    if not np.issubdtype(y.dtype, np.integer) or own_y.min() < 0:
+    whole = np.issubdtype(y.dtype, np.integer)
+    if not whole or own_y.min() < 0:
+        found = int(own_y.min()) if whole else y.dtype.name
         raise InputError.of(
-            f"{name} labels", y.dtype.name, "whole numbers from 0", "number the classes 0, 1, …"
+            f"{name} labels", found, "whole numbers from 0", "number the classes 0, 1, …"
         )
     if shape is not None and x.shape[1:] != shape:
         raise InputError.of(name, x.shape[1:], f"rows of shape {shape}", "as in the training data")

@@ -1,7 +1,8 @@
 """What the server of a real federation holds itself: public rows to validate and to test on.
 
 One `.npz` file: `validation_x`, `validation_y`, `test_x`, `test_y`; `shape` (of one sample) and
-`classes`; of a table also `layout`, how its rows became numbers. No pickle, and no training rows.
+`classes`; of a table also `layout`, how its rows became numbers; `fresh_vaults`, where the clients
+were dealt with them and have vaults for one run only. No pickle, and no training rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def save(path: Path, held: Holdings) -> None:
     if held.layout is not None:
         text = json.dumps(held.layout.to_json()).encode()
         arrays["layout"] = np.frombuffer(text, dtype=np.uint8)
+    if held.fresh_vaults:
+        arrays["fresh_vaults"] = np.array(True)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     checkpoint.replace(path, buffer.getvalue())
@@ -49,6 +52,7 @@ def load(path: Path) -> Holdings:
         validation, test = (_samples(arrays, part, shape, classes) for part in PARTS)
         text = arrays["layout"].tobytes() if "layout" in arrays else None
         layout = None if text is None else Layout.from_json(json.loads(text))
+        fresh = "fresh_vaults" in arrays
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         why = " ".join(str(error).split())[:120]
         raise DataError(
@@ -57,7 +61,9 @@ def load(path: Path) -> Holdings:
         ) from None
     nobody = Samples(validation.x[:0], validation.y[:0])
     none = np.zeros(0, dtype=np.int64)
-    return Holdings(none, nobody, validation, test, None, shape, classes, layout)
+    return Holdings(
+        none, nobody, validation, test, None, shape, classes, layout, fresh_vaults=fresh
+    )
 
 
 def _samples(

@@ -112,6 +112,14 @@ class Plan(Section):
                 "false with noise = secure",
                 "bounds taken from the data are a release that nobody pays for; declare columns",
             )
+        private = self.data.path is not None or self.data.name == "arrays"
+        if private and self.data.split in ("labels", "dirichlet"):
+            raise PlanError.of(
+                "data.split",
+                self.data.split,
+                "iid, sizes, order or column with noise = secure",
+                "dealt by their labels, one person's row moves the rows of every other client",
+            )
         for key, value, instead in (
             ("privacy.calibration", self.privacy.calibration, "exact or zcdp"),
             ("server.signal", self.server.signal, "public or clients"),

@@ -29,12 +29,18 @@ NOT_COVERED: dict[str, str] = {
     "undisclosed-budgets": "clients that keep their budgets to themselves: their own ledgers bind "
     "them, this figure does not",
     "unvaulted": "other runs over the same data: this run's budget is kept in no vault",
+    "fresh-vaults": "other runs over the same data: the vaults were made for this run alone",
     "paper-calibration": "the (ε, δ) that was asked for: the paper's formula gives another",
     "raw-signal": "the clients' raw losses, which steered the number of rounds",
     "median-clip": "the clipping norm, which was taken from raw gradient norms",
     "inferred-columns": "column bounds and categories, which were taken from the data",
     "counted-classes": "the number of classes, which was counted on the labels",
 }
+
+#: Codes of what left the clients beside their noised uploads: the figures do not hold with it.
+LEAKS = ("raw-signal", "median-clip", "inferred-columns", "counted-classes")
+#: Codes of budgets that no vault carries on: nothing is promised beyond the run.
+THIS_RUN_ONLY = ("unvaulted", "fresh-vaults")
 
 #: Instead of a guarantee, where a server knows no client's budget.
 UNDISCLOSED = (
@@ -108,6 +114,7 @@ class Guarantee:
     tightest: Budget | None = (
         None  # where clients have budgets of their own; `budget` is the loosest
     )
+    others: tuple[Calibration, ...] = ()  # of clients whose vaults have another calibration
     adjacency: Literal["replace-one"] = "replace-one"
     adversary: Literal["server"] = "server"
 
@@ -143,26 +150,49 @@ class Guarantee:
             "paper": "The noise is the paper's (Theorem 1), and the figures are what it really "
             "guarantees",
         }[self.calibration]
+        if self.others:
+            how += f"; other clients have vaults that calibrate by {' and '.join(self.others)}"
         uncovered = "; ".join(NOT_COVERED[code] for code in self.not_covered)
         epsilon, delta = shown(self.budget.epsilon), shown(self.budget.delta, 3)
-        leaks = [code for code in ("raw-signal", "median-clip") if code in self.not_covered]
-        verb = "would be" if leaks else "are"
-        but = "".join(f", were it not for {NOT_COVERED[code]}" for code in leaks)
         own = ""
         if self.tightest is not None:
             own = (
                 "This is the loosest of the clients' budgets; each is promised its own, down to "
                 f"({shown(self.tightest.epsilon)}, {shown(self.tightest.delta, 3)}). "
             )
+        verb, changes = ("would be", "would change") if self.conditions else ("are", "changes")
+        given = f", {' and '.join(self.conditions)}" if self.conditions else ""
         return (
-            f"Each client's uploads {verb} ({epsilon}, {delta})-differentially private for "
-            f"{about}{but}. {own}"
-            f"That is: with {what}, the probability of anything the server can see changes by at "
+            f"{self._whose} {verb} ({epsilon}, {delta})-differentially private for "
+            f"{about}{given}. {own}"
+            f"That is: with {what}, the probability of anything the server can see {changes} by at "
             f"most a factor e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
             "The adversary is the server, which sees every upload of every round, knows who sent "
             "it, and may choose the models it sends. "
             f"{how}. Not covered: {uncovered}."
         )
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What would have to be otherwise for the figures to hold; nothing where they do.
+
+        >>> Guarantee(Budget(8, 1e-5), unit="record", calibration="exact").conditions
+        ()
+        """
+        found = [
+            f"were it not for {NOT_COVERED[code]}" for code in LEAKS if code in self.not_covered
+        ]
+        if "simulated-noise" in self.not_covered:
+            found.insert(0, "if each client drew its noise securely, as a deployment does")
+        return tuple(found)
+
+    @property
+    def _whose(self) -> str:
+        """Whose uploads, and which of them: what a vault does not count is not spoken for."""
+        here = " in this run" if {*self.not_covered} & {*THIS_RUN_ONLY} else ""
+        if "undisclosed-budgets" in self.not_covered:
+            return f"The uploads{here} of each client that discloses its budget"
+        return f"Each client's uploads{here}"
 
     def to_json(self) -> dict[str, Any]:
         """The guarantee as plain data, as it stands in records and in `calibrate --json`."""

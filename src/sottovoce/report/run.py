@@ -26,6 +26,7 @@ from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, CALIBRATIONS, UNDISCLOS
 from sottovoce.privacy.normal import Floats
 
 SCHEMA = "sottovoce.record/1"
+AGAIN = "restore the file, or run the plan again into a new folder"
 STATUSES = ("finished", "interrupted", "failed")
 
 
@@ -111,13 +112,10 @@ class Run:
         try:
             return cls._parsed(record, dict(trace or {}))
         except KeyError as error:
-            raise RunError(
-                f"record.json is damaged, it lacks {error}; run the plan again with --resume"
-            ) from error
+            raise RunError(f"record.json is damaged, it lacks {error}; {AGAIN}") from error
         except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
             raise RunError(
-                f"record.json or trace.npz is damaged ({_one_line(error)}); "
-                "run the plan again with --resume"
+                f"record.json or trace.npz is damaged ({_one_line(error)}); {AGAIN}"
             ) from error
 
     @classmethod
@@ -285,9 +283,7 @@ def read(folder: Path) -> Run:
             f"{path} cannot be read ({error.strerror}); check that it is a file you may open"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise RunError(
-            f"{path} is damaged ({_one_line(error)}); run the plan again with --resume"
-        ) from error
+        raise RunError(f"{path} is damaged ({_one_line(error)}); {AGAIN}") from error
     return Run.of(record, _trace(folder / "trace.npz"))
 
 
@@ -301,7 +297,7 @@ def _trace(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise RunError(
             f"{path} is damaged ({_one_line(error)}); remove it to get the page without the "
-            "course of the fuel, or run the plan again with --resume"
+            f"course of the fuel, or {AGAIN}"
         ) from error
 
 

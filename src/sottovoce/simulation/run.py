@@ -18,7 +18,6 @@ from sottovoce.checkpoint import ServerState
 from sottovoce.errors import InputError, RunError
 from sottovoce.federation import Federation, build
 from sottovoce.holdings import Given, Pair
-from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Params
 from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
@@ -164,11 +163,6 @@ def rounds_of(batch: list[Run], after_round: AfterRound | None = None) -> Iterat
         for run in batch:
             _loop_released(run, after_round, lambda debited: None)
         return
-    if isinstance(first.model, ForeignModel):
-        raise InputError(
-            "a model that is not JAX's has no simulated noise; "
-            "set noise = secure, or train it in a federation (sottovoce federate)"
-        )
     if streamed.is_streamed(first.held):
         for run in batch:
             streamed.loop(run, after_round)

@@ -1,0 +1,212 @@
+"""What a federation says of itself holds for each of its clients, and says no more than that."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from in_process import CLASSES, FEATURES, plan
+from in_process import public as public_rows
+
+from sottovoce import Plan, dealing, public, simulate
+from sottovoce.coordinator import misfit
+from sottovoce.errors import InputError
+from sottovoce.federating import planned
+from sottovoce.federation import build, of_members
+from sottovoce.learning.gradients import ForeignModel
+from sottovoce.privacy import calibration, gaussian
+from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, LEAKS, NOT_COVERED, Budget, Guarantee
+from sottovoce.protocol import Receipt
+from sottovoce.server.registry import Account, Member
+
+
+def member(i, account, kind="exact", unit="record"):
+    return Member(
+        name=f"client-{i}",
+        vault=f"{i:032x}",
+        samples=40,
+        features=FEATURES,
+        classes=CLASSES,
+        unit=unit,
+        clip=1.0,
+        calibration=kind,
+        floor=None,
+        max_rounds=1000,
+        account=account,
+        receipt=Receipt(f"{i:032x}", 0, "0" * 64),
+    )
+
+
+def account(epsilon, delta=1e-5, *, first=None, kind="exact"):
+    """What a vault tells; `first` is the ε it was made with, where it was tightened since."""
+    worth = calibration.vault_capacity(first or epsilon, delta, calibration=kind)
+    return Account(epsilon, delta, float(worth), 0.0)
+
+
+def told(*members):
+    own = plan(**{"data.clients": len(members)})
+    return of_members(own, members, public_rows()).guarantee()
+
+
+def spoken(guarantee):
+    """The (ε, δ) that are printed: the loosest, and the tightest if there is one."""
+    pairs = re.findall(r"(?:are|would be|down to) \(([^,]+), ([^)]+)\)", guarantee.text)
+    return [(float(epsilon), float(delta)) for epsilon, delta in pairs]
+
+
+def test_the_loosest_client_is_the_one_with_the_loosest_promise():
+    """A vault tightened before its first release has a larger tank than its promise is worth."""
+    found = told(member(0, account(1.0, first=8.0)), member(1, account(4.0)))
+    assert found.budget == Budget(4, 1e-5)
+    assert spoken(found) == [(4.0, 1e-5), (1.0, 1e-5)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_client_has_the_stated_epsilon_and_delta(seed):
+    """On the exact curve no client's promise is worth more than the one that stands for all."""
+    rng = np.random.default_rng(seed)
+    kinds = rng.choice(["exact", "zcdp"], 6).tolist()
+    members = [
+        member(i, account(float(rng.uniform(0.5, 9)), float(10 ** rng.uniform(-7, -3)), kind=kind),
+               kind)
+        for i, kind in enumerate(kinds)
+    ]  # fmt: skip
+    found = told(*members)
+    most = gaussian.mu(found.budget.epsilon, found.budget.delta)
+    least = gaussian.mu(found.tightest.epsilon, found.tightest.delta)
+    for one in members:
+        worth = gaussian.mu(one.account.epsilon, one.account.delta)
+        assert least <= worth <= most
+        assert one.account.capacity <= most**2
+
+
+def test_the_calibration_named_is_that_of_the_vaults():
+    """The plan says exact; what the clients' vaults do is what counts."""
+    found = told(*(member(i, account(8.0, kind="zcdp"), "zcdp") for i in range(2)))
+    assert found.calibration == "zcdp"
+    assert "zero-concentrated" in found.text
+    mixed = told(member(0, account(8.0)), member(1, account(4.0, kind="zcdp"), "zcdp"))
+    assert mixed.calibration == "exact"
+    assert "other clients have vaults that calibrate by zcdp" in mixed.text
+
+
+def test_a_calibration_that_the_plan_alone_has_is_named_nowhere():
+    own = plan(**{"data.clients": 1, "privacy.calibration": "zcdp"})
+    federation = of_members(own, [member(0, account(8.0))], public_rows())
+    assert federation.guarantee().calibration == "exact"
+    assert federation.plan.privacy.calibration == "exact"  # and so it stands in the record
+
+
+@pytest.mark.parametrize("rounds", [{"schedule": "fixed", "rounds": 20}, {}])
+def test_under_paper_the_tightest_client_has_what_holds_and_not_what_it_asked_for(rounds):
+    own = Plan(
+        privacy={"epsilon": [8, 20] * 5, "delta": 1e-3, "calibration": "paper"}, rounds=rounds
+    )
+    federation = build(own, seed=1)
+    found = federation.guarantee()
+    true = [float(gaussian.epsilon(1e-3, np.sqrt(c))) for c in federation.capacity[:2]]
+    assert true[0] > 8.3
+    assert true[1] > 30
+    assert [pair[0] for pair in spoken(found)] == pytest.approx(true[::-1], rel=1e-5)
+    assert all(a >= b for (a, _), b in zip(spoken(found), true[::-1], strict=True))
+
+
+def test_a_hidden_budget_is_not_spoken_for():
+    found = told(member(0, None), member(1, account(2.0)))
+    start = "The uploads of each client that discloses its budget are (2, 1e-05)-"
+    assert found.text.startswith(start)
+    assert told(member(0, None)) is None
+
+
+@pytest.mark.parametrize("code", ["simulated-noise", *LEAKS])
+def test_a_figure_that_does_not_hold_is_put_as_what_would_be(code):
+    found = Guarantee(
+        Budget(8, 1e-5),
+        unit="record",
+        calibration="exact",
+        not_covered=(*ALWAYS_NOT_COVERED, code),
+    )
+    claim, meaning = found.text.split(". ")[:2]
+    assert " would be (8, 1e-05)-differentially private" in claim
+    assert " are (8" not in found.text
+    assert " would change by at most" in meaning
+    why = "drew its noise securely" if code == "simulated-noise" else NOT_COVERED[code]
+    assert why in claim
+
+
+def test_a_budget_that_no_vault_keeps_is_for_this_run():
+    for code in ("unvaulted", "fresh-vaults"):
+        found = Guarantee(
+            Budget(8, 1e-5),
+            unit="record",
+            calibration="exact",
+            not_covered=(*ALWAYS_NOT_COVERED, code),
+        )
+        assert found.text.startswith("Each client's uploads in this run are (8, 1e-05)-")
+
+
+def test_every_code_that_is_not_always_there_changes_the_claim_or_is_known_not_to():
+    """A new code has to be thought about: does the first sentence still hold with it?"""
+    harmless = {
+        "insecure-transport",  # a listener sees what the server sees, which is noised
+        "paper-calibration",  # the figures are what that noise really gives
+    }
+    plain = Guarantee(Budget(8, 1e-5), unit="record", calibration="exact").text.split(". ")[0]
+    for code in NOT_COVERED.keys() - {*ALWAYS_NOT_COVERED}:
+        own = Guarantee(
+            Budget(8, 1e-5),
+            unit="record",
+            calibration="exact",
+            not_covered=(*ALWAYS_NOT_COVERED, code),
+        )
+        assert (own.text.split(". ")[0] == plain) == (code in harmless), code
+
+
+@pytest.mark.parametrize("own", ["record", "client"])
+@pytest.mark.parametrize("asked", ["record", "client"])
+def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
+    """A vault of single records has other releases, which no promise for all its data covers."""
+    found = misfit(plan(**{"local.unit": asked}), public_rows(), member(0, account(8.0), unit=own))
+    if own == asked:
+        assert found is None
+    else:
+        assert f"which local.unit = {own} does" in found
+
+
+def test_the_record_of_a_dealt_federation_says_that_its_vaults_are_new(tmp_path):
+    dealing.deal(planned(None, [], 2), tmp_path / "run")
+    held = public.load(tmp_path / "run" / "public.npz")
+    asked = plan(**{"data.clients": 1})
+    found = of_members(asked, [member(0, account(8.0))], held).guarantee()
+    assert "fresh-vaults" in found.not_covered
+    assert found.text.startswith("Each client's uploads in this run are")
+    assert not public_rows().fresh_vaults
+
+
+def test_a_model_without_simulated_noise_is_refused_before_a_folder_is_made(tmp_path):
+    class Foreign(ForeignModel):
+        def shapes(self):
+            return {"w": (64, 10)}
+
+        def first(self, seed):
+            return {"w": np.zeros((64, 10), np.float32)}
+
+        def gradients(self, params, x, y):
+            return {"w": np.zeros((len(y), 64, 10))}
+
+        def losses(self, params, x, y):
+            return np.zeros(len(y))
+
+        def predict(self, params, x):
+            return np.zeros(len(x), np.int64)
+
+    with pytest.raises(InputError, match="has no simulated noise; set noise = secure"):
+        simulate(Plan(), model=Foreign(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_below_zero_are_shown_as_they_are():
+    rows = np.zeros((20, 2)), np.tile([-1, 1], 10)
+    with pytest.raises(InputError, match="data labels must be whole numbers from 0, got -1; "):
+        simulate(Plan(), data=rows)
