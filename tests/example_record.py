@@ -72,8 +72,8 @@ def example(
     holds = Budget(float(budgets.max()), delta)
     if calibration == "paper":
         codes += ("paper-calibration",)
-        mu2 = np.where(taken, np.nan_to_num((sensitivity / trace["sigma"]) ** 2), 0.0).sum(axis=0)
-        holds = Budget(max(1e-6, float(gaussian.epsilon(delta, math.sqrt(mu2.max())))), delta)
+        most = float(tank.capacity.max())  # charged in every round, nobody releases more
+        holds = Budget(max(1e-6, float(gaussian.epsilon(delta, math.sqrt(most)))), delta)
     guarantee = Guarantee(holds, unit="record", calibration=calibration, not_covered=codes)
     interrupted = stop_after is not None
     privacy = {"epsilon": epsilon, "delta": delta, "calibration": calibration}

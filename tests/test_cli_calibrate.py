@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
+from statistics import NormalDist
 
 import jsonschema
 import pytest
 
-from sottovoce.calibrator import calibrate
+from sottovoce.calibrator import calibrate, table
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -46,6 +48,20 @@ def test_the_table_shows_both_noises_and_the_guarantee():
     assert (done.returncode, done.stderr) == (0, "")
     for figure in ("0.0436147", "0.0328533", "30.3175", "0.117", "replace-one", "too little noise"):
         assert figure in done.stdout
+
+
+@pytest.mark.parametrize("epsilon", [0.7, 1.0, 3.0, 8.000001, 13.3])
+def test_what_bounds_an_attacker_is_rounded_up(epsilon):
+    answer = calibrate(epsilon=epsilon, delta=1.23456e-5)
+    mu = (answer.mu, math.sqrt(answer.participations) * answer.sensitivity / answer.paper_sigma)
+    text, normal = table(answer), NormalDist()
+    found = [float(n) / 100 for n in re.findall(r"finds ([\d.]+)%", text)]
+    area = [float(n) for n in re.search(r"AUC +([\d.]+) +([\d.]+)", text).groups()]
+    for own, rate, curve in zip(mu, found, area, strict=True):
+        assert 0 <= rate - normal.cdf(normal.inv_cdf(0.01) + own) <= 0.001
+        assert 0 <= curve - normal.cdf(own / math.sqrt(2)) <= 0.0001
+    assert "ε that holds at δ = 1.24e-05" in text
+    assert float(re.search(r"δ that holds at ε = ([\d.]+)", text)[1]) >= epsilon
 
 
 def test_defaults_are_the_embedded_plan():

@@ -17,7 +17,7 @@ from example_results import fill, result
 
 import sottovoce.experiments
 from sottovoce.errors import DataError, InputError, RunError
-from sottovoce.experiments import claims, definition, outcomes, reproduce, runner, story
+from sottovoce.experiments import claims, definition, outcomes, page, reproduce, runner, story
 from sottovoce.experiments.checks import CHECKS
 from sottovoce.experiments.definition import LEAST_SEEDS, figure, methods, names, parse, setting
 from sottovoce.experiments.expand import expand, seeds_of, together
@@ -343,6 +343,21 @@ def test_the_command_lists_refuses_and_prints_claims(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_the_page_of_the_results_claims_what_holds():
+    """Of the results that are kept: every ε that is said to hold, and no smaller one."""
+    found = reproduce.finished(ROOT / "results")
+    one = next(one for one in found if one.figure.name == "fig8")
+    table = one.tables["printed"]
+    panel = table.axis("panel")[0]
+    true = [table.points[panel, "udp", x].epsilon for x in table.axis("x")]
+    told = re.search(r"all clients in every round: (.*?)\.( |$)", " ".join(story.lead(found)))[1]
+    shown = [float(pair.split(" → ")[1]) for pair in told.split(", ")]
+    assert all(0 <= a - b <= 0.01 * b for a, b in zip(shown, true, strict=True))
+    cells = re.findall(r'<td class="n">([\d.]+)</td>', page._guaranteed(table))
+    assert {f"{value:g}" for value in shown} <= set(cells)
+
+
 def test_the_story_says_what_the_results_say():
     right, wrong = ([judged(result(n, reverse=r)) for n in FIGURES] for r in (False, True))
     total = sum(

@@ -64,6 +64,15 @@ def test_the_page_shows_the_measured_table():
     assert {(point.key, point.panel, point.curve) for point in points} == wanted
 
 
+def test_an_epsilon_that_holds_is_never_printed_smaller_than_it_is():
+    points = frontier.load(RESULTS / "frontier")
+    for point in points:
+        (line,) = frontier_page.table([point]).splitlines()[2:] or [None]
+        if line is None or (shown := line.split(" | ")[2]) == "none":
+            continue
+        assert point.epsilon <= float(shown) <= point.epsilon * 1.01
+
+
 def test_a_folder_without_a_frontier_says_so(tmp_path):
     with pytest.raises(RunError, match="holds no frontier"):
         frontier.load(tmp_path)

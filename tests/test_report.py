@@ -22,7 +22,7 @@ import pytest
 from example_record import example
 
 from sottovoce.errors import RunError
-from sottovoce.privacy.budget import NOT_COVERED
+from sottovoce.privacy.budget import LEAKS, NOT_COVERED
 from sottovoce.report import figures, render, write
 from sottovoce.report.page import budget_groups
 from sottovoce.report.run import Run
@@ -129,27 +129,96 @@ def test_the_attacker_is_the_one_at_the_cap(calibration, no_drawing):
     mu = math.sqrt(record["clients"][0]["capacity"])
     normal = NormalDist()
     text = Page(render(record, trace)).text
-    assert f"{normal.cdf(normal.inv_cdf(0.01) + mu):.1%}".replace("%", "\u00a0%") in render(record)
-    assert f"{normal.cdf(mu / math.sqrt(2)):.3f}" in text
+    found = up(normal.cdf(normal.inv_cdf(0.01) + mu), 1000)
+    assert f"{found:.1%}".replace("%", "\u00a0%") in render(record)
+    assert f"{up(normal.cdf(mu / math.sqrt(2)), 1000):.3f}" in text
     del record["clients"]  # the cap follows from the guarantee just as well
     assert Run.of(record).attacker_mu() == pytest.approx(mu, rel=1e-9)
 
 
-def test_under_paper_the_attacker_is_counted_by_real_participations(no_drawing):
+def test_under_paper_the_attacker_is_the_one_at_the_cap_too(no_drawing):
+    """What a run happened to release is no bound: its length and noise were chosen on the way."""
     record, trace = example(calibration="paper", epsilon=20.0, per_round=6)
-    naive = max(
+    went = max(
         client["sensitivity"] ** 2
         * sum(1 / trace["sigma"][r["t"], i] ** 2 for r in record["rounds"] if i in r["cohort"])
         for i, client in enumerate(record["clients"])
     )
+    cap = math.sqrt(record["clients"][0]["capacity"])
     run = Run.of(record, trace)
-    assert run.attacker_mu() == pytest.approx(math.sqrt(naive), rel=1e-12)
-    assert run.attacker_mu() < math.sqrt(np.nansum((4 / 143 / trace["sigma"]) ** 2, axis=0).max())
-    # Without the trace it is read back from the ε that holds.
-    assert Run.of(record).attacker_mu() == pytest.approx(math.sqrt(naive), rel=1e-6)
+    assert math.sqrt(went) < 0.9 * cap
+    assert run.attacker_mu() == pytest.approx(cap, rel=1e-9)
     text = Page(render(record, trace)).text
-    assert "The plan asks for ε = 20, but with the paper’s noise ε = 25.34 is what holds." in text
-    assert "at ε = 25.34 (20 was asked for)." in text
+    normal = NormalDist()
+    assert f"{up(normal.cdf(cap / math.sqrt(2)), 1000):.3f}" in text
+    assert "At the cap" in text
+    holds = re.search(r"with the paper’s noise ε = ([\d.]+) is what holds", text)[1]
+    assert run.epsilon <= float(holds) < run.epsilon + 0.01
+    assert f"at ε = {holds} (20 was asked for)." in text
+
+
+def up(value, steps):
+    return math.ceil(value * steps) / steps
+
+
+@pytest.mark.parametrize("epsilon", [8.00001, 0.123449, 25.33211, 123.41, 4321.2])
+def test_what_the_page_claims_holds(epsilon, no_drawing):
+    """ε and δ are never printed smaller than they are, wherever they stand."""
+    record, trace = example(epsilon=[epsilon] * 9 + [epsilon / 3], stop_after=0)
+    record["guarantee"]["delta"] = 1.00049e-5
+    text = Page(render(record, trace)).text.replace(",", "")
+    head = float(re.search(r"at ε up to ([\d.]+)\.", text)[1])
+    card = float(re.search(r"privacy loss\s*([\d.]+)", text)[1])
+    for shown in (head, card):
+        assert epsilon <= shown <= epsilon * 1.001
+    assert "1.001 × 10⁻⁵" in text
+    found = re.findall(r"(?<![\d.])\d+(?:\.\d+)?(?![\d.])", text)
+    low = [float(n) for n in found if abs(float(n) / (epsilon / 3) - 1) < 1e-3]
+    assert low
+    assert min(low) >= epsilon / 3
+
+
+def test_ceilings_of_an_attacker_are_rounded_up(no_drawing):
+    normal = NormalDist()
+    for epsilon in (1.0, 2.0, 3.0, 5.0, 8.0):
+        record, _ = example(epsilon=epsilon, stop_after=0)
+        mu = math.sqrt(record["clients"][0]["capacity"])
+        text = Page(render(record)).text
+        found = re.search(r"1\s%\sfalse alarms\s*([\d.]+)\s%", text)[1]
+        area = re.search(r"\(AUC\)\s*([\d.]+)", text)[1]
+        assert 0 <= float(found) / 100 - normal.cdf(normal.inv_cdf(0.01) + mu) <= 0.001
+        assert 0 <= float(area) - normal.cdf(mu / math.sqrt(2)) <= 0.001
+
+
+def test_under_paper_every_table_says_asked_for(no_drawing):
+    record, trace = example(calibration="paper", epsilon=[8.0, 20.0] * 5, stop_after=2)
+    record["result"]["fairness"] = {
+        "shown": True,
+        "clients": 10,
+        "accuracy": dict.fromkeys(("min", "q1", "median", "q3", "max"), 0.5),
+        "by_budget": [
+            {"epsilon": e, "delta": 1e-5, "clients": 5, "rows": 50, "accuracy": 0.5}
+            for e in (8.0, 20.0)
+        ],
+    }
+    page = render(record, trace)
+    assert page.count(">ε asked for</th>") == 3
+    assert ">ε</th>" not in page
+    assert ">ε asked for</th>" not in render(*example(epsilon=[8.0, 20.0] * 5, stop_after=2))
+
+
+def test_a_page_warns_of_every_leak_and_of_hidden_budgets(no_drawing):
+    for code in LEAKS:
+        record, trace = example(stop_after=0)
+        record["guarantee"]["not_covered"].append(code)
+        text = Page(render(record, trace)).text
+        assert f"The budget does not cover {NOT_COVERED[code]}" in text
+        assert "at ε = 8, but for what it does not cover." in text
+    record, trace = example(stop_after=0)
+    record["guarantee"]["not_covered"].append("undisclosed-budgets")
+    text = Page(render(record, trace)).text
+    assert "at ε = 8 for the clients that disclose it." in text
+    assert "a record of a client that discloses its budget was this one" in text
 
 
 @pytest.mark.parametrize("calibration", ["exact", "paper"])

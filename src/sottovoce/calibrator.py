@@ -17,7 +17,15 @@ from typing import Any
 from sottovoce.errors import InputError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Calibration, Guarantee, Unit, shown
+from sottovoce.privacy.budget import (
+    ALWAYS_NOT_COVERED,
+    Budget,
+    Calibration,
+    Guarantee,
+    Unit,
+    raised,
+    shown,
+)
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.cohort import planned
@@ -187,24 +195,24 @@ def table(answer: Calibrated) -> str:
         ("μ of one upload, Δ/σ", f"{answer.mu_release:.6g}", f"{ratio:.6g}"),
         ("μ of the whole run", f"{answer.mu:.6g}", f"{mu_paper:.6g}"),
         (
-            f"ε that holds at δ = {ask.delta:g}",
+            f"ε that holds at δ = {shown(ask.delta, 3)}",
             shown(answer.guarantee.budget.epsilon),
             shown(answer.paper_true_epsilon),
         ),
         (
-            f"δ that holds at ε = {ask.epsilon:g}",
+            f"δ that holds at ε = {shown(ask.epsilon)}",
             shown(min(ask.delta, true) if not absent else true, 3),
             shown(answer.paper_true_delta, 3),
         ),
         (
             "best attacker at 1 % false alarms",
-            f"finds {answer.tpr_at_fpr_001:.1%}",
-            f"finds {float(gaussian.tpr(0.01, mu_paper)):.1%}",
+            f"finds {raised(answer.tpr_at_fpr_001, 3):.1%}",
+            f"finds {raised(float(gaussian.tpr(0.01, mu_paper)), 3):.1%}",
         ),
         (
             "best attacker's AUC",
-            f"{answer.auc:.4f}",
-            f"{float(gaussian.auc(mu_paper)):.4f}",
+            f"{raised(answer.auc, 4):.4f}",
+            f"{raised(float(gaussian.auc(mu_paper)), 4):.4f}",
         ),
     ]
     lines = [
@@ -220,7 +228,7 @@ def table(answer: Calibrated) -> str:
         *(
             [
                 "The paper's formula adds too little noise here: it promises "
-                f"ε = {ask.epsilon:g} and gives {shown(answer.paper_true_epsilon, 3)}.",
+                f"ε = {shown(ask.epsilon)} and gives {shown(answer.paper_true_epsilon, 3)}.",
                 "",
             ]
             if short

@@ -8,6 +8,7 @@ from typing import Any
 
 from sottovoce import checkpoint
 from sottovoce.experiments.frontier import NAME, Panel, Point, panels
+from sottovoce.privacy.budget import shown
 from sottovoce.report.svg import BLUE, GREEN, INK, MUTED, ORANGE, svg, tidy
 
 MOST_LISTED = 8  # the largest ε asked for that the table lists; the picture shows all
@@ -60,7 +61,7 @@ def _line(panel: Panel, point: Point) -> str:
         f"{own['local.clip']:g}",
         " + ".join(after) or "–",
     ]
-    holds = "none" if _noiseless(point) else f"{point.epsilon:.3g}"
+    holds = "none" if _noiseless(point) else shown(point.epsilon, 3)
     cells = [panel.title, panel.labels[point.curve], holds, score, rounds, ", ".join(settings)]
     return f"| {' | '.join(cells)} |"
 

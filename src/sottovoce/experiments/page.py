@@ -21,7 +21,7 @@ from sottovoce.experiments.table import Table, label
 from sottovoce.experiments.verdict import Verdict
 from sottovoce.plan import Plan
 from sottovoce.report.document import document, sheet
-from sottovoce.report.text import escape, number
+from sottovoce.report.text import ceiling, escape, number
 
 _VARIANTS = {"printed": "as printed", "corrected": "corrected"}
 
@@ -198,9 +198,9 @@ def _guaranteed(table: Table) -> str:
         names = [label(figure, "panel", panel)] if len(table.axis("panel")) > 1 else []
         if axis != "line":
             names.append(label(figure, "line", line))
-        value = number(point.epsilon, 3)
+        value = ceiling(point.epsilon, 3)
         if point.tried > 1:
-            value += f" a run, {number(point.epsilon_search, 3)} for all {point.tried}"
+            value += f" a run, {ceiling(point.epsilon_search, 3)} for all {point.tried}"
         lines.setdefault(", ".join(n for n in names if n) or "every run", {})[at] = value
     delta = next(iter(table.points.values())).delta
     head = "".join(
@@ -213,7 +213,7 @@ def _guaranteed(table: Table) -> str:
         + "</tr>"
         for name, own in lines.items()
     )
-    caption = f"ε that holds at δ = {number(delta)} for one record, against the server"
+    caption = f"ε that holds at δ = {ceiling(delta)} for one record, against the server"
     return (
         f'<p>{escape(caption)}, {_VARIANTS[table.variant]}:</p><div class="card scroll" '
         f'role="region" aria-label="{escape(caption)}" tabindex="0"><table>'

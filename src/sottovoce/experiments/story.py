@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sottovoce.experiments.claims import Judged
-from sottovoce.report.text import escape, number
+from sottovoce.report.text import ceiling, escape, number
 
 
 def tally(found: Sequence[Judged]) -> str:
@@ -87,7 +87,7 @@ def _promised(found: Sequence[Judged]) -> str:
             continue
         pairs = [(x, table.points[panel, "udp", x].epsilon) for x in table.axis("x")]
         search = next((line for line in table.axis("line") if line.startswith("optimal")), None)
-        text = ", ".join(f"{number(asked)} → {number(true, 3)}" for asked, true in pairs)
+        text = ", ".join(f"{number(asked)} → {ceiling(true, 3)}" for asked, true in pairs)
         story = (
             "The ε on the axes of the printed figures is what the paper’s formula promises, not "
             f"what holds. Asked for → true, original UDP, all clients in every round: {text}."
@@ -97,8 +97,8 @@ def _promised(found: Sequence[Judged]) -> str:
             if point.tried > 1:
                 story += (
                     f" And the search behind “optimal UDP” shows the server {point.tried} runs: "
-                    f"what guarantees ε = {number(point.epsilon, 3)} for one of them guarantees "
-                    f"{number(point.epsilon_search, 3)} for all."
+                    f"what guarantees ε = {ceiling(point.epsilon, 3)} for one of them guarantees "
+                    f"{ceiling(point.epsilon_search, 3)} for all."
                 )
         return escape(story)
     return ""

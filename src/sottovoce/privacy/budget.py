@@ -230,3 +230,15 @@ def shown(value: float, digits: int = 6) -> str:
     exact = Decimal(repr(float(value)))
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
+
+
+def raised(value: float, places: int) -> float:
+    """What nobody exceeds, to so many decimal places: rounded up, but for float64's own rounding.
+
+    >>> raised(0.74801, 3), raised(0.01, 3), raised(0.1 + 0.2, 1)
+    (0.749, 0.01, 0.3)
+    """
+    if not math.isfinite(value):
+        return value
+    step = Decimal(1).scaleb(-places)
+    return float(Decimal(f"{value:.12g}").quantize(step, rounding=ROUND_CEILING))

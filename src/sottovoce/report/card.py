@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import NOT_COVERED
+from sottovoce.privacy.budget import LEAKS, NOT_COVERED, raised
 from sottovoce.report.run import Run
-from sottovoce.report.text import count, escape, number, percent
+from sottovoce.report.text import ceiling, count, escape, percent
 
 _UNITS = {"record": "one record of a client’s data", "client": "a client’s whole dataset"}
 _ADJACENCIES = {"replace-one": "replace-one: the unit is replaced by any other"}
@@ -22,8 +22,8 @@ _CALIBRATIONS = {
 def card(run: Run, mu: float) -> str:
     """The card as one section. `mu` is the attacker's, `Run.attacker_mu`."""
     facts = [
-        ("ε", "privacy loss", number(run.epsilon)),
-        ("δ", "chance that ε does not hold", number(run.delta)),
+        ("ε", "privacy loss", ceiling(run.epsilon)),
+        ("δ", "chance that ε does not hold", ceiling(run.delta)),
         ("Unit", "", _UNITS.get(run.unit, run.unit)),
         ("Adjacency", "", _ADJACENCIES.get(run.adjacency, run.adjacency)),
         ("Adversary", "", _ADVERSARIES.get(run.adversary, run.adversary)),
@@ -107,15 +107,15 @@ def _asked(run: Run) -> str:
     if wanted is None:
         return ""
     return (
-        f'<p class="note">The plan asks for ε = {number(wanted)}, but with the paper’s noise '
-        f"ε = {number(run.epsilon)} is what holds. Choose <code>calibration = exact</code> to get "
+        f'<p class="note">The plan asks for ε = {ceiling(wanted)}, but with the paper’s noise '
+        f"ε = {ceiling(run.epsilon)} is what holds. Choose <code>calibration = exact</code> to get "
         "what is asked for.</p>"
     )
 
 
 def _leaks(run: Run) -> str:
     """A visible warning where something outside the budget left the clients."""
-    codes = [code for code in ("raw-signal", "median-clip") if code in run.not_covered]
+    codes = [code for code in LEAKS if code in run.not_covered]
     if not codes:
         return ""
     what = " and ".join(escape(NOT_COVERED[code]) for code in codes)
@@ -149,15 +149,14 @@ def _attacker(run: Run, mu: float) -> str:
     if not run.disclosed:
         return ""
     thing = "dataset" if run.unit == "client" else "record"
-    source = (
-        "From the rounds that clients really took part in"
-        if run.calibration == "paper"
-        else "At the cap, once all fuel is spent"
+    of = (
+        " of a client that discloses its budget" if "undisclosed-budgets" in run.not_covered else ""
     )
+    found, area = raised(float(gaussian.tpr(0.01, mu)), 3), raised(float(gaussian.auc(mu)), 3)
     return f"""<h3>The attacker’s view</h3>
 <dl class="pair">
-<div><dt>found at 1&nbsp;% false alarms</dt><dd>{percent(float(gaussian.tpr(0.01, mu)))}</dd></div>
-<div><dt>area under the curve (AUC)</dt><dd>{float(gaussian.auc(mu)):.3f}</dd></div>
+<div><dt>found at 1&nbsp;% false alarms</dt><dd>{percent(found)}</dd></div>
+<div><dt>area under the curve (AUC)</dt><dd>{area:.3f}</dd></div>
 </dl>
-<p>{source}: no attacker who asks whether a {thing} was this one or another does better, whatever \
-it knows or computes. A coin would score 1.0&nbsp;% and 0.500.</p>"""
+<p>At the cap, once all fuel is spent: no attacker who asks whether a {thing}{of} was this one or \
+another does better, whatever it knows or computes. A coin would score 1.0&nbsp;% and 0.500.</p>"""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sottovoce.privacy import gaussian
+from sottovoce.privacy.budget import raised
 from sottovoce.privacy.normal import Floats
 from sottovoce.report.run import Run
 from sottovoce.report.svg import BLUE, GREEN, MUTED, ORANGE, svg, tidy
@@ -107,7 +108,7 @@ def attacker(mu: float) -> str:
 
     label = (
         "Share an attacker finds against its share of false alarms: at most "
-        f"{float(gaussian.tpr(0.01, mu)):.1%} at 1 % false alarms; a coin finds 1 %."
+        f"{raised(float(gaussian.tpr(0.01, mu)), 3):.1%} at 1 % false alarms; a coin finds 1 %."
     )
     return _svg("attacker", label, paint)
 

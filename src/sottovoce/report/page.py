@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sottovoce.errors import RunError
+from sottovoce.privacy.budget import LEAKS
 from sottovoce.report import figures
 from sottovoce.report.card import asked, card, tighter
 from sottovoce.report.confusion import confusion
 from sottovoce.report.document import document, sheet
 from sottovoce.report.run import Clients, Run, read
-from sottovoce.report.text import count, duration, escape, number, percent, value
+from sottovoce.report.text import ceiling, count, duration, escape, number, percent, value
 
 SIMULATED = (
     "Simulation: this is what a deployment of this plan would guarantee; "
@@ -50,12 +51,16 @@ def headline(run: Run) -> str:
     name = str(data.get("name") or data.get("path") or "your data")
     with_model = f"{_article(model['name'])} {model['name']}" if model.get("name") else "your model"
     after = f"after {run.used:,} of {count(run.planned, 'round')}"
-    holds = f"ε {'up to' if tighter(run) else '='} {number(run.epsilon)}"
+    holds = f"ε {'up to' if tighter(run) else '='} {ceiling(run.epsilon)}"
     if not run.disclosed:
         holds = "budgets that the clients keep to themselves"
     wanted = asked(run)
     if wanted is not None:
-        holds += f" ({number(wanted)} was asked for)"
+        holds += f" ({ceiling(wanted)} was asked for)"
+    if run.disclosed and "undisclosed-budgets" in run.not_covered:
+        holds += " for the clients that disclose it"
+    if any(code in run.not_covered for code in LEAKS):
+        holds += ", but for what it does not cover"
     if np.isfinite(run.test_accuracy):
         reached = f"{percent(run.test_accuracy)} test accuracy"
     else:
@@ -172,17 +177,15 @@ def _budgets(run: Run) -> str:
     for group in groups:
         rows.append(
             [
-                _range(run.clients.epsilon[group]),
-                _range(run.clients.delta[group]),
+                _range(run.clients.epsilon[group], ceiling),
+                _range(run.clients.delta[group], ceiling),
                 f"{len(group):,}",
                 _range(run.clients.participations[group]),
                 percent(float(np.median(used[group]))),  # a dash where a client keeps it
                 percent(float(used[group].max())),
             ]
         )
-    head = ["ε", "δ", "clients", "participations", "spent, median", "spent, most"]
-    if run.calibration == "paper":
-        head[0] = "ε asked for"
+    head = [_epsilon(run), "δ", "clients", "participations", "spent, median", "spent, most"]
     return f"""
 <section aria-labelledby="budgets">
 <h2 id="budgets">By budget</h2>
@@ -204,11 +207,11 @@ def _fairness(run: Run) -> str:
         text = _table("Accuracy of clients on their own test rows", head, cells, numbers_from=0)
         if len(run.fairness["groups"]) > 1:
             rows = [
-                [number(g["epsilon"]), number(g["delta"]), f"{g['clients']:,.0f}",
+                [ceiling(g["epsilon"]), ceiling(g["delta"]), f"{g['clients']:,.0f}",
                  f"{g['rows']:,.0f}", percent(g["accuracy"])]
                 for g in run.fairness["groups"]
             ]  # fmt: skip
-            head = ["ε", "δ", "clients", "test rows", "accuracy"]
+            head = [_epsilon(run), "δ", "clients", "test rows", "accuracy"]
             text += _table("Accuracy by budget", head, rows, numbers_from=0)
     return f"""
 <section aria-labelledby="fairness">
@@ -228,8 +231,13 @@ def budget_groups(clients: Clients) -> list[np.ndarray[Any, np.dtype[np.int64]]]
     return np.array_split(order, _MOST_GROUPS)
 
 
-def _range(values: Any) -> str:
-    low, high = number(float(values.min())), number(float(values.max()))
+def _epsilon(run: Run) -> str:
+    """What stands over the clients' own ε: the paper's noise does not give what was asked for."""
+    return "ε asked for" if run.calibration == "paper" else "ε"
+
+
+def _range(values: Any, form: Callable[[float], str] = number) -> str:
+    low, high = form(float(values.min())), form(float(values.max()))
     return low if low == high else f"{low} to {high}"
 
 
@@ -264,8 +272,8 @@ def _clients(run: Run) -> str:
         [
             f"{i}",
             number(c.samples[i]) if np.isnan(c.samples[i]) else f"{c.samples[i]:,.0f}",
-            number(c.epsilon[i]),
-            number(c.delta[i]),
+            ceiling(c.epsilon[i]),
+            ceiling(c.delta[i]),
             number(c.sensitivity[i]),
             f"{c.participations[i]:,.0f}",
             number(c.capacity[i]),
@@ -274,7 +282,7 @@ def _clients(run: Run) -> str:
         ]
         for i in range(len(c))
     ]
-    head = ["client", "samples", "ε", "δ", "sensitivity Δ", "participations"]
+    head = ["client", "samples", _epsilon(run), "δ", "sensitivity Δ", "participations"]
     head += ["capacity (μ²)", "spent (μ²)", "spent"]
     return f"""
 <section aria-labelledby="clients">

@@ -170,7 +170,7 @@ class Run:
 
     def _check(self) -> None:
         """What the page would stumble over: figures that do not belong together."""
-        if self.disclosed and not (self.epsilon >= 1e-6 and 0 < self.delta < 1):
+        if self.disclosed and not (1e-6 <= self.epsilon <= 1e13 and 0 < self.delta < 1):
             raise ValueError(f"({self.epsilon}, {self.delta}) is no (ε, δ)")
         if self.calibration not in CALIBRATIONS:
             raise ValueError(f"calibration {self.calibration!r:.60} is unknown")
@@ -246,27 +246,18 @@ class Run:
     def attacker_mu(self) -> float:
         """μ of the best attack on the client that is protected least; NaN if no budget is known.
 
-        The capacity is the cap for `exact` and `zcdp`. The paper's is none, so under `paper` it is
-        Δ·√(Σ 1/σ²) over the rounds a client really took part in; without a trace, or without the
-        cohorts, it is read back from the (ε, δ) that holds.
+        The capacity is the cap for `exact` and `zcdp`. Under `paper` it is read back from the
+        (ε, δ) that holds: what a run happened to release is no bound, since its length and its
+        noise were chosen on the way.
         """
         if not self.disclosed:
             return math.nan
-        if self.calibration != "paper":
-            if self.clients is not None:
-                return math.sqrt(float(np.nanmax(self.clients.capacity)))
-            kind: Any = self.calibration
-            return math.sqrt(
-                float(calibrations.capacity(self.epsilon, self.delta, calibration=kind))
-            )
-        charges = self.charges()
-        if charges is None or self.cohorts is None or self.clients is None:
+        if self.calibration == "paper":
             return float(gaussian.mu(self.epsilon, self.delta))
-        total = np.zeros(len(self.clients))
-        with np.errstate(over="ignore", divide="ignore"):
-            for cohort, charge in zip(self.cohorts, charges, strict=True):
-                total[cohort] += charge[cohort]
-        return math.sqrt(float(total.max()))
+        if self.clients is not None:
+            return math.sqrt(float(np.nanmax(self.clients.capacity)))
+        kind: Any = self.calibration
+        return math.sqrt(float(calibrations.capacity(self.epsilon, self.delta, calibration=kind)))
 
 
 def read(folder: Path) -> Run:

@@ -6,6 +6,8 @@ import html
 import math
 from typing import Any
 
+from sottovoce.privacy.budget import shown
+
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LONGEST = 200  # characters of one value: a plan may hold a list with a budget for every client
 
@@ -34,6 +36,18 @@ def number(value: float, digits: int = 4) -> str:
     power = "10" + str(int(exponent)).translate(_RAISED)
     mantissa = mantissa.rstrip("0").rstrip(".")
     return power if mantissa == "1" else f"{mantissa} × {power}"
+
+
+def ceiling(value: float, digits: int = 4) -> str:
+    """An ε or a δ that is claimed: as `number`, rounded up, so that what is printed holds.
+
+    >>> ceiling(25.3312), ceiling(8.0), ceiling(1.0004e-5), ceiling(12345.1), ceiling(float("nan"))
+    ('25.34', '8', '1.001 × 10⁻⁵', '12,346', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    whole = len(str(int(abs(value)))) if abs(value) < 1e9 else 0
+    return number(float(shown(value, max(digits, whole))), digits)
 
 
 def percent(fraction: float, digits: int = 1) -> str:
@@ -78,15 +92,15 @@ def value(thing: Any) -> str:
     if isinstance(thing, float):
         return f"{thing:.10g}"
     if isinstance(thing, dict):
-        shown = "; ".join(f"{key} = {value(item)}" for key, item in list(thing.items())[:100])
+        text = "; ".join(f"{key} = {value(item)}" for key, item in list(thing.items())[:100])
     elif isinstance(thing, list | tuple):
-        shown = ", ".join(value(item) for item in thing[:100])
+        text = ", ".join(value(item) for item in thing[:100])
     else:
-        shown = str(thing)
-    if len(shown) <= _LONGEST:
-        return shown
+        text = str(thing)
+    if len(text) <= _LONGEST:
+        return text
     many = f" ({len(thing):,} in all)" if isinstance(thing, dict | list | tuple) else ""
-    return shown[:_LONGEST] + "…" + many
+    return text[:_LONGEST] + "…" + many
 
 
 def count(n: int, noun: str) -> str:
