@@ -17,7 +17,7 @@ from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
 from sottovoce.plan.sections import Model, ModelName
-from sottovoce.training import SIMULATION
+from sottovoce.training import IN_SIMULATION_ONLY, SECURE, SIMULATION, _words
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -72,6 +72,14 @@ def test_train_shows_rounds_result_guarantee_and_files(finished):
     assert {path.name for path in folder.iterdir()} == {
         "record.json", "model.npz", "trace.npz", "splits.npz", "rounds.jsonl", "report.html",
     }  # fmt: skip
+
+
+def test_what_no_client_would_take_part_in_is_not_called_a_forecast_of_a_deployment():
+    assert _words(Plan()) == SIMULATION
+    assert _words(Plan(noise="secure")) == SECURE
+    paper = ("privacy.calibration=paper", "server.signal=raw", "local.clip=median")
+    for setting in paper:
+        assert _words(Plan().replace(setting)) == IN_SIMULATION_ONLY
 
 
 def test_json_is_one_object_on_stdout_and_progress_on_stderr(tmp_path):

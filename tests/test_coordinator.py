@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from importlib import resources
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -20,6 +21,7 @@ from sottovoce import device, report, wire
 from sottovoce.coordinator import Patience, conduct
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning.form import Form
+from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.progress import summary
 from sottovoce.protocol import Request, refusal
 from sottovoce.server.average import average
@@ -136,9 +138,10 @@ def test_what_clients_keep_to_themselves_is_in_no_record(told, tmp_path):
     if told:
         nodes["open"] = next(iter(clients(tmp_path / "b", 1).values()))
     transport = Direct(nodes)
-    done = go(transport, tmp_path / "run")
+    done = go(transport, tmp_path / "run", insecure=True)
     settled(done, transport)
     record = done.record
+    jsonschema.validate(record, SCHEMA)
     hidden = [c for c in record["clients"] if c["epsilon"] is None]
     assert len(hidden) == 3 - told
     for client in hidden:
@@ -150,6 +153,13 @@ def test_what_clients_keep_to_themselves_is_in_no_record(told, tmp_path):
         assert "undisclosed-budgets" in record["guarantee"]["not_covered"]
     else:
         assert "keeps its budget to itself" in done.guarantee
+        assert "insecure-transport" in record["not_covered"]
+    for said in (
+        done.guarantee,
+        summary(record, Path(), Path()).replace("\n", " "),
+        report.render(record),
+    ):
+        assert NOT_COVERED["insecure-transport"] in said
     with np.load(tmp_path / "run" / "trace.npz") as trace:
         assert np.isnan(trace["sigma"]).sum() == 4 * (3 - told)
     with np.load(tmp_path / "run" / "splits.npz") as splits:

@@ -111,6 +111,9 @@ def test_parts_stand_in_their_order(default_page):
 def test_only_simulated_noise_has_the_banner(default_page):
     assert default_page.count(BANNER) == 1
     assert BANNER not in render(*example(noise="secure", stop_after=0))
+    paper = render(*example(calibration="paper", stop_after=0))  # a vault would refuse it
+    assert BANNER not in paper
+    assert "Simulation of what no deployment does" in paper
 
 
 def test_the_card_names_every_term_of_the_guarantee(default, default_page):
@@ -250,7 +253,7 @@ def test_budgets_that_differ_have_a_table(no_drawing):
     record, trace = example(epsilon=[2.0] * 5 + [16.0] * 5, stop_after=4)
     text = Page(render(record, trace)).text
     assert "at ε up to 16." in text
-    assert "5 clients asked for a smaller ε" in text
+    assert "5 clients have tighter ones (see “By budget”)" in text
     assert "By budget" in text
     assert "By budget" not in Page(render(*example(stop_after=4))).text
 

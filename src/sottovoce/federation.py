@@ -125,22 +125,13 @@ class Federation:
             epsilon = max(float(gaussian.epsilon(delta, np.sqrt(mu2))), 1e-6)
         return Budget(epsilon, delta)
 
-    def guarantee(self, *also: str) -> Guarantee | None:
-        """What the loosest client is promised; None where every client keeps its budget to itself.
-
-        `also` are codes of what else is not covered, known to the engine alone.
-        """
-        hidden = np.isnan(self.capacity)
-        if hidden.all():
-            return None
-        plan, worth = self.plan, self._worth()
-        loosest, tightest = int(np.nanargmax(worth)), None
-        if np.ptp(self.epsilon[~hidden]) > 0 or np.ptp(self.delta[~hidden]) > 0:
-            tightest = self._holds(int(np.nanargmin(worth)))
+    def not_covered(self, *also: str) -> tuple[str, ...]:
+        """Codes of what no promise of this federation covers; `also` the engine alone knows."""
+        plan, hidden = self.plan, np.isnan(self.capacity)
         missing = [*ALWAYS_NOT_COVERED, *also]
         if self.held.fresh_vaults:
             missing.append("fresh-vaults")
-        if hidden.any():
+        if hidden.any() and not hidden.all():  # of all there is no figure to be beyond
             missing.append("undisclosed-budgets")
         if plan.noise == "simulated":
             missing.append("simulated-noise")
@@ -154,13 +145,27 @@ class Federation:
             missing.append("inferred-columns")
         if plan.privacy.calibration == "paper":
             missing.append("paper-calibration")
+        return tuple(missing)
+
+    def guarantee(self, *also: str) -> Guarantee | None:
+        """What the loosest client is promised; None where every client keeps its budget to itself.
+
+        `also` are codes of what else is not covered, known to the engine alone.
+        """
+        hidden = np.isnan(self.capacity)
+        if hidden.all():
+            return None
+        plan, worth = self.plan, self._worth()
+        loosest, tightest = int(np.nanargmax(worth)), None
+        if np.ptp(self.epsilon[~hidden]) > 0 or np.ptp(self.delta[~hidden]) > 0:
+            tightest = self._holds(int(np.nanargmin(worth)))
         kinds = self.calibrations
         own = kinds[loosest] if kinds else plan.privacy.calibration
         return Guarantee(
             self._holds(loosest),
             unit=plan.local.unit,
             calibration=own,
-            not_covered=tuple(missing),
+            not_covered=self.not_covered(*also),
             tightest=tightest,
             others=tuple(sorted(set(kinds) - {own})),
         )

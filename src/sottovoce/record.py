@@ -101,6 +101,8 @@ def make(
             "seconds_per_round": state.seconds / max(1, done),
         },
     }
+    if guarantee is None:  # no figure, but what is not covered is told all the same
+        record["not_covered"] = list(federation.not_covered(*not_covered))
     if confusion is not None:
         record["result"]["confusion"] = confusion
     if (finish := federation.finish.words(state.marks)) is not None:

@@ -20,7 +20,7 @@ from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Params
 from sottovoce.learning.models import build as build_model
 from sottovoce.learning.names import AnyModel, unnamed
-from sottovoce.privacy.budget import UNDISCLOSED
+from sottovoce.privacy.budget import undisclosed
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,8 @@ class Trained:
     def guarantee(self) -> str:
         """What the loosest client is promised, as a paragraph."""
         told = self.record["guarantee"]
-        return UNDISCLOSED if told is None else str(told["text"])
+        codes = self.record.get("not_covered", ())
+        return undisclosed(codes) if told is None else str(told["text"])
 
     def predict(self, x: ArrayLike) -> NDArray[np.int64]:
         """The class of each row of x[n, …], scaled as the training data were.

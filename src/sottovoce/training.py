@@ -17,6 +17,11 @@ SIMULATION = (
     "do not publish this model as private."
 )
 
+IN_SIMULATION_ONLY = (
+    "Simulation of what no deployment does (the paper's noise, or something of the clients' data "
+    "that nobody pays for); do not publish this model as private."
+)
+
 SECURE = (
     "Secure noise: every client's uploads are released as a device would release them; "
     "whoever runs this command sees the clients' data, and is trusted with them."
@@ -50,9 +55,8 @@ def train(
         tables.check(tables.Source(**plan.data.table()))
     folder = out if out is not None else progress.fresh_folder(plan)
     if resume:
-        noise = checkpoint.load(folder)[2]["plan"]["noise"]
+        plan = Plan(**checkpoint.load(folder)[2]["plan"])
     else:
-        noise = plan.noise
         checkpoint.require_free(folder)
 
     # Loaded only now: a bad plan is refused in a fraction of the second that JAX takes to start.
@@ -60,7 +64,7 @@ def train(
     from sottovoce.simulation import run as engine
 
     show = progress.show_for(stream, quiet=quiet, waiting="compiling the round …")
-    show.say(SIMULATION if noise == "simulated" else SECURE)
+    show.say(_words(plan))
     try:
         with show:
             if resume:
@@ -82,6 +86,15 @@ def train(
         print(json.dumps(done.record, ensure_ascii=False))
     else:
         show.say(progress.summary(done.record, folder, page))
+
+
+def _words(plan: Plan) -> str:
+    """What this run is, before it begins."""
+    if plan.noise == "secure":
+        return SECURE
+    paper = (plan.privacy.calibration, plan.server.signal, plan.local.clip)
+    only = {"paper", "raw", "median"} & {*paper} or plan.data.infer
+    return IN_SIMULATION_ONLY if only else SIMULATION
 
 
 def _refuse_with_resume(

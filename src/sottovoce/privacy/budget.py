@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from numbers import Real
@@ -56,6 +57,16 @@ ALWAYS_NOT_COVERED = (
     "evaluation-records",
     "entropy",
 )
+
+
+def undisclosed(codes: Iterable[str]) -> str:
+    """The paragraph where no budget is known: that, and what no client's promise covers.
+
+    >>> undisclosed(["insecure-transport"]).split("; ")[-1]
+    'what a listener on the network sees: the transport was not encrypted.'
+    """
+    every = dict.fromkeys([*ALWAYS_NOT_COVERED, *codes])
+    return f"{UNDISCLOSED} Not covered: {'; '.join(NOT_COVERED.get(c, c) for c in every)}."
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def card(run: Run, mu: float) -> str:
     others = tighter(run)
     whose = (
         "<p>For the client with the loosest budget; "
-        f"{count(others, 'client')} asked for a smaller ε (see “By budget”).</p>"
+        f"{count(others, 'client')} {'has a tighter one' if others == 1 else 'have tighter ones'} "
+        "(see “By budget”).</p>"
         if others
         else ""
     )
@@ -81,11 +82,16 @@ def _free(run: Run) -> str:
 
 
 def tighter(run: Run) -> int:
-    """How many clients asked for a smaller ε than the loosest one."""
-    if run.clients is None:
+    """How many clients have another budget than the loosest, whose (ε, δ) stands on the card."""
+    own = run.clients
+    if own is None or not run.disclosed:
         return 0
-    told = run.clients.epsilon[np.isfinite(run.clients.epsilon)]
-    return int((told < told.max(initial=0.0)).sum())
+    loosest = (run.epsilon, run.delta)
+    if run.calibration == "paper":  # what holds is not what was asked for
+        most = int(np.nanargmax(own.capacity))
+        loosest = (own.epsilon[most], own.delta[most])
+    told = np.isfinite(own.epsilon)
+    return int((told & ((own.epsilon != loosest[0]) | (own.delta != loosest[1]))).sum())
 
 
 def asked(run: Run) -> float | None:

@@ -21,6 +21,10 @@ SIMULATED = (
     "Simulation: this is what a deployment of this plan would guarantee; "
     "do not publish this model as private."
 )
+IN_SIMULATION_ONLY = (
+    "Simulation of what no deployment does (see what is not covered); "
+    "do not publish this model as private."
+)
 _MOST_LISTED = 200  # clients in the table
 _MOST_GROUPS = 12  # budget groups; more distinct budgets are gathered into this many
 _VERBS = {"finished": "Finished", "interrupted": "Interrupted", "failed": "Failed"}
@@ -76,7 +80,9 @@ def _article(name: object) -> str:
 def _page(run: Run) -> str:
     mu = run.attacker_mu()
     sentence = escape(headline(run))
-    banner = f'<p class="banner" role="note">{SIMULATED}</p>' if run.noise == "simulated" else ""
+    only = any(code in run.not_covered for code in ("paper-calibration", *LEAKS))
+    words = IN_SIMULATION_ONLY if only else SIMULATED
+    banner = f'<p class="banner" role="note">{words}</p>' if run.noise == "simulated" else ""
     parts = [
         _tiles(run),
         card(run, mu),

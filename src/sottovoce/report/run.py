@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import RunError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, CALIBRATIONS, UNDISCLOSED
+from sottovoce.privacy.budget import CALIBRATIONS, undisclosed
 from sottovoce.privacy.normal import Floats
 
 SCHEMA = "sottovoce.record/1"
@@ -122,7 +122,7 @@ class Run:
     def _parsed(cls, record: Mapping[str, Any], trace: dict[str, Any]) -> Self:
         initial, rounds, result = record["initial"], list(record["rounds"]), record["result"]
         guarantee, timing = record["guarantee"], record["timing"]
-        told = _untold(record["plan"]) if guarantee is None else guarantee
+        told = _untold(record) if guarantee is None else guarantee
         if record["status"] not in STATUSES:
             raise ValueError(f"status {record['status']!r:.60} is none of {', '.join(STATUSES)}")
         states = [initial, *rounds]
@@ -332,8 +332,9 @@ def _clients(listed: Any, trace: Mapping[str, Any]) -> Clients | None:
     return clients
 
 
-def _untold(plan: Mapping[str, Any]) -> dict[str, Any]:
+def _untold(record: Mapping[str, Any]) -> dict[str, Any]:
     """What stands in for a guarantee where every client keeps its budget to itself."""
+    plan, codes = record["plan"], [str(c) for c in record.get("not_covered", ())]
     return {
         "epsilon": None,
         "delta": None,
@@ -341,8 +342,8 @@ def _untold(plan: Mapping[str, Any]) -> dict[str, Any]:
         "adjacency": "replace-one",
         "adversary": "server",
         "calibration": plan["privacy"]["calibration"],
-        "not_covered": list(ALWAYS_NOT_COVERED),
-        "text": UNDISCLOSED,
+        "not_covered": codes,
+        "text": undisclosed(codes),
     }
 
 

@@ -18,6 +18,7 @@ from sottovoce.checkpoint import ServerState
 from sottovoce.errors import InputError, RunError
 from sottovoce.federation import Federation, build
 from sottovoce.holdings import Given, Pair
+from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Params
 from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
@@ -163,6 +164,7 @@ def rounds_of(batch: list[Run], after_round: AfterRound | None = None) -> Iterat
         for run in batch:
             _loop_released(run, after_round, lambda debited: None)
         return
+    assert not isinstance(first.model, ForeignModel)  # `federation.build` refuses it
     if streamed.is_streamed(first.held):
         for run in batch:
             streamed.loop(run, after_round)
