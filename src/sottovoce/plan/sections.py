@@ -130,7 +130,7 @@ class Privacy(Section):
     )
     delta: Number | tuple[Number, ...] = Field(
         default=1e-5,
-        description="the chance δ that ε does not hold, well below 1 / samples, or a list of them",
+        description="δ, added to a probability at most, well below 1 / samples, or a list of them",
     )
     clients: str | None = Field(
         default=None,

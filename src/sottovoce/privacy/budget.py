@@ -99,7 +99,7 @@ may be learnt about one unit, 1 is strong and 8 is usual
                 "delta",
                 self.delta,
                 "a number from 1e-100 to 0.5",
-                "choose the chance that epsilon does not hold, well below 1 / samples",
+                "choose what may be added to a probability beyond epsilon, well below 1 / samples",
             )
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", delta)

@@ -7,7 +7,7 @@ import numpy as np
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import LEAKS, NOT_COVERED, raised
 from sottovoce.report.run import Run
-from sottovoce.report.text import ceiling, count, escape, percent
+from sottovoce.report.text import ceiling, count, escape, number, percent
 
 _UNITS = {"record": "one record of a client’s data", "client": "a client’s whole dataset"}
 _ADJACENCIES = {"replace-one": "replace-one: the unit is replaced by any other"}
@@ -23,7 +23,7 @@ def card(run: Run, mu: float) -> str:
     """The card as one section. `mu` is the attacker's, `Run.attacker_mu`."""
     facts = [
         ("ε", "privacy loss", ceiling(run.epsilon)),
-        ("δ", "chance that ε does not hold", ceiling(run.delta)),
+        ("δ", "added to every probability at most", ceiling(run.delta)),
         ("Unit", "", _UNITS.get(run.unit, run.unit)),
         ("Adjacency", "", _ADJACENCIES.get(run.adjacency, run.adjacency)),
         ("Adversary", "", _ADVERSARIES.get(run.adversary, run.adversary)),
@@ -113,7 +113,7 @@ def _asked(run: Run) -> str:
     if wanted is None:
         return ""
     return (
-        f'<p class="note">The plan asks for ε = {ceiling(wanted)}, but with the paper’s noise '
+        f'<p class="note">The plan asks for ε = {number(wanted)}, but with the paper’s noise '
         f"ε = {ceiling(run.epsilon)} is what holds. Choose <code>calibration = exact</code> to get "
         "what is asked for.</p>"
     )

@@ -60,7 +60,7 @@ def headline(run: Run) -> str:
         holds = "budgets that the clients keep to themselves"
     wanted = asked(run)
     if wanted is not None:
-        holds += f" ({ceiling(wanted)} was asked for)"
+        holds += f" ({number(wanted)} was asked for)"
     if run.disclosed and "undisclosed-budgets" in run.not_covered:
         holds += " for the clients that disclose it"
     if any(code in run.not_covered for code in LEAKS):
