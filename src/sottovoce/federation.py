@@ -196,11 +196,6 @@ def build(
             "give validation and test rows, which are public, beside the data",
         )
     model = _model(plan, held) if model is None else model
-    if plan.noise == "simulated" and isinstance(model, ForeignModel):
-        raise InputError(
-            "a model that is not JAX's has no simulated noise; "
-            "set noise = secure, or train it in a federation (sottovoce federate)"
-        )
     median = _median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
     return Federation(

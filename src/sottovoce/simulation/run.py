@@ -164,7 +164,7 @@ def rounds_of(batch: list[Run], after_round: AfterRound | None = None) -> Iterat
         for run in batch:
             _loop_released(run, after_round, lambda debited: None)
         return
-    assert not isinstance(first.model, ForeignModel)  # `federation.build` refuses it
+    assert not isinstance(first.model, ForeignModel)  # `started` refuses it
     if streamed.is_streamed(first.held):
         for run in batch:
             streamed.loop(run, after_round)
@@ -217,7 +217,12 @@ def _loop_released(
 
 
 def started(federation: Federation, seed: int) -> Run:
-    """A run before its first round."""
+    """A run before its first round; nothing is written yet, so what cannot run is refused here."""
+    if federation.plan.noise == "simulated" and isinstance(federation.model, ForeignModel):
+        raise InputError(
+            "a model that is not JAX's has no simulated noise; "
+            "set noise = secure, or train it in a federation (sottovoce federate)"
+        )
     params = first_model(federation.model, seed)
     held, signal = federation.held, federation.plan.server.signal
     loss, accuracy = scores(federation.model, params, held.validation)
