@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.arrays import read_npz
 from sottovoce.errors import InputError, RunError
 from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.schedule import Progress
@@ -128,9 +128,9 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
     path = folder / NAME
     require_stopped(folder)
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        arrays = read_npz(path)
         meta = json.loads(arrays["meta"].tobytes())
+        header: dict[str, Any] = meta["header"]
         tank = Tank(arrays["capacity"], arrays["spent"], arrays["opened"], arrays["debits"])
         done, horizon, recent, last = meta["progress"]
         state = ServerState(
@@ -150,9 +150,9 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
         memory: Memory = {part: _part(arrays, part) for part in meta.get("memory", ())}
         if any(leaves.keys() != params.keys() for leaves in memory.values()):
             raise ValueError("what the server keeps is not of the model's form")
-    except (KeyError, ValueError, OSError, TypeError, zipfile.BadZipFile):
+    except (KeyError, ValueError, OSError, TypeError, AttributeError, RecursionError):
         raise RunError(f"{path} is damaged; start the run anew in another folder") from None
-    return state, params, meta["header"], memory
+    return state, params, header, memory
 
 
 def _part(arrays: Parameters, part: str) -> Parameters:

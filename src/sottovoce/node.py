@@ -25,7 +25,6 @@ process starts in a fraction of a second.
 from __future__ import annotations
 
 import tomllib
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.arrays import read_npz, why
 from sottovoce.errors import DataError, InputError
 from sottovoce.learning import imported
 from sottovoce.learning.gradients import OwnModel
@@ -93,8 +93,9 @@ class Node:
         except FileNotFoundError:
             raise InputError.of("node", str(path), "a file that exists", "write one") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            why = " ".join(str(error).split())[:120]
-            raise InputError(f"the node file {path.name} cannot be read as TOML: {why}") from None
+            raise InputError(
+                f"the node file {path.name} cannot be read as TOML: {why(error)}"
+            ) from None
         _known("", values)
         for section in ("data", "policy", "model"):
             table = values.get(section, {} if section == "model" else None)
@@ -150,12 +151,9 @@ class Node:
 
 def _read_arrays(path: Path, classes: int) -> Rows:
     try:
-        # Opened here: numpy leaves a file open that turns out to be no archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            x, y = stored["x"], stored["y"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        why = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} cannot be read as arrays x and y: {why}") from None
+        x, y = read_npz(path, "x", "y").values()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as arrays x and y: {why(error)}") from None
     if x.dtype.kind not in "fiu" or x.ndim < 2 or y.dtype.kind not in "iu" or y.ndim != 1:
         raise DataError(f"{path}: x must be numbers with a row a sample, and y whole numbers")
     if len(x) != len(y) or len(y) == 0:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import checkpoint
+from sottovoce.arrays import read_npz, why
 from sottovoce.data.tables import Layout
 from sottovoce.errors import DataError
 from sottovoce.holdings import Holdings, Samples
@@ -45,19 +45,17 @@ def save(path: Path, held: Holdings) -> None:
 def load(path: Path) -> Holdings:
     """Read what `save` wrote, or what an operator made; a sentence if it cannot be used."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        arrays = read_npz(path)
         shape = tuple(int(size) for size in arrays["shape"].reshape(-1))
         classes = int(arrays["classes"])
         validation, test = (_samples(arrays, part, shape, classes) for part in PARTS)
         text = arrays["layout"].tobytes() if "layout" in arrays else None
         layout = None if text is None else Layout.from_json(json.loads(text))
         fresh = "fresh_vaults" in arrays
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        why = " ".join(str(error).split())[:120]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{path} cannot be read as public rows: {why}; it needs validation_x, validation_y, "
-            "test_x, test_y, shape and classes"
+            f"{path} cannot be read as public rows: {why(error)}; it needs validation_x, "
+            "validation_y, test_x, test_y, shape and classes"
         ) from None
     nobody = Samples(validation.x[:0], validation.y[:0])
     none = np.zeros(0, dtype=np.int64)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce import arrays
 from sottovoce.errors import DataError, InputError
 
 
@@ -18,7 +18,7 @@ def read_samples(path: Path) -> NDArray[np.float32]:
 
     A first line of a .csv that is not numbers is taken as its header.
     """
-    readers = {".npy": _npy, ".npz": _npz, ".csv": _csv}
+    readers = {".npy": arrays.read_npy, ".npz": _npz, ".csv": _csv}
     if path.suffix.lower() not in readers:
         raise InputError.of(
             "FILE", path.name, "a .npy, .npz or .csv file", "save the samples as one of these"
@@ -28,21 +28,15 @@ def read_samples(path: Path) -> NDArray[np.float32]:
         return np.asarray(rows, dtype=np.float32)
     except FileNotFoundError:
         raise InputError.of("FILE", str(path), "a file that exists", "check its name") from None
-    except (OSError, ValueError, zipfile.BadZipFile, UnicodeDecodeError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} cannot be read as samples: {why}") from None
-
-
-def _npy(path: Path) -> Any:
-    return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as samples: {arrays.why(error)}") from None
 
 
 def _npz(path: Path) -> Any:
-    with np.load(path, allow_pickle=False) as stored:
-        names = stored.files
-        if "x" not in names and len(names) != 1:
-            raise ValueError(f"it holds the arrays {', '.join(names)} and none is called x")
-        return stored["x" if "x" in names else names[0]]
+    stored = arrays.read_npz(path)
+    if "x" not in stored and len(stored) != 1:
+        raise ValueError(f"it holds the arrays {', '.join(stored)} and none is called x")
+    return stored.get("x", next(iter(stored.values())))
 
 
 def _csv(path: Path) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce import record as records
+from sottovoce.arrays import read_npz
 from sottovoce.data import tables
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning import features, imported
@@ -110,9 +110,8 @@ def load(folder: str | Path, model: AnyModel | None = None) -> Trained:
         model = _recorded_model(record, folder)
     path = folder / "model.npz"
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, zipfile.BadZipFile):
+        arrays = read_npz(path)
+    except (OSError, ValueError):
         raise RunError(f"{path} is missing or damaged; run it again or restore it") from None
     if records.model_sha256(arrays) != record["result"]["model_sha256"]:
         raise RunError(f"{path} is not the model of record.json (its hash differs); restore it")

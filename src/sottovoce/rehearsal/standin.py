@@ -7,7 +7,6 @@ pays for. Three parts: rows to train on, rows that choose, and rows that only te
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce import seeds
+from sottovoce.arrays import read_npz
 from sottovoce.data import datasets, tables
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
@@ -171,10 +171,10 @@ def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -
     classes = plan.data.classes
     classes = int(y.max()) + 1 if classes is None else classes
     seen = np.unique(y)
-    if len(seen) != classes or seen[-1] != classes - 1:
+    if not np.array_equal(seen, np.arange(classes)):
         raise InputError.of(
             "--public labels",
-            f"{len(seen)} classes up to {int(seen[-1])}",
+            f"{len(seen)} classes from {int(seen[0])} to {int(seen[-1])}",
             f"the {classes} classes 0 to {classes - 1} of the plan",
             "show every class, and no other",
         )
@@ -185,9 +185,9 @@ def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -
         )
     order = rng.permutation(len(y))
     # One row of each class goes where the number of classes is read.
-    first = np.array([np.flatnonzero(y[order] == k)[:2] for k in range(classes)])
-    if first.shape[1] < 2:
+    if np.bincount(y).min() < 2:
         raise InputError("--public has a class of one row; show two or more of every class")
+    first = np.array([np.flatnonzero(y[order] == k)[:2] for k in range(classes)])
     front = np.concatenate([order[first[:, 0]], order[first[:, 1]]])
     rest = np.setdiff1d(order, front, assume_unique=True)
     rest = rest[rng.permutation(len(rest))]
@@ -274,24 +274,34 @@ def _rows_of(
 
 def _npz(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return _checked(path.name, stored["x"], stored["y"])
-    except (OSError, KeyError, zipfile.BadZipFile):
+        x, y = read_npz(path, "x", "y").values()
+    except (OSError, ValueError):
         raise InputError.of(
             "--public", str(path), "an .npz with the arrays x and y", "save it with numpy.savez"
         ) from None
+    return _checked(path.name, x, y)
 
 
 def _checked(
     name: str, x: ArrayLike, y: ArrayLike
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
-    rows_, labels = np.asarray(x, np.float32), np.asarray(y)
-    whole = np.issubdtype(labels.dtype, np.integer)
-    if rows_.ndim < 2 or labels.shape != rows_.shape[:1] or not whole or not len(labels):
-        raise InputError.of(
-            f"the rows of {name}",
-            (rows_.shape, labels.shape),
-            "x[n, …] of numbers and y[n] of whole numbers from 0",
-            "one label for each row",
-        )
-    return rows_.reshape(len(rows_), -1), labels.astype(np.int32), rows_.shape[1:]
+    bound = "x[n, …] of finite numbers and y[n] of whole numbers from 0"
+    given = f"the rows of {name}"
+    try:
+        rows_, labels = np.asarray(x), np.asarray(y)
+    except ValueError:  # lists of unequal length
+        raise InputError.of(given, "no arrays", bound, "one label for each row") from None
+    if rows_.dtype.kind not in "fiub" or labels.dtype.kind not in "iu":
+        kinds = f"x of {rows_.dtype} and y of {labels.dtype}"
+        raise InputError.of(given, kinds, bound, "encode categories first")
+    if rows_.ndim < 2 or labels.shape != rows_.shape[:1] or not rows_.size:
+        raise InputError.of(given, (rows_.shape, labels.shape), bound, "one label for each row")
+    with np.errstate(over="ignore"):
+        flat = rows_.astype(np.float32).reshape(len(rows_), -1)
+    if not np.isfinite(flat).all():
+        raise InputError.of(given, "a number that is not", bound, "leave such rows out")
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= len(labels):  # as many classes as rows: the number of them is wrong
+        found = f"labels from {least} to {most}"
+        raise InputError.of(given, found, bound, "number the classes 0, 1, 2, …")
+    return flat, labels.astype(np.int32), rows_.shape[1:]

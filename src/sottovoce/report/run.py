@@ -9,8 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.arrays import read_npz, why
 from sottovoce.errors import RunError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
@@ -115,7 +114,7 @@ class Run:
             raise RunError(f"record.json is damaged, it lacks {error}; {AGAIN}") from error
         except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
             raise RunError(
-                f"record.json or trace.npz is damaged ({_one_line(error)}); {AGAIN}"
+                f"record.json or trace.npz is damaged ({why(error)}); {AGAIN}"
             ) from error
 
     @classmethod
@@ -274,7 +273,7 @@ def read(folder: Path) -> Run:
             f"{path} cannot be read ({error.strerror}); check that it is a file you may open"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({_one_line(error)}); {AGAIN}") from error
+        raise RunError(f"{path} is damaged ({why(error)}); {AGAIN}") from error
     return Run.of(record, _trace(folder / "trace.npz"))
 
 
@@ -282,12 +281,10 @@ def _trace(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        # Opened here, because np.load leaves a file open that turns out to be no archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        return read_npz(path)
+    except (OSError, ValueError) as error:
         raise RunError(
-            f"{path} is damaged ({_one_line(error)}); remove it to get the page without the "
+            f"{path} is damaged ({why(error)}); remove it to get the page without the "
             f"course of the fuel, or {AGAIN}"
         ) from error
 
@@ -365,7 +362,3 @@ def _whole(values: Any) -> NDArray[np.int64]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise TypeError(f"{value!r:.60} stands where a whole number ≥ 0 should")
     return np.array(listed, dtype=np.int64)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120]

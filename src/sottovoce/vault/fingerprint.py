@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sottovoce.arrays import read_npz, why
 from sottovoce.errors import DataError, InputError
 
 _VERSION = b"sottovoce.rows/1\n"
@@ -67,16 +67,14 @@ def fingerprint_file(path: str | Path) -> tuple[str, int | None]:
     path = Path(path)
     try:
         if path.suffix.lower() == ".npz":
-            with np.load(path, allow_pickle=False) as stored:
-                x, y = stored["x"], stored["y"]
+            x, y = read_npz(path, "x", "y").values()
             return fingerprint(x, y), len(x)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest(), None
     except FileNotFoundError:
         raise InputError.of("DATA", str(path), "a file that exists", "check its name") from None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        why = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} cannot be read as the client's rows: {why}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as the client's rows: {why(error)}") from None
 
 
 def _numbers(name: str, values: ArrayLike) -> NDArray[Any]:
