@@ -6,6 +6,7 @@ whole files of another kind. What comes out is what was saved or an error of our
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
@@ -15,9 +16,12 @@ import zipfile
 import numpy as np
 import pytest
 from example_record import example
+from example_results import result
 
 from sottovoce import arrays, checkpoint, cli, public, trained
-from sottovoce.errors import DataError, InputError, SottovoceError
+from sottovoce.errors import DataError, InputError, RunError, SottovoceError
+from sottovoce.experiments import claims, outcomes
+from sottovoce.experiments.reproduce import _folder
 from sottovoce.node import _read_arrays
 from sottovoce.plan import Plan
 from sottovoce.privacy.tank import Tank
@@ -222,3 +226,82 @@ def test_an_empty_file_of_samples_is_no_interruption(tmp_path):
 def test_public_rows_that_cannot_stand_in_are_one_sentence(x, y, words):
     with pytest.raises(InputError, match=words):
         as_public((x, y))
+
+
+def places(value, path=()):
+    """Every place of a JSON value but its root; of lists the first two entries."""
+    if isinstance(value, dict):
+        keys = list(value)
+    else:
+        keys = list(range(min(2, len(value)))) if isinstance(value, list) else []
+    for key in keys:
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
+
+
+def damaged(value, others=(None, "text", [], -1)):
+    """The value with one place removed or replaced, place by place."""
+    for *path, last in places(value):
+        for other in (..., *others):
+            changed = copy.deepcopy(value)
+            parent = changed
+            for key in path:
+                parent = parent[key]
+            if other is ...:
+                del parent[last]
+            else:
+                parent[last] = other
+            yield changed
+
+
+def test_a_damaged_record_of_a_model_is_one_sentence(tmp_path):
+    save_run(tmp_path / "model.npz")
+    path = tmp_path / "record.json"
+    whole = json.loads(path.read_text("utf-8"))
+    kept = {key: whole[key] for key in ("schema", "plan", "model", "result", "guarantee")}
+    kept |= {"initial": {}, "rounds": []}
+    kept["plan"] = {"model": {"name": "softmax"}}
+    table = {"label": "y", "classes": ["a", "b"], "columns": {"x": [0, 9]}, "inferred": []}
+    records = [
+        *damaged(kept, others=(None, [])),
+        *(kept | {"table": one} for one in damaged(table)),
+    ]
+    for record in (*records, {"schema": kept["schema"]}):
+        path.write_text(json.dumps(record), "utf-8")
+        try:
+            found = trained.load(tmp_path)
+            _ = found.guarantee, found.accuracy, found.rounds_used, found.classes
+            found.predict(X[:2])
+        except SottovoceError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"{error!r} of {json.dumps(record)[:2000]}") from error
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig5"])
+def test_a_damaged_figure_is_one_sentence(name, tmp_path):
+    result(name, quick=True).save(tmp_path)
+    path = tmp_path / f"{name}.json"
+    whole = json.loads(path.read_text("utf-8"))
+    assert claims.judged(tmp_path)
+    whole["plan"] = {}
+    for content in damaged(whole, others=(None, "text")):
+        path.write_text(json.dumps(content), "utf-8")
+        for read in (outcomes.known, claims.judged, lambda folder: _folder(folder, True)):
+            try:
+                read(tmp_path)
+            except SottovoceError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"{error!r} of {json.dumps(content)[:3000]}") from error
+    del whole["quick"]
+    path.write_text(json.dumps(whole), "utf-8")
+    with pytest.raises(RunError, match=r"is damaged .it lacks 'quick'.; remove it"):
+        claims.judged(tmp_path)
+
+
+@pytest.mark.parametrize("line", ['{"seed": 1}', "[]", "5", '{"key": "a", "seed": 1, "no": 2}'])
+def test_a_line_of_the_journal_that_is_no_run_is_one_sentence(line, tmp_path):
+    (tmp_path / outcomes.JOURNAL).write_text(f'{{"key": "a\n{line}\n', "utf-8")
+    with pytest.raises(RunError, match=r"line 2 of .* is no run"):
+        outcomes.known(tmp_path)

@@ -477,7 +477,7 @@ def test_damaged_folders_are_refused(tmp_path):
     with pytest.raises(RunError, match="its hash differs"):
         load(tmp_path / "run")
     (tmp_path / "run" / "record.json").write_text("{}")
-    with pytest.raises(RunError, match="no record of the kind"):
+    with pytest.raises(RunError, match="must have schema"):
         load(tmp_path / "run")
 
 

@@ -30,8 +30,9 @@ from sottovoce._version import __version__
 from sottovoce.checkpoint import MANY_CLIENTS, ServerState, replace
 from sottovoce.errors import RunError
 from sottovoce.federation import Federation
+from sottovoce.recorded import SCHEMA
+from sottovoce.recorded import read as read
 
-SCHEMA = "sottovoce.record/1"
 ROUNDS = "rounds.jsonl"
 MOST_CONFUSED = 20  # classes whose confusion matrix is kept: a larger one nobody reads
 Parameters = dict[str, NDArray[Any]]
@@ -210,20 +211,6 @@ def append_round(folder: Path, state: ServerState) -> None:
     """The newest round as one more line, for whoever follows the run."""
     with (folder / ROUNDS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(_plain(state.rounds[-1])) + "\n")
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """The record of a run folder, or a sentence why there is none."""
-    path = Path(folder) / "record.json"
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{folder} holds no record.json; name the folder of a run") from None
-    except (OSError, ValueError):
-        raise RunError(f"{path} cannot be read as JSON; run it again or restore it") from None
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise RunError(f"{path} is no record of the kind {SCHEMA}; name the folder of a run")
-    return record
 
 
 def _versions() -> dict[str, str]:

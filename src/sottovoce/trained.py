@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce import record as records
-from sottovoce.arrays import read_npz
+from sottovoce.arrays import read_npz, why
 from sottovoce.data import tables
-from sottovoce.errors import InputError, RunError
+from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.learning import features, imported
 from sottovoce.learning.features import Hog
 from sottovoce.learning.gradients import ForeignModel
@@ -38,7 +38,8 @@ class Trained:
     @property
     def accuracy(self) -> float:
         """The part of the test rows that is predicted right."""
-        return float(self.record["result"]["test_accuracy"])
+        told = self.record["result"]["test_accuracy"]
+        return float("nan" if told is None else told)
 
     @property
     def rounds_used(self) -> int:
@@ -106,8 +107,17 @@ def load(folder: str | Path, model: AnyModel | None = None) -> Trained:
     """The trained model of a run folder; `model` is needed if it was one of your own."""
     folder = Path(folder)
     record = records.read(folder)
-    if model is None:
-        model = _recorded_model(record, folder)
+    try:
+        model = _recorded_model(record, folder) if model is None else model
+        _features(record)
+        if (table := record.get("table")) is not None:
+            tables.Layout.from_json(table)
+    except SottovoceError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"record.json of {folder} does not say which model it is of ({why(error)}); restore it"
+        ) from None
     path = folder / "model.npz"
     try:
         arrays = read_npz(path)

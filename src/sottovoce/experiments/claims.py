@@ -33,7 +33,8 @@ def judged(folder: Path) -> list[Judged]:
     for path in folder.glob("*.json"):
         content = outcomes.read(path)
         if content:
-            found.append(of(content))
+            with outcomes.intact(path):
+                found.append(of(content))
     known = definition.names()
     place = {name: i for i, name in enumerate(known)}
     return sorted(found, key=lambda one: place.get(one.figure.name, len(place)))

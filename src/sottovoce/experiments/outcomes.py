@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sottovoce.arrays import why
 from sottovoce.checkpoint import replace
 from sottovoce.errors import RunError
 from sottovoce.experiments.definition import Figure
@@ -23,6 +25,12 @@ from sottovoce.experiments.expand import AXES, Cell, seeds_of
 
 SCHEMA = "sottovoce.figure/1"
 JOURNAL = "runs.jsonl"
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("figure", "command", "definition"), str),
+    **dict.fromkeys(("made", "cells", "moments"), list),
+    "quick": bool,
+    "plan": dict,
+}
 _LISTS = ("loss", "accuracy", "validation", "rounds", "horizon", "pictures", "distinct")
 Runs = dict[tuple[str, int], "Outcome"]
 
@@ -91,13 +99,19 @@ def known(folder: Path) -> Runs:
         runs |= _of_figure(read(path)) | fuller
     journal = folder / JOURNAL
     if journal.exists():
-        for line in journal.read_text("utf-8").splitlines():
+        lines = journal.read_text("utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
             except ValueError:
                 continue  # the last line of a process that was killed while it wrote
-            key, seed = entry.pop("key"), entry.pop("seed")
-            runs[key, seed] = _outcome(entry)
+            try:
+                key, seed = str(entry.pop("key")), int(entry.pop("seed"))
+                runs[key, seed] = _outcome(entry)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise RunError(
+                    f"line {number} of {journal} is no run; remove it and reproduce again"
+                ) from None
     return runs
 
 
@@ -188,10 +202,26 @@ def read(path: Path) -> dict[str, Any]:
     """The content of a figure's file; other JSON files are none and give nothing."""
     try:
         content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({error}); remove it and reproduce it") from None
-    is_figure = isinstance(content, dict) and content.get("schema") == SCHEMA
-    return content if is_figure else {}
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        return {}
+    with intact(path):
+        for key, kind in _KINDS.items():
+            if not isinstance(content[key], kind):
+                raise ValueError(f"{key} is no {kind.__name__}")
+        _of_figure(content)
+    return content
+
+
+@contextmanager
+def intact(path: Path) -> Iterator[None]:
+    """While a figure's content is used: what it lacks is said in one sentence with its name."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else why(error)
+        raise RunError(f"{path} is damaged ({lacks}); remove it and reproduce it") from error
 
 
 def flat(plan: Mapping[str, Any]) -> dict[str, Any]:

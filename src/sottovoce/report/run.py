@@ -7,7 +7,6 @@ sentence. In a record a loss that is no finite number is null; here it is NaN.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -17,15 +16,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce import recorded
 from sottovoce.arrays import read_npz, why
 from sottovoce.errors import RunError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import CALIBRATIONS, undisclosed
 from sottovoce.privacy.normal import Floats
+from sottovoce.recorded import AGAIN
 
-SCHEMA = "sottovoce.record/1"
-AGAIN = "restore the file, or run the plan again into a new folder"
 STATUSES = ("finished", "interrupted", "failed")
 
 
@@ -102,12 +101,7 @@ class Run:
         sottovoce.errors.RunError: record.json must have schema "sottovoce.record/1", got \
 'something else'; use the version of sottovoce that wrote it
         """
-        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
-            found = record.get("schema") if isinstance(record, Mapping) else type(record).__name__
-            raise RunError(
-                f'record.json must have schema "{SCHEMA}", got {found!r:.60}; '
-                "use the version of sottovoce that wrote it"
-            )
+        recorded.require_schema(record)
         try:
             return cls._parsed(record, dict(trace or {}))
         except KeyError as error:
@@ -261,20 +255,7 @@ class Run:
 
 def read(folder: Path) -> Run:
     """The run in a folder: record.json, and trace.npz if it is there."""
-    path = folder / "record.json"
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise RunError(
-            f"{path} is missing; name a folder that `sottovoce train` has written"
-        ) from None
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be read ({error.strerror}); check that it is a file you may open"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({why(error)}); {AGAIN}") from error
-    return Run.of(record, _trace(folder / "trace.npz"))
+    return Run.of(recorded.read(folder), _trace(folder / "trace.npz"))
 
 
 def _trace(path: Path) -> dict[str, Any] | None:
