@@ -22,6 +22,7 @@ from sottovoce import arrays, checkpoint, cli, public, trained
 from sottovoce.errors import DataError, InputError, RunError, SottovoceError
 from sottovoce.experiments import claims, outcomes
 from sottovoce.experiments.reproduce import _folder
+from sottovoce.learning.names import own_model
 from sottovoce.node import _read_arrays
 from sottovoce.plan import Plan
 from sottovoce.privacy.tank import Tank
@@ -305,3 +306,34 @@ def test_a_line_of_the_journal_that_is_no_run_is_one_sentence(line, tmp_path):
     (tmp_path / outcomes.JOURNAL).write_text(f'{{"key": "a\n{line}\n', "utf-8")
     with pytest.raises(RunError, match=r"line 2 of .* is no run"):
         outcomes.known(tmp_path)
+
+
+OWN = {
+    "model = (": "SyntaxError in line 1 of net.py",
+    "\n\nmodel = nonsense\n": "NameError in line 3 of net.py: name 'nonsense' is not defined",
+    "def f():\n    return {}['a']\n\nmodel = f()\n": "KeyError in line 2 of net.py: 'a'",
+    "import nowhere_at_all\n": "ModuleNotFoundError in line 1 of net.py: No module named",
+    "raise SystemExit(3)\n": "SystemExit in line 1 of net.py: 3",
+    "other = 1\n": "has no attribute 'model'",
+    "model = 5\n": "model.own must be a model",
+    "\x00": "null bytes",
+}
+
+
+@pytest.mark.parametrize("text", OWN)
+def test_an_own_model_that_cannot_be_imported_is_one_sentence(text, tmp_path):
+    (tmp_path / "net.py").write_text(text, "utf-8")
+    with pytest.raises(InputError) as caught:
+        own_model(f"{tmp_path}/net.py:model")
+    assert OWN[text] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recorded_model_that_is_none_is_refused(tmp_path):
+    save_run(tmp_path / "model.npz")
+    path = tmp_path / "record.json"
+    record = json.loads(path.read_text("utf-8"))
+    record["plan"]["model"] = {"name": "custom", "own": "json:loads"}
+    path.write_text(json.dumps(record), "utf-8")
+    with pytest.raises(InputError, match=r"model\.own must be a model"):
+        trained.load(tmp_path)

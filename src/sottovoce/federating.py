@@ -180,8 +180,8 @@ def _check(plan: Plan, options: Options, folder: Path) -> str | None:
                 "install it with: pip install 'sottovoce[flower]'"
             )
     if plan.model.own is not None:
-        from sottovoce.federation import own_model
         from sottovoce.learning.gradients import ForeignModel
+        from sottovoce.learning.names import own_model
 
         if isinstance(own_model(plan.model.own), ForeignModel):
             return TORCH

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 from sottovoce import seeds
 from sottovoce.errors import InputError
 from sottovoce.holdings import Given, Holdings, hold, seen
-from sottovoce.learning import imported
 from sottovoce.learning.clipping import gradient_norms
 from sottovoce.learning.first import first
 from sottovoce.learning.gradients import ForeignModel
-from sottovoce.learning.models import Model
 from sottovoce.learning.models import build as build_model
-from sottovoce.learning.names import AnyModel
+from sottovoce.learning.names import AnyModel, own_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian
 from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Calibration, Guarantee
@@ -277,16 +275,6 @@ def _model(plan: Plan, held: Holdings) -> AnyModel:
         return own_model(own.own)
     options = {"hidden": own.hidden, "channels": own.channels, "kappa": own.kappa}
     return build_model(own.name, shape=held.inputs, classes=held.classes, **options)  # type: ignore[arg-type]
-
-
-def own_model(where: str) -> AnyModel:
-    """The model that `model.own` names; importing it runs its code."""
-    found = imported.find(where)
-    if not isinstance(found, Model | ForeignModel):
-        raise InputError.of(
-            "model.own", where, "a model", "make it with sottovoce.custom or TorchModel"
-        )
-    return found
 
 
 def _median_norm(model: AnyModel, held: Holdings, seed: int) -> float:

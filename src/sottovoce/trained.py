@@ -14,12 +14,12 @@ from sottovoce import record as records
 from sottovoce.arrays import read_npz, why
 from sottovoce.data import tables
 from sottovoce.errors import InputError, RunError, SottovoceError
-from sottovoce.learning import features, imported
+from sottovoce.learning import features
 from sottovoce.learning.features import Hog
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Params
 from sottovoce.learning.models import build as build_model
-from sottovoce.learning.names import AnyModel, unnamed
+from sottovoce.learning.names import AnyModel, own_model, unnamed
 from sottovoce.privacy.budget import undisclosed
 
 
@@ -132,8 +132,7 @@ def _recorded_model(record: dict[str, Any], folder: Path) -> AnyModel:
     own, form = dict(record["plan"]["model"]), record["model"]
     name = own.pop("name")
     if name == "custom" and "own" in own:
-        found: AnyModel = imported.find(own["own"])
-        return found
+        return own_model(own["own"])
     if name == "custom":
         raise InputError(
             f"the model of {folder} is one of your own; pass it as load(folder, model=…)"

@@ -6,11 +6,12 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, SottovoceError
 
 _BOUND = "package.module:name or file.py:name of a model"
 
@@ -30,9 +31,26 @@ got 'json'; name the file or package, a colon, and the model in it
     try:
         module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         return getattr(module, name)
-    except (ImportError, AttributeError, OSError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise InputError.of(key, where, _BOUND, why) from None
+    except SottovoceError:  # sottovoce.custom says itself what is wrong
+        raise
+    except (Exception, SystemExit) as error:  # its code may raise anything
+        raise InputError.of(key, where, _BOUND, _told(error)) from None
+
+
+def _told(error: BaseException) -> str:
+    """What went wrong; in the model's own code also the kind of error, file and line."""
+    said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:120]
+    place = None
+    if isinstance(error, SyntaxError):
+        place = error.filename, error.lineno
+    else:
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            code = frame.f_code.co_filename
+            if not code.startswith("<frozen") and code not in (__file__, importlib.__file__):
+                place = code, line
+    if place is None or place[0] is None:
+        return said
+    return f"{type(error).__name__} in line {place[1]} of {Path(place[0]).name}: {said}"
 
 
 def require_named(where: str, key: str = "model.own") -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Parameters by name: a tree of arrays as a flat mapping, and back."""
+"""Parameters by name: a tree of arrays as a flat mapping, and back; and models by theirs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.learning import imported
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.learning.models import Model, Params
 
@@ -36,6 +37,16 @@ def unnamed(model: AnyModel, arrays: dict[str, NDArray[Any]]) -> Params:
     names = [_name(path) for path, _ in paths]
     _require_names(names, arrays)
     return jax.tree.unflatten(tree, [jnp.asarray(arrays[name]) for name in names])
+
+
+def own_model(where: str) -> AnyModel:
+    """The model that `model.own` names; importing it runs its code."""
+    found = imported.find(where)
+    if not isinstance(found, Model | ForeignModel):
+        raise InputError.of(
+            "model.own", where, "a model", "make it with sottovoce.custom or TorchModel"
+        )
+    return found
 
 
 def _require_names(names: list[str], arrays: dict[str, NDArray[Any]]) -> None:
