@@ -1,11 +1,14 @@
 """Run `trains` and then killers on the package at hand: exit 10 if one of them noticed a bug.
 
+MUTANT_MODULE names the module that is not as it was.
+
 python tests/mutant_trial.py [KILLER …]        `none` only trains; without a name: all of them
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 
@@ -17,7 +20,7 @@ def main(names: list[str]) -> int:
     logging.disable()
     import privacy_killers
 
-    if not privacy_killers.trains():
+    if not privacy_killers.trains(os.environ["MUTANT_MODULE"]):
         print("the mutated package does not train")
         return IDLE
     known = {killer.__name__: killer for killer in privacy_killers.KILLERS}

@@ -9,6 +9,7 @@ false-alarm rate; the noise is the operating system's.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from fractions import Fraction
 from math import ceil
@@ -294,6 +295,26 @@ def heads_say_nothing_private():
         raise AssertionError(f"{word} would leave the client")
 
 
+def one_record_moves_an_upload_by_its_sensitivity():
+    """With the same noise, replacing a record by anything moves an upload by at most 2ηC/n."""
+    paid, real = Price((1,), (2**33,)), secure.draw
+    rng = np.random.default_rng(6)
+    x, y = rng.normal(size=(5, 4)), np.arange(5) % 3
+    count = sum(int(np.prod(shape)) for shape in SMALL.shapes().values())
+    frozen = real(count, 2**33)
+    sent = []
+    try:
+        secure.draw = lambda count, sigma: frozen
+        for first in (x[0], -50 * x[0], np.zeros(4), np.full(4, np.nan), np.full(4, 1e300)):
+            data = x.copy()
+            data[0] = first
+            sent.append(_released(paid, x=data, y=y, form=SMALL).params)
+    finally:
+        secure.draw = real
+    flat = np.array([np.concatenate([one[k].ravel() for k in sorted(one)]) for one in sent])
+    assert np.all(np.linalg.norm(flat - flat[0], axis=1) <= 2 / 5 + 1e-5)  # float32 in the upload
+
+
 def only_release_makes_uploads():
     """Nothing else can make bytes that may leave."""
     try:
@@ -336,8 +357,12 @@ def nobody_is_asked_more_than_planned():
         assert asked.max() <= ceil(4 * t / 11)
 
 
-def trains():
-    """Not a killer: whether the package still trains to a finite loss, as a mutant must."""
+def trains(module="simulation.round"):
+    """Not a killer: whether the package still trains to a finite loss, as a mutant must.
+
+    A client's turns are played; where they do not load the module that is mutated, so are rounds of
+    the simulator and of a server.
+    """
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(30, 4)), rng.integers(0, 3, 30)
     now = {name: 0.3 * rng.normal(size=shape) for name, shape in SMALL.shapes().items()}
@@ -352,7 +377,29 @@ def trains():
     loss = float(np.mean(gradients.losses(SMALL, now, x, y)))
     node = make_node(folder())
     first = kind(device.answer(ask().to_blob(), node))
-    return bool(np.isfinite(loss)) and first == "upload"
+    return (
+        bool(np.isfinite(loss))
+        and first == "upload"
+        and (f"sottovoce.{module}" in sys.modules or runs(module))
+    )
+
+
+def runs(module):
+    """Whether it simulates two rounds and coordinates one, to finite losses, by this module."""
+    from in_process import Direct, clients, draw, plan, public
+
+    from sottovoce import simulate
+    from sottovoce.coordinator import Patience, conduct
+
+    short = plan(**{"rounds.rounds": 2, "data.validation": 20, "data.test": 20})
+    records = [simulate(short, data=draw(200, 3), seed=1).record]
+    own, where = plan(**{"rounds.rounds": 1, "data.clients": 2}), folder()
+    nodes = Direct(clients(where, 2))
+    done = conduct(own, public(), nodes, Patience(2, gathering=0.5), out=where / "run")
+    records.append(done.record)
+    losses = [entry["validation_loss"] for record in records for entry in record["rounds"]]
+    finite = all(loss is not None and np.isfinite(loss) for loss in losses)
+    return len(losses) == 3 and finite and f"sottovoce.{module}" in sys.modules
 
 
 KILLERS = [
@@ -360,6 +407,7 @@ KILLERS = [
     noise_is_worth_no_more_than_its_debit, offers_are_worth_their_units,
     no_release_is_below_the_floor, budgets_are_never_overspent, the_noise_paid_for_is_there,
     a_loss_has_noise_of_its_own, noise_is_fresh, noise_has_its_shape, uploads_keep_mu,
-    heads_say_nothing_private, only_release_makes_uploads, what_was_not_paid_for_is_refused,
+    heads_say_nothing_private, one_record_moves_an_upload_by_its_sensitivity,
+    only_release_makes_uploads, what_was_not_paid_for_is_refused,
     losses_are_bounded, nobody_is_asked_more_than_planned, *LEDGER, *RUNS,
 ]  # fmt: skip

@@ -69,7 +69,8 @@ def trial(mutant: Mutant, killers: Sequence[str]) -> tuple[str, str]:
         tests = [killer for killer in killers if "::" in killer]
         own = [killer for killer in killers if killer not in tests] or ["none"] * bool(tests)
         words = [str(HERE / "mutant_trial.py"), *own]
-        code, said = _run(words, folder, environment(folder), seconds=300)
+        known = {**environment(folder), "MUTANT_MODULE": mutant.module}
+        code, said = _run(words, folder, known, seconds=300)
         if code != SURVIVED or not tests:
             return WORDS.get(code, "idle"), said[-900:]
         seen, said = hunt(mutant, folder, tests, seconds=300)
@@ -209,6 +210,9 @@ MUTANTS = [
           "np.minimum(np.maximum(np.trunc(scaled * REPLACED), 0), 2.0**40)")),
     _bug("losses bounded at twice the bound", "privacy.grid", "losses_are_bounded",
          ("np.trunc(scaled * REPLACED), 0), REPLACED)", "np.trunc(scaled * REPLACED), 0), 2 * REPLACED)")),
+    _bug("divided by the rows that are there", "client", "one_record_moves_an_upload_by_its_sensitivity",
+         ("+ drawn, recipe, samples)",
+          "+ drawn, recipe, max(1, int(np.isfinite(np.asarray(x, np.float64)).all(axis=1).sum())))")),
     # What it is worth.
     _bug("Δ without its factor 2", "privacy.grid", "sensitivity_covers_every_recipe",
          ("REPLACED = 2 * NORM", "REPLACED = NORM")),
@@ -295,6 +299,9 @@ MUTANTS = [
          ("        self.spent += sum(units)\n",
           "        before, self.pending = getattr(self, 'pending', 0), sum(units)\n"
           "        self.spent += sum(units) - (before if turn is not None else 0)\n")),
+    _bug("no sync of the ledger", "vault.journal",
+         "tests/test_vault_crash.py::test_a_power_cut_forgets_nothing_that_was_promised",
+         ('"synchronous = EXTRA"', '"synchronous = OFF"')),
     _bug("one unit booked, whatever it costs", "device", "a_device_stays_within_its_budget",
          ("            paid.units,\n            server=", "            [1] * len(paid.units),\n            server=")),
     _bug("sent and not stored", "device", "a_round_has_one_answer",

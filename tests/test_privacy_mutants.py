@@ -6,6 +6,10 @@ fails. `make mutants` prints them all, and asks the whole quick suite where one 
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,12 +26,19 @@ def test_the_package_as_it_is_keeps(killer):
     killer()
 
 
-def test_the_package_as_it_is_trains():
-    assert privacy_killers.trains()
+def test_the_package_as_it_is_trains_and_every_mutated_module_with_it():
+    code = "import privacy_killers; assert all(map(privacy_killers.trains, {}))"
+    modules = sorted({mutant.module for mutant in MUTANTS}, reverse=True)
+    done = subprocess.run([sys.executable, "-c", code.format(modules)], cwd=HERE,
+                          capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_bug_is_noticed(mutant):
+    if "power_cut" in mutant.killer and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("power cuts are recorded by a shim, and there is no C compiler")
     became, said = trial(mutant, [mutant.killer])
     assert became == "killed", said
 
