@@ -9,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,21 @@ def test_architecture_names_every_room():
             continue
         room = f"{path.name}/" if path.is_dir() else path.name
         assert f"`{room}`" in text, f"ARCHITECTURE.md does not name {room}"
+
+
+def test_architecture_has_the_order_that_import_linter_checks():
+    """A room uses only those below it; rooms of one layer do not use each other."""
+    house = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    layers = house["contracts"][0]["layers"]
+    place = {room.strip(): i for i, layer in enumerate(layers) for room in layer.split(":")}
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    table = text[text.index("| room |") :].partition("\n\n")[0]
+    rooms = [
+        room.rstrip("/").removesuffix(".py") for room in re.findall(r"^\| `(.*?)` \|", table, re.M)
+    ]
+    known = [place[room] for room in rooms if room in place]
+    assert len(known) == len(place)
+    assert known == sorted(known)
 
 
 def test_readme_console_blocks_show_what_the_commands_print():
