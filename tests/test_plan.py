@@ -101,7 +101,7 @@ MALFORMED = [
     ("[server]\ndivergence = 1", "server.divergence has no effect with server.weights = samples"),
     ("[server]\nweights = 'precision'\ndivergence = -1", "server.divergence must be a number"),
     ("[server]\nsignal = 'clients'\nloss_bound = 0", "server.loss_bound must be a number"),
-    ("[local]\nsteps = 1001", "local.steps must be a whole number"),
+    ("[local]\nsteps = 1001", "local.steps must be a whole number from 1 to 1000, got 1001"),
     ("[server]\nsignal = true", "server.signal must be public, clients or raw, got True"),
     # wrong types
     ("schema = true", "schema must be 1, got True"),

@@ -113,6 +113,26 @@ def test_architecture_has_the_order_that_import_linter_checks():
     assert known == sorted(known)
 
 
+def plan_keys(part: dict, whole: dict, prefix: str = ""):
+    for key, value in part.get("properties", {}).items():
+        value = whole["$defs"][value["$ref"].rpartition("/")[2]] if "$ref" in value else value
+        if "properties" in value:
+            yield from plan_keys(value, whole, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def test_every_key_of_a_plan_has_its_place_in_the_options():
+    text = (ROOT / "docs" / "options.md").read_text("utf-8")
+    path = ROOT / "src" / "sottovoce" / "schemas" / "plan.json"
+    schema = json.loads(path.read_text("utf-8"))
+    keys = list(plan_keys(schema, schema))
+    assert len(keys) > 40
+    assert [key for key in keys if f"`{key}`" not in text] == []
+    named = re.findall(r"`((?:data|model|local|privacy|rounds|server)\.\w+)`", text)
+    assert set(named) <= set(keys)
+
+
 def test_readme_console_blocks_show_what_the_commands_print():
     """Every `$ sottovoce …` line of a console block is run, and the lines below it must appear."""
     text = (ROOT / "README.md").read_text("utf-8")

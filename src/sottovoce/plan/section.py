@@ -30,6 +30,7 @@ def _integral(value: Any) -> Any:
 
 
 Whole: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(_integral)]
+Few: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1000), BeforeValidator(_integral)]
 WholeOrZero: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, le=MOST), BeforeValidator(_integral)
 ]

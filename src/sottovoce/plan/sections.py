@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from sottovoce.errors import InputError, PlanError
 from sottovoce.plan import text as plan_text
 from sottovoce.plan.data import Data
-from sottovoce.plan.section import MOST, TABLES, Number, Section, When, Whole
+from sottovoce.plan.section import MOST, TABLES, Few, Number, Section, When, Whole
 from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.rounds.cohort import CohortKind
@@ -103,7 +103,7 @@ class Local(Section):
     unit: Unit = Field(
         default="record", description="what is protected: one record, or a client's data"
     )
-    steps: Annotated[Whole, Field(le=1000)] = Field(
+    steps: Few = Field(
         default=1,
         description="the gradient steps of a round, each with noise and each charged (E)",
     )
