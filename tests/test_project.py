@@ -7,15 +7,18 @@ import inspect
 import json
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
+import typer.main
 
 import sottovoce
-from sottovoce import errors
+from sottovoce import cli, errors
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,14 +82,59 @@ def test_every_error_is_in_the_tree_drawn_at_the_head_of_its_file():
     assert all(issubclass(thing, errors.SottovoceError) for thing in classes.values())
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+
+
+def anchors(page: Path) -> set[str]:
+    """What a page's headings can be linked by, as GitHub makes it of them."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_documents_name_only_what_exists(name):
-    text = (ROOT / name).read_text("utf-8")
-    for link in re.findall(r"\]\((?!https?://|#)([^)#]+)\)", text):
-        assert (ROOT / link).exists(), f"{name} links to {link}"
+    page = ROOT / name
+    text = page.read_text("utf-8")
+    for link, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#?([^)\s]*)\)", text):
+        there = page.parent / link if link else page
+        assert there.exists(), f"{name} links to {link}"
+        if anchor:
+            assert anchor in anchors(there), f"{name} links to {link}#{anchor}"
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    for target in re.findall(r"`make ([a-z-]+)`", text):
+    for target in re.findall(r"(?:`|^\$ )make ([a-z-]+)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name} names make {target}"
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that the first words name, and the words after it."""
+    found: click.Command = typer.main.get_command(cli.app)
+    while isinstance(found, click.Group) and words:
+        assert words[0] in found.commands, f"there is no command {words[0]}"
+        found, words = found.commands[words[0]], words[1:]
+    return found, words
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_of_documents_can_be_typed(name):
+    """Commands after `$` are parsed, options and all; of those in a sentence the names are."""
+    text = (ROOT / name).read_text("utf-8")
+    for line in re.findall(r"^\s*\$ sottovoce (.*)$", text, re.MULTILINE):
+        command, rest = command_of(shlex.split(line, comments=True))
+        try:
+            command.make_context("sottovoce", rest)
+        except click.UsageError as error:
+            raise AssertionError(f"{name}: {line}: {error.format_message()}") from error
+    for line in re.findall(r"`sottovoce ([^`]*)`", text):
+        first, *others = line.replace(" | ", "|").split()
+        parts = [[first, *others]]
+        if others and "|" in others[0]:
+            parts = [[first, other] for other in others[0].split("|")]
+        for words in parts:
+            command, rest = command_of(words)
+            known = {option for param in command.params for option in param.opts}
+            assert {word for word in rest if word.startswith("-")} <= known, f"{name}: {line}"
 
 
 def test_architecture_names_every_room():
