@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.errors import RunError
+from sottovoce.errors import InputError, RunError
 from sottovoce.experiments import frontier, frontier_page, outcomes, reproduce, runner
 from sottovoce.plan import Plan
 
@@ -93,3 +93,9 @@ def test_readme_says_what_was_measured():
     told = [("corrected", 1), ("ours", 1), ("ours", 4)]
     means = [f"{100 * found['mnist', curve, epsilon]:.1f} %" for curve, epsilon in told]
     assert [means[0] in part, means[1] in part, means[2] in part] == [True, True, True]
+
+
+def test_the_frontier_is_named_alone():
+    assert reproduce.listing().splitlines()[-2].endswith("every one of those above")
+    with pytest.raises(InputError, match="frontier is made alone"):
+        reproduce.chosen(["fig2", "frontier"])

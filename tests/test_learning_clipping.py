@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy_twin import clipped_sum_numpy
 
 from sottovoce.errors import InputError
 from sottovoce.learning import chunks, clipping
 from sottovoce.learning.clipping import clipped_sum
 from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm, custom
-from sottovoce.learning.reference import NAMES, clipped_sum_numpy, losses_numpy
+from sottovoce.learning.reference import NAMES, losses_numpy
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 

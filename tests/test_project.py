@@ -161,6 +161,17 @@ def test_architecture_has_the_order_that_import_linter_checks():
     assert known == sorted(known)
 
 
+def test_every_proof_names_its_tests():
+    text = (ROOT / "docs" / "proofs.md").read_text("utf-8")
+    sections = re.split(r"^## \(", text, flags=re.MULTILINE)[1:]
+    assert len(sections) >= 4
+    for section in sections:
+        _, _, told = section.partition("\nTests: ")
+        named = re.findall(r"`((?:tests|trust)/\w+\.py)", told)
+        assert named, section.splitlines()[0]
+        assert all((ROOT / name).exists() for name in named)
+
+
 def plan_keys(part: dict, whole: dict, prefix: str = ""):
     for key, value in part.get("properties", {}).items():
         value = whole["$defs"][value["$ref"].rpartition("/")[2]] if "$ref" in value else value

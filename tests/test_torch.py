@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy_twin import clipped_sum_numpy
 
 from sottovoce import client
 from sottovoce.errors import InputError
 from sottovoce.learning import gradients
 from sottovoce.learning.form import Form
 from sottovoce.learning.imported import find
-from sottovoce.learning.reference import clipped_sum_numpy
 from sottovoce.plan import Plan
 from sottovoce.privacy.sensitivity import Recipe
 

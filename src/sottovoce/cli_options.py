@@ -20,6 +20,4 @@ Resume = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 RecordAsJson = Annotated[bool, typer.Option("--json", help="The record on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only what came out.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="A small version of it: minutes become seconds.")
-]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version of it, in less time.")]

@@ -24,7 +24,8 @@ def rehearse(
         typer.Option(help="A key or section that stays as it is; may be repeated."),
     ] = None,
     runs: Annotated[
-        int | None, typer.Option(help="How many federations are run at most (default: 120).")
+        int | None,
+        typer.Option(help="Federations at most (default: 120, or what --minutes allows)."),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="How long the search may take at most.")

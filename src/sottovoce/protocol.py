@@ -31,10 +31,6 @@ LARGEST = 1 << 31  # bytes of one message
 MOST = 10**9  # clients, rounds, steps: beyond it a number is nonsense
 CODES = ("empty", "policy", "replay", "malformed", "vault", "data", "internal")
 
-_REQUEST_KEYS = (
-    *("schema", "run", "round", "terms", "local", "model"),
-    *("loss_bound", "receipt", "server"),
-)
 _RUN = re.compile(r"[0-9a-f]{8,64}")
 _SERVER = re.compile(r"[A-Za-z0-9 ._:-]{0,80}")
 

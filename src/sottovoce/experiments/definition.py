@@ -19,7 +19,6 @@ from sottovoce.errors import InputError
 
 Kind = Literal["sweep", "moments", "prototypes"]
 Variant = Literal["printed", "corrected"]
-Value = float | int | str
 Changes = Mapping[str, Any]
 
 LEAST_SEEDS = 5

@@ -25,7 +25,7 @@ def listing() -> str:
     for name in definition.names():
         figure = definition.figure(name)
         lines.append(f"{name:<13} {figure.paper:<8} {figure.title}")
-    lines.append(f"{ALL:<13} {'':<8} every one of them")
+    lines.append(f"{ALL:<13} {'':<8} every one of those above")
     return "\n".join([*lines, f"{frontier.NAME:<13} {'ours':<8} What the same budget buys"])
 
 
@@ -85,6 +85,10 @@ def chosen(names: Sequence[str]) -> list[Figure]:
     ['fig2', 'fig9']
     """
     known = definition.names()
+    if frontier.NAME in names:
+        raise InputError(
+            f"{frontier.NAME} is made alone; name it in a command by itself, without figures"
+        )
     named = known if ALL in names else [definition.figure(name).name for name in names]
     if not named:
         raise InputError(f"name a figure ({', '.join(known)}) or {ALL}")

@@ -30,7 +30,6 @@ from flwr.proto.control_pb2 import (
     RegisterNodeRequest,
     StartRunRequest,
     StopRunRequest,
-    StreamLogsRequest,
 )
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.control import ControlHttpClient
@@ -143,12 +142,6 @@ def stop_run(link: Link, run: int) -> bool:
     """Ask for a run's end, as `flwr stop`."""
     with _control(link) as client:
         return bool(client.StopRun(StopRunRequest(run_id=run)).success)
-
-
-def run_log(link: Link, run: int) -> str:
-    """What a finished run's ServerApp has logged, as `flwr log`."""
-    with _control(link) as client:
-        return "".join(part.log_output for part in client.StreamLogs(StreamLogsRequest(run_id=run)))
 
 
 def wait_for(

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 
 def draw(key: Array, like: Any, std: Array | float) -> Any:
@@ -34,14 +33,3 @@ def draw(key: Array, like: Any, std: Array | float) -> Any:
         for piece, leaf in zip(pieces, leaves, strict=True)
     ]
     return jax.tree.unflatten(tree, noise)
-
-
-def draw_numpy(
-    rng: np.random.Generator, like: dict[str, NDArray[np.float64]], std: float
-) -> dict[str, NDArray[np.float64]]:
-    """The same in float64 for one client's upload, where every client draws its own.
-
-    >>> draw_numpy(np.random.default_rng(0), {"w": np.zeros(2)}, 1.0)["w"].round(3).tolist()
-    [0.126, -0.132]
-    """
-    return {name: std * rng.standard_normal(leaf.shape) for name, leaf in like.items()}
