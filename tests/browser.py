@@ -96,6 +96,27 @@ def shown(browser: str, page: Path, profile: Path) -> str:
     return done.stdout
 
 
+def self_contained(browser: str, page: Path, profile: Path, *, drawings: int) -> str:
+    """Its heading and drawings are shown as written, no address stands in it, ids are unique."""
+    dom, written = shown(browser, page, profile), page.read_text("utf-8")
+    assert re.search("<h1>(.*?)</h1>", written)[1] in dom.replace("&nbsp;", "\u00a0")
+    assert dom.count("<svg") == written.count("<svg") == drawings
+    assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", written)
+    ids = re.findall(r'\bid="([^"]+)"', written)
+    assert len(ids) == len(set(ids))
+    return dom
+
+
+def legible(browser: str, page: Path, profile: Path, *, narrow: float, wide: float) -> None:
+    """At every width nothing overflows, figures are large enough, letters have so many pixels."""
+    found = measured(browser, page, profile)
+    for width, (inner, closed, _, figure, letters) in zip(WIDTHS, found, strict=True):
+        assert inner == width
+        assert closed <= width
+        assert figure > 0.7 * min(width, 400)
+        assert letters >= (narrow if width < 390 else wide)
+
+
 def requests(browser: str, page: Path, profile: Path) -> list[str]:
     """Everything the browser asks a server for when it is shown the page."""
     asked: list[str] = []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from example_audit import example
 
-from browser import WIDTHS, browser, measured, shown
+from browser import browser, legible, self_contained
 from sottovoce.audit import page as pages
 
 __all__ = ["browser"]  # the fixture
@@ -21,26 +19,12 @@ def page(tmp_path_factory):
 
 
 def test_the_browser_shows_verdict_and_pictures_without_complaint(browser, page, tmp_path):
-    dom = shown(browser, page, tmp_path / "profile")
-    written = page.read_text("utf-8")
-    assert re.search("<h1>(.*?)</h1>", written)[1] in dom.replace("&nbsp;", "\u00a0")
-    assert dom.count("<svg") == written.count("<svg") == 9
-    assert dom.count("<image") == written.count("<image") > 50  # reconstructions
-    assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", written)
-
-
-def test_ids_are_unique(page):
-    ids = re.findall(r'\bid="([^"]+)"', page.read_text("utf-8"))
-    assert len(ids) == len(set(ids))
+    dom = self_contained(browser, page, tmp_path / "profile", drawings=9)
+    assert dom.count("<image") == page.read_text("utf-8").count("<image") > 50  # reconstructions
 
 
 def test_nothing_overflows_and_letters_stay_legible(browser, page, tmp_path):
-    found = measured(browser, page, tmp_path / "profile")
-    for width, (inner, closed, _, figure, letters) in zip(WIDTHS, found, strict=True):
-        assert inner == width
-        assert closed <= width
-        assert figure > 0.7 * min(width, 400)
-        assert letters >= (8 if width < 390 else 10)  # pixels
+    legible(browser, page, tmp_path / "profile", narrow=8, wide=10)
 
 
 def test_every_drawing_is_a_file_too(page):

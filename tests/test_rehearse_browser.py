@@ -6,11 +6,10 @@ The accuracies are a formula: the page is what is tested here, and it is whole.
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 
-from browser import WIDTHS, browser, measured, requests, shown
+from browser import WIDTHS, browser, legible, measured, requests, self_contained
 from sottovoce import Plan
 from sottovoce.rehearsal import reasons
 from sottovoce.rehearsal.page import render
@@ -71,25 +70,12 @@ def page(tmp_path_factory):
 
 
 def test_the_browser_shows_surfaces_and_choice_without_complaint(browser, page, tmp_path):
-    dom = shown(browser, page, tmp_path / "profile")
-    written = page.read_text("utf-8")
-    assert re.search("<h1>(.*?)</h1>", written)[1] in dom.replace("&nbsp;", "\u00a0")
-    assert dom.count("<svg") == written.count("<svg") == 2
-    assert "<script" not in written
-    assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", written)
+    self_contained(browser, page, tmp_path / "profile", drawings=2)
+    assert "<script" not in page.read_text("utf-8")
     assert requests(browser, page, tmp_path / "other") == ["/report.html"]
 
 
-def test_ids_are_unique(page):
-    ids = re.findall(r'\bid="([^"]+)"', page.read_text("utf-8"))
-    assert len(ids) == len(set(ids))
-
-
 def test_nothing_overflows_and_letters_stay_legible(browser, page, tmp_path):
-    found = measured(browser, page, tmp_path / "profile")
-    for width, (inner, closed, opened, figure, letters) in zip(WIDTHS, found, strict=True):
-        assert inner == width
-        assert closed <= width
-        assert opened <= width  # with every table unfolded
-        assert figure > 0.7 * min(width, 400)
-        assert letters >= (7 if width < 390 else 8.5)  # pixels
+    legible(browser, page, tmp_path / "profile", narrow=7, wide=8.5)
+    opened = [width for _, _, width, _, _ in measured(browser, page, tmp_path / "other")]
+    assert all(o <= width for o, width in zip(opened, WIDTHS, strict=True))  # tables unfolded

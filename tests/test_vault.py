@@ -167,7 +167,7 @@ def test_no_release_has_less_noise_than_the_floor(vault):
     st.sampled_from(["exact", "zcdp"]),
 )  # fmt: skip
 def test_the_ceiling_is_the_floor_in_exact_arithmetic(epsilon, delta, floor, calibration):
-    from sottovoce.vault.policy import most_units
+    from sottovoce.privacy.tank import most_units
 
     policy = Policy(epsilon, delta, 10, 1.0, calibration=calibration, floor=floor)
     units = most_units(policy.floor, policy.capacity())

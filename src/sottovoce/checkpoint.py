@@ -61,6 +61,13 @@ def require_free(folder: Path, *, resumable: bool = True) -> Path:
     return folder
 
 
+def require_out(out: Path | None) -> Path:
+    """The folder that `--resume` goes on in, which must be named."""
+    if out is None:
+        raise InputError("--resume needs --out DIR, the folder of the run that was stopped")
+    return out
+
+
 def require_stopped(folder: Path) -> None:
     """A sentence if the folder holds no run that can go on."""
     if not (folder / NAME).exists():

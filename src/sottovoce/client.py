@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, final
 
 import numpy as np
@@ -28,7 +27,7 @@ from sottovoce.learning.gradients import OwnModel
 from sottovoce.noise import secure
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.privacy.tank import FULL, Tank
+from sottovoce.privacy.tank import Tank, most_units
 from sottovoce.rounds.schedule import Round
 from sottovoce.rounds.turn import LOSS_SHARE, Terms, offer
 
@@ -94,6 +93,7 @@ def price(
     what is cut stays in the tank. With `loss` one part in ten of the first release pays for the
     noised loss.
 
+    >>> from sottovoce.privacy.tank import FULL
     >>> turn, terms = Round(t=0, horizon=16), Terms(clients=1, per_round=1)
     >>> paid = price(Tank.full(4.0), turn, terms, change=2**31)
     >>> paid.units[0] == FULL // 16, round(paid.noise[0] / 2**31, 6)
@@ -124,8 +124,7 @@ def _cut(units: int, tank: Tank, floor: float, releases: int) -> int:
     """At most so many units that all releases of the turn have Σμ² = capacity·Σu/2⁵⁰ ≤ 1/floor²."""
     if floor == 0:
         return units
-    most = int(FULL / (Fraction(floor) ** 2 * Fraction(float(tank.capacity))))
-    return min(units, most // releases)
+    return min(units, most_units(floor, float(tank.capacity)) // releases)
 
 
 def _noise(tank: Tank, units: int, change: int, floor: float) -> int:

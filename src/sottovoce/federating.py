@@ -329,8 +329,7 @@ def _refuse_with_resume(
     out: Path | None,
     insecure: bool,
 ) -> None:
-    if out is None:
-        raise InputError("--resume needs --out DIR, the folder of the run that was stopped")
+    checkpoint.require_out(out)
     if path is not None or settings or clients is not None or insecure:
         raise InputError(
             "--resume goes on with the plan, the clients and the transport of the run; "

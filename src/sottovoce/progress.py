@@ -25,6 +25,47 @@ def show_for(stream: TextIO, *, quiet: bool, waiting: str) -> Quiet:
     return (Quiet if quiet else Live if stream.isatty() else Lines)(stream, waiting)
 
 
+class Line:
+    """One line of progress: rewritten on a terminal, written now and then elsewhere.
+
+    >>> line = Line(sys.stdout, quiet=False, at_once=True)
+    >>> if line.due():
+    ...     line.say("3 of 9")
+    3 of 9
+    >>> line.due()
+    False
+    """
+
+    EVERY_S = 10.0
+
+    def __init__(self, stream: TextIO, *, quiet: bool, at_once: bool = False) -> None:
+        """Nothing is written if `quiet`; the first line waits like the others unless `at_once`."""
+        self.stream, self.quiet, self.live = stream, quiet, stream.isatty()
+        self.began = time.monotonic()
+        self.last = -math.inf if at_once else self.began
+        self.open = False  # whether a line of a terminal waits for its end
+
+    def due(self) -> bool:
+        """Whether it is time to say something again."""
+        waited = time.monotonic() - self.last
+        return not self.quiet and waited > (0.2 if self.live else self.EVERY_S)
+
+    def say(self, text: str) -> None:
+        """Say it now, unless nothing is to be said."""
+        if self.quiet:
+            return
+        self.last = time.monotonic()
+        self.open = self.live
+        self.stream.write(f"\r{text:<78}" if self.live else text + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """End the line."""
+        if self.open:
+            self.stream.write("\n")
+            self.open = False
+
+
 def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
     """What a person wants to know at the end of a run."""
     result, first = record["result"], record["plan"]["rounds"]["rounds"]

@@ -100,8 +100,7 @@ def _words(plan: Plan) -> str:
 def _refuse_with_resume(
     path: Path | None, settings: Sequence[str], out: Path | None, seed: int | None
 ) -> None:
-    if out is None:
-        raise InputError("--resume needs --out DIR, the folder of the run that was stopped")
+    checkpoint.require_out(out)
     if path is not None or settings or seed is not None:
         raise InputError(
             "--resume goes on with the plan and the seed of the run; "

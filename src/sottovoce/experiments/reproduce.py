@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from sottovoce import checkpoint
 from sottovoce.errors import DataError, InputError, RunError
@@ -15,6 +15,7 @@ from sottovoce.experiments.claims import Judged, judged
 from sottovoce.experiments.definition import Figure
 from sottovoce.experiments.expand import expand, seeds_of
 from sottovoce.experiments.outcomes import Result
+from sottovoce.progress import Line
 
 ALL = "all"
 
@@ -43,9 +44,9 @@ def reproduce(
         ["sottovoce reproduce", *names, *(["--quick"] if quick else []), f"--out {out.name}"]
     )
     began = time.monotonic()
-    show = _Progress(sys.stderr, quiet)
+    show = Line(sys.stderr, quiet=quiet)
     sweeps = [figure for figure in wanted if figure.kind != "moments"]
-    absent = runner.complete(sweeps, quick=quick, folder=folder, progress=show.update)
+    absent = runner.complete(sweeps, quick=quick, folder=folder, progress=partial(_told, show))
     show.close()
     runs = outcomes.known(folder)
     skipped = []
@@ -70,9 +71,9 @@ def reproduce_frontier(
     *, quick: bool = False, out: Path = Path("results"), quiet: bool = False
 ) -> Path:
     """Make `out/frontier`: records, picture and table; what is there already is not run again."""
-    folder, show = _folder(out, quick), _Progress(sys.stderr, quiet)
+    folder, show = _folder(out, quick), Line(sys.stderr, quiet=quiet)
     try:
-        frontier.reproduce(quick=quick, out=folder, progress=show.update)
+        frontier.reproduce(quick=quick, out=folder, progress=partial(_told, show))
     finally:
         show.close()
     return folder / frontier.NAME
@@ -153,34 +154,12 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class _Progress:
-    """A bar with an estimate on a terminal, a line now and then elsewhere."""
-
-    EVERY_S = 10.0
-
-    def __init__(self, stream: TextIO, quiet: bool) -> None:
-        self.stream, self.quiet = stream, quiet
-        self.began = self.last = time.monotonic()
-        self.live = stream.isatty()
-
-    def update(self, done: int, total: int) -> None:
-        """Rounds done and rounds in all; runs that stop early make the estimate one from above."""
-        now = time.monotonic()
-        due = now - self.last > (0.2 if self.live else self.EVERY_S)
-        if self.quiet or not (due or done == total):
-            return
-        self.last = now
-        left = (now - self.began) * (total - done) / max(1, done)
-        part = done / max(1, total)
-        text = f"{part:4.0%}  {done:,} of {total:,} rounds, at most {left:.0f} s left"
-        if self.live:
-            bar = "█" * round(24 * part) + "·" * (24 - round(24 * part))
-            self.stream.write(f"\r{bar} {text}   ")
-            self.stream.flush()
-        else:
-            _say(text)
-
-    def close(self) -> None:
-        """End the line."""
-        if self.live and not self.quiet:
-            self.stream.write("\n")
+def _told(line: Line, done: int, total: int) -> None:
+    """Rounds done and rounds in all; runs that stop early make the estimate one from above."""
+    if not line.due() and done != total:
+        return
+    left = (time.monotonic() - line.began) * (total - done) / max(1, done)
+    part = done / max(1, total)
+    text = f"{part:4.0%}  {done:,} of {total:,} rounds, at most {left:.0f} s left"
+    bar = "█" * round(24 * part) + "·" * (24 - round(24 * part))
+    line.say(f"{bar} {text}" if line.live else text)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -36,6 +37,17 @@ _FIELDS = ("capacity", "spent", "opened", "debits")
 FULL = 2**50
 # int64 → float64 is exact below 2⁵³; the product, root and quotient of `noise` lose at most 2 ulp.
 _ROUND_UP = 1 + 2**-50
+
+
+def most_units(floor: float, capacity: float) -> int:
+    """The most units of a turn for which μ² = capacity·u/2⁵⁰ ≤ 1/floor², in exact arithmetic.
+
+    More than a tank has where the floor asks for less noise than all of it buys.
+
+    >>> most_units(floor=2.0, capacity=1.0) == FULL // 4
+    True
+    """
+    return int(FULL / (Fraction(floor) ** 2 * Fraction(capacity)))
 
 
 def scaled_units(available: ArrayLike, planned: ArrayLike, scale: float) -> Units:

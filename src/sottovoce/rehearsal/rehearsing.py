@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from sottovoce import checkpoint, seeds
 from sottovoce._version import __version__
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
+from sottovoce.progress import Line
 from sottovoce.rehearsal import page, reasons
 from sottovoce.rehearsal.reasons import Prediction
 from sottovoce.rehearsal.scale import announced, fitted
@@ -237,7 +239,7 @@ def command(
         raise InputError("--resume goes on with the rehearsal in --out; name its folder")
     plan = Plan.load(path, settings)
     folder = out or Path("runs") / f"rehearsal-{datetime.now():%Y%m%d-%H%M%S}"
-    show = Show(sys.stderr, quiet)
+    show = Line(sys.stderr, quiet=quiet, at_once=True)
     wanted = RUNS if runs is None else runs
     try:
         result = rehearse(
@@ -251,7 +253,7 @@ def command(
             seed=seed,
             out=folder,
             resume=resume,
-            told=show.told,
+            told=partial(_told, show),
         )
     except KeyboardInterrupt:
         show.close()
@@ -292,35 +294,14 @@ def _value(result: Rehearsal, key: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-class Show:
-    """A line with an estimate: rewritten on a terminal, now and then elsewhere."""
-
-    EVERY_S = 10.0
-
-    def __init__(self, stream: TextIO, quiet: bool) -> None:
-        """Nothing is written if `quiet`."""
-        self.stream, self.quiet, self.live = stream, quiet, stream.isatty()
-        self.last = 0.0
-
-    def told(self, trials: Trials) -> None:
-        """After each trial: how many, the best so far, how long at most."""
-        now = time.monotonic()
-        if self.quiet or now - self.last < (0.2 if self.live else self.EVERY_S):
-            return
-        self.last = now
-        spent = now - trials.began
-        left = spent / max(1, trials.ran) * max(0, trials.limit - len(trials.done))
-        if trials.minutes is not None:
-            left = min(left, max(0.0, 60 * trials.minutes - spent))
-        best = max(trial.accuracy for trial in trials.done.values())
-        stage = next(reversed(trials.asked.values()))
-        text = (
-            f"{len(trials.done)} federations, {stage}, best {best:.1%}, at most {left:.0f} s left"
-        )
-        self.stream.write(f"\r{text:<78}" if self.live else text + "\n")
-        self.stream.flush()
-
-    def close(self) -> None:
-        """End the line."""
-        if self.live and not self.quiet and self.last:
-            self.stream.write("\n")
+def _told(line: Line, trials: Trials) -> None:
+    """After each trial: how many, the best so far, how long at most."""
+    if not line.due():
+        return
+    spent = time.monotonic() - trials.began
+    left = spent / max(1, trials.ran) * max(0, trials.limit - len(trials.done))
+    if trials.minutes is not None:
+        left = min(left, max(0.0, 60 * trials.minutes - spent))
+    best = max(trial.accuracy for trial in trials.done.values())
+    stage = next(reversed(trials.asked.values()))
+    line.say(f"{len(trials.done)} federations, {stage}, best {best:.1%}, at most {left:.0f} s left")

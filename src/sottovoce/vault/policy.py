@@ -136,15 +136,6 @@ def _capacity(epsilon: float, delta: float, calibration: VaultCalibration) -> fl
     return float(calibrations.vault_capacity(epsilon, delta, calibration=calibration))
 
 
-def most_units(floor: float, capacity: float) -> int:
-    """The most units one turn may book: μ² = capacity·u/2⁵⁰ ≤ 1/floor², in exact arithmetic.
-
-    >>> most_units(floor=2.0, capacity=1.0) == FULL // 4
-    True
-    """
-    return min(FULL, int(FULL / (Fraction(floor) ** 2 * Fraction(capacity))))
-
-
 def withheld_units(policy: Policy, capacity: float) -> int:
     """Units of a tank of this capacity (in μ²) that a smaller budget leaves no room for.
 

@@ -26,13 +26,13 @@ from sottovoce.errors import (
     TankEmpty,
     VaultRefusal,
 )
-from sottovoce.privacy.tank import FULL, Tank
+from sottovoce.privacy.tank import FULL, Tank, most_units
 from sottovoce.vault.books import Books
 from sottovoce.vault.chain import Line, canonical, is_hash
 from sottovoce.vault.chest import Chest
 from sottovoce.vault.fingerprint import sha256
 from sottovoce.vault.journal import MOST_BYTES
-from sottovoce.vault.policy import Policy, most_units, require_tighter, withheld_units
+from sottovoce.vault.policy import Policy, require_tighter, withheld_units
 from sottovoce.vault.witness import Place, Receipt
 
 MOST_RELEASES = 10_000  # of one turn
@@ -224,7 +224,7 @@ or make one with `sottovoce ledger create`
     @property
     def ceiling(self) -> int:
         """The most units one turn may book, all its releases together: 1/floor² in μ²."""
-        return most_units(self.policy.floor, self._books.capacity)
+        return min(FULL, most_units(self.policy.floor, self._books.capacity))
 
     def tank(self, run: str) -> Tank:
         """The fuel as this run sees it: `spent` by all runs, `debits` by this one.
