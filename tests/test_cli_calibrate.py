@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -178,3 +179,34 @@ def test_version_and_a_closed_pipe():
     command = f"{sys.executable} -m sottovoce calibrate | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["schema", "plan"], ["calibrate", "--help"]])
+def test_a_reader_that_has_left_is_no_failure(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "sottovoce", *arguments],
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_broken_pipe_is_one():
+    code = (
+        "import os, sys\n"
+        "from sottovoce import cli\n"
+        "def broken(**options):\n"
+        "    reader, writer = os.pipe()\n"
+        "    os.close(reader)\n"
+        "    try:\n"
+        "        os.write(writer, b'to another process')\n"
+        "    except BrokenPipeError:\n"
+        "        sys.exit(1)  # as typer does\n"
+        "cli.app = broken\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the system refused: Broken pipe" in done.stderr

@@ -21,6 +21,7 @@ import typer.core
 from sottovoce._version import __version__
 from sottovoce.cli_ledger import ledger_app
 from sottovoce.cli_options import AsJson, Quick, Quiet, RecordAsJson, Resume, RunFolder, Settings
+from sottovoce.cli_pipe import pipe_of, reader_left
 from sottovoce.cli_rehearse import rehearse
 from sottovoce.errors import InputError, SottovoceError
 
@@ -63,10 +64,11 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed twice: still in order, still 130
         code = _say("interrupted", 130)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except OSError as error:
+    except (OSError, SystemExit) as error:
+        error = pipe_of(error)
+        if reader_left(error):  # head or less has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(0)
         code = _say(f"the system refused: {error.strerror or error}; nothing more was done", 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code or 0)
