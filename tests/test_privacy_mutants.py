@@ -70,3 +70,14 @@ def test_a_harmless_change_is_no_kill():
         (("ratios = [", "raise ArithmeticError\n    ratios = ["),),
     )
     assert trial(broken, [test])[0] == "idle"  # it trains; the test stops, and asserts nothing
+
+
+def test_a_bug_that_stops_the_simulator_is_no_kill():
+    """Half the noise, which its killer would notice, in a simulator that trains no network."""
+    half = next(m for m in MUTANTS if m.name == "simulated noise of half the σ")
+    told = 'if type(model).__name__ == "Mlp":\n        raise ArithmeticError\n    return _stepped('
+    start = "def _one_step("
+    stops = (start, f"def _one_step(model, *rest):\n    {told}model, *rest)\n\n\ndef _stepped(")
+    assert (
+        trial(Mutant("stops", half.module, "", (*half.changes, stops)), [half.killer])[0] == "idle"
+    )
