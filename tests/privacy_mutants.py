@@ -362,7 +362,7 @@ MUTANTS = [
           "        chest.require_in_service()\n")),
     _bug("the σ of a hidden budget in the record", "coordinator", "tests/test_coordinator.py::test_what_clients_keep_to_themselves_is_in_no_record",
          ("    sigma[:, [i for i, member in enumerate(roll.members) if member.account is None]] = np.nan  # R9\n", "")),
-    _bug("a server that keeps the first receipt", "coordinator", "tests/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
+    _bug("a server that keeps the first receipt", "asking", "tests/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
          ("replace(roll.members[i], receipt=read.receipt, account=account)",
           "replace(roll.members[i], account=account)")),
     _bug("a server that weighs the first step only", "server.checks", "tests/test_hostile_uploads.py::test_every_step_of_an_upload_is_paid_for",

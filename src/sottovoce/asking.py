@@ -1,0 +1,212 @@
+"""One round asked of real clients: who fits, whom to ask, whom to ask again, and what counts.
+
+    cohort → requests → [clients answer or do not] → checks → uploads, or why there are none
+
+Whoever declines for good is replaced within the round; the silent are asked again, as often as the
+server's patience says. What comes back is held against what an honest answer looks like.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import seeds
+from sottovoce.checkpoint import ServerState
+from sottovoce.errors import Malformed, RunError
+from sottovoce.federation import Federation
+from sottovoce.holdings import Holdings
+from sottovoce.learning.form import Form
+from sottovoce.learning.own import as_device
+from sottovoce.plan import Plan
+from sottovoce.privacy import calibration
+from sottovoce.protocol import Request
+from sottovoce.rounds.cohort import pick
+from sottovoce.rounds.schedule import Round
+from sottovoce.seeds import Purpose
+from sottovoce.server import checks
+from sottovoce.server.checks import Accepted, Expected
+from sottovoce.server.registry import Member
+from sottovoce.server.roll import LASTING, Patience, Roll, Transport
+
+CEILING = 16.0  # times the noise that an equal share of a full tank would need
+
+log = logging.getLogger("sottovoce.asking")
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+def misfit(plan: Plan, public: Holdings, member: Member) -> str | None:
+    """Why a plan has no use for a client, in a few words; None if it has.
+
+    What the client would refuse anyway is found here before anything is spent.
+    """
+    features, recipe = int(np.prod(public.shape)), plan.recipe()
+    if (member.features, member.classes) != (features, public.classes):
+        return (
+            f"has {member.features} features and {member.classes} classes, "
+            f"the plan's data {features} and {public.classes}"
+        )
+    if recipe.clip > member.clip:
+        return f"allows a clip of {member.clip:g}, and local.clip is {recipe.clip:g}"
+    if member.unit != plan.local.unit:  # its other releases are for its own unit, not the plan's
+        whole = {"client": "all its data", "record": "single records"}[member.unit]
+        return f"protects {whole}, which local.unit = {member.unit} does"
+    if max(plan.rounds.rounds, recipe.steps) > member.max_rounds:
+        return f"allows {member.max_rounds} rounds, and rounds.rounds is {plan.rounds.rounds}"
+    own = member.account
+    if own is None:
+        wants = plan.server.weights == "precision"
+        return "keeps its budget to itself, and precision weights need it" if wants else None
+    if (own.capacity - own.spent) * CEILING**2 < own.capacity:
+        # Its noise would be beyond what an upload may have, and each would be paid for in vain.
+        return f"has {1 - own.spent / own.capacity:.2%} of its budget left, which is too little"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Came:
+    """What came back in a round."""
+
+    asked: list[int] = field(default_factory=list)
+    uploads: dict[int, Accepted] = field(default_factory=dict)
+    blobs: dict[int, bytes] = field(default_factory=dict)
+    why: dict[int, str] = field(default_factory=dict)  # the last reason of who sent no upload
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Reasons, counted: the clients' own codes, `silent` and `malformed`."""
+        every = [why for i, why in self.why.items() if i not in self.uploads]
+        return {why: every.count(why) for why in sorted(set(every))}
+
+
+def ask_round(
+    federation: Federation,
+    roll: Roll,
+    state: ServerState,
+    params: Arrays,
+    turn: Round,
+    header: Mapping[str, Any],
+    transport: Transport,
+    patience: Patience,
+) -> Came:
+    """Ask a cohort until enough uploads count: the silent again, others for those who decline."""
+    terms, request = federation.terms, _request(federation, params, turn, header)
+    rng = seeds.generator(header["seed"], Purpose.COHORT, turn.t)
+    asked_hash, came, tried = request.hash(), Came(), 0
+    while tried < patience.tries and len(came.uploads) < patience.minimum:
+        roll.welcome(transport)
+        waiting = [i for i in came.asked if i not in came.uploads and i not in roll.gone]
+        if (room := terms.per_round - len(came.uploads) - len(waiting)) > 0:
+            free = roll.online()
+            free[came.asked] = False
+            more = pick(terms.cohort, asked=state.asked, size=room, rng=rng, online=free).tolist()
+            came.asked.extend(more)
+            waiting += more
+        if not waiting:
+            break
+        own = {i: roll.members[i] for i in waiting}
+        reached = {i: roll.routes[m.vault] for i, m in own.items() if m.vault in roll.routes}
+        answers = transport.ask(
+            {r: replace(request, receipt=own[i].receipt).to_blob() for i, r in reached.items()},
+            patience.round,
+        )
+        for i in waiting:
+            blob = answers.get(reached[i]) if i in reached else None
+            _take(came, roll, i, blob, _expected(federation, request, asked_hash, own[i]))
+        # Who declines for good is replaced at once; only waiting for the silent wears patience out.
+        tried += any(i not in came.uploads and i not in roll.gone for i in waiting)
+    if len(came.uploads) >= patience.minimum:
+        for i in set(came.asked) - came.uploads.keys() - roll.gone.keys():
+            roll.miss(i)
+        return came
+    if roll.over(besides=list(came.uploads)):
+        return Came(came.asked)  # nobody is left to make it a round: the run ends here
+    reasons = ", ".join(f"{why}: {n}" for why, n in came.refused.items())
+    raise RunError(
+        f"round {turn.t + 1} got {len(came.uploads)} uploads of {len(came.asked)} asked and needs "
+        f"{patience.minimum} ({reasons or 'nobody to ask'}); mend the clients and resume the run"
+    )
+
+
+def _request(
+    federation: Federation, params: Arrays, turn: Round, header: Mapping[str, Any]
+) -> Request:
+    terms, plan = federation.terms, federation.plan
+    return Request(
+        run=header["run"],
+        round=turn,
+        clients=terms.clients,
+        per_round=terms.per_round,
+        cohort=terms.cohort,
+        recipe=federation.recipe,
+        form=_form(federation),
+        params=params,
+        loss_bound=plan.server.loss_bound if plan.server.signal == "clients" else None,
+        server=header["server"],
+    )
+
+
+def _form(federation: Federation) -> Form:
+    """The model as clients are told of it: with features, for the pictures that they hold."""
+    held = federation.held
+    form = as_device(federation.model, shape=held.inputs, classes=held.classes).form
+    lens = held.features
+    return form if lens is None else replace(form, shape=lens.shape, seen=lens)
+
+
+def _take(came: Came, roll: Roll, i: int, blob: bytes | None, expected: Expected) -> None:
+    """Count one answer, once; whatever is in it, the others are not to suffer."""
+    came.why[i] = "silent"
+    if blob is None:
+        return
+    try:
+        read = checks.read(blob, expected)
+    except Malformed as error:
+        log.warning("client %d sent no upload: %s", i, error)
+        came.why[i] = "malformed"
+        return
+    except Exception:  # a flaw of the checks must not become everyone's
+        log.exception("the checks failed on what client %d sent", i)
+        came.why[i] = "malformed"
+        return
+    if isinstance(read, Accepted):
+        came.uploads[i], came.blobs[i] = read, blob
+        account = read.account or roll.members[i].account
+        roll.members[i] = replace(roll.members[i], receipt=read.receipt, account=account)
+        roll.missed.pop(i, None)
+        return
+    came.why[i] = read.code
+    if read.code in LASTING:
+        roll.gone[i] = read.code
+
+
+def _expected(federation: Federation, request: Request, asked: str, member: Member) -> Expected:
+    """What an honest answer looks like.
+
+    σ/Δ is at most 16 times that of an equal share of the client's whole budget; of one that keeps
+    its budget to itself, of the tightest budget that the plan speaks of.
+    """
+    if member.account is not None:
+        worth = member.account.capacity
+    else:
+        plan = federation.plan
+        kind = plan.privacy.calibration
+        worth = float(calibration.capacity(*plan.budgets(), calibration=kind).min())
+    planned = max(1, federation.terms.planned(federation.schedule.rounds))
+    return Expected(
+        run=request.run,
+        t=request.round.t,
+        request=asked,
+        params=request.params,
+        recipe=request.recipe,
+        member=member,
+        ceiling=CEILING * math.sqrt(planned / worth),
+        loss_bound=request.loss_bound,
+    )
