@@ -260,7 +260,7 @@ def test_the_run_ends_when_everyone_has_declined_for_good(tmp_path):
 def test_an_outage_stops_the_run_and_loses_nothing(tmp_path, minimum):
     """Too few answer in round 2, though all have debited: resumed, the stored answers come back."""
     transport, out = Direct(clients(tmp_path)), tmp_path / "run"
-    patience = Patience(3, gathering=0.5, minimum=minimum, tries=2)
+    patience = Patience(3, gathering=0.5, minimum=minimum, tries=2, pause=0.0)
     heard = ["route-0"] if minimum == 2 else []
     transport.on_answer = lambda route, asked, told: (
         told if Request.from_blob(asked).round.t < 2 or route in heard else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,9 +34,10 @@ from sottovoce.seeds import Purpose
 from sottovoce.server import checks
 from sottovoce.server.checks import Accepted, Expected
 from sottovoce.server.registry import Member
-from sottovoce.server.roll import LASTING, Patience, Roll, Transport
+from sottovoce.server.roll import LASTING, SILENT, Patience, Roll, Transport
 
 CEILING = 16.0  # times the noise that an equal share of a full tank would need
+SLICE = 0.5
 
 log = logging.getLogger("sottovoce.asking")
 
@@ -102,6 +104,8 @@ def ask_round(
     asked_hash, came, tried = request.hash(), Came(), 0
     while tried < patience.tries and len(came.uploads) < patience.minimum:
         roll.welcome(transport)
+        if tried or np.count_nonzero(roll.online()) < patience.minimum:
+            roll.recall(at_once=True)  # better one that was silent than no round
         waiting = [i for i in came.asked if i not in came.uploads and i not in roll.gone]
         if (room := terms.per_round - len(came.uploads) - len(waiting)) > 0:
             free = roll.online()
@@ -112,6 +116,7 @@ def ask_round(
         if not waiting:
             break
         own = {i: roll.members[i] for i in waiting}
+        began = time.monotonic()
         reached = {i: roll.routes[m.vault] for i, m in own.items() if m.vault in roll.routes}
         answers = transport.ask(
             {r: replace(request, receipt=own[i].receipt).to_blob() for i, r in reached.items()},
@@ -121,10 +126,12 @@ def ask_round(
             blob = answers.get(reached[i]) if i in reached else None
             _take(came, roll, i, blob, _expected(federation, request, asked_hash, own[i]))
         # Who declines for good is replaced at once; only waiting for the silent wears patience out.
-        tried += any(i not in came.uploads and i not in roll.gone for i in waiting)
+        if any(i not in came.uploads and i not in roll.gone for i in waiting):
+            tried += 1
+            if tried < patience.tries and len(came.uploads) < patience.minimum:
+                _wait_until(began + patience.before(tried))  # what they said no for may pass
     if len(came.uploads) >= patience.minimum:
-        for i in set(came.asked) - came.uploads.keys() - roll.gone.keys():
-            roll.miss(i)
+        roll.close({i: why for i, why in came.why.items() if i not in (came.uploads | roll.gone)})
         return came
     if roll.over(besides=list(came.uploads)):
         return Came(came.asked)  # nobody is left to make it a round: the run ends here
@@ -133,6 +140,12 @@ def ask_round(
         f"round {turn.t + 1} got {len(came.uploads)} uploads of {len(came.asked)} asked and needs "
         f"{patience.minimum} ({reasons or 'nobody to ask'}); mend the clients and resume the run"
     )
+
+
+def _wait_until(when: float) -> None:
+    """In slices: a signal that another thread raises is heard when this one wakes up."""
+    while (left := when - time.monotonic()) > 0:
+        time.sleep(min(left, SLICE))
 
 
 def _request(
@@ -163,7 +176,7 @@ def _form(federation: Federation) -> Form:
 
 def _take(came: Came, roll: Roll, i: int, blob: bytes | None, expected: Expected) -> None:
     """Count one answer, once; whatever is in it, the others are not to suffer."""
-    came.why[i] = "silent"
+    came.why[i] = SILENT
     if blob is None:
         return
     try:

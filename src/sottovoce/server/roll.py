@@ -20,8 +20,9 @@ from sottovoce.server.registry import Member
 
 LASTING = ("empty", "policy", "replay")  # reasons to say no that will not go away
 SILENT = "silent"
-MISSES = 3  # rounds in a row that a client may miss before it is not asked any more
+MISSES = 3  # rounds in a row that a client may miss before it has to sit some out
 GREETING_SECONDS = 60.0  # for a client that appears in the middle of a run
+MOST_SECONDS = 10.0**7
 
 
 class Transport(Protocol):
@@ -52,6 +53,7 @@ uploads would teach nothing
     round: float = 600.0  # seconds for the answers of a round
     minimum: int = 1  # uploads without which a round does not count
     tries: int = 3  # how often silent clients are asked in one round before the run stops
+    pause: float = 5.0  # seconds until the second of these; four times as long until the next, …
 
     def __post_init__(self) -> None:
         for name, why in (
@@ -61,16 +63,41 @@ uploads would teach nothing
         ):
             if type(value := getattr(self, name)) is not int or value < 1:
                 raise InputError.of(name, value, "a whole number ≥ 1", why)
+        for name, least, why in (
+            ("gathering", "above", "clients need time to appear"),
+            ("round", "above", "clients need time to answer"),
+            ("pause", "of at least", "leave it out for 5 seconds"),
+        ):
+            seconds = getattr(self, name)
+            known = type(seconds) in (int, float) and 0 <= seconds <= MOST_SECONDS
+            if not known or (seconds == 0 and name != "pause"):
+                bound = f"seconds {least} 0, up to {MOST_SECONDS:g}"
+                raise InputError.of(name, seconds, bound, why)
+
+    def before(self, tried: int) -> float:
+        """Seconds from one ask of a round to the next, after so many; at most the deadline.
+
+        >>> [Patience(clients=3).before(tried) for tried in (1, 2, 9)]
+        [5.0, 20.0, 600.0]
+        """
+        return float(min(self.pause * 4 ** (tried - 1), self.round))
 
 
 @dataclass(eq=False)
 class Roll:
-    """The members of a run, how they are reached, and what became of them."""
+    """The members of a run, how they are reached, and what became of them.
+
+    Who misses three rounds in a row sits out 1, then gets one try, sits out 2, 4, …: a client that
+    greets and never answers must not cost every round the whole deadline. Nobody is tried of whom
+    nothing was heard since: a greeting, or an answer that was no upload. An upload ends it all.
+    """
 
     members: list[Member]
     routes: dict[str, str] = field(default_factory=dict)  # vault → route
     gone: dict[int, str] = field(default_factory=dict)  # not asked any more, and why
     missed: dict[int, int] = field(default_factory=dict)  # rounds in a row without an upload
+    rests: dict[int, int] = field(default_factory=dict)  # rounds that a silent one sits out yet
+    heard: set[int] = field(default_factory=set)  # who has said something since it was silent
 
     def online(self) -> NDArray[np.bool_]:
         """Who is asked."""
@@ -80,11 +107,20 @@ class Roll:
         """A client is reached by this route from now on, and nobody else is."""
         self.routes = {v: r for v, r in self.routes.items() if r != route} | {vault: route}
 
-    def miss(self, i: int) -> None:
-        """A round closed without this client."""
-        self.missed[i] = self.missed.get(i, 0) + 1
-        if self.missed[i] >= MISSES:
-            self.gone[i] = SILENT
+    def close(self, missing: Mapping[int, str]) -> None:
+        """A round closed without these, for reasons of their own or because of their silence."""
+        self.rests = {i: rounds - 1 for i, rounds in self.rests.items() if rounds > 1}
+        for i, why in missing.items():
+            (self.heard.discard if why == SILENT else self.heard.add)(i)
+            self.missed[i] = self.missed.get(i, 0) + 1
+            if self.missed[i] >= MISSES:
+                self.gone[i], self.rests[i] = SILENT, 2 ** (self.missed[i] - MISSES)
+
+    def recall(self, *, at_once: bool = False) -> None:
+        """One more try for the silent that were heard of since, now or when they have sat out."""
+        for i in [i for i, why in self.gone.items() if why == SILENT and i in self.heard]:
+            if at_once or i not in self.rests:
+                del self.gone[i]
 
     def over(self, besides: Sequence[int] = ()) -> bool:
         """Whether everyone has declined for good, apart from those named."""
@@ -92,7 +128,7 @@ class Roll:
         return all(self.gone.get(i) in LASTING for i in every if i not in besides)
 
     def welcome(self, transport: Transport, seconds: float = GREETING_SECONDS) -> None:
-        """Members that have come back, perhaps by another route; silence is forgiven."""
+        """Members that have come back, perhaps by another route: the silent may be tried again."""
         known = {member.vault: i for i, member in enumerate(self.members)}
         for route, blob in transport.greet(seconds).items():
             try:
@@ -101,9 +137,8 @@ class Roll:
                 continue
             if vault in known:
                 self.place(vault, route)
-                self.missed.pop(known[vault], None)
-                if self.gone.get(known[vault]) == SILENT:
-                    del self.gone[known[vault]]
+                self.heard.add(known[vault])
+        self.recall()
 
     def to_json(self) -> dict[str, Any]:
         """What a server must not forget: receipts and what was spent, too."""
