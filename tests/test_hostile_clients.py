@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from devices import ask, opened, written
+from devices import ask, books_hold, opened, written
 from in_process import Direct, clients, plan
 from test_coordinator import go, settled
 
@@ -16,6 +16,7 @@ from sottovoce.errors import InputError, Malformed, RunError
 from sottovoce.protocol import Request
 from sottovoce.server import checks
 from sottovoce.server.registry import Member
+from sottovoce.vault import Policy
 
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably
 
@@ -197,6 +198,31 @@ def test_one_that_does_not_fit_keeps_nobody_from_beginning(why, tmp_path):
     with pytest.raises(RunError, match=r"[03] of 4 clients .* of one that did, "):
         go(short, tmp_path / "other", own=own, patience=Patience(4, gathering=0.3))
     assert not (tmp_path / "other").exists()
+
+
+LOSS = {"server.signal": "clients", "server.loss_bound": 3.0, "rounds.schedule": "discounted"}
+
+
+@pytest.mark.parametrize("more", [{}, LOSS, {"local.steps": 2}, {"rounds.per_round": 2}], ids=str)
+def test_a_floor_is_kept_or_its_client_left_out_but_never_paid_for_in_vain(more, tmp_path):
+    """A floor up to 16 times an equal share's noise: every upload counts; above it: no request."""
+    own = plan(**{"rounds.rounds": 2, **more})
+    turns = 2 if own.rounds.per_round is None else 1  # 2 · 2/4: how often one is asked
+    most = 16 * math.sqrt(turns / Policy(8.0, 1e-5, 40, 1.0).capacity())
+    most *= math.sqrt(0.9) if more is LOSS else 1.0  # a part in ten pays for the loss
+    near, far = (clients(tmp_path / name, 4, floor=most * by)
+                 for name, by in (("near", 0.999), ("far", 1.001)))  # fmt: skip
+    transport = Direct({r: (far if r == BAD else near)[r] for r in near})
+    done = go(transport, tmp_path / "run", own=own, patience=Patience(3, gathering=0.5))
+    if own.rounds.per_round is None:
+        assert len(done.record["clients"]) == 3
+    assert not any("refused" in entry for entry in done.record["rounds"])
+    settled(done, transport)
+    if own.rounds.per_round is None:
+        with pytest.raises(RunError, match=r"client-1 has a floor of \S+, and \S+ is the most"):
+            go(Direct({BAD: far[BAD]}), tmp_path / "other", own=own,
+               patience=Patience(1, gathering=0.3))  # fmt: skip
+        assert books_hold(far[BAD]).spent == 0
 
 
 def test_a_route_carries_one_client(tmp_path):

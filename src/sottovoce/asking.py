@@ -30,6 +30,7 @@ from sottovoce.privacy import calibration
 from sottovoce.protocol import Request
 from sottovoce.rounds.cohort import pick
 from sottovoce.rounds.schedule import Round
+from sottovoce.rounds.turn import LOSS_SHARE, Terms
 from sottovoce.seeds import Purpose
 from sottovoce.server import checks
 from sottovoce.server.checks import Accepted, Expected
@@ -44,10 +45,11 @@ log = logging.getLogger("sottovoce.asking")
 Arrays = dict[str, NDArray[np.float32]]
 
 
-def misfit(plan: Plan, public: Holdings, member: Member) -> str | None:
-    """Why a plan has no use for a client, in a few words; None if it has.
+def misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> str | None:
+    """Why a plan for so many clients has no use for this one, in a few words; None if it has.
 
-    What the client would refuse anyway is found here before anything is spent.
+    What the client would refuse, or the server after it was paid for, is found here before anything
+    is spent. Of one that keeps its budget to itself neither is known.
     """
     features, recipe = int(np.prod(public.shape)), plan.recipe()
     if (member.features, member.classes) != (features, public.classes):
@@ -66,10 +68,39 @@ def misfit(plan: Plan, public: Holdings, member: Member) -> str | None:
     if own is None:
         wants = plan.server.weights == "precision"
         return "keeps its budget to itself, and precision weights need it" if wants else None
-    if (own.capacity - own.spent) * CEILING**2 < own.capacity:
-        # Its noise would be beyond what an upload may have, and each would be paid for in vain.
+    # Beyond the noise that an upload may have each would be paid for in vain.
+    told = _share_of_model(plan)
+    if (own.capacity - own.spent) * told * CEILING**2 < own.capacity:
         return f"has {1 - own.spent / own.capacity:.2%} of its budget left, which is too little"
+    most = math.sqrt(told / recipe.releases) * _ceiling(plan, member, clients)
+    if (member.floor or 0.0) > most:
+        return f"has a floor of {member.floor:g}, and {most:g} is the most that this plan can use"
     return None
+
+
+def _share_of_model(plan: Plan) -> float:
+    """What is left for the model of a release that pays for a noised loss as well."""
+    return 1 - 1 / LOSS_SHARE if plan.server.signal == "clients" else 1.0
+
+
+def _ceiling(plan: Plan, member: Member, clients: int) -> float:
+    """The most σ/Δ that counts: 16 times that of an equal share of the client's whole budget.
+
+    Of one that keeps its budget to itself, of the tightest budget that the plan speaks of.
+    """
+    if member.account is not None:
+        worth = member.account.capacity
+    else:
+        kind = plan.privacy.calibration
+        worth = float(calibration.capacity(*plan.budgets(), calibration=kind).min())
+    turns = Terms(
+        clients=clients,
+        per_round=min(clients, plan.rounds.per_round or clients),
+        cohort=plan.rounds.cohort,
+        calibration=plan.privacy.calibration,
+        releases=plan.recipe().releases,
+    )
+    return CEILING * math.sqrt(max(1, turns.planned(plan.rounds.rounds)) / worth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,23 +234,17 @@ def _take(came: Came, roll: Roll, i: int, blob: bytes | None, expected: Expected
 def _expected(federation: Federation, request: Request, asked: str, member: Member) -> Expected:
     """What an honest answer looks like.
 
-    σ/Δ is at most 16 times that of an equal share of the client's whole budget; of one that keeps
-    its budget to itself, of the tightest budget that the plan speaks of.
+    A client's own floor was not too high when it was taken in, and is kept if more have come since.
     """
-    if member.account is not None:
-        worth = member.account.capacity
-    else:
-        plan = federation.plan
-        kind = plan.privacy.calibration
-        worth = float(calibration.capacity(*plan.budgets(), calibration=kind).min())
-    planned = max(1, federation.terms.planned(federation.schedule.rounds))
+    plan, recipe = federation.plan, request.recipe
+    needs = (member.floor or 0.0) * math.sqrt(recipe.releases / _share_of_model(plan))
     return Expected(
         run=request.run,
         t=request.round.t,
         request=asked,
         params=request.params,
-        recipe=request.recipe,
+        recipe=recipe,
         member=member,
-        ceiling=CEILING * math.sqrt(planned / worth),
+        ceiling=max(_ceiling(plan, member, federation.terms.clients), needs * (1 + 1e-6)),
         loss_bound=request.loss_bound,
     )

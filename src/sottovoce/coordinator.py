@@ -82,7 +82,7 @@ def conduct(
     else:
         _require_unused(out)
         public = seen(plan, public)
-        roll = gather(transport, patience, lambda member: misfit(plan, public, member))
+        roll = gather(transport, patience, lambda m: misfit(plan, public, m, patience.clients))
         federation = of_members(plan, roll.members, public)
         seed = seeds.fresh()
         params = named(first_model(federation.model, seed))
