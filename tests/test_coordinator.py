@@ -17,7 +17,7 @@ import pytest
 from devices import ask, books_hold, kind
 from in_process import FEATURES, HIDDEN, Direct, clients, plan, public
 
-from sottovoce import device, report, wire
+from sottovoce import coordinator, device, report, wire
 from sottovoce.coordinator import Patience, conduct
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning.form import Form
@@ -313,6 +313,31 @@ def test_killed_and_resumed_from_an_old_checkpoint_it_ends_in_the_same_models(tm
     for route, node in transport.nodes.items():  # only the fourth round was debited since
         assert len(units_of(node)) == 4
         assert books_hold(node).spent - spent[route] == sum(units_of(node)[-1])
+
+
+def test_only_uploads_that_counted_are_kept(tmp_path, monkeypatch):
+    """Killed when a round's uploads were kept and its checkpoint was not: one comes no more."""
+    transport, out, killed = Direct(clients(tmp_path)), tmp_path / "run", tmp_path / "killed"
+    closed = coordinator._closed
+
+    def copied(federation, roll, state, *more):
+        if state.progress.done == 1:
+            shutil.copytree(out, killed)  # what kill -9 would leave
+            raise KeyboardInterrupt
+        return closed(federation, roll, state, *more)
+
+    monkeypatch.setattr(coordinator, "_closed", copied)
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out)
+    assert sorted(replayed(out)) == [0]  # the second round has not counted
+    monkeypatch.undo()
+    assert (killed / "uploads" / "00001-00001").exists()
+    again = Direct(transport.nodes)
+    again.on_answer = lambda route, asked, told: None if route == "route-1" else told
+    done = go(again, killed, resume=True)
+    kept = {(int(p.name[:5]), int(p.name[6:])) for p in (killed / "uploads").iterdir()}
+    assert kept == {(e["t"], i) for e in done.record["rounds"] for i in e["cohort"]}
+    settled(done, again)
 
 
 def test_a_resumed_run_does_without_those_that_stay_away(tmp_path):

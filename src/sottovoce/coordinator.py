@@ -79,6 +79,7 @@ def conduct(
         public = seen(Plan(**header["plan"]), public)
         federation = of_members(Plan(**header["plan"]), roll.members, public)
         params: Arrays = {n: np.asarray(a, np.float32) for n, a in arrays.items()}
+        _keep_none_of(out, state.progress.done)
     else:
         _require_unused(out)
         public = seen(plan, public)
@@ -132,6 +133,7 @@ def conduct(
     finally:
         if status != "finished":
             checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
+            _keep_none_of(out, state.progress.done)
         final = dict(handed(memory, params))
         made = _record(federation, state, final, status, began, insecure, versions or {})
         record.write(out, made, federation, state, final)
@@ -222,6 +224,13 @@ def _keep(out: Path, t: int, came: Came) -> None:
     folder.mkdir(exist_ok=True)
     for i, blob in came.blobs.items():
         checkpoint.replace(folder / f"{t:05d}-{i:05d}", blob)
+
+
+def _keep_none_of(out: Path, t: int) -> None:
+    """The uploads of a round that was cut short have not counted yet; nor has any after it."""
+    for path in (out / UPLOADS).glob("?????-?????"):
+        if int(path.name[:5]) >= t:
+            path.unlink()
 
 
 def _tank(
