@@ -32,7 +32,7 @@ MOST = 10**9  # clients, rounds, steps: beyond it a number is nonsense
 CODES = ("empty", "policy", "replay", "malformed", "vault", "data", "internal")
 
 _RUN = re.compile(r"[0-9a-f]{8,64}")
-_SERVER = re.compile(r"[A-Za-z0-9 ._:-]{0,80}")
+SERVER = re.compile(r"[A-Za-z0-9 ._:-]{0,80}")
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -167,7 +167,7 @@ class Request:
             raise Malformed("the request's cohort or unit is unknown")
         if not isinstance(head["run"], str) or not _RUN.fullmatch(head["run"]):
             raise Malformed("the request's run is no id of 8 to 64 hexadecimal digits")
-        if not isinstance(head["server"], str) or not _SERVER.fullmatch(head["server"]):
+        if not isinstance(head["server"], str) or not SERVER.fullmatch(head["server"]):
             raise Malformed("the request's server has no plain name")
         scale, bound = _number(turn["scale"], "scale"), head["loss_bound"]
         if bound is not None and not 1e-6 <= _number(bound, "loss_bound") <= 1e6:

@@ -11,11 +11,12 @@
 | `minimum` | uploads without which a round does not count |
 | `resume` | go on with the run that was stopped in `out` |
 | `keep-uploads` | keep every upload that counted, in `out`/uploads |
-| `insecure` | the transport is not encrypted: the record says so |
+| `insecure` | allow a transport that is not encrypted: the record then says so |
 | `name` | the server's name, as the clients' ledgers note it |
 | `progress` | a file that gets a line of JSON a round; none if empty |
 
-One process leads a run: it holds a lock on `out`/server.lock, which dies with it.
+All of it is checked before anyone is greeted. One process leads a run: it holds a lock on
+`out`/server.lock, which dies with it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ LOCK = "server.lock"
 # A server that is being stopped may still write its record.
 LOCK_SECONDS = 60.0
 STOPS = (signal.SIGINT, signal.SIGTERM)
+# Each key of the run config: its types, what it must be, and how it is given.
+KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
+    **dict.fromkeys(("plan", "public", "out"), ((str,), "a path", "'…'")),
+    **dict.fromkeys(("clients", "minimum"), ((int,), "a whole number ≥ 1", "3")),
+    **dict.fromkeys(
+        ("gathering", "deadline"), ((int, float), "seconds above 0, up to 1e+07", "60")
+    ),
+    **dict.fromkeys(("resume", "keep-uploads", "insecure"), ((bool,), "true or false", "true")),
+    "name": ((str,), "at most 80 letters, digits and . _ : - or spaces", "'…'"),
+    "progress": ((str,), "a file in a folder that exists", "'…'"),
+}
 
 
 class Routes:
@@ -83,13 +95,24 @@ def lead(roll: Roll, config: Mapping[str, Any]) -> None:
     from sottovoce.coordinator import Patience, conduct
     from sottovoce.plan import Plan
 
-    paths = {key: _path(config, key) for key in ("plan", "public", "out")}
+    for key in KINDS:
+        _require(key, config.get(key))
+    secure = encrypted(roll.grid)
+    if not secure and not config["insecure"]:
+        raise InputError.of(
+            "insecure",
+            "false",
+            "true where nothing is encrypted",
+            "start the SuperLink with its certificate, or allow it with: "
+            "flwr run --run-config insecure=true",
+        )
+    paths = {key: Path(config[key]) for key in ("plan", "public", "out")}
     plan, held = Plan.load(paths["plan"]), public.load(paths["public"])
     patience = Patience(
-        clients=int(config["clients"]),
-        gathering=float(config["gathering"]),
-        round=float(config["deadline"]),
-        minimum=int(config["minimum"]),
+        clients=config["clients"],
+        gathering=config["gathering"],
+        round=config["deadline"],
+        minimum=config["minimum"],
     )
     with alone(paths["out"]):
         conduct(
@@ -98,11 +121,11 @@ def lead(roll: Roll, config: Mapping[str, Any]) -> None:
             Routes(roll),
             patience,
             out=paths["out"],
-            on_round=_teller(str(config["progress"])),
-            resume=bool(config["resume"]),
-            keep_uploads=bool(config["keep-uploads"]),
-            insecure=bool(config["insecure"]),
-            server=str(config["name"]),
+            on_round=_teller(config["progress"]),
+            resume=config["resume"],
+            keep_uploads=config["keep-uploads"],
+            insecure=not secure,
+            server=config["name"],
             versions={"flwr": metadata.version("flwr")},
         )
 
@@ -169,8 +192,30 @@ def _teller(path: str) -> Callable[[RoundDone], None]:
     return tell
 
 
-def _path(config: Mapping[str, Any], key: str) -> Path:
-    value = config[key]
-    if not isinstance(value, str) or not value:
-        raise InputError.of(key, value, "a path", f"give it as: flwr run --run-config {key}='…'")
-    return Path(value)
+def encrypted(grid: object) -> bool:
+    """Whether the SuperLink speaks TLS, as this app's own connection to it: it has one port.
+
+    A grid that cannot tell counts as plaintext: a record must not promise what is not known.
+    """
+    return getattr(grid, "_insecure", True) is False
+
+
+def _require(key: str, value: Any) -> None:
+    """One sentence for a setting that would otherwise become a run that spends and fails."""
+    from sottovoce.protocol import SERVER
+    from sottovoce.server.roll import MOST_SECONDS
+
+    types, bound, given = KINDS[key]
+    good = type(value) in types
+    if good and key in ("plan", "public", "out"):
+        good = value != ""
+    elif good and types == (int,):
+        good = value >= 1
+    elif good and types == (int, float):
+        good = 0 < value <= MOST_SECONDS
+    elif good and key == "name":
+        good = SERVER.fullmatch(value) is not None
+    elif good and key == "progress":
+        good = value == "" or Path(value).parent.is_dir()
+    if not good:
+        raise InputError.of(key, value, bound, f"give it as: flwr run --run-config {key}={given}")

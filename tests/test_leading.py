@@ -1,0 +1,105 @@
+"""What `flwr run` hands over is checked before anyone is greeted: types, seconds, encryption."""
+
+from __future__ import annotations
+
+import tomllib
+from types import SimpleNamespace
+
+import pytest
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from sottovoce import coordinator, public
+from sottovoce.errors import InputError
+from sottovoce.flower import leading, local
+from sottovoce.flower.transport import Roll
+from sottovoce.plan import Plan
+
+BAD = {
+    "plan": ["", 7, True],
+    "public": ["", None],
+    "out": ["", 1.5],
+    "clients": ["three", "3", 0, -1, 1.0, True],
+    "minimum": [0, "1", False, 2.5],
+    "gathering": [0, -1.0, "120", True, float("nan"), float("inf")],
+    "deadline": [0, 0.0, -3, "soon", float("nan"), float("inf"), 1e9],
+    "resume": ["false", "true", 0, 1],
+    "keep-uploads": ["no", 0],
+    "insecure": ["false", 1],
+    "name": [7, "\x1b[2J", "x" * 81, "Spital Zürich"],
+    "progress": [7, False, "/nowhere/at/all/progress.jsonl"],
+}
+
+
+def config(**changes):
+    """What the bundle says, and where plan, rows and run are."""
+    bundle = tomllib.loads((local.APP / "pyproject.toml").read_text("utf-8"))
+    own = bundle["tool"]["flwr"]["app"]["config"]
+    assert own.keys() == leading.KINDS.keys()  # what can be given is what is read
+    return {**own, "plan": "plan.toml", "public": "public.npz", "out": "run", **changes}
+
+
+class NobodyIsAsked:
+    """A grid that fails the test when it is used; encrypted or not, as Flower's grid has it."""
+
+    def __init__(self, insecure=False):
+        self._insecure = insecure
+
+    def get_node_ids(self):
+        raise AssertionError("somebody was greeted")
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_a_setting_that_is_none_is_one_sentence(key, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for value in BAD[key]:
+        with pytest.raises(InputError, match=rf"^{key} must be .*, got .*; .*\S") as error:
+            leading.lead(Roll(NobodyIsAsked(), str, limit=1), config(**{key: value}))
+        assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def conducted(monkeypatch, tmp_path):
+    """How `conduct` was called, in a folder where a plan lies."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text("[rounds]\nrounds = 3\n")
+    monkeypatch.setattr(public, "load", lambda path: path)
+    calls = []
+    monkeypatch.setattr(coordinator, "conduct", lambda *one, **more: calls.append((one, more)))
+    return calls
+
+
+def test_what_is_given_is_what_is_conducted(conducted):
+    given = config(clients=3, gathering=7, deadline=9.5, minimum=2, resume=True, name="st. x: 1")
+    leading.lead(Roll(NobodyIsAsked(), str, limit=1), given)
+    (((plan, rows, routes, patience), more),) = conducted
+    assert plan == Plan.load("plan.toml")
+    assert (rows.name, type(routes)) == ("public.npz", leading.Routes)
+    assert (patience.clients, patience.gathering, patience.round, patience.minimum) == (
+        3,
+        7,
+        9.5,
+        2,
+    )
+    assert (more["resume"], more["keep_uploads"], more["server"]) == (True, False, "st. x: 1")
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_the_record_is_told_what_the_transport_is_not_what_the_submitter_says(conducted, said):
+    leading.lead(Roll(NobodyIsAsked(insecure=False), str, limit=1), config(insecure=said))
+    assert conducted[-1][1]["insecure"] is False
+    for grid in (NobodyIsAsked(insecure=True), SimpleNamespace()):  # plaintext, and who can tell
+        if said:
+            leading.lead(Roll(grid, str, limit=1), config(insecure=said))
+            assert conducted[-1][1]["insecure"] is True
+        else:
+            with pytest.raises(
+                InputError, match="insecure must be true where nothing is encrypted"
+            ):
+                leading.lead(Roll(grid, str, limit=1), config(insecure=said))
+    assert len(conducted) == (3 if said else 1)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_flowers_own_grid_says_whether_it_encrypts(insecure):
+    assert leading.encrypted(HttpGrid(insecure=insecure, token="t")) is not insecure
