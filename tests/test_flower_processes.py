@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -13,14 +14,16 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from sottovoce.errors import FederationError, InputError
-from sottovoce.flower import certificates, keeper, local
-from sottovoce.flower.processes import Processes
+from sottovoce.flower import certificates, control, keeper, local, loopback
+from sottovoce.flower.processes import Process, Processes
 
 
 def until(question, seconds=10.0):
@@ -295,6 +298,44 @@ class TestProcesses:
             with pytest.raises(FederationError, match="could not be started"):
                 processes.start("q", [str(tmp_path / "absent")], log=tmp_path / "q.log")
 
+    def test_one_that_may_finish_its_work_does_before_the_others_are_asked(self, tmp_path):
+        """It is told first, and those it works with live until it is done; but not for ever."""
+        busy = """
+            import signal, sys, time
+            stopped = []
+            signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+            print("ready", flush=True)
+            while not stopped:
+                time.sleep(0.02)
+            time.sleep(float(sys.argv[1]))
+            print("stored", time.time(), flush=True)
+        """
+        other = """
+            import signal, sys, time
+            def stop(*_):
+                print("told", time.time(), flush=True)
+                sys.exit()
+            signal.signal(signal.SIGTERM, stop)
+            print("ready", flush=True)
+            time.sleep(600)
+        """
+
+        def started(processes, name, code, *words, **more):
+            argv = [sys.executable, "-c", textwrap.dedent(code), *words]
+            return processes.start(name, argv, log=tmp_path / name, **more)
+
+        with Processes(grace=0.3) as processes:
+            started(processes, "worker", busy, "0.5", grace=20.0)
+            started(processes, "stuck", busy, "600", grace=0.8)
+            started(processes, "node", other)
+            assert until(lambda: all(p.tail() == "ready" for p in processes.all.values()))
+            began = time.time()
+        assert time.time() - began < 10
+        stored, told = (processes.all[name].tail(1).split() for name in ("worker", "node"))
+        assert (stored[0], told[0]) == ("stored", "told")
+        assert began < float(stored[1]) < float(told[1]) < began + 5
+        assert processes.all["stuck"].tail() == "ready"  # its time was up
+
     def test_the_keeper_needs_the_standard_library_alone(self):
         done = subprocess.run(
             [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), "5"],
@@ -308,13 +349,21 @@ class TestProcesses:
 
 class TestLocal:
     def test_a_free_port_is_free(self):
-        ports = {local.free_port() for _ in range(50)}
+        ports = {loopback.free_port() for _ in range(50)}
         assert len(ports) > 40
-        assert ports <= set(local.PORTS)
+        assert ports <= set(loopback.PORTS)
+
+    def test_ports_differ_from_each_other(self, monkeypatch):
+        """Nobody listens on them before all are drawn, so that looking is not enough."""
+        monkeypatch.setattr(loopback, "PORTS", range(21_000, 21_040))
+        ports = loopback.free_ports(20)
+        assert len(set(ports)) == len(ports) == 20
+        with pytest.raises(FederationError, match="41 free ports"):
+            loopback.free_ports(41)
 
     def test_nothing_is_sent_to_anyone(self, tmp_path, monkeypatch):
         monkeypatch.setenv("NO_PROXY", "intranet")
-        told = local.environment(tmp_path)
+        told = loopback.environment(tmp_path)
         assert told["FLWR_TELEMETRY_ENABLED"] == "0"
         assert told["FLWR_DISABLE_UPDATE_CHECK"] == "1"
         assert told["FLWR_HOME"] == str(tmp_path)
@@ -329,6 +378,106 @@ class TestLocal:
             local.federation(tmp_path / "f", [{}]),
         ):
             raise AssertionError("it never starts")
+
+    def fallen(self, tmp_path, words="cannot open the node file", code=3):
+        """A federation of one node whose worker has ended with these last words."""
+        (tmp_path / "node0.worker.log").write_text(f"{words}\n")
+        worker = Process("node0.worker", tmp_path / "node0.worker.log", pid=1, code=code)
+        running = local.Federation(
+            tmp_path, SimpleNamespace(all={}), control.Link("127.0.0.1:1", None), app="a:b"
+        )
+        running.nodes.append(local.Node("node0", {}, None, None, 1, worker=worker))
+        return running
+
+    def test_a_worker_that_cannot_start_is_named_with_its_last_words(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(control, "online", lambda link: set())
+        with pytest.raises(FederationError, match=r"(?s)worker of node0 .*exit code 3.*node file"):
+            local._wait_for_nodes(self.fallen(tmp_path), 5.0)
+
+    def test_a_run_that_failed_tells_of_workers_that_fell(self, tmp_path, monkeypatch):
+        state = control.RunState("finished", "failed", "ServerApp failed with exception: 0 of 1")
+        monkeypatch.setattr(control, "run_state", lambda link, run: state)
+        running = self.fallen(tmp_path)
+        with pytest.raises(FederationError, match=r"the run failed: 0 of 1$"):
+            running.wait(7)
+        running.nodes[0].falls = 4
+        with pytest.raises(FederationError, match=r"(?s)0 of 1\n.*fell 4 times.*node file"):
+            running.wait(7)
+
+    def test_one_that_falls_again_and_again_is_given_time(self, tmp_path, monkeypatch):
+        """Four starts at once, then one every RETRY seconds."""
+        monkeypatch.setattr(local, "BEAT", 0.01)
+        monkeypatch.setattr(local, "RETRY", 0.3)
+        running, starts = self.fallen(tmp_path), []
+
+        def start(node):
+            starts.append(time.monotonic())
+            node.worker = Process("node0.worker", tmp_path / "log", pid=1, code=1)
+
+        running.start_worker = start
+        running.supervise()
+        assert until(lambda: len(starts) >= local.AT_ONCE + 1)
+        running.close()
+        gaps = [b - a for a, b in itertools.pairwise(starts)]
+        assert max(gaps[: local.AT_ONCE - 2]) < 0.3 <= min(gaps[local.AT_ONCE - 2 :]) + 0.01
+        assert running.nodes[0].falls >= local.AT_ONCE + 1
+
+    def answers(self, monkeypatch, *said):
+        """What the SuperLink says of a run, look by look; the last for ever."""
+        said = list(said)
+
+        def look(link, run):
+            one = said.pop(0) if len(said) > 1 else said[0]
+            if isinstance(one, Exception):
+                raise one
+            return one
+
+        monkeypatch.setattr(control, "run_state", look)
+
+    def test_a_slow_answer_does_not_end_a_run(self, tmp_path, monkeypatch):
+        running, late = self.fallen(tmp_path), control.NoAnswer("it does not answer")
+        goes, ends = (
+            control.RunState("running", "", ""),
+            control.RunState("finished", "completed", ""),
+        )
+        self.answers(monkeypatch, goes, late, late, goes, late, ends)
+        assert running.wait(7, every=0.01).completed
+        monkeypatch.setattr(local, "SLOW", 0.1)
+        self.answers(monkeypatch, goes, late)
+        with pytest.raises(FederationError, match="does not answer"):
+            running.wait(7, every=0.01)
+        self.answers(monkeypatch, goes, FederationError("the SuperLink knows no run 7"))
+        with pytest.raises(FederationError, match="knows no run"):
+            running.wait(7, every=0.01)
+
+    def test_a_link_that_died_is_not_waited_for(self, tmp_path, monkeypatch):
+        running = self.fallen(tmp_path)
+        running._link_process = Process("superlink", tmp_path / "none", pid=1, code=9)
+        self.answers(monkeypatch, control.NoAnswer("it does not answer"))
+        with pytest.raises(FederationError, match="the SuperLink ended with exit code 9"):
+            running.wait(7, every=0.01)
+
+    @pytest.mark.parametrize("status", [None, 503, 403])
+    def test_what_may_pass_is_told_from_what_will_not(self, status, monkeypatch):
+        class Client:
+            @classmethod
+            def from_server_address(cls, *_, **__):
+                return cls()
+
+            def ListNodes(self, request):  # noqa: N802 - Flower's name
+                asked = httpx.Request("POST", "https://127.0.0.1:1")
+                if status is None:
+                    raise httpx.ReadTimeout("slow", request=asked)
+                answer = httpx.Response(status, text="no", request=asked)
+                raise httpx.HTTPStatusError("no", request=asked, response=answer)
+
+            def close(self):
+                pass
+
+        monkeypatch.setattr(control, "ControlHttpClient", Client)
+        with pytest.raises(FederationError) as error:
+            control.online(control.Link("127.0.0.1:1", None))
+        assert isinstance(error.value, control.NoAnswer) == (status != 403)
 
     def test_no_nodes_no_federation(self, tmp_path):
         with pytest.raises(InputError, match="at least one"), local.federation(tmp_path, []):

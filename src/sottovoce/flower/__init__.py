@@ -5,6 +5,7 @@
 | `certificates` | an authority, a server certificate and node keys, made on the spot |
 | `keeper`, `processes` | a small process that starts the others and leaves none behind |
 | `local` | SuperLink and SuperNodes on this machine, over TLS, with authenticated nodes |
+| `loopback` | ports, environment and configuration that Flower's processes get here |
 | `control` | what `flwr` does from the command line: register nodes, start and follow runs |
 | `transport` | bytes to nodes, bytes back, before a deadline |
 | `worker` | answers a SuperNode's messages with the installed app, never the shipped one |

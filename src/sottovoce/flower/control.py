@@ -45,6 +45,10 @@ Scalar = str | int | float | bool
 Client = TypeVar("Client", bound=ProtobufClient)
 
 
+class NoAnswer(FederationError):
+    """The SuperLink did not answer this time; it may be busy, and answer the next."""
+
+
 @dataclass(frozen=True)
 class Link:
     """Where a SuperLink listens, and who vouches for it (None: plaintext on loopback)."""
@@ -176,11 +180,12 @@ def _client(kind: type[Client], link: Link, component: str, *more: Any) -> Itera
     try:
         yield client
     except httpx.HTTPStatusError as error:
-        raise FederationError(
+        refused = NoAnswer if error.response.is_server_error else FederationError
+        raise refused(
             f"the SuperLink at {link.address} refused: {error.response.text[:200]}"
         ) from error
     except httpx.HTTPError as error:
-        raise FederationError(
+        raise NoAnswer(
             f"the SuperLink at {link.address} does not answer ({type(error).__name__}); "
             "is it running, and is its certificate signed by the authority given?"
         ) from error

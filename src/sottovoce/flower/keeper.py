@@ -10,6 +10,7 @@ they had started watches its parent, as Flower's processes do.
 It reads one JSON object a line from its standard input and answers on its standard output:
 
     {"start": NAME, "argv": [...], "env": {...}, "log": PATH}   →  {"started": NAME, "pid": N}
+    {"start": …, "grace": SECONDS}: told first to end, and waited for before the others are told
     {"signal": NAME, "number": 15}
     {"stop": true}                                              →  {"stopped": true}
     (a process ended)                                           →  {"ended": NAME, "code": N}
@@ -47,6 +48,7 @@ class Keeper:
     def __init__(self, parent: int) -> None:
         self.parent = parent
         self.pids: dict[int, str] = {}
+        self.first: dict[int, float] = {}  # told to end before the others, and how long they have
         self.prctl = prctl()
         self.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -75,6 +77,8 @@ class Keeper:
             return
         process.returncode = 0  # reaped here, with every other child, by waitpid
         self.pids[process.pid] = order["start"]
+        if order.get("grace"):
+            self.first[process.pid] = float(order["grace"])
         say({"started": order["start"], "pid": process.pid})
 
     def signal(self, order: dict[str, Any]) -> None:
@@ -93,12 +97,19 @@ class Keeper:
             if pid == 0:
                 return
             name = self.pids.pop(pid, None)
+            self.first.pop(pid, None)
             if name is not None:
                 say({"ended": name, "code": os.waitstatus_to_exitcode(status)})
 
     def stop(self, grace: float) -> None:
         """SIGTERM, a grace, SIGKILL, until nothing lives below this process."""
         known = descendants(os.getpid())
+        for pid in list(self.first):
+            send(pid, signal.SIGTERM)
+        began = time.monotonic()
+        while any(time.monotonic() < began + seconds for seconds in self.first.values()):
+            self.reap()
+            time.sleep(0.02)
         for pid in list(self.pids):
             send(pid, signal.SIGTERM)
         self._wait(grace)

@@ -15,33 +15,33 @@ import contextlib
 import http.client
 import math
 import os
-import random
-import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sottovoce.errors import FederationError, InputError
 from sottovoce.flower import certificates, control, worker
 from sottovoce.flower.control import Link, RunState, Scalar
+from sottovoce.flower.loopback import HOST, config_text, environment, free_ports
 from sottovoce.flower.processes import Process, Processes
 
 APP = Path(__file__).parent / "app"
-HOST = "127.0.0.1"
 CONNECTION = "federation"
 READY = 60.0
-# Below the range from which the system takes the ports of outgoing connections: a port that was
-# free a moment ago is not taken by one of them before Flower binds it.
-PORTS = range(20_000, 32_000)
-# Flower looks for work once a second; looking is cheap, waiting is not.
-TASK_POLL = "0.1"
 # A node that was turned away (exit code 305: still counted online) tries again after this long.
 RETRY = 10.0
 # So many starts without a pause; one that falls more often has a reason that time may mend.
 AT_ONCE = 5
+BEAT = 0.25
+# A SuperLink that lives and is too busy to say how a run stands is asked again for this long.
+SLOW = 120.0
+# What a worker has paid for is stored and sent before it is ended, unless it takes longer.
+LAST_STEP = 20.0
 
 
 @dataclass
@@ -56,6 +56,12 @@ class Node:
     process: Process | None = None
     worker: Process | None = None
     starts: int = 0
+    falls: int = 0  # of its worker
+
+    def fell_seldom(self) -> bool:
+        """Its worker fell once more: whether that is no habit yet."""
+        self.falls += 1
+        return self.falls < AT_ONCE
 
 
 class Federation:
@@ -95,11 +101,19 @@ class Federation:
     ) -> RunState:
         """Wait for a run's end; a run that failed, or takes longer, is a FederationError."""
         state = RunState("pending", "", "")
+        heard = time.monotonic()
 
         def finished() -> bool:
-            nonlocal state
+            nonlocal state, heard
             on_beat()
-            state = control.run_state(self.link, run)
+            try:
+                state = control.run_state(self.link, run)
+            except control.NoAnswer:
+                self.check()
+                if time.monotonic() - heard > SLOW:
+                    raise
+                return False
+            heard = time.monotonic()
             return state.finished
 
         if not control.wait_for(finished, seconds, every=every, check=self.check):
@@ -109,7 +123,11 @@ class Federation:
             )
         if not state.completed:
             why = state.details.removeprefix("ServerApp failed with exception: ")
-            raise FederationError(f"the run {state.outcome or 'failed'}: {why}")
+            words = [_said(n.worker, f"the worker of {n.name} fell {n.falls} times")
+                     for n in self.nodes if n.falls and n.worker is not None]  # fmt: skip
+            raise FederationError(
+                "\n".join([f"the run {state.outcome or 'failed'}: {why}", *words])
+            )
         return state
 
     def check(self) -> None:
@@ -178,27 +196,27 @@ class Federation:
             argv,
             log=self.folder / "logs" / f"{node.name}.worker.log",
             env={"OMP_NUM_THREADS": threads, **self.environment(node.name)},
+            grace=LAST_STEP,
         )
 
     def supervise(self) -> None:
-        """Start SuperNodes again that ended without being asked, until the federation closes."""
+        """Start SuperNodes and workers again that ended unasked, until the federation closes."""
+        due: dict[str, float] = {}
+
+        def is_due(name: str, soon: Callable[[], bool]) -> bool:
+            if name not in due:
+                due[name] = time.monotonic() + (0.0 if soon() else RETRY)
+            if time.monotonic() < due[name]:
+                return False
+            del due[name]
+            return True
 
         def watch() -> None:
-            due: dict[str, float] = {}
-            clock = 0.0
-            beat = 0.25
-            while not self._closing.wait(beat):
-                clock += beat
+            while not self._closing.wait(BEAT):
                 for node in self.nodes:
-                    if _fell(node.worker):
+                    if _fell(node.worker) and is_due(f"{node.name}.worker", node.fell_seldom):
                         self.start_worker(node)
-                    if not _fell(node.process):
-                        continue
-                    if node.name not in due:
-                        at_once = self._release(node) and node.starts < AT_ONCE
-                        due[node.name] = clock + (0.0 if at_once else RETRY)
-                    if clock >= due[node.name]:
-                        del due[node.name]
+                    if _fell(node.process) and is_due(node.name, partial(self._release, node)):
                         self.start_node(node)
 
         def until_the_end() -> None:
@@ -219,9 +237,10 @@ class Federation:
         return path if path.exists() else certificates.worker_secret(path.parent, node.name)
 
     def _release(self, node: Node) -> bool:
+        """Whether a SuperNode that fell may come back at once: its old session is over."""
         if node.key is None or node.id is None:
-            return True
-        return control.release(self.link, node.key.private, node.id)
+            return node.starts < AT_ONCE
+        return control.release(self.link, node.key.private, node.id) and node.starts < AT_ONCE
 
 
 @contextlib.contextmanager
@@ -252,16 +271,17 @@ def federation(
     if not insecure:
         made = certificates.authority(folder / "certificates")
         server = certificates.server(folder / "certificates", made)
-    link = Link(f"{HOST}:{free_port()}", None if server is None else server.authority)
+    first, *ports = free_ports(1 + len(configs))
+    link = Link(f"{HOST}:{first}", None if server is None else server.authority)
     with Processes() as processes:
         running = Federation(folder, processes, link, app=app, warm=warm)
         _write_connection(running.home / "superlink", link)
         running.start_link(server)
         try:
-            for index, config in enumerate(configs):
+            for index, (config, port) in enumerate(zip(configs, ports, strict=True)):
                 name = f"node{index}"
                 key = None if insecure else certificates.node_key(folder / "keys", name)
-                running.nodes.append(Node(name, config, key, None, free_port()))
+                running.nodes.append(Node(name, config, key, None, port))
             _wait_for_link(running, ready)
             for node in running.nodes:
                 if node.key is not None:
@@ -273,58 +293,6 @@ def federation(
             yield running
         finally:
             running.close()
-
-
-def environment(home: Path) -> dict[str, str]:
-    """What Flower's processes should know of this machine: little."""
-    bin_folder = str(Path(sys.executable).parent)
-    inherited = dict(os.environ)
-    no_proxy = ",".join(filter(None, [inherited.get("NO_PROXY"), HOST, "localhost"]))
-    return {
-        **inherited,
-        # Flower starts its own commands by name.
-        "PATH": os.pathsep.join([bin_folder, inherited.get("PATH", os.defpath)]),
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": inherited.get(
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", TASK_POLL
-        ),
-        "NO_PROXY": no_proxy,
-        "no_proxy": no_proxy,
-    }
-
-
-def config_text(config: Mapping[str, Scalar]) -> str:
-    """A node's configuration as `flower-supernode --node-config` reads it.
-
-    >>> print(config_text({"node": "/srv/my node.toml", "slots": 2, "fast": True}))
-    node='/srv/my node.toml' slots=2 fast=true
-    """
-    words = []
-    for key, value in config.items():
-        if isinstance(value, bool):
-            text = str(value).lower()
-        elif isinstance(value, str):
-            if "'" in value or "\n" in value:
-                raise InputError.of(key, value, "a text without ' and line breaks", "rename it")
-            text = f"'{value}'"
-        else:
-            text = repr(value)
-        words.append(f"{key}={text}")
-    return " ".join(words)
-
-
-def free_port() -> int:
-    """A port on loopback that nobody listens on, chosen at random."""
-    for port in random.SystemRandom().sample(PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
-    raise FederationError(f"no free port was found between {PORTS.start} and {PORTS.stop - 1}")
 
 
 def answers(link: Link) -> bool:
@@ -359,10 +327,15 @@ def _wait_for_nodes(running: Federation, seconds: float) -> None:
         for node in running.nodes:
             if node.process is not None and not node.process.alive:
                 raise _died(node.process, f"SuperNode {node.name}")
+            if node.worker is not None and not node.worker.alive:
+                raise _died(node.worker, f"the worker of {node.name}")
 
-    if not control.wait_for(
-        lambda: len(control.online(running.link)) >= wanted, seconds, every=0.25, check=check
-    ):
+    def all_online() -> bool:
+        with contextlib.suppress(control.NoAnswer):
+            return len(control.online(running.link)) >= wanted
+        return False
+
+    if not control.wait_for(all_online, seconds, every=0.25, check=check):
         known = control.online(running.link)
         late = [node for node in running.nodes if node.id is None or node.id not in known]
         process = late[0].process

@@ -69,6 +69,7 @@ class Processes:
 
     def __init__(self, grace: float = keeper.GRACE) -> None:
         self.grace = grace
+        self.longest = 0.0  # what any process may take before the others are told to end
         self.all: dict[str, Process] = {}
         self._lock = threading.Lock()
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -92,10 +93,20 @@ class Processes:
         return self._running().pid
 
     def start(
-        self, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        grace: float = 0.0,
     ) -> Process:
-        """Start `argv`; its output is appended to `log`."""
+        """Start `argv`; its output is appended to `log`.
+
+        With a `grace` it is told to end before those without one, and waited for so long.
+        """
         process = Process(name=name, log=log)
+        self.longest = max(self.longest, grace)
         self.all[name] = process
         self._tell(
             {
@@ -103,6 +114,7 @@ class Processes:
                 "argv": [str(word) for word in argv],
                 "env": dict(os.environ if env is None else env),
                 "log": str(log),
+                "grace": grace,
             }
         )
         with process.changed:
@@ -128,7 +140,7 @@ class Processes:
         with contextlib.suppress(FederationError):  # it is gone: the kernel ended what it kept
             self._tell({"stop": True})
         self._keeper = None
-        limit = self.grace + keeper.LAST + ANSWER
+        limit = self.longest + self.grace + keeper.LAST + ANSWER
         try:
             running.wait(limit)
         except subprocess.TimeoutExpired:
