@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -205,16 +206,19 @@ LONG = ["--seed", "7", "--set", "rounds.rounds=800", "--set", "rounds.schedule=f
 
 
 def test_interrupted_leaves_a_valid_record_and_says_how_to_go_on(tmp_path):
-    process = begun(tmp_path / "run", 5, *LONG)
+    """In a folder whose name a shell would take apart: the command can be pasted as it is."""
+    folder = tmp_path / "it's a run"
+    process = begun(folder, 5, *LONG)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"sottovoce train --resume --out {tmp_path / 'run'}" in said
+    command = said.partition("go on with: ")[2].splitlines()[0]
+    assert shlex.split(command) == ["sottovoce", "train", "--resume", "--out", str(folder)]
     assert "Traceback" not in said
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    record = json.loads((folder / "record.json").read_text())
     assert record["status"] == "interrupted"
     assert 5 <= record["result"]["rounds_used"] < 800
-    assert (tmp_path / "run" / "report.html").exists()
+    assert (folder / "report.html").exists()
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.7, 1.5, 2.2, 3.0])

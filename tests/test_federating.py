@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -66,6 +67,12 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words, tmp_path, monkeypat
     assert BAD[words] in said.err
     assert said.err.count("\n") == 1
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "something"]
+
+
+def test_the_command_to_go_on_with_can_be_pasted():
+    folder = Path("it's a run; rm")
+    command = federating._stopped_words(folder, "stopped").partition("go on with: ")[2]
+    assert shlex.split(command) == ["sottovoce", "federate", "--resume", "--out", str(folder)]
 
 
 def test_without_a_plan_three_clients_hold_all_rows_but_the_servers(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -196,7 +197,7 @@ def ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
     assert story.stopped["status"] == "interrupted"
     assert story.stopped["result"]["rounds_used"] >= 4
     assert {"checkpoint.npz", "model.npz", "report.html"} <= story.files
-    assert f"sottovoce federate --resume --out {story.out}" in story.said
+    assert f"sottovoce federate --resume --out {shlex.quote(str(story.out))}" in story.said
     assert "Traceback" not in story.said
 
 

@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -319,7 +320,7 @@ def _stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
 
 
 def _stopped_words(folder: Path, what: str) -> str:
-    return f"{what}; go on with: sottovoce federate --resume --out {os.fspath(folder)}"
+    return f"{what}; go on with: sottovoce federate --resume --out {shlex.quote(os.fspath(folder))}"
 
 
 def _refuse_with_resume(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ def train(
         if (folder / "record.json").exists():
             print(
                 f"stopped; the record so far is in {folder}, "
-                f"go on with: sottovoce train --resume --out {folder}",
+                f"go on with: sottovoce train --resume --out {shlex.quote(str(folder))}",
                 file=sys.stderr,
                 flush=True,
             )

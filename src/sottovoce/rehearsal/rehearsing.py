@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -258,8 +259,8 @@ def command(
     except KeyboardInterrupt:
         show.close()
         if (folder / NAME).exists():
-            text = f"stopped; go on with the same command, --resume and --out {folder}"
-            print(text, file=sys.stderr, flush=True)
+            text = "stopped; go on with the same command, --resume and --out"
+            print(text, shlex.quote(str(folder)), file=sys.stderr, flush=True)
         raise
     show.close()
     print(json.dumps(result.to_json(), ensure_ascii=False) if as_json else summary(result, folder))
