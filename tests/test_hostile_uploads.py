@@ -111,6 +111,30 @@ def wide(tmp_path_factory):
     return Scene(tmp_path_factory.mktemp("wide"), request(WIDE))
 
 
+class Six:
+    """A model of a client's own, with six arrays of up to four dimensions."""
+
+    def shapes(self):
+        return {"b": (3,), "c": (5,), "d": (2, 3), "e": (2, 2, 3), "f": (2, 1, 4, 2), "w": (30, 3)}
+
+    def gradients(self, params, x, y):
+        error = x @ params["w"] + params["b"] - np.eye(CLASSES)[y]
+        none = {n: np.zeros((len(y), *s)) for n, s in self.shapes().items()}
+        return {**none, "b": error, "w": x[:, :, None] * error[:, None, :]}
+
+    def losses(self, params, x, y):
+        return np.zeros(len(y))
+
+
+SIX = Six()
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+    asked = ask(params=weights(SIX), form=Form("own", (FEATURES,), CLASSES))
+    return Scene(tmp_path_factory.mktemp("six"), asked, own="test_hostile_uploads:SIX")
+
+
 @pytest.fixture(scope="module")
 def telling(tmp_path_factory):
     return Scene(tmp_path_factory.mktemp("telling"), request(loss_bound=2.0))
@@ -126,41 +150,64 @@ def test_a_number_that_no_step_and_noise_gives(scene, name, place, value):
         scene.read(scene.with_number(name, place, value))
 
 
-def shapes_besides(arrays):
-    w1, b1 = arrays["w1"], arrays["b1"]
-    yield from ({**arrays, "w1": w1.T}, {**arrays, "w1": w1.reshape(-1)})
-    yield from ({**arrays, "w1": w1[None]}, {**arrays, "b1": b1[:, None]})
-    yield from ({**arrays, name: leaf[..., :1]} for name, leaf in arrays.items())  # broadcastable
-    yield from ({**arrays, name: leaf.reshape(-1)[0]} for name, leaf in arrays.items())  # 0-d
-    yield from ({**arrays, name: leaf[:0]} for name, leaf in arrays.items())
-    yield from ({k: v for k, v in arrays.items() if k != name} for name in arrays)
-    yield from ({**arrays, name: b1} for name in ("b3", "W1", "w1/0", "__class__", "w"))
-    yield from ({k if k != name else name + "x": v for k, v in arrays.items()} for name in arrays)
-    yield from ({**arrays, "b1": arrays["b2"], "b2": b1}, {})
+def of_one(change):
+    """The change made to one array after the other, where it changes its shape."""
+    return lambda arrays: (
+        {**arrays, name: other}
+        for name, leaf in arrays.items()
+        if (other := change(leaf)).shape != leaf.shape
+    )
 
 
-def test_arrays_that_are_not_those_of_the_model(scene):
+SHAPES = {
+    "turned": of_one(lambda leaf: leaf.T if leaf.ndim > 1 else leaf[:, None]),
+    "flat": of_one(lambda leaf: leaf.reshape(-1) if leaf.ndim > 1 else leaf[None]),
+    "one more dimension": of_one(lambda leaf: leaf[..., None]),
+    "broadcastable": of_one(lambda leaf: leaf[..., :1]),
+    "0-d": of_one(lambda leaf: leaf.reshape(-1)[0]),
+    "empty": of_one(lambda leaf: leaf[:0]),
+    "missing": lambda arrays: ({k: v for k, v in arrays.items() if k != n} for n in arrays),
+    "extra": lambda arrays: (
+        {**arrays, n: np.ones(3, np.float32)} for n in ("b3", "W1", "w1/0", "__class__", "x")
+    ),
+    "renamed": lambda arrays: (
+        {k if k != n else n + "x": v for k, v in arrays.items()} for n in arrays
+    ),
+    "another's": lambda arrays: (
+        {**arrays, one: arrays[two], two: arrays[one]} for one in arrays for two in arrays
+        if arrays[one].shape != arrays[two].shape
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_arrays_that_are_not_those_of_the_model(scene, six, kind):
+    """In every array of two models: four of the mlp, and six of up to four dimensions."""
     count = 0
-    for arrays in shapes_besides(scene.arrays):
-        with pytest.raises(Malformed, match=r"arrays are not those|bytes, and at most"):
-            scene.read(scene.with_arrays(arrays))
-        count += 1
-    assert count >= 30
+    for own in (scene, six):
+        for arrays in SHAPES[kind](own.arrays):
+            with pytest.raises(Malformed, match=r"arrays are not those|bytes, and at most"):
+                own.read(own.with_arrays(arrays))
+            count += 1
+        with pytest.raises(Malformed, match="arrays are not those"):
+            own.read(own.with_arrays({}))
+    assert count >= 10
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float16, np.int64, np.int8, np.complex128, bool])
-def test_numbers_of_another_type(scene, kind):
+def test_numbers_of_another_type(scene, six, kind):
     """There is no way to say a type: other bytes have another length, and are refused for it."""
-    text, _ = opened(scene.blob)
-    for name in scene.arrays:  # one array of another type, in each place
-        body = b"".join(
-            leaf.astype(kind if other == name else np.float32).tobytes()
-            for other, leaf in sorted(scene.arrays.items())
-        )
-        with pytest.raises(Malformed, match="do not have the sizes"):
-            scene.read(written(text, body))
-    with pytest.raises(Malformed):
-        scene.read(written({**text, "dtype": np.dtype(kind).name}, b""))
+    for own in (scene, six):
+        text, _ = opened(own.blob)
+        for name in own.arrays:  # one array of another type, in each of ten places
+            body = b"".join(
+                leaf.astype(kind if other == name else np.float32).tobytes()
+                for other, leaf in sorted(own.arrays.items())
+            )
+            with pytest.raises(Malformed, match="do not have the sizes"):
+                own.read(written(text, body))
+        with pytest.raises(Malformed):
+            own.read(written({**text, "dtype": np.dtype(kind).name}, b""))
 
 
 HEADS = [
