@@ -1,21 +1,35 @@
-"""Real federations at length: ten nodes, a server killed, clients that drop out, five million."""
+"""Real federations at length: ten nodes, a server killed, clients that drop out, five million.
+
+And the two ways in that no other test goes: a PyTorch model, and `flwr run` with our own app.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from devices import books_hold
 from test_coordinator import replayed, same
 
+from sottovoce import dealing
+from sottovoce.errors import FederationError
+from sottovoce.federating import planned
+from sottovoce.flower import local
 from sottovoce.vault import Vault
 from test_flower import Command, answers_of, nodes_of, record_of, running
 from test_flower_transport import lives, until
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "torch_cnn"
 
 
 def federation(top, *words, out="run"):
@@ -117,3 +131,58 @@ def test_a_model_of_five_million_parameters(tmp_path, started, record_property):
     assert [entry["uploads"] for entry in record["rounds"]] == [3] * rounds
     pace = record["timing"]["seconds_per_round"]
     record_property("size", f"4,999,960 parameters, {pace:.0f} s a round")
+
+
+def test_a_pytorch_model_in_a_federation(tmp_path, started, record_property):
+    """The example as it is shipped, for two rounds."""
+    rounds, out = 2, tmp_path / "run"
+    record_property("size", "the example, 3 nodes, 2 rounds")
+    command = federation(tmp_path, EXAMPLE / "plan.toml", "--set", f"rounds.rounds={rounds}")
+    started.append(command)
+    assert command.end(600) == 0, command.log.read_text()
+    record = settled(command, out, rounds=rounds)
+    assert record["plan"]["model"]["own"] == f"{EXAMPLE / 'net.py'}:model"
+    assert [entry["uploads"] for entry in record["rounds"]] == [3] * rounds
+
+
+def test_flwr_run_of_our_own_app_stopped_and_resumed(tmp_path, record_property):
+    """`flwr run`, `flwr stop` and `flwr run … resume=true`, as between machines."""
+    rounds, out = 8, tmp_path / "run"
+    record_property("size", "3 nodes, 1 stop")
+    files = dealing.deal(planned(None, [f"rounds.rounds={rounds}"], None), out)
+    nodes = [{"node": str(path.resolve())} for path in files]
+    where = f"plan='{out}/plan.toml' public='{out}/public.npz' out='{out}' clients=3 "
+    with local.federation(tmp_path / "flower", nodes) as running:
+
+        def flwr(*words):
+            tool = str(Path(sys.executable).parent / "flwr")
+            return subprocess.run(
+                [tool, *map(str, words)],
+                env=running.environment("superlink"),
+                capture_output=True,
+                text=True,
+                timeout=300,
+            ).stdout
+
+        def run(more):
+            said = flwr("run", local.APP, local.CONNECTION, "--run-config", where + more)
+            return int(re.search(r"started run (\d+)", said).group(1))
+
+        with pytest.raises(FederationError, match="deadline must be seconds above 0"):
+            running.wait(run("deadline=0"), seconds=120)
+        assert all(books_hold(node).spent == 0 for node in nodes_of(out))
+        first = run("deadline=120 keep-uploads=true")
+        assert until(lambda: len(list((out / "uploads").glob("00001-*"))) == 3, 120)
+        flwr("stop", first, local.CONNECTION)
+        assert until(lambda: (out / "record.json").exists(), 60)
+        assert record_of(out)["status"] == "interrupted"
+        done = record_of(out)["result"]["rounds_used"]
+        assert 1 <= done < rounds
+        before = {node.name: answers_of(node) for node in nodes_of(out)}
+        running.wait(run("deadline=120 keep-uploads=true resume=true"), seconds=300)
+    record = settled(SimpleNamespace(seen=[]), out, rounds=rounds)
+    assert "insecure-transport" not in record["guarantee"]["not_covered"]
+    for node in nodes_of(out):
+        held = books_hold(node)
+        assert len(held.answers) == rounds
+        assert all(held.answers[key] == blob for key, blob in before[node.name].items())
