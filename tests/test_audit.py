@@ -12,11 +12,14 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from example_audit import example, refuted
+from example_audit import TINY, example, refuted
 
 from sottovoce.audit import auditing, page
+from sottovoce.audit.ceiling import COMPARISONS, EACH
 from sottovoce.audit.table import table
 from sottovoce.audit.target import target
+from sottovoce.audit.uploads import Level
+from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
@@ -58,8 +61,8 @@ def test_every_attack_stands_at_every_level_with_its_ceiling():
     rows = found.rows()
     assert {row.attack for row in rows} >= {
         "first-layer inversion, one sample",
+        "likeliest candidate, one sample",
         "gradient matching, 2 samples",
-        "label from the last bias",
         "trap weights (dishonest server)",
         "LiRA, whole transcript",
         "LiRA, one upload",
@@ -69,9 +72,39 @@ def test_every_attack_stands_at_every_level_with_its_ceiling():
     for row in rows:
         assert list(row.cells) == list(found.levels)
         most = [cell.ceiling for cell in row.cells.values() if cell.ceiling is not None]
-        if row.measure != "mean squared error" and "found at" not in row.measure:
+        if row.measure in ("mean squared error", "PSNR, dB", "SSIM"):
+            assert (most, row.decides) == ([], False)
+            continue
+        assert len(most) == 4
+        if "found at" not in row.measure:  # whose alarms differ
             assert most == sorted(most, reverse=True)  # a smaller ε, a lower ceiling
-            assert len(most) == 4
+    measures = {row.measure for row in rows if row.attack == "gradient matching, 2 samples"}
+    assert measures == {
+        "recognised among 19, 2 tries",
+        "label right, of 10",
+        "mean squared error",
+        "PSNR, dB",
+        "SSIM",
+    }
+    assert "found at 10 % false alarms" in {row.measure for row in rows}
+
+
+def test_a_ceiling_is_contradicted_by_what_was_counted_and_the_file_holds_it():
+    """Hits and trials of what decides: one sample of each upload, alarms where there are any."""
+    told = example().to_json()
+    rows = {(row["attack"], row["measure"]): row for row in told["attacks"]}
+    cell = rows["gradient matching, 2 samples", "recognised among 19, 2 tries"]["levels"][1]
+    assert (cell["positives"], cell["negatives"]) == (1, None)  # one client of two samples
+    cell = rows["LiRA, final model", "found at 10 % false alarms"]["levels"][1]
+    assert (cell["positives"], cell["negatives"]) == (60, 60)  # 3 judged runs of 40
+    cell = rows["first-layer inversion, one sample", "SSIM"]["levels"][1]
+    assert cell["hits"] is None
+    one = told["messages"][0]
+    assert one["runs"] == 120 >= max(one["hits"], one["alarms"])
+    assert told["command"] == "sottovoce audit"
+    assert told["comparisons"] == example().comparisons <= COMPARISONS
+    assert told["wrong"] == EACH * COMPARISONS
+    assert {one.wrong for one in (*example().promises, *example().one_runs)} == {EACH}
 
 
 def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys):
@@ -93,14 +126,20 @@ def test_a_rate_above_its_ceiling_is_a_contradiction():
     """Scores that know the answer, at every kind of attack."""
     found = example()
     noisy = [attack for attack in found.members if attack.level.epsilon == 4.0]
-    knowing = [replace(attack, scores=attack.members * 1.0) for attack in noisy]
-    assert replace(found, members=knowing, levels=found.levels[-1:]).contradictions()
+    there = np.argsort(np.random.default_rng(0).random((128, 40)), axis=1) < 20
+    knowing = [replace(attack, scores=there * 1.0, members=there) for attack in noisy]
+    said = replace(found, members=knowing, levels=found.levels[-1:]).contradictions()
+    assert any("AUC" in one for one in said)
+    assert any("found at 10 %" in one for one in said)
     clean = found.inverted[0]
     told = replace(found.inverted[-1], names=np.ones_like(clean.names))
     assert replace(found, inverted=[*found.inverted[:-1], told]).contradictions()
+    told = replace(found.named[-1], names=np.ones_like(clean.names))
+    assert replace(found, named=[*found.named[:-1], told]).contradictions()
+    # Samples of one upload share its noise: they are shown, and decide nothing.
     stolen = replace(found.looted[-1].rates, hits=100)
     loot = replace(found.looted[-1], rates=stolen)
-    assert replace(found, looted=[*found.looted[:-1], loot]).contradictions()
+    assert not replace(found, looted=[*found.looted[:-1], loot]).contradictions()
     run = replace(found.one_runs[0], right=found.one_runs[0].guesses, canaries=10_000,
                   guesses=10_000)  # fmt: skip
     run = replace(run, right=10_000)
@@ -112,12 +151,155 @@ def test_naming_the_most_common_label_is_no_contradiction():
     found = example()
     common = (np.arange(400) % 5 < 2).astype(np.int64)
     blind = [
-        replace(one, truth=common, labels=common == 0, names=np.zeros(400, dtype=bool))
+        replace(
+            one,
+            truth=common,
+            labels=common == 0,
+            names=np.zeros(400, dtype=bool),
+            judged=np.ones(400, dtype=bool),
+            candidates=400,
+        )
         for one in found.inverted
     ]
     assert not replace(found, inverted=blind).contradictions()
     knowing = [replace(one, labels=np.ones(400, dtype=bool)) for one in blind]
     assert replace(found, inverted=knowing).contradictions()
+
+
+def test_our_own_line_beside_the_papers_counts_and_the_papers_does_not():
+    found = example()
+    told = [
+        replace(one, without=np.full(5000, -9.0), having=np.full(5000, 9.0))
+        for one in found.headline
+    ]
+    ours, paper = told
+    assert paper.setting.calibration == "paper"
+    against = replace(found, headline=[ours, found.headline[1]]).contradictions()
+    assert len(against) == 1
+    assert "uploads at ε = 20 prove μ ≥ " in against[0]
+    assert replace(found, headline=[found.headline[0], paper]).contradictions() == []
+
+
+def test_an_epsilon_that_is_refuted_without_an_assumption_is_a_contradiction():
+    """A head that only one side writes, in one run of a hundred, at ε = 1."""
+    rng, first = np.random.default_rng(1), example().measured[0]
+    without, having = rng.normal(-0.13, size=20_000), rng.normal(0.13, size=20_000)
+    having[:200] = np.inf
+    setting = replace(first.setting, epsilon=1.0)
+    told = replace(first, setting=setting, true=0.26, without=without, having=having)
+    found = replace(example(), measured=[told, *example().measured[1:]])
+    assert [one for one in found.contradictions() if "ε = 1 prove ε ≥ " in one]
+
+
+def test_the_judgement_says_what_it_assumes():
+    said = example().judgement()
+    free = example().paper.free_epsilon
+    assert "assuming the Gaussian shape" in said
+    assert said.endswith(f"without that assumption 120 runs a side prove ε ≥ {free:.1f}.")
+
+
+PLAN = "schema = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "codes", "said"),
+    [
+        ('[privacy]\ncalibration = "paper"\n', ("paper-calibration",), "(not promised either)"),
+        ('[server]\nsignal = "raw"\n', ("raw-signal",), "the clients' raw losses"),
+        ('[local]\nclip = "median"\n', ("median-clip",), "the clipping norm"),
+        ("[local]\nsteps = 3\n", (), "the 3 steps of a round"),
+        ('[server]\nsignal = "clients"\n', (), "the noised losses that clients tell"),
+        ('[local]\nunit = "client"\n', (), "one run full of canaries"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "[" in value else "",
+)
+def test_the_verdict_names_what_was_not_measured(text, codes, said, tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN + text, "utf-8")
+    on = target(tmp_path / "plan.toml")
+    assert on.uncovered == codes
+    found = replace(example(), target=on)
+    assert said in found.verdict()
+    assert said in "; ".join(found.to_json()["not_measured"])
+    assert said in page._how(found).replace("&#x27;", "'")
+    assert "Not measured" not in example().verdict()
+
+
+@pytest.mark.parametrize("calibration", ["exact", "zcdp", "paper"])
+def test_the_plans_own_calibration_is_what_is_audited(calibration, tmp_path):
+    (tmp_path / "plan.toml").write_text(
+        f'{PLAN}[privacy]\nepsilon = 20.0\ncalibration = "{calibration}"\n', "utf-8"
+    )
+    on = target(tmp_path / "plan.toml")
+    settings, levels = auditing.promises(on), auditing.promised(on)
+    assert {one.calibration for one in (*settings, *levels[1:])} == {calibration}
+    worth = settings[-1].capacity() ** 0.5
+    assert (worth > settings[-1].promised) == (calibration == "paper")
+
+
+MINI = replace(
+    TINY, runs=20, judged=20, candidates=6, shadows=4, pool=16, rounds=2, turns=1, steps=5,
+    canaries=50,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["softmax", "mlp"])
+def test_rows_of_features_are_attacked_as_they_are(model, tmp_path):
+    """They are no pictures: nothing is drawn of them, and the audit comes to its end."""
+    (tmp_path / "plan.toml").write_text(
+        f'{PLAN}[model]\nname = "{model}"\nfeatures = "hog"\n', "utf-8"
+    )
+    on = target(tmp_path / "plan.toml")
+    assert on.pictures is None
+    assert on.form.features == on.x.shape[1] != 64
+    found = auditing.play(on, MINI)
+    assert page._pictures(found) == ""
+    assert "SSIM" not in {row.measure for row in found.rows()}
+
+
+def test_a_client_as_the_unit_has_no_run_of_canaries(tmp_path):
+    (tmp_path / "plan.toml").write_text(f'{PLAN}[local]\nunit = "client"\n', "utf-8")
+    found = auditing.play(target(tmp_path / "plan.toml"), MINI)
+    assert found.one_runs == []
+    assert page._one_run(found) == ""
+    assert "canaries  guesses" not in table(found)
+    assert "canaries  guesses" in table(example())
+
+
+def test_candidates_are_drawn_from_all_clients(tmp_path):
+    """With one label a client, the first client's rows alone would have one."""
+    (tmp_path / "plan.toml").write_text(
+        f'{PLAN}[data]\nsplit = "labels"\nlabels_per_client = 1\n', "utf-8"
+    )
+    assert len(set(target(tmp_path / "plan.toml").pool_y[:40])) > 5
+
+
+def test_fewer_rows_than_candidates_are_as_many_candidates():
+    on, few = target(None), replace(target(None), pool_x=target(None).pool_x[:12],
+                                    pool_y=target(None).pool_y[:12])  # fmt: skip
+    sizes = replace(MINI, candidates=100, groups=3)
+    assert auditing._matched(few, sizes, Level(4.0)).candidates == 11
+    assert auditing._matched(on, sizes, Level(4.0)).candidates == 99
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("unforeseen"), OSError(28, "No space left on device"), RunError("gone")]
+)
+def test_an_audit_that_breaks_off_never_says_that_a_promise_is_contradicted(
+    error, tmp_path, monkeypatch
+):
+    def broken(on, sizes, show):
+        raise error
+
+    monkeypatch.setattr(auditing, "play", broken)
+    with pytest.raises(InputError):  # which the command line turns into 2
+        auditing.audit(None, out=tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine", "utf-8")
+    monkeypatch.setattr(auditing, "play", lambda on, sizes, show: pytest.fail("began to work"))
+    with pytest.raises(InputError, match="cannot be"):
+        auditing.audit(None, out=tmp_path / "file" / "out")
 
 
 def test_a_plan_of_another_model_is_attacked_through_an_mlp(tmp_path):

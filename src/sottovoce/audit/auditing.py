@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -15,7 +18,8 @@ from typing import TextIO
 import numpy as np
 
 from sottovoce import checkpoint
-from sottovoce.audit import canaries, inversion, matching, membership, messages, traps
+from sottovoce.audit import canaries, inversion, matching, membership, messages, naming, traps
+from sottovoce.audit.ceiling import COMPARISONS, EACH
 from sottovoce.audit.findings import Findings
 from sottovoce.audit.messages import Setting
 from sottovoce.audit.table import table
@@ -37,7 +41,7 @@ class Sizes:
     runs: int  # a side, of two messages each
     judged: int  # the same where ε = 20 is at stake: rates are small there, and counts must not be
     candidates: int
-    shadows: int
+    shadows: int  # half of them teach the attacker, half are judged
     pool: int
     rounds: int  # of a shadow run in the simulator: enough to overfit the pool
     turns: int  # uploads of a transcript
@@ -47,22 +51,45 @@ class Sizes:
     canaries: int
 
 
-FULL = Sizes(10_000, 40_000, 100, 64, 64, 120, 20, 3, 10, 2000, 2000)
-QUICK = Sizes(1_000, 1_000, 40, 16, 40, 80, 8, 3, 3, 800, 500)
+FULL = Sizes(10_000, 40_000, 100, 128, 64, 120, 20, 3, 10, 2000, 2000)
+QUICK = Sizes(1_000, 1_000, 40, 32, 40, 80, 8, 3, 3, 800, 500)
 
 
 def audit(
     path: Path | None, *, quick: bool = False, out: Path | None = None, as_json: bool = False
 ) -> int:
-    """Audit what PLAN or RUN names; 1 if a measurement contradicts the promise, else 0."""
+    """Audit what PLAN or RUN names; 1 if a measurement contradicts the promise, else 0.
+
+    Exit code 1 says that a promise is contradicted, and nothing else may say it: whatever keeps an
+    audit from its end is 2.
+    """
+    try:
+        return _audited(path, quick, out, as_json)
+    except BrokenPipeError:
+        raise  # the reader has seen enough
+    except SottovoceError as error:
+        raise InputError(str(error)) from None
+    except OSError as error:
+        said = error.strerror or error
+        raise InputError(f"the system refused: {said}; the audit broke off") from None
+    except Exception:
+        traceback.print_exc()
+        raise InputError("the audit broke off, see above; please report it") from None
+
+
+def _audited(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> int:
     folder = checkpoint.require_free(out if out is not None else _fresh(path), resumable=False)
     show = Stages(sys.stderr if as_json else sys.stdout)
     with show.stage("reading the data"):
-        found_target = _target(path)
-    found = play(found_target, QUICK if quick else FULL, show)
+        on = target(path)
+    checkpoint.make(folder)
+    with tempfile.TemporaryFile(dir=folder):
+        pass  # whether it can be written to is found out before the work
+    found = replace(
+        play(on, QUICK if quick else FULL, show), command=_command(path, quick, out, as_json)
+    )
     from sottovoce.audit import page  # matplotlib is not loaded for what may still be refused
 
-    checkpoint.make(folder)
     text = json.dumps(found.to_json(), ensure_ascii=False, indent=1)
     checkpoint.replace(folder / "audit.json", f"{text}\n".encode())
     where = page.write(found, folder)
@@ -73,38 +100,40 @@ def audit(
     return 1 if found.contradictions() else 0
 
 
-def _target(path: Path | None) -> Target:
-    """What is audited; whatever keeps an audit from beginning is bad input.
+def _command(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> str:
+    """What was typed, as it can be typed again.
 
-    Exit code 1 says that a promise is contradicted, and nothing else may say it.
+    >>> _command(Path("my plan.toml"), True, None, False)
+    "sottovoce audit 'my plan.toml' --quick"
     """
-    try:
-        return target(path)
-    except SottovoceError as error:
-        raise InputError(str(error)) from None
+    words = ["sottovoce", "audit", *([] if path is None else [str(path)])]
+    words += ["--quick"] * quick + ([] if out is None else ["--out", str(out)])
+    return shlex.join([*words, *["--json"] * as_json])
 
 
 def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
     """Every attack at every level, and what uploads prove."""
     show = Stages(None) if show is None else show
     began = time.monotonic()
-    budgets = sorted({*BUDGETS, on.epsilon})
-    levels = [Level(None, on.delta), *(Level(e, on.delta) for e in reversed(budgets))]
-    calibration = "zcdp" if on.plan.privacy.calibration == "zcdp" else "exact"
-    settings = [Setting(e, on.delta, on.recipe, calibration) for e in budgets]  # type: ignore[arg-type]
+    settings, levels = promises(on), promised(on)
     epsilon, delta, recipe = PAPER
     both = [Setting(epsilon, delta, recipe), Setting(epsilon, delta, recipe, "paper")]
     measured = []
-    for one in (*settings, *both):
-        runs = sizes.judged if one in both else sizes.runs
+    for place, one in enumerate((*settings, *both)):
+        beside = place >= len(settings)
+        runs = sizes.judged if beside else sizes.runs
         whose = "the paper's noise" if one.calibration == "paper" else "uploads"
         with show.stage(f"{whose} at ε = {one.epsilon:g}, δ = {one.delta:g}") as progress:
-            measured.append(messages.measure(one, runs, progress))
-    with show.stage("one run full of canaries"):
-        one_runs = [canaries.play(one, sizes.canaries) for one in settings]
+            measured.append(messages.measure(one, runs, progress, EACH))
+    one_runs = []
+    if on.recipe.unit == "record":
+        with show.stage("one run full of canaries"):
+            one_runs = [canaries.play(one, sizes.canaries, wrong=EACH) for one in settings]
     x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]
     with show.stage("first-layer inversion"):
         inverted = [inversion.attack(on.form, on.recipe, on.model, x, y, lv) for lv in levels]
+    with show.stage("the likeliest candidate"):
+        named = [naming.attack(on.form, on.recipe, on.model, x, y, lv) for lv in levels]
     matched = []
     if matching.fits(x):
         with show.stage("gradient matching") as progress:
@@ -118,7 +147,7 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
     for level in levels:
         with show.stage(f"membership with {level.name}") as progress:
             members += _members(on, sizes, level, progress)
-    return Findings(
+    found = Findings(
         target=on,
         quick=sizes == QUICK,
         levels=levels,
@@ -126,22 +155,42 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
         headline=measured[len(settings) :],
         one_runs=one_runs,
         inverted=inverted,
+        named=named,
         matched=matched,
         looted=looted,
         members=members,
         seconds=time.monotonic() - began,
     )
+    assert found.comparisons <= COMPARISONS, "each has its part of the error"
+    return found
+
+
+def promises(on: Target) -> list[Setting]:
+    """What uploads are held against: the usual budgets and the plan's own, by its calibration."""
+    by = on.plan.privacy.calibration
+    return [Setting(e, on.delta, on.recipe, by) for e in sorted({*BUDGETS, on.epsilon})]
+
+
+def promised(on: Target) -> list[Level]:
+    """The columns of the table: without noise, then ever more of it."""
+    settings = reversed(promises(on))
+    return [Level(None, on.delta), *(Level(s.epsilon, s.delta, s.calibration) for s in settings)]
 
 
 def _matched(on: Target, sizes: Sizes, level: Level) -> inversion.Reconstructions:
     """Several clients with a few samples each, put together."""
-    each = []
-    for group in range(sizes.groups):
-        order = np.roll(np.arange(sizes.candidates), -group * sizes.together)
-        x, y = on.pool_x[order], on.pool_y[order]
-        few = Victim(on.form, on.recipe, x[: sizes.together], y[: sizes.together])
-        each.append(matching.attack(few, on.model, level, x, seed=SEED, steps=sizes.steps))
-    return matching.joined(each)
+    rng = np.random.default_rng(SEED)
+    x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]
+    together = min(sizes.together, len(y) - 1)
+    return matching.joined(
+        [
+            matching.attack(
+                level, on.recipe, on.form, on.model, x, y, rng.permutation(len(y))[:together],
+                seed=SEED, steps=sizes.steps,
+            )
+            for _ in range(sizes.groups)
+        ]
+    )  # fmt: skip
 
 
 def _members(on: Target, sizes: Sizes, level: Level, progress: Progress) -> list[membership.Attack]:

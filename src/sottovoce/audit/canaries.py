@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import client
-from sottovoce.audit.ceiling import CONFIDENCE
+from sottovoce.audit.ceiling import CONFIDENCE, WRONG
 from sottovoce.audit.messages import Setting
 from sottovoce.client import Parameters
+from sottovoce.errors import InputError
 from sottovoce.learning.form import Form
 from sottovoce.privacy import gaussian, grid
 from sottovoce.privacy.tank import Tank
@@ -42,6 +43,7 @@ class OneRun:
     canaries: int
     guesses: int
     right: int
+    wrong: float = WRONG  # how often it may accuse a promise that is kept
 
     @property
     def epsilon(self) -> float:
@@ -60,8 +62,10 @@ class OneRun:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the promise is refuted; by chance in one audit of five hundred at most."""
-        return self.epsilon > self.setting.epsilon or self.mu > self.setting.promised
+        """Whether (ε, δ) or the μ of it is refuted; by chance in `wrong` of audits at most."""
+        told, sure = (self.canaries, self.guesses, self.right), 1 - self.wrong / 2
+        free = free_epsilon(*told, self.setting.delta, sure)
+        return free > self.setting.epsilon or gaussian_mu(*told, sure) > self.setting.promised
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -136,21 +140,28 @@ def guesses_for(canaries: int, mu: float) -> int:
     return counts[int(np.argmax(proven))]
 
 
-def play(setting: Setting, canaries: int, *, seed: int = 0) -> OneRun:
+def play(setting: Setting, canaries: int, *, seed: int = 0, wrong: float = WRONG) -> OneRun:
     """One run of a client whose rows are all canaries, through the real release.
+
+    The server answers with models of its own choice: its canaries are seen best there, and the
+    promise is made against any. A coin decides one record, so that records are what is protected.
 
     >>> from sottovoce.privacy.sensitivity import Recipe
     >>> run = play(Setting(8.0, 1e-5, Recipe(1.0, 1.0)), canaries=100)
     >>> run.canaries, run.contradicts
     (100, False)
     """
-    recipe = replace(setting.recipe, steps=1, unit="record")
+    if setting.recipe.unit != "record":
+        raise InputError.of(
+            "unit", setting.recipe.unit, "record", "one run has one client, and so one coin a run"
+        )
+    recipe = replace(setting.recipe, steps=1)
     coins = np.random.default_rng(seed).integers(0, 2, canaries)
     scores = _scores(replace(setting, recipe=recipe), coins)
     count = guesses_for(canaries, setting.promised)
     surest = np.argsort(-np.abs(scores))[:count]
     right = int(np.sum((scores[surest] > 0) == (coins[surest] == 1)))
-    return OneRun(setting, canaries, count, right)
+    return OneRun(setting, canaries, count, right, wrong)
 
 
 def _scores(setting: Setting, coins: NDArray[np.int64]) -> Floats:

@@ -19,7 +19,10 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.normal import cdf, quantile
 
-CONFIDENCE = 0.999
+CONFIDENCE = 0.999  # of every bound that is shown
+WRONG = 1e-3  # how often a whole audit accuses a promise that is kept, at most
+COMPARISONS = 200  # that one audit may make, at most: each has its part of WRONG
+EACH = WRONG / COMPARISONS
 _TINY = 1e-300
 
 
@@ -66,12 +69,12 @@ class Rates:
     @property
     def mu(self) -> float:
         """Φ⁻¹(TPR) − Φ⁻¹(FPR), as counted; infinite where a rate is 0 or 1."""
-        return _mu(self.tpr, self.fpr)
+        return between_rates(self.tpr, self.fpr)
 
     def mu_between(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """The μ of this attack lies between these with this confidence; the first is proven."""
         t, f = self._ends(confidence)
-        return max(0.0, _mu(t[0], f[1])), _mu(t[1], f[0])
+        return max(0.0, between_rates(t[0], f[1])), between_rates(t[1], f[0])
 
     def epsilon(self, delta: float, confidence: float = CONFIDENCE) -> float:
         """The ε proven without assuming any shape of the noise, at this δ.
@@ -97,7 +100,12 @@ class Rates:
         return between(self.hits, self.positives, each), between(self.alarms, self.negatives, each)
 
 
-def _mu(tpr: float, fpr: float) -> float:
+def between_rates(tpr: float, fpr: float) -> float:
+    """Φ⁻¹(TPR) − Φ⁻¹(FPR): the μ of these two rates.
+
+    >>> round(between_rates(0.8413, 0.1587), 2)
+    2.0
+    """
     with np.errstate(divide="ignore"):
         ends = [
             -np.inf if rate <= 0 else np.inf if rate >= 1 else float(quantile(rate))
@@ -130,15 +138,55 @@ def guess(candidates: float, mu: float) -> float:
     return float(gaussian.tpr(1 / candidates, mu))
 
 
-def far_threshold(mu: float, messages: int) -> float:
-    """Where the assumption-free ε is read: about one false alarm in so many messages.
+def far_threshold(mu: float, messages: int, delta: float = 0.0) -> float:
+    """Where the assumption-free ε is read: where so many messages a side should prove most.
 
-    Scores are N(±μ/2, 1); nothing of them has been seen.
+    Scores are N(±μ/2, 1); nothing of them has been seen. Far out alarms are too few to be bounded
+    well, near the middle the ratio of the rates is small.
 
-    >>> round(far_threshold(2.0, 1000), 3)
-    2.09
+    >>> round(far_threshold(0.925, 10_000, 1e-5), 1), round(far_threshold(4.0, 10_000, 1e-5), 1)
+    (2.1, 1.8)
     """
-    return float(-quantile(1 / messages) - mu / 2)
+    from scipy.special import betaincinv
+
+    at = np.linspace(0.0, 4.0 + mu / 2, 161)
+    hits, alarms = (messages * np.asarray(cdf(sign * mu / 2 - at)) for sign in (1, -1))
+    wrong = (1 - CONFIDENCE) / 16  # four readings share it, and each has two rates of two ends
+    least = betaincinv(np.maximum(hits, _TINY), messages - hits + 1, wrong)
+    most = betaincinv(alarms + 1, messages - alarms, 1 - wrong)
+    return float(at[np.argmax((least - delta) / most)])
+
+
+def mean_between(values: object, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Bounds on the mean of independent numbers from 0 to 1, whatever their distribution.
+
+    P[mean of n ≥ x] ≤ exp(−n·KL(x ‖ p)) where p is the true mean (Hoeffding 1963). For shares of a
+    run's records: they share one draw of noise, so that runs are counted and not records.
+
+    >>> [round(end, 3) for end in mean_between([1.0] * 32)]
+    [0.789, 1.0]
+    >>> [round(end, 3) for end in mean_between([0.4, 0.6] * 16)]
+    [0.193, 0.807]
+    """
+    each = np.asarray(values, dtype=np.float64)
+    if each.size == 0 or np.min(each) < 0 or np.max(each) > 1:
+        raise InputError.of("values", each, "numbers from 0 to 1", "give the share of each run")
+    mean, room = float(each.mean()), float(-np.log((1 - confidence) / 2)) / each.size
+
+    def end(furthest: float) -> float:
+        near, far = mean, furthest
+        for _ in range(60):
+            middle = (near + far) / 2
+            near, far = (middle, far) if _divergence(mean, middle) <= room else (near, middle)
+        return far
+
+    return end(0.0), end(1.0)
+
+
+def _divergence(x: float, p: float) -> float:
+    """KL of two coins, in nats."""
+    parts = [(x, p), (1 - x, 1 - p)]
+    return float(sum(a * np.log(a / max(b, _TINY)) for a, b in parts if a > 0))
 
 
 def area(positive: object, negative: object) -> float:
@@ -163,12 +211,3 @@ def threshold_at(negative: object, fpr: float) -> float:
     ordered = np.sort(np.asarray(negative, dtype=np.float64))
     allowed = int(np.floor(fpr * ordered.size))
     return float(ordered[ordered.size - 1 - min(allowed, ordered.size - 1)])
-
-
-def power(mu: float) -> float:
-    """How often the best test with equal errors is right: Φ(μ/2).
-
-    >>> round(power(2.0), 4)
-    0.8413
-    """
-    return float(cdf(mu / 2))

@@ -33,6 +33,7 @@ class Reconstructions:
     found: Floats
     names: NDArray[np.bool_]  # whether each was told from the other candidates
     labels: NDArray[np.bool_]  # whether each label was found
+    judged: NDArray[np.bool_]  # one of each upload: the others share its noise and decide nothing
     candidates: int
     tries: int = 1  # how many of the candidates were named for each
 
@@ -96,7 +97,8 @@ def attack(
         labels.append(label(told) == right)
     pictures = np.array(found)
     names = recognised(pictures, x) == np.arange(len(y))
-    return Reconstructions(level, x, y, pictures, names, np.array(labels), len(y))
+    every = np.ones(len(y), dtype=bool)
+    return Reconstructions(level, x, y, pictures, names, np.array(labels), every, len(y))
 
 
 def chosen(y: Labels, classes: int) -> list[int]:

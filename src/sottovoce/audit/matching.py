@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from sottovoce.audit.inversion import Reconstructions
 from sottovoce.audit.similarity import recognised
-from sottovoce.audit.uploads import Level, Rows, Victim
+from sottovoce.audit.uploads import Labels, Level, Rows, Victim
 from sottovoce.client import Parameters
+from sottovoce.learning.form import Form
 from sottovoce.learning.models import Mlp, Params
+from sottovoce.privacy.sensitivity import Recipe
 
 Floats = NDArray[np.float64]
 
@@ -105,14 +107,16 @@ def _search(
 
 
 def attack(
-    victim: Victim, params: Parameters, level: Level, pool: Rows, *, seed: int, steps: int
-) -> Reconstructions:
-    """The victim's samples from one upload; each original beside the find that it is most like.
+    level: Level, recipe: Recipe, form: Form, params: Parameters, pool: Rows, y: Labels,
+    own: NDArray[np.int64], *, seed: int, steps: int,
+) -> Reconstructions:  # fmt: skip
+    """The samples `own` of the pool from one upload, each beside the find that it is most like.
 
-    An original is recognised if one of the finds resembles it more than any other of the pool,
-    which begins with the victim's samples.
+    An original is recognised if one of the finds resembles it more than any other of the pool. The
+    first of `own` is judged. Given the others it is equally likely to be any of the rest of the
+    pool, and a server that names k is right in Φ(Φ⁻¹(k/rest) + μ) at most.
     """
-    form, count = victim.form, len(victim.y)
+    victim, count = Victim(form, recipe, pool[own], y[own]), len(own)
     told = victim.gradient(level, params)
     model = Mlp(form.features, form.hidden, form.classes)
     guessed = labels(told, count, np.full(form.classes, _share(told)))
@@ -124,17 +128,18 @@ def attack(
         if int(label) in left:
             left.remove(int(label))
             hits[i] = True
-    names = np.isin(np.arange(count), named)
-    return Reconstructions(level, victim.x, victim.y, shown, names, hits, len(pool), count)
+    names, judged = np.isin(own, named), np.arange(count) == 0
+    rest = len(pool) - count + 1
+    return Reconstructions(level, victim.x, victim.y, shown, names, hits, judged, rest, count)
 
 
 def joined(each: Sequence[Reconstructions]) -> Reconstructions:
     """Reconstructions of several clients as one."""
-    originals, truth, found, names, hits = (
-        np.concatenate([getattr(one, part) for one in each])
-        for part in ("originals", "truth", "found", "names", "labels")
-    )
-    return replace(each[0], originals=originals, truth=truth, found=found, names=names, labels=hits)
+    parts = ("originals", "truth", "found", "names", "labels", "judged")
+    whole: dict[str, Any] = {
+        part: np.concatenate([getattr(one, part) for one in each]) for part in parts
+    }
+    return replace(each[0], **whole)
 
 
 def _share(told: Parameters) -> float:

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import client, wire
-from sottovoce.audit.ceiling import CONFIDENCE, Rates, counted, far_threshold
+from sottovoce.audit.ceiling import CONFIDENCE, WRONG, Rates, counted, far_threshold
+from sottovoce.audit.uploads import capacity
 from sottovoce.client import Parameters, Price
 from sottovoce.learning.form import Form
-from sottovoce.privacy import calibration, gaussian, grid
+from sottovoce.privacy import gaussian, grid
 from sottovoce.privacy.budget import Calibration
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
@@ -34,7 +35,10 @@ Progress = Callable[[int, int], None]
 
 FORM = Form("mlp", (4,), 2, hidden=1)
 SAMPLES = 3  # the canary and two others, which the server knows
-REHEARSED = 20  # messages a side from which the server learns which heads there are
+REHEARSED = (
+    20  # runs a side, and one in ten more, from which the server learns which heads there are
+)
+_CERTAIN = 1e300  # beyond every score but that of a head which decides
 _BEYOND = 1e3  # a μ of which no ε is worth telling
 _STEEP, _DIM = 1000.0, 3e-4  # last layer, and the hidden number it sees: their product is 0.3
 
@@ -55,12 +59,8 @@ class Setting:
         return float(gaussian.mu(self.epsilon, self.delta))
 
     def capacity(self) -> float:
-        """μ² that the calibration lets the run spend; a vault's where a vault takes it."""
-        if self.calibration == "paper":
-            return float(calibration.capacity(self.epsilon, self.delta, calibration="paper"))
-        return float(
-            calibration.vault_capacity(self.epsilon, self.delta, calibration=self.calibration)
-        )
+        """μ² that the calibration lets the run spend."""
+        return capacity(self.epsilon, self.delta, self.calibration)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +71,7 @@ class Measured:
     true: float  # μ of the noise that the client says it drew
     without: Floats
     having: Floats
+    wrong: float = WRONG  # how often it may accuse a promise that is kept
 
     @property
     def messages(self) -> int:
@@ -99,22 +100,39 @@ class Measured:
 
     @property
     def free_epsilon(self) -> float:
-        """ε proven without any assumption, where one alarm in all messages is expected.
+        """ε proven without any assumption."""
+        return self._free(1 - CONFIDENCE)
 
-        Both sides of the threshold are read, so each has half of the error.
+    def _free(self, wrong: float) -> float:
+        """At two thresholds fixed beforehand, each read from both sides with a quarter of the error.
+
+        One is where Gaussian scores prove most, the other is passed only by heads that decide.
         """
-        far = far_threshold(self.true, self.messages)
-        confidence = 1 - (1 - CONFIDENCE) / 2
-        ends = [
-            counted(self.having, self.without, far),
-            counted(-self.without, -self.having, far),
-        ]
-        return max(rates.epsilon(self.setting.delta, confidence) for rates in ends)
+        far = far_threshold(self.true, self.messages, self.setting.delta)
+        sides = ((self.having, self.without), (-self.without, -self.having))
+        return max(
+            counted(*side, at).epsilon(self.setting.delta, 1 - wrong / 4)
+            for side in sides
+            for at in (far, _CERTAIN)
+        )
+
+    @property
+    def refutes_mu(self) -> bool:
+        """Whether the promised μ is refuted: the run is not μ-GDP, whatever the noise's shape.
+
+        That the run is not (ε, δ)-DP follows only where the noise has the Gaussian shape.
+        """
+        return self.rates.exceeds(self.setting.promised, 1 - self.wrong / 2)
+
+    @property
+    def refutes_epsilon(self) -> bool:
+        """Whether (ε, δ) itself is refuted, without any assumption."""
+        return self._free(self.wrong / 2) > self.setting.epsilon
 
     @property
     def contradicts(self) -> bool:
-        """Whether the promise (ε, δ) is refuted; by chance in one audit of a thousand at most."""
-        return self.rates.exceeds(self.setting.promised)
+        """Whether the promise is refuted in either way; by chance in `wrong` of audits at most."""
+        return self.refutes_mu or self.refutes_epsilon
 
 
 def neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
@@ -197,8 +215,10 @@ class Duel:
             yield score, "|".join(heads)
 
 
-def measure(setting: Setting, messages: int, progress: Progress | None = None) -> Measured:
-    """Play the duel so often a side, and count. False alarm: at most one in a thousand.
+def measure(
+    setting: Setting, messages: int, progress: Progress | None = None, wrong: float = WRONG
+) -> Measured:
+    """Play the duel so often a side, and count. False alarm: at most `wrong`.
 
     >>> found = measure(Setting(4.0, 1e-3, Recipe(1.0, 1.0)), messages=500)
     >>> bool(found.mu[0] <= found.setting.promised), round(found.true, 4)
@@ -206,7 +226,8 @@ def measure(setting: Setting, messages: int, progress: Progress | None = None) -
     """
     duel = Duel.of(setting)
     _, y, other = neighbours(setting.recipe)
-    known = [{head for _, head in duel.scores(labels, REHEARSED)} for labels in (y, other)]
+    rehearsed = REHEARSED + messages // 10
+    known = [{head for _, head in duel.scores(labels, rehearsed)} for labels in (y, other)]
     sides: list[Floats] = []
     for place, labels in enumerate((y, other)):
         found = np.empty(messages)
@@ -216,7 +237,7 @@ def measure(setting: Setting, messages: int, progress: Progress | None = None) -
             if progress is not None and i % 100 == 99:
                 progress(place * messages + i + 1, 2 * messages)
         sides.append(found)
-    return Measured(setting, duel.mu, sides[0], sides[1])
+    return Measured(setting, duel.mu, sides[0], sides[1], wrong)
 
 
 def _flat(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:

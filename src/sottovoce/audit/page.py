@@ -10,7 +10,7 @@ from sottovoce._version import __version__
 from sottovoce.audit import pictures
 from sottovoce.audit.ceiling import CONFIDENCE
 from sottovoce.audit.findings import Findings
-from sottovoce.audit.table import message, shown
+from sottovoce.audit.table import brackets, message, one_run, shown
 from sottovoce.checkpoint import replace
 from sottovoce.report.document import document, sheet
 from sottovoce.report.text import duration, escape, number, percent
@@ -192,15 +192,16 @@ def _attack_table(found: Findings) -> str:
         cells = []
         for level in found.levels:
             text, _, most = shown(row, row.cells[level]).partition(" (")
-            most = f" <small>({escape(most)}</small>" if most else ""
+            text, _, alarms = text.partition(" at ")
+            most = f"at {alarms} ({most}" if alarms and most else f"({most}" if most else ""
+            most = f" <small>{escape(most)}</small>" if most else ""
             bad = ' class="bad"' if row.cells[level].exceeds else ""
             cells.append(f"<span{bad}>{escape(text)}</span>{most}")
         rows.append([escape(row.attack), escape(row.measure), *cells])
     return f"""
 <section aria-labelledby="attacks">
 <h2 id="attacks">Every attack</h2>
-<p class="intro">In brackets: what no attacker exceeds, whatever it knows and computes, with the \
-margin of the count ({100 * CONFIDENCE:g} %).</p>
+<p class="intro">{escape(brackets(found))}</p>
 {_table("Attacks", head, rows, "attacks")}
 </section>"""
 
@@ -220,17 +221,16 @@ ln {count:,} = {number(math.log(count), 3)}, however bad the noise.</p>
 
 
 def _one_run(found: Findings) -> str:
-    head = ["ε promised", "canaries", "guesses", "right", "ε, no assumption", "ε, Gaussian shape"]
-    rows = [
-        [
-            number(run.setting.epsilon), f"{run.canaries:,}", f"{run.guesses:,}", f"{run.right:,}",
-            f"≥ {run.epsilon:.2f}", f"≥ {run.gaussian_epsilon:.2f}",
-        ]
-        for run in found.one_runs
-    ]  # fmt: skip
+    if not found.one_runs:
+        return ""
+    head = ["one run", "canaries", "guesses", "right", "ε, Gaussian shape", "ε, no assumption"]
+    rows = [[escape(text) for text in one_run(run)] for run in found.one_runs]
     return f"""
 <section aria-labelledby="onerun">
 <h2 id="onerun">The same from one run</h2>
+<p class="intro">A run of {found.one_runs[0].setting.rounds} uploads of a client whose rows are \
+all canaries; the server answers with models of its own choice and guesses the coins it is \
+surest of ({100 * CONFIDENCE:g} %).</p>
 {_table("One run", head, rows)}
 </section>"""
 
@@ -241,13 +241,18 @@ def _how(found: Findings) -> str:
         if found.target.own
         else " The attacks read dense layers, so an mlp stands for the plan’s own model."
     )
+    left = "; ".join(found.left_out())
+    missing = escape(f" Not measured: {left}.") if left else ""
     return f"""
 <section aria-labelledby="how">
 <h2 id="how">How it was made</h2>
 <p class="intro">“No noise” is the client’s step before noise, which nothing may send; in shadow \
 runs of the simulator it is ε = 10⁶. Everything else went through the release that a device \
 uses.{escape(stands)} Measured at δ = {number(found.target.delta)}. An attack that fails here \
-proves nothing by itself; the ceilings do, and a measurement above one would refute us.</p>
+proves nothing by itself; the ceilings do, and a measurement above one would refute us.{missing}</p>
+<p class="intro">Pictures and rates were computed on the clients’ rows, without noise too. The \
+guarantee does not cover them: do not publish an audit of private data.</p>
+<p class="intro"><code>{escape(found.command)}</code></p>
 </section>"""
 
 

@@ -11,16 +11,18 @@ from sottovoce import record as records
 from sottovoce.audit.uploads import Labels, Rows
 from sottovoce.client import Parameters
 from sottovoce.errors import InputError
-from sottovoce.federation import build
+from sottovoce.federation import Federation, build
 from sottovoce.learning.form import Form
 from sottovoce.learning.models import Mlp
 from sottovoce.learning.names import named
 from sottovoce.plan import Plan
+from sottovoce.privacy.budget import ALWAYS_NOT_COVERED
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.simulation.scoring import first_model
 from sottovoce.trained import load
 
 SEED = 0  # of the split and the first model; nothing that protects anybody comes from it
+FEWEST, MOST = 16, 1000  # rows to be guessed at, of all clients together
 HIDDEN = 32  # of the mlp that stands for another kind of model
 
 
@@ -41,7 +43,8 @@ class Target:
     pool_x: Rows  # of all clients: candidates, and what shadow runs train on
     pool_y: Labels
     public: Rows
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a row as the model meets it
+    uncovered: tuple[str, ...] = ()  # what this plan gives away beside what its budget pays for
 
     @property
     def pictures(self) -> tuple[int, int] | None:
@@ -67,11 +70,20 @@ def target(path: Path | None) -> Target:
     federation = build(plan, seed=SEED)
     held = federation.held
     own = isinstance(federation.model, Mlp)
-    model = federation.model if own else Mlp(int(np.prod(held.shape)), HIDDEN, held.classes)
+    model = federation.model if own else Mlp(int(np.prod(held.inputs)), HIDDEN, held.classes)
     assert isinstance(model, Mlp)
     trained = path is not None and path.is_dir() and own
     params = load(path).params if trained and path is not None else first_model(model, SEED)
     rows = held.client(0)
+    if len(held.train.y) < FEWEST:
+        raise InputError.of(
+            "data",
+            len(held.train.y),
+            f"at least {FEWEST} training rows",
+            "there is too little to guess",
+        )
+    # Client after client they may have one label first: candidates are drawn from all.
+    order = np.random.default_rng(SEED).permutation(len(held.train.y))
     return Target(
         name=name,
         plan=plan,
@@ -83,8 +95,17 @@ def target(path: Path | None) -> Target:
         delta=float(np.max(federation.delta)),
         x=rows.x.astype(np.float64),
         y=rows.y.astype(np.int64),
-        pool_x=held.train.x.astype(np.float64),
-        pool_y=held.train.y.astype(np.int64),
+        pool_x=held.train.x[order[:MOST]].astype(np.float64),
+        pool_y=held.train.y[order[:MOST]].astype(np.int64),
         public=held.validation.x.astype(np.float64),
-        shape=held.shape,
+        shape=held.inputs,
+        uncovered=_uncovered(federation),
     )
+
+
+def _uncovered(federation: Federation) -> tuple[str, ...]:
+    """Codes of what the plan's own guarantee leaves out; noise is a device's here, always."""
+    told = federation.guarantee()
+    assert told is not None, "a plan tells its budgets"
+    usual = {*ALWAYS_NOT_COVERED, "simulated-noise"}
+    return tuple(code for code in told.not_covered if code not in usual)

@@ -33,7 +33,8 @@ class Loot:
     """What the bins gave: pictures, the client's sample each resembles most, and who was stolen.
 
     `rates` count a record as found if a picture equals it to EXACT: the client's own records, and
-    as negatives records that the client does not have.
+    as negatives records that the client does not have. They are all of one upload and so share its
+    noise: the rates are shown, and decide nothing.
     """
 
     level: Level

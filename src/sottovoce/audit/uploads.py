@@ -16,6 +16,7 @@ from sottovoce import client
 from sottovoce.client import Parameters
 from sottovoce.learning.form import Form
 from sottovoce.privacy import calibration, gaussian, grid
+from sottovoce.privacy.budget import Calibration
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.rounds.schedule import Round
@@ -23,6 +24,17 @@ from sottovoce.rounds.turn import Terms
 
 Rows = NDArray[np.float64]
 Labels = NDArray[np.int64]
+
+
+def capacity(epsilon: float, delta: float, by: Calibration) -> float:
+    """μ² that a calibration lets a run spend; a vault's where a vault takes it.
+
+    >>> [round(capacity(20.0, 1e-3, by) ** 0.5, 2) for by in ("exact", "paper")]
+    [4.05, 5.38]
+    """
+    if by == "paper":  # with cohorts of q·U clients μ² is 1/q of this, and q of it is released
+        return float(calibration.capacity(epsilon, delta, calibration=by))
+    return float(calibration.vault_capacity(epsilon, delta, calibration=by))
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,7 @@ class Level:
 
     epsilon: float | None
     delta: float = 1e-5
+    calibration: Calibration = "exact"  # what turns the budget into noise
 
     @property
     def name(self) -> str:
@@ -66,8 +79,8 @@ class Victim:
         """So many uploads, one for each model that the server sends; together they cost ε."""
         tank = None
         if level.epsilon is not None:
-            tank = Tank.full(float(calibration.vault_capacity(level.epsilon, level.delta)))
-        terms = Terms(clients=1, per_round=1)
+            tank = Tank.full(capacity(level.epsilon, level.delta, level.calibration))
+        terms = Terms(clients=1, per_round=1, calibration=level.calibration)
         change = grid.change(self.recipe.unit, len(self.y))
         for t, model in zip(range(count), models, strict=False):
             if tank is None:
