@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _STYLE = """
 td small { white-space: nowrap; }
 .attacks tbody th { min-width: 9rem; color: var(--ink); }
 .attacks td { min-width: 5.5rem; }
+.attacks td:nth-child(2) { min-width: 7.5rem; }
 .intro { max-width: 46rem; margin-bottom: 1rem; }
 .card + .intro { margin-top: 0.9rem; }
 """
@@ -55,7 +57,7 @@ def drawings(found: Findings) -> dict[str, str]:
 
 def render(found: Findings) -> str:
     """The page as text."""
-    verdict, against = escape(found.verdict()), found.contradictions()
+    verdict, against = _together(found.verdict()), found.contradictions()
     banner = (
         '<p class="banner" role="note">A quick audit: few messages, few shadow runs. '
         "It shows that everything works; the full one proves more.</p>"
@@ -72,7 +74,7 @@ def render(found: Findings) -> str:
 <p class="eyebrow"><span>sottovoce</span> audit of {escape(found.target.name)} \
 <span class="status {status}">{word}</span></p>
 <h1>{verdict}</h1>
-<p class="verdict">{escape(found.judgement())}</p>
+<p class="verdict">{_together(found.judgement())}</p>
 {banner}
 </header>
 <main>
@@ -179,7 +181,8 @@ def _membership(found: Findings) -> str:
 <section aria-labelledby="members">
 <h2 id="members">Was this record there?</h2>
 <p class="intro">From {runs} shadow runs on random halves of a pool of \
-{found.members[0].members.shape[1]} records, small enough to be learnt by heart.</p>
+{found.members[0].members.shape[1]} records, small enough to be learnt by heart: half of the runs \
+teach the attacker, the other half are judged.</p>
 <div class="figures">
 {"".join(cards)}</div>
 </section>"""
@@ -254,6 +257,11 @@ proves nothing by itself; the ceilings do, and a measurement above one would ref
 guarantee does not cover them: do not publish an audit of private data.</p>
 <p class="intro"><code>{escape(found.command)}</code></p>
 </section>"""
+
+
+def _together(text: str) -> str:
+    """No line ends within “ε ≥ 4”."""
+    return escape(re.sub(" ([≥=]) ", "\u00a0\\1\u00a0", text))
 
 
 def _attacks(found: Findings) -> list[str]:
