@@ -114,6 +114,7 @@ def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys):
     assert found.verdict().startswith("The promise is contradicted: uploads at ε = 4 prove μ ≥ ")
     assert "contradicted" in table(found)
     assert '<span class="status failed">contradicted' in page.render(found)
+    monkeypatch.setattr(page, "write", lambda found, folder: folder / "audit.html")  # drawn above
     monkeypatch.setattr(auditing, "play", lambda on, sizes, show: found)
     assert auditing.audit(None, out=tmp_path / "one") == 1
     assert "The promise is contradicted" in capsys.readouterr().out
@@ -204,11 +205,15 @@ PLAN = "schema = 1\n"
 @pytest.mark.parametrize(
     ("text", "codes", "said"),
     [
-        ('[privacy]\ncalibration = "paper"\n', ("paper-calibration",), "(not promised either)"),
+        (
+            '[privacy]\ncalibration = "paper"\n',
+            ("paper-calibration",),
+            "promise: the (ε, δ) that was asked for",
+        ),
         ('[server]\nsignal = "raw"\n', ("raw-signal",), "the clients' raw losses"),
         ('[local]\nclip = "median"\n', ("median-clip",), "the clipping norm"),
         ("[local]\nsteps = 3\n", (), "the 3 steps of a round"),
-        ('[server]\nsignal = "clients"\n', (), "the noised losses that clients tell"),
+        ('[server]\nsignal = "clients"\n', (), "but in the duel of uploads"),
         ('[local]\nunit = "client"\n', (), "one run full of canaries"),
     ],
     ids=lambda value: value if isinstance(value, str) and "[" in value else "",
@@ -219,7 +224,7 @@ def test_the_verdict_names_what_was_not_measured(text, codes, said, tmp_path):
     assert on.uncovered == codes
     found = replace(example(), target=on)
     assert said in found.verdict()
-    assert said in "; ".join(found.to_json()["not_measured"])
+    assert bool(found.to_json()["not_measured"]) == (not codes)
     assert said in page._how(found).replace("&#x27;", "'")
     assert "Not measured" not in example().verdict()
 
@@ -232,6 +237,7 @@ def test_the_plans_own_calibration_is_what_is_audited(calibration, tmp_path):
     on = target(tmp_path / "plan.toml")
     settings, levels = auditing.promises(on), auditing.promised(on)
     assert {one.calibration for one in (*settings, *levels[1:])} == {calibration}
+    assert {one.loss_bound for one in settings} == {None}
     worth = settings[-1].capacity() ** 0.5
     assert (worth > settings[-1].promised) == (calibration == "paper")
 

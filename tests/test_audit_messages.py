@@ -117,7 +117,12 @@ def test_the_neighbours_are_as_far_apart_as_neighbours_can_be(unit, clip):
 
 
 def test_the_noise_that_is_audited_is_the_noise_that_was_bought():
-    for setting in (Setting(4, 1e-3, RECIPE), Setting(8, 1e-5, RECIPE, "zcdp", rounds=6)):
+    for setting in (
+        Setting(4, 1e-3, RECIPE),
+        Setting(8, 1e-5, RECIPE, "zcdp", rounds=6),
+        Setting(8, 1e-5, RECIPE, loss_bound=5.0),
+        Setting(8, 1e-5, Recipe(2.0, 1.0, unit="client"), loss_bound=5.0),
+    ):
         assert Duel.of(setting).mu == pytest.approx(setting.capacity() ** 0.5, rel=1e-4)
         assert Duel.of(setting).mu <= setting.promised
 
@@ -183,6 +188,16 @@ def test_the_audit_can_fail(bug, monkeypatch):
     monkeypatch.setattr(messages, "client", mutated("sottovoce.client", old, new, kept))
     budget = 1.0 if "message of ten" in bug else 12.0
     assert measure(Setting(budget, 1e-5, RECIPE), runs).contradicts
+
+
+@pytest.mark.slow
+def test_the_audit_hears_a_told_loss(monkeypatch):
+    """As it stands it accuses nobody (false alarm < 1e-3); a loss without noise is heard."""
+    setting = Setting(8.0, 1e-5, RECIPE, loss_bound=5.0)
+    assert not measure(setting, 200).contradicts
+    silent = mutated("sottovoce.client", "+ loss_noise\n", "+ 0 * loss_noise\n")
+    monkeypatch.setattr(messages, "client", silent)
+    assert measure(setting, 200).contradicts
 
 
 @pytest.mark.slow

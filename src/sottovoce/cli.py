@@ -385,7 +385,7 @@ def audit(
 
     Shows what each attack gets without noise and with it, and what no attacker can exceed; measures
     the noise of real uploads; judges the paper's. Writes audit.html, audit.json and drawings. The
-    exit code is 1 if a measurement contradicts the promise.
+    exit code is 1 if a measurement contradicts the promise, and 2 if there is no measurement.
 
     \b
     Examples:

@@ -169,8 +169,10 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
 
 def promises(on: Target) -> list[Setting]:
     """What uploads are held against: the usual budgets and the plan's own, by its calibration."""
-    by = on.plan.privacy.calibration
-    return [Setting(e, on.delta, on.recipe, by) for e in sorted({*BUDGETS, on.epsilon})]
+    by, server = on.plan.privacy.calibration, on.plan.server
+    told = server.loss_bound if server.signal == "clients" else None
+    budgets = sorted({*BUDGETS, on.epsilon})
+    return [Setting(e, on.delta, on.recipe, by, loss_bound=told) for e in budgets]
 
 
 def promised(on: Target) -> list[Level]:

@@ -197,26 +197,29 @@ class Findings:
         if plan.local.steps > 1:
             found.append(f"the {plan.local.steps} steps of a round: uploads of one were measured")
         if plan.server.signal == "clients":
-            found.append("the noised losses that clients tell")
+            found.append("the noised losses that clients tell, but in the duel of uploads")
         if plan.local.unit == "client":
             found.append("one run full of canaries: a client's data are protected, and it has one")
-        return found + [
-            f"{NOT_COVERED[code]} (not promised either)" for code in self.target.uncovered
-        ]
+        return found
+
+    def caveats(self) -> str:
+        """What was left out, and what the plan's own guarantee does not cover; often nothing."""
+        uncovered = [NOT_COVERED[code] for code in self.target.uncovered]
+        parts = (("Not measured", self.left_out()), ("Not covered by the promise", uncovered))
+        return "".join(f" {name}: {'; '.join(each)}." for name, each in parts if each)
 
     def verdict(self) -> str:
-        """One sentence, and a second where something was left out."""
-        missing = f" Not measured: {'; '.join(self.left_out())}." if self.left_out() else ""
+        """One sentence, and another where something was left out."""
         against = self.contradictions()
         if against:
             more = f" ({len(against)} contradictions in all)" if len(against) > 1 else ""
-            return f"The promise is contradicted: {against[0]}{more}.{missing}"
+            return f"The promise is contradicted: {against[0]}{more}.{self.caveats()}"
         own = min(self.measured, key=lambda m: abs(m.setting.epsilon - self.target.epsilon))
         return (
             f"Nothing measured contradicts the promise in {self.comparisons} comparisons: no "
             "attack exceeds its ceiling by more than chance explains, and uploads at "
             f"ε = {own.setting.epsilon:g} prove μ ≥ {own.mu[0]:.2f} where "
-            f"{own.setting.promised:.2f} is allowed.{missing}"
+            f"{own.setting.promised:.2f} is allowed.{self.caveats()}"
         )
 
     def judgement(self) -> str:

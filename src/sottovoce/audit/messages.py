@@ -7,7 +7,8 @@ noise as promised the score is N(±μ/2, 1), μ = Δ/σ over the whole run, and 
 
 From one round to the next the model's sign changes, and with it the direction in which D and D′
 differ: noise that two rounds share cancels out of the score, and is found out. Whatever else a
-message says is compared too: a head that only one of the two data sets writes decides at once.
+message says is compared too: a head that only one of the two data sets writes decides at once. A
+noised loss, where clients tell it, is one more number of the score.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sottovoce import client, wire
 from sottovoce.audit.ceiling import CONFIDENCE, WRONG, Rates, counted, far_threshold
 from sottovoce.audit.uploads import capacity
 from sottovoce.client import Parameters, Price
+from sottovoce.learning import gradients
 from sottovoce.learning.form import Form
 from sottovoce.privacy import gaussian, grid
 from sottovoce.privacy.budget import Calibration
@@ -52,6 +54,7 @@ class Setting:
     recipe: Recipe
     calibration: Calibration = "exact"
     rounds: int = 2  # the whole budget is spent in so many uploads; even, see above
+    loss_bound: float | None = None  # B of the losses that clients tell, where they do
 
     @property
     def promised(self) -> float:
@@ -104,7 +107,7 @@ class Measured:
         return self._free(1 - CONFIDENCE)
 
     def _free(self, wrong: float) -> float:
-        """At two thresholds fixed beforehand, each read from both sides with a quarter of the error.
+        """At two thresholds fixed beforehand, each read from both sides with its part of the error.
 
         One is where Gaussian scores prove most, the other is passed only by heads that decide.
         """
@@ -148,15 +151,19 @@ def neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.in
     return x, y, other
 
 
-def model(sign: float) -> Parameters:
+def model(sign: float, loss_bound: float | None = None) -> Parameters:
     """A model at which the label decides which way the clipped gradient points.
 
     The last layer is steep, so that nearly all of a gradient is in the first; its sign says which
-    label pulls which way. The two labels have different losses.
+    label pulls which way. The two labels have different losses: where losses are told, next to 0
+    and B, as far as the last layer stays steep enough for that.
     """
     params = {name: np.zeros(shape) for name, shape in FORM.shapes().items()}
     params["b1"][:] = _DIM
     params["w2"][:] = sign * _STEEP, -sign * _STEEP
+    if loss_bound is not None:
+        lean = min(max(loss_bound, 5.0) / 2 + 0.3, 4.0)
+        params["b2"][:] = lean, -lean
     return params
 
 
@@ -167,8 +174,8 @@ class Duel:
     setting: Setting
     paid: tuple[Price, ...]
     models: tuple[Parameters, ...]
-    middle: Floats  # [rounds, parameters]: half-way between the answers of D and D′
-    apart: Floats  # [rounds, parameters]: their difference in units of σ²
+    middle: Floats  # [rounds, parameters and a loss]: half-way between the answers of D and D′
+    apart: Floats  # [rounds, the same]: their difference in units of σ²
     mu: float
 
     @classmethod
@@ -180,16 +187,22 @@ class Duel:
         terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
         change = grid.change(recipe.unit, SAMPLES)
         for t in range(setting.rounds):
-            price = client.price(tank, Round(t, setting.rounds), terms, change=change)
+            told = setting.loss_bound is not None
+            price = client.price(tank, Round(t, setting.rounds), terms, change=change, loss=told)
             tank = tank.spend(sum(price.units))
             paid.append(price)
-        models = tuple(model(-1.0 if t % 2 else 1.0) for t in range(setting.rounds))
+        signs, bound = (1.0, -1.0) * (setting.rounds // 2 + 1), setting.loss_bound
+        models = tuple(model(sign, bound) for sign in signs[: setting.rounds])
         ends = [
-            np.array([_flat(client.step(FORM, w, x, labels, recipe)) for w in models])
+            np.array([_expected(w, x, labels, recipe, bound) for w in models])
             for labels in (y, other)
         ]
         one = recipe.learning_rate / SAMPLES * grid.unit(recipe.clip)
-        sigma = np.array([[one * price.noise[0]] for price in paid])
+        sigma = np.full(ends[0].shape, [[one * price.noise[0]] for price in paid])
+        if bound is not None:
+            sigma[:, -1] = [
+                bound * (price.loss_noise or 0) / grid.REPLACED / SAMPLES for price in paid
+            ]
         difference = (ends[1] - ends[0]) / sigma
         mu = float(np.sqrt(np.sum(difference**2)))
         middle = (ends[0] + ends[1]) / 2
@@ -201,10 +214,14 @@ class Duel:
         x, score, heads = neighbours(recipe)[0], 0.0, []
         for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
             upload = client.release(
-                FORM, sent, x, labels, recipe=recipe, paid=paid, head={"kind": "upload", "t": t}
-            )
+                FORM, sent, x, labels, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
+                loss_bound=self.setting.loss_bound,
+            )  # fmt: skip
             head, arrays = wire.unpack(upload.blob)
-            score += float((_flat(arrays) - self.middle[t]) @ self.apart[t])
+            seen = _flat(arrays)
+            if self.setting.loss_bound is not None:
+                seen = np.append(seen, float(head["loss"]))
+            score += float((seen - self.middle[t]) @ self.apart[t])
             heads.append(repr(sorted(head.items())))
         return score, tuple(heads)
 
@@ -238,6 +255,17 @@ def measure(
                 progress(place * messages + i + 1, 2 * messages)
         sides.append(found)
     return Measured(setting, duel.mu, sides[0], sides[1], wrong)
+
+
+def _expected(
+    sent: Parameters, x: Floats, labels: NDArray[np.int64], recipe: Recipe, bound: float | None
+) -> Floats:
+    """What a client with these labels would answer without noise, with its mean loss if told."""
+    answer = _flat(client.step(FORM, sent, x, labels, recipe))
+    if bound is None:
+        return answer
+    each = gradients.losses(FORM, sent, x, labels)
+    return np.append(answer, bound * grid.bounded_sum(each, bound) / grid.REPLACED / len(labels))
 
 
 def _flat(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:

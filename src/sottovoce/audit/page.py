@@ -244,15 +244,14 @@ def _how(found: Findings) -> str:
         if found.target.own
         else " The attacks read dense layers, so an mlp stands for the plan’s own model."
     )
-    left = "; ".join(found.left_out())
-    missing = escape(f" Not measured: {left}.") if left else ""
     return f"""
 <section aria-labelledby="how">
 <h2 id="how">How it was made</h2>
 <p class="intro">“No noise” is the client’s step before noise, which nothing may send; in shadow \
 runs of the simulator it is ε = 10⁶. Everything else went through the release that a device \
 uses.{escape(stands)} Measured at δ = {number(found.target.delta)}. An attack that fails here \
-proves nothing by itself; the ceilings do, and a measurement above one would refute us.{missing}</p>
+proves nothing by itself; the ceilings do, and a measurement above one would refute us.\
+{escape(found.caveats())}</p>
 <p class="intro">Pictures and rates were computed on the clients’ rows, without noise too. The \
 guarantee does not cover them: do not publish an audit of private data.</p>
 <p class="intro"><code>{escape(found.command)}</code></p>
