@@ -11,6 +11,7 @@ read an ε off that μ assumes that the noise has the Gaussian shape. Without an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -211,3 +212,12 @@ def threshold_at(negative: object, fpr: float) -> float:
     ordered = np.sort(np.asarray(negative, dtype=np.float64))
     allowed = int(np.floor(fpr * ordered.size))
     return float(ordered[ordered.size - 1 - min(allowed, ordered.size - 1)])
+
+
+def least(value: float, digits: int) -> str:
+    """A lower bound as it is printed: rounded down, so that no more is said than was proven.
+
+    >>> least(28.4516, 1), least(8.1, 1)
+    ('28.4', '8.1')
+    """
+    return f"{math.floor(value * 10**digits + 1e-9) / 10**digits:.{digits}f}"

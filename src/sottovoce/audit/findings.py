@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sottovoce._version import __version__
 from sottovoce.audit.canaries import OneRun
-from sottovoce.audit.ceiling import CONFIDENCE, EACH, WRONG, Rates, between, guess
+from sottovoce.audit.ceiling import CONFIDENCE, EACH, WRONG, Rates, between, guess, least
 from sottovoce.audit.inversion import Reconstructions
 from sottovoce.audit.membership import JUDGED_AT, Attack
 from sottovoce.audit.messages import Measured
@@ -168,12 +168,12 @@ class Findings:
             where = f"uploads at ε = {setting.epsilon:g}"
             if one.refutes_mu:
                 found.append(
-                    f"{where} prove μ ≥ {one.mu[0]:.3f} at δ = {setting.delta:g}, "
+                    f"{where} prove μ ≥ {least(one.mu[0], 3)} at δ = {setting.delta:g}, "
                     f"and at most {setting.promised:.3f} was promised"
                 )
             elif one.refutes_epsilon:
                 found.append(
-                    f"{where} prove ε ≥ {one.free_epsilon:.2f} at δ = {setting.delta:g} "
+                    f"{where} prove ε ≥ {least(one.free_epsilon, 2)} at δ = {setting.delta:g} "
                     "without any assumption"
                 )
         for run in self.one_runs:
@@ -218,7 +218,7 @@ class Findings:
         return (
             f"Nothing measured contradicts the promise in {self.comparisons} comparisons: no "
             "attack exceeds its ceiling by more than chance explains, and uploads at "
-            f"ε = {own.setting.epsilon:g} prove μ ≥ {own.mu[0]:.2f} where "
+            f"ε = {own.setting.epsilon:g} prove μ ≥ {least(own.mu[0], 2)} where "
             f"{own.setting.promised:.2f} is allowed.{self.caveats()}"
         )
 
@@ -231,9 +231,9 @@ class Findings:
         return (
             f"Theorem 1 of the paper claims ε = {paper.setting.epsilon:g} at δ = "
             f"{paper.setting.delta:g}; the same audit of its noise measures μ ≥ "
-            f"{paper.mu[0]:.2f} (true: {paper.true:.2f}), which, assuming the Gaussian shape, "
-            f"{proves} ε ≥ {low:.1f} (true: {true:.1f}); without that assumption "
-            f"{paper.messages:,} runs a side prove ε ≥ {paper.free_epsilon:.1f}."
+            f"{least(paper.mu[0], 2)} (true: {paper.true:.2f}), which, assuming the Gaussian "
+            f"shape, {proves} ε ≥ {least(low, 1)} (true: {true:.1f}); without that assumption "
+            f"{paper.messages:,} runs a side prove ε ≥ {least(paper.free_epsilon, 1)}."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ td small { white-space: nowrap; }
 .attacks tbody th { min-width: 9rem; color: var(--ink); }
 .attacks td { min-width: 5.5rem; }
 .attacks td:nth-child(2) { min-width: 7.5rem; }
+.proved th, .proved td { white-space: nowrap; }
 .intro { max-width: 46rem; margin-bottom: 1rem; }
 .card + .intro { margin-top: 0.9rem; }
 """
@@ -216,7 +217,7 @@ def _message_table(found: Findings) -> str:
     return f"""
 <section aria-labelledby="proved">
 <h2 id="proved">What uploads prove</h2>
-{_table("What uploads prove", head, rows)}
+{_table("What uploads prove", head, rows, "proved")}
 <p class="intro">Clopper–Pearson bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand. \
 Without an assumption {count:,} runs a side cannot prove much more than \
 ln {count:,} = {number(math.log(count), 3)}, however bad the noise.</p>
@@ -234,7 +235,7 @@ def _one_run(found: Findings) -> str:
 <p class="intro">A run of {found.one_runs[0].setting.rounds} uploads of a client whose rows are \
 all canaries; the server answers with models of its own choice and guesses the coins it is \
 surest of ({100 * CONFIDENCE:g} %).</p>
-{_table("One run", head, rows)}
+{_table("One run", head, rows, "proved")}
 </section>"""
 
 

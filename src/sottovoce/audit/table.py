@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import isinf
 
 from sottovoce.audit.canaries import OneRun
-from sottovoce.audit.ceiling import CONFIDENCE, WRONG
+from sottovoce.audit.ceiling import CONFIDENCE, WRONG, least
 from sottovoce.audit.findings import Cell, Findings, Row
 from sottovoce.audit.messages import Measured
 
@@ -90,7 +90,7 @@ def message(one: Measured) -> list[str]:
         f"{setting.promised:.3f}",
         _range(low, high, 3) + ("  contradicted" if one.contradicts else ""),
         _range(*epsilons, 2),
-        f"≥ {one.free_epsilon:.2f}",
+        f"≥ {least(one.free_epsilon, 2)}",
     ]
 
 
@@ -101,15 +101,15 @@ def one_run(run: OneRun) -> list[str]:
         f"{run.canaries:,}",
         f"{run.guesses:,}",
         f"{run.right:,}" + ("  contradicted" if run.contradicts else ""),
-        f"≥ {run.gaussian_epsilon:.2f}",
-        f"≥ {run.epsilon:.2f}",
+        f"≥ {least(run.gaussian_epsilon, 2)}",
+        f"≥ {least(run.epsilon, 2)}",
     ]
 
 
 def _range(low: float, high: float, digits: int) -> str:
     if isinf(high):
-        return f"{low:.{digits}f} or more"
-    return f"{low:.{digits}f} to {high:.{digits}f}"
+        return f"{least(low, digits)} or more"
+    return f"{least(low, digits)} to {high:.{digits}f}"
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
