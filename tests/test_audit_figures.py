@@ -26,6 +26,10 @@ def _text(name):
 def test_the_proven_epsilon_of_the_papers_noise_is_the_measured_one(name):
     told = re.findall(r"(?:measures|proves) ε ≥ (\d+)", _text(name))
     assert told == [str(math.floor(PAPER["epsilon_gaussian"][0]))]
+    text = _text(name)
+    assert "assuming the Gaussian shape" in text
+    free = math.floor(10 * PAPER["epsilon_free"]) / 10
+    assert re.findall(r"(?:and|assumption) ε ≥ (\d+\.\d)", text) == [f"{free:.1f}"]
 
 
 def test_the_page_on_the_audit_says_what_was_measured():
@@ -37,6 +41,7 @@ def test_the_page_on_the_audit_says_what_was_measured():
     # "stays below": not refuted, and as close to its promise as the rates can tell.
     assert (OURS["epsilon"], OURS["delta"]) == (PAPER["epsilon"], PAPER["delta"])
     assert OURS["epsilon_gaussian"][0] <= OURS["epsilon"]
+    assert f"it took {FOUND['seconds'] / 60:.0f} minutes" in text
 
 
 def test_the_committed_audit_is_whole_and_contradicts_nothing():
@@ -44,6 +49,8 @@ def test_the_committed_audit_is_whole_and_contradicts_nothing():
     jsonschema.validate(FOUND, json.loads(schema.read_text("utf-8")))
     assert not FOUND["quick"]
     assert FOUND["contradictions"] == []
+    assert FOUND["not_measured"] == []
+    assert f"$ {FOUND['command']} " in (ROOT / "docs/audit.md").read_text("utf-8")
     assert not any(one["exceeds"] for row in FOUND["attacks"] for one in row["levels"])
     assert not any(one["contradicts"] for one in (*FOUND["messages"][:-1], *FOUND["one_run"]))
     for one in FOUND["messages"]:
@@ -51,6 +58,7 @@ def test_the_committed_audit_is_whole_and_contradicts_nothing():
         assert low <= one["mu_true"] <= high  # 99.9 %; what is committed is a run that held
         if one["mu_true"] < 2:
             assert low >= 0.85 * one["mu_true"]
+        assert 0 < one["epsilon_free"] <= one["epsilon"]
     clean = {(row["attack"], row["measure"]): row["levels"][0]["value"] for row in FOUND["attacks"]}
     assert clean["first-layer inversion, one sample", "mean squared error"] < 1e-10  # error < 1e-5
     assert clean["LiRA, final model", "AUC"] > 0.9
