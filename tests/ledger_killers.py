@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from devices import ask, books_hold, kind, make_node, model, rows, told
-from scipy import stats
+from scipy.special import log_ndtr, ndtr
 
 from sottovoce import client, device
 from sottovoce.errors import InputError, PolicyRefusal, SottovoceError
@@ -31,8 +31,8 @@ from sottovoce.vault.rebinding import move, restore
 def chance(epsilon, mu):
     """δ(ε, μ) of the Gaussian mechanism, by scipy; something must have been released."""
     assert mu > 0
-    second = np.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
-    return stats.norm.cdf(mu / 2 - epsilon / mu) - second
+    second = np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
+    return ndtr(mu / 2 - epsilon / mu) - second
 
 
 def folder():

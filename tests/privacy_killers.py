@@ -18,7 +18,6 @@ import numpy as np
 from devices import ask, kind, make_node, told
 from ledger_killers import LEDGER, chance, folder
 from run_killers import RUNS
-from scipy import stats
 
 from sottovoce import client, device
 from sottovoce.client import Price
@@ -245,6 +244,8 @@ def noise_is_fresh():
 
 def noise_has_its_shape():
     """200,000 draws: mean, σ, bell and the lowest bits (each false alarm < 1e-8)."""
+    from scipy import stats  # a second to import, and a process a mutant
+
     drawn = secure.draw(200_000, 2**33)
     scaled = drawn / 2**33
     assert abs(scaled.mean()) < 6 / 200_000**0.5

@@ -167,7 +167,9 @@ def test_every_code_that_is_not_always_there_changes_the_claim_or_is_known_not_t
 @pytest.mark.parametrize("asked", ["record", "client"])
 def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
     """A vault of single records has other releases, which no promise for all its data covers."""
-    found = misfit(plan(**{"local.unit": asked}), public_rows(), member(0, account(8.0), unit=own))
+    found = misfit(
+        plan(**{"local.unit": asked}), public_rows(), member(0, account(8.0), unit=own), clients=1
+    )
     if own == asked:
         assert found is None
     else:

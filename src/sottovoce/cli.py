@@ -205,7 +205,7 @@ def federate(
 
     Every client is a process with its own rows, its own vault and secure noise, over TLS, with keys
     made on the spot. The folder is that of `train`, and has the clients below nodes/. Ctrl-C is
-    safe, and no process is left. Needs sottovoce[flower].
+    safe, and no process is left. Needs the extra `flower`.
 
     \b
     Examples:

@@ -178,7 +178,7 @@ def _check(plan: Plan, options: Options, folder: Path) -> str | None:
         if importlib.util.find_spec(package) is None:
             raise InputError(
                 f"federate needs {package}, which is not installed; "
-                "install it with: pip install 'sottovoce[flower]'"
+                "install sottovoce with its extra: pip install '.[flower]'"
             )
     if plan.model.own is not None:
         from sottovoce.learning.gradients import ForeignModel

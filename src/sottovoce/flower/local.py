@@ -366,7 +366,7 @@ def _tool(name: str) -> str:
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise FederationError(
-            f"{name} is not installed; install Flower with: pip install 'sottovoce[flower]'"
+            f"{name} is not installed; install sottovoce with its extra: pip install '.[flower]'"
         )
     return str(path)
 
