@@ -63,18 +63,20 @@ bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each besid
 	@$(BIN)/python benchmarks/secure_noise.py
 	@$(BIN)/python benchmarks/flower_floor.py --rounds 4 --parameters 200000
 	@$(BIN)/python benchmarks/growth.py --short
+	@$(BIN)/python benchmarks/pages.py
 
 bench-growth: $(VENV)/.run  ## 50 to 1,000,000 clients: time a sample, memory, time outside gradients
 	@$(BIN)/python benchmarks/growth.py --out results/bench/growth.json
+	@$(BIN)/python benchmarks/pages.py
 
 bench-gpu: $(VENV)/.run  ## a round on an accelerator: one run, a batch of 32, a sweep, the cnn
 	@$(BIN)/python benchmarks/gpu.py --out results/bench/gpu.json
-	@$(BIN)/python benchmarks/gpu_table.py docs/performance.md
+	@$(BIN)/python benchmarks/pages.py
 
 bench-peers: $(VENV)/.dev  ## every peer on the same round (PEERS="opacus-ghost …" WORKS=mlp THREADS=1)
 	@$(BIN)/python benchmarks/side_by_side.py $(if $(WORKS),--works $(WORKS)) \
 	  $(if $(THREADS),--threads $(THREADS)) $(if $(PEERS),--peers $(PEERS))
-	@$(if $(PEERS),,$(BIN)/python benchmarks/peer_table.py docs/performance.md)
+	@$(if $(PEERS),,$(BIN)/python benchmarks/pages.py)
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

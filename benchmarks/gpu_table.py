@@ -1,19 +1,9 @@
-"""The runs on an accelerator as a table of docs/performance.md.
-
-    python benchmarks/gpu_table.py docs/performance.md
-
-writes the table of results/bench/gpu.json between the marks of that page.
-"""
+"""The runs on an accelerator as a table of docs/performance.md."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).resolve().parents[1] / "results" / "bench" / "gpu.json"
-BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 NAMES = ("one run", "batch of 32", "cnn, one run", "cnn, batch of 8")
 
 
@@ -45,15 +35,3 @@ def page(found: dict[str, Any]) -> str:
         f"{100 * same['seed_spread']:.2f} (standard deviation).",
     ]
     return "\n".join(lines)
-
-
-def placed(text: str, found: dict[str, Any]) -> str:
-    """The document with its table made anew between the marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{page(found)}\n\n{END}{after}"
-
-
-if __name__ == "__main__":
-    document = Path(sys.argv[1])
-    document.write_text(placed(document.read_text("utf-8"), json.loads(FILE.read_text("utf-8"))))

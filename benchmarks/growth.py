@@ -27,8 +27,11 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from kept import machine
 
 ROOT = Path(__file__).parents[1]
 BASE = 40_000  # rows in the file
@@ -170,6 +173,27 @@ def line(case: Case, found: dict[str, float]) -> str:
     )
 
 
+def page(kept: dict[str, Any]) -> str:
+    """The table of docs/performance.md."""
+    about = kept["machine"]
+    lines = [
+        f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f} when it ended, jax "
+        f"{kept['versions']['jax']}, {kept['date']}.",
+        "",
+        "| clients × samples | asked | rows a round | seconds | µs a sample | µs of CPUs | "
+        "outside the gradients | peak memory |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for own in kept["cases"]:
+        asked = "all" if own["per_round"] is None else f"{own['per_round']:,}"
+        lines.append(
+            f"| {own['clients']:,} × {own['samples']} | {asked} | {own['rows']:,} | "
+            f"{own['seconds']:.1f} | {own['us_a_sample']:.1f} | {own['cpu_us_a_sample']:.2f} | "
+            f"{own['outside']:.1%} | {own['peak_mb']:.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
 def versions() -> dict[str, str]:
     from importlib.metadata import version
 
@@ -196,10 +220,10 @@ def main() -> None:
         cases.append(asdict(case) | {"rows": case.rows} | found)
     if asked.out is not None:
         command = "python benchmarks/growth.py" + (" --short" if asked.short else "")
-        about = {"command": command, "cores": cores, "versions": versions()}
+        about = {"command": command, "machine": machine(), "versions": versions()}
+        about |= {"date": datetime.now(UTC).date().isoformat(), "cases": cases}
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(about | {"about": __doc__, "cases": cases}, ensure_ascii=False, indent=1)
-        asked.out.write_text(text + "\n", "utf-8")
+        asked.out.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,10 @@
-"""The measured runs as tables, for the terminal and for docs/performance.md.
-
-    python benchmarks/peer_table.py docs/performance.md
-
-writes the tables of results/bench/peers.json between the marks of that page.
-"""
+"""The measured runs of every peer as tables, for the terminal and for docs/performance.md."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
-from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).resolve().parents[1] / "results" / "bench" / "peers.json"
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 TITLES = {
     "mlp": "784-256-10",
     "cnn": "one 5×5 convolution on 32×32×3 pictures",
@@ -102,15 +92,3 @@ def versions(row: dict[str, Any]) -> str:
 def page(found: dict[str, Any]) -> str:
     """All runs, as they stand in the document."""
     return "\n\n".join(f"{heading(run)}\n\n{markdown(run)}" for run in found["runs"])
-
-
-def placed(text: str, found: dict[str, Any]) -> str:
-    """The document with its tables made anew between the marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{page(found)}\n\n{END}{after}"
-
-
-if __name__ == "__main__":
-    document = Path(sys.argv[1])
-    document.write_text(placed(document.read_text("utf-8"), json.loads(FILE.read_text("utf-8"))))

@@ -74,11 +74,12 @@ def deployment(path: Path, threads: int) -> dict[str, Any]:
     }
 
 
-def command(name: str, threads: int, *, repeats: int, seconds: float) -> str:
+def command(name: str, threads: int, peers: list[Peer], repeats: int, seconds: float) -> str:
     """What measures this run again."""
+    some = "" if len(peers) == len(ROSTER) else f" --peers {' '.join(peer.key for peer in peers)}"
     return (
         f"python benchmarks/side_by_side.py --works {name} --threads {threads} "
-        f"--repeats {repeats} --seconds {seconds:g}"
+        f"--repeats {repeats} --seconds {seconds:g}{some}"
     )
 
 
@@ -136,7 +137,7 @@ def measure(
         "work": name,
         "threads": threads,
         "date": datetime.now(UTC).date().isoformat(),
-        "command": command(name, threads, repeats=repeats, seconds=seconds),
+        "command": command(name, threads, peers, repeats, seconds),
         "machine": machine() | {"load": round(load, 2)},
         "shape": dataclasses.asdict(shape),
         "gflop": shape.flop() / 1e9,
