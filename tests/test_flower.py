@@ -40,11 +40,6 @@ SCHEMA = json.loads(
 )
 
 
-def _minds_ctrl_c() -> None:
-    """A suite that a shell started in the background would hand on that SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Command:
     """`sottovoce federate …`, followed line by line; every process it ever had is remembered."""
 
@@ -52,10 +47,7 @@ class Command:
         self.log, self.seen = log, set[int]()
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [*COMMAND, *map(str, words)],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_minds_ctrl_c,
+                [*COMMAND, *map(str, words)], stdout=file, stderr=subprocess.STDOUT
             )
 
     def below(self) -> list[int]:
