@@ -60,6 +60,15 @@ def scaled_units(available: ArrayLike, planned: ArrayLike, scale: float) -> Unit
     return np.floor(np.minimum(share, 2.0 * FULL)).astype(np.int64)
 
 
+def side_by_side(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays as rows of one; a single one is only looked at: `np.stack` takes ten times as long.
+
+    >>> side_by_side([np.array([1, 2])]).tolist(), side_by_side([np.ones(1), np.zeros(1)]).tolist()
+    ([[1, 2]], [[1.0], [0.0]])
+    """
+    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+
+
 @dataclass(frozen=True)
 class Offer:
     """What the next release of each client would cost, before anything is booked.
@@ -130,9 +139,7 @@ class Tank:
         >>> Tank.side_by_side([Tank.full([1.0, 2.0]), Tank.full([3.0, 4.0])]).capacity.tolist()
         [[1.0, 2.0], [3.0, 4.0]]
         """
-        if len(tanks) == 1:  # np.stack takes ten times as long
-            return cls(*(getattr(tanks[0], name)[None] for name in _FIELDS))
-        return cls(*(np.stack([getattr(own, name) for own in tanks]) for name in _FIELDS))
+        return cls(*(side_by_side([getattr(own, name) for own in tanks]) for name in _FIELDS))
 
     def new_run(self) -> Self:
         """The same fuel for a run that has booked nothing yet."""

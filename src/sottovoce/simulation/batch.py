@@ -14,6 +14,7 @@ from sottovoce import seeds as seeding
 from sottovoce.checkpoint import ServerState
 from sottovoce.federation import Federation
 from sottovoce.learning.models import Model
+from sottovoce.privacy.tank import side_by_side
 from sottovoce.seeds import Purpose
 from sottovoce.simulation import course
 from sottovoce.simulation.finishing import numbers
@@ -76,7 +77,7 @@ def _column(asked: Sequence[course.Prepared | None], name: str) -> NDArray[np.fl
     """One array of each run, zeros for a run that is over."""
     told = {i: getattr(own, name) for i, own in enumerate(asked) if own is not None}
     idle = np.zeros_like(next(iter(told.values())))
-    return course.rows_of([told.get(i, idle) for i in range(len(asked))])
+    return side_by_side([told.get(i, idle) for i in range(len(asked))])
 
 
 def lasting(federations: Sequence[Federation], seeds: Sequence[int]) -> dict[str, NDArray[Any]]:

@@ -20,7 +20,7 @@ from sottovoce.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.federation import Federation
 from sottovoce.privacy.calibration import charges_absent
 from sottovoce.privacy.normal import Floats
-from sottovoce.privacy.tank import Tank
+from sottovoce.privacy.tank import Tank, side_by_side
 from sottovoce.rounds.cohort import pick
 from sottovoce.rounds.schedule import Round
 from sottovoce.rounds.turn import LOSS_SHARE
@@ -96,15 +96,6 @@ class Asked(NamedTuple):
     seed: int
 
 
-def rows_of(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Arrays as rows of one; a single one is only looked at: `np.stack` takes ten times as long.
-
-    >>> rows_of([np.array([1, 2])]).tolist(), rows_of([np.array([1]), np.array([2])]).tolist()
-    ([[1, 2]], [[1], [2]])
-    """
-    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
-
-
 def prepare(federation: Federation, state: ServerState, seed: int) -> Prepared | None:
     """The next round, debited, or None when the run is over."""
     return prepare_all([Asked(federation, state, seed)])[0]
@@ -130,7 +121,7 @@ def _prepared(runs: Sequence[Asked], turns: Sequence[Round]) -> Iterator[Prepare
     federations, states, seeded = zip(*runs, strict=True)
     first: Federation = federations[0]
     terms, tells = first.terms, first.plan.server.signal == "clients"
-    asked = rows_of([state.asked for state in states])
+    asked = side_by_side([state.asked for state in states])
     in_cohort = np.full(asked.shape, terms.per_round >= terms.clients)
     if terms.per_round < terms.clients:
         for row, (seed, turn) in enumerate(zip(seeded, turns, strict=True)):
@@ -139,7 +130,7 @@ def _prepared(runs: Sequence[Asked], turns: Sequence[Round]) -> Iterator[Prepare
             in_cohort[row, chosen] = True
 
     tank = before = Tank.side_by_side([state.tank for state in states])
-    sensitivity = rows_of([own.sensitivity for own in federations])
+    sensitivity = side_by_side([own.sensitivity for own in federations])
     signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort
     for step in range(terms.releases):
@@ -151,7 +142,7 @@ def _prepared(runs: Sequence[Asked], turns: Sequence[Round]) -> Iterator[Prepare
         sigma = offer.sigma
         if tells and step == 0:
             part = np.maximum(units // LOSS_SHARE, 1)
-            own_loss = rows_of([own.loss_sensitivity for own in federations])
+            own_loss = side_by_side([own.loss_sensitivity for own in federations])
             signal_sigma = np.where(charged, tank.noise(part, own_loss), np.nan)
             rest = np.maximum(units - part, 1)
             sigma = tank.noise(rest, sensitivity)
@@ -179,8 +170,8 @@ def _weights(
     federations: Sequence[Federation], uploads: NDArray[np.bool_], sigma: Floats
 ) -> Floats:
     if all(own.plan.server.weights == "samples" for own in federations):
-        return by_samples(rows_of([own.samples for own in federations]), uploads)
-    return rows_of([weights(*row) for row in zip(federations, uploads, sigma, strict=True)])
+        return by_samples(side_by_side([own.samples for own in federations]), uploads)
+    return side_by_side([weights(*row) for row in zip(federations, uploads, sigma, strict=True)])
 
 
 def expected(federation: Federation, state: ServerState, prepared: Prepared) -> ServerState:
