@@ -32,8 +32,9 @@ from sottovoce.federation import build
 from sottovoce.holdings import Given, hold
 from sottovoce.learning import clipping
 from sottovoce.simulation import scoring
-from sottovoce.simulation.round import _play
+from sottovoce.simulation.round import compilations
 from sottovoce.simulation.run import rounds_of, started
+from sottovoce.simulation.stretch import versions
 
 CLIENTS, SAMPLES, TESTED, REPEATS = 50, 800, 10_000, 5
 ROWS, FEATURES, HIDDEN, CLASSES = CLIENTS * SAMPLES, 784, 256, 10
@@ -195,7 +196,7 @@ def main() -> None:
         print(name, json.dumps(found[name]), flush=True)
     found["agreement"] = agreement()
     print("agreement", json.dumps(found["agreement"]), flush=True)
-    found["compilations"] = int(_play._cache_size())
+    found["compilations"] = compilations() + versions()
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")

@@ -1,6 +1,9 @@
-"""Rounds begun before the losses of those before are known: the same run, bit for bit."""
+"""Rounds begun in stretches, before the losses of those before are known: the same run."""
 
 from __future__ import annotations
+
+import threading
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -8,9 +11,11 @@ import pytest
 
 from sottovoce import Plan
 from sottovoce.federation import build
+from sottovoce.holdings import hold
 from sottovoce.learning.clipping import Inspected, clipped_sum, inspect
 from sottovoce.learning.models import Mlp, custom
-from sottovoce.simulation import loop
+from sottovoce.privacy.tank import FULL
+from sottovoce.simulation import ahead, loop, stretch
 from sottovoce.simulation.run import started
 
 BASE = {
@@ -35,48 +40,224 @@ PLANS = {
 }
 
 
-def played(plan: Plan, ahead: int):
-    """A run to its end, and what was told after each round."""
+def played(plan: Plan, most: int | None):
+    """A run to its end, in stretches or round by round, and what was told after each round."""
     run, told = started(build(plan, seed=3), 3), []
 
     def after(run):
         told.append((run.state.rounds[-1], jax.tree.map(np.asarray, run.handed)))
 
-    for _ in loop.rounds_of(run.federation.model, [run], after, ahead=ahead):
+    for _ in rounds_of([run], after, most):
         pass
     return run, told
 
 
+def rounds_of(batch, after, most):
+    model = batch[0].federation.model
+    return (
+        loop.rounds_of(model, batch, after)
+        if most is None
+        else ahead.rounds_of(model, batch, after, most=most)
+    )
+
+
+def assert_same(one, other):
+    """Books and models, bit for bit; the time they took is their own."""
+    for name in ("progress", "marks", "rounds", "exhausted", "initial"):
+        assert getattr(one.state, name) == getattr(other.state, name)
+    for name in ("capacity", "spent", "opened", "debits"):
+        assert np.array_equal(getattr(one.state.tank, name), getattr(other.state.tank, name))
+    for name in ("asked", "turns"):
+        assert np.array_equal(getattr(one.state, name), getattr(other.state, name))
+    for name in ("sigma", "mu2"):
+        pairs = zip(getattr(one.state, name), getattr(other.state, name), strict=True)
+        assert all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+    for mine, theirs in ((one.params, other.params), (one.memory, other.memory)):
+        assert jax.tree.all(jax.tree.map(np.array_equal, mine, theirs))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many rounds each stretch had that was begun."""
+    begun, program = [], ahead.program
+
+    def counting(*args, **options):
+        launch = program(*args, **options)
+        return lambda start, words, count: begun.append(count) or launch(start, words, count)
+
+    monkeypatch.setattr(ahead, "program", counting)
+    return begun
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
-def test_rounds_begun_ahead_make_the_same_run(name):
+def test_stretches_make_the_same_run(name, counted):
     """A guess that the horizon stays is either right or thrown away; nothing of it is booked."""
-    (slow, one), (quick, other) = played(PLANS[name], 1), played(PLANS[name], 5)
+    (slow, one), (quick, other) = played(PLANS[name], None), played(PLANS[name], 5)
     assert len(one) == len(other) > 1
     for (entry, model), (again, same) in zip(one, other, strict=True):
         assert entry == again
         assert jax.tree.all(jax.tree.map(np.array_equal, model, same))
-    np.testing.assert_array_equal(slow.state.tank.spent, quick.state.tank.spent)
-    np.testing.assert_array_equal(slow.state.asked, quick.state.asked)
-    assert slow.state.progress == quick.state.progress
-    assert slow.state.marks == quick.state.marks
+    assert_same(slow, quick)
+    assert max(counted) > 1
 
 
-def test_some_guesses_are_wrong(monkeypatch):
+def test_some_guesses_are_wrong(counted):
     """Else the test above would say nothing of guesses thrown away."""
-    begun = []
-    play = loop.play
-
-    def counted(*args, **options):
-        begun.append(args[4])
-        return play(*args, **options)
-
-    monkeypatch.setattr(loop, "play", counted)
     _, told = played(PLANS["discounted"], 5)
-    assert len(begun) > len(told)
-    begun.clear()
+    assert len(told) < sum(counted) < 3 * len(told)
+    counted.clear()
     _, told = played(PLANS["fixed"], 5)
-    assert begun == list(range(len(told)))  # a fixed number of rounds is never guessed wrong
+    assert sum(counted) == len(told)  # a fixed number of rounds is never guessed wrong
+    assert max(counted) == 5
+
+
+@pytest.mark.slow
+def test_a_batch_in_stretches_is_the_batch_round_by_round(counted):
+    """Of 1 to 13 rounds, one without a budget for its last: seats shrink, all on the way."""
+    changes = [
+        {"rounds.rounds": 13},
+        {"rounds.rounds": 13, "privacy.epsilon": 1.0},
+        {"rounds.rounds": 1},
+        {"rounds.schedule": "decaying", "rounds.rounds": 9, "rounds.slope": 0.1},
+        {"rounds.rounds": 7},
+    ]
+    held = hold(PLANS["fixed"], seed=3)
+    both = []
+    for most in (None, 4):
+        plans = [PLANS["fixed"].replace(**change) for change in changes]
+        batch = [started(build(own, seed=3, held=held), i) for i, own in enumerate(plans)]
+        assert ahead.may_go_ahead(batch)
+        for _ in rounds_of(batch, None, most):
+            pass
+        both.append(batch)
+    for one, other in zip(*both, strict=True):
+        assert_same(one, other)
+    assert len({run.state.progress.done for run in both[0]}) == 4
+    assert sum(counted) == 13
+
+
+def test_a_tank_that_runs_dry_is_no_surprise(counted):
+    """Nobody can pay the last rounds: known when they are priced, so that none is begun."""
+    plan = PLANS["fixed"].replace(**{"rounds.rounds": 12})
+    ends = []
+    for most in (None, 5):
+        run = started(build(plan, seed=3), 3)
+        state, *made = run.at
+        nearly = np.full_like(state.tank.spent, FULL - 4)
+        run.at = (replace(state, tank=replace(state.tank, spent=nearly)), *made)
+        for _ in rounds_of([run], None, most):
+            pass
+        ends.append(run)
+    assert_same(*ends)
+    assert ends[0].state.exhausted
+    assert sum(counted) == ends[0].state.progress.done + 1
+
+
+@pytest.mark.slow
+def test_the_same_program_serves_every_length_and_run():
+    plan = PLANS["fixed"].replace("data.samples=41")  # a shape that no other test has
+    before, compiled = stretch.versions(), []
+    played(plan.replace("rounds.rounds=3"), 4)
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event) if "backend" in event else None
+    )
+    played(plan.replace("rounds.rounds=11"), 4)
+    assert stretch.versions() == before + 1
+    assert not compiled
+    jax.jit(lambda x: x + 41)(np.ones(43))
+    assert compiled  # there is something to hear
+
+
+@pytest.mark.slow
+def test_settings_of_the_caller_count_in_the_other_thread():
+    """JAX's settings belong to a thread: a program compiled in the other one would miss them."""
+    plan = PLANS["fixed"].replace("data.samples=43")
+    before = stretch.versions()
+    with jax.default_matmul_precision("float32"):
+        played(plan, 4)
+    assert stretch.versions() == before + 1
+    played(plan, 4)
+    assert stretch.versions() == before + 2
+
+
+def threads():
+    return [own for own in threading.enumerate() if own.name.startswith("stretches")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_what_stops_a_run_leaves_no_thread_and_a_whole_run(error):
+    """Raised after round 6: the books say six rounds, and so does the model."""
+    run, whole = started(build(PLANS["fixed"], seed=3), 3), played(PLANS["fixed"], None)[1]
+
+    def after(run):
+        if run.state.progress.done == 6:
+            raise error
+
+    with pytest.raises(error):
+        list(rounds_of([run], after, 4))
+    assert not threads()
+    assert len(run.state.rounds) == 6
+    entry, model = whole[5]
+    assert run.state.rounds[-1] == entry
+    assert jax.tree.all(jax.tree.map(np.array_equal, model, run.handed))
+
+
+def test_what_fails_in_the_other_thread_is_raised_in_this_one(monkeypatch):
+    program = ahead.program
+
+    def failing(*args, **options):
+        launch, left = program(*args, **options), [3]
+
+        def sometimes(*stretch):
+            left[0] -= 1
+            if not left[0]:
+                raise MemoryError("full")
+            return launch(*stretch)
+
+        return sometimes
+
+    monkeypatch.setattr(ahead, "program", failing)
+    run = started(build(PLANS["fixed"], seed=3), 3)
+    with pytest.raises(MemoryError, match="full"):
+        list(rounds_of([run], None, 4))
+    assert not threads()
+    assert 0 < len(run.state.rounds) < 13
+
+
+def test_a_loop_that_is_left_ends_its_thread():
+    rounds = rounds_of([started(build(PLANS["fixed"], seed=3), 3)], None, 4)
+    next(rounds)
+    assert threads()
+    rounds.close()
+    assert not threads()
+
+
+def test_stretches_are_as_short_as_memory_and_time_ask(counted, monkeypatch):
+    run = started(build(PLANS["fixed"], seed=3), 3)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
+    monkeypatch.setattr(ahead, "STACK_BYTES", 3 * size)
+    played(PLANS["fixed"], 5)
+    assert max(counted) == 3
+    counted.clear()
+    monkeypatch.setattr(ahead, "SECONDS", 1e-9)
+    played(PLANS["fixed"], 5)
+    assert counted == [1] * 13
+
+
+def test_who_goes_ahead():
+    """One run; a batch that no loss surprises; nobody whose best round is kept."""
+
+    def may(*changes):
+        plans = [PLANS["fixed"].replace(**change) for change in changes]
+        return ahead.may_go_ahead([started(build(own, seed=3), 3) for own in plans])
+
+    losses = {"rounds.schedule": "discounted"}
+    assert may({})
+    assert may(losses)
+    assert may({}, {"rounds.schedule": "decaying"})
+    assert not may({}, losses)
+    assert not may({"server.choose": "best"})
 
 
 @pytest.mark.slow

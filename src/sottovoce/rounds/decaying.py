@@ -47,6 +47,11 @@ class DecayingNoise:
                 return t
         return self.rounds
 
+    @property
+    def steady(self) -> bool:
+        """Whether no loss changes the horizon: so it is."""
+        return True
+
     def start(self, loss: float | None) -> Progress:
         """Nothing done; the horizon is what the budget affords."""
         return Progress(done=0, horizon=self.affordable)

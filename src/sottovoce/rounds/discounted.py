@@ -51,6 +51,11 @@ class DiscountedRounds:
                 "window", self.window, "a whole number ≥ 1", "1 is the paper's rule, 3 the default"
             )
 
+    @property
+    def steady(self) -> bool:
+        """Whether no loss changes the horizon: the losses decide."""
+        return False
+
     def start(self, loss: float | None) -> Progress:
         """Nothing done, T = T₀, and a discount allowed as soon as there are 2w losses."""
         known = () if loss is None else (loss,)

@@ -24,6 +24,11 @@ class FixedRounds:
     def __post_init__(self) -> None:
         require_rounds(self.rounds)
 
+    @property
+    def steady(self) -> bool:
+        """Whether no loss changes the horizon: so it is."""
+        return True
+
     def start(self, loss: float | None) -> Progress:
         """Nothing done, T = T₀."""
         return Progress(done=0, horizon=self.rounds)

@@ -57,6 +57,11 @@ class Schedule(Protocol):
         """T₀: the horizon at the start, and the most rounds there can be."""
         ...
 
+    @property
+    def steady(self) -> bool:
+        """Whether no loss changes the horizon, so that every round is known in advance."""
+        ...
+
     def start(self, loss: float | None) -> Progress:
         """Progress before the first round; `loss` is V(w⁰), None while nobody has told it."""
         ...

@@ -182,7 +182,14 @@ def expected(federation: Federation, state: ServerState, prepared: Prepared) -> 
     """
     progress = replace(state.progress, done=state.progress.done + 1)
     marks = federation.finish.marked(state.marks, prepared.turn.t, prepared.turn.horizon, math.inf)
-    return replace(state, progress=progress, tank=prepared.tank, asked=prepared.asked, marks=marks)
+    return replace(
+        state,
+        progress=progress,
+        tank=prepared.tank,
+        asked=prepared.asked,
+        exhausted=not prepared.uploads.any(),
+        marks=marks,
+    )
 
 
 def same_turn(federation: Federation, state: ServerState, prepared: Prepared) -> bool:

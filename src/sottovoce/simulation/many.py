@@ -15,8 +15,8 @@ from sottovoce.holdings import Given, Holdings, Pair, hold
 from sottovoce.learning.names import AnyModel
 from sottovoce.plan import Plan
 from sottovoce.simulation.given import adapted
-from sottovoce.simulation.loop import Run
 from sottovoce.simulation.run import rounds_of, started, trained
+from sottovoce.simulation.table import Run
 from sottovoce.trained import Trained
 
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway

@@ -101,6 +101,21 @@ def _play(
     layout: Layout,
 ) -> Outcome:
     orders, now = unpack(words, layout)
+    return traced(model, rows, params, memory, orders, now, signal=signal, longest=longest)
+
+
+def traced(
+    model: Model,
+    rows: Rows,
+    params: Params,
+    memory: dict[str, Params],
+    orders: Orders,
+    now: Array,
+    *,
+    signal: Signal,
+    longest: int,
+) -> Outcome:
+    """The round inside a compiled program: of this file, or of `stretch`."""
 
     def one(params: Params, memory: dict[str, Params], order: Orders, t: Array) -> Outcome:
         own: Rows = jax.tree.map(lambda part: _of(part, order.split), rows)
@@ -126,7 +141,7 @@ def _play(
             memory = keep_better(memory, new, offered < order.finish.best)
         return Outcome(new, jnp.stack([loss, accuracy, heard, offered]), memory)
 
-    if words.shape[0] > 1:
+    if now.shape[0] > 1:
         return jax.vmap(one)(params, memory, orders, now)
     alone = one(*jax.tree.map(lambda part: part[0], (params, memory, orders, now)))
     return cast(Outcome, jax.tree.map(lambda part: part[None], alone))
@@ -216,6 +231,6 @@ def _told_by_clients(model: Model, rows: Rows, params: Params, order: Orders, ke
 
 
 def compilations() -> int:
-    """How many versions of the round have been compiled in this process."""
+    """How many versions of the single round have been compiled in this process."""
     size: Any = _play._cache_size  # type: ignore[attr-defined]
     return int(size())

@@ -23,13 +23,13 @@ from sottovoce.learning.models import Params
 from sottovoce.learning.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
 from sottovoce.server import finish
-from sottovoce.simulation import course, loop, streamed
+from sottovoce.simulation import ahead, course, loop, streamed
 from sottovoce.simulation.done import OnRound, done_of
 from sottovoce.simulation.finishing import closed
 from sottovoce.simulation.given import adapted
 from sottovoce.simulation.interrupts import Interrupts
-from sottovoce.simulation.loop import AHEAD, AfterRound, Run
 from sottovoce.simulation.scoring import confused, fairness_of, first_model, scores
+from sottovoce.simulation.table import AfterRound, Run
 from sottovoce.trained import Trained
 
 CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
@@ -169,9 +169,9 @@ def rounds_of(batch: list[Run], after_round: AfterRound | None = None) -> Iterat
         for run in batch:
             streamed.loop(run, after_round)
         return
-    # A CPU is busy with the round at hand; the best round on public rows is chosen by its loss.
-    alone = len(batch) == 1 and jax.default_backend() != "cpu" and not first.finish.best
-    yield from loop.rounds_of(first.model, batch, after_round, ahead=AHEAD if alone else 1)
+    # A CPU is busy with the round at hand.
+    guesses = jax.default_backend() != "cpu" and ahead.may_go_ahead(batch)
+    yield from (ahead if guesses else loop).rounds_of(first.model, batch, after_round)
 
 
 def _loop_released(

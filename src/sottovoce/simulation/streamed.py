@@ -33,9 +33,9 @@ from sottovoce.seeds import Purpose
 from sottovoce.server.finish import Numbers
 from sottovoce.simulation import course, interrupts
 from sottovoce.simulation.finishing import numbers
-from sottovoce.simulation.loop import AfterRound, Run
 from sottovoce.simulation.round import finished, keep_better
 from sottovoce.simulation.scoring import on_device
+from sottovoce.simulation.table import AfterRound, Run
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
 # Which rows, and what each of them weighs.
