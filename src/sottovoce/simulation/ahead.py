@@ -21,6 +21,7 @@ import numpy as np
 
 from sottovoce.learning.models import Model
 from sottovoce.simulation import course
+from sottovoce.simulation.batch import Seat, orders_of
 from sottovoce.simulation.packed import Layout, pack
 from sottovoce.simulation.round import Outcome
 from sottovoce.simulation.stretch import Launch, Place, Words, first, program
@@ -140,10 +141,10 @@ class _Ahead:
         if self._are_few(asks):
             self.seating, self.launch = self.table.seated(asks), None
         told: list[Asks] = []
-        length, rows = self._length(), []
+        places: list[Seat] = []
+        length = self._length()
         while asks and not self._are_few(asks):
-            words, layout = self._packed(asks)
-            rows.append(words)
+            places += self.table.places(self.seating, self.guess, asks)
             told.append(asks)
             for i, ask in asks.items():
                 federation = self.table.batch[i].federation
@@ -152,8 +153,7 @@ class _Ahead:
             if len(told) == length:
                 break
             asks = self.table.asked(self.live, self.guess)
-        words = np.zeros((self.most, *rows[0].shape), np.uint32)
-        words[: len(rows)] = rows
+        words, layout = self._packed(told, places)
         if self.launch is None:
             place = first(*self.table.models(self.seating), self.most)
             self.start, self.index = Future(), 0
@@ -181,10 +181,15 @@ class _Ahead:
         sure = self.most if self.steady else max(1, self.right)
         return max(1, min(self.most, sure, int(SECONDS / max(self.pace, 1e-6))))
 
-    def _packed(self, asks: Asks) -> tuple[Words, Layout]:
-        orders = self.table.orders(self.seating, self.guess, asks)
-        t = next(iter(asks.values())).turn.t
-        return pack((orders, np.full(len(self.seating.runs), t, np.uint32)))
+    def _packed(self, told: list[Asks], places: list[Seat]) -> tuple[Words, Layout]:
+        """[rounds, runs, …], beyond the last round zeros."""
+        seats = len(self.seating.runs)
+        now = np.array([next(iter(asks.values())).turn.t for asks in told], np.uint32)
+        orders = orders_of(places, self.seating.always)
+        rows, layout = pack((orders, np.repeat(now, seats)))
+        words = np.zeros((self.most, seats, rows.shape[1]), np.uint32)
+        words[: len(told)] = rows.reshape(len(told), seats, -1)
+        return words, layout
 
 
 def _played(

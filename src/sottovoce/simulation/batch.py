@@ -55,7 +55,13 @@ class Seat(NamedTuple):
 
 
 def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
-    """What the runs of a batch ask for, as arrays; `always` is what they ask for in every round."""
+    """What the runs of a batch ask for, as arrays; `always` is what they ask for in every round.
+
+    The seats may be those of several rounds, one after the other.
+    """
+    rounds = len(seats) // len(always["rate"])
+    if rounds > 1:
+        always = {name: np.concatenate([own] * rounds) for name, own in always.items()}
     asked = [own.asks for own in seats]
     weight, sigma = _column(asked, "weight"), _column(asked, "sigma")
     return Orders(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from sottovoce.learning.models import Model, Params
+from sottovoce.simulation.batch import orders_of
 from sottovoce.simulation.round import play
 from sottovoce.simulation.table import AfterRound, Run, Seating, Table
 
@@ -29,7 +30,7 @@ def rounds_of(
         if 2 * len(asks) <= len(seating.runs) or params is None:  # they shrink by halves
             seating = table.seated(asks)
             params, memory = table.models(seating)
-        orders = table.orders(seating, states, asks)
+        orders = orders_of(table.places(seating, states, asks), seating.always)
         outcome = play(
             model,
             table.rows,

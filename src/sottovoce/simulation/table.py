@@ -16,8 +16,7 @@ from sottovoce.federation import Federation
 from sottovoce.learning.models import Model, Params
 from sottovoce.server import finish
 from sottovoce.simulation import course
-from sottovoce.simulation.batch import Seat, lasting, orders_of, rows_of
-from sottovoce.simulation.round import Orders
+from sottovoce.simulation.batch import Seat, lasting, rows_of
 
 Asks = dict[int, course.Prepared]  # what each run of the batch asks for in a round
 
@@ -95,13 +94,12 @@ class Table:
         params = jax.tree.map(lambda *x: jnp.stack(x), *(run.params for run in own))
         return params, jax.tree.map(lambda *x: jnp.stack(x), *(run.memory for run in own))
 
-    def orders(self, seating: Seating, states: list[ServerState], asks: Asks) -> Orders:
-        """What they ask for as arrays; a seat whose run is over computes what nobody reads."""
-        places = [
+    def places(self, seating: Seating, states: list[ServerState], asks: Asks) -> list[Seat]:
+        """What they ask for by seat; one whose run is over computes what nobody reads."""
+        return [
             Seat(self.batch[i].federation, self.split[i], states[i], asks.get(i))
             for i in seating.runs
         ]
-        return orders_of(places, seating.always)
 
     def book(
         self,
