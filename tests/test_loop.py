@@ -15,7 +15,7 @@ from sottovoce.holdings import hold
 from sottovoce.learning.clipping import Inspected, clipped_sum, inspect
 from sottovoce.learning.models import Mlp, custom
 from sottovoce.privacy.tank import FULL
-from sottovoce.simulation import ahead, loop, stretch
+from sottovoce.simulation import ahead, loop, many, stretch
 from sottovoce.simulation.run import started
 
 BASE = {
@@ -243,6 +243,35 @@ def test_stretches_are_as_short_as_memory_and_time_ask(counted, monkeypatch):
     monkeypatch.setattr(ahead, "SECONDS", 1e-9)
     played(PLANS["fixed"], 5)
     assert counted == [1] * 13
+
+
+@pytest.mark.slow
+def test_batches_in_stretches_side_by_side_are_those_round_by_round(monkeypatch, counted):
+    """Four batches, two at once, each with a thread: the same records and models."""
+    plans = [PLANS["fixed"].replace(f"rounds.rounds={rounds}") for rounds in (13, 6, 9)]
+    monkeypatch.setattr(many, "TOGETHER", 2)
+    plain = many.simulate_many(plans, seeds=[1, 2], together=True)
+    assert not counted
+    monkeypatch.setattr("sottovoce.simulation.run.loop", ahead)
+    quick = many.simulate_many(plans, seeds=[1, 2], together=True)
+    assert sum(counted) == 2 * (13 + 6)
+    assert not threads()
+    for one, other in zip(plain, quick, strict=True):
+        for part in ("rounds", "result", "clients", "initial"):
+            assert one.record[part] == other.record[part]
+        assert jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
+
+
+def test_runs_that_share_a_first_model_share_it():
+    """A sweep draws and scores it once; the runs are those that start alone."""
+    plans = [PLANS["averaged"].replace(f"privacy.epsilon={e}") for e in (1, 8)]
+    held, known = hold(plans[0], seed=3), {}
+    federations = [build(own, seed=3, held=held) for own in plans]
+    together = [started(own, 3, known) for own in federations]
+    assert len(known) == 1
+    for one, own in zip(together, federations, strict=True):
+        assert_same(one, started(own, 3))
+    assert len({id(started(federations[0], seed, known)) for seed in (3, 4)}) == len(known) == 2
 
 
 def test_who_goes_ahead():

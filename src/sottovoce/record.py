@@ -128,9 +128,9 @@ def require_private(federation: Federation, state: ServerState) -> None:
     Σ (Δ/σ)² over the rounds, recomputed from the trace, must not exceed what the tank booked, nor
     that the capacity: if it does, something beside the tank has gone wrong.
     """
-    booked = state.tank.spent_mu2
+    booked, own = state.tank.spent_mu2, federation.sensitivity
     released = sum(
-        (np.nan_to_num((federation.sensitivity / sigma) ** 2) for sigma in state.sigma),
+        (np.where(np.isnan(sigma), 0.0, (own / sigma) ** 2) for sigma in state.sigma),
         start=np.zeros_like(booked),
     )
     capacity, told = state.tank.capacity, ~np.isnan(federation.capacity)
@@ -224,12 +224,21 @@ def _versions() -> dict[str, str]:
     }
 
 
+_AS_THEY_ARE = {int, str, bool, type(None)}
+
+
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
+    """JSON has no NaN and no infinity: they become null.
+
+    >>> _plain({"a": (1, float("nan")), "b": [1, 2]})
+    {'a': [1, None], 'b': [1, 2]}
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
+        if _AS_THEY_ARE.issuperset(map(type, value)):  # a cohort in every round: no need to look
+            return list(value)
         return [_plain(item) for item in value]
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import jax
@@ -32,11 +33,17 @@ def unnamed(model: AnyModel, arrays: dict[str, NDArray[Any]]) -> Params:
     if isinstance(model, ForeignModel):
         _require_names(list(model.shapes()), arrays)
         return dict(arrays)
-    form = jax.eval_shape(model.init, jax.random.key(0))
-    paths, tree = jax.tree_util.tree_flatten_with_path(form)
-    names = [_name(path) for path, _ in paths]
+    names, tree = _form(model)
     _require_names(names, arrays)
     return jax.tree.unflatten(tree, [jnp.asarray(arrays[name]) for name in names])
+
+
+@lru_cache(64)
+def _form(model: Model) -> tuple[list[str], Any]:
+    """The names of a model's leaves, and the tree they make; of many runs of it once."""
+    form = jax.eval_shape(model.init, jax.random.key(0))
+    paths, tree = jax.tree_util.tree_flatten_with_path(form)
+    return [_name(path) for path, _ in paths], tree
 
 
 def own_model(where: str) -> AnyModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from sottovoce.holdings import Given, Holdings, Pair, hold
 from sottovoce.learning.names import AnyModel
 from sottovoce.plan import Plan
 from sottovoce.simulation.given import adapted
-from sottovoce.simulation.run import rounds_of, started, trained
+from sottovoce.simulation.run import First, rounds_of, started, trained
 from sottovoce.simulation.table import Run
 from sottovoce.trained import Trained
 
@@ -89,16 +90,21 @@ def simulate_each(
             if where not in held:
                 held[where] = hold(plan, seed=seed, data=given)
             runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
+    # Of a sweep either all batches are played in stretches or none: each way is compiled.
+    guess = not together or all(federation.schedule.steady for federation, _ in runs)
     waiting = _batches(runs, TOGETHER if together else 1)
-    live: list[_Batch] = []
-    while live or (live := _begun(waiting, runs, AT_ONCE if together else 1)):
+    live = _begun(waiting, runs, AT_ONCE if together else 1, guess=guess)
+    over: deque[tuple[int, Run, datetime]] = deque()
+    while live or over:
         for own in tuple(live):
-            if next(own.rounds, _OVER) is not _OVER:
-                continue
-            live.remove(own)
-            live += _begun(waiting, runs, 1)
-            for i, run in zip(own.members, own.batch, strict=True):
-                yield i, trained(run, "finished", own.began)
+            if next(own.rounds, _OVER) is _OVER:
+                live.remove(own)
+                live += _begun(waiting, runs, 1, guess=guess)
+                ended = zip(own.members, own.batch, strict=True)
+                over.extend((i, run, own.began) for i, run in ended)
+        if over:  # one at a time, while the others' rounds are under way
+            i, run, began = over.popleft()
+            yield i, trained(run, "finished", began)
 
 
 _OVER = object()
@@ -114,12 +120,14 @@ class _Batch(NamedTuple):
 
 
 def _begun(
-    waiting: Iterator[list[int]], runs: list[tuple[Federation, int]], count: int
+    waiting: Iterator[list[int]], runs: list[tuple[Federation, int]], count: int, *, guess: bool
 ) -> list[_Batch]:
     begun = []
     for members in itertools.islice(waiting, count):
-        batch = [started(*runs[i]) for i in members]
-        begun.append(_Batch(members, batch, iter(rounds_of(batch)), datetime.now(UTC)))
+        known: dict[Any, First] = {}
+        batch = [started(*runs[i], known) for i in members]
+        rounds = rounds_of(batch, guess=guess)
+        begun.append(_Batch(members, batch, rounds, datetime.now(UTC)))
     return begun
 
 
@@ -141,6 +149,20 @@ def _batches(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int
             parts = [[i for part in parts for i in part]]
         for part in parts:
             if size > 1:
-                part = sorted(part, key=lambda i: -runs[i][0].plan.rounds.rounds)
-            for first in range(0, len(part), size):
-                yield part[first : first + size]
+                part = sorted(part, key=lambda i: -runs[i][0].schedule.start(None).horizon)
+            while part:
+                count = _seated(len(part), size)
+                yield part[:count]
+                part = part[count:]
+
+
+def _seated(waiting: int, size: int) -> int:
+    """How many of those who wait make a batch: seats are a power of two, and few stay empty.
+
+    >>> [_seated(20, 32), _seated(4, 32), _seated(30, 32), _seated(40, 32)]
+    [16, 4, 30, 32]
+    """
+    count = min(waiting, size)
+    seats = 1 << (count - 1).bit_length()
+    # A few seats more cost nothing: an accelerator is not busy with so few runs.
+    return seats // 2 if seats >= 16 and 4 * count <= 3 * seats else count

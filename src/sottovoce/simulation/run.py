@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -157,8 +157,13 @@ def _one(
     return replace(done, folder=folder)
 
 
-def rounds_of(batch: list[Run], after_round: AfterRound | None = None) -> Iterator[None]:
-    """Algorithms 1 and 2 for a batch of runs, round by round, whichever noise they draw."""
+def rounds_of(
+    batch: list[Run], after_round: AfterRound | None = None, *, guess: bool = True
+) -> Iterator[None]:
+    """Algorithms 1 and 2 for a batch of runs, round by round, whichever noise they draw.
+
+    `guess`: an accelerator may begin rounds before the losses of those before are known (`ahead`).
+    """
     first = batch[0].federation
     if first.plan.noise == "secure":
         for run in batch:
@@ -170,8 +175,8 @@ def rounds_of(batch: list[Run], after_round: AfterRound | None = None) -> Iterat
             streamed.loop(run, after_round)
         return
     # A CPU is busy with the round at hand.
-    guesses = jax.default_backend() != "cpu" and ahead.may_go_ahead(batch)
-    yield from (ahead if guesses else loop).rounds_of(first.model, batch, after_round)
+    guess = guess and jax.default_backend() != "cpu" and ahead.may_go_ahead(batch)
+    yield from (ahead if guess else loop).rounds_of(first.model, batch, after_round)
 
 
 def _loop_released(
@@ -216,22 +221,46 @@ def _loop_released(
             after_round(run)
 
 
-def started(federation: Federation, seed: int) -> Run:
-    """A run before its first round; nothing is written yet, so what cannot run is refused here."""
+class First(NamedTuple):
+    """A first model, in numpy, and how good it is."""
+
+    params: Params
+    loss: float
+    accuracy: float
+    heard: float | None  # the loss that steers, if it is known
+
+
+def started(
+    federation: Federation, seed: int, known: dict[tuple[Any, ...], First] | None = None
+) -> Run:
+    """A run before its first round; nothing is written yet, so what cannot run is refused here.
+
+    `known` are first models by model, seed, rows and signal: runs that share them share the model.
+    """
     if federation.plan.noise == "simulated" and isinstance(federation.model, ForeignModel):
         raise InputError(
             "a model that is not JAX's has no simulated noise; "
             "set noise = secure, or train it in a federation (sottovoce federate)"
         )
+    known = {} if known is None else known
+    key = (federation.model, seed, id(federation.held), federation.plan.server.signal)
+    if key not in known:
+        known[key] = _first(federation, seed)
+    own = known[key]
+    state = course.start(federation, own.loss, own.accuracy, own.heard)
+    memory = federation.finish.begin(named(own.params))
+    kept = {part: _alone(unnamed(federation.model, dict(tree))) for part, tree in memory.items()}
+    return Run(federation, seed, (state, _alone(own.params), 0, kept))
+
+
+def _first(federation: Federation, seed: int) -> First:
     params = first_model(federation.model, seed)
     held, signal = federation.held, federation.plan.server.signal
     loss, accuracy = scores(federation.model, params, held.validation)
     heard = {"public": loss, "clients": None}.get(signal, 0.0)
     if signal == "raw":
         heard, _ = scores(federation.model, params, held.train)
-    state, first = course.start(federation, loss, accuracy, heard), named(params)
-    memory = federation.finish.begin(first)
-    return Run(federation, seed, _alone_at(federation.model, state, first, memory))
+    return First(jax.tree.map(np.asarray, params), loss, accuracy, heard)
 
 
 def _alone_at(

@@ -79,7 +79,7 @@ def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, fl
         each = [model.losses(params, x, y) for x, y in parts]
         hits = [model.predict(params, x) == y for x, y in parts]
         return float(np.mean(np.concatenate(each))), float(np.mean(np.concatenate(hits)))
-    loss, accuracy = evaluate(model, params, *on_device(samples))
+    loss, accuracy = jax.device_get(evaluate(model, params, *on_device(samples)))
     return float(loss), float(accuracy)
 
 

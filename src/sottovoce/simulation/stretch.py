@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +37,18 @@ Launch: TypeAlias = Callable[[Place, Words, int], Outcome]
 
 def first(params: Params, memory: dict[str, Params], rounds: int) -> Place:
     """Models [runs, …] as the place where a run's first stretch starts."""
-    form = (rounds, *jax.tree.leaves(params)[0].shape[:1], 4)
+    params, memory, score = _repeated(params, memory, rounds)
+    return Place(Outcome(params, score, memory), 0)
 
-    def repeated(leaf: Any) -> Array:
-        return jnp.broadcast_to(leaf, (rounds, *leaf.shape))
 
-    params, memory = jax.tree.map(repeated, (params, memory))
-    return Place(Outcome(params, jnp.zeros(form), memory), 0)
+@partial(jax.jit, static_argnums=2)
+def _repeated(
+    params: Params, memory: dict[str, Params], rounds: int
+) -> tuple[Params, dict[str, Params], Array]:
+    params, memory = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (rounds, *leaf.shape)), (params, memory)
+    )
+    return params, memory, jnp.zeros((rounds, *jax.tree.leaves(params)[0].shape[1:2], 4))
 
 
 def program(

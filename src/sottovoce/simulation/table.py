@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.checkpoint import ServerState
@@ -55,6 +56,9 @@ class Run:
 AfterRound = Callable[[Run], None]
 
 
+Models = tuple[Params, dict[str, Params]]  # of a batch, stacked, and what the server keeps
+
+
 class Seating(NamedTuple):
     """Which run sits where: as many seats as a compiled round has."""
 
@@ -88,11 +92,16 @@ class Table:
         own = [self.batch[i] for i in runs]
         return Seating(runs, lasting([run.federation for run in own], [run.seed for run in own]))
 
-    def models(self, seating: Seating) -> tuple[Params, dict[str, Params]]:
+    def models(self, seating: Seating) -> Models:
         """The models of the runs as they sit, and what the server keeps beside them."""
-        own = [self.batch[i] for i in seating.runs]
-        params = jax.tree.map(lambda *x: jnp.stack(x), *(run.params for run in own))
-        return params, jax.tree.map(lambda *x: jnp.stack(x), *(run.memory for run in own))
+        at = [self.batch[i].at for i in seating.runs]
+        _, params, _, memory = at[0]
+        if all(own[1] is params for own in at):  # they played the same round: one launch
+            return cast(Models, _taken((params, memory), np.array([own[2] for own in at])))
+        runs = [self.batch[i] for i in seating.runs]
+        each = [jax.tree.map(np.asarray, (run.params, run.memory)) for run in runs]
+        # JAX's from the first round on: numpy's would be compiled for once more.
+        return cast(Models, jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *each))
 
     def places(self, seating: Seating, states: list[ServerState], asks: Asks) -> list[Seat]:
         """What they ask for by seat; one whose run is over computes what nobody reads."""
@@ -106,7 +115,7 @@ class Table:
         seating: Seating,
         asks: Asks,
         score: NDArray[Any],
-        made: tuple[Params, dict[str, Params]],
+        made: Models,
         index: int | None = None,
     ) -> None:
         """Each run after its round: the score by seat, the models by (index of the round and) seat.
@@ -130,3 +139,10 @@ class Table:
             )
             place = seat if index is None else (index, seat)
             run.at = (state, *(run.at[1:] if state.exhausted else (made[0], place, made[1])))
+
+
+@jax.jit
+def _taken(stacked: Any, places: jax.Array) -> Any:
+    """The models at these places, [runs] or [runs, 2], of a stack."""
+    where = tuple(places.T) if places.ndim == 2 else places
+    return jax.tree.map(lambda leaf: leaf[where], stacked)
