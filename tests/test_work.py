@@ -16,6 +16,7 @@ import pytest
 
 from sottovoce.learning import chunks, clipping
 from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm
+from sottovoce.learning.tiles import tile
 from sottovoce.plan import Plan
 from sottovoce.simulation import round as rounds
 from sottovoce.simulation import streamed
@@ -30,13 +31,16 @@ CNN = Cnn((32, 32, 3), channels=8, classes=10)
 MODELS = {"svm": SVM, "softmax": SOFTMAX, "mlp": MLP, "cnn": CNN}
 # Beyond the products a row has some operations for each class, unit or place of its own.
 MOST = {"svm": 1.06, "softmax": 1.02, "mlp": 1.02, "cnn": 1.03}
-NOISE = 400  # operations for one number of noise: a counter-based generator and Φ⁻¹ (366 seen)
+# Operations for one number of noise: a counter-based generator and Φ⁻¹ (366 seen). XLA computes the
+# end of Φ⁻¹ once more for the cnn's weights, which are evaluated in another order (501 seen).
+NOISE = {"svm": 400, "softmax": 400, "mlp": 400, "cnn": 550}
 
 
 def products(model) -> tuple[float, float]:
-    """Floating-point operations that nobody can do without: of a training row, of one evaluated.
+    """Floating-point operations of the products: of a training row, of one evaluated.
 
-    A product of a row with an a×b matrix is 2ab; the svm's norm is a sum of (error·x + κw)².
+    A product of a row with an a×b matrix is 2ab; the svm's norm is a sum of (error·x + κw)². The
+    cnn's convolution is one with the band of `tiles`: this much more than its formula, no more.
     """
     match model:
         case Svm():
@@ -48,7 +52,10 @@ def products(model) -> tuple[float, float]:
             first, second = 2 * model.features * model.hidden, 2 * model.hidden * model.classes
             return 2 * first + 3 * second, first + second
     channels, height, width = model.map_shape
-    convolved = 2 * height * width * channels * 25 * model.shape[2]
+    a, b = tile(model)
+    inflated = (a + 4) * (b + 4)  # for the 25 of a kernel: zeros are multiplied, too, and faster
+    assert inflated <= 2 * 25
+    convolved = 2 * height * width * channels * inflated * model.shape[2]
     dense = 2 * height * width * channels * model.classes
     return 2 * convolved + 3 * dense, convolved + dense
 
@@ -136,7 +143,7 @@ def test_a_round_does_the_arithmetic_and_little_else(kind, one_piece):
     floor = ROWS * train + ROWS // 4 * public
     assert floor <= a_row <= MOST[kind] * floor
     # Linear in the rows: what is left over is noise, a number for each parameter.
-    assert 0 <= once - a_row <= NOISE * size(model) + 20_000
+    assert 0 <= once - a_row <= NOISE[kind] * size(model) + 20_000
 
 
 @pytest.mark.slow

@@ -4,35 +4,25 @@ Steps 6–9 of Algorithm 1 (UDP) and the average over clients in one go: a round
 clipped gradients, so a row may carry the weight of its client. No samples × parameters array ever
 exists. A dense layer's per-sample gradient is an outer product h δᵀ, so its norm is ‖h‖‖δ‖ and the
 scaled sum is one matrix product; a convolution's own gradient is small (25 × colours × channels)
-and is formed for one piece of the rows at a time; a custom model's gradients are formed for as
-many rows as fit in a fixed amount of memory.
+and is formed for one piece of the rows at a time (`tiles`); a custom model's gradients are formed
+for as many rows as fit in a fixed amount of memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from sottovoce.errors import InputError
+from sottovoce.learning import tiles
 from sottovoce.learning.chunks import fold, rows_per_chunk
-from sottovoce.learning.models import (
-    KERNEL,
-    PADDING,
-    Cnn,
-    Mlp,
-    Model,
-    Params,
-    Softmax,
-    Svm,
-    precision,
-    signs,
-)
+from sottovoce.learning.models import Cnn, Mlp, Model, Params, Softmax, Svm, precision, signs
 
 # Per-sample gradients of a custom model held at once; the rows are limited too, because what the
 # model needs besides its gradients is not known.
@@ -149,17 +139,17 @@ def _clipped_sum(
         case Mlp():
             step, numbers = partial(_mlp, params, clip), model.features + 2 * model.hidden
         case Cnn():
-            channels, height, width = model.map_shape
-            step = partial(_cnn, model, params, clip)
-            numbers = height * width * (KERNEL * KERNEL * model.shape[2] + 2 * channels)
+            step = partial(_cnn, model, tiles.tiled(model, params), clip)
+            numbers = tiles.numbers_a_row(model) + 2 * math.prod(model.map_shape)
         case _:
             step, numbers = partial(_generic, model, params, clip), 0
     if numbers:
         rows = rows_per_chunk(numbers, dtype.itemsize)
     if isinstance(x, Inspected):
-        return fold(step, x, y, weight, rows)
-    # Inspected piece by piece: no copy of all the rows is made.
-    return fold(lambda x, y, w: step(inspect(model, x, dtype), y, w), x, y, weight, rows)
+        total = fold(step, x, y, weight, rows)
+    else:  # inspected piece by piece: no copy of all the rows is made
+        total = fold(lambda x, y, w: step(inspect(model, x, dtype), y, w), x, y, weight, rows)
+    return _in_order(model, total) if isinstance(model, Cnn) else total
 
 
 def _svm(
@@ -190,11 +180,7 @@ def _softmax(params: Params, clip: Array, rows: Inspected, y: Array, weight: Arr
 
 def _mlp(params: Params, clip: Array, rows: Inspected, y: Array, weight: Array) -> Params:
     x, is_clean, squared = rows
-    before = _product(x, params["w1"]) + params["b1"]
-    # relu, and the largest number for what is not one: ‖h‖² is then no number, the row does not
-    # count, and 0 · h is 0 where the products sum over rows.
-    most = float(np.finfo(before.dtype).max)
-    hidden = jnp.where(before <= 0, 0, jnp.where(before < most, before, most))
+    hidden = _relu(_product(x, params["w1"]) + params["b1"], params["w1"].dtype)
     error2 = _softmax_error(hidden @ params["w2"] + params["b2"], y)
     error1 = jnp.where(hidden > 0, error2 @ params["w2"].T, 0)
     norms = _norms(error1) * squared + _norms(error2) * (_norms(hidden) + 1)
@@ -208,6 +194,15 @@ def _mlp(params: Params, clip: Array, rows: Inspected, y: Array, weight: Array) 
     }
 
 
+def _relu(before: Array, kind: Any) -> Array:
+    """max(before, 0) in the type `kind`, and the largest number of it for what is not one.
+
+    ‖h‖² is then no number, the row does not count, and 0 · h is 0 where products sum over rows.
+    """
+    most = float(jnp.finfo(kind).max)  # type: ignore[no-untyped-call]
+    return jnp.where(before <= 0, 0, jnp.where(before < most, before, most)).astype(kind)
+
+
 def _product(left: Array, right: Array) -> Array:
     """left @ right in the type of `left`, added up in that of `right`."""
     taken = right.astype(left.dtype)
@@ -218,40 +213,46 @@ class CnnParts(NamedTuple):
     """What the gradients of the cnn's rows are made of."""
 
     is_clean: Array  # (n,): whether the row was finite; the others were computed from zeros
-    kernel: Array  # (n, 25 · colours, channels): each row's own gradient
+    kernel: Array  # (n, channels, 5, 5, colours): each row's own gradient
     bias: Array  # (n, channels): likewise
-    hidden: Array  # (n, places)
+    hidden: Array  # (n, tiles, numbers): the largest number where it is none
     error: Array  # (n, classes): the derivative by the scores
 
 
-def cnn_parts(model: Cnn, params: Params, rows: Inspected, y: Array) -> CnnParts:
+def cnn_parts(model: Cnn, params: tiles.Tiled, rows: Inspected, y: Array) -> CnnParts:
     """The convolution's own gradient of every row, and the two factors of the dense layer's."""
-    x, is_clean, _ = rows
-    kernel, n = params["kernel"], x.shape[0]
-    patches = _patches(model, x)
-    before = kernel.reshape(-1, model.channels).T @ patches + params["bias"][:, None]
-    hidden = jax.nn.relu(before).reshape(n, -1)
-    error2 = _softmax_error(hidden @ params["w"] + params["b"], y)
-    back = (error2 @ params["w"].T).reshape(before.shape)
-    error1 = jnp.where(before > 0, back, 0)
-    own = jnp.einsum("nkp,ncp->nkc", patches, error1)
-    return CnnParts(is_clean, own, jnp.sum(error1, axis=2), hidden, error2)
+    found, kind = tiles.windows(model, rows.x), params.w.dtype
+    hidden = _relu(tiles.maps(found, params), found.dtype)
+    error2 = _softmax_error(tiles.dense(hidden, params), y)
+    error1 = jnp.where(hidden > 0, jnp.tensordot(error2, params.back, 1), 0)
+    own = tiles.own_kernels(model, found, error1, kind)
+    by_place = jnp.sum(error1, axis=1).reshape(y.shape[0], -1, model.channels)
+    return CnnParts(rows.is_clean, own, jnp.sum(by_place, axis=1), hidden, error2)
 
 
 def _cnn(
-    model: Cnn, params: Params, clip: Array, rows: Inspected, y: Array, weight: Array
+    model: Cnn, params: tiles.Tiled, clip: Array, rows: Inspected, y: Array, weight: Array
 ) -> Params:
     is_clean, own, own_bias, hidden, error2 = cnn_parts(model, params, rows, y)
-    squared = jnp.sum(own**2, axis=(1, 2)) + _norms(own_bias)
-    squared += _norms(error2) * (_norms(hidden) + 1)
+    squared = jnp.sum(own**2, axis=(1, 2, 3, 4)) + _norms(own_bias)
+    # Tiles first: a sum along the memory is added up one by one.
+    squared_hidden = jnp.sum(jnp.sum(hidden.astype(error2.dtype) ** 2, axis=1), axis=1)
+    squared += _norms(error2) * (squared_hidden + 1)
     factor = _factor(squared, is_clean, weight, clip)
     error2 = _kept(error2, factor)
+    left, right = tiles.alike(hidden, error2, error2.dtype)
     return {
-        "kernel": jnp.tensordot(factor, _only(own, factor), 1).reshape(params["kernel"].shape),
+        "kernel": jnp.tensordot(factor, _only(own, factor), 1),
         "bias": factor @ _only(own_bias, factor),
-        "w": _only(hidden, factor).T @ error2,
+        "w": jnp.einsum("nc,ntm->ctm", right, left, preferred_element_type=error2.dtype),
         "b": jnp.sum(error2, axis=0),
     }
+
+
+def _in_order(model: Cnn, total: Params) -> Params:
+    """The sum by the parameters as they are: kernel (5, 5, colours, channels), w (places, 10)."""
+    kernel, w = jnp.moveaxis(total["kernel"], 0, 3), tiles.in_order(model, total["w"]).T
+    return total | {"kernel": kernel, "w": w}
 
 
 def _generic(
@@ -313,17 +314,3 @@ def _softmax_error(scores: Array, y: Array) -> Array:
 def _norms(values: Array) -> Array:
     """‖v‖² of every row; a dense layer's gradient (h, 1) δᵀ has ‖δ‖²(‖h‖² + 1)."""
     return jnp.sum(values**2, axis=1)
-
-
-def _patches(model: Cnn, x: Array) -> Array:
-    """What each number of the kernel meets, (n, 25 · colours, places).
-
-    The places come last: they are copied in long runs, and the products are wide, not thin.
-    """
-    _, height, width = model.map_shape
-    pictures = jnp.moveaxis(x.reshape(-1, *model.shape), 3, 1)
-    padded = jnp.pad(pictures, [(0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)])
-    shifted = [
-        padded[:, :, i : i + height, j : j + width] for i in range(KERNEL) for j in range(KERNEL)
-    ]
-    return jnp.concatenate(shifted, axis=1).reshape(x.shape[0], -1, height * width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from sottovoce.errors import InputError
+from sottovoce.learning import tiles
 from sottovoce.learning.chunks import fold, rows_per_chunk
-from sottovoce.learning.models import Cnn, Mlp, Model, Params, precision
+from sottovoce.learning.models import Cnn, Mlp, Model, Params, cross_entropy, precision
 
 
 def evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
@@ -35,24 +36,35 @@ def evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, A
 @partial(jax.jit, static_argnums=0)
 def _evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
     dtype = precision(params)
+    judge: Callable[[Array, Array], tuple[Array, Array]] = partial(_judged, model, params)
     match model:
         case Mlp():
             numbers = model.features + model.hidden
         case Cnn():
-            numbers = 2 * math.prod(model.map_shape)
+            numbers = tiles.numbers_a_row(model)
+            judge = partial(_judged_cnn, model, tiles.tiled(model, params))
         case _:
             numbers = max(1, x.size // x.shape[0])
 
     def step(x: Array, y: Array, weight: Array) -> tuple[Array, Array]:
-        x = x.astype(dtype)
+        losses, right = judge(x.astype(dtype), y)
         is_counted = weight > 0
-        losses = jnp.where(is_counted, model.loss(params, x, y), 0)
-        right = is_counted & model.correct(params, x, y)
-        return jnp.sum(losses), jnp.sum(right, dtype=dtype)
+        return jnp.sum(jnp.where(is_counted, losses, 0)), jnp.sum(is_counted & right, dtype=dtype)
 
     weight = jnp.ones(x.shape[0], dtype)
     loss, right = fold(step, x, y, weight, rows_per_chunk(numbers, dtype.itemsize))
     return loss / x.shape[0], right / x.shape[0]
+
+
+def _judged(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
+    """Loss of every row, and whether it is predicted right."""
+    return model.loss(params, x, y), model.correct(params, x, y)
+
+
+def _judged_cnn(model: Cnn, params: tiles.Tiled, x: Array, y: Array) -> tuple[Array, Array]:
+    """The same, by the products of the training."""
+    scores = tiles.scores(model, params, x)
+    return cross_entropy(scores, y), jnp.argmax(scores, axis=1) == y
 
 
 def right(model: Model, params: Params, x: Array, y: Array) -> Array:

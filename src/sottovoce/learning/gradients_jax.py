@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.learning import tiles
 from sottovoce.learning.clipping import cnn_parts, inspect
 from sottovoce.learning.form import Form
 from sottovoce.learning.models import Cnn, precision
@@ -47,14 +48,18 @@ def cnn_losses(
 
 @partial(jax.jit, static_argnums=0)
 def _gradients(model: Cnn, params: Any, x: Any, y: Any) -> dict[str, Any]:
+    taken = tiles.tiled(model, params)
+
     def one(sample: tuple[Any, Any]) -> dict[str, Any]:
         rows = inspect(model, sample[0][None], precision(params))
-        parts = cnn_parts(model, params, rows, sample[1][None])
-        poison = jnp.where(parts.is_clean[0], 0.0, jnp.nan)
+        parts = cnn_parts(model, taken, rows, sample[1][None])
+        hidden = tiles.in_order(model, parts.hidden)[0]
+        is_number = parts.is_clean[0] & jnp.all(hidden < np.finfo(hidden.dtype).max)
+        poison = jnp.where(is_number, 0.0, jnp.nan)
         return {
-            "kernel": parts.kernel[0].reshape(params["kernel"].shape),
+            "kernel": jnp.moveaxis(parts.kernel[0], 0, 3),
             "bias": parts.bias[0],
-            "w": parts.hidden[0][:, None] * parts.error[0],
+            "w": hidden[:, None] * parts.error[0],
             "b": parts.error[0] + poison,
         }
 

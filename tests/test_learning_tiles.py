@@ -1,0 +1,121 @@
+"""The cnn by tiles against the convolution of JAX, for maps that tiles of every kind divide."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sottovoce.learning import clipping, gradients_jax, tiles
+from sottovoce.learning.clipping import clipped_sum, inspect
+from sottovoce.learning.evaluate import evaluate
+from sottovoce.learning.form import Form
+from sottovoce.learning.models import Cnn
+
+# Height and width of the map are four more than the picture's.
+TILES = {
+    (2, 4): Cnn((8, 4, 3), channels=8, classes=3),
+    (4, 2): Cnn((4, 6, 1), channels=8, classes=3),
+    (4, 4): Cnn((8, 4, 2), channels=1, classes=2),
+    (3, 3): Cnn((5, 2, 2), channels=2, classes=3),
+    (1, 1): Cnn((3, 7, 1), channels=2, classes=3),  # 7 × 11 places
+    (2, 2): Cnn((4, 4, 2), channels=16, classes=3),
+    (1, 2): Cnn((1, 2, 2), channels=30, classes=3),
+}
+WIDE = Cnn((4, 4, 1), channels=65, classes=3)
+MODELS = [*TILES.values(), WIDE]
+
+
+def draw(model, rows=6):
+    random = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda p: jnp.asarray(random.normal(0, 0.3, p.shape), jnp.float32),
+        jax.eval_shape(model.init, jax.random.key(0)),
+    )
+    x = jnp.asarray(random.normal(size=(rows, math.prod(model.shape))), jnp.float32)
+    return params, x, jnp.asarray(random.integers(0, model.classes, rows))
+
+
+def length(tree):
+    return math.sqrt(sum(float(jnp.sum(jnp.square(leaf))) for leaf in jax.tree.leaves(tree)))
+
+
+def test_tiles_divide_the_map_and_are_no_larger_than_they_may():
+    assert {tiles.tile(model): model for model in TILES.values()} == TILES
+    assert tiles.tile(WIDE) == (1, 1)
+    for side in range(1, 40):
+        model = Cnn((side, 40 - side, 1), channels=8, classes=2)
+        (a, b), (_, height, width) = tiles.tile(model), model.map_shape
+        assert (height % a, width % b) == (0, 0)
+        assert 8 * a * b <= tiles.MOST_NUMBERS
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_the_order_of_the_tiles_is_undone(model):
+    params, _, _ = draw(model)
+    found = tiles.tiled(model, params)
+    np.testing.assert_array_equal(tiles.in_order(model, found.back).T, params["w"])
+    np.testing.assert_array_equal(np.moveaxis(found.back, 0, 2), found.w)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_scores_and_gradients_are_those_of_the_convolution(model):
+    params, x, y = draw(model)
+    found = tiles.scores(model, tiles.tiled(model, params), x)
+    np.testing.assert_allclose(found, model.apply(params, x), rtol=1e-4, atol=1e-4)
+    wanted = jax.grad(lambda p: jnp.sum(model.loss(p, x, y)))(params)
+    total = clipped_sum(model, params, x, y, jnp.ones(len(y)), math.inf)
+    for name, leaf in wanted.items():
+        np.testing.assert_allclose(total[name], leaf, rtol=1e-3, atol=1e-4 * length(wanted))
+    loss, accuracy = evaluate(model, params, x, y)
+    assert float(loss) == pytest.approx(float(jnp.mean(model.loss(params, x, y))), rel=1e-5)
+    assert float(accuracy) == pytest.approx(float(jnp.mean(model.correct(params, x, y))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_test_row_that_is_not_finite_is_told(bad):
+    model = TILES[2, 4]
+    params, x, y = draw(model)
+    loss, _ = evaluate(model, params, x.at[2, 5].set(bad), y)
+    assert not math.isfinite(float(loss))
+
+
+@pytest.mark.slow
+def test_products_of_bfloat16_keep_the_promises_of_the_clip(monkeypatch):
+    """As an accelerator computes: near the float32 sum, each row within C, bad rows nothing."""
+    model = TILES[2, 4]
+    params, x, y = draw(model, rows=9)
+    is_good = jnp.ones(9).at[4:6].set(0)
+    exact = clipped_sum(model, params, x, y, is_good, 0.7)
+    x = x.at[4, 5].set(np.finfo(np.float32).max)  # finite, and infinite in bfloat16
+    x = x.at[5].set(1e38)  # finite there, too, and its maps are not
+    monkeypatch.setattr(clipping, "product_type", lambda model, dtype: jnp.bfloat16)
+    seen = inspect(model, x)
+    assert seen.x.dtype == jnp.bfloat16
+    assert seen.is_clean.tolist() == [True] * 4 + [False] + [True] * 4
+    total = clipped_sum(model, params, seen, y, jnp.ones(9), 0.7)
+    assert length(jax.tree.map(jnp.subtract, total, exact)) <= 0.02 * length(exact)
+    each = jax.vmap(clipped_sum, in_axes=(None, None, None, None, 0, None))(
+        model, params, seen, y, jnp.eye(9), 1e-3
+    )
+    squares = [np.square(leaf).reshape(9, -1).sum(axis=1) for leaf in jax.tree.leaves(each)]
+    lengths = np.sqrt(sum(squares))
+    np.testing.assert_array_equal(lengths > 0, is_good > 0)
+    assert np.all(lengths <= 1e-3 * (1 + 2**-8))  # errors are rounded after they were cut
+
+
+@pytest.mark.slow
+def test_a_row_whose_maps_overflow_has_no_gradient_in_a_release():
+    """Dense weights of 0 would hide it from the scores."""
+    form = Form("cnn", (4, 4, 1), 3, channels=2)
+    params = {name: np.zeros(shape) for name, shape in form.shapes().items()}
+    params["kernel"][:] = 1e200
+    x = np.stack([np.full(16, 1e-200), np.full(16, 1e200), np.full(16, 2e-200)])
+    found = gradients_jax.cnn(form, params, x, np.zeros(3, int))
+    is_number = [all(np.all(np.isfinite(leaf[row])) for leaf in found.values()) for row in range(3)]
+    assert is_number == [True, False, True]
