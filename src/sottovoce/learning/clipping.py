@@ -41,9 +41,10 @@ class Inspected(NamedTuple):
 def inspect(model: Model, x: Array, dtype: Any = jnp.float32) -> Inspected:
     """Rows made ready for `clipped_sum`; a custom model gets its rows as they are.
 
-    On an accelerator the mlp's large products take bfloat16 and add up in float32: 8 bits of a
-    number's mantissa instead of TF32's 11, twice as fast. ‖x‖² is that of the rows so rounded; the
-    errors are rounded after they were cut, so that a row may exceed C by one part in 2⁹ there.
+    On an accelerator the large products of mlp and cnn take bfloat16 and add up in float32: 8 bits
+    of a number's mantissa instead of TF32's 11, twice as fast. Norms are those of what was so
+    rounded; errors that are multiplied with rows or hidden layers are rounded after they were cut,
+    so that a row may exceed C by one part in 2⁹ there.
 
     >>> from sottovoce.learning.models import Svm
     >>> seen = inspect(Svm(2), jnp.array([[3.0, 4.0], [jnp.nan, 1.0]]))
@@ -62,13 +63,13 @@ def inspect(model: Model, x: Array, dtype: Any = jnp.float32) -> Inspected:
 
 
 def product_type(model: Model, dtype: Any) -> Any:
-    """What the large products take: bfloat16 for the mlp on an accelerator, else `dtype`.
+    """What the large products take: bfloat16 for mlp and cnn on an accelerator, else `dtype`.
 
     >>> from sottovoce.learning.models import Svm
     >>> product_type(Svm(2), jnp.float32) is jnp.float32
     True
     """
-    fast = isinstance(model, Mlp) and jax.default_backend() != "cpu"
+    fast = isinstance(model, Mlp | Cnn) and jax.default_backend() != "cpu"
     return jnp.bfloat16 if fast and dtype == jnp.float32 else dtype
 
 

@@ -110,9 +110,8 @@ def windows(model: Cnn, x: Array) -> Array:
 def alike(left: Array, right: Array, kind: jnp.dtype) -> tuple[Array, Array]:
     """Both in the type of `left`; the CPU has few products of bfloat16 and takes them in `kind`."""
     right = right.astype(left.dtype)
-    return (
-        (left.astype(kind), right.astype(kind)) if jax.default_backend() == "cpu" else (left, right)
-    )
+    on_cpu = jax.default_backend() == "cpu"
+    return (left.astype(kind), right.astype(kind)) if on_cpu else (left, right)
 
 
 def maps(found: Array, with_params: Tiled) -> Array:
