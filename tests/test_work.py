@@ -73,8 +73,11 @@ def size(model) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(form))
 
 
-def compiled_round(model, n):
-    """The round of `simulate` for n rows and n/4 to evaluate, compiled from shapes alone."""
+def compiled_round(model, n, members=None):
+    """The round of `simulate` for n rows and n/4 to evaluate, compiled from shapes alone.
+
+    With `members` it goes through so many clients, one after another.
+    """
     params = jax.tree.map(
         lambda leaf: of(1, *leaf.shape), jax.eval_shape(model.init, jax.random.key(0))
     )
@@ -98,10 +101,11 @@ def compiled_round(model, n):
         signal_std=one,
         bound=one,
         key=np.zeros((1, 2), np.uint32),
+        members=None if members is None else np.zeros((1, members), np.int32),
     )
     words, layout = pack((orders, np.zeros(1, np.uint32)))
     lowered = rounds._play.lower(
-        model, rows, params, {}, words, signal="public", longest=0, layout=layout
+        model, rows, params, {}, words, signal="public", longest=n // CLIENTS, layout=layout
     )
     return lowered.compile()
 
@@ -147,6 +151,15 @@ def test_a_round_does_the_arithmetic_and_little_else(kind, one_piece):
 
 
 @pytest.mark.slow
+def test_a_round_of_some_clients_computes_their_rows_only(one_piece):
+    """The loop over the cohort is counted once: one client's rows, and those to evaluate."""
+    train, public = products(MLP)
+    floor = ROWS // CLIENTS * train + ROWS // 4 * public
+    found = operations(compiled_round(MLP, ROWS, members=10))
+    assert floor <= found <= MOST["mlp"] * floor + (NOISE + 2) * size(MLP) + 20_000
+
+
+@pytest.mark.slow
 def test_the_memory_of_a_round_does_not_grow_with_its_rows():
     model = MLP
     few, many = (temporaries(compiled_round(model, n)) for n in (20_000, 40_000))
@@ -184,7 +197,7 @@ def test_a_run_is_compiled_once():
     own = {"clients": 7, "samples": 31}  # shapes that no other test compiles
     plan = Plan(data=own, model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 4})
     before = rounds.compilations()
-    simulate(plan.replace("rounds.per_round=3"), seed=1)
+    simulate(plan.replace("rounds.per_round=3"), seed=1)  # clients too small to go one by one
     simulate(plan.replace("privacy.epsilon=2"), seed=2)  # another cohort, budget and seed
     assert rounds.compilations() == before + 1
 
@@ -201,12 +214,12 @@ def test_a_batch_of_runs_is_compiled_a_few_times():
 
 @pytest.mark.slow
 def test_blocks_outside_the_cohort_are_not_computed(monkeypatch):
-    """Two of fifty clients of 100 rows: 200 rows are 4 blocks of 64, not 79."""
+    """Two of fifty clients of 100 rows: 200 rows are 4 blocks of 50 (64 fit), not 79 of 64."""
     random = np.random.default_rng(0)
     x, y = random.random((5000, 8), dtype=np.float32), random.integers(0, 2, 5000)
     monkeypatch.setattr(streamed, "BLOCK_BYTES", 4 * 8 * 64)
     done, real = [], streamed.add
-    monkeypatch.setattr(streamed, "add", lambda *a, **b: done.append(1) or real(*a, **b))
+    monkeypatch.setattr(streamed, "add", lambda *a, **b: done.append(len(a[3].y)) or real(*a, **b))
     plan = Plan(
         data={"name": "arrays", "clients": 50, "samples": 100, "split": "order"},
         model={"name": "softmax"},
@@ -214,4 +227,4 @@ def test_blocks_outside_the_cohort_are_not_computed(monkeypatch):
     )
     monkeypatch.setattr("sottovoce.holdings.streams", lambda rows: rows is x)
     simulate(plan, data=(x, y), validation=(x, y), test=(x, y), seed=1)
-    assert len(done) == 3 * 4
+    assert done == 3 * 4 * [50]

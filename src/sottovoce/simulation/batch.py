@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sottovoce import seeds as seeding
 from sottovoce.checkpoint import ServerState
@@ -76,7 +76,41 @@ def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
             [own.state.marks for own in seats],
             [None if p is None else p.turn for p in asked],
         ),
+        members=members_of([own.federation for own in seats], weight),
     )
+
+
+FEW_ROWS = 256  # a client's; with fewer, going client by client costs more than it saves
+
+
+def members_of(
+    federations: Sequence[Federation], weight: NDArray[np.float64]
+) -> NDArray[np.int32] | None:
+    """The K clients that a round goes through, of each run, or None: all rows at once.
+
+    Where K < U the rows of the others need not be looked at. With several local steps clients are
+    gone through one by one anyway. With one step that pays where a client has enough rows to keep a
+    CPU busy; runs of a batch on an accelerator look at the same rows, whoever of them counts.
+    """
+    size = max(own.terms.per_round for own in federations)
+    first = federations[0]
+    samples, longest = first.samples, int(max(first.samples))
+    if size >= len(samples):
+        return None
+    alone = len(federations) == 1 and jax.default_backend() == "cpu" and longest >= FEW_ROWS
+    if first.plan.local.steps == 1 and not (alone and size * longest <= 0.9 * samples.sum()):
+        return None
+    return cohort(weight, size)
+
+
+def cohort(weight: ArrayLike, size: int) -> NDArray[np.int32]:
+    """Those who count, filled up with others, whose weight is 0, to `size` of each run.
+
+    >>> cohort([[0.5, 0.0, 0.5, 0.0], [0.0, 1.0, 0.0, 0.0]], 2).tolist()
+    [[0, 2], [0, 1]]
+    """
+    order = np.argsort(-np.asarray(weight), axis=1, kind="stable")[:, :size]
+    return np.sort(order, axis=1).astype(np.int32)
 
 
 def _column(asked: Sequence[course.Prepared | None], name: str) -> NDArray[np.float64]:

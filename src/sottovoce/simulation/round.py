@@ -3,7 +3,8 @@
 A round is linear in the uploads, w^{t+1} = w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + Σ_i p_i·n_i, so the
 cohort's samples are one matrix in which every row carries c_i = p_i·η/n_i of its client, and the
 averaged noise is one draw of standard deviation √(Σ p_i²σ_i²): equal in distribution to drawing
-every client's noise, K times cheaper. Clients outside the cohort have p_i = 0.
+every client's noise, K times cheaper. Clients outside the cohort have p_i = 0; where `members`
+names the cohort, their rows are not even looked at.
 
 With several local steps (noise at each) the clients' models part ways, and the round goes through
 the cohort client by client instead; memory stays that of two models and one client's rows.
@@ -54,6 +55,8 @@ class Orders(NamedTuple):
     bound: Any  # [runs] float32: B, for the signal `clients`
     key: Any  # [runs, 2] uint32: the two words of a key
     finish: Numbers | None = None  # each [runs] float32; None where the server adds nothing
+    # [runs, K] int32: every client with p_i > 0, each once, filled up with others; None: all rows.
+    members: Any = None
 
 
 class Outcome(NamedTuple):
@@ -79,7 +82,8 @@ def play(
 ) -> Outcome:
     """Round t of every run. One compilation per model, number of runs and shape of the rows.
 
-    `longest` is the largest number of rows any client has; it matters to several steps only.
+    `longest` is the largest number of rows any client has; it matters where the round goes client
+    by client.
     `memory` is what the server keeps beside the newest model (`server.finish`).
     """
     now = np.full(len(orders.std), t, np.uint32)
@@ -121,7 +125,7 @@ def traced(
         own: Rows = jax.tree.map(lambda part: _of(part, order.split), rows)
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
         if order.sigma.shape[0] == 1:
-            new = _one_step(model, own, params, order, key)
+            new = _one_step(model, own, params, order, key, longest)
         else:
             new = _several_steps(model, own, params, order, key, longest)
         if order.finish is not None:
@@ -181,31 +185,47 @@ def _of(part: Array, split: Array) -> Array:
     return part[0] if part.shape[0] == 1 else part[split]
 
 
-def _one_step(model: Model, rows: Rows, params: Params, order: Orders, key: Array) -> Params:
+def _one_step(
+    model: Model, rows: Rows, params: Params, order: Orders, key: Array, longest: int
+) -> Params:
     """w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
     coefficient = order.weight * order.rate / rows.samples
-    step = clipped_sum(model, params, rows.x, rows.y, coefficient[rows.owner], order.clip)
+    if order.members is None:
+        step = clipped_sum(model, params, rows.x, rows.y, coefficient[rows.owner], order.clip)
+    else:
+
+        def client(total: Params, i: Array) -> tuple[Params, None]:
+            x, y, mine = _window(rows, i, longest)
+            weight = jnp.where(mine, coefficient[i], 0)
+            own = clipped_sum(model, params, x, y, weight, order.clip)
+            return jax.tree.map(jnp.add, total, own), None
+
+        step = jax.lax.scan(client, jax.tree.map(jnp.zeros_like, params), order.members)[0]
     noise = simulated.draw(key, params, order.std)
     return jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
+
+
+def _window(rows: Rows, i: Array, longest: int) -> tuple[Any, Array, Array]:
+    """`longest` rows with those of client i among them, their labels, and which of them are its."""
+    first = (jnp.cumsum(rows.samples) - rows.samples)[i]
+    # The window may end beyond the data: it is moved back, and rows of others weigh nothing.
+    start = jnp.minimum(first.astype(int), rows.y.shape[0] - longest)
+    x, y = jax.tree.map(
+        lambda part: jax.lax.dynamic_slice_in_dim(part, start, longest), (rows.x, rows.y)
+    )
+    place = start + jnp.arange(longest)
+    return x, y, (place >= first) & (place < first + rows.samples[i])
 
 
 def _several_steps(
     model: Model, rows: Rows, params: Params, order: Orders, key: Array, longest: int
 ) -> Params:
     """Σ_i p_i·w_i, where each client takes its steps from w with noise at every one of them."""
-    first = jnp.cumsum(rows.samples) - rows.samples
     steps, clients = order.sigma.shape
-    place = jnp.arange(longest)
 
     def client(total: Params, i: Array) -> tuple[Params, None]:
-        # The window may end beyond the data: it is moved back, and rows of others weigh nothing.
-        start = jnp.minimum(first[i].astype(int), rows.y.shape[0] - longest)
-        x, y = jax.tree.map(
-            lambda part: jax.lax.dynamic_slice_in_dim(part, start, longest), (rows.x, rows.y)
-        )
-        n = rows.samples[i]
-        mine = (place + start >= first[i]) & (place + start < first[i] + n)
-        weight = jnp.where(mine, order.rate / n, 0)
+        x, y, mine = _window(rows, i, longest)
+        weight = jnp.where(mine, order.rate / rows.samples[i], 0)
 
         def step(e: Array, w: Params) -> Params:
             moved = clipped_sum(model, w, x, y, weight, order.clip)
@@ -217,7 +237,8 @@ def _several_steps(
         return jax.tree.map(lambda s, w: s + jnp.where(p > 0, p * w, 0), total, final), None
 
     zero = jax.tree.map(jnp.zeros_like, params)
-    return jax.lax.scan(client, zero, jnp.arange(clients))[0]
+    members = jnp.arange(clients) if order.members is None else order.members
+    return jax.lax.scan(client, zero, members)[0]
 
 
 def _told_by_clients(model: Model, rows: Rows, params: Params, order: Orders, key: Array) -> Array:

@@ -62,12 +62,13 @@ def loop(run: Run, after_round: AfterRound | None) -> None:
     valid = on_device(federation.held.validation)
     key = seeds.words(run.seed, Purpose.NOISE)
     tells = federation.plan.server.signal == "clients"
+    buffers = _buffer(federation), _buffer(federation)
     while (paid := course.prepare(federation, run.state, run.seed)) is not None:
         made, score = run.at[1:], np.full(4, np.nan)
         if paid.uploads.any():
             # JAX's arrays from the first round on: numpy's would be compiled for once more.
             params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
-            step, told = total(federation, params, paid.weight)
+            step, told = total(federation, params, paid.weight, buffers)
             own = numbers([federation.finish], [run.state.marks], [paid.turn])
             alone = None if own is None else Numbers(*(part[0] for part in own))
             std = np.float32(paid.std)
@@ -97,10 +98,13 @@ def _stacked(tree: Params) -> Params:
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def total(federation: Federation, params: Params, weight: Floats) -> tuple[Params, Array]:
+def total(
+    federation: Federation, params: Params, weight: Floats, buffers: tuple[Block, Block]
+) -> tuple[Params, Array]:
     """Σ_i p_i·(η/n_i)·Σ_m clip(g_m), and Σ_i p_i·(mean loss of client i), over all blocks.
 
-    The losses are taken, each cut to [0, B], only where clients tell theirs; else it is 0.
+    One of the two buffers is read into while the other is computed on. The losses are taken, each
+    cut to [0, B], only where clients tell theirs; else it is 0.
     """
     plan, model = federation.plan, cast(Model, federation.model)
     rate = plan.local.learning_rate
@@ -108,16 +112,16 @@ def total(federation: Federation, params: Params, weight: Floats) -> tuple[Param
     told = plan.server.signal == "clients"
     clip, bound = np.float32(federation.recipe.clip), np.float32(plan.server.loss_bound or 0.0)
     carried: Any = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
-    places = stretches(federation.samples, coefficient, block_rows(federation.held))
-    buffers = [_buffer(federation.held), _buffer(federation.held)]
+    free, filled = buffers
+    places = stretches(federation.samples, coefficient, len(free.y))
     with ThreadPoolExecutor(1) as reader:
-        waiting = [reader.submit(_fill, federation.held, buffers[0], next(places))]
+        waiting = [reader.submit(_fill, federation.held, free, next(places))]
         while waiting:
             block = waiting.pop().result()
             _await(carried)  # only now may the other buffer be written to
-            buffers.reverse()
+            free, filled = filled, free
             if (place := next(places, None)) is not None:
-                waiting.append(reader.submit(_fill, federation.held, buffers[0], place))
+                waiting.append(reader.submit(_fill, federation.held, free, place))
             carried = add(model, carried, params, block, clip, bound, told=told)
             interrupts.check()
         _await(carried)
@@ -185,10 +189,16 @@ def _heard(told: Array, words: Any, t: Any, std: float) -> float:
     return float(told) + std * float(noise)
 
 
-def block_rows(held: Holdings) -> int:
-    """Rows of a block: `BLOCK_BYTES` of them, or all there are."""
-    rows, numbers_a_row = held.train.x.shape
-    return max(1, min(int(rows), BLOCK_BYTES // (4 * int(numbers_a_row))))
+def block_rows(federation: Federation) -> int:
+    """Rows of a block: at most `BLOCK_BYTES` of them, even parts of the largest cohort's rows.
+
+    A last block that is not full costs as much as a full one, so there is none.
+    """
+    numbers_a_row = int(federation.held.train.x.shape[1])
+    cohort = np.sort(federation.samples)[-federation.terms.per_round :]
+    most = int(cohort.sum())
+    blocks = -(-most // max(1, BLOCK_BYTES // (4 * numbers_a_row)))
+    return -(-most // blocks)
 
 
 def stretches(samples: NDArray[np.int64], coefficient: Floats, rows: int) -> Iterator[Place]:
@@ -215,8 +225,8 @@ def stretches(samples: NDArray[np.int64], coefficient: Floats, rows: int) -> Ite
         yield where, np.repeat(weight[a:b], own)
 
 
-def _buffer(held: Holdings) -> Block:
-    rows, features = block_rows(held), held.train.x.shape[1]
+def _buffer(federation: Federation) -> Block:
+    rows, features = block_rows(federation), int(federation.held.train.x.shape[1])
     return Block(
         _aligned((rows, features), np.float32),
         _aligned((rows,), np.int32),

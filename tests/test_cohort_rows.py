@@ -1,0 +1,88 @@
+"""With K < U only the cohort's rows are looked at, and the result is that of looking at all."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from sottovoce.plan import Plan
+from sottovoce.simulation import batch
+from sottovoce.simulation.many import simulate_many
+from sottovoce.simulation.run import simulate
+
+RANDOM = np.random.default_rng(7)
+SIZES = (300, 20, 256, 299, 40, 270, 300)  # the first and the last are the longest
+
+
+def pair(rows):
+    return RANDOM.random((rows, 6), dtype=np.float32), RANDOM.integers(0, 3, rows)
+
+
+CLIENTS = [pair(rows) for rows in SIZES]
+PUBLIC = {"validation": pair(60), "test": pair(60)}
+PLAN = Plan(
+    data={"name": "arrays", "clients": 7},
+    model={"name": "softmax"},
+    rounds={"schedule": "fixed", "rounds": 6, "per_round": 3},
+)
+
+
+def flat(trained):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(trained.params)])
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Who was named in each round, or None where all rows were looked at."""
+    seen, real = [], batch.members_of
+    monkeypatch.setattr(batch, "members_of", lambda *own: seen.append(real(*own)) or seen[-1])
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_cohort_alone_gives_what_all_rows_give(steps, asked, monkeypatch):
+    plan = PLAN.replace(f"local.steps={steps}")
+    one = simulate(plan, data=CLIENTS, **PUBLIC, seed=3)
+    assert len(asked) == 6
+    assert all(own.shape == (1, 3) and len(set(own[0].tolist())) == 3 for own in asked)
+    monkeypatch.setattr(batch, "members_of", lambda *own: None)
+    other = simulate(plan, data=CLIENTS, **PUBLIC, seed=3)
+    np.testing.assert_allclose(flat(one), flat(other), rtol=1e-5, atol=1e-6)
+    wanted = [entry["cohort"] for entry in other.record["rounds"]]
+    assert [own[0].tolist() for own in asked] == wanted
+
+
+def test_everyone_who_counts_is_named_once_and_the_rest_weighs_nothing():
+    for _ in range(200):
+        clients, size = int(RANDOM.integers(2, 12)), int(RANDOM.integers(1, 12))
+        size = min(size, clients)
+        weight = np.zeros((3, clients))
+        for row in weight:
+            row[RANDOM.permutation(clients)[: RANDOM.integers(0, size + 1)]] = 0.125
+        for row, named in zip(weight, batch.cohort(weight, size), strict=True):
+            assert len(set(named.tolist())) == size
+            assert row[named].sum() == row.sum()
+
+
+@pytest.mark.slow
+def test_all_rows_are_looked_at_where_that_is_cheaper(asked):
+    """Everyone takes part, clients are small, or one is so large that little would be saved."""
+    few = [pair(30) for _ in range(7)]
+    simulate(PLAN, data=few, **PUBLIC, seed=1)
+    simulate(PLAN.replace("rounds.per_round=7"), data=CLIENTS, **PUBLIC, seed=1)
+    uneven = [pair(900), *(pair(40) for _ in range(6))]
+    simulate(PLAN, data=uneven, **PUBLIC, seed=1)
+    assert asked == [None] * 18
+
+
+@pytest.mark.slow
+def test_runs_of_a_batch_with_several_steps_go_through_their_own_cohorts(asked, monkeypatch):
+    plans = [PLAN.replace("local.steps=2"), PLAN.replace("local.steps=2", "rounds.per_round=2")]
+    given = {"data": CLIENTS, **PUBLIC}
+    runs = simulate_many(plans, seeds=[1], **given, together=True)
+    assert {own.shape for own in asked} == {(2, 3)}
+    alone = [simulate(plan, seed=1, **given) for plan in plans]
+    for one, other in zip(runs, alone, strict=True):
+        np.testing.assert_allclose(flat(one), flat(other), rtol=1e-4, atol=1e-5)
