@@ -220,6 +220,20 @@ def test_zero_gradient_and_no_clipping_recover_the_plain_sum():
     assert float(total["b"]) == 0
 
 
+def test_an_svm_row_that_its_regulariser_cancels_keeps_its_digits():
+    """‖e(x, 1) + κ(w, b)‖² ≈ 1e-6 and its parts near 1: expanded, a tenth of it is rounding."""
+    model, w = Svm(2, kappa=2.0), np.array([0.3, 0.1], np.float32)
+    params = {"w": w, "b": np.float32(0.5)}
+    x = np.stack([2 * w + np.array([1e-3, 2e-4], np.float32), np.ones(2, np.float32) * 0.1])
+    y, own = np.ones(2, int), np.eye(2, dtype=np.float32)
+    for clip in (1e-4, 1.0):
+        for weight in own:
+            wanted, size = oracle(model, params, x, y, weight, clip)
+            found = clipped_sum(model, params, jnp.asarray(x), jnp.asarray(y), weight, clip)
+            assert distance(found, wanted) <= 2e-5 * max(size, 1e-2 * clip)
+            assert distance(found, jax.tree.map(jnp.zeros_like, params)) <= clip * (1 + 1e-5)
+
+
 def test_a_bad_row_does_not_reach_its_neighbours_through_a_convolution():
     cnn = Cnn((3, 2, 2), channels=2, classes=3)
     own = custom(cnn.init, cnn.apply, lambda scores, y: jnp.sum((scores - y[:, None]) ** 2, axis=1))

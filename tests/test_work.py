@@ -30,7 +30,8 @@ SVM, SOFTMAX, MLP = Svm(81), Softmax(784, classes=10), Mlp(784, hidden=256, clas
 CNN = Cnn((32, 32, 3), channels=8, classes=10)
 MODELS = {"svm": SVM, "softmax": SOFTMAX, "mlp": MLP, "cnn": CNN}
 # Beyond the products a row has some operations for each class, unit or place of its own.
-MOST = {"svm": 1.06, "softmax": 1.02, "mlp": 1.02, "cnn": 1.03}
+# The svm's rare sum of (error·x + κw)² is counted as if it were not.
+MOST = {"svm": 1.08, "softmax": 1.02, "mlp": 1.02, "cnn": 1.03}
 # Operations for one number of noise: a counter-based generator and Φ⁻¹ (366 seen). XLA computes the
 # end of Φ⁻¹ once more for the cnn's weights, which are evaluated in another order (501 seen).
 NOISE = {"svm": 400, "softmax": 400, "mlp": 400, "cnn": 550}

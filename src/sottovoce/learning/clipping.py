@@ -133,7 +133,7 @@ def _clipped_sum(
     rows = min(max(1, GENERIC_BYTES // max(1, size * dtype.itemsize)), GENERIC_ROWS)
     match model:
         case Svm():
-            step, numbers = partial(_svm, model, params, clip), 2 * model.features
+            step, numbers = partial(_svm, model, params, clip), model.features + 8
         case Softmax():
             step = partial(_softmax, params, clip)
             numbers = model.features + 2 * model.classes
@@ -157,12 +157,22 @@ def _svm(
     model: Svm, params: Params, clip: Array, rows: Inspected, y: Array, weight: Array
 ) -> Params:
     w, b = params["w"], params["b"]
-    x, is_clean, _ = rows
+    x, is_clean, squared_x = rows
     sign = signs(y, w.dtype)
-    error = jnp.where(sign * (x @ w + b) < 1, -sign, 0)
-    # Summed term by term: expanding the square would lose the norm where hinge and κw cancel.
-    squared = jnp.sum((error[:, None] * x + model.kappa * w) ** 2, axis=1)
-    squared += (error + model.kappa * b) ** 2
+    score = x @ w + b
+    error = jnp.where(sign * score < 1, -sign, 0)
+    # ‖e(x, 1) + κ(w, b)‖² from what is known, e being ±1 …
+    pull_squared = model.kappa**2 * (jnp.sum(w**2) + b**2)
+    parts = jnp.where(error != 0, squared_x, 0) + pull_squared
+    squared = parts + 2 * model.kappa * error * score
+
+    def term_by_term() -> Array:
+        terms = jnp.sum((error[:, None] * x + model.kappa * w) ** 2, axis=1)
+        return jnp.where(is_lost, terms + (error + model.kappa * b) ** 2, squared)
+
+    # … but where hinge and κw cancel, digits are lost: the rare pieces with such rows sum them.
+    is_lost = ~(squared >= parts / 8)
+    squared = jax.lax.cond(jnp.any(is_lost), term_by_term, lambda: squared)
     factor = _factor(squared, is_clean, weight, clip)
     scaled, pull = _kept(error, factor), jnp.sum(factor) * model.kappa
     # Where no row counts, w itself may be what is not finite.
