@@ -198,7 +198,7 @@ def _mlp(params: Params, clip: Array, rows: Inspected, y: Array, weight: Array) 
     factor = _factor(norms, is_clean, weight, clip)
     error1, error2 = _kept(error1, factor), _kept(error2, factor)
     return {
-        "w1": _product(x.T, error1),
+        "w1": _summed(x, error1),
         "b1": jnp.sum(error1, axis=0),
         "w2": hidden.T @ error2,
         "b2": jnp.sum(error2, axis=0),
@@ -218,6 +218,34 @@ def _product(left: Array, right: Array) -> Array:
     """left @ right in the type of `left`, added up in that of `right`."""
     taken = right.astype(left.dtype)
     return jnp.matmul(left, taken, preferred_element_type=right.dtype)
+
+
+PARTS = 8  # of the rows, where an accelerator sums over them for one run alone
+
+
+@jax.custom_batching.custom_vmap
+def _summed(x: Array, error: Array) -> Array:
+    """xᵀ·error, the sum over the rows of their outer products.
+
+    For one run the product is small and its sum long: an accelerator has too few pieces of the
+    result to keep all its units busy, so it sums parts of the rows side by side.
+    """
+    rows = x.shape[0]
+    if jax.default_backend() == "cpu" or rows % PARTS or rows < 1024 * PARTS:
+        return _product(x.T, error)
+    parts = (
+        x.reshape(PARTS, -1, x.shape[1]),
+        error.astype(x.dtype).reshape(PARTS, rows // PARTS, -1),
+    )
+    each = jnp.einsum("pnf,pnh->pfh", *parts, preferred_element_type=error.dtype)
+    return jnp.sum(each, axis=0)
+
+
+@_summed.def_vmap
+def _summed_for_runs(_: int, batched: list[bool], x: Array, error: Array) -> tuple[Array, bool]:
+    """Runs side by side keep it busy by themselves."""
+    where = tuple(0 if own else None for own in batched)
+    return jax.vmap(lambda x, error: _product(x.T, error), in_axes=where)(x, error), True
 
 
 class CnnParts(NamedTuple):

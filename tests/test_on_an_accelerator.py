@@ -1,0 +1,46 @@
+"""What an accelerator computes in another way than a CPU, computed here both ways."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sottovoce.learning import clipping, tiles
+from sottovoce.learning.models import Cnn
+
+RANDOM = np.random.default_rng(5)
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1), (9, 6, 2)])
+def test_windows_are_the_same_numbers_however_they_are_copied(shape):
+    model = Cnn(shape, channels=8, classes=10)
+    high, wide, colours = shape
+    seen = jnp.asarray(RANDOM.random((3, high + 8, wide + 8, colours)), jnp.float32)
+    np.testing.assert_array_equal(tiles._copied(model, seen), tiles._taken(model, seen))
+
+
+def products(x, error):
+    """The sum over the rows as it is, and as an accelerator takes it."""
+    there = jnp.asarray(x), jnp.asarray(error)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        return clipping._product(there[0].T, there[1]), clipping._summed(*there)
+
+
+@pytest.mark.parametrize("rows", [8 * 1024, 8 * 1024 + 1, 40])
+def test_a_sum_in_parts_is_the_sum(rows):
+    x, error = (RANDOM.normal(size=(rows, n)).astype(np.float32) for n in (5, 3))
+    plain, summed = products(x, error)
+    np.testing.assert_allclose(summed, plain, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(summed, x.astype(np.float64).T @ error, rtol=1e-4, atol=1e-3)
+
+
+def test_runs_side_by_side_share_the_rows():
+    """Errors of four runs, the rows once: as each by itself."""
+    x = jnp.asarray(RANDOM.normal(size=(64, 5)), jnp.float32)
+    errors = jnp.asarray(RANDOM.normal(size=(4, 64, 3)), jnp.float32)
+    together = jax.vmap(clipping._summed, in_axes=(None, 0))(x, errors)
+    for one, error in zip(together, errors, strict=True):
+        np.testing.assert_allclose(one, x.T @ error, rtol=1e-5, atol=1e-5)
