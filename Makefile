@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 
 .DEFAULT_GOAL := help
 .PHONY: help train test check lint format types trust mutants figures claims bench bench-peers \
-        bench-growth bench-gpu clean
+        bench-tune bench-growth bench-gpu clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -26,6 +26,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	@echo "installing sottovoce and its test tools into $(VENV) (once)"
 	@$(PIP) --editable '.[test,flower,torch]'
 	@touch $@ $(VENV)/.run
+
+# JAX for an NVIDIA GPU, into the same environment
+$(VENV)/.cuda: $(VENV)/.run
+	@$(PIP) --editable '.[cuda]'
+	@touch $@
 
 train: $(VENV)/.run  ## the main job: a private federation on the embedded digits
 	@$(BIN)/sottovoce train
@@ -57,8 +62,8 @@ figures: $(VENV)/.run  ## every figure of the paper into results/ (wants SOTTOVO
 claims: $(VENV)/.run  ## the README's table of claims, from results/
 	@$(BIN)/python -m sottovoce.experiments.claims README.md results
 
-bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each beside its floor
-	@$(BIN)/python benchmarks/clipped_round.py
+bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each beside its floor (two cores)
+	@$(BIN)/python benchmarks/own_round.py
 	@$(BIN)/python benchmarks/books.py
 	@$(BIN)/python benchmarks/secure_noise.py
 	@$(BIN)/python benchmarks/flower_floor.py --rounds 4 --parameters 200000
@@ -69,7 +74,7 @@ bench-growth: $(VENV)/.run  ## 50 to 1,000,000 clients: time a sample, memory, t
 	@$(BIN)/python benchmarks/growth.py --out results/bench/growth.json
 	@$(BIN)/python benchmarks/pages.py
 
-bench-gpu: $(VENV)/.run  ## a round on an accelerator: one run, a batch of 32, a sweep, the cnn
+bench-gpu: $(VENV)/.cuda  ## a round on an accelerator: one run, a batch of 32, a sweep, the cnn (wants SOTTOVOCE_DATA)
 	@$(BIN)/python benchmarks/gpu.py --out results/bench/gpu.json
 	@$(BIN)/python benchmarks/pages.py
 
@@ -77,6 +82,11 @@ bench-peers: $(VENV)/.dev  ## every peer on the same round (PEERS="opacus-ghost 
 	@$(BIN)/python benchmarks/side_by_side.py $(if $(WORKS),--works $(WORKS)) \
 	  $(if $(THREADS),--threads $(THREADS)) $(if $(PEERS),--peers $(PEERS))
 	@$(if $(PEERS),,$(BIN)/python benchmarks/pages.py)
+
+bench-tune: $(VENV)/.dev  ## how many rows each peer best takes at once (WORKS=mlp THREADS=1)
+	@$(BIN)/python benchmarks/side_by_side.py --tune $(if $(WORKS),--works $(WORKS)) \
+	  $(if $(THREADS),--threads $(THREADS)) $(if $(PEERS),--peers $(PEERS))
+	@$(BIN)/python benchmarks/pages.py
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

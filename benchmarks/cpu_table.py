@@ -5,23 +5,37 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import foreign
+
+PARTS = ("round", "books", "secure_noise", "flower_floor")
+
 
 def page(kept: dict[str, Any]) -> str:
     """A round beside its floor, the exact noise, and a federation beside Flower's own."""
-    own = kept["clipped_round"]
+    own = kept["round"]
+    parts = [kept[name].get("minutes") for name in PARTS]
+    whole = "" if None in parts else f", {sum(parts):.1f} minutes in all"
+    watched = "; ".join(
+        f"{threads} thread(s): {foreign.words(run)}" for threads, run in own["found"].items()
+    )
     lines = [
-        f"{own['machine']['cpu']}, {own['machine']['cores']} cores, load "
-        f"{own['machine']['load']:.1f}, jax {own['versions']['jax']}, numpy "
-        f"{own['versions']['numpy']}, {own['date']}.",
+        f"{own['machine']['cpu']}, {own['machine']['cores']} cores, sottovoce "
+        f"{own['source']['sottovoce']}, jax {own['versions']['jax']}, numpy "
+        f"{own['versions']['numpy']}, {own['date']}{whole}. {watched}.",
         "",
-        "| a round of 784-256-10 | seconds | sgemm numpy, XLA (GFLOP/s) | floor | × floor | MB |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| a round of 784-256-10 | seconds | min–max (of) | CPU s | sgemm numpy, XLA (GFLOP/s) | "
+        "floor | × floor | peak MB |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for threads, found in own["found"].items():
+    for threads, run in own["found"].items():
+        row, rates = run["rows"][0], run["rates"]
+        wall = statistics.median(row["wall_s"])
         lines.append(
-            f"| {'1 thread' if threads.startswith('1') else threads} | {found['seconds']:.3f} | "
-            f"{found['numpy_gflops']:.0f}, {found['xla_gflops']:.0f} | {found['floor']:.3f} s | "
-            f"{found['ratio']:.2f} | {found['peak_mb']:,.0f} |"
+            f"| {threads} thread{'s' if threads != '1' else ''} | {wall:.3f} | "
+            f"{min(row['wall_s']):.3f}–{max(row['wall_s']):.3f} ({len(row['wall_s'])}) | "
+            f"{statistics.median(row['cpu_s']):.3f} | {rates['numpy_gflops']:.0f}, "
+            f"{rates['xla_gflops']:.0f} | {run['floor_s']:.3f} s | {wall / run['floor_s']:.2f} | "
+            f"{row['peak_mb']:,.0f} |"
         )
     books = kept["books"]["found"]
     each = ", ".join(

@@ -7,11 +7,13 @@ pip's own configuration; no address is written here.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / ".bench"
@@ -43,3 +45,26 @@ def python_of(name: str) -> Path:
         raise NotInstallable(said[-1].removeprefix("ERROR: ") if said else "pip failed")
     mark.write_text(wanted)
     return python
+
+
+_LIST = """
+import json, platform
+from importlib import metadata
+found = {f"{one.name}=={one.version}" for one in metadata.distributions()}
+print(json.dumps({"python": platform.python_version(), "packages": sorted(found)}))
+"""
+
+
+def freezes() -> dict[str, Any]:
+    """Python and every package, exactly, of the environments that are there, and of our own."""
+    found = {"ours": sys.executable}
+    for file in sorted((HERE / "peers").glob("*.txt")):
+        python = FOLDER / file.stem / "bin" / "python"
+        if python.exists():
+            found[file.stem] = str(python)
+    return {
+        name: json.loads(
+            subprocess.run([python, "-c", _LIST], capture_output=True, text=True, check=True).stdout
+        )
+        for name, python in found.items()
+    }

@@ -194,7 +194,7 @@ def main() -> None:
     print(f"{given.nodes} nodes, median (fastest–slowest) of {given.rounds} rounds, seconds")
     print(f"{'':<24}{'ready':>7}" + "".join(f"{size:>24,}" for size in given.parameters))
     floor: dict[int, float] = {}
-    kept = {}
+    kept, began = {}, time.perf_counter()
     for kind in ("Flower as it comes", "Flower, polling faster", "ours", "sottovoce federate"):
         measured = federate if kind == "sottovoce federate" else functools.partial(measure, kind)
         ready, found = measured(given.parameters, nodes=given.nodes, rounds=given.rounds)
@@ -208,8 +208,7 @@ def main() -> None:
         ratios = ", ".join(f"{middle[size] / floor[size]:.2f}" for size in found)
         line = f"{kind:<24}{ready:>7.1f}" + "".join(f"{cell:>24}" for cell in cells)
         print(f"{line}   ×{ratios}", flush=True)
-    command = f"python benchmarks/flower_floor.py --nodes {given.nodes} --rounds {given.rounds}"
-    keep("flower_floor", command, ("flwr",), kept)
+    keep("flower_floor", ("flwr",), kept, minutes=(time.perf_counter() - began) / 60)
     print(f"load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

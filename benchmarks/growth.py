@@ -27,11 +27,11 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kept import machine
+import foreign
+import kept
 
 ROOT = Path(__file__).parents[1]
 BASE = 40_000  # rows in the file
@@ -173,23 +173,24 @@ def line(case: Case, found: dict[str, float]) -> str:
     )
 
 
-def page(kept: dict[str, Any]) -> str:
+def page(found: dict[str, Any]) -> str:
     """The table of docs/performance.md."""
-    about = kept["machine"]
+    about = found["machine"]
     lines = [
-        f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f} when it ended, jax "
-        f"{kept['versions']['jax']}, {kept['date']}.",
+        f"{about['cpu']}, {about['cores']} cores, jax {found['versions']['jax']}; "
+        f"{foreign.words(found)}; {found['date']}.",
         "",
         "| clients × samples | asked | rows a round | seconds | µs a sample | µs of CPUs | "
-        "outside the gradients | peak memory |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "outside the gradients | peak memory | the whole run |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for own in kept["cases"]:
+    for own in found["cases"]:
         asked = "all" if own["per_round"] is None else f"{own['per_round']:,}"
         lines.append(
             f"| {own['clients']:,} × {own['samples']} | {asked} | {own['rows']:,} | "
             f"{own['seconds']:.1f} | {own['us_a_sample']:.1f} | {own['cpu_us_a_sample']:.2f} | "
-            f"{own['outside']:.1%} | {own['peak_mb']:.0f} MB |"
+            f"{own['outside']:.1%} | {own['peak_mb']:.0f} MB | {own['whole_seconds']:.1f} s, "
+            f"{own['rounds']} round{'s' if own['rounds'] > 1 else ''} |"
         )
     return "\n".join(lines)
 
@@ -214,14 +215,15 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     print(f"streamed rounds on {cores} core(s): time of a round and a sample")
     chosen, cases = SHORT if asked.short else FULL, []
+    began, before = time.perf_counter(), foreign.mark()
     for case in [chosen[i] for i in asked.only or range(len(chosen))]:
         found = apart(case)
         print(line(case, found), flush=True)
         cases.append(asdict(case) | {"rows": case.rows} | found)
     if asked.out is not None:
-        command = "python benchmarks/growth.py" + (" --short" if asked.short else "")
-        about = {"command": command, "machine": machine(), "versions": versions()}
-        about |= {"date": datetime.now(UTC).date().isoformat(), "cases": cases}
+        about = kept.about() | {"versions": versions(), "cases": cases}
+        about |= {"foreign": round(foreign.share(before, foreign.mark()), 4)}
+        about |= {"minutes": round((time.perf_counter() - began) / 60, 2)}
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", "utf-8")
 

@@ -14,6 +14,7 @@ import cpu_table
 import gpu_table
 import growth
 import peer_table
+import tuning
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -22,6 +23,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "peers": peer_table.page,
     "gpu": gpu_table.page,
     "growth": growth.page,
+    "tuning": tuning.page,
 }
 
 
@@ -48,4 +50,8 @@ def made_anew(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(made_anew(PAGE.read_text("utf-8")), "utf-8")
+    before = PAGE.read_text("utf-8")
+    after = made_anew(before)
+    PAGE.write_text(after, "utf-8")
+    place = PAGE.relative_to(ROOT)
+    print(f"{place} {'has new tables' if after != before else 'is as it was'}; its prose is yours")

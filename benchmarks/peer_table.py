@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import foreign
+
 TITLES = {
     "mlp": "784-256-10",
     "cnn": "one 5×5 convolution on 32×32×3 pictures",
@@ -36,15 +38,15 @@ def heading(run: dict[str, Any]) -> str:
         f"{number(run['mb'])} MB. sgemm {number(rates['numpy_gflops'])} (numpy) and "
         f"{number(rates['xla_gflops'])} (XLA) GFLOP/s, copy {number(rates['copy_gbs'])} GB/s: "
         f"the floor is "
-        f"{number(run['floor_s'])} s. {machine['cpu']}, {machine['cores']} cores, load "
-        f"{machine['load']:.1f} when it began, {run['date']}."
+        f"{number(run['floor_s'])} s. {machine['cpu']}, {machine['cores']} cores; "
+        f"{foreign.words(run)}; {run['date']}."
     )
 
 
 def markdown(run: dict[str, Any]) -> str:
-    """One run as a table, fastest first; then those that could not be timed, and why."""
+    """One run as a table, fastest first; then what computes nothing, then who was not timed."""
     timed = [row for row in run["rows"] if "why" not in row]
-    timed.sort(key=lambda row: statistics.median(row["wall_s"]))
+    timed.sort(key=lambda row: (row["clips"] == "nothing", statistics.median(row["wall_s"])))
     ours = next((row for row in timed if row["peer"] == "ours"), None)
     lines = [
         "| | seconds | min–max (of) | CPU s | × ours | × our CPU | × floor | peak MB | off by |",
@@ -53,14 +55,15 @@ def markdown(run: dict[str, Any]) -> str:
     for row in timed:
         wall = statistics.median(row["wall_s"])
         spread = f"{number(min(row['wall_s']))}–{number(max(row['wall_s']))} ({len(row['wall_s'])})"
+        computes = row["clips"] != "nothing"  # a ratio to work that was not done would mean nothing
         cells = [
             f"{row['label']} {versions(row)}".strip(),
             number(wall),
             spread,
             number(statistics.median(row["cpu_s"])) if row["cpu_s"] else "–",
-            times(row, ours, "wall_s"),
-            times(row, ours, "cpu_s"),
-            number(wall / row.get("beside", run)["floor_s"]),
+            times(row, ours, "wall_s") if computes else "–",
+            times(row, ours, "cpu_s") if computes else "–",
+            number(wall / row.get("beside", run)["floor_s"]) if computes else "–",
             f"{row['peak_mb']:,.0f}" if "peak_mb" in row else "–",
             f"{row['error']:.0e}" if "error" in row else "–",
         ]

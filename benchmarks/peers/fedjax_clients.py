@@ -1,7 +1,7 @@
 """FedJAX 0.0.17 on JAX 0.4.30: `for_each_client`, per-sample gradients by vmap in its client step.
 
-FedJAX has no per-sample clipping of its own; the step added here is the usual one. Batches are the
-fastest of those tried. Every client draws its own noise, as a client would.
+FedJAX has no per-sample clipping of its own; the step added here is the usual one. Every
+client draws its own noise, as a client would.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import jax
 import jax.numpy as jnp
 import jax_models
 import numpy as np
+import sizes
 from protocol import Outcome, Play, serve
 from work import Work
-
-BATCH = {"mlp": 20, "cnn": 40, "svm": 600}
 
 
 def build(work: Work) -> Play:
     shape = work.shape
     evaluate = jax.jit(jax_models.evaluation(shape))
     per_sample = jax.vmap(jax.grad(jax_models.sample_loss(shape)), in_axes=(None, 0, 0))
-    batch = min(BATCH[shape.model], shape.samples)
+    batch = sizes.rows("fedjax", shape.model, shape.samples)
 
     def client_init(shared, given):  # type: ignore[no-untyped-def]
         params, std = shared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ def held(path: str) -> Work:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """The clipped mean of this client's rows and its own noise, as an update."""
+    if os.environ.get("OPENBLAS_NUM_THREADS") != "1":
+        raise RuntimeError("an actor has one core, so its BLAS must have one thread")
     config: Any = message.content["config"]
     model: Any = message.content["model"]
     work = held(str(config["work"]))

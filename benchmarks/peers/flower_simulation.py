@@ -3,7 +3,8 @@
 The step is the fast one of `numpy_blas.py`, so what is measured beyond that row is Flower's own:
 messages, Ray's actors, records made of arrays and back. Each client holds its rows in its actor's
 memory, draws its own noise and sends its update; the server averages and evaluates. One actor a
-thread. The conversation with the harness takes place inside the ServerApp.
+thread, and one BLAS thread an actor; the server's process, which evaluates while they wait, has all
+of them. The conversation with the harness takes place inside the ServerApp.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from work import load
 
 BEGAN, PATH = time.perf_counter(), sys.argv[1]
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 
 server_app = ServerApp()
 
@@ -61,6 +63,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
+    # Ray's processes inherit this; numpy's BLAS in this one has started with all threads already
+    os.environ.update(ONE_THREAD)
     run_simulation(
         server_app=server_app,
         client_app=client_app,

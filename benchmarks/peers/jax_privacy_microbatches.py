@@ -1,8 +1,8 @@
 """jax-privacy 2.0: `clipped_grad` over all rows in microbatches, `gaussian_privatizer`, one jit.
 
-The clients are one batch (they weigh the same), which spares it a loop over clients. The size of a
-microbatch is the fastest of those tried: for the networks one row, whose gradient XLA then fuses
-into its norm and the sum instead of writing it down; two rows already take ten times as long.
+The clients are one batch (they weigh the same), which spares it a loop over clients. A row comes
+to the loss as a batch of one, as jax-privacy does by itself, or as a vector
+(`keep_batch_dim=False`); the size of a microbatch and this are chosen by `sizes.py`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ import jax.numpy as jnp
 import jax_models
 import jax_privacy
 import numpy as np
+import sizes
 from protocol import Outcome, Play, serve
 from work import Work
-
-MICROBATCH = {"mlp": 1, "cnn": 1, "svm": 1000}
 
 
 def build(work: Work) -> Play:
     shape = work.shape
     evaluate = jax_models.evaluation(shape)
+    as_vector = "vector" in sizes.chosen("jax-privacy", shape.model)
+    losses = jax_models.losses(shape)
     gradient = jax_privacy.clipped_grad(
-        jax_models.sample_loss(shape),
+        jax_models.sample_loss(shape)
+        if as_vector
+        else lambda params, x, y: jnp.mean(losses(params, x, y)),
         l2_clip_norm=work.clip,
         normalize_by=float(shape.rows),
         batch_argnums=(1, 2),
-        keep_batch_dim=False,
-        microbatch_size=MICROBATCH[shape.model],
+        keep_batch_dim=not as_vector,
+        microbatch_size=sizes.rows("jax-privacy", shape.model, shape.rows),
     )
     x, y, test_x, test_y = map(jnp.asarray, (work.x, work.y, work.test_x, work.test_y))
     start = jax.tree.map(jnp.asarray, work.params)

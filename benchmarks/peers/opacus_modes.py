@@ -12,18 +12,13 @@ import sys
 import warnings
 from typing import Any
 
+import sizes
 import torch
 import torch_models
 from opacus import PrivacyEngine
 from protocol import Outcome, Play, serve
 from torch.utils.data import DataLoader, TensorDataset
 from work import Work
-
-#: Rows of a physical batch, by mode and model: the fastest of those tried.
-BATCH = {
-    "ghost": {"mlp": 800, "cnn": 80, "svm": 600},
-    "hooks": {"mlp": 32, "cnn": 80, "svm": 600},
-}
 
 
 def build_mode(work: Work, mode: str) -> Play:
@@ -44,7 +39,8 @@ def build_mode(work: Work, mode: str) -> Play:
     )
     wrapped, optimizer = found[0], found[1]
     criterion = found[2] if mode == "ghost" else torch_models.criterion(shape)
-    parameters, step = list(model.parameters()), min(BATCH[mode][shape.model], shape.rows)
+    parameters = list(model.parameters())
+    step = sizes.rows(f"opacus-{mode}", shape.model, shape.rows)
 
     def play(std: float) -> Outcome:
         torch_models.fill(shape, parameters, work.params)

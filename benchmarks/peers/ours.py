@@ -8,9 +8,10 @@ import numpy as np
 from protocol import Outcome, Play, serve
 from work import Work
 
+from sottovoce.holdings import Samples
 from sottovoce.learning import models
-from sottovoce.learning.clipping import inspect
 from sottovoce.simulation.round import Orders, Rows, play
+from sottovoce.simulation.scoring import inspected, on_device
 
 
 def model_of(work: Work) -> models.Model:
@@ -26,10 +27,11 @@ def model_of(work: Work) -> models.Model:
 def build(work: Work) -> Play:
     shape, model = work.shape, model_of(work)
     # as a simulation does before its first round: is every number finite, and how long is a row
-    seen = jax.jit(inspect, static_argnums=0)(model, jnp.asarray(work.x))
+    samples = Samples(work.x, work.y)
+    seen = inspected(model, samples)
     rows = Rows(
         x=jax.tree.map(lambda part: part[None], seen),
-        y=jnp.asarray(work.y)[None],
+        y=on_device(samples)[1][None],
         owner=jnp.repeat(jnp.arange(shape.clients), shape.samples)[None],
         samples=jnp.full((1, shape.clients), shape.samples),
         valid_x=jnp.asarray(work.test_x)[None],

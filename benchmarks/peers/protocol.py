@@ -1,12 +1,15 @@
-"""How the harness and a peer talk: one line in, one JSON object out, one round a time.
+"""How the harness and a peer talk: one line in, one JSON object out.
 
 A peer is started as `python <peer>.py WORK.npz`, says that it is ready, and waits. Waiting costs
 nothing, so the harness can keep all peers alive and ask them in turn: a slow moment of the machine
 then touches everybody.
 
-    check OUT.npz   a round without noise; the new weights and the evaluation go to OUT
-    round OUT.npz   a round with noise, timed; likewise
+    check OUT.npz           a round without noise; the new weights go to OUT
+    rounds SECONDS OUT.npz  rounds with noise until they took so long together, at least one, each
+                            timed by itself; the weights after each go to OUT, stacked
     stop
+
+The first of several short rounds is not timed: a process that was stopped has cold caches.
 
 Only numpy and the standard library, and whatever numpy the peer's environment has.
 """
@@ -37,6 +40,9 @@ class Outcome(NamedTuple):
 
 Play = Callable[[float], Outcome]  # the standard deviation of the noise → a round from the start
 
+#: A round shorter than this is played once untimed when a peer is asked again, and then repeated.
+SHORT = 1.0
+
 
 def descendants(root: int) -> list[int]:
     """The processes below one that are alive."""
@@ -54,10 +60,15 @@ def descendants(root: int) -> list[int]:
     return sorted(family - {root})
 
 
-def cpu_seconds() -> float:
-    """CPU time of this process, of its children that ended, and of those that still run."""
+def own_cpu_seconds() -> float:
+    """CPU time of this process and of its children that ended."""
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    total = sum(part.ru_utime + part.ru_stime for part in own)
+    return sum(part.ru_utime + part.ru_stime for part in own)
+
+
+def cpu_seconds_below() -> float:
+    """CPU time of the processes below this one that still run; in hundredths of a second."""
+    total = 0.0
     for process in descendants(os.getpid()):
         try:
             stat = Path(f"/proc/{process}/stat").read_text()
@@ -66,6 +77,11 @@ def cpu_seconds() -> float:
         ticks = stat.rpartition(")")[2].split()[11:15]  # its own and its ended children's
         total += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
     return total
+
+
+def cpu_seconds() -> float:
+    """Both."""
+    return own_cpu_seconds() + cpu_seconds_below()
 
 
 def peak_mb() -> float:
@@ -90,30 +106,54 @@ def versions(*names: str) -> dict[str, str]:
     return {name: metadata.version(name) for name in names}
 
 
+def turn(play: Play, std: float, seconds: float, out: str) -> dict[str, Any]:
+    """Rounds until they took so many seconds together; the weights of each go to a file.
+
+    Walking through /proc takes milliseconds: neither clock runs meanwhile.
+    """
+    wall: list[float] = []
+    outcomes: list[Outcome] = []
+    below, own = cpu_seconds_below(), own_cpu_seconds()
+    while sum(wall) < seconds or not wall:
+        start = time.perf_counter()
+        outcomes.append(play(std))
+        wall.append(time.perf_counter() - start)
+    own = own_cpu_seconds() - own
+    below = cpu_seconds_below() - below
+    rounds = [one.params for one in outcomes]
+    np.savez(out, **{name: np.stack([np.asarray(p[name]) for p in rounds]) for name in rounds[0]})
+    return {
+        "wall_s": wall,
+        "cpu_s": (own + below) / len(wall),
+        "peak_mb": peak_mb(),
+        "loss": float(outcomes[-1].loss),
+        "accuracy": float(outcomes[-1].accuracy),
+    }
+
+
 def converse(play: Play, *, std: float, using: dict[str, str], began: float) -> None:
     """Answer the harness until it says stop."""
     answer = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints belongs to the log, not to the conversation
 
-    def say(**what: Any) -> None:
+    def say(what: dict[str, Any]) -> None:
         answer.write(json.dumps(what) + "\n")
 
-    say(ready=True, versions=using, start_s=time.perf_counter() - began)
+    say({"ready": True, "versions": using, "start_s": time.perf_counter() - began})
+    before = float("inf")  # seconds of the round before
     for line in sys.stdin:
-        word, _, out = line.strip().partition(" ")
+        word, _, rest = line.strip().partition(" ")
         if word == "stop":
             return
-        start, cpu = time.perf_counter(), cpu_seconds()
-        outcome = play(0.0 if word == "check" else std)
-        wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu
-        np.savez(out, **{name: np.asarray(array) for name, array in outcome.params.items()})
-        say(
-            wall_s=wall,
-            cpu_s=cpu,
-            peak_mb=peak_mb(),
-            loss=float(outcome.loss),
-            accuracy=float(outcome.accuracy),
-        )
+        if word == "check":
+            told = turn(play, 0.0, 0.0, rest)
+        else:
+            seconds, _, out = rest.partition(" ")
+            if before < SHORT:
+                play(std)
+            told = turn(play, std, float(seconds), out)
+        before = told["wall_s"][-1]
+        say(told)
 
 
 def given() -> Work:

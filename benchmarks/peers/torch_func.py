@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import sizes
 import torch
 import torch_models
 from protocol import Outcome, Play, serve
 from torch.func import functional_call, grad, vmap
 from work import Shape, Work
-
-#: Rows whose gradients are held at once: the fastest of those tried.
-CHUNK = {"mlp": 32, "cnn": 40, "svm": 600}
 
 
 def clipped_mean(
@@ -28,7 +26,7 @@ def clipped_mean(
 
     def mean(params: dict[str, Any], x: Any, y: Any) -> dict[str, Any]:
         total = {name: torch.zeros_like(value) for name, value in params.items()}
-        step = CHUNK[shape.model]
+        step = sizes.rows("torch-func", shape.model, len(x))
         for start in range(0, len(x), step):
             own = gradient(params, x[start : start + step], y[start : start + step])
             flat = {name: part.reshape(len(part), -1) for name, part in own.items()}
