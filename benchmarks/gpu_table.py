@@ -15,8 +15,8 @@ def page(found: dict[str, Any]) -> str:
         f"8192: {rate['tf32_tflops']:.0f} TFLOP/s with TF32, {rate['bfloat16_tflops']:.0f} with "
         f"bfloat16; copy {rate['copy_gbs']:,.0f} GB/s.",
         "",
-        "| | ms a run, round | without the start | GFLOP | floor, products | floor, bytes | × floor "
-        "| first call, s |",
+        "| | ms a run, round | without the start | GFLOP | floor, products | floor, bytes "
+        "| × floor | first call, s |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in NAMES:
