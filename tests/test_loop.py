@@ -345,3 +345,27 @@ def test_a_row_that_rounds_to_infinity_spoils_nothing(monkeypatch):
     one = clipped_sum(model, params, seen, y, np.eye(9, dtype=np.float32)[0], 1e-3)
     length = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(one)))
     assert length <= 1e-3 * (1 + 2**-8)  # errors are rounded after they were cut
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 5, 10, 11])  # pieces of five rows
+def test_facts_found_in_pieces_are_those_of_all_rows(n, monkeypatch):
+    from sottovoce.learning import chunks
+    from sottovoce.simulation import scoring
+
+    monkeypatch.setattr(chunks, "CPU_BYTES", 5 * 2 * 3 * 4)
+    x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
+    x[n // 2, 1] = np.nan
+    model = Mlp(3, hidden=4, classes=3)
+    is_clean, squared = scoring._facts(model, jax.numpy.asarray(x))
+    wanted = inspect(model, jax.numpy.asarray(x))
+    np.testing.assert_array_equal(is_clean, wanted.is_clean)
+    np.testing.assert_allclose(squared, wanted.squared, rtol=1e-6)
+
+
+def test_the_rows_of_one_split_are_not_copied_to_be_stacked():
+    from sottovoce.simulation.batch import _stacked
+
+    x = jax.numpy.ones((50, 7))
+    assert _stacked([x]).shape == (1, 50, 7)
+    assert _stacked([x]).unsafe_buffer_pointer() == x.unsafe_buffer_pointer()

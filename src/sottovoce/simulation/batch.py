@@ -42,7 +42,12 @@ def rows_of(federations: Sequence[Federation], model: Model) -> tuple[Rows, list
 
 
 def _stacked(arrays: Sequence[jax.Array | NDArray[Any]]) -> jax.Array:
-    return jnp.asarray(arrays[0])[None] if len(arrays) == 1 else jnp.stack(arrays)
+    if len(arrays) > 1:
+        return jnp.stack(arrays)
+    if jax.default_backend() == "cpu":  # the same memory under another shape, not a copy of it
+        alone: jax.Array = jax.device_put(np.asarray(arrays[0])[None])
+        return alone
+    return jnp.asarray(arrays[0])[None]
 
 
 class Seat(NamedTuple):

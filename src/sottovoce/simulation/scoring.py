@@ -15,6 +15,7 @@ from sottovoce import seeds as seeding
 from sottovoce.fairness import fairness
 from sottovoce.federation import Federation
 from sottovoce.holdings import Samples
+from sottovoce.learning.chunks import rows_per_chunk
 from sottovoce.learning.clipping import Inspected, inspect, product_type
 from sottovoce.learning.evaluate import confusion, evaluate, right
 from sottovoce.learning.first import first
@@ -40,7 +41,9 @@ _PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictio
 def on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
     """The rows where JAX computes, brought there once however many runs look at them."""
     if samples not in _PLACED:
-        _PLACED[samples] = jnp.asarray(samples.x), jnp.asarray(samples.y)
+        # One copy: `jnp.asarray` makes two of an array that does not begin at 64 bytes.
+        x = jax.device_put(samples.x, may_alias=False)
+        _PLACED[samples] = x, jnp.asarray(samples.y)
     return _PLACED[samples]
 
 
@@ -68,7 +71,20 @@ def _inspect(model: Model, x: jax.Array) -> Inspected:
 
 @partial(jax.jit, static_argnums=0)
 def _facts(model: Model, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return inspect(model, x)[1:]
+    """What `inspect` says of the rows, piece by piece: it would hold a copy of all of them."""
+    n = x.shape[0]
+    rows = min(n, rows_per_chunk(2 * max(1, x.size // n), x.dtype.itemsize))
+    first = np.arange(0, n, rows)
+    starts = np.minimum(first, n - rows)  # the last piece ends with the data, as in `fold`
+
+    def of(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return inspect(model, jax.lax.dynamic_slice_in_dim(x, start, rows))[1:]
+
+    def joined(part: jax.Array) -> jax.Array:
+        return jnp.concatenate([part[:-1].reshape(-1), part[-1, first[-1] - starts[-1] :]])
+
+    is_clean, squared = jax.lax.map(of, jnp.asarray(starts))
+    return joined(is_clean), joined(squared)
 
 
 def scores(model: AnyModel, params: Params, samples: Samples) -> tuple[float, float]:
