@@ -13,6 +13,7 @@ from browser import WIDTHS, browser, legible, measured, requests, self_contained
 from sottovoce import Plan
 from sottovoce.rehearsal import reasons
 from sottovoce.rehearsal.page import render
+from sottovoce.rehearsal.prediction import predicted
 from sottovoce.rehearsal.rehearsing import Rehearsal
 from sottovoce.rehearsal.scale import announced
 from sottovoce.rehearsal.search import search, seeds_of
@@ -55,8 +56,8 @@ def page(tmp_path_factory):
         setting=found.setting,
         rows=rows,
         factor=4.0,
-        prediction=reasons.predicted(done[-5:], 4000, 10_000),
-        reasons=reasons.reasons(space, found.setting, done, found.seeds[0])
+        prediction=predicted(done[-5:], 4000, 10_000),
+        reasons=reasons.reasons(space, found.setting, done, found.seeds)
         | {"local.clip": "<script>alert(1)</script>"},
         theory=Theory(1.0, 0.01, 2.3, 0.0, 1.0, 3930, 12),
         trials=tuple(done),

@@ -25,16 +25,21 @@ def rehearse(
     ] = None,
     runs: Annotated[
         int | None,
-        typer.Option(help="Federations at most (default: 120, or what --minutes allows)."),
+        typer.Option(help="Private federations at most (default: 120, or what --minutes allows)."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="How long the search may take at most.")
+        float | None,
+        typer.Option(help="How long it may take, about; five runs are made in any case."),
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Clients there will be, where the table says it.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Rows each will hold, where the table says it.")
+        int | None,
+        typer.Option(
+            help="Rows of each client, where the table says it (with data.client: all that name "
+            "it, validation and test rows among them; else those it trains on)."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Another stand-in and other noise.")] = 0,
     out: Annotated[
@@ -49,8 +54,9 @@ def rehearse(
     """Choose rounds, step, clipping, schedule, model and features before any private row is read.
 
     Runs whole private federations like the plan's on a stand-in: public rows, or what can be made
-    up for this kind of data. Costs no privacy. Writes plan.toml (ready to train, every choice with
-    its reason), rehearsal.json and report.html. Ctrl-C keeps what is done.
+    up for this kind of data. Costs no privacy, provided that what --public names is public: that
+    cannot be checked. Writes plan.toml (ready to train, every choice with its reason),
+    rehearsal.json and report.html. Ctrl-C keeps what is done.
 
     \b
     Examples:

@@ -8,6 +8,8 @@
 `search`     which settings are tried in which order
 `trials`     whole federations on the stand-in, each written down as soon as it is done
 `theorem`    the best T by Theorem 2, with constants estimated on the stand-in
+`cost`       what it costs in privacy, and on whose word
+`prediction` what one more run would reach on the stand-in
 `reasons`    why each value was chosen, and the plan with these reasons as comments
 `page`       the page
 `rehearsing` all of it: `rehearse`, and what the command prints

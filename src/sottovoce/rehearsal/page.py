@@ -19,6 +19,7 @@ from sottovoce.report.svg import BLUE, INK, ORANGE, svg, tidy
 from sottovoce.report.text import count, escape, number, percent
 
 if TYPE_CHECKING:
+    from sottovoce.rehearsal.prediction import Prediction
     from sottovoce.rehearsal.rehearsing import Rehearsal
 
 _CSS = """a { color: var(--blue); margin-right: 0.9rem; }
@@ -35,9 +36,8 @@ def headline(result: Rehearsal) -> str:
     name = plan.data.name or "your table"
     seen = f" on {plan.model.features} features" if plan.model.features else ""
     return (
-        f"Rehearsed for {name}: {plan.model.name}{seen}, {count(plan.rounds.rounds, 'round')} of "
-        f"η = {number(plan.local.learning_rate)}; {percent(found.mean)} predicted, "
-        "no privacy spent."
+        f"Rehearsed for {name}: {plan.model.name}{seen}, {count(round(found.rounds), 'round')} of "
+        f"η = {number(plan.local.learning_rate)}; {found.short()}; {result.cost.short}."
     )
 
 
@@ -68,16 +68,29 @@ This page loads nothing from the network.</p></footer>"""
 
 def _tiles(result: Rehearsal) -> str:
     found, theory = result.prediction, result.theory
+    if found.low is None or found.high is None:
+        told = [
+            ("the budget costs, on the stand-in", f"{100 * found.lost:.1f} points"),
+            ("with and without its noise", f"{percent(found.mean)} / {_without(found)}"),
+        ]
+    else:
+        told = [
+            ("predicted on the stand-in", percent(found.mean)),
+            ("95 % of runs on the stand-in", f"{percent(found.low)} – {percent(found.high)}"),
+        ]
     tiles = [
-        ("predicted accuracy", percent(found.mean)),
-        ("95 % of runs", f"{percent(found.low)} – {percent(found.high)}"),
+        *told,
         ("as given, on the rows that chose", percent(result.baseline.accuracy)),
-        ("rounds T, rehearsed", f"{result.plan.rounds.rounds:,}"),
+        ("rounds T, rehearsed", result.rounds),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory.best_rounds:,}"),
-        ("privacy spent", "0"),
+        ("cost in privacy", result.cost.tile),
     ]
     rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
     return f'\n<dl class="tiles">{rows}</dl>'
+
+
+def _without(found: Prediction) -> str:
+    return percent(found.mean + found.lost)
 
 
 def _chosen(result: Rehearsal) -> str:
@@ -88,14 +101,15 @@ def _chosen(result: Rehearsal) -> str:
         else "<p>The runs or minutes were used up before the search came to its end: more of them "
         "may find better settings.</p>"
     )
-    judges = len(result.rows.validation[1])
+    seeds = count(len(result.seeds), "seed")
     return f"""
 <section aria-labelledby="chosen">
 <h2 id="chosen">What was chosen, and why</h2>
 {early}{_table("Choices", ["key", "chosen", "why"], rows)}
-<p>In brackets: accuracy with the first seed on {judges:,} stand-in rows that choose, each one
-setting changed and the rest as chosen (models: the best found of each). The best mean over \
-{count(len(result.seeds), "seed")} won, of equals the one with fewer rounds.</p>
+<p>In brackets: accuracy on the stand-in rows that choose, each one setting changed and the rest \
+as chosen (models: the best found of each); means over {seeds} for the finalists, the first seed \
+for all. The best mean over {seeds} won, of equals the one with fewer rounds. \
+{escape(result.doubt())} {escape(result.mixed or "")}</p>
 </section>"""
 
 
@@ -204,8 +218,6 @@ def _apart(values: Sequence[float]) -> list[float]:
 
 
 def _cost(result: Rehearsal) -> str:
-    from sottovoce.rehearsal.rehearsing import COST
-
     rows, factor = len(result.rows.train[1]), result.factor
     less = (
         f" A client here holds {1 / factor:.0%} of the rows that it will hold, with a budget worth "
@@ -215,16 +227,18 @@ def _cost(result: Rehearsal) -> str:
     )
     found = result.prediction
     each = ", ".join(percent(a) for a in found.accuracies)
+    counted = " and counts the chance of its test rows" if found.tested else ""
+    ranged = "" if found.low is None else f" The range is for one run more{counted}."
     return f"""
 <section aria-labelledby="cost">
 <h2 id="cost">What it cost, and how far to trust it</h2>
-<p>In privacy: {escape(COST)}</p>
+<p>In privacy: {escape(result.cost.why)}</p>
 <p>The stand-in: {escape(result.rows.about)}; {rows:,} rows to train on.{escape(less)} \
 {escape(result.rows.trust)}</p>
-<p>The prediction is of {count(len(found.accuracies), "run")} with fresh seeds on \
-{len(result.rows.test[1]):,} rows that chose nothing: {escape(each)}; mean \
-{percent(found.mean, 2)}, standard deviation {percent(found.deviation, 2)}. The range is for one \
-run more, and counts the chance of its test rows.</p>
+<p>{escape(found.words())}</p>
+<p>That is of {count(len(found.accuracies), "run")} with fresh seeds on \
+{len(result.rows.test[1]):,} stand-in rows that chose nothing: {escape(each)}; mean \
+{percent(found.mean, 2)}, standard deviation {percent(found.deviation, 2)}.{escape(ranged)}</p>
 </section>"""
 
 
@@ -239,7 +253,7 @@ fall under plain gradient descent.</p>
 </section>"""
     cells = [
         ["T by Theorem 2", f"{found.best_rounds:,}"],
-        ["T rehearsed", f"{result.plan.rounds.rounds:,}"],
+        ["T rehearsed", result.rounds],
         ["smoothness L", number(found.smoothness, 3)],
         ["PL constant μ", number(found.curvature, 3)],
         ["gap Θ", number(found.gap, 3)],

@@ -2,119 +2,86 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.plan import Plan
-from sottovoce.plan.data import DATASETS
-from sottovoce.rehearsal.space import AS_PLANNED, Fork, Ladder, Setting, Space, identity
+from sottovoce.rehearsal.cost import Cost
+from sottovoce.rehearsal.prediction import Prediction
+from sottovoce.rehearsal.space import AS_PLANNED, ROUNDS, Fork, Ladder, Setting, Space, identity
 from sottovoce.rehearsal.trials import Trial
 
 HEAD = """\
-# Rehearsed: {choices} chosen on a stand-in, before any private row was touched.
+# Rehearsed: {choices} {when}.
 # Stand-in: {about}.
-# Cost in privacy: none. The rehearsal read no row of a client, and nothing was debited.
-# Predicted on the stand-in: {accuracy} (95 % of runs of this plan between {low} and {high}).
+# Cost in privacy: {cost}.
+# {predicted}
 # {trust}
 """
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What one more run of the chosen plan would reach, from fresh seeds on rows that only tell.
+def reasons(
+    space: Space, chosen: Setting, trials: Sequence[Trial], seeds: Sequence[int]
+) -> dict[str, str]:
+    """For each key that was searched: what was tried beside the choice, and how it did.
 
-    `low` to `high` holds it in 95 of 100 cases, were the clients' rows like the stand-in's:
-    ±√((t·s)²(1 + 1/m) + 1.96²·p(1−p)(1/n + 1/n′)), s the deviation over m seeds, n the rows that
-    tell, n′ the plan's test rows.
+    Like is compared with like: means over all `seeds` that chose among those that have them (the
+    finalists), and the first seed's accuracies among all.
     """
-
-    accuracies: tuple[float, ...]
-    mean: float
-    deviation: float
-    low: float
-    high: float
-    rounds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in rehearsal.json."""
-        return {
-            "accuracies": list(self.accuracies),
-            "mean": self.mean,
-            "deviation": self.deviation,
-            "low": self.low,
-            "high": self.high,
-            "rounds": self.rounds,
-        }
-
-
-def predicted(trials: Sequence[Trial], telling: int, tested: int) -> Prediction:
-    """The prediction from the trials with fresh seeds.
-
-    >>> own = [Trial("", {}, s, 1.0, 0.9, a, 10, 0.1) for s, a in enumerate((0.89, 0.9, 0.91))]
-    >>> found = predicted(own, 1000, 1000)
-    >>> round(found.mean, 3), round(found.deviation, 3), round(found.low, 2), round(found.high, 2)
-    (0.9, 0.01, 0.84, 0.96)
-    """
-    from scipy.special import stdtrit
-
-    seen = tuple(trial.test_accuracy for trial in trials)
-    mean, m = statistics.fmean(seen), len(seen)
-    deviation = statistics.stdev(seen) if m > 1 else 0.0
-    t = float(stdtrit(max(1, m - 1), 0.975))
-    chance = 1.96**2 * mean * (1 - mean) * (1 / telling + 1 / tested)
-    half = math.sqrt((t * deviation) ** 2 * (1 + 1 / m) + chance)
-    return Prediction(
-        accuracies=seen,
-        mean=mean,
-        deviation=deviation,
-        low=max(0.0, mean - half),
-        high=min(1.0, mean + half),
-        rounds=statistics.fmean(trial.rounds for trial in trials),
-    )
-
-
-def rows_tested(plan: Plan, otherwise: int) -> int:
-    """How many rows the plan will be tested on, where that is known before they are read.
-
-    >>> rows_tested(Plan(), 100), rows_tested(Plan(data={"name": "mnist"}), 100)
-    (184, 10000)
-    """
-    own = plan.data
-    if own.name is not None and own.test == 0:
-        return DATASETS[own.name].own_test or otherwise
-    return own.test if isinstance(own.test, int) and own.test > 0 else otherwise
-
-
-def reasons(space: Space, chosen: Setting, trials: Sequence[Trial], seed: int) -> dict[str, str]:
-    """For each key that was searched: what was tried beside the choice, and how it did."""
-    first = {identity(trial.setting): trial for trial in trials if trial.seed == seed}
-    at = first[identity(chosen)].accuracy
+    found: dict[str, dict[int, Trial]] = {}
+    for trial in trials:
+        found.setdefault(identity(trial.setting), {})[trial.seed] = trial
     told: dict[str, str] = {}
     knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
     for knob in knobs:
-        key = knob.key
-        others = [
-            (trial.setting[key], trial.accuracy)
-            for trial in first.values()
-            if trial.setting[key] != chosen[key]
-            and all(trial.setting[k] == v for k, v in chosen.items() if k != key)
-        ]
-        if not others and key == "model":  # compared at other T and η: the best of each
-            best: dict[str, float] = {}
-            for trial in first.values():
-                name = trial.setting[key]
-                best[name] = max(best.get(name, 0.0), trial.accuracy)
-            best.pop(chosen[key], None)
-            others = list(best.items())
-        others.sort(key=lambda pair: -pair[1])
-        shown = ", ".join(f"{_shown(v)}: {100 * a:.1f} %" for v, a in others[:4])
-        beside = f"; beside it {shown}" if shown else "; nothing else was tried beside it"
-        told[key] = f"{knob.why} ({_shown(chosen[key])}: {100 * at:.1f} %{beside})"
+        groups = []
+        for own, name in ((tuple(seeds), f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")):
+            known = [
+                (next(iter(by.values())).setting, statistics.fmean(by[s].accuracy for s in own))
+                for by in found.values()
+                if all(s in by for s in own)
+            ]
+            at = next(mean for setting, mean in known if setting == chosen)
+            others = _beside(knob.key, chosen, known)
+            if others or len(own) > 1:
+                first = [f"{_shown(chosen[knob.key])}: {100 * at:.1f} %"]
+                rest = [f"{_shown(v)}: {100 * a:.1f} %" for v, a in others[:4]]
+                groups.append(f"{name}: {', '.join(first + rest)}")
+            if len(seeds) == 1:
+                break
+        shown = "; ".join(groups) or "nothing else was tried beside it"
+        told[knob.key] = f"{knob.why} ({shown})"
     return told
+
+
+def _beside(
+    key: str, chosen: Setting, known: Sequence[tuple[Setting, float]]
+) -> list[tuple[Any, float]]:
+    """Other values of a key and their accuracy, the rest as chosen; the best first."""
+    others = [
+        (setting[key], accuracy)
+        for setting, accuracy in known
+        if setting[key] != chosen[key]
+        and all(setting[k] == v for k, v in chosen.items() if k != key)
+    ]
+    if not others and key == "model":  # compared at other T and η: the best of each
+        best: dict[str, float] = {}
+        for setting, accuracy in known:
+            best[setting[key]] = max(best.get(setting[key], 0.0), accuracy)
+        best.pop(chosen[key], None)
+        others = list(best.items())
+    return sorted(others, key=lambda pair: -pair[1])
+
+
+def rounds_told(planned: int, used: float) -> str:
+    """The rounds of a plan, and of the runs that predict where those are others.
+
+    >>> rounds_told(160, 160.0), rounds_told(320, 160.2)
+    ('160', '320 at most, about 160 done')
+    """
+    return f"{planned:,}" + ("" if round(used) == planned else f" at most, about {used:,.0f} done")
 
 
 def _shown(value: Any) -> str:
@@ -129,6 +96,7 @@ def commented(
     prediction: Prediction,
     about: str,
     trust: str,
+    cost: Cost,
 ) -> str:
     """plan.toml: the plan as TOML, a comment above every key that was chosen.
 
@@ -141,6 +109,9 @@ def commented(
         own = list(fork.options[name](1.0)) if name != AS_PLANNED else _own_keys(fork.key)
         for key in own[:1]:
             by_key.setdefault(key, why[fork.key])
+    if ROUNDS in by_key and round(prediction.rounds) != plan.rounds.rounds:
+        told = rounds_told(plan.rounds.rounds, prediction.rounds)
+        by_key[ROUNDS] += f"; with the schedule chosen {told}"
     lines, section = [], ""
     for line in plan.to_toml().splitlines():
         if found := re.fullmatch(r"\[(\w+)\]", line):
@@ -151,10 +122,10 @@ def commented(
         lines.append(line)
     head = HEAD.format(
         choices=", ".join(why) or "nothing",
+        when=cost.when,
         about=about,
-        accuracy=f"{100 * prediction.mean:.2f} ± {100 * prediction.deviation:.2f} %",
-        low=f"{100 * prediction.low:.1f} %",
-        high=f"{100 * prediction.high:.1f} %",
+        cost=cost.told,
+        predicted=prediction.words(),
         trust=trust,
     )
     head_lines = [wrapped for line in head.splitlines() for wrapped in _comment(line[2:])]

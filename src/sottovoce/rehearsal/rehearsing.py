@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
+import statistics
 import sys
-import time
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -20,20 +22,27 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.progress import Line
 from sottovoce.rehearsal import page, reasons
-from sottovoce.rehearsal.reasons import Prediction
+from sottovoce.rehearsal.cost import Cost, cost_of
+from sottovoce.rehearsal.prediction import Prediction, predicted, rows_tested
 from sottovoce.rehearsal.scale import announced, fitted
 from sottovoce.rehearsal.search import LEAST, search, seeds_of
 from sottovoce.rehearsal.space import Setting, Space, identity, space_of
 from sottovoce.rehearsal.standin import Public, StandIn, stand_in
 from sottovoce.rehearsal.theorem import Theory
-from sottovoce.rehearsal.trials import NAME, Trial, Trials, begun
+from sottovoce.rehearsal.trials import (
+    NAME,
+    NOISE,
+    PREDICTION,
+    UNNOISED,
+    WITHOUT,
+    Trial,
+    Trials,
+    begun,
+)
 
 RUNS = 120
 SCHEMA = "sottovoce.rehearsal/1"
-COST = (
-    "Nothing: every row that was read is public or made up, no client was asked, and no vault or "
-    "budget was touched. What depends on no private row tells nothing about one."
-)
+THEOREM = 1  # federations' worth of time that the theorem's constants take
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +62,65 @@ class Rehearsal:
     seeds: tuple[int, ...]  # that chose
     complete: bool  # whether the search came to its end before runs or minutes did
     seed: int
+    sittings: tuple[dict[str, str], ...] = ()  # version and backend of each, the last one's last
 
     @property
     def baseline(self) -> Trial:
         """The plan as it was given, with the first seed."""
         return self.trials[0]
+
+    @property
+    def cost(self) -> Cost:
+        """What it cost in privacy, and on whose word."""
+        return cost_of(self.rows)
+
+    @property
+    def rounds(self) -> str:
+        """T₀ of the plan, and what is done of it where that is less."""
+        return reasons.rounds_told(self.plan.rounds.rounds, self.prediction.rounds)
+
+    @property
+    def mixed(self) -> str | None:
+        """A sentence where not all federations were run by the same program on the same kind."""
+        if len(self.sittings) < 2:
+            return None
+        each = ", ".join(f"{sat['version']} on {sat['backend']}" for sat in self.sittings)
+        return (
+            f"This rehearsal mixes federations run by sottovoce {each}: small gaps may be theirs."
+        )
+
+    @property
+    def chance(self) -> float:
+        """The standard error of one accuracy on the rows that choose: √(p(1−p)/n)."""
+        p = self.finalists[0]
+        return math.sqrt(p * (1 - p) / self.rows.choosing)
+
+    @property
+    def finalists(self) -> list[float]:
+        """The mean accuracies of the settings that all seeds tried, the choice first."""
+        by: dict[str, dict[int, float]] = {}
+        for trial in self.trials:
+            by.setdefault(identity(trial.setting), {})[trial.seed] = trial.accuracy
+        full = {
+            key: statistics.fmean(own[seed] for seed in self.seeds)
+            for key, own in by.items()
+            if all(seed in own for seed in self.seeds)
+        }
+        best = full.pop(identity(self.setting))
+        return [best, *sorted(full.values(), reverse=True)]
+
+    def doubt(self) -> str:
+        """How much the rows that choose can tell apart, and whether it was enough."""
+        rows, finalists = self.rows.choosing, self.finalists
+        told = f"{rows:,} rows chose: the standard error of an accuracy is {100 * self.chance:.1f} "
+        told += "points"
+        gap = finalists[0] - finalists[1] if len(finalists) > 1 else math.inf
+        if gap >= self.chance:
+            return f"{told}."
+        return (
+            f"{told}, more than the {100 * gap:.1f} points between the best two settings, so "
+            "either may be the better one."
+        )
 
     def toml(self, folder: Path | None = None) -> str:
         """plan.toml; the files that it names are looked for from `folder`, where it will lie."""
@@ -69,6 +132,7 @@ class Rehearsal:
             self.prediction,
             self.rows.about,
             self.rows.trust,
+            self.cost,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +149,10 @@ class Rehearsal:
                 "reasons": self.reasons,
                 "seeds": list(self.seeds),
                 "complete": self.complete,
+                "standard_error": self.chance,
+                "doubt": self.doubt(),
             },
+            "sittings": list(self.sittings),
             "stand_in": {
                 "kind": self.rows.kind,
                 "about": self.rows.about,
@@ -96,7 +163,7 @@ class Rehearsal:
                 "factor": self.factor,
                 "fingerprint": self.rows.fingerprint(),
             },
-            "privacy_cost": {"mu2": 0.0, "why": COST},
+            "privacy_cost": self.cost.to_json(),
             "prediction": self.prediction.to_json(),
             "theory": None if self.theory is None else self.theory.to_json(),
             "runs": [asdict(trial) for trial in self.trials],
@@ -121,7 +188,8 @@ def rehearse(
 
     Whole private federations like the plan's are run on a stand-in (`public` rows, or what the
     kind of data allows), at the noise that the plan's budgets buy. `keep` names keys or sections
-    that stay as they are. With `out` a folder is written; with `resume` it is gone on with.
+    that stay as they are. With `out` a folder is written; with `resume` it is gone on with. `told`
+    is called before the first federation and after each.
     """
     plan = Plan.load() if plan is None else plan
     seeds.check(seed)
@@ -138,7 +206,11 @@ def rehearse(
     space = space_of(plan, keep, shape=rows.shape, bodies=rows.kind != "synthetic")
     if not (space.ladders or space.forks):
         raise InputError("--keep leaves nothing to choose; keep fewer keys")
+    import jax
+
     known: list[Trial] = []
+    sitting = {"version": __version__, "backend": jax.default_backend()}
+    sittings = [sitting]
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         head = {
@@ -149,7 +221,7 @@ def rehearse(
             "keep": sorted(keep),
             "federation": [len(real.sizes), sum(real.sizes), factor],  # --clients, --samples
         }
-        known = begun(folder / NAME, head)
+        known, sittings = begun(folder / NAME, head, sitting)
     trials = Trials(
         space,
         stage,
@@ -160,14 +232,21 @@ def rehearse(
         known=known,
         told=told,
     )
-    found = search(space, trials, seed)
     _, fresh = seeds_of(seed)
-    trials.ask("prediction", [(found.setting, s) for s in fresh], must=True)
-    key = identity(found.setting)
-    prediction = reasons.predicted(
-        [trials.done[key, s] for s in fresh],
+    made_up = rows.kind == "synthetic"
+    trials.promised = len(fresh) * (1 + made_up) + THEOREM
+    if told is not None:
+        told(trials)
+    found = search(space, trials, seed)
+    bare = {**found.setting, NOISE: WITHOUT}
+    trials.ask(PREDICTION, [(found.setting, s) for s in fresh], must=True)
+    if made_up:  # how well such rows can be learnt was made up with them: what noise costs was not
+        trials.ask(UNNOISED, [(bare, s) for s in fresh], must=True)
+    prediction = predicted(
+        [trials.done[identity(found.setting), s] for s in fresh],
         rows.telling,
-        reasons.rows_tested(plan, len(rows.test[1])),
+        rows_tested(plan, real),
+        [trials.done[identity(bare), s] for s in fresh] if made_up else None,
     )
     done = trials.all()
     result = Rehearsal(
@@ -178,12 +257,13 @@ def rehearse(
         rows=rows,
         factor=factor,
         prediction=prediction,
-        reasons=reasons.reasons(space, found.setting, done, found.seeds[0]),
+        reasons=reasons.reasons(space, found.setting, done, found.seeds),
         theory=trials.theory(found.setting, found.seeds[0]),
         trials=tuple(done),
         seeds=found.seeds,
         complete=found.complete,
         seed=seed,
+        sittings=tuple(sittings),
     )
     if folder is not None:
         write(result, folder)
@@ -268,20 +348,21 @@ def command(
 
 def summary(result: Rehearsal, folder: Path) -> str:
     """What a person wants to know at the end."""
-    found, lines = result.prediction, []
-    for key in result.reasons:
-        lines.append(f"{key:<20} {_value(result, key)}")
+    lines = [f"{key:<20} {_value(result, key)}" for key in result.reasons]
     theory = "" if result.theory is None else f"Theorem 2 prefers T = {result.theory.best_rounds}"
     return "\n".join(
         [
             *lines,
+            *([] if result.rounds.isdigit() else [f"{'rounds of the plan':<20} {result.rounds}"]),
             "",
-            f"predicted accuracy {found.mean:.1%}, 95 % of runs between {found.low:.1%} and "
-            f"{found.high:.1%} ({len(result.trials)} federations)",
+            *_folded(result.prediction.words()),
+            *_folded(result.doubt()),
             f"as given: {result.baseline.accuracy:.1%} on the rows that chose   {theory}".rstrip(),
-            f"stand-in: {result.rows.about}",
-            result.rows.trust,
-            "cost in privacy: none; no private row was read",
+            *_folded(f"stand-in: {result.rows.about}"),
+            *_folded(result.rows.trust),
+            *_folded(result.mixed or ""),
+            *_folded(f"cost in privacy: {result.cost.told}"),
+            f"federations: {len(result.trials)}",
             "",
             f"plan   {folder / 'plan.toml'}",
             f"page   {folder / 'report.html'}",
@@ -290,19 +371,26 @@ def summary(result: Rehearsal, folder: Path) -> str:
     )
 
 
+def _folded(text: str) -> list[str]:
+    return textwrap.wrap(text, 96, break_on_hyphens=False)
+
+
 def _value(result: Rehearsal, key: str) -> str:
     value = result.setting[key]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _told(line: Line, trials: Trials) -> None:
-    """After each trial: how many, the best so far, how long at most."""
+    """Before the first trial what is going on; after each how many, the best, how long at most."""
     if not line.due():
         return
-    spent = time.monotonic() - trials.began
-    left = spent / max(1, trials.ran) * max(0, trials.limit - len(trials.done))
-    if trials.minutes is not None:
-        left = min(left, max(0.0, 60 * trials.minutes - spent))
-    best = max(trial.accuracy for trial in trials.done.values())
+    if not trials.ran:
+        known = f"{len(trials.done)} federations are done; " if trials.done else ""
+        line.say(f"{known}the first federation is compiled and run, which takes longest")
+        return
+    private = [trial.accuracy for trial in trials.done.values() if NOISE not in trial.setting]
     stage = next(reversed(trials.asked.values()))
-    line.say(f"{len(trials.done)} federations, {stage}, best {best:.1%}, at most {left:.0f} s left")
+    line.say(
+        f"{len(trials.done)} federations, {stage}, best {max(private):.1%}, about "
+        f"{trials.left():.0f} s left at most"
+    )

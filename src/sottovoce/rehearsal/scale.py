@@ -22,7 +22,7 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Federation:
-    """U clients with `sizes` rows each: what is public of the real federation."""
+    """U clients that train on `sizes` rows each: what is public of the real federation."""
 
     sizes: tuple[int, ...]
 
@@ -34,6 +34,9 @@ class Federation:
 
 def announced(plan: Plan, clients: int | None = None, samples: int | None = None) -> Federation:
     """The federation that a plan announces, without a look at its data.
+
+    `samples` are the rows that a client holds; with `data.client` those that name it in the table,
+    of which validation and test take theirs (as `data.column.split_by_column` does).
 
     >>> announced(Plan()).sizes[:2], announced(Plan(data={"name": "mnist", "clients": 50})).rows
     ((143, 143), 50000)
@@ -52,12 +55,13 @@ def announced(plan: Plan, clients: int | None = None, samples: int | None = None
             "data.clients follows from the table, which a rehearsal does not open; say how many "
             "clients there will be with --clients"
         )
+    _require_budgets(plan, U)
     if isinstance(own.samples, tuple):
         parts = own.samples
         return Federation(tuple(parts[i * len(parts) // U] for i in range(U)))
     each = own.samples if own.samples is not None else samples
     if each is not None:
-        return Federation((each,) * U)
+        return Federation((each if own.client is None else _kept(plan, each, U),) * U)
     if own.name is None or own.name == "arrays":
         raise InputError(
             "data.samples is what a client holds and the plan leaves it to the data, which a "
@@ -67,6 +71,43 @@ def announced(plan: Plan, clients: int | None = None, samples: int | None = None
     aside = int(own.validation) if own.public is None else own.public
     rest = facts.rows - aside - (0 if own.test == 0 else int(float(own.test)))
     return Federation((max(1, rest // U),) * U)
+
+
+def _require_budgets(plan: Plan, U: int) -> None:
+    """A plan that leaves the clients to its table cannot check its own lists."""
+    for key in ("epsilon", "delta"):
+        values = getattr(plan.privacy, key)
+        if isinstance(values, tuple) and len(values) != U:
+            raise InputError(
+                f"privacy.{key} is a list of {len(values)} and --clients is {U}; give one number "
+                "for all, or one for each client"
+            )
+
+
+def aside(plan: Plan) -> tuple[float, int]:
+    """What validation and test take of a table: a part of all rows, and so many rows.
+
+    >>> aside(Plan(data={"path": "a.csv", "label": "y", "infer": True, "test": 50}))
+    (0.1, 50)
+    """
+    taken = [v for v in (plan.data.validation, plan.data.test) if not isinstance(v, str)]
+    part = sum(v for v in taken if isinstance(v, float))
+    return float(part), sum(v for v in taken if isinstance(v, int))
+
+
+def _kept(plan: Plan, held: int, U: int) -> int:
+    """The rows that a client trains on, of those that name it in the table."""
+    part, rows = aside(plan)
+    kept = int(round(held * U * (1 - part) - rows, 6) // U)
+    if kept < 1:
+        raise InputError.of(
+            "--samples",
+            held,
+            f"more than data.validation = {plan.data.validation} and data.test = {plan.data.test} "
+            f"take of {U} clients",
+            "these are all rows of a client, and one or more must be left to train on",
+        )
+    return kept
 
 
 def spare(plan: Plan) -> int:

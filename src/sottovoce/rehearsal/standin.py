@@ -25,6 +25,7 @@ from sottovoce.seeds import Purpose
 
 MOST_ROWS = 10_000  # to train on: beyond, clients hold fewer rows and the noise stays the real one
 MOST_JUDGES = 4_000  # that choose, and as many that tell
+FEW = 2_000  # public rows below which a fifth of them chooses and a fifth tells: a tenth is luck
 
 Public: TypeAlias = "str | Path | tuple[ArrayLike, ArrayLike] | None"
 Pair: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
@@ -43,11 +44,18 @@ class StandIn:
     shape: tuple[int, ...]
     classes: int
     sources: int | None = None  # of how many different pictures those that tell are variations
+    origin: str = "made"  # made | published | said (to be public) | own (the plan's); see `cost`
+    name: str = ""  # of public rows, as they were given
 
     @property
     def telling(self) -> int:
         """How many rows tell independently of each other what a setting reaches."""
         return min(len(self.test[1]), self.sources or len(self.test[1]))
+
+    @property
+    def choosing(self) -> int:
+        """How many rows choose independently of each other."""
+        return min(len(self.validation[1]), self.sources or len(self.validation[1]))
 
     def fingerprint(self) -> str:
         """What tells these rows from others."""
@@ -158,9 +166,9 @@ def _synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
 
 
 def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -> StandIn:
-    name, x, y, shape = _rows_of(plan, public)
     known = _shape(plan)
     pictured = known is not None and len(known) == 3
+    name, x, y, shape = _rows_of(plan, public, pictured)
     if pictured and len(shape) in (2, 3) and known is not None:
         x = pictures.resized(x.reshape(len(x), *shape[:2], -1), known)
         x, shape = x.reshape(len(x), -1), known
@@ -178,7 +186,7 @@ def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -
             f"the {classes} classes 0 to {classes - 1} of the plan",
             "show every class, and no other",
         )
-    judges = min(_judges(wanted), max(1, len(y) // 10))
+    judges = min(_judges(wanted), max(1, len(y) // (5 if len(y) < FEW else 10)))
     if len(y) < 10 * classes:
         raise InputError.of(
             "--public", f"{len(y)} rows", f"{10 * classes} rows or more", "give more of them"
@@ -195,13 +203,20 @@ def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -
     rest = rest[max(0, judges - classes) :]
     tell = np.concatenate([front[classes:], rest[: max(0, judges - classes)]])
     train = rest[max(0, judges - classes) :][:wanted]
-    same = plan.data.name == "digits" and name == "digits"
+    same = name == plan.data.name
+    published = isinstance(public, str) and name in datasets.DATASETS
     return StandIn(
         kind="public",
-        about=f"{len(y):,} public rows of {name}",
+        origin="own" if same else "published" if published else "said",
+        name=name,
+        about=(
+            f"{len(y):,} public rows of {name}"
+            if same or published
+            else f"{len(y):,} rows of {name}, said to be public"
+        ),
         trust=(
-            "The plan trains on the embedded digits and these are the same public pictures, so "
-            "this rehearsal is a demonstration: with your own data, others stand in."
+            "The plan trains on the embedded digits and these are the same public pictures, some "
+            "of which the plan is tested on: with your own data, others stand in."
             if same
             else "As far as these rows are like the clients'; they must be nobody's secret."
         ),
@@ -225,10 +240,10 @@ def _shape(plan: Plan) -> tuple[int, ...] | None:
 
 
 def _rows_of(
-    plan: Plan, public: Public
+    plan: Plan, public: Public, pictured: bool
 ) -> tuple[str, NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
     if isinstance(public, tuple):
-        return "given from Python", *_checked("public", *public)
+        return "what was given from Python", *_checked("public", *public, pictured)
     text = str(public)
     if text in datasets.DATASETS:
         if text == plan.data.name and text != "digits":
@@ -259,7 +274,7 @@ def _rows_of(
                 "on what chose them",
             )
     if path.suffix.lower() == ".npz":
-        return path.name, *_npz(path)
+        return path.name, *_npz(path, pictured)
     if path.suffix.lower() not in (".csv", ".parquet") or plan.data.path is None:
         raise InputError.of(
             "--public",
@@ -272,18 +287,20 @@ def _rows_of(
     return path.name, table.x, table.y, (table.x.shape[1],)
 
 
-def _npz(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
+def _npz(
+    path: Path, pictured: bool
+) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
     try:
         x, y = read_npz(path, "x", "y").values()
     except (OSError, ValueError):
         raise InputError.of(
             "--public", str(path), "an .npz with the arrays x and y", "save it with numpy.savez"
         ) from None
-    return _checked(path.name, x, y)
+    return _checked(path.name, x, y, pictured)
 
 
 def _checked(
-    name: str, x: ArrayLike, y: ArrayLike
+    name: str, x: ArrayLike, y: ArrayLike, pictured: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
     bound = "x[n, …] of finite numbers and y[n] of whole numbers from 0"
     given = f"the rows of {name}"
@@ -304,4 +321,24 @@ def _checked(
     if least < 0 or most >= len(labels):  # as many classes as rows: the number of them is wrong
         found = f"labels from {least} to {most}"
         raise InputError.of(given, found, bound, "number the classes 0, 1, 2, …")
+    if pictured:
+        flat = _as_named(given, flat, whole=rows_.dtype.kind in "iu")
     return flat, labels.astype(np.int32), rows_.shape[1:]
+
+
+def _as_named(given: str, x: NDArray[np.float32], *, whole: bool) -> NDArray[np.float32]:
+    """Pictures on the scale of the named data sets, 0 to 1: clipping and step depend on it.
+
+    >>> _as_named("x", np.array([[0, 51, 255]], np.float32), whole=True).tolist()
+    [[0.0, 0.20000000298023224, 1.0]]
+    """
+    low, high = float(x.min()), float(x.max())
+    bytes_ = whole and 127 < high <= 255  # less than half of the light there is: another scale
+    if low < 0 or (high > 1 and not bytes_):
+        raise InputError.of(
+            given,
+            f"from {low:g} to {high:g}",
+            "whole numbers from 0 to 255, or numbers from 0 to 1",
+            "bring the pictures to one of these scales",
+        )
+    return x / np.float32(255) if bytes_ else x

@@ -34,6 +34,10 @@ from sottovoce.simulation.scoring import scores
 from sottovoce.trained import Trained
 
 NAME = "runs.jsonl"
+NOISE, WITHOUT = "noise", "none"  # a setting that has this is run without the budget's noise
+UNBOUNDED = 1e6  # the largest ε of a plan: noise that is nothing beside a step
+SITTING = "sitting"  # the key of what a sitting ran on, in the first line of it
+PREDICTION, UNNOISED = "prediction", "without noise"  # the stages that are promised at the end
 Job = tuple[Setting, int]
 
 
@@ -79,6 +83,7 @@ class Trials:
         self.began = time.monotonic()
         self.ran = 0
         self.share = 1.0  # of the minutes, for what is asked now
+        self.promised = 0  # federations that are run at the end whatever the clock says
         self._seen: dict[Any, dict[str, tuple[NDArray[np.float32], NDArray[np.int32]]]] = {}
 
     def ask(self, stage: str, jobs: Sequence[Job], *, reserve: int = 0, must: bool = False) -> None:
@@ -140,10 +145,25 @@ class Trials:
         built = build(adapted(_bare(plan), given, None), seed=seed, data=given)
         return theory(built, seed)
 
+    def pace(self) -> float:
+        """The seconds of a federation so far, in the mean."""
+        seconds = [trial.seconds for trial in self.done.values()]
+        return statistics.fmean(seconds) if seconds else 0.0
+
+    def left(self) -> float:
+        """The seconds that are left at most, at the pace so far."""
+        promised = self.pace() * self.promised
+        left = max(promised, self.pace() * (self.limit - len(self.asked)))
+        if self.minutes is None:
+            return left
+        return min(left, max(promised, 60 * self.minutes - (time.monotonic() - self.began)))
+
     def _late(self) -> bool:
+        """Whether time is up for what is asked now; what is promised has its time set aside."""
         if self.minutes is None:
             return False
-        return time.monotonic() - self.began > 60 * self.minutes * self.share
+        granted = 60 * self.minutes - self.pace() * self.promised
+        return time.monotonic() - self.began > granted * self.share
 
     def _run(self, stage: str, missing: list[tuple[str, int]], must: bool) -> None:
         with Interrupts() as interrupts:
@@ -185,13 +205,18 @@ class Trials:
     def _keep(self, where: tuple[str, int], trial: Trial) -> None:
         self.done[where] = trial
         self.ran += 1
+        if trial.stage in (PREDICTION, UNNOISED):
+            self.promised = max(0, self.promised - 1)
         if self.journal is not None:
             append(self.journal, asdict(trial))
         if self.told is not None:
             self.told(self)
 
     def _candidate(self, setting: Setting) -> Plan:
-        return self.fitted.replace(**self.space.changes(setting))
+        changes = self.space.changes(setting)
+        if setting.get(NOISE) == WITHOUT:
+            changes["privacy.epsilon"] = UNBOUNDED
+        return self.fitted.replace(**changes)
 
     def _rows(self, lens: Any) -> dict[str, tuple[NDArray[np.float32], NDArray[np.int32]]]:
         """The stand-in as these features see it, computed once for all trials."""
@@ -243,21 +268,27 @@ def append(path: Path, content: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def begun(path: Path, head: Mapping[str, Any]) -> list[Trial]:
-    """The trials of an earlier sitting; a new file is begun with `head`, an old one must have it.
+def begun(
+    path: Path, head: Mapping[str, Any], sitting: Mapping[str, str]
+) -> tuple[list[Trial], list[dict[str, str]]]:
+    """The trials of earlier sittings, and what all sittings ran on, each once, this one the last.
 
-    A line that was being written when the process was killed is no trial, and is cut off.
+    A new file is begun with `head`, an old one must have it. A line that was being written when
+    the process was killed is no trial, and is cut off.
     """
     if not path.exists():
-        append(path, head)
-        return []
+        append(path, {**head, SITTING: sitting})
+        return [], [dict(sitting)]
     lines = path.read_text("utf-8").split("\n")
     whole = [line for line in lines[:-1] if line]
     try:
         first, *rest = (json.loads(line) for line in whole)
-        found = [Trial(**line) for line in rest]
+        found = [Trial(**line) for line in rest if SITTING not in line]
+        sat = [line[SITTING] for line in (first, *rest) if SITTING in line]
     except (ValueError, TypeError):
         raise RunError(f"{path} is damaged; remove it and rehearse anew") from None
+    if SITTING not in first:
+        sat.insert(0, {"version": "unknown", "backend": "unknown"})
     for key in head:
         if first.get(key) != head[key]:
             raise RunError(
@@ -266,4 +297,7 @@ def begun(path: Path, head: Mapping[str, Any]) -> list[Trial]:
             )
     if lines[-1]:
         path.write_text("".join(f"{line}\n" for line in whole), "utf-8")
-    return found
+    if sat[-1] != sitting:
+        append(path, {SITTING: sitting})
+    distinct = [each for i, each in enumerate(sat) if each not in sat[:i] and each != sitting]
+    return found, [*distinct, dict(sitting)]
