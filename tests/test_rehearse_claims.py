@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
+from dataclasses import replace
 from importlib import resources
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
 import pytest
 
-from sottovoce import Plan
+from sottovoce import Plan, rehearse
 from sottovoce.errors import InputError
+from sottovoce.experiments import definition as experiments
 from sottovoce.federation import build
 from sottovoce.privacy import calibration
-from sottovoce.rehearsal import reasons
+from sottovoce.rehearsal import reasons, rehearsing, trials
 from sottovoce.rehearsal.cost import cost_of
 from sottovoce.rehearsal.page import render
 from sottovoce.rehearsal.prediction import predicted, rows_tested
 from sottovoce.rehearsal.rehearsing import Rehearsal, summary
 from sottovoce.rehearsal.scale import announced, fitted
-from sottovoce.rehearsal.space import space_of
+from sottovoce.rehearsal.space import ROUNDS, space_of
 from sottovoce.rehearsal.standin import StandIn, stand_in
-from sottovoce.rehearsal.trials import Trial
+from sottovoce.rehearsal.trials import NOISE, WITHOUT, Trial, Trials
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "rich": ["no", "yes"]}
 TABLE = {"path": "people.csv", "label": "rich", "columns": COLUMNS}
@@ -202,3 +206,191 @@ def test_pictures_on_another_scale_are_refused_in_one_sentence(scale):
         stand_in(plan, announced(plan), (scale(x), y))
     arrays = Plan(data={"name": "arrays", "clients": 5, "samples": 60})  # on their own scale
     assert stand_in(arrays, announced(arrays), (scale(x), y)).train[0].std() > 0.2
+
+
+# --- what is told of the choice ---------------------------------------------------------------
+
+
+def test_of_synthetic_rows_the_budgets_cost_is_told_and_no_range(tmp_path):
+    plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
+    start = space_of(plan).start()
+    pairs = [(51 + i, 0.80 + i / 100, 0.83 + i / 100) for i in range(5)]
+    own = [Trial("prediction", start, s, 0.5, a, a, 30, 0.1) for s, a, _ in pairs]
+    bare = [Trial("without noise", start, s, 0.5, b, b, 30, 0.1) for s, _, b in pairs]
+    found = predicted(own, 400, 75, bare)
+    assert found.lost == pytest.approx(0.03)
+    assert found.lost_deviation == pytest.approx(0.0, abs=1e-12)
+    result = made(plan, stand_in(plan, announced(plan)), prediction=found)
+    for text in said(result, tmp_path):
+        assert "budget costs 3.0" in text
+        assert "on the stand-in" in text.lower()
+        assert "95 % of runs" not in text
+        assert "redicted" not in text
+    told = valid(result)["prediction"]
+    assert told["low"] is None
+    assert told["without_noise"]["lost"] == pytest.approx(0.03)
+
+
+def test_a_federation_without_noise_is_the_same_but_for_the_noise(tmp_path):
+    plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
+    rows = stand_in(plan, announced(plan))
+    stage, _ = fitted(plan, announced(plan), len(rows.train[1]))
+    trials = Trials(space_of(plan), stage, rows, limit=10)
+    start = space_of(plan).start()
+    one, other = (trials._candidate(s) for s in (start, {**start, NOISE: WITHOUT}))
+    assert other.replace(**{"privacy.epsilon": one.privacy.epsilon}) == one
+    noise = calibration.capacity(other.privacy.epsilon, 1e-5, calibration="exact") ** -0.5
+    assert noise < 1e-3  # of Δ√T: less than the gradients' own chance
+
+
+def test_means_of_all_seeds_are_compared_with_means_and_the_first_seed_with_the_first():
+    plan = Plan()
+    space = space_of(plan, ["model", "server", "rounds.schedule", "local"])
+    chosen, final, other = ({ROUNDS: T} for T in (160.0, 80.0, 40.0))
+    seen = [(chosen, (0.70, 0.90)), (final, (0.84, 0.74)), (other, (0.75,))]
+    own = [
+        Trial("", s, seed, 0.5, a, a, 9, 0.1)
+        for s, accuracies in seen
+        for seed, a in enumerate(accuracies, 1)
+    ]
+    told = reasons.reasons(space, chosen, own, (1, 2))[ROUNDS]
+    assert "mean of 2 seeds: 160: 80.0 %, 80: 79.0 %" in told
+    assert "first seed: 160: 70.0 %, 80: 84.0 %, 40: 75.0 %" in told
+    alone = reasons.reasons(space, chosen, own[:1], (1,))[ROUNDS]
+    assert "nothing else was tried beside it" in alone
+
+
+def test_rounds_that_are_done_are_told_where_the_schedule_plans_more(tmp_path):
+    plan = Plan(data=MNIST, rounds={"schedule": "decaying", "rounds": 60, "slope": 0.01})
+    result = made(plan, stand_in(plan, announced(plan)))  # its runs did 30 rounds
+    for text in said(result, tmp_path):
+        assert "60 at most, about 30 done" in text
+
+
+def test_the_rows_that_choose_say_what_they_cannot_tell_apart(tmp_path):
+    plan = Plan(data=MNIST)
+    rows = stand_in(plan, announced(plan))
+    result = made(plan, rows)
+    beside = [
+        replace(result.trials[0], setting=result.setting | {ROUNDS: T}, accuracy=accuracy)
+        for T, accuracy in ((7.0, 0.79), (9.0, 0.60))
+    ]
+    near = replace(result, trials=(*result.trials, *beside))
+    assert near.chance == pytest.approx((0.8 * 0.2 / rows.choosing) ** 0.5)
+    for text in said(near, tmp_path)[::2]:
+        assert "more than the 1.0 points between the best two settings" in text
+    far = replace(result, trials=(*result.trials, beside[1]))
+    for text in said(far, tmp_path)[::2]:
+        assert "either may be the better one" not in text
+        assert f"{rows.choosing} rows chose" in text
+    assert valid(far)["chosen"]["standard_error"] == far.chance
+
+
+def test_of_few_public_rows_a_fifth_chooses():
+    plan = Plan(data=MNIST)
+    for rows, judges in ((500, 100), (1990, 398), (3000, 300)):
+        found = stand_in(plan, announced(plan), pictures(rows))
+        assert len(found.validation[1]) == len(found.test[1]) == judges
+
+
+# --- the clock, and who ran it ----------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Federations that take a second each of a clock that only they move, and learn nothing."""
+    now = [0.0]
+
+    def each(plans, *, seeds, **_):
+        for i in range(len(plans) * len(seeds)):
+            now[0] += 1.0
+            record = {"seed": seeds[i % len(seeds)]}
+            yield (
+                i,
+                SimpleNamespace(
+                    record=record, accuracy=0.8, rounds_used=9, model=None, params=None
+                ),
+            )
+
+    monkeypatch.setattr(trials, "simulate_each", each)
+    monkeypatch.setattr(trials, "scores", lambda *_: (0.5, 0.8))
+    monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Trials, "theory", lambda *_: None)
+    return now
+
+
+def test_the_minutes_hold_with_what_is_promised_at_the_end(clock):
+    plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
+    left = []
+    found = rehearse(plan, minutes=1, runs=1000, told=lambda t: left.append(t.left() + clock[0]))
+    assert 55 <= clock[0] <= 60
+    assert {t.stage for t in found.trials} >= {"finalists", "prediction", "without noise"}
+    assert all(ends >= clock[0] - 1 for ends in left[1:])  # "at most" is that, to one federation
+
+
+def test_something_is_told_before_the_first_federation(clock):
+    ran = []
+    rehearse(Plan(), minutes=1e-6, told=lambda t: ran.append((t.ran, clock[0])))
+    assert ran[:2] == [(0, 0.0), (1, 1.0)]
+
+
+def test_sittings_of_another_version_are_told(clock, tmp_path, monkeypatch):
+    plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
+    alone = rehearse(plan, runs=40, out=tmp_path / "out")
+    assert alone.mixed is None
+    again = rehearse(plan, runs=40, out=tmp_path / "out", resume=True)
+    assert again.mixed is None
+    monkeypatch.setattr(rehearsing, "__version__", "9.9")
+    for _ in range(2):  # also when the last sitting is no longer the first one to differ
+        mixed = rehearse(plan, runs=40, out=tmp_path / "out", resume=True)
+        assert "mixes federations run by sottovoce" in mixed.mixed
+        assert "9.9 on cpu" in mixed.mixed
+    for text in said(mixed, tmp_path)[::2]:
+        assert mixed.mixed in text
+    assert len(valid(mixed)["sittings"]) == 2
+    lines = (tmp_path / "out" / "runs.jsonl").read_text("utf-8").splitlines()
+    assert sum("9.9" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("key", ["epsilon", "delta"])
+def test_a_list_of_budgets_for_other_clients_is_refused_in_one_sentence(key):
+    plan = Plan(data=TABLE | {"client": "who"}, privacy={key: [0.1, 0.2, 0.3]})
+    with pytest.raises(InputError, match=f"privacy.{key} is a list of 3 and --clients is 5"):
+        announced(plan, clients=5, samples=20)
+
+
+# --- the space --------------------------------------------------------------------------------
+
+
+def test_what_the_server_does_can_also_be_left_out():
+    own = {"average": "tail", "decay": "cosine", "momentum": 0.9}
+    space = space_of(Plan(data=MNIST, server=own))
+    for key in own:
+        assert "none" in space.fork(f"server.{key}").options
+        bare = space.planned({**space.start(), f"server.{key}": "none"})
+        assert getattr(bare.server, key) is None
+    assert "none" not in space_of(Plan(data=MNIST)).fork("server.average").options
+
+
+def test_a_plain_model_is_plain_also_where_the_plan_has_features():
+    own = {"name": "softmax", "features": "hog", "cell": 4, "upright": True}
+    space = space_of(Plan(data=MNIST, model=own))
+    for name in ("softmax", "mlp"):
+        plain = space.planned({**space.start(), "model": name}).model
+        assert (plain.name, plain.features, plain.cell) == (name, None, None)
+    assert "softmax on histograms" in space.fork("model").options
+
+
+@pytest.mark.parametrize(
+    ("setting", "digest"),
+    [("mnist", "f21f566548ff0b7f"), ("census", "dee67edbc06f7dde"), ("cifar", "f21f566548ff0b7f")],
+)
+def test_the_papers_plans_are_searched_as_when_their_regret_was_measured(setting, digest):
+    own = experiments.setting(setting)
+    values = {**own.plan, **own.corrected, **experiments.methods()["crd"].plan}
+    plan = Plan.load().replace(**values)
+    space = space_of(plan, bodies=setting != "census")
+    told = [[one.key, one.coarse, one.low, one.high] for one in space.ladders]
+    told += [[f.key, [[name, o(120.0)] for name, o in f.options.items()]] for f in space.forks]
+    text = json.dumps(told, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest().startswith(digest), text

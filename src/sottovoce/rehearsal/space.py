@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -103,12 +103,17 @@ def _discounted(beta: float, window: int) -> Callable[[float], Changes]:
 
 _LINEAR = {"model__name": "softmax"}
 _HOG = _LINEAR | {"model__features": "hog"}
+#: Models of the rows as they are: of a plan with features, without them.
+PLAIN: dict[str, dict[str, Any]] = {
+    "softmax": _LINEAR,
+    "mlp": {"model__name": "mlp", "model__hidden": 32},
+}
 BODIES: dict[str, Callable[[float], Changes]] = {
-    "softmax": _set(**_LINEAR),
+    "softmax": _set(**PLAIN["softmax"]),
     "softmax on histograms": _set(**_HOG, model__cell=4, model__upright=False),
     "softmax on upright histograms": _set(**_HOG, model__cell=4, model__upright=True),
     "softmax on finer histograms": _set(**_HOG, model__cell=2, model__upright=False),
-    "mlp": _set(model__name="mlp", model__hidden=32),
+    "mlp": _set(**PLAIN["mlp"]),
 }
 SCHEDULES: dict[str, Callable[[float], Changes]] = {
     "fixed": _set(rounds__schedule="fixed"),
@@ -126,6 +131,7 @@ AVERAGES: dict[str, Callable[[float], Changes]] = {
     "tail": _set(server__average="tail", server__tail=0.5),
     "exponential": _set(server__average="exponential", server__keep=0.9),
 }
+OPTIONAL = ("server.decay", "server.average", "server.momentum")  # that a plan may do without
 
 #: Everything that is searched, in the order of the search.
 KNOBS: tuple[Ladder | Fork, ...] = (
@@ -220,12 +226,23 @@ def space_of(
             continue
         options = {
             name: option
-            for name, option in knob.options.items()
+            for name, option in _options(knob, plan)
             if _allowed(plan, option(float(plan.rounds.rounds)), keep, sections, shape or ())
         }
         if options:
             forks.append(Fork(knob.key, options, knob.why))
     return Space(plan, ladders, tuple(forks))
+
+
+def _options(knob: Fork, plan: Plan) -> Iterator[tuple[str, Callable[[float], Changes]]]:
+    """The options of a fork, and what this plan adds to them: to leave out what it has."""
+    for name, option in knob.options.items():
+        if name in PLAIN and plan.model.features is not None:
+            yield name, _set(**PLAIN[name], model__features=None)
+        else:
+            yield name, option
+    if knob.key in OPTIONAL and _value(plan, knob.key) is not None:
+        yield "none", lambda T: {knob.key: None}
 
 
 def _allowed(

@@ -155,7 +155,7 @@ def _synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
         trust=(
             "Only the form of the rows is yours. Rounds, step and clipping follow mostly from the "
             "federation; the model is kept as planned, because a linear rule cannot say which "
-            "model suits your data, and the predicted accuracy is that of the synthetic rule."
+            "model suits your data, and what accuracy it will reach cannot be told from them."
         ),
         validation=(x[:judges], y[:judges]),
         test=(x[judges : 2 * judges], y[judges : 2 * judges]),
