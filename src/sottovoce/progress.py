@@ -82,11 +82,20 @@ def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
             *_not_finite(record),
             "",
             textwrap.fill(text, width=96, break_on_hyphens=False),
+            *_rehearsed(record),
             "",
             f"files  {folder}",
             f"page   {page}",
         ]
     )
+
+
+def _rehearsed(record: dict[str, Any]) -> list[str]:
+    told = record["plan"].get("rehearsed")
+    if told is None:
+        return []
+    text = f"Settings were chosen, as the plan says: {told}."
+    return ["", *textwrap.wrap(text, width=96, break_on_hyphens=False)]
 
 
 def _not_finite(record: dict[str, Any]) -> list[str]:

@@ -53,6 +53,11 @@ class Plan(Section):
         default="simulated",
         description="where noise comes from (simulated: a forecast; secure: a real release)",
     )
+    rehearsed: Annotated[str, Field(max_length=2000)] | None = Field(
+        default=None,
+        description="how settings were chosen; sottovoce rehearse writes it, the card shows it",
+        examples=["local.clip by sottovoce rehearse on rows.npz"],
+    )
     data: Data = Field(default_factory=lambda: Data())
     model: Model = Field(default_factory=lambda: Model())
     local: Local = Field(default_factory=lambda: Local())
@@ -403,6 +408,8 @@ def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
         if isinstance(table, dict) and section in TABLES:
             for gone in _left_behind(TABLES[section], key, value, table):
                 table.pop(gone, None)
+    if any(_chosen_anew(values, name, value) for name, value in changes.items()):
+        new.pop("rehearsed", None)
     for name, value in changes.items():
         section, key = plan_text.split_key(name)
         table = new.setdefault(section, {}) if section else new
@@ -411,6 +418,14 @@ def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
         elif section not in TABLES:  # a section that is none is refused with the plan itself
             raise PlanError(f"unknown key {named(section, key)}; {section} is no section")
     return new
+
+
+def _chosen_anew(values: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Whether a change is of what a rehearsal chooses: then what it said of the plan is over."""
+    section, key = plan_text.split_key(name)
+    own = values.get(section)
+    was = own.get(key) if isinstance(own, Mapping) else None
+    return section in ("model", "local", "rounds", "server") and was != value
 
 
 def _left_behind(table: type[Section], key: str, value: Any, old: Mapping[str, Any]) -> list[str]:

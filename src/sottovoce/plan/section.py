@@ -108,7 +108,7 @@ def _schema(table: type[Section]) -> dict[str, Any]:
 
 def _keys() -> dict[str, list[str]]:
     tables = {title: list(table.model_fields) for title, table in TABLES.items()}
-    return {"": ["schema", "noise", *tables]} | tables
+    return {"": ["schema", "noise", "rehearsed", *tables]} | tables
 
 
 def _plain(value: Any, name: str) -> Any:

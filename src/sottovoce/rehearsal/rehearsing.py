@@ -9,7 +9,7 @@ import shlex
 import statistics
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
@@ -249,15 +249,16 @@ def rehearse(
         [trials.done[identity(bare), s] for s in fresh] if made_up else None,
     )
     done = trials.all()
+    told_why = reasons.reasons(space, found.setting, done, found.seeds)
     result = Rehearsal(
-        plan=space.planned(found.setting),
+        plan=space.planned(found.setting).replace(rehearsed=provenance(rows, told_why, len(done))),
         given=plan,
         space=space,
         setting=found.setting,
         rows=rows,
         factor=factor,
         prediction=prediction,
-        reasons=reasons.reasons(space, found.setting, done, found.seeds),
+        reasons=told_why,
         theory=trials.theory(found.setting, found.seeds[0]),
         trials=tuple(done),
         seeds=found.seeds,
@@ -268,6 +269,16 @@ def rehearse(
     if folder is not None:
         write(result, folder)
     return result
+
+
+def provenance(rows: StandIn, keys: Iterable[str], federations: int) -> str:
+    """How settings were chosen, for the plan and the card of every run of it."""
+    made = {"drawn": "digits drawn anew", "synthetic": "synthetic rows of the schema"}
+    return (
+        f"{', '.join(keys)} by sottovoce rehearse on {made.get(rows.kind, rows.name)} "
+        f"({federations} federations; fingerprint of the rows {rows.fingerprint()}); "
+        f"cost in privacy: {cost_of(rows).told}"
+    )
 
 
 def write(result: Rehearsal, folder: Path) -> None:

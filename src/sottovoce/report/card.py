@@ -53,7 +53,7 @@ def card(run: Run, mu: float) -> str:
 <div>
 <dl class="facts">{rows}</dl>
 <p>{escape(paragraph)}</p>
-{_free(run)}</div>
+{_free(run)}{_rehearsed(run)}</div>
 <div>
 {_gauge(run)}
 {_attacker(run, mu)}
@@ -79,6 +79,14 @@ def _free(run: Run) -> str:
     return (
         f"<p>After the noise, on the server: {escape(run.finish)}. That is computed {cost}.</p>\n"
     )
+
+
+def _rehearsed(run: Run) -> str:
+    """How the settings were chosen: a word of the plan, which no run can check."""
+    told = run.plan.get("rehearsed")
+    if told is None:
+        return ""
+    return f"<p>Settings were chosen, as the plan says: {escape(told)}.</p>\n"
 
 
 def tighter(run: Run) -> int:

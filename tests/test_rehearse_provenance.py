@@ -1,0 +1,64 @@
+"""How settings were chosen goes with the plan: into the record, onto the card, off when changed."""
+
+from __future__ import annotations
+
+import html
+
+import pytest
+from example_record import example
+
+from sottovoce import Plan, simulate
+from sottovoce.progress import summary
+from sottovoce.rehearsal.rehearsing import provenance
+from sottovoce.rehearsal.scale import announced
+from sottovoce.rehearsal.standin import stand_in
+from sottovoce.report.card import card
+from sottovoce.report.run import Run
+
+TEXT = 'local.clip by sottovoce rehearse on "rows.npz" <b>; cost in privacy: none'
+
+
+def test_a_record_keeps_it_and_card_and_summary_show_it(tmp_path):
+    plan = Plan(rehearsed=TEXT, rounds={"schedule": "fixed", "rounds": 1})
+    done = simulate(plan, seed=1)
+    assert done.record["plan"]["rehearsed"] == TEXT
+    run = Run.of(done.record)
+    shown = card(run, run.attacker_mu())
+    assert "<b>" not in shown
+    assert f"as the plan says: {TEXT}" in html.unescape(shown)
+    assert TEXT in " ".join(summary(done.record, tmp_path, tmp_path / "p").split())
+
+
+def test_plans_and_records_without_it_are_as_before(tmp_path):
+    assert "rehearsed" not in Plan().to_dict()
+    assert "rehearsed" not in Plan().to_toml()
+    run = Run.of(example()[0])
+    assert "as the plan says" not in card(run, run.attacker_mu())
+
+
+def test_a_plan_keeps_it_on_disk_and_loses_it_when_a_setting_is_changed():
+    text = Plan(rehearsed=TEXT).to_toml()
+    assert Plan.from_toml(text).rehearsed == TEXT
+    for change, kept in (
+        ("privacy.epsilon=1", True),
+        ("data.clients=7", True),
+        ("local.clip=1.0", True),  # as it was
+        ("local.clip=3", False),
+        ("rounds.rounds=7", False),
+        ("model.name=softmax", False),
+        ("server.decay=linear", False),
+    ):
+        assert (Plan.from_toml(text, [change]).rehearsed == TEXT) is kept, change
+    assert Plan(rehearsed=TEXT).replace(rehearsed=None) == Plan()
+
+
+@pytest.mark.parametrize("public", [None, "digits"])
+def test_it_says_what_stood_in_and_what_that_cost(public):
+    plan = Plan(data={"name": "mnist", "clients": 5, "samples": 60})
+    rows = stand_in(plan, announced(plan), public)
+    told = provenance(rows, ["model", "local.clip"], 45)
+    assert told.startswith("model, local.clip")
+    for part in (rows.fingerprint(), "45 federations", "cost in privacy: none"):
+        assert part in told
+    assert ("drawn anew" in told) is (public is None)
+    assert Plan(rehearsed=told).rehearsed == told
