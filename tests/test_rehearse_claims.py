@@ -256,8 +256,9 @@ def test_means_of_all_seeds_are_compared_with_means_and_the_first_seed_with_the_
     told = reasons.reasons(space, chosen, own, (1, 2))[ROUNDS]
     assert "mean of 2 seeds: 160: 80.0 %, 80: 79.0 %" in told
     assert "first seed: 160: 70.0 %, 80: 84.0 %, 40: 75.0 %" in told
-    alone = reasons.reasons(space, chosen, own[:1], (1,))[ROUNDS]
-    assert "nothing else was tried beside it" in alone
+    for seeds in ((1,), (1, 2)):
+        alone = reasons.reasons(space, chosen, own[:2], seeds)[ROUNDS]
+        assert "nothing else was tried beside it" in alone
 
 
 def test_rounds_that_are_done_are_told_where_the_schedule_plans_more(tmp_path):
@@ -315,7 +316,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(trials, "simulate_each", each)
     monkeypatch.setattr(trials, "scores", lambda *_: (0.5, 0.8))
     monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(Trials, "theory", lambda *_: None)
+    monkeypatch.setattr(Trials, "theory", lambda *_: now.__setitem__(0, now[0] + 6.0))
     return now
 
 

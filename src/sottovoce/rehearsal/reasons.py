@@ -36,7 +36,7 @@ def reasons(
     told: dict[str, str] = {}
     knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
     for knob in knobs:
-        groups = []
+        groups, alone = [], True
         for own, name in ((tuple(seeds), f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")):
             known = [
                 (next(iter(by.values())).setting, statistics.fmean(by[s].accuracy for s in own))
@@ -45,14 +45,15 @@ def reasons(
             ]
             at = next(mean for setting, mean in known if setting == chosen)
             others = _beside(knob.key, chosen, known)
+            alone = alone and not others
             if others or len(own) > 1:
                 first = [f"{_shown(chosen[knob.key])}: {100 * at:.1f} %"]
                 rest = [f"{_shown(v)}: {100 * a:.1f} %" for v, a in others[:4]]
                 groups.append(f"{name}: {', '.join(first + rest)}")
             if len(seeds) == 1:
                 break
-        shown = "; ".join(groups) or "nothing else was tried beside it"
-        told[knob.key] = f"{knob.why} ({shown})"
+        groups += ["nothing else was tried beside it"] if alone else []
+        told[knob.key] = f"{knob.why} ({'; '.join(groups)})"
     return told
 
 

@@ -37,6 +37,7 @@ NAME = "runs.jsonl"
 NOISE, WITHOUT = "noise", "none"  # a setting that has this is run without the budget's noise
 UNBOUNDED = 1e6  # the largest ε of a plan: noise that is nothing beside a step
 SITTING = "sitting"  # the key of what a sitting ran on, in the first line of it
+COMPILED_S = 10.0  # that the theorem takes to be compiled; of a short time, a tenth of it
 PREDICTION, UNNOISED = "prediction", "without noise"  # the stages that are promised at the end
 Job = tuple[Setting, int]
 
@@ -150,9 +151,17 @@ class Trials:
         seconds = [trial.seconds for trial in self.done.values()]
         return statistics.fmean(seconds) if seconds else 0.0
 
+    def aside(self) -> float:
+        """The seconds of what is promised: federations at the pace so far, and the theorem.
+
+        Its descent goes through about as many rows as a federation, and it compiles anew.
+        """
+        compiled = COMPILED_S if self.minutes is None else min(COMPILED_S, 6 * self.minutes)
+        return self.pace() * (self.promised + 1) + compiled
+
     def left(self) -> float:
         """The seconds that are left at most, at the pace so far."""
-        promised = self.pace() * self.promised
+        promised = self.aside()
         left = max(promised, self.pace() * (self.limit - len(self.asked)))
         if self.minutes is None:
             return left
@@ -162,7 +171,7 @@ class Trials:
         """Whether time is up for what is asked now; what is promised has its time set aside."""
         if self.minutes is None:
             return False
-        granted = 60 * self.minutes - self.pace() * self.promised
+        granted = 60 * self.minutes - self.aside()
         return time.monotonic() - self.began > granted * self.share
 
     def _run(self, stage: str, missing: list[tuple[str, int]], must: bool) -> None:
