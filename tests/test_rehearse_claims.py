@@ -264,8 +264,10 @@ def test_means_of_all_seeds_are_compared_with_means_and_the_first_seed_with_the_
 def test_rounds_that_are_done_are_told_where_the_schedule_plans_more(tmp_path):
     plan = Plan(data=MNIST, rounds={"schedule": "decaying", "rounds": 60, "slope": 0.01})
     result = made(plan, stand_in(plan, announced(plan)))  # its runs did 30 rounds
-    for text in said(result, tmp_path):
-        assert "60 at most, about 30 done" in text
+    short, plan_toml, page = said(result, tmp_path)
+    assert "60 at most, about 30 done" in short
+    assert "60 at most, about 30 done" in plan_toml
+    assert "<dt>rounds done, rehearsed (T₀ = 60)</dt><dd>30</dd>" in page
 
 
 def test_the_rows_that_choose_say_what_they_cannot_tell_apart(tmp_path):

@@ -423,9 +423,8 @@ def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 def _chosen_anew(values: Mapping[str, Any], name: str, value: Any) -> bool:
     """Whether a change is of what a rehearsal chooses: then what it said of the plan is over."""
     section, key = plan_text.split_key(name)
-    own = values.get(section)
-    was = own.get(key) if isinstance(own, Mapping) else None
-    return section in ("model", "local", "rounds", "server") and was != value
+    own, free = values.get(section), section in ("model", "local", "rounds", "server")
+    return free and not (isinstance(own, Mapping) and own.get(key) == value)
 
 
 def _left_behind(table: type[Section], key: str, value: Any, old: Mapping[str, Any]) -> list[str]:

@@ -51,7 +51,7 @@ def cost_of(rows: StandIn) -> Cost:
             mu2=None,
             provided=None,
             tile="not counted",
-            short=DEMONSTRATION,
+            short="a demonstration on the plan's own rows",
             told=f"not counted, {DEMONSTRATION}",
             why=f"Not counted, {DEMONSTRATION}. With your own data, other rows stand in.",
             when="chosen on the plan's own rows",

@@ -81,12 +81,19 @@ def _tiles(result: Rehearsal) -> str:
     tiles = [
         *told,
         ("as given, on the rows that chose", percent(result.baseline.accuracy)),
-        ("rounds T, rehearsed", result.rounds),
+        (_rounds(result), f"{found.rounds:,.0f}"),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory.best_rounds:,}"),
         ("cost in privacy", result.cost.tile),
     ]
     rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
     return f'\n<dl class="tiles">{rows}</dl>'
+
+
+def _rounds(result: Rehearsal) -> str:
+    planned = result.plan.rounds.rounds
+    if round(result.prediction.rounds) == planned:
+        return "rounds T, rehearsed"
+    return f"rounds done, rehearsed (T₀ = {planned:,})"
 
 
 def _without(found: Prediction) -> str:
