@@ -9,7 +9,7 @@ from example_record import example
 
 from sottovoce import Plan, simulate
 from sottovoce.progress import summary
-from sottovoce.rehearsal.rehearsing import provenance
+from sottovoce.rehearsal.rehearsing import moved, provenance
 from sottovoce.rehearsal.scale import announced
 from sottovoce.rehearsal.standin import stand_in
 from sottovoce.report.card import card
@@ -62,3 +62,11 @@ def test_it_says_what_stood_in_and_what_that_cost(public):
         assert part in told
     assert ("drawn anew" in told) is (public is None)
     assert Plan(rehearsed=told).rehearsed == told
+
+
+def test_a_plan_that_is_written_elsewhere_keeps_it(tmp_path):
+    """Files are named anew from where the plan will lie: no setting has changed."""
+    plan = Plan(rehearsed=TEXT, model={"name": "custom", "own": "net.py:model"})
+    there = moved(plan, tmp_path)
+    assert there.model.own != plan.model.own
+    assert there.rehearsed == TEXT

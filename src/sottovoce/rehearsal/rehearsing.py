@@ -113,7 +113,7 @@ class Rehearsal:
         rows, finalists = self.rows.choosing, self.finalists
         told = f"{rows:,} rows chose: the standard error of an accuracy is {100 * self.chance:.1f} "
         told += "points"
-        gap = finalists[0] - finalists[1] if len(finalists) > 1 else math.inf
+        gap = max(0.0, finalists[0] - finalists[1]) if len(finalists) > 1 else math.inf
         if gap >= self.chance:
             return f"{told}."
         return (
@@ -298,7 +298,7 @@ def moved(plan: Plan, folder: Path) -> Plan:
     if model is not None and model.rpartition(":")[0].endswith(".py"):
         file, _, name = model.rpartition(":")
         changes["model.own"] = f"{Path(os.path.relpath(file, folder)).as_posix()}:{name}"
-    return plan.replace(**changes) if changes else plan
+    return plan.replace(rehearsed=plan.rehearsed, **changes) if changes else plan
 
 
 def _folder(out: Path, resume: bool) -> Path:
