@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -56,10 +55,11 @@ def test_the_accelerator_benchmark_keeps_what_its_table_needs_and_only_when_all_
     monkeypatch.setattr(gpu.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(gpu, "rates", lambda: old["rates"])
     monkeypatch.setattr(gpu, "rows", lambda shape: (None, None))
-    times = {"run_s": 1.0, "round_ms": 2.0, "first_s": 3.0}
+    times = {"run_s": 1.0, "round_ms": 2.0, "rounds_ms": 1.5, "first_s": 3.0}
     monkeypatch.setattr(gpu, "engine", lambda *_: dict(times))
     monkeypatch.setattr(gpu, "sweep", lambda: old["sweep"])
-    monkeypatch.setattr(gpu, "_play", types.SimpleNamespace(_cache_size=lambda: compiled[0]))
+    monkeypatch.setattr(gpu, "compilations", lambda: compiled[0])
+    monkeypatch.setattr(gpu, "versions", lambda: 0)
 
     def compared():
         assert not out.exists()

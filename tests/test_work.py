@@ -170,6 +170,28 @@ def test_the_memory_of_a_round_does_not_grow_with_its_rows():
     assert many < 4 * 40_000 * size(model) / 1000  # nowhere near samples × parameters
 
 
+# What a round needs beside inputs and outputs, in MB of 20,000 rows (cnn: 4,000), a sixth above
+# what was seen: pieces that grow, or a second copy of them, are noticed.
+MOST_MEMORY = {"svm": 4.1, "softmax": 6.2, "mlp": 7.1, "cnn": 6.4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_round_needs_no_more_memory_than_it_did(kind):
+    found = temporaries(compiled_round(MODELS[kind], 4000 if kind == "cnn" else 20_000))
+    assert 0.5 * MOST_MEMORY[kind] < found / 1e6 <= MOST_MEMORY[kind]
+
+
+@pytest.mark.parametrize("n", [1, 7, 999, 1000, 1001, 2500, 40_000])
+def test_pieces_hold_every_row_about_once(n):
+    """Operations are counted without a loop; this counts what the loop is given."""
+    y = jnp.zeros(n, jnp.int32)
+    given = chunks.fold(lambda x, y, weight: jnp.array(y.shape[0]), y, y, jnp.ones(n), rows=1000)
+    counted = chunks.fold(lambda x, y, weight: jnp.sum(weight), y, y, jnp.ones(n), rows=1000)
+    assert n <= int(given) <= 1.003 * n + 1
+    assert int(counted) == n
+
+
 @pytest.mark.slow
 def test_a_block_of_a_streamed_round_does_as_little(one_piece):
     train, _ = products(MLP)

@@ -2,7 +2,8 @@
 
 `frontier.toml` lists curves. The paper's are points of figures (their plans, and so their runs, are
 shared with those figures); ours are plans of their own. Every point is a few plans' worth of
-seeds, placed at the ε that really holds.
+seeds, placed at the ε that really holds. Curves with `fitted` are no federations: a layer fitted in
+the open, to public rows alone (no client takes part: ε = 0) or to the clients' (no ε holds).
 
 OUT/frontier/frontier.json   every point, a number for every seed
 OUT/frontier/frontier.svg    accuracy against the true ε
@@ -21,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce import checkpoint
+from sottovoce._version import __version__
 from sottovoce.errors import DataError, RunError
-from sottovoce.experiments import outcomes, runner
+from sottovoce.experiments import fitted, outcomes, runner
 from sottovoce.experiments.definition import figure
 from sottovoce.experiments.expand import Cell, expand
 from sottovoce.experiments.outcomes import Outcome, Runs, flat
 from sottovoce.plan import Plan
 
 NAME, SCHEMA = "frontier", "sottovoce.frontier/1"
+#: The ε asked for that stands for a layer fitted to the clients' rows in the open.
+OPEN = 1e6
 #: The quick version: the first point of every curve, two rounds on the digits of sottovoce itself.
 QUICK = {"data.name": "digits", "data.clients": 10, "rounds.rounds": 2, "rounds.per_round": 10}
 
@@ -87,24 +91,72 @@ def panels() -> list[Panel]:
     ]
 
 
-def seeds(quick: bool) -> tuple[int, ...]:
-    """1, 2, …: settings were chosen on others."""
-    return (1,) if quick else tuple(range(1, _definition()["seeds"] + 1))
+def seeds(quick: bool, first: int = 1) -> tuple[int, ...]:
+    """first, first + 1, …: a curve begins where settings were chosen on other seeds.
+
+    >>> seeds(quick=False, first=11)
+    (11, 12, 13, 14, 15)
+    """
+    return tuple(range(first, first + (1 if quick else _definition()["seeds"])))
 
 
 def cells(quick: bool) -> list[Cell]:
-    """Every point's plan: `panel` and `line` are the panel and the curve, `x` is the ε asked for.
+    """Every plan to train: `panel` and `line` are the panel and the curve, `x` is the ε asked for.
 
     >>> cells(quick=False)[0].plan.data.name
     'mnist'
     """
+    return [cell for cell, _ in _cells(quick)]
+
+
+def wanted(quick: bool) -> dict[tuple[str, str, str], tuple[int, ...]]:
+    """The seeds of every point, by panel, curve and key."""
+    trained = {(c.panel, c.line, c.key): own for c, own in _cells(quick)}
+    return trained | {(f.cell.panel, f.cell.line, f.key): f.seeds for f in _fits(quick)}
+
+
+def _cells(quick: bool) -> list[tuple[Cell, tuple[int, ...]]]:
     found = []
     for panel in _definition()["panel"]:
         for curve in panel["curve"]:
+            if "fitted" in curve:
+                continue
+            own = seeds(quick, curve.get("first_seed", 1))
             for epsilon, plan in list(_plans(curve))[: 1 if quick else None]:
                 place = (panel["name"], curve["name"], epsilon)
                 plan = _quick(plan) if quick else plan
-                found.append(Cell("corrected", *place, None, plan))
+                found.append((Cell("corrected", *place, None, plan), own))
+    return found
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A layer to be fitted in the open, to whose rows, with which seeds."""
+
+    cell: Cell
+    whose: fitted.Whose
+    seeds: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """What names it."""
+        return f"{self.whose}-{self.cell.key}"
+
+
+def _fits(quick: bool) -> list[Fit]:
+    found = []
+    for panel in _definition()["panel"]:
+        for curve in panel["curve"]:
+            if "fitted" not in curve:
+                continue
+            # The public rows are the same whatever the seed.
+            one = curve["fitted"] == "public" or quick
+            own = seeds(one, curve.get("first_seed", 1))
+            for _, plan in list(_plans(curve))[: 1 if quick else None]:
+                x = 0.0 if curve["fitted"] == "public" else OPEN
+                plan = _quick(plan).replace(**{"data.public": None}) if quick else plan
+                cell = Cell("corrected", panel["name"], curve["name"], x, None, plan)
+                found.append(Fit(cell, curve["fitted"], own))
     return found
 
 
@@ -122,7 +174,7 @@ def _plans(curve: Mapping[str, Any]) -> Iterator[tuple[float, Plan]]:
         tables.setdefault(table, {})[key] = value
     base = Plan(**tables)
     for point in curve["point"]:
-        yield point["privacy.epsilon"], base.replace(**point)
+        yield point.get("privacy.epsilon", 0.0), base.replace(**point)
 
 
 def _quick(plan: Plan) -> Plan:
@@ -147,20 +199,27 @@ def reproduce(
     folder = out / NAME
     checkpoint.make(folder)
     outcomes.mend(folder)
-    wanted, own = cells(quick), seeds(quick)
+    listed = _cells(quick)
     runs = _known(folder) | outcomes.known(out) | outcomes.known(folder)
     missing = {
         (cell.key, seed): (cell, seed, None)
-        for cell in wanted
+        for cell, own in listed
         for seed in own
         if (cell.key, seed) not in runs
     }
     absent = runner.train(list(missing.values()), folder, progress)
     runs |= outcomes.known(folder)
+    places = [(cell, cell.key, own) for cell, own in listed]
+    for fit in _fits(quick):
+        try:
+            runs |= _fitted(fit, folder, runs)
+            places.append((fit.cell, fit.key, fit.seeds))
+        except DataError as error:
+            absent += [str(error)] if str(error) not in absent else []
     points = [
-        _point(cell, [(seed, runs[cell.key, seed]) for seed in own])
-        for cell in wanted
-        if all((cell.key, seed) in runs for seed in own)
+        _point(cell, key, [(seed, runs[key, seed]) for seed in own])
+        for cell, key, own in places
+        if all((key, seed) in runs for seed in own)
     ]
     save(folder, points, quick)
     frontier_page.write(folder, points)
@@ -170,7 +229,27 @@ def reproduce(
     return points
 
 
-def _point(cell: Cell, own: list[tuple[int, Outcome]]) -> Point:
+def _fitted(fit: Fit, folder: Path, runs: Runs) -> Runs:
+    """What is missing of a layer fitted in the open; stored as it comes, like a run."""
+    found: Runs = {}
+    for seed in fit.seeds:
+        if (fit.key, seed) in runs:
+            continue
+        score = fitted.accuracy(fit.cell.plan, fit.whose, seed)
+        found[fit.key, seed] = Outcome(
+            loss=float("nan"),
+            accuracy=score,
+            validation=float("nan"),
+            rounds=0,
+            epsilon=fit.cell.x,
+            delta=0.0,
+            made=f"sottovoce {__version__}, scipy's L-BFGS",
+        )
+        outcomes.append(folder, fit.key, seed, found[fit.key, seed])
+    return found
+
+
+def _point(cell: Cell, key: str, own: list[tuple[int, Outcome]]) -> Point:
     first = own[0][1]
     return Point(
         panel=cell.panel,
@@ -178,7 +257,7 @@ def _point(cell: Cell, own: list[tuple[int, Outcome]]) -> Point:
         asked=cell.x,
         epsilon=first.epsilon,
         delta=first.delta,
-        key=cell.key,
+        key=key,
         plan=flat(cell.plan.to_dict()),
         seeds=tuple(seed for seed, _ in own),
         accuracy=tuple(float(f"{one.accuracy:.6g}") for _, one in own),

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce import checkpoint
-from sottovoce.experiments.frontier import NAME, Panel, Point, panels
+from sottovoce.experiments.frontier import NAME, OPEN, Panel, Point, panels
 from sottovoce.privacy.budget import shown
-from sottovoce.report.svg import BLUE, GREEN, INK, MUTED, ORANGE, svg, tidy
+from sottovoce.report.svg import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
 
-MOST_LISTED = 8  # the largest ε asked for that the table lists; the picture shows all
+MOST_LISTED = 8  # the largest ε of the paper's curves that the table lists; the picture shows all
 _LOOKS: dict[str, tuple[str, str, Any]] = {
     "paper": (ORANGE, "o", (0, (5, 2))),
     "corrected": (MUTED, "s", "solid"),
     "ours": (BLUE, "D", "solid"),
     "ours, fewer": (GREEN, "^", "solid"),
+    "adult": (PURPLE, "v", "solid"),
+    "rehearsed": (GREEN, "^", "solid"),
 }
 
 
@@ -39,7 +41,8 @@ def table(points: Sequence[Point]) -> str:
     for panel in panels():
         for curve in panel.curves:
             for point in points:
-                listed = point.asked <= MOST_LISTED or _noiseless(point)
+                theirs = point.curve in ("paper", "corrected")
+                listed = point.asked <= MOST_LISTED or not theirs
                 if (point.panel, point.curve) == (panel.name, curve) and listed:
                     lines.append(_line(panel, point))
     return "\n".join(lines) + "\n"
@@ -47,8 +50,11 @@ def table(points: Sequence[Point]) -> str:
 
 def _line(panel: Panel, point: Point) -> str:
     own = point.plan
+    if _level(point):
+        return _level_line(panel, point)
     score = f"{100 * point.mean:.2f} ± {100 * point.spread:.2f} %"
-    score = f"**{score}**" if point.curve.startswith("ours") else score
+    ours = point.curve.startswith("ours") or point.curve == "rehearsed"
+    score = f"**{score}**" if ours else score
     rounds = f"{min(point.rounds)}" + (
         f"–{max(point.rounds)}" if min(point.rounds) < max(point.rounds) else ""
     )
@@ -61,9 +67,20 @@ def _line(panel: Panel, point: Point) -> str:
         f"{own['local.clip']:g}",
         " + ".join(after) or "–",
     ]
-    holds = "none" if _noiseless(point) else shown(point.epsilon, 3)
+    holds = shown(point.epsilon, 3)
     cells = [panel.title, panel.labels[point.curve], holds, score, rounds, ", ".join(settings)]
     return f"| {' | '.join(cells)} |"
+
+
+def _level_line(panel: Panel, point: Point) -> str:
+    """A layer fitted in the open: no rounds, and an ε of 0 (no client) or none."""
+    score = f"{100 * point.mean:.2f}"
+    # Where nothing is left over, every seed deals the same rows.
+    score += f" ± {100 * point.spread:.2f} %" if len(set(point.accuracy)) > 1 else " %"
+    rows = point.plan.get("data.public") if point.asked == 0 else None
+    how = panel.labels[point.curve] + (f" ({rows:,})" if rows else "")
+    holds = "0, no client" if point.asked == 0 else "none"
+    return f"| {panel.title} | {how} | {holds} | {score} | – | – |"
 
 
 def picture(points: Sequence[Point]) -> str:
@@ -85,9 +102,9 @@ def picture(points: Sequence[Point]) -> str:
     return svg(NAME, "", paint, size=(4.3 * max(1, len(drawn)), 4.0), inline=False)
 
 
-def _noiseless(point: Point) -> bool:
-    """Whether there is no noise to speak of."""
-    return point.asked >= 1e5
+def _level(point: Point) -> bool:
+    """Whether it was fitted in the open: a level to hold a curve against, not a point of one."""
+    return point.asked in (0.0, OPEN)
 
 
 def _lines(ax: Any, panel: Panel, points: Sequence[Point]) -> None:
@@ -96,10 +113,17 @@ def _lines(ax: Any, panel: Panel, points: Sequence[Point]) -> None:
         own = sorted((p for p in points if p.curve == curve), key=lambda p: p.epsilon)
         if not own:
             continue
-        if _noiseless(own[0]):  # a level, not a point
-            ax.axhline(
-                100 * own[0].mean, color=MUTED, linestyle=(0, (1.5, 1.5)), label=panel.labels[curve]
-            )
+        if _level(own[0]):
+            for level in own:
+                rows = f" ({level.plan['data.public']:,})" if level.asked == 0 else ""
+                stroke = (0, (1.5, 1.5)) if level.asked else (0, (4, 1.5, 1, 1.5))
+                ax.axhline(
+                    100 * level.mean,
+                    color=MUTED,
+                    linewidth=0.9,
+                    linestyle=stroke,
+                    label=panel.labels[curve] + rows,
+                )
             continue
         colour, marker, stroke = _LOOKS[curve]
         ax.errorbar(
