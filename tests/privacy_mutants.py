@@ -336,8 +336,7 @@ MUTANTS = [
     _bug("steps whose keys collide", "simulation.round", "simulated_steps_have_noise_of_their_own",
          ("e * clients + i", "e * steps + i")),
     _bug("a window that takes the next client's rows", "simulation.round", "a_clients_steps_use_its_own_rows",
-         ("(place + start >= first[i]) & (place + start < first[i] + n)",
-          "(place + start >= first[i])")),
+         ("(place >= first) & (place < first + rows.samples[i])", "(place >= first)")),
     _bug("a share cut after it was priced", "privacy.tank", "offers_are_worth_their_units",
          ("return self._priced(np.where(units <= self.left, units, 0), sensitivity)",
           "full = self._priced(units, sensitivity)\n"
