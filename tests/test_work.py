@@ -157,7 +157,7 @@ def test_a_round_of_some_clients_computes_their_rows_only(one_piece):
     train, public = products(MLP)
     floor = ROWS // CLIENTS * train + ROWS // 4 * public
     found = operations(compiled_round(MLP, ROWS, members=10))
-    assert floor <= found <= MOST["mlp"] * floor + (NOISE + 2) * size(MLP) + 20_000
+    assert floor <= found <= MOST["mlp"] * floor + (NOISE["mlp"] + 2) * size(MLP) + 20_000
 
 
 @pytest.mark.slow

@@ -28,24 +28,12 @@ def accuracy(plan: Plan, whose: Whose, seed: int) -> float:
     """
     from sottovoce.holdings import hold
 
+    if whose == "public" and plan.data.public is not None:  # let all of them steer
+        plan = plan.replace(**{"data.validation": plan.data.public})
     held = hold(plan, seed=seed)
-    x, y = held.train.x, held.train.y
-    if whose == "public" and plan.data.public is None:
-        x, y = held.validation.x, held.validation.y
-    elif whose == "public":
-        x, y = _first_rows(plan)
-    layer = fit(np.asarray(x), np.asarray(y), held.classes)
+    rows = held.validation if whose == "public" else held.train
+    layer = fit(np.asarray(rows.x), np.asarray(rows.y), held.classes)
     return float(np.mean(predict(layer, np.asarray(held.test.x)) == held.test.y))
-
-
-def _first_rows(plan: Plan) -> tuple[NDArray[Any], NDArray[Any]]:
-    from sottovoce.data import datasets
-    from sottovoce.learning import features
-
-    arrays, own = datasets.load(str(plan.data.name)), plan.model
-    lens = features.build(own.features, arrays.shape, own.cell, own.upright, own.colours)
-    rows = arrays.train_x[: plan.data.public]
-    return rows if lens is None else lens.apply(rows), arrays.train_y[: plan.data.public]
 
 
 def fit(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:

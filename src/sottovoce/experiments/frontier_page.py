@@ -77,10 +77,15 @@ def _level_line(panel: Panel, point: Point) -> str:
     score = f"{100 * point.mean:.2f}"
     # Where nothing is left over, every seed deals the same rows.
     score += f" ± {100 * point.spread:.2f} %" if len(set(point.accuracy)) > 1 else " %"
-    rows = point.plan.get("data.public") if point.asked == 0 else None
-    how = panel.labels[point.curve] + (f" ({rows:,})" if rows else "")
+    how = panel.labels[point.curve] + _public_rows(point)
     holds = "0, no client" if point.asked == 0 else "none"
     return f"| {panel.title} | {how} | {holds} | {score} | – | – |"
+
+
+def _public_rows(point: Point) -> str:
+    """How many they were, where no client took part."""
+    rows = point.plan.get("data.public") if point.asked == 0 else None
+    return f" ({rows:,})" if rows else ""
 
 
 def picture(points: Sequence[Point]) -> str:
@@ -115,7 +120,7 @@ def _lines(ax: Any, panel: Panel, points: Sequence[Point]) -> None:
             continue
         if _level(own[0]):
             for level in own:
-                rows = f" ({level.plan['data.public']:,})" if level.asked == 0 else ""
+                rows = _public_rows(level)
                 stroke = (0, (1.5, 1.5)) if level.asked else (0, (4, 1.5, 1, 1.5))
                 ax.axhline(
                     100 * level.mean,
