@@ -62,13 +62,12 @@ def loop(run: Run, after_round: AfterRound | None) -> None:
     valid = on_device(federation.held.validation)
     key = seeds.words(run.seed, Purpose.NOISE)
     tells = federation.plan.server.signal == "clients"
-    buffers = _buffer(federation), _buffer(federation)
     while (paid := course.prepare(federation, run.state, run.seed)) is not None:
         made, score = run.at[1:], np.full(4, np.nan)
         if paid.uploads.any():
             # JAX's arrays from the first round on: numpy's would be compiled for once more.
             params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
-            step, told = total(federation, params, paid.weight, buffers)
+            step, told = total(federation, params, paid.weight)
             own = numbers([federation.finish], [run.state.marks], [paid.turn])
             alone = None if own is None else Numbers(*(part[0] for part in own))
             std = np.float32(paid.std)
@@ -98,13 +97,10 @@ def _stacked(tree: Params) -> Params:
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def total(
-    federation: Federation, params: Params, weight: Floats, buffers: tuple[Block, Block]
-) -> tuple[Params, Array]:
+def total(federation: Federation, params: Params, weight: Floats) -> tuple[Params, Array]:
     """Σ_i p_i·(η/n_i)·Σ_m clip(g_m), and Σ_i p_i·(mean loss of client i), over all blocks.
 
-    One of the two buffers is read into while the other is computed on. The losses are taken, each
-    cut to [0, B], only where clients tell theirs; else it is 0.
+    The losses are taken, each cut to [0, B], only where clients tell theirs; else it is 0.
     """
     plan, model = federation.plan, cast(Model, federation.model)
     rate = plan.local.learning_rate
@@ -112,7 +108,8 @@ def total(
     told = plan.server.signal == "clients"
     clip, bound = np.float32(federation.recipe.clip), np.float32(plan.server.loss_bound or 0.0)
     carried: Any = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
-    free, filled = buffers
+    # Read into one while the other is computed on; kept from round to round they were slower.
+    free, filled = _buffer(federation), _buffer(federation)
     places = stretches(federation.samples, coefficient, len(free.y))
     with ThreadPoolExecutor(1) as reader:
         waiting = [reader.submit(_fill, federation.held, free, next(places))]
