@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from sottovoce.errors import FederationError, InputError
-from sottovoce.flower import certificates, control, keeper, local, loopback
+from sottovoce.flower import certificates, control, keeper, local, loopback, processes
 from sottovoce.flower.processes import Process, Processes
 
 
@@ -482,3 +483,18 @@ class TestLocal:
     def test_no_nodes_no_federation(self, tmp_path):
         with pytest.raises(InputError, match="at least one"), local.federation(tmp_path, []):
             raise AssertionError("it never starts")
+
+
+def test_a_pipe_that_is_closed_while_it_is_read_has_ended():
+    """Closing it from another thread may surprise the reader in the middle of a line."""
+
+    class Surprised:
+        lines = iter([b"one\n"])
+
+        def readline(self):
+            for line in self.lines:
+                return line
+            raise ValueError("PyMemoryView_FromBuffer(): info->buf must not be NULL")
+
+    assert list(processes._until_closed(Surprised())) == [b"one\n"]
+    assert list(processes._until_closed(io.BytesIO(b"one\ntwo"))) == [b"one\n", b"two"]

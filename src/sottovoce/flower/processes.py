@@ -20,10 +20,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from sottovoce.errors import FederationError
 from sottovoce.flower import keeper
@@ -171,7 +171,7 @@ class Processes:
     def _listen(self) -> None:
         pipe = self._running().stdout
         assert pipe is not None
-        for line in pipe:
+        for line in _until_closed(pipe):
             words = json.loads(line)
             process = self.all.get(words.get("started") or words.get("ended") or "")
             if process is None:
@@ -186,3 +186,15 @@ class Processes:
             with process.changed:  # the keeper is gone, and with it all it kept
                 process.code = process.code if process.code is not None else -signal.SIGKILL
                 process.changed.notify_all()
+
+
+def _until_closed(pipe: IO[bytes]) -> Iterator[bytes]:
+    """Its lines, until its other end or, from another thread, this one is closed."""
+    while True:
+        try:
+            line = pipe.readline()
+        except ValueError:  # closed here, perhaps in the middle of reading
+            return
+        if not line:
+            return
+        yield line
