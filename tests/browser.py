@@ -64,7 +64,7 @@ def chromium(browser: str, profile: Path, *arguments: str) -> subprocess.Complet
         [browser, *FLAGS, f"--user-data-dir={profile}", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return done

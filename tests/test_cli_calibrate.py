@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # left out of the editing loop
 def sottovoce(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     command = [sys.executable, "-W", "error", "-m", "sottovoce", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
 SETTING = [
@@ -177,7 +177,7 @@ def test_help(arguments):
 def test_version_and_a_closed_pipe():
     assert sottovoce("--version").stdout.startswith("sottovoce 0.")
     command = f"{sys.executable} -m sottovoce calibrate | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=900)
     assert done.stderr == ""
 
 
@@ -187,7 +187,7 @@ def test_a_reader_that_has_left_is_no_failure(arguments):
     os.close(reader)
     done = subprocess.run(
         [sys.executable, "-m", "sottovoce", *arguments],
-        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60,
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=900,
     )  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
@@ -207,6 +207,6 @@ def test_another_broken_pipe_is_one():
         "cli.app = broken\n"
         "cli.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
     assert done.returncode == 1
     assert "the system refused: Broken pipe" in done.stderr

@@ -21,7 +21,7 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env=os.environ | {"PYTHONWARNINGS": "error"},
     )
     assert done.returncode == 0, done.stderr

@@ -163,7 +163,7 @@ def test_public_rows_that_are_none_are_refused(change, tmp_path):
 def _hold(folder, ready):
     with leading.alone(folder):
         ready.set()
-        time.sleep(60)
+        time.sleep(900)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_one_process_leads_a_run_and_its_lock_dies_with_it(tmp_path):
     other = context.Process(target=_hold, args=(tmp_path, ready))
     other.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(900)
         assert int((tmp_path / leading.LOCK).read_text()) == other.pid
         with (
             pytest.raises(RunError, match="is led by another process"),
@@ -181,15 +181,15 @@ def test_one_process_leads_a_run_and_its_lock_dies_with_it(tmp_path):
         ):
             pass
         other.kill()
-        with leading.alone(tmp_path, seconds=30):
+        with leading.alone(tmp_path, seconds=900):
             assert int((tmp_path / leading.LOCK).read_text()) == os.getpid()
     finally:
         other.kill()
         other.join()
 
 
-def _for_30_seconds(look):
-    until = time.monotonic() + 30
+def _again_and_again(look):
+    until = time.monotonic() + 900
     while time.monotonic() < until:
         look()
         time.sleep(0.05)
@@ -210,7 +210,7 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
         time.sleep(0.1)
     other.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(900)
         assert server.pid() == other.pid
         for _ in range(6):
             follow()
@@ -219,7 +219,7 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
         other.join()
         began = time.monotonic()
         with pytest.raises(FederationError, match="the server was killed"):
-            _for_30_seconds(follow)
+            _again_and_again(follow)
         assert time.monotonic() > began + 0.3  # not before it is sure
     finally:
         other.kill()

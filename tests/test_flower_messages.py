@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -76,8 +75,14 @@ def fails(message):
     raise ValueError("bytes that cannot be decoded")
 
 
-def hangs(message):
-    time.sleep(60)
+class Hanging:
+    """A node whose reply is announced and comes only when the test says so."""
+
+    def __init__(self):
+        self.release, self.gave_up = threading.Event(), False
+
+    def __call__(self, message):
+        self.gave_up = not self.release.wait(900)
 
 
 def error(code):
@@ -96,7 +101,7 @@ HOSTILE = {
     "another sender": (elsewhere, "malformed"),
     "for another message": (foreign, "late"),
     "not decodable": (fails, "late"),
-    "announced, never sent": (hangs, "late"),
+    "announced, never sent": (Hanging(), "late"),
     "silence": (lambda m: None, "late"),
     "offline": (error(5), "offline"),
     "expired": (error(3), "late"),
@@ -117,11 +122,14 @@ class TestAsk:
     def test_a_hostile_node_costs_its_own_answer_alone(self, kind):
         node, reason = HOSTILE[kind]
         grid = FakeGrid({1: echo, 2: node, 3: echo})
-        began = time.monotonic()
-        answers = ask(grid, {1: b"a", 2: b"b", 3: b"c"}, seconds=0.6, limit=100)
+        # The deadline is waited for only where nothing comes; the honest ones need far less.
+        seconds = 3 if reason == "late" else 900
+        answers = ask(grid, {1: b"a", 2: b"b", 3: b"c"}, seconds=seconds, limit=100)
         assert answers == {1: b"a", 2: Failure(reason), 3: b"c"}
         assert "secret" not in str(answers[2])
-        assert time.monotonic() - began < 5
+        if isinstance(node, Hanging):  # the others' answers were there while it still hung
+            assert not node.gave_up
+            node.release.set()
 
     def test_an_unknown_node_is_offline(self):
         answers = ask(FakeGrid({1: echo}), {1: b"a", 2: b"b"}, seconds=5, limit=100)
@@ -141,17 +149,15 @@ class TestAsk:
         before = signal.signal(signal.SIGUSR1, stop)
         try:
             threading.Timer(0.2, signal.raise_signal, [signal.SIGUSR1]).start()
-            began = time.monotonic()
-            with pytest.raises(InterruptedError):
-                ask(FakeGrid({1: lambda m: None}), {1: b"a"}, seconds=20, limit=100)
-            assert time.monotonic() - began < 10
+            with pytest.raises(InterruptedError):  # and not the end of the deadline
+                ask(FakeGrid({1: lambda m: None}), {1: b"a"}, seconds=900, limit=100)
         finally:
             signal.signal(signal.SIGUSR1, before)
 
     def test_many_nodes(self):
         grid = FakeGrid(dict.fromkeys(range(200), echo))
         requests = {node: str(node).encode() for node in range(200)}
-        assert ask(grid, requests, seconds=30, limit=100) == requests
+        assert ask(grid, requests, seconds=900, limit=100) == requests
 
 
 class TestRoll:
@@ -214,11 +220,12 @@ class TestRoll:
         roll.grid.nodes[12] = roll.grid.nodes.pop("12")
         roll.call(wanted=2, seconds=6, patience=0.1)
         asked = [m for m in roll.grid.sent.values() if m.metadata.dst_node_id == 12]
-        assert 3 <= len(asked) <= 5  # at 0, 0.4, 1.2, 2.8, 6 s, and not 60 times
+        # At 0, 0.4, 1.2, 2.8 and 6 s at the earliest, and not 60 times.
+        assert 2 <= len(asked) <= 5
         assert set(roll.seats) == {"ann"}
-        began = time.monotonic()
-        roll.call(wanted=0, seconds=60)  # nobody new: a round loses no time
-        assert time.monotonic() - began < 1
+        sent = len(roll.grid.sent)
+        roll.call(wanted=0, seconds=900)  # nobody new: a round loses no time
+        assert len(roll.grid.sent) == sent
 
     def test_routes_announce_who_is_new_and_whatever_is_no_greeting(self):
         roll = self.roll({11: "ann"}, **{"12": lambda m: said(m, b"junk")})
@@ -246,9 +253,7 @@ class TestRoll:
         assert routes.greet(5) == {}
 
     def test_waiting_for_too_many_ends(self):
-        began = time.monotonic()
         assert set(self.roll({11: "ann"}).call(wanted=5, seconds=0.5)) == {"ann"}
-        assert time.monotonic() - began < 5
 
 
 class TestClientApp:

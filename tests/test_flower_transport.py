@@ -92,7 +92,7 @@ def first_run(running, tmp_path_factory):
         env=running.environment("superlink"),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr, out, proof

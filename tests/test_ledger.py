@@ -58,7 +58,7 @@ def place(tmp_path, rows):
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-W", "error", "-m", "sottovoce", "ledger", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+    return subprocess.run(line, capture_output=True, text=True, timeout=900)
 
 
 # The statement

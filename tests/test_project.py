@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def modules_after(statement: str) -> set[str]:
     code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
@@ -203,7 +203,7 @@ def test_readme_console_blocks_show_what_the_commands_print():
             if not command.startswith("sottovoce calibrate"):
                 continue
             words = [sys.executable, "-m", *command.split()]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=900)
             for line in expected:
                 if line.strip() not in ("", "…"):
                     assert line.rstrip() in done.stdout.splitlines(), line

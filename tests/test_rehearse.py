@@ -552,7 +552,7 @@ def test_the_command_says_what_it_chose_and_where(tmp_path):
     plan.write_text(table_plan().to_toml(), "utf-8")
     words = [sys.executable, "-m", "sottovoce", "rehearse", str(plan), "--runs", "40"]
     words += ["--keep", "rounds.schedule", "--keep", "server", "--out", str(tmp_path / "out")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "cost in privacy: none" in done.stdout
     assert "On the stand-in the budget costs" in done.stdout
@@ -561,14 +561,14 @@ def test_the_command_says_what_it_chose_and_where(tmp_path):
         [*words, "--resume", "--json", "--quiet"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         cwd=tmp_path,
     )
     assert again.stderr == ""
     assert json.loads(again.stdout)["schema"] == "sottovoce.rehearsal/1"
     assert (tmp_path / "out" / "plan.toml").exists()
     refused = subprocess.run(
-        [*words[:-1], str(plan)], capture_output=True, text=True, timeout=60, cwd=tmp_path
+        [*words[:-1], str(plan)], capture_output=True, text=True, timeout=900, cwd=tmp_path
     )
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1

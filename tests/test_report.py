@@ -347,7 +347,7 @@ def test_importing_the_room_is_light_and_drawing_needs_no_pyplot():
         "from sottovoce.report import figures; figures.attacker(1.0)\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
 
 

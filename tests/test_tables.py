@@ -535,7 +535,7 @@ def test_arrays_have_no_table(table: Path) -> None:
 
 def sottovoce(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sottovoce", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=cwd)
 
 
 @pytest.mark.slow

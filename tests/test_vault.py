@@ -326,11 +326,10 @@ def test_a_vault_is_never_replaced(place):
         Vault.create(place, POLICY, dataset=DATASET)
 
 
-def test_a_second_opening_is_refused_at_once(vault, place):
-    began = time.monotonic()
+def test_a_second_opening_is_refused_at_once(vault, place, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits for the lock"))
     with pytest.raises(VaultRefusal, match=f"in use by process {os.getpid()}"):
         Vault.open(place, dataset=DATASET)
-    assert time.monotonic() - began < 1
     book(vault, 0)
 
 
@@ -345,7 +344,7 @@ def test_another_process_is_refused_by_the_lock_and_by_sqlite(vault, place):
         if moved_lock:  # what is left is SQLite's own lock
             place.with_name(place.name + ".lock").rename(place.with_name("elsewhere"))
         done = subprocess.run(
-            [sys.executable, "-c", code, str(place)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code, str(place)], capture_output=True, text=True, timeout=900
         )
         assert "is in use" in done.stdout, done.stderr
     book(vault, 0)
@@ -838,7 +837,7 @@ def test_a_fork_shares_no_vault(vault, place):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code, str(place)],
-        capture_output=True, text=True, timeout=60, env=environment,
+        capture_output=True, text=True, timeout=900, env=environment,
     )  # fmt: skip
     assert done.stdout.strip() == "7", done.stderr
 
@@ -943,7 +942,7 @@ def test_a_start_without_anything_heavy():
         "print(time.process_time() - began)\n"
         "print([m for m in ('jax', 'scipy', 'pydantic', 'polars', 'flwr') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
     seconds, heavy = done.stdout.splitlines()
     assert heavy == "[]"
     assert float(seconds) < 0.3  # 0.07 here

@@ -64,7 +64,7 @@ def compiled(folder: Path) -> Path:
         raise FileNotFoundError("no C compiler (cc, gcc, clang) on PATH")
     library = folder / "vault_power.so"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True, timeout=60
+        [compiler, "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True, timeout=900
     )
     return library
 
@@ -84,7 +84,7 @@ def record(folder: Path, shim: Path, *, rounds: int, package: Path | None = None
     }
     subprocess.run(
         [sys.executable, __file__, str(folder.resolve()), str(rounds)],
-        check=True, timeout=300, env=environment,
+        check=True, timeout=900, env=environment,
     )  # fmt: skip
     return log.read_text("ascii").splitlines()
 

@@ -161,7 +161,7 @@ def test_flwr_run_of_our_own_app_stopped_and_resumed(tmp_path, record_property):
                 env=running.environment("superlink"),
                 capture_output=True,
                 text=True,
-                timeout=300,
+                timeout=900,
             ).stdout
 
         def run(more):
