@@ -6,6 +6,8 @@ are replaced. Sizes are few, so that JAX compiles little.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -17,7 +19,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.learning import gradients
+from sottovoce import client
+from sottovoce.learning import gradients, reference
 from sottovoce.learning.form import Form
 from sottovoce.learning.models import Cnn, custom
 from sottovoce.learning.own import as_device
@@ -224,3 +227,47 @@ def falsify(name, pairs):
 
     holds()
     return moved
+
+
+class _Counted:
+    """numpy as a module sees it; every call of a function is noted with its arrays' shapes."""
+
+    def __init__(self, noted):
+        self._noted = noted
+
+    def __getattr__(self, name):
+        thing = getattr(np, name)
+        if isinstance(thing, type) or not callable(thing):
+            return thing
+
+        def call(*args, **options):
+            self._noted[name, *(a.shape for a in args if isinstance(a, np.ndarray))] += 1
+            return thing(*args, **options)
+
+        return call
+
+
+def work(call, modules=(grid, gradients, reference, client)):
+    """What a call does, counted: lines of these modules, numpy's functions and their arrays.
+
+    Two data sets of one size must cost the same; seconds are not looked at.
+    """
+    noted, before = Counter(), sys.gettrace()
+    files = {module.__file__ for module in modules}
+
+    def lines(frame, event, _argument):
+        if frame.f_code.co_filename not in files:
+            return None
+        noted[frame.f_code.co_filename, frame.f_lineno, event] += 1
+        return lines
+
+    for module in modules:
+        module.np = _Counted(noted)
+    sys.settrace(lines)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+        for module in modules:
+            module.np = np
+    return noted

@@ -213,6 +213,15 @@ MUTANTS = [
     _bug("divided by the rows that are there", "client", "one_record_moves_an_upload_by_its_sensitivity",
          ("+ drawn, recipe, samples)",
           "+ drawn, recipe, max(1, int(np.isfinite(np.asarray(x, np.float64)).all(axis=1).sum())))")),
+    _bug("a second path for long rows", "privacy.grid", "tests/test_grid.py::test_the_work_does_not_depend_on_a_record",
+         ("    return np.fmin(sums * _SLACK, float(_TOO_LONG)).astype(np.int64)\n",
+          "    if np.max(sums) < 2.0**53:\n        return sums.astype(np.int64)\n"
+          "    return np.fmin(sums * _SLACK, float(_TOO_LONG)).astype(np.int64)\n")),
+    _bug("a norm whose squares underflow", "privacy.grid", "tests/test_grid.py::test_the_work_does_not_depend_on_a_record",
+         ("        block = block.without_tiny()\n", "")),
+    _bug("a length that may be understated", "privacy.grid",
+         "tests/test_grid.py::test_squared_lengths_are_never_understated_in_the_longest_segment",
+         ("_SLACK = 1 + 2**-41", "_SLACK = 1.0")),
     # What it is worth.
     _bug("Δ without its factor 2", "privacy.grid", "sensitivity_covers_every_recipe",
          ("REPLACED = 2 * NORM", "REPLACED = NORM")),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import mutated
-from neighbours import reach, squared
+from neighbours import reach, squared, work
 
 from sottovoce.errors import InputError
 from sottovoce.privacy import grid
@@ -152,17 +152,82 @@ def test_too_long_a_row_goes_and_the_others_stay():
     ),
     st.sampled_from([1, 2**3, 2**14, 2**20]),
 )
-def test_squared_lengths_are_exact(rows, part):
+def test_squared_lengths_are_never_understated(rows, part):
     """On either side of 2⁵³, where floating-point sums begin to round, and of 2⁶¹."""
     whole = [[value // part for value in row] for row in rows]
-    found = grid._lengths(np.array(whole, dtype=float))
-    assert found.tolist() == [min(sum(v * v for v in row), 2**61) for row in whole]
+    for found, row in zip(grid._lengths(np.array(whole, dtype=float)).tolist(), whole, strict=True):
+        exact = sum(v * v for v in row)
+        assert min(exact, 2**61) <= found <= min(exact + (exact >> 40), 2**61)
+
+
+def test_squared_lengths_are_never_understated_in_the_longest_segment():
+    """Rows made to round down at every addition, as long as a segment may be."""
+    for first in (2.0**26 + 1, 2.0**30 - 1, 2.0**29 + 3):
+        for rest in (1.0, 3.0, 2.0**13 + 1, 2.0**20 - 1):
+            row = np.full((1, grid._TERMS), rest)
+            row[0, 0] = first
+            exact = sum(int(v) ** 2 for v in row[0])
+            assert exact <= grid._lengths(row)[0] <= exact + (exact >> 40)
 
 
 def test_what_is_no_number_is_too_long():
     rows = np.array([[np.nan, 1.0], [np.inf, 0.0], [1e200, 0.0], [3.0, 4.0], [2.0**30, 1.0]])
     with np.errstate(all="ignore"):
-        assert grid._lengths(rows).tolist() == [2**61, 2**61, 2**61, 25, 2**60 + 1]
+        *far, small, near = grid._lengths(rows).tolist()
+    assert far == [2**61] * 3
+    assert small == 25
+    assert 2**60 < near < 2**60 + 2**20
+
+
+# One record of a data set, as a server could make its gradient with weights of its choice.
+ODD_ROWS = {
+    "within the clip": (1.0, 1.0), "beyond 2⁵³": (1e3, 1.0), "at the clip": (1e8, 1e8),
+    "not a number": (np.nan, 1.0), "infinite": (1.0, np.inf), "squares overflow": (1e160, 1.0),
+    "subnormal": (5e-324, 1.0), "subnormal product": (1e-160, 1e-160),
+    "squares underflow": (1e-163, 1e153), "zero": (0.0, 0.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clip", [1e-15, 1.0, 1e9])
+@pytest.mark.parametrize("kind", ODD_ROWS)
+def test_the_work_does_not_depend_on_a_record(kind, clip):
+    """The same operations on arrays of the same sizes, whatever one record's gradient is."""
+    rng = np.random.default_rng(0)
+    sides = [rng.standard_normal((70, size)) for size in (1, 5, 7, 40)]
+
+    def spent(one, other):
+        mine = [side.copy() for side in sides]
+        mine[1][3], mine[2][3], mine[3][3] = 0.0, one * mine[2][3], other * mine[3][3]
+        block = grid.Products(((mine[0], mine[1]), (mine[2], mine[3])))
+        with np.errstate(all="ignore"):
+            written = block.written()
+        factors = work(lambda: grid.clipped_sum([block], clip, 285))
+        return factors, work(lambda: grid.clipped_sum([written], clip, 285))
+
+    assert spent(*ODD_ROWS[kind]) == spent(1.0, 1.0)
+
+
+@pytest.mark.parametrize("clip", [1e-15, 1.0])
+def test_no_subnormal_number_enters_a_product(clip, monkeypatch):
+    """They take longer on many processors, so that one record's would show in the time."""
+    least, real = [], np.multiply
+
+    def multiply(one, other, **options):
+        for factor in (one, other, product := real(one, other, **options)):
+            least.append(np.min(np.abs(factor), where=factor != 0, initial=1.0))
+        return product
+
+    class Watched:
+        def __getattr__(self, name):
+            return multiply if name == "multiply" else getattr(np, name)
+
+    monkeypatch.setattr(grid, "np", Watched())
+    rng = np.random.default_rng(1)
+    for size in (1e-320, 1e-160, 1e-75, 1e-60, 1e120):
+        left, right = size * rng.standard_normal((3, 4)), 1e-150 * rng.standard_normal((3, 5))
+        right[0] /= 1e-150
+        grid.clipped_sum([grid.Products(((left, right),))], clip, 20)
+    assert min(least) >= np.finfo(float).tiny
 
 
 LOSSES = st.lists(ANY, min_size=1, max_size=8)

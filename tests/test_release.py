@@ -22,6 +22,7 @@ from neighbours import (
     rows,
     units,
     weights,
+    work,
 )
 
 from sottovoce import client
@@ -286,3 +287,24 @@ def test_what_was_not_paid_for_is_not_released(paid, steps, bound):
     with pytest.raises(InputError, match="paid must be a price of this recipe"):
         client.release(form, start, [[1.0, 2.0]], [1], recipe=Recipe(1.0, 1.0, steps=steps),
                        paid=paid, head={"kind": "upload"}, loss_bound=bound)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("name", ["svm", "softmax", "mlp"])
+def test_the_work_of_a_release_does_not_depend_on_a_record(name, kind):
+    """Line by line and array by array the same, whatever a record is and the server has sent."""
+    rng = np.random.default_rng(5)
+    params, n = weights(name, kind, rng), 70  # two groups of rows
+    x, y = rows("normal", n, rng), rng.integers(0, classes_of(name), n)
+    recipe = Recipe(learning_rate=1e-15, clip=1e3, steps=2)
+    paid = Price(units=(1, 1), noise=(2**31, 2**31), loss_noise=2**31)
+
+    def spent(record):
+        data = x.copy()
+        data[3] = record
+        return work(lambda: client.release(form_of(name), params, data, y, recipe=recipe,
+                                           paid=paid, head={}, loss_bound=1.0))  # fmt: skip
+
+    usual = spent(x[3])
+    for record in (1e9 * x[3], 1e300 * x[3], 5e-324, 1e-160 * x[3], np.nan, np.inf, 0.0):
+        assert spent(record) == usual

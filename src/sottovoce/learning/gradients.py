@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 from sottovoce.learning.form import Form, Shapes
 from sottovoce.learning.reference import losses_numpy, row_by_row, softmax_error
-from sottovoce.privacy.grid import Products
+from sottovoce.privacy.grid import Products, flushed
 
 Floats = NDArray[np.float64]
 Params = Mapping[str, Floats]
@@ -94,13 +94,15 @@ def blocks(
 ) -> Iterator[Floats | Products]:
     """Per-sample gradients of the form's loss at `params`, block by block, for `grid.clipped_sum`.
 
-    Those of dense layers are not written out.
+    Those of dense layers are not written out. Numbers below 2⁻²⁵⁰ count as 0: products of them
+    would be subnormal, and the time that takes would tell of the sample.
     """
+    params = {name: flushed(leaf) for name, leaf in params.items()}
     count = sum(leaf.size for leaf in params.values())
     dense = form.name in ("softmax", "mlp")
     rows = rows_per_block(sum(map(sum, form.shapes().values())) if dense else count)
     for start in range(0, len(y), rows):
-        part, labels = x[start : start + rows], y[start : start + rows]
+        part, labels = flushed(x[start : start + rows]), y[start : start + rows]
         with np.errstate(all="ignore"):
             match form.name:
                 case "softmax":

@@ -17,6 +17,7 @@ from sottovoce.errors import InputError
 Floats = NDArray[np.float64]
 
 NAMES = ("svm", "softmax", "mlp")
+LEAST_SCORE = -500.0  # below the largest of a row: e⁻⁵⁰⁰ is far from subnormal, which takes longer
 SLAB = 1 << 16  # numbers of a matrix that all rows are multiplied by before the next
 
 
@@ -43,7 +44,7 @@ def losses_numpy(
         scores = _scores(arrays, rows) if name == "softmax" else _hidden(arrays, rows)[1]
         scores = scores - np.max(scores, axis=1, keepdims=True)
         picked = scores[np.arange(len(labels)), labels]
-        return np.asarray(np.log(np.sum(np.exp(scores), axis=1)) - picked)
+        return np.asarray(np.log(np.sum(np.exp(np.maximum(scores, LEAST_SCORE)), axis=1)) - picked)
 
 
 def _given(
@@ -79,7 +80,7 @@ def softmax_error(scores: Floats, y: NDArray[Any]) -> Floats:
     >>> softmax_error(np.zeros((1, 2)), np.array([1])).tolist()
     [[0.5, -0.5]]
     """
-    error = np.exp(scores - np.max(scores, axis=1, keepdims=True))
+    error = np.exp(np.maximum(scores - np.max(scores, axis=1, keepdims=True), LEAST_SCORE))
     error /= np.sum(error, axis=1, keepdims=True)
     error[np.arange(len(y)), y] = 0
     error[np.arange(len(y)), y] = -np.sum(error, axis=1)

@@ -2,12 +2,17 @@
 
 One grid unit is u = C / ((1 − 2⁻⁴⁰)·2³⁰). A sample's gradient is scaled so that norm C becomes
 (1 − 2⁻⁴⁰)·2³⁰ units, truncated toward zero (which never grows a norm) to a whole vector q, and
-kept only if Σq² ≤ 2⁶⁰, checked in integers. Whatever the floating-point arithmetic before it did,
-‖q‖ ≤ 2³⁰ then holds exactly; the sum over samples is exact in int64 and does not depend on their
-order, and replacing one sample moves it by at most 2³¹ units. docs/proofs.md has the proof.
+kept only if a proven upper bound on Σq² is at most 2⁶⁰. Whatever the floating-point arithmetic
+before it did, ‖q‖ ≤ 2³⁰ then holds exactly; the sum over samples is exact in int64 and does not
+depend on their order, and replacing one sample moves it by at most 2³¹ units. docs/proofs.md has
+the proof.
 
 A sample whose gradient is not finite (or whose squared norm is not) becomes the zero vector: the
 same behaviour whatever was wrong with it, never an error.
+
+The operations that are carried out, and the sizes of their arrays, depend on the numbers of samples
+and parameters alone: a server that measures time must not read a record's gradient from it. No
+subnormal number, which a processor may treat more slowly, enters a product.
 """
 
 from __future__ import annotations
@@ -33,6 +38,9 @@ LARGEST_NOISE = 2**52  # what the sampler draws
 _ROWS = 64  # samples worked on together: their sums are exact in float64, too
 _SEGMENT = 2**16  # numbers of them written out at a time: they stay in a core's cache
 _TOO_LONG = 2**61  # stands for every squared norm from there on
+_TERMS = 2**11  # squares that float64 adds at a time: such a sum's relative error is below 2⁻⁴¹
+_SLACK = 1 + 2**-41  # makes such a sum an upper bound
+_TINY = 2.0**-250  # factors below it count as 0, so that no product of squares underflows
 
 
 def unit(clip: float) -> float:
@@ -91,6 +99,13 @@ class Products:
         """The samples from `start` to `stop`."""
         return Products(tuple((left[start:stop], right[start:stop]) for left, right in self.pieces))
 
+    def without_tiny(self) -> Products:
+        """Factors below 2⁻²⁵⁰ as 0: no norm is then underrated because its squares underflow.
+
+        A number of a gradient that is written out is below 2⁻¹⁶⁰ units then, which truncates to 0.
+        """
+        return Products(tuple((flushed(left), flushed(right)) for left, right in self.pieces))
+
     def squared(self) -> Floats:
         """‖g_m‖² of every sample, Σ ‖left‖²·‖right‖² of the pieces: finite only if all of g is."""
         return sum(
@@ -114,7 +129,7 @@ class Products:
         What was yielded is overwritten by the next.
         """
         rows, first = len(self), 0
-        width = max(1, _SEGMENT // max(1, rows))
+        width = max(1, min(_SEGMENT // max(1, rows), _TERMS))
         room = np.empty(rows * width)
         for left, right in self.pieces:
             size = left.shape[1] * right.shape[1]
@@ -161,8 +176,13 @@ def bounded_sum(values: Floats, bound: float) -> int:
 
 
 def _quantised_sum(block: Products, clip: float, out: Integers) -> Integers:
-    """Σ_m q_m of a few samples; a row that is not finite, or too long, is the zero vector."""
+    """Σ_m q_m of a few samples; a row that is not finite, or too long, is the zero vector.
+
+    docs/proofs.md shows that floating point lets no row become too long. The loop is there in case
+    that a machine does not compute as IEEE 754 says: no data make it run twice on one that does.
+    """
     with np.errstate(all="ignore"):
+        block = block.without_tiny()
         squared = block.squared()
         usable = np.isfinite(squared)
         while True:
@@ -171,11 +191,11 @@ def _quantised_sum(block: Products, clip: float, out: Integers) -> Integers:
             fits = _truncated_sum(block.scaled(np.where(usable, scale, 0.0)), out) <= NORM**2
             if np.all(fits):
                 return out
-            usable &= fits  # once more without those that floating point has let through
+            usable &= fits
 
 
 def _truncated_sum(block: Products, out: Integers) -> Integers:
-    """Σ_m trunc(row m) into `out`, and ‖trunc(row m)‖² of every row, exact up to `_TOO_LONG`.
+    """Σ_m trunc(row m) into `out`; returned is an upper bound on ‖trunc(row m)‖² of every row.
 
     What is in `out` has a meaning only if no row is too long.
     """
@@ -189,18 +209,25 @@ def _truncated_sum(block: Products, out: Integers) -> Integers:
 
 
 def _lengths(whole: Floats) -> Integers:
-    """Σq² of rows of whole numbers, exact below 2⁶¹; whatever is more, or no number, is 2⁶¹."""
+    """An upper bound on Σq² of rows of at most 2¹¹ whole numbers, less than 2⁻⁴⁰ of it too large.
+
+    Whatever is 2⁶¹ and more, or no number, is 2⁶¹. One path for all values: an exact sum in int64
+    would take twice as long, and taking it only where sums reach 2⁵³ told of the values.
+    """
     sums: Floats = np.matmul(whole[:, None, :], whole[:, :, None])[:, 0, 0]
-    # A floating-point sum of whole numbers ≥ 0 that is below 2⁵³ was never rounded on its way.
-    if np.max(sums) < 2.0**53:
-        return sums.astype(np.int64)
-    # Below 2⁶¹ in floats the exact sum is below 2⁶² (all terms ≥ 0, relative error < 2⁻²²).
-    known = sums < _TOO_LONG
-    lengths = np.full(len(whole), _TOO_LONG)
-    rows = whole[known].astype(np.int64)
-    lengths[known] = np.minimum(np.einsum("ij,ij->i", rows, rows), _TOO_LONG)
-    return lengths
+    # Truncated it is still a bound, since Σq² is whole. fmin, not minimum: NaN is too long, too.
+    return np.fmin(sums * _SLACK, float(_TOO_LONG)).astype(np.int64)
 
 
 def _squared(rows: Floats) -> Floats:
-    return np.asarray(np.einsum("ij,ij->i", rows, rows))
+    """Σv² of every row: sums of at most 2¹¹ squares, which are added in pairs."""
+    sums = [
+        np.einsum("ij,ij->i", rows[:, j : j + _TERMS], rows[:, j : j + _TERMS])
+        for j in range(0, rows.shape[1], _TERMS)
+    ]
+    return np.asarray(np.stack(sums, axis=1).sum(axis=1))
+
+
+def flushed(values: Floats) -> Floats:
+    """Return the values with those below 2⁻²⁵⁰ as 0; what is no number stays none."""
+    return np.where(np.abs(values) < _TINY, 0.0, values)
