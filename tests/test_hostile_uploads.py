@@ -22,6 +22,7 @@ from sottovoce import client, device, wire
 from sottovoce.errors import Malformed
 from sottovoce.learning.form import Form
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.rounds.turn import Terms
 from sottovoce.server import checks
 from sottovoce.server.checks import Accepted, Declined, Expected
 from sottovoce.server.registry import Member
@@ -300,22 +301,121 @@ def test_every_step_of_an_upload_is_paid_for(tmp_path):
             three.read(three.with_head(budget__spent=spent))
 
 
+@pytest.mark.parametrize("which", ["scene", "wide", "small"])
 @pytest.mark.parametrize("seed", range(5))
-def test_an_upload_without_its_noise(wide, seed):
+def test_an_upload_without_its_noise(which, seed, request):
     """The model itself, a step, a third of the noise: nearer than the claimed σ lets it be.
 
-    It takes σ(√d − 8) > ηC to tell, here 3.3 > 1; at d = 275 and this σ it could not be told.
+    Of 31 numbers whose step is as long as their noise only the model itself is told at once.
     """
-    start = {n: a.astype(np.float64) for n, a in wide.asked.params.items()}
+    own = request.getfixturevalue(which)
+    form, sigma, rng = own.asked.form, own.head["sigma"][0], np.random.default_rng(seed)
+    start = {n: a.astype(np.float64) for n, a in own.asked.params.items()}
     x, y = draw(40, 7 + seed)
-    step = client.step(WIDE, start, x, y, Recipe(1.0, 1.0))
-    rng, sigma = np.random.default_rng(seed), wide.head["sigma"][0]
+    step = client.step(form, start, x, y % form.classes, own.asked.recipe)
     third = {n: a + sigma / 3 * rng.normal(size=a.shape) for n, a in step.items()}
-    for arrays in (start, step, third):
-        with pytest.raises(Malformed, match="nearer to the model than its noise"):
-            wide.read(wide.with_arrays(arrays))
+    for arrays in (start,) if which == "small" else (start, step, third):
+        with pytest.raises(Malformed, match=r"nearer to the model than|no noise was added"):
+            own.read(own.with_arrays(arrays))
     whole = {n: a + sigma * rng.normal(size=a.shape) for n, a in step.items()}
-    assert isinstance(wide.read(wide.with_arrays(whole)), Accepted)
+    assert isinstance(own.read(own.with_arrays(whole)), Accepted)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """31 numbers, so that σ(√d − 8) − ηC is far below 0."""
+    asked = request(SVM, recipe=Recipe(1.0, 0.01), horizon=60)
+    return Scene(tmp_path_factory.mktemp("small"), asked)
+
+
+def test_numbers_that_no_noise_was_added_to(scene):
+    """A layer that was forgotten: three of 275 numbers came back as they were sent."""
+    honest, sent = scene.arrays, scene.asked.params
+    for name, some in (("b1", slice(8)), ("b2", slice(3)), ("w2", slice(5, 8))):
+        leaf = honest[name].copy()
+        leaf.reshape(-1)[some] = sent[name].reshape(-1)[some]
+        with pytest.raises(Malformed, match="numbers of the model in it that no noise was added"):
+            scene.read(scene.with_arrays(honest | {name: leaf}))
+    one = honest["b1"].copy()
+    one[0] = sent["b1"][0]  # by chance once in 60,000 uploads: no reason to refuse
+    assert isinstance(scene.read(scene.with_arrays(honest | {"b1": one})), Accepted)
+
+
+def seen_rounds(scene, moved, rounds):
+    """After how many uploads a client is refused whose uploads lie at w + moved(t)."""
+    shown, flat = (0.0, 0), np.concatenate([a.ravel() for a in scene.asked.params.values()])
+    for t in range(rounds):
+        far = (flat + moved(t)).astype(np.float32)
+        arrays, at = {}, 0
+        for name, leaf in scene.asked.params.items():
+            arrays[name] = far[at : at + leaf.size].reshape(leaf.shape)
+            at += leaf.size
+        try:
+            read = checks.read(scene.with_arrays(arrays), replace(scene.expected, shown=shown))
+        except Malformed:
+            return t + 1
+        shown = read.shown
+    return None
+
+
+@pytest.mark.parametrize(("part", "rounds"), [(0.01, 1), (0.1, 2), (0.3, 5), (0.5, 11), (0.7, 37)])
+def test_a_client_that_forgets_its_noise_is_found_in_the_end(small, part, rounds):
+    """31 numbers and steps with ‖s‖² = part·σ²d: the rounds follow from Chernoff's bound."""
+    sigma, rng = small.head["sigma"][0], np.random.default_rng(3)
+
+    def step(t):
+        s = rng.normal(size=31)
+        return s * math.sqrt(part * 31) * sigma / np.linalg.norm(s)
+
+    assert seen_rounds(small, step, 100) == rounds
+    exact = 2 * math.log(1e-14) / (math.log(part) + 1 - part) / 31
+    assert rounds == math.ceil(exact)
+
+
+def test_honest_noise_is_never_found_wanting(small):
+    """20,000 uploads of one client that never takes a step, which is the least they can show."""
+    sigma, rng = small.head["sigma"][0], np.random.default_rng(4)
+    assert seen_rounds(small, lambda t: sigma * rng.normal(size=31), 20_000) is None
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 10, 31, 100, 1000, 10**5])
+def test_the_noise_test_hardly_ever_refuses_an_honest_upload(degrees):
+    """Where Chernoff's bound is 1e-14 the exact probability is no larger."""
+    low, high = 1e-300, 1.0
+    for _ in range(2000):
+        x = math.sqrt(low * high)
+        if degrees / 2 * (math.log(x) + 1 - x) < checks.RARE:
+            low = x
+        else:
+            high = x
+    assert chi2.cdf(low * degrees, degrees) <= 1e-14
+    assert math.exp(checks.RARE) <= 1e-14 * (1 + 1e-12)
+
+
+def push(own, by):
+    """The honest upload's model pushed as far as the claimed noise would let it."""
+    sigma = own.head["sigma"][0] * by
+    far = (1 + sigma * (math.sqrt(275) + 8)) * 0.98 / math.sqrt(275)
+    head = copy.deepcopy(own.head)
+    head["sigma"] = [sigma]
+    return wire.pack(head, {n: (w + far).astype(np.float32) for n, w in own.asked.params.items()})
+
+
+@pytest.mark.parametrize("spread", [None, 8])
+def test_a_claim_of_more_noise_than_the_budget_calls_for_goes_no_further(tmp_path, spread):
+    asked = request(scale=1.0, spread=spread)
+    own = Scene(tmp_path, asked)
+    account = own.member.account
+    known = replace(own.expected, turn=asked.round, terms=Terms(3, 3), opened=account.spent)
+    assert isinstance(checks.read(own.blob, known), Accepted)
+    assert isinstance(checks.read(push(own, 1.0), known), Accepted)
+    for by in (1.3, 2.0, 4.0, 15.0):
+        assert isinstance(checks.read(push(own, by), own.expected), Accepted)  # the ceiling alone
+        with pytest.raises(Malformed, match="further from the model"):
+            checks.read(push(own, by), known)
+    silent = replace(known, member=replace(own.member, account=None))
+    head = copy.deepcopy(own.head) | {"budget": None}
+    assert isinstance(checks.read(wire.pack(head, own.arrays), silent), Accepted)
 
 
 LOSSES = [

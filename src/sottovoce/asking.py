@@ -27,6 +27,7 @@ from sottovoce.learning.form import Form
 from sottovoce.learning.own import as_device
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration
+from sottovoce.privacy.tank import FULL
 from sottovoce.protocol import Request
 from sottovoce.rounds.cohort import pick
 from sottovoce.rounds.schedule import Round
@@ -155,7 +156,13 @@ def ask_round(
         )
         for i in waiting:
             blob = answers.get(reached[i]) if i in reached else None
-            _take(came, roll, i, blob, _expected(federation, request, asked_hash, own[i]))
+            expected = replace(
+                _expected(federation, request, asked_hash, own[i]),
+                opened=float(state.tank.capacity[i] * (state.tank.opened[i] / FULL)),
+                debits=int(state.turns[i]) * terms.releases,
+                shown=roll.shown.get(i, (0.0, 0)),
+            )
+            _take(came, roll, i, blob, expected)
         # Who declines for good is replaced at once; only waiting for the silent wears patience out.
         if any(i not in came.uploads and i not in roll.gone for i in waiting):
             tried += 1
@@ -222,6 +229,7 @@ def _take(came: Came, roll: Roll, i: int, blob: bytes | None, expected: Expected
         return
     if isinstance(read, Accepted):
         came.uploads[i], came.blobs[i] = read, blob
+        roll.shown[i] = read.shown
         account = read.account or roll.members[i].account
         roll.members[i] = replace(roll.members[i], receipt=read.receipt, account=account)
         roll.missed.pop(i, None)
@@ -247,4 +255,6 @@ def _expected(federation: Federation, request: Request, asked: str, member: Memb
         member=member,
         ceiling=max(_ceiling(plan, member, federation.terms.clients), needs * (1 + 1e-6)),
         loss_bound=request.loss_bound,
+        turn=request.round,
+        terms=federation.terms,
     )

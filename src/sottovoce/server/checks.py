@@ -1,15 +1,19 @@
 """Is this an upload? Schema first, then size, then whether noise of the claimed size is in it.
 
 An honest upload is w̃ = w − s + Z with ‖s‖ ≤ E·η·C and Z of d coordinates with standard deviation
-σ (over E steps: √Σσ²), rounded to float32. With probability above 1 − 1e-13
+σ (over E steps: √Σσ²), rounded to float32. With probability above 1 − 1e-13 (all checks together)
 
     σ(√d − 8) − E·η·C  ≤  ‖w̃ − w‖  ≤  E·η·C + σ(√d + 8) + 2⁻²³(‖w‖ + that)
 
 (‖Z‖/σ is within 8 of √d but for e⁻³²: it is a 1-Lipschitz function of d normals). Above it a client
-is broken or hostile; below it, it forgot its noise, which is worth telling it. The σ is the
-client's claim, held between a floor and a ceiling that the registry knows, and worth no more μ²
-than the client says it has booked since its last upload: Σ (Δ/σ)² ≤ spent now − spent before. What
-is refused drops the client from the round, never the round.
+is broken or hostile; below it, it forgot its noise, which is worth telling it. The left side is not
+positive where d is small; `_require_noise` holds there, too, and needs no E·η·C.
+
+The σ is the client's claim, held between a floor and a ceiling that the registry knows, and worth
+no more μ² than the client says it has booked since its last upload: Σ (Δ/σ)² ≤ spent now − spent
+before. On the right side it counts only as far as the client's disclosed budget calls for it in the
+announced round (`_called_for`): claiming more noise lets nobody go further. What is refused drops
+the client from the round, never the round.
 """
 
 from __future__ import annotations
@@ -24,12 +28,17 @@ from numpy.typing import NDArray
 
 from sottovoce import wire
 from sottovoce.errors import Malformed
+from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.protocol import ANSWER, CODES, Receipt, is_finite
+from sottovoce.rounds.schedule import Round
+from sottovoce.rounds.turn import LOSS_SHARE, Terms, offer
 from sottovoce.server.registry import Account, Member
 
 SLACK = 8.0  # standard deviations of ‖Z‖: e⁻³² = 1.3e-14 on either side
 HEAD_BYTES = 1 << 16  # of a head, beside what names its arrays and states its σ
+RARE = math.log(1e-14)  # a false alarm of one test of `_require_noise`
 LOSS_NOISE = 5.0  # a loss has one part in ten: √9 times the noise, √18 where units are few
 _KEYS = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
@@ -48,6 +57,11 @@ class Expected:
     member: Member
     ceiling: float  # the largest σ/Δ that a client of this run could need
     loss_bound: float | None = None
+    turn: Round | None = None  # what was announced; without it the ceiling alone limits the noise
+    terms: Terms | None = None
+    opened: float = 0.0  # μ² that the client had spent when the run began
+    debits: int = 0  # releases of it that counted in this run
+    shown: tuple[float, int] = (0.0, 0)  # Σ‖w̃ − w‖²/σ² and Σd of its uploads that counted
 
     @property
     def longest(self) -> int:
@@ -77,6 +91,7 @@ class Accepted:
     account: Account | None
     loss: float | None = None
     loss_sigma: float | None = None
+    shown: tuple[float, int] = (0.0, 0)
 
 
 @dataclass(frozen=True)
@@ -114,10 +129,13 @@ def read(blob: bytes, expected: Expected) -> Accepted | Declined:
         raise Malformed("the upload's arrays are not those of the model")
     if not all(np.all(np.isfinite(leaf)) for leaf in arrays.values()):
         raise Malformed("the upload is not finite")
-    _plausible(arrays, sigma, expected)
     loss, loss_sigma = _loss(head, expected)
-    _booked(account, sigma, loss_sigma, expected)
-    return Accepted(arrays, sigma, receipt, account, loss, loss_sigma)
+    released = _released(sigma, loss_sigma, expected)
+    most = _called_for(account, released, expected) * expected.sensitivity
+    distance = _distance(arrays, sigma, most, expected)
+    shown = _require_noise(arrays, sigma[-1], distance, expected)
+    _booked(account, released, expected)
+    return Accepted(arrays, sigma, receipt, account, loss, loss_sigma, shown)
 
 
 def _same_budget(account: Account | None, known: Account | None) -> None:
@@ -145,40 +163,95 @@ def _least(expected: Expected) -> float:
     return (expected.member.floor or 0.0) * (1 - 1e-9)
 
 
-def _booked(
-    account: Account | None,
-    sigma: tuple[float, ...],
-    loss_sigma: float | None,
-    expected: Expected,
-) -> None:
+def _released(sigma: tuple[float, ...], loss_sigma: float | None, expected: Expected) -> float:
+    """Return the μ² that the claimed noise is worth, of all steps and the loss."""
+    ratios = [expected.sensitivity / s for s in sigma]
+    if loss_sigma is not None:
+        ratios.append(expected.loss_sensitivity / loss_sigma)
+    return sum(ratio * ratio for ratio in ratios)
+
+
+def _booked(account: Account | None, released: float, expected: Expected) -> None:
     """The noise is worth no more than was booked for it, as far as the client says."""
     known = expected.member.account
     if account is None or known is None:
         return
-    ratios = [expected.sensitivity / s for s in sigma]
-    if loss_sigma is not None:
-        ratios.append(expected.loss_sensitivity / loss_sigma)
-    released = sum(ratio * ratio for ratio in ratios)
     slack = 1e-14 * account.capacity  # what differences of floats can lose
     if account.spent - known.spent < released * (1 - 1e-10) - slack:
         raise Malformed("the upload has less noise than its client has booked for")
 
 
-def _plausible(arrays: Arrays, sigma: tuple[float, ...], expected: Expected) -> None:
+def _called_for(account: Account | None, released: float, expected: Expected) -> float:
+    """Return the most σ/Δ that the client's own budget calls for in this round.
+
+    It is what `client.price` gives for the books that the client shows: what it had spent before
+    this upload, of the capacity that it disclosed, over the releases that the horizon leaves. A
+    client that discloses no budget is held to the ceiling alone.
+    """
+    turn, terms, floor = expected.turn, expected.terms, expected.member.floor or 0.0
+    if account is None or turn is None or terms is None:
+        return expected.ceiling
+    before = min(max(account.spent - released, 0.0), account.capacity)
+    opened = min(expected.opened, before) if expected.debits else before
+    tank = Tank(
+        capacity=np.array(account.capacity),
+        spent=np.array(int(before / account.capacity * FULL)),
+        opened=np.array(int(opened / account.capacity * FULL)),
+        debits=np.array(expected.debits),
+    )
+    priced = offer(tank, turn, terms, 1.0)
+    share = 1.0 if expected.loss_bound is None else 1 - 1 / LOSS_SHARE
+    ratio = max(float(priced.sigma), floor * math.sqrt(terms.releases)) / math.sqrt(share)
+    return min(ratio * (1 + 1e-6), expected.ceiling) if priced.granted else expected.ceiling
+
+
+def _distance(arrays: Arrays, sigma: tuple[float, ...], most: float, expected: Expected) -> float:
+    """Return ‖w̃ − w‖ as it was before rounding, at most; refuse what lies too far or too near."""
     squares = [
         float(np.sum((leaf.astype(np.float64) - expected.params[name]) ** 2))
         for name, leaf in arrays.items()
     ]
     start = [float(np.sum(np.square(w, dtype=np.float64))) for w in expected.params.values()]
     moved, norm = math.sqrt(math.fsum(squares)), math.sqrt(math.fsum(start))
-    count = sum(leaf.size for leaf in arrays.values())
-    recipe, total = expected.recipe, math.hypot(*sigma)
+    root = math.sqrt(sum(leaf.size for leaf in arrays.values()))
+    recipe = expected.recipe
     step = recipe.steps * recipe.learning_rate * recipe.clip
-    most = step + total * (math.sqrt(count) + SLACK)
-    if not moved <= most + 2**-23 * (norm + most):
+    furthest = step + math.hypot(*(min(s, most) for s in sigma)) * (root + SLACK)
+    rounding = 2**-23 * (norm + furthest)
+    if not moved <= furthest + rounding:
         raise Malformed("the upload lies further from the model than step and noise can take it")
-    if moved < total * (math.sqrt(count) - SLACK) - step - 2**-23 * (norm + most):
+    if moved + rounding < math.hypot(*sigma) * (root - SLACK) - step:
         raise Malformed("the upload lies nearer to the model than its noise lets it")
+    return moved + rounding
+
+
+def _require_noise(
+    arrays: Arrays, sigma: float, distance: float, expected: Expected
+) -> tuple[float, int]:
+    """Refuse an upload without its noise, whatever d is; each test's false alarm is below 1e-14.
+
+    Given all before it, the noise Z of the last step is d independent normals around a point that
+    they do not depend on. So (Anderson) ‖w̃ − w‖/σ is no smaller in distribution than ‖Z‖/σ, and
+    S = Σ‖w̃ − w‖²/σ² over a client's uploads no smaller than χ² of D = Σd degrees, of which
+
+        P(χ²_D ≤ xD) ≤ (x·e^{1−x})^{D/2}   for x < 1   (Chernoff).
+
+    And a coordinate comes back as it was with probability p_j ≤ (its float32 spacing + one grid
+    unit)/(σ√2π), so that k of them do with probability at most (Σp)^k/k!.
+    """
+    recipe, count = expected.recipe, sum(leaf.size for leaf in arrays.values())
+    total, degrees = expected.shown[0] + (distance / sigma) ** 2, expected.shown[1] + count
+    x = total / degrees
+    if x < 1 and (x == 0 or degrees / 2 * (math.log(x) + 1 - x) < RARE):
+        raise Malformed("the upload lies nearer to the model than its noise lets it")
+    same = sum(int(np.sum(leaf == expected.params[name])) for name, leaf in arrays.items())
+    if same:
+        cells = math.fsum(float(np.sum(np.spacing(np.abs(w)))) for w in expected.params.values())
+        unit = recipe.learning_rate / expected.member.samples * grid.unit(recipe.clip)
+        chance = (cells + count * unit) / (sigma * math.sqrt(2 * math.pi))
+        if same * math.log(chance) - math.lgamma(same + 1) < RARE:
+            raise Malformed("the upload has numbers of the model in it that no noise was added to")
+    return total, degrees
 
 
 def _loss(head: Mapping[str, Any], expected: Expected) -> tuple[float | None, float | None]:

@@ -98,6 +98,8 @@ class Roll:
     missed: dict[int, int] = field(default_factory=dict)  # rounds in a row without an upload
     rests: dict[int, int] = field(default_factory=dict)  # rounds that a silent one sits out yet
     heard: set[int] = field(default_factory=set)  # who has said something since it was silent
+    # Σ‖w̃ − w‖²/σ² and Σd of a client's uploads that counted: what `checks` holds its noise against.
+    shown: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def online(self) -> NDArray[np.bool_]:
         """Who is asked."""
@@ -145,6 +147,7 @@ class Roll:
         return {
             "members": [member.to_head() for member in self.members],
             "gone": {str(i): why for i, why in self.gone.items()},
+            "shown": {str(i): list(pair) for i, pair in self.shown.items()},
         }
 
 
@@ -188,6 +191,7 @@ def rejoin(transport: Transport, patience: Patience, told: Mapping[str, Any]) ->
     """
     gone = {int(i): why for i, why in told["gone"].items() if why != SILENT}
     roll = Roll([Member.from_head(head) for head in told["members"]], gone=gone)
+    roll.shown = {int(i): (pair[0], pair[1]) for i, pair in told.get("shown", {}).items()}
     awaited = {m.vault for i, m in enumerate(roll.members) if i not in gone}
     deadline = time.monotonic() + patience.gathering
     while awaited - roll.routes.keys() and time.monotonic() < deadline:
