@@ -8,6 +8,7 @@ false-alarm rate; the noise is the operating system's.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -18,6 +19,7 @@ import numpy as np
 from devices import ask, kind, make_node, told
 from ledger_killers import LEDGER, chance, folder
 from run_killers import RUNS
+from support_attack import attack_upload
 
 from sottovoce import client, device
 from sottovoce.client import Price
@@ -316,6 +318,52 @@ def one_record_moves_an_upload_by_its_sensitivity():
     assert np.all(np.linalg.norm(flat - flat[0], axis=1) <= 2 / 5 + 1e-5)  # float32 in the upload
 
 
+def uploads_lie_on_the_public_grid():
+    """Every uploaded value is float32(w − one·k) for a whole k: none rules out a data set."""
+    rng = np.random.default_rng(7)
+    for form in (SMALL, Form("softmax", (4,), 3), Form("svm", (4,), 2, kappa=0.05)):
+        for steps in (1, 2):
+            start = {
+                name: rng.normal(size=shape).astype(np.float32).astype(np.float64)
+                for name, shape in form.shapes().items()
+            }
+            x, y = rng.normal(size=(7, 4)), np.arange(7) % form.classes
+            assert attack_upload(client, form, start, x, y, Recipe(0.7, 1.3, steps=steps)).all()
+    paid = Price((1,), (2**33,), 2**33)
+    upload = _released(paid, x=x, y=np.arange(7) % 3, form=SMALL, loss_bound=0.3)
+    k = round(upload.loss * 7 / 0.3 * 2**31)
+    assert upload.loss == 0.3 * (k / 2**31) / 7
+
+
+def every_byte_of_entropy_counts():
+    """A message's noise rests on 48 bytes of the system's: any of them changes all of it."""
+    real, text = os.urandom, bytes(range(48))
+
+    def drawn(place, flip=0):
+        left = bytearray(text)
+        left[place] ^= flip
+
+        def urandom(count):
+            assert len(left) >= count, "a message takes 48 bytes of entropy, and no more"
+            taken = bytes(left[:count])
+            del left[:count]
+            return taken
+
+        os.urandom = urandom
+        try:
+            noise = secure.draw(50, 2**33)
+        finally:
+            os.urandom = real
+        assert not left, "a message takes 48 bytes of entropy, and no less"
+        return noise
+
+    first = drawn(0)
+    assert np.array_equal(first, drawn(0))
+    for place in range(48):
+        for flip in (1, 128):
+            assert not np.any(first == drawn(place, flip))  # by chance: 4800 · 2⁻³⁴
+
+
 def only_release_makes_uploads():
     """Nothing else can make bytes that may leave."""
     try:
@@ -362,7 +410,7 @@ def trains(module="simulation.round"):
     """Not a killer: whether the package still trains to a finite loss, as a mutant must.
 
     A client's turns are played; where they do not load the module that is mutated, so are rounds of
-    the simulator and of a server.
+    the simulator and of a server, and a message of Flower's.
     """
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(30, 4)), rng.integers(0, 3, 30)
@@ -381,6 +429,7 @@ def trains(module="simulation.round"):
     return (
         bool(np.isfinite(loss))
         and first == "upload"
+        and (not module.startswith("flower.") or answers(node, module))
         and (f"sottovoce.{module}" in sys.modules or runs(module))
     )
 
@@ -403,12 +452,32 @@ def runs(module):
     return len(losses) == 3 and finite and f"sottovoce.{module}" in sys.modules
 
 
+def answers(node, module):
+    """Whether the worker beside a SuperNode answers a round of training with an upload."""
+    from types import SimpleNamespace
+
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from sottovoce.flower import client_app, transport, worker
+
+    importlib.import_module(f"sottovoce.{module}")
+    for name in ("_run_id", "_node_id", "_task_id"):  # who sends: Flower tells it before a run
+        setattr(TaskIdentity, name, 1)
+    asked = RecordDict({transport.RECORD: ConfigRecord({"request": ask(t=1).to_blob()})})
+    context = SimpleNamespace(node_config={"node": str(node.vault.with_suffix(".toml"))})
+    reply = worker._answered(client_app.app, Message(asked, 1, "train"), context)
+    blob = transport.read(reply, "answer", client_app.LIMIT)
+    return blob is not None and kind(blob) == "upload"
+
+
 KILLERS = [
     sums_stay_within_sensitivity, sensitivity_covers_every_recipe, capacity_keeps_its_promise,
     noise_is_worth_no_more_than_its_debit, offers_are_worth_their_units,
     no_release_is_below_the_floor, budgets_are_never_overspent, the_noise_paid_for_is_there,
     a_loss_has_noise_of_its_own, noise_is_fresh, noise_has_its_shape, uploads_keep_mu,
     heads_say_nothing_private, one_record_moves_an_upload_by_its_sensitivity,
+    uploads_lie_on_the_public_grid, every_byte_of_entropy_counts,
     only_release_makes_uploads, what_was_not_paid_for_is_refused,
     losses_are_bounded, nobody_is_asked_more_than_planned, *LEDGER, *RUNS,
 ]  # fmt: skip

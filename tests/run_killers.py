@@ -106,7 +106,41 @@ def a_signal_has_noise_of_its_own():
         assert abs(np.corrcoef(noise, heard)[0, 1]) < 0.45  # 8 sd
 
 
+def losses_have_their_whole_sensitivity():
+    """Δ_V: one record moves a mean of n losses in [0, B] by B/n, a whole client by B.
+
+    Asked of a federation; of what a round of the simulator books, which covers the noise of model
+    and loss together; and of what a server expects of an upload.
+    """
+    from types import SimpleNamespace
+
+    from in_process import draw, plan
+
+    from sottovoce.federation import build
+    from sottovoce.holdings import Given
+    from sottovoce.privacy.sensitivity import Recipe
+    from sottovoce.server.checks import Expected
+    from sottovoce.simulation import course
+
+    bound, n, clip = 2.5, 12, 0.7
+    for unit, part in (("record", 1 / n), ("client", 1.0)):
+        changes = {"local.unit": unit, "local.clip": clip, "server.signal": "clients",
+                   "rounds.schedule": "discounted",
+                   "server.loss_bound": bound, "data.validation": 20, "data.test": 20}  # fmt: skip
+        federation = build(plan(**changes), data=Given(draw(3 * n + 40, 5)), seed=1)
+        assert federation.samples.tolist() == [n] * 3
+        assert np.all(federation.loss_sensitivity >= bound * part)
+        state = course.start(federation, 1.0, 0.0, 1.0)
+        paid = course.prepare(federation, state, 1)
+        moved, told = 2 * 1.0 * clip * part / paid.sigma[0], bound * part / paid.signal_sigma
+        assert np.all(moved**2 + told**2 <= paid.mu2 * (1 + 1e-9))
+        member = SimpleNamespace(samples=n)
+        asked = Expected("", 0, "", {}, Recipe(1.0, clip, unit=unit), member, 1.0, bound)
+        assert asked.loss_sensitivity >= bound * part
+
+
 RUNS = [
     simulated_noise_is_fresh_and_whole, simulated_steps_have_noise_of_their_own,
     a_clients_steps_use_its_own_rows, a_signal_has_noise_of_its_own,
+    losses_have_their_whole_sensitivity,
 ]  # fmt: skip

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from sottovoce.client import Price
+from sottovoce.learning import gradients
+from sottovoce.noise import secure
 from sottovoce.noise.envelope import FINE_BITS, SLOT_BITS, Envelope
+from sottovoce.privacy import grid
+from sottovoce.privacy.sensitivity import Recipe
 
 
 def float_normals() -> np.ndarray:
     """Every value `jax.random.normal` can take in float32, sorted: from 23 random bits, so 2²³."""
+    import jax  # the attack on uploads runs on machines and in processes without it
+    import jax.numpy as jnp
+
     low = np.nextafter(np.float32(-1), np.float32(0))
     unit = (jnp.arange(2**23, dtype=jnp.uint32) | 0x3F800000).view(jnp.float32) - 1
     uniform = jnp.maximum(low, unit * (np.float32(1) - low) + low)
@@ -64,3 +71,71 @@ def secure_possible(needed: np.ndarray, staircase: Envelope, sampler: ModuleType
     reached = into == needed
     reached[refused] = False
     return reached
+
+
+def unit_of_uploads(recipe: Recipe, samples: int) -> float:
+    """By how much an upload moves for one unit of the grid: (η/n)·C/((1 − 2⁻⁴⁰)·2³⁰)."""
+    return recipe.learning_rate / samples * (recipe.clip / ((1 - 2**-40) * 2**30))
+
+
+def upload_possible(
+    uploads: np.ndarray, start: np.ndarray, unit: float, *, slack: float = 0.0
+) -> np.ndarray:
+    """Whether each uploaded value is float32(w − unit·k) for some whole k.
+
+    Those are the values that every data set can lead to; another value rules out all data sets but
+    some. `slack` is what float64 may have rounded away before: with several steps their sum is off
+    the grid by a few 2⁻⁵³ of the largest model in between. Values that are large beside
+    2²⁴ units prove nothing: float32 is coarser than the grid there.
+    """
+    possible = np.zeros(uploads.shape, dtype=bool)
+    nearest = np.rint((start - uploads.astype(np.float64)) / unit)
+    for step in range(-2, 3):
+        point = start - unit * (nearest + step)
+        low, high = (point - slack).astype(np.float32), (point + slack).astype(np.float32)
+        possible |= (low <= uploads) & (uploads <= high)
+    return possible
+
+
+def flat(arrays: Any) -> np.ndarray:
+    """All parameters in the order of their names."""
+    return np.concatenate([np.asarray(arrays[name]).reshape(-1) for name in sorted(arrays)])
+
+
+def attack_upload(
+    client: ModuleType,
+    form: Any,
+    start: dict[str, np.ndarray],
+    x: np.ndarray,
+    y: np.ndarray,
+    recipe: Recipe,
+    own: Any = None,
+) -> np.ndarray:
+    """Which values of one upload every data set can lead to, where the attack is strongest.
+
+    The noise is as large as any, and chosen so that the last step ends near zero, where float32 is
+    finer than the grid and every value tells whether it lies on it.
+    """
+    rng, noise = np.random.default_rng(0), []
+    unit, count = unit_of_uploads(recipe, len(y)), sum(leaf.size for leaf in start.values())
+    now, largest = {name: np.asarray(start[name], np.float64) for name in sorted(start)}, 0.0
+    for step in range(recipe.steps):
+        blocks = gradients.blocks(form, now, x, y, own)
+        total = grid.clipped_sum(blocks, recipe.clip, count)
+        drawn = np.rint(rng.normal(size=count) * 2**31).astype(np.int64)
+        if step == recipe.steps - 1:
+            small = rng.integers(-(2**18), 2**18, count)
+            drawn = np.rint(flat(now) / unit).astype(np.int64) - total + small
+        noise.append(drawn)
+        moved = flat(now) - unit * (total + drawn)
+        largest, at = max(largest, float(np.abs(moved).max())), 0
+        for name, leaf in now.items():
+            now[name] = moved[at : at + leaf.size].reshape(leaf.shape)
+            at += leaf.size
+    paid = Price((1,) * recipe.steps, (2**31,) * recipe.steps)
+    with mock.patch.object(secure, "draw", side_effect=noise):
+        upload = client.release(
+            form, start, x, y, recipe=recipe, paid=paid, head={"kind": "upload"}, own=own
+        )
+    slack = 0.0 if recipe.steps == 1 else recipe.steps * 2.0**-51 * largest
+    return upload_possible(flat(upload.params), flat(start).astype(np.float64), unit, slack=slack)

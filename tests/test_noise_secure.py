@@ -7,6 +7,7 @@ The noise is the system's; each statistical question has a false-alarm rate of 1
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -303,16 +304,47 @@ def test_neighbours_and_chunks_share_nothing():
     assert abs(same - 0.5) * 2 * np.sqrt(noise.size) < 6.2
 
 
-@pytest.mark.parametrize("part", ["os.urandom(32)", "os.urandom(16)"])
-def test_a_reused_key_would_be_noticed_and_one_fresh_half_suffices(part):
-    half = mutated(SECURE, part, f"bytes({part[11:13]})")
-    assert not same_noise_twice(half)
-    both = mutated(
-        SECURE,
-        "algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))",
-        "algorithms.AES(bytes(32)), modes.CTR(bytes(16))",
-    )
-    assert same_noise_twice(both)
+class Entropy:
+    """An operating system whose entropy is this text, from its beginning."""
+
+    def __init__(self, text):
+        self.text, self.asked = text, 0
+
+    def __call__(self, count):
+        taken = self.text[self.asked : self.asked + count]
+        self.asked += count
+        assert len(taken) == count, "more entropy than a key of 32 bytes and a counter of 16"
+        return taken
+
+
+def drawn_from(text, monkeypatch, module=secure):
+    """Noise of one call from this entropy, and how much of it was asked for."""
+    with monkeypatch.context() as patch:
+        entropy = Entropy(text)
+        patch.setattr(os, "urandom", entropy)
+        return module.draw(100, 2**33), entropy.asked
+
+
+def test_every_bit_of_48_bytes_of_entropy_counts(monkeypatch):
+    """256 bits of key and 128 of counter, taken anew for every call: any of them changes it all."""
+    text = bytes(range(48))
+    noise, asked = drawn_from(text, monkeypatch)
+    again, _ = drawn_from(text, monkeypatch)
+    assert asked == 48
+    assert np.array_equal(noise, again)  # from nothing else: so that what follows means something
+    for place in range(48):
+        for bit in range(8):
+            flipped = bytearray(text)
+            flipped[place] ^= 1 << bit
+            other, _ = drawn_from(bytes(flipped), monkeypatch)
+            # An equal pair of 2³³-wide noise by chance: 100 · 384 · 2⁻³⁴, 2e-6 in all.
+            assert not np.any(noise == other), f"bit {bit} of byte {place} changes too little"
+
+
+def test_a_reused_key_would_be_noticed(monkeypatch):
+    assert same_noise_twice(secure) is False
+    monkeypatch.setattr(os, "urandom", bytes)
+    assert same_noise_twice(secure)
 
 
 FORK = """

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mutants import mutated
 from neighbours import (
     EVERY,
     MODELS,
@@ -24,6 +25,7 @@ from neighbours import (
     weights,
     work,
 )
+from support_attack import attack_upload, flat, unit_of_uploads, upload_possible
 
 from sottovoce import client
 from sottovoce.client import Price, Upload
@@ -200,10 +202,6 @@ def released(form, params, samples, recipe, paid, **more):
     return client.release(form, params, x, y, recipe=recipe, paid=paid, head=head, **more)
 
 
-def flat(arrays):
-    return np.concatenate([np.asarray(arrays[name], float).reshape(-1) for name in sorted(arrays)])
-
-
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_noise_that_was_paid_for_is_in_the_upload(steps):
     start = {name: np.zeros(shape) for name, shape in WIDE.shapes().items()}
@@ -255,6 +253,68 @@ def test_the_loss_that_is_told_has_its_noise():
     assert not noise_is_right(noise, 1.15 * std)
     assert not noise_is_right(noise, 0.85 * std)
     assert abs(noise.mean()) < 5 * std / np.sqrt(len(noise))
+
+
+# The support: which uploads can come from which data at all.
+
+ROUNDED = (  # w − step in float32 before the noise: a point that only some data sets lead to
+    "now = _moved(now, _sum(form, now, x, y, recipe, own) + drawn, recipe, samples)",
+    "now = _moved(now, _sum(form, now, x, y, recipe, own), recipe, samples)\n"
+    "        now = {k: leaf.astype(np.float32).astype(np.float64) for k, leaf in now.items()}\n"
+    "        now = _moved(now, drawn, recipe, samples)",
+)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_uploaded_value_lies_on_a_grid_that_no_data_set_moves(name, steps):
+    """No value of an upload rules out a data set: each is float32(w − one·k) for a whole k.
+
+    Where n/(η·C) is a whole number, float32 itself lies on the grid and the attack would be blind.
+    """
+    rng, rounded, found = np.random.default_rng(9), mutated("sottovoce.client", *ROUNDED), []
+    for n, recipe in ((5, Recipe(0.7, 1.3, steps=steps)), (7, Recipe(0.3, 2.5, steps=steps))):
+        params = weights(name, "normal", rng)
+        x, y = rows("normal", n, rng), rng.integers(0, classes_of(name), n)
+        around = (form_of(name), params, x, y, recipe, own_of(name))
+        assert attack_upload(client, *around).all()
+        found.append(attack_upload(rounded, *around))
+    assert np.mean(np.concatenate(found)) < 0.7  # it can fail; one such value is a proof
+
+
+def test_uploads_with_real_noise_rule_out_no_data_set():
+    """99,530 values at μ = ¼, 20 uploads: each possible from any data.
+
+    Rounded before the noise, more than half of them would each prove that the data were not others.
+    """
+    rng = np.random.default_rng(10)
+    start = {k: rng.standard_normal(s) for k, s in WIDE.shapes().items()}
+    x, y = rng.standard_normal((5, 300)), rng.integers(0, 10, 5)
+    recipe, paid = Recipe(0.7, 1.3), Price(units=(1,), noise=(4 * grid.REPLACED,))
+    rounded, proved = mutated("sottovoce.client", *ROUNDED), 0
+    for which in (client, rounded):
+        proved = 0
+        for _ in range(20):
+            upload = which.release(
+                WIDE, start, x, y, recipe=recipe, paid=paid, head={"kind": "upload"}
+            )
+            possible = upload_possible(
+                flat(upload.params), flat(start), unit_of_uploads(recipe, len(y))
+            )
+            proved += not possible.all()
+        assert proved == 0 if which is client else proved > 10
+
+
+def test_the_loss_that_is_told_lies_on_a_grid_that_no_data_set_moves():
+    """B·k/(2³¹·n) for a whole k, whatever the losses were."""
+    rng = np.random.default_rng(11)
+    form, paid = form_of("mlp"), Price(units=(1,), noise=(2**33,), loss_noise=2**33)
+    for n, bound in ((5, 2.0), (7, 0.3)):
+        x, y = rows("normal", n, rng), rng.integers(0, classes_of("mlp"), n)
+        upload = client.release(form, weights("mlp", "normal", rng), x, y, recipe=Recipe(1.0, 1.0),
+                                paid=paid, head={"kind": "upload"}, loss_bound=bound)  # fmt: skip
+        k = round(upload.loss * n / bound * grid.REPLACED)
+        assert upload.loss == bound * (k / grid.REPLACED) / n
 
 
 def test_only_a_release_makes_an_upload():

@@ -185,6 +185,74 @@ def test_a_node_file_that_is_none_is_named_in_the_log_and_not_to_the_server(tmp_
     assert "unknown key policy.epsilom in the node file" in written.getvalue()
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyError, OSError, MemoryError, AssertionError])
+def test_no_word_of_an_error_leaves_the_worker(written, caplog, error):
+    """Two apps that fail over different samples: the server reads the same bytes of both."""
+    replies = []
+    for secret in (SECRET, "", "age 47"):
+
+        def fails(message, context, secret=secret):
+            raise error(secret)
+
+        message = Message(RecordDict({}), 1, "train")
+        replies.append(worker._answered(fails, message, SimpleNamespace(node_config={})))
+    assert {(reply.error.code, reply.error.reason) for reply in replies} == {
+        (client_app.FAILED, client_app.SORRY)
+    }
+    assert not any(reply.has_content() for reply in replies)
+    assert error.__name__ in written.getvalue()
+    assert SECRET not in written.getvalue() + caplog.text
+
+
+@pytest.mark.parametrize("kind_of_message", ["train", "query"])
+def test_no_word_of_an_error_leaves_the_app(tmp_path, written, monkeypatch, kind_of_message):
+    """Whatever a device raises, its words are not in the reply."""
+
+    class Failing:
+        def hello(self, node):
+            raise RuntimeError(SECRET)
+
+        def answer(self, request, node):
+            raise RuntimeError(SECRET)
+
+    record = RecordDict({transport.RECORD: ConfigRecord({"request": b""})})
+    message = Message(record, 1, kind_of_message)
+    config = SimpleNamespace(node_config={"node": str(tmp_path)})
+    reply = client_app.build(Failing())(message, config)
+    assert (reply.error.code, reply.error.reason) == (client_app.FAILED, client_app.SORRY)
+    assert not reply.has_content()
+    assert SECRET not in written.getvalue()
+
+
+class Tasks:
+    """A SuperNode's runtime that hands out one task and keeps what is pushed to it."""
+
+    def __init__(self, monkeypatch, pull):
+        self.pushed = []
+        monkeypatch.setattr(worker.RuntimeHttpClient, "from_server_address", lambda **_: self)
+        monkeypatch.setattr(worker, "HeartbeatSender", lambda _: self)
+        monkeypatch.setattr(worker, "pull_task_input", pull)
+        monkeypatch.setattr(worker, "push_message", lambda _, *sent: self.pushed.append(sent))
+        monkeypatch.setattr(worker, "push_task_output", lambda _, *sent: self.pushed.append(sent))
+
+    def start(self):
+        pass
+
+    stop = close = start
+
+
+def test_no_word_of_an_error_is_in_what_a_task_ended_with(monkeypatch, written):
+    """A task that fails outside the app ends with constant words, too: the SuperNode sends them."""
+
+    def fails(_):
+        raise RuntimeError(SECRET)
+
+    tasks = Tasks(monkeypatch, fails)
+    with pytest.raises(RuntimeError):
+        worker.work("127.0.0.1:9", None, "t")
+    assert tasks.pushed == [(None, "failed", client_app.SORRY)]
+
+
 def test_a_supernode_without_a_node_file_is_told_how_to_name_one(written):
     assert asked_of({}).error.reason == client_app.SORRY
     assert "--node-config" in written.getvalue()
