@@ -54,9 +54,9 @@ def the_debit_is_durable_before_anything_is_computed():
 
     try:
         client.release = dies
-        assert kind(device.answer(ask().to_blob(), node)) == "internal"
+        assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
-        assert kind(device.answer(ask().to_blob(), node)) == "internal"
+        assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
     finally:
         client.release = real
@@ -129,10 +129,11 @@ def an_older_ledger_is_not_used():
 
 def a_policy_is_only_tightened():
     """Nothing that a vault has promised can be loosened."""
-    old = {"epsilon": 4.0, "delta": 1e-6, "samples": 9, "clip": 1.0, "floor": 2.0, "max_rounds": 9}
+    old = {"epsilon": 4.0, "delta": 1e-6, "samples": 9, "clip": 1.0, "floor": 2.0, "max_rounds": 9,
+           "max_steps": 4}  # fmt: skip
     for key, value in (
         ("epsilon", 5.0), ("delta", 1e-5), ("clip", 2.0), ("floor", 1.0), ("max_rounds", 10),
-        ("samples", 8), ("unit", "client"),
+        ("max_steps", 5), ("samples", 8), ("unit", "client"),
     ):  # fmt: skip
         try:
             require_tighter(Policy(**old), Policy(**{**old, key: value}), spent=5)

@@ -389,7 +389,7 @@ def test_a_resumed_server_still_knows_a_vault_that_was_set_back(tmp_path, monkey
     monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "another machine"))
     again = Direct(transport.nodes)
     done = go(again, out, resume=True)
-    assert done.record["rounds"][2]["refused"] == {"vault": 1}
+    assert done.record["rounds"][2]["refused"] == {"unavailable": 1}
     assert done.record["rounds"][2]["cohort"] == [0, 2]
     assert books_hold(transport.nodes["route-1"]).spent == 0
 

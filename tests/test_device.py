@@ -185,7 +185,34 @@ def test_the_same_round_with_any_other_content_is_refused(ram, other):
     assert books_hold(node) == before
 
 
-@pytest.mark.parametrize("steps", [1, 10, 1000])
+def test_what_is_wrong_with_the_clients_files_is_not_told_apart(ram, monkeypatch, caplog):
+    """Rows, ledger, code and disk: one constant refusal, and what it was in the client's log."""
+    node, said = make_node(ram), []
+
+    def fails(*_, **__):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "release", fails)
+        said.append(device.answer(ask().to_blob(), node))
+    newest = books_hold(node).receipt
+    later = type(newest)(newest.vault, newest.seq + 1, newest.hash)
+    said.append(device.answer(ask(receipt=later).to_blob(), node))
+    rows_before = node.data.read_bytes()
+    for content in (b"", rows_before[:-9]):
+        node.data.write_bytes(content)
+        said.append(device.answer(ask().to_blob(), node))
+    np.savez(node.data, **dict(zip("xy", rows(9), strict=True)))  # not those of the ledger
+    said.append(device.answer(ask().to_blob(), node))
+    node.data.write_bytes(rows_before)
+    node.vault.rename(ram / "elsewhere")
+    said.append(device.answer(ask().to_blob(), node))
+    assert set(said) == {device.unavailable()}
+    for word in ("OSError", "VaultRefusal", "DataError", "DatasetChanged"):
+        assert word in caplog.text
+
+
+@pytest.mark.parametrize("steps", [1, 10, 16])
 def test_no_single_request_can_empty_the_vault(ram, steps):
     """One round announced, many steps asked for: a quarter of the budget and not a unit more."""
     greedy = ask("svm", horizon=1, recipe=Recipe(1.0, 1.0, steps=steps))
@@ -215,7 +242,7 @@ def test_a_release_that_fails_stays_booked_and_is_booked_anew(ram, monkeypatch):
     node, whole = make_node(ram), client.release
     monkeypatch.setattr(client, "release", _failing)
     failed = device.answer(ask().to_blob(), node)
-    assert kind(failed) == "internal"
+    assert kind(failed) == "unavailable"
     assert "secret" not in str(told(failed))
     once = books_hold(node)
     assert once.spent > 0
@@ -248,7 +275,7 @@ def test_a_vault_that_cannot_be_used_is_refused_in_constant_words(ram, monkeypat
     device.answer(ask().to_blob(), older)
     shutil.copy(ram / "old", older.vault)
     answers += [device.answer(ask().to_blob(), older), device.hello(older)]
-    assert {kind(blob) for blob in answers} == {"vault"}
+    assert {kind(blob) for blob in answers} == {"unavailable"}
     assert len(set(answers)) == 1
 
 
@@ -268,8 +295,8 @@ def test_data_that_cannot_be_read_are_refused_in_constant_words(ram, harm):
         case _:
             np.savez(node.data, x=x.astype(str), y=y)
     for blob in (device.answer(ask().to_blob(), node), device.hello(node)):
-        assert kind(blob) == "data"
-        assert told(blob)["text"].startswith("the client's own files cannot be used")
+        assert kind(blob) == "unavailable"
+        assert blob == device.unavailable()
     node.data.unlink(missing_ok=True)
     np.savez(node.data, x=x, y=y)
     assert books_hold(node).spent == 0
@@ -296,7 +323,7 @@ def test_an_answer_too_large_for_the_vault_is_refused_before_it_is_paid_for(ram,
 
 def test_steps_are_bounded_before_they_are_priced(ram, monkeypatch):
     node = make_node(ram, max_rounds=10**9)
-    for steps in (1001, 10_001, 10**6, 10**9):
+    for steps in (17, 1001, 10**6, 10**9):
         many = ask(horizon=10**9, recipe=Recipe(1.0, 1.0, steps=steps))
         assert kind(device.answer(many.to_blob(), node)) == "policy"
     # The noise of all steps lies in memory at once, eight bytes a number.
@@ -310,14 +337,14 @@ def test_steps_are_bounded_before_they_are_priced(ram, monkeypatch):
 def test_an_own_model_that_mixes_its_samples_is_refused_before_anything_is_booked(ram, own):
     node = make_node(ram, own=f"devices:{own}")
     request = ask("own", params=model("own"), loss_bound=1.0)
-    assert kind(device.answer(request.to_blob(), node)) == "data"
+    assert kind(device.answer(request.to_blob(), node)) == "unavailable"
     assert books_hold(node).spent == 0
 
 
 def test_an_own_model_that_is_none_is_refused(ram):
     for place in ("devices:missing", "no_such_module:LINE", "devices:FORMS"):
         node = make_node(ram / place.replace(":", "-"), own=place)
-        assert kind(device.answer(ask("own", params=model("own")).to_blob(), node)) == "data"
+        assert kind(device.answer(ask("own", params=model("own")).to_blob(), node)) == "unavailable"
         assert books_hold(node).spent == 0
 
 
@@ -385,8 +412,8 @@ def _first_loss() -> types.ModuleType:
 def _talkative() -> types.ModuleType:
     return mutated(
         "sottovoce.device",
-        'return refusal("internal", "the client failed; its operator has to look")\n\n\ndef _kind',
-        'import sys\n        return refusal("internal", str(sys.exc_info()[1]))\n\n\ndef _kind',
+        "_kind(error))\n    return unavailable()",
+        '_kind(error))\n        return refusal("x", str(error))\n    return unavailable()',
     )
 
 
@@ -459,3 +486,24 @@ def test_the_device_and_its_node_make_no_files_of_their_own(ram):
     device.answer(ask().to_blob(), node)
     made = {path.name for path in ram.iterdir()} - set(before)
     assert made == {"ward.vault", "ward.vault.lock", "ward.vault.witness"}
+
+
+def test_a_vault_of_before_opens_and_its_node_file_tightens_what_it_did_not_name(
+    tmp_path, monkeypatch
+):
+    """What a policy did not name yet was allowed: an absent key is that, and may be tightened."""
+    new = ("max_steps",)
+    with monkeypatch.context() as before:
+        old = Policy.to_json
+        before.setattr(
+            Policy, "to_json", lambda own: {k: v for k, v in old(own).items() if k not in new}
+        )
+        node = make_node(tmp_path)
+    with Vault.open(node.vault, dataset=None) as vault:
+        assert vault.policy.max_steps == 1000
+    wider = make_node(tmp_path, vault=False, max_steps=50)
+    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.0, steps=50)).to_blob(), wider)) == "upload"
+    assert kind(device.answer(ask(t=1).to_blob(), node)) == "upload"
+    with Vault.open(node.vault, dataset=None) as vault:
+        assert vault.policy.max_steps == 16
+    assert kind(device.answer(ask(t=2).to_blob(), wider)) == "policy"

@@ -7,12 +7,16 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from devices import ask as asked
+from devices import make_node
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from sottovoce import device as sottovoce_device
 from sottovoce.flower import client_app, transport
 from sottovoce.flower.leading import Routes
 from sottovoce.flower.transport import Failure, Roll, ask
+from sottovoce.vault import Vault
 from test_project import modules_after
 
 
@@ -256,20 +260,86 @@ class TestRoll:
         assert set(self.roll({11: "ann"}).call(wanted=5, seconds=0.5)) == {"ann"}
 
 
-class TestClientApp:
-    def reply(self, device, message_type="train", content=None, node="n.toml"):
-        content = said_request(b"hello") if content is None else content
-        message = Message(content, 1, message_type)
-        context = SimpleNamespace(node_config={"node": node} if node else {})
-        return client_app.build(device)(message, context)
+class Clock:
+    """Time that passes when somebody works or sleeps, and only then."""
 
+    def __init__(self):
+        self.now, self.slept = 1000.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """No test waits for a reply to leave."""
+    clock = Clock()
+    monkeypatch.setattr(client_app, "time", clock)
+    return clock
+
+
+def reply_of(device, message_type="train", content=None, node="n.toml"):
+    content = said_request(b"hello") if content is None else content
+    message = Message(content, 1, message_type)
+    context = SimpleNamespace(node_config={"node": node} if node else {})
+    return client_app.build(device)(message, context)
+
+
+@pytest.mark.parametrize("every", [None, 0.5, 2.0])
+@pytest.mark.parametrize("took", [1e-4, 0.31, 0.5, 0.9, 3.7, 41.2])
+def test_a_reply_leaves_at_a_multiple_of_a_public_time(clock, tmp_path, took, every):
+    """Uploads, refusals and failures alike: the work's own time cannot be measured."""
+    node = make_node(tmp_path, vault=False)
+    path = tmp_path / "ward.toml"
+    said = [] if every is None else [f"answer_every = {every}"]
+    path.write_text("\n".join([*said, path.read_text("utf-8")]), "utf-8")
+    assert node.answer_every == 0.5
+
+    def answer(request, node):
+        clock.now += took
+        if request == b"fail":
+            raise ValueError
+        return request
+
+    device = SimpleNamespace(answer=answer, hello=lambda node: answer(b"", node))
+    for content in (b"upload", b"fail"):
+        for message_type in ("train", "query"):
+            began = clock.now
+            reply_of(device, message_type, said_request(content), node=str(path))
+            quanta = (clock.now - began) / (every or 0.5)
+            assert quanta == pytest.approx(round(quanta), abs=1e-9)
+            assert clock.now - began >= took
+
+
+def test_a_reply_waits_with_the_vault_given_back(clock, tmp_path, monkeypatch):
+    node, free = make_node(tmp_path), []
+
+    def sleep(seconds):
+        Vault.open(node.vault, dataset=None).close()  # a refusal if anybody has it
+        free.append(seconds)
+        clock.now += seconds
+
+    clock.monotonic = lambda: setattr(clock, "now", clock.now + 0.01) or clock.now
+    clock.sleep = sleep
+    installed = client_app.Installed()
+    for request in (asked().to_blob(), b"no request"):
+        reply_of(installed, content=said_request(request), node=str(tmp_path / "ward.toml"))
+    assert len(free) == 2
+
+
+@pytest.mark.usefixtures("clock")
+class TestClientApp:
     def test_bytes_in_bytes_out(self):
         device = SimpleNamespace(
             answer=lambda request, node: request + b" " + node.name.encode(),
             hello=lambda node: b"I am " + node.name.encode(),
         )
-        assert transport.read(self.reply(device), "answer", 100) == b"hello n.toml"
-        greeting = self.reply(device, "query")
+        assert transport.read(reply_of(device), "answer", 100) == b"hello n.toml"
+        greeting = reply_of(device, "query")
         assert transport.read(greeting, "answer", 100) == b"I am n.toml"
 
     @pytest.mark.parametrize(
@@ -285,14 +355,20 @@ class TestClientApp:
     def test_every_failure_reads_the_same(self, case, caplog):
         answer = case.pop("answer")
         replies = [
-            self.reply(SimpleNamespace(answer=answer), **case),
-            self.reply(SimpleNamespace(answer=lambda request, node: int("secret")), **case),
+            reply_of(SimpleNamespace(answer=answer), **case),
+            reply_of(SimpleNamespace(answer=lambda request, node: int("secret")), **case),
         ]
         assert {(r.error.code, r.error.reason) for r in replies if r.has_error()} <= {
             (client_app.FAILED, client_app.SORRY)
         }
         assert replies[-1].has_error()
         assert "secret" not in caplog.text
+
+    def test_a_node_file_that_cannot_be_used_is_refused_like_all_else(self, tmp_path):
+        (tmp_path / "ward.toml").write_text("schema = 2\n")
+        for message_type in ("train", "query"):
+            reply = reply_of(client_app.Installed(), message_type, node=str(tmp_path / "ward.toml"))
+            assert transport.read(reply, "answer", 1000) == sottovoce_device.unavailable()
 
     def test_what_a_message_waits_for_is_light(self):
         heavy = {"jax", "matplotlib", "polars", "scipy", "torch", "sottovoce.plan"}

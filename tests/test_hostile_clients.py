@@ -128,6 +128,7 @@ HELLO = {
     "policy.calibration": ["paper", "none", None, []],
     "policy.floor": [-1.0, 10**400, "1", True],
     "policy.max_rounds": [0, 1.0, None],
+    "policy.max_steps": [0, 1.0, None, "16", 10**400],
     "budget": [[], {}, "x", 1],
     "budget.epsilon": [0, -1, 1e-9, 1.0, 7.99, 10**400, 1e299, None, "8"],
     "budget.delta": [0, 1, 0.9, 1e-200, None],
@@ -180,6 +181,7 @@ MISFITS = {
     "clip": ("policy.clip", 0.5),
     "unit": ("policy.unit", "client"),
     "rounds": ("policy.max_rounds", 1),
+    "steps": ("policy.max_steps", 1),
     "fuel": ("budget.spent", 2.775),
     "no greeting": ("schema", "x"),
 }
@@ -189,7 +191,7 @@ MISFITS = {
 def test_one_that_does_not_fit_keeps_nobody_from_beginning(why, tmp_path):
     transport = Direct(clients(tmp_path, 4))
     transport.on_hello = lambda route, told: greeting(told, *MISFITS[why]) if route == BAD else told
-    own = plan(**{"rounds.rounds": 2})
+    own = plan(**{"rounds.rounds": 2, "local.steps": 2})
     done = go(transport, tmp_path / "run", own=own, patience=Patience(3, gathering=0.5))
     assert len(done.record["clients"]) == 3
     assert all(BAD not in routes for routes in transport.asked)

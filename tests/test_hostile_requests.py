@@ -103,7 +103,7 @@ def _foreign(twins: Twin) -> dict[str, Receipt]:
 
 def test_a_receipt_that_the_vault_did_not_give_is_refused(twins):
     for receipt in _foreign(twins).values():
-        _refused(twins, ask(receipt=receipt).to_blob(), "vault")
+        _refused(twins, ask(receipt=receipt).to_blob(), "unavailable")
 
 
 def test_oversized_messages_are_refused_unread(twins, monkeypatch):

@@ -61,7 +61,7 @@ def table_node(folder, rows):
 @pytest.mark.parametrize("rows", [f"age,ill\n7,no\n{SECRET},no\n", f"age,ill\n7,{SECRET}\n"])
 def test_no_cell_of_a_bad_table_is_in_a_log(tmp_path, written, caplog, rows):
     node = table_node(tmp_path, rows)
-    assert kind(device.hello(node)) == kind(device.answer(ask().to_blob(), node)) == "data"
+    assert kind(device.hello(node)) == kind(device.answer(ask().to_blob(), node)) == "unavailable"
     lines = written.getvalue()
     assert lines.count("DataError") == 2
     assert SECRET not in lines
@@ -73,7 +73,7 @@ def test_no_word_of_an_error_of_its_own_is_in_a_log(tmp_path, written, caplog, m
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr(client, "release", fails)
-    assert kind(device.answer(ask().to_blob(), make_node(tmp_path))) == "internal"
+    assert kind(device.answer(ask().to_blob(), make_node(tmp_path))) == "unavailable"
     lines = written.getvalue()
     assert "RuntimeError" in lines
     assert "test_worker.py" in lines  # where it happened is no word of a sample
@@ -157,7 +157,7 @@ def test_a_device_waits_a_little_for_a_vault_that_is_looked_at(tmp_path, monkeyp
     monkeypatch.setattr(device, "PATIENCE", 0.2)
     with Vault.open(node.vault, dataset=None):
         began = time.monotonic()
-        assert kind(device.answer(ask().to_blob(), node)) == "vault"
+        assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         assert time.monotonic() - began >= 0.2
 
 
@@ -181,7 +181,7 @@ def test_a_node_file_that_is_none_is_named_in_the_log_and_not_to_the_server(tmp_
     path = tmp_path / "node.toml"
     path.write_text(TABLE.replace("epsilon", "epsilom"))
     reply = asked_of({"node": str(path)})
-    assert (reply.error.code, reply.error.reason) == (client_app.FAILED, client_app.SORRY)
+    assert transport.read(reply, "answer", 1000) == device.unavailable()
     assert "unknown key policy.epsilom in the node file" in written.getvalue()
 
 

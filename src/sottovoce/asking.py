@@ -65,6 +65,8 @@ def misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> str | 
         return f"protects {whole}, which local.unit = {member.unit} does"
     if max(plan.rounds.rounds, recipe.steps) > member.max_rounds:
         return f"allows {member.max_rounds} rounds, and rounds.rounds is {plan.rounds.rounds}"
+    if member.max_steps is not None and recipe.steps > member.max_steps:
+        return f"allows {member.max_steps} steps a turn, and local.steps is {recipe.steps}"
     own = member.account
     if own is None:
         wants = plan.server.weights == "precision"

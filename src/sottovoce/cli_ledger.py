@@ -53,6 +53,9 @@ def create(
     max_rounds: Annotated[
         int | None, typer.Option(help="Most rounds of one run (default 1000).")
     ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Most steps of one turn (default 16).")
+    ] = None,
     disclose: Annotated[
         bool | None,
         typer.Option(
@@ -85,6 +88,7 @@ def create(
         "calibration": calibration,
         "floor": floor,
         "max_rounds": max_rounds,
+        "max_steps": max_steps,
         "disclose": disclose,
     }
     told = ledger.make(vault, node, **{k: v for k, v in terms.items() if v is not None})

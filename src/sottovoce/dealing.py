@@ -29,6 +29,7 @@ from sottovoce.plan import text as toml
 
 PLAN, PUBLIC, NODES, NODE = "plan.toml", "public.npz", "nodes", "node.toml"
 ROUNDS = 1000  # that a node allows in one run, unless the plan needs more
+STEPS = 16  # likewise, in one turn
 
 
 def deal(plan: Plan, out: Path) -> list[Path]:
@@ -75,6 +76,7 @@ def node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
         "schema": 1,
         "name": name,
         "vault": "client.vault",
+        "answer_every": 0.0,  # server and clients have one owner here: nobody else measures time
         "data": {"path": "rows.npz", "classes": classes},
         "policy": {
             "epsilon": epsilon,
@@ -83,6 +85,7 @@ def node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
             "unit": plan.local.unit,
             "calibration": plan.privacy.calibration,
             "max_rounds": max(ROUNDS, plan.rounds.rounds, plan.local.steps),
+            "max_steps": max(STEPS, plan.local.steps),
         },
     }
     if plan.model.own is not None:

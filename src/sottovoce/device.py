@@ -8,7 +8,8 @@ The order is the promise (rules R1–R6, R10, R11 of the protocol):
 A crash after the reserve burns budget; nothing is refunded. The same content asked again gets the
 stored bytes; another content for the same round is refused. A request can only ask for less than
 the policy allows. `answer` never raises: a refusal is an answer too, in words that depend on the
-request, the policy and the tank alone, which are public.
+request, the policy and the tank alone, which are public. Whatever is wrong with the client's own
+files, its code or its machine is one constant refusal, `unavailable`: what it was is in its log.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sottovoce.errors import (
     Refusal,
     RoundAnswered,
     TankEmpty,
+    VaultRefusal,
 )
 from sottovoce.learning import gradients
 from sottovoce.learning.form import Shapes
@@ -44,7 +46,6 @@ log = logging.getLogger("sottovoce.device")
 
 MOST_PARAMETERS = 2**30  # D of the vault's correction: larger models are refused
 PATIENCE = 20.0  # seconds that an operator who looks, or another worker, may have the vault
-MOST_STEPS = 1000  # of one turn: each is priced, drawn and noted by itself
 
 
 class Declined(Refusal):
@@ -97,14 +98,17 @@ def _guarded(say: Callable[[], bytes], what: str) -> bytes:
     except RoundAnswered:
         return refusal("replay", "this round has its answer already")
     except Refusal as error:
-        log.error("refused: %s", _kind(error))
-        return refusal("vault", "the client's ledger cannot be used; its operator has to look")
+        log.error("the ledger cannot be used: %s", _kind(error))
     except (DataError, InputError) as error:
-        log.error("refused: %s", _kind(error))
-        return refusal("data", "the client's own files cannot be used; its operator has to look")
+        log.error("the client's own files cannot be used: %s", _kind(error))
     except Exception as error:  # whatever it was, its text may hold what must not leave
         log.error("%s ended in an error of the client's own: %s", what, _kind(error))
-        return refusal("internal", "the client failed; its operator has to look")
+    return unavailable()
+
+
+def unavailable() -> bytes:
+    """Return the one refusal for everything that is wrong on the client's side."""
+    return refusal("unavailable", "the client cannot answer now; its operator has to look")
 
 
 def _kind(error: Exception) -> str:
@@ -147,7 +151,7 @@ def _answer(request: Request, node: Node) -> bytes:
         _allowed(request, policy)
         if request.receipt is not None and not vault.contains(request.receipt):
             log.error("the server has a receipt that this vault does not know: it is an older copy")
-            raise Declined("vault", "this client's ledger does not contain the receipt it gave")
+            raise VaultRefusal("this client's ledger does not contain the receipt it gave")
         asked = request.hash()
         if (before := vault.find(request.run, request.round.t)) is not None:
             if before.request_hash != asked:
@@ -265,7 +269,7 @@ def _allowed(request: Request, policy: Policy) -> None:
         raise Declined("policy", "unit must be client, got record")
     for name, value, most in (
         ("rounds", request.round.horizon, policy.max_rounds),
-        ("steps", request.recipe.steps, min(MOST_STEPS, policy.max_rounds)),
+        ("steps", request.recipe.steps, min(policy.max_steps, policy.max_rounds)),
     ):
         if value > most:
             raise Declined("policy", f"{name} must be at most {most}, got {value}")
@@ -292,4 +296,5 @@ def _public(policy: Policy) -> dict[str, Any]:
         "calibration": policy.calibration,
         "floor": policy.floor if policy.disclose else None,
         "max_rounds": policy.max_rounds,
+        "max_steps": policy.max_steps,
     }

@@ -3,6 +3,7 @@
     schema = 1
     name = "ward-3"              # how the server may call this client
     vault = "ward-3.vault"       # its ledger; made once by: sottovoce ledger create --node FILE
+    # answer_every = 0.5         # seconds: answers leave at multiples of it after their requests
 
     [data]
     path = "rows.npz"            # arrays x and y; or a table (.csv, .parquet)
@@ -49,9 +50,11 @@ _POLICY = (
     "floor",
     "max_rounds",
     "disclose",
+    "max_steps",
 )
+ANSWER_EVERY = 0.5  # seconds: longer than what differs between two data sets of a client
 _KEYS = {
-    "": ("schema", "name", "vault", "data", "policy", "model"),
+    "": ("schema", "name", "vault", "answer_every", "data", "policy", "model"),
     "data": ("path", "classes", "label", "columns"),
     "policy": _POLICY,
     "model": ("own",),
@@ -83,6 +86,7 @@ class Node:
     table: Mapping[str, Any] | None
     terms: Mapping[str, Any]  # the policy as written, without the number of samples
     own: str | None
+    answer_every: float = ANSWER_EVERY
 
     @classmethod
     def load(cls, path: str | Path) -> Node:
@@ -115,6 +119,7 @@ class Node:
             table=_table(data, is_table),
             terms=values["policy"],
             own=_own(values.get("model", {}), folder),
+            answer_every=_seconds(values.get("answer_every", ANSWER_EVERY)),
         )
         node.policy(samples=1)  # whatever is wrong with it is said now, not at the first request
         return node
@@ -185,6 +190,14 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= 200 or not value.isprintable():
         raise InputError.of(name, value, "a text of one line", "write it in the node file")
     return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 3600:
+        raise InputError.of(
+            "answer_every", value, "seconds from 0 to 3600", "with 0 the time of an answer shows"
+        )
+    return float(value)
 
 
 def _classes(value: Any) -> int:

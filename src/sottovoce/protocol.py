@@ -29,7 +29,8 @@ ANSWER = "sottovoce.answer/1"
 HELLO = "sottovoce.hello/1"
 LARGEST = 1 << 31  # bytes of one message
 MOST = 10**9  # clients, rounds, steps: beyond it a number is nonsense
-CODES = ("empty", "policy", "replay", "malformed", "vault", "data", "internal")
+_OLD_CODES = ("vault", "data", "internal")  # which older clients send for `unavailable`
+CODES = ("empty", "policy", "replay", "malformed", "unavailable", *_OLD_CODES)
 
 _RUN = re.compile(r"[0-9a-f]{8,64}")
 SERVER = re.compile(r"[A-Za-z0-9 ._:-]{0,80}")

@@ -3,11 +3,16 @@
 Flower starts a new process for every message, so nothing heavy is imported here: what the device
 needs, it imports when it is asked. Whatever goes wrong, the server reads one constant sentence:
 Flower would send it the text of the exception, and that may contain a sample.
+
+Every reply, a refusal as well, leaves at a multiple of the node's `answer_every` after its message
+came: how long the work took is not for the server to measure. Nothing is locked meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -47,17 +52,19 @@ class Installed:
         """Who this is and what it discloses."""
         from sottovoce import device
 
-        return device.hello(_node(node))
+        found = _node(node)
+        return device.unavailable() if found is None else device.hello(found)
 
     def answer(self, request: bytes, node: Path) -> bytes:
         """The answer to one request."""
         from sottovoce import device
 
-        return device.answer(request, _node(node))
+        found = _node(node)
+        return device.unavailable() if found is None else device.answer(request, found)
 
 
-def _node(path: Path) -> Node:
-    """The node's own file; what is wrong with it is in its operator's log, in words.
+def _node(path: Path) -> Node | None:
+    """The node's own file, or None; what is wrong with it is in its operator's log, in words.
 
     They are about the file alone: nothing has been read of the rows.
     """
@@ -67,7 +74,7 @@ def _node(path: Path) -> Node:
         return Node.load(path)
     except InputError as error:
         log.error("the node file cannot be used: %s", str(error))
-        raise
+        return None
 
 
 def build(device: Device) -> ClientApp:
@@ -85,7 +92,35 @@ def build(device: Device) -> ClientApp:
     return app
 
 
+def wait_until_multiple(began: float, seconds: float) -> None:
+    """Return at the next multiple of so many seconds since `began`, on time's monotonic clock."""
+    if seconds > 0:
+        leaves = began + seconds * math.ceil((time.monotonic() - began) / seconds)
+        while (left := leaves - time.monotonic()) > 0:
+            time.sleep(left)
+
+
+def _answer_every(context: Context) -> float:
+    """The node file's `answer_every`; the default where the file cannot be used."""
+    from sottovoce.node import ANSWER_EVERY, Node
+
+    try:
+        return Node.load(str(context.node_config.get("node"))).answer_every
+    except InputError:  # `_node` logs it
+        return ANSWER_EVERY
+
+
 def _reply(message: Message, context: Context, answer: Callable[[bytes, Path], bytes]) -> Message:
+    began = time.monotonic()
+    try:
+        return _answered(message, context, answer)
+    finally:
+        wait_until_multiple(began, _answer_every(context))
+
+
+def _answered(
+    message: Message, context: Context, answer: Callable[[bytes, Path], bytes]
+) -> Message:
     try:
         request = read(message, "request", LIMIT)
         if request is None:

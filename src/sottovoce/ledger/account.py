@@ -162,7 +162,7 @@ def table(told: Account, *, most: int | None = 20) -> str:
         f"fuel      {gauge(told.left)} {percent_left(told)} left",
         f"          {turns(told)}",
         f"terms     clip at most {policy.clip:g}, σ/Δ of a turn at least {policy.floor:g}, at "
-        f"most {policy.max_rounds:,} rounds a run, "
+        f"most {policy.max_rounds:,} rounds a run and {policy.max_steps} steps a turn, "
         f"budget {'disclosed to servers' if policy.disclose else 'not disclosed'}",
         f"ledger    {_count(told.receipt.seq, 'line')}, the last {told.receipt.hash[:16]}…",
     ]

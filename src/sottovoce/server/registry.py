@@ -83,6 +83,7 @@ class Member:
     max_rounds: int
     account: Account | None
     receipt: Receipt
+    max_steps: int | None = None  # None: a client of an older version, which did not say
 
     @classmethod
     def from_hello(cls, blob: bytes) -> Member:
@@ -102,9 +103,10 @@ class Member:
             raise Malformed("the greeting has not the keys of one")
         policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
         expected = {"samples", "unit", "clip", "calibration", "floor", "max_rounds"}
-        if not isinstance(policy, Mapping) or policy.keys() != expected:
+        if not isinstance(policy, Mapping) or policy.keys() - {"max_steps"} != expected:
             raise Malformed("the greeting's policy has not the keys of one")
-        whole = (head["features"], head["classes"], policy["samples"], policy["max_rounds"])
+        whole = [head["features"], head["classes"], policy["samples"], policy["max_rounds"]]
+        whole += [policy["max_steps"]] if "max_steps" in policy else []
         if not all(type(n) is int and 1 <= n <= MOST_SAMPLES for n in whole):
             raise Malformed("the greeting has a size that is no whole number from 1 to 2³²")
         if policy["unit"] not in UNITS or policy["calibration"] not in ("exact", "zcdp"):
@@ -133,6 +135,7 @@ class Member:
             max_rounds=policy["max_rounds"],
             account=account,
             receipt=receipt,
+            max_steps=policy.get("max_steps"),
         )
 
     def to_head(self) -> dict[str, Any]:
@@ -149,6 +152,7 @@ class Member:
                 "calibration": self.calibration,
                 "floor": self.floor,
                 "max_rounds": self.max_rounds,
+                **({} if self.max_steps is None else {"max_steps": self.max_steps}),
             },
             "budget": None if self.account is None else self.account.to_json(),
             "receipt": self.receipt.to_json(),

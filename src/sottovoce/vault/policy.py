@@ -22,6 +22,8 @@ VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
 
 MOST_SAMPLES = 2**32  # what an exact sum on the grid has room for
 MOST_ROUNDS = 10**9
+MOST_STEPS = 1000  # of one turn: each is priced, drawn and noted by itself
+_BEFORE = {"max_steps": MOST_STEPS}  # what a vault allowed before its policy named it
 _LARGEST_SHARE = 4  # a turn takes at most one part in so many of the budget, by default
 
 
@@ -52,6 +54,7 @@ formula does not keep its promise, so a vault does not take it
     floor: float = cast(float, None)  # None becomes the default below
     max_rounds: int = 1000  # of one run
     disclose: bool = True
+    max_steps: int = 16  # of one turn
 
     def __post_init__(self) -> None:
         budget = Budget(self.epsilon, self.delta)
@@ -69,6 +72,7 @@ formula does not keep its promise, so a vault does not take it
         for name, most, remedy in (
             ("samples", MOST_SAMPLES, "it is the number of rows of the client's data"),
             ("max_rounds", MOST_ROUNDS, "it is how many rounds one run may have"),
+            ("max_steps", MOST_STEPS, "it is how many steps one turn may have"),
         ):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
@@ -123,8 +127,11 @@ formula does not keep its promise, so a vault does not take it
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The policy that `to_json` wrote; unknown or missing keys are refused."""
-        known = {field.name for field in fields(cls)}
+        """The policy that `to_json` wrote; unknown or missing keys are refused.
+
+        What an older vault does not name is what it allowed then; a node file may tighten it.
+        """
+        known, data = {field.name for field in fields(cls)}, {**_BEFORE, **data}
         if data.keys() != known:
             odd = sorted(data.keys() ^ known)
             raise InputError.of("policy", odd[0], f"of {', '.join(sorted(known))}", "mend the key")
@@ -160,7 +167,7 @@ def require_tighter(old: Policy, new: Policy, *, spent: int) -> None:
     sottovoce.errors.PolicyRefusal: epsilon may only be tightened, to at most 8.0, and 9.0 was \
 asked for; keep it, or make a new vault for other data
     """
-    for name in ("epsilon", "delta", "clip", "max_rounds"):
+    for name in ("epsilon", "delta", "clip", "max_rounds", "max_steps"):
         if getattr(new, name) > getattr(old, name):
             _refuse(name, f"at most {getattr(old, name)}", getattr(new, name))
     if new.floor < old.floor:
