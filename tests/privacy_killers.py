@@ -8,6 +8,7 @@ false-alarm rate; the noise is the operating system's.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings

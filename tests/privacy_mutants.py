@@ -338,6 +338,15 @@ MUTANTS = [
           "    try:\n        said = _answered(message, context, answer)\n    finally:\n        pass\n"
           "    if said.has_error():\n        return said\n    try:\n        return said\n"
           "    finally:\n        wait")),
+    _bug("live arrays for a model of the client's own", "learning.gradients",
+         "tests/test_device.py::test_an_own_model_that_mixes_its_samples_is_refused_before_anything_is_booked",
+         ("    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)\n", "    return array\n"),
+         ("    params = {name: flushed(leaf) for name, leaf in params.items()}\n    count", "    count")),
+    _bug("features made before the reserve", "device",
+         "tests/test_device.py::test_no_row_is_looked_at_before_its_debit_is_durable",
+         ("        paid = _price(request, policy, vault)\n",
+          "        if request.form.seen is not None:\n            request.form.seen.apply(rows.x)\n"
+          "        paid = _price(request, policy, vault)\n")),
     _bug("a refusal that tells files apart", "device",
          "tests/test_device.py::test_what_is_wrong_with_the_clients_files_is_not_told_apart",
          ("        log.error(\"the client's own files cannot be used: %s\", _kind(error))\n",

@@ -33,6 +33,8 @@ from mutants import mutated
 from device_schedules import play_all
 from device_twins import WAYS, conversation, pair, spoken
 from sottovoce import client, device, wire
+from sottovoce.learning import features
+from sottovoce.learning.form import Form
 from sottovoce.node import Node
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
@@ -333,12 +335,79 @@ def test_steps_are_bounded_before_they_are_priced(ram, monkeypatch):
         assert kind(device.answer(some.to_blob(), node)) == said
 
 
-@pytest.mark.parametrize("own", ["TURNED", "MANY"])
+@pytest.mark.parametrize("own", ["TURNED", "MANY", "WRITING"])
 def test_an_own_model_that_mixes_its_samples_is_refused_before_anything_is_booked(ram, own):
     node = make_node(ram, own=f"devices:{own}")
     request = ask("own", params=model("own"), loss_bound=1.0)
     assert kind(device.answer(request.to_blob(), node)) == "unavailable"
     assert books_hold(node).spent == 0
+
+
+def test_an_own_model_cannot_write_into_what_is_sent():
+    """One that writes in place where it meets a real row: the row is left out, nothing is sent."""
+    x, y = rows(0)
+    start = {name: np.zeros(shape) for name, shape in devices.LINE.shapes().items()}
+    kept = x.copy(), y.copy()
+    honest = client.step(FORMS["own"], start, x, y, Recipe(1.0, 1.0), devices.LINE)
+    moved = client.step(FORMS["own"], start, 1e6 * x, y, Recipe(1.0, 1.0), devices.SLY)
+    assert honest["w"].any()
+    assert not any(leaf.any() for leaf in (*moved.values(), *start.values()))
+    assert np.array_equal(x, kept[0])
+    assert np.array_equal(y, kept[1])
+
+
+class Guarded:
+    """Rows whose number and width are public, and every look at their values noted."""
+
+    def __init__(self, values, noted):
+        self._values, self._noted = values, noted
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __getitem__(self, place):
+        self._noted.append("rows")
+        return self._values[place]
+
+    def __array__(self, dtype=None, copy=None):
+        self._noted.append("rows")
+        return np.array(self._values, dtype)
+
+
+LENS = features.build("hog", (2, 2, 1), 1)
+SEEN = Form("softmax", (2, 2, 1), 3, seen=LENS)
+
+
+@pytest.mark.parametrize("form", ["softmax", "mlp", "own", "seen"])
+def test_no_row_is_looked_at_before_its_debit_is_durable(ram, form, monkeypatch):
+    """After they were read and held against the ledger's fingerprint, not before the reserve."""
+    node, noted = make_node(ram, own="devices:LINE"), []
+    held, real = node.rows(), Vault.reserve
+
+    class Held:
+        x, y = Guarded(held.x, noted), Guarded(held.y, noted)
+        classes, fingerprint = held.classes, held.fingerprint
+
+    def reserve(*args, **options):
+        done = real(*args, **options)
+        noted.append("reserve")
+        return done
+
+    monkeypatch.setattr(Node, "rows", lambda self: Held)
+    monkeypatch.setattr(Vault, "reserve", reserve)
+    shapes = SEEN.shapes() if form == "seen" else None
+    params = model(form) if shapes is None else {k: np.zeros(s, "f") for k, s in shapes.items()}
+    told = {"form": SEEN if form == "seen" else FORMS[form], "params": params, "horizon": 1}
+    for t in range(40):
+        noted.clear()
+        said = kind(device.answer(ask(t=t, **{**told, "horizon": t + 1}).to_blob(), node))
+        assert noted[:1] == (["reserve"] if said == "upload" else [])
+        if said == "empty":
+            break
+        assert "rows" in noted
+    assert said == "empty"  # and however often it is asked
+    assert noted == []
 
 
 def test_an_own_model_that_is_none_is_refused(ram):

@@ -217,8 +217,12 @@ def _sum(
 ) -> NDArray[np.int64]:
     rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
     count = sum(leaf.size for leaf in params.values())
-    own_gradients = gradients.blocks(form, params, rows, labels, own)
-    return grid.clipped_sum(own_gradients, recipe.clip, count)
+    before = {name: leaf.tobytes() for name, leaf in params.items() if own is not None}
+    total = grid.clipped_sum(gradients.blocks(form, params, rows, labels, own), recipe.clip, count)
+    if any(params[name].tobytes() != held for name, held in before.items()):
+        # Not with what it was given, which are read-only copies: the code has reached for them.
+        raise RuntimeError("a model of the client's own has changed the parameters")
+    return total
 
 
 def _moved(

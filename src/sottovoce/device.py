@@ -158,11 +158,9 @@ def _answer(request: Request, node: Node) -> bytes:
                 raise Declined("replay", "this round was asked with another model or other terms")
             if before.upload is not None:
                 return before.upload
-        lens = request.form.seen
-        x = rows.x if lens is None else lens.apply(rows.x)
-        if own is not None:
+        if own is not None:  # on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
-            gradients.require_rows(own, params, policy.samples, x.shape[1])
+            gradients.require_rows(own, params, policy.samples, request.form.features)
         paid = _price(request, policy, vault)
         reserved = vault.reserve(
             request.run,
@@ -180,10 +178,11 @@ def _answer(request: Request, node: Node) -> bytes:
                 "loss_noise": paid.loss_noise,
             },
         )
+        lens = request.form.seen
         upload = client.release(
             request.form,
             request.params,
-            x,
+            rows.x if lens is None else lens.apply(rows.x),
             rows.y,
             recipe=request.recipe,
             paid=paid,

@@ -36,7 +36,7 @@ class OwnModel(Protocol):
     """A model of the client's own (PyTorch, JAX, …), by what a release needs of it.
 
     What it says of a sample must not depend on the other samples, not even in the last bit. It is
-    therefore given one sample at a time.
+    therefore given one sample at a time, and read-only copies of the parameters and the sample.
     """
 
     def shapes(self) -> Shapes:
@@ -165,11 +165,12 @@ def require_rows(own: OwnModel, params: Params, samples: int, features: int) -> 
     cannot depend on them.
     """
     count = min(samples, rows_per_block(sum(leaf.size for leaf in params.values())))
-    x, y = np.zeros((count, features)), np.zeros(count, np.int64)
+    x, y = _read_only(np.zeros((count, features))), _read_only(np.zeros(count, np.int64))
+    copies = {name: _read_only(leaf) for name, leaf in params.items()}  # as a release gives them
     with np.errstate(all="ignore"):
         block = np.empty((count, sum(leaf.size for leaf in params.values())))
-        _fill(block, params, own.gradients(params, x, y))
-        _losses_of(own, params, x, y)
+        _fill(block, params, own.gradients(copies, x, y))
+        _losses_of(own, copies, x, y)
 
 
 def _own(block: Floats, params: Params, x: Floats, y: NDArray[Any], own: OwnModel) -> None:
@@ -177,12 +178,15 @@ def _own(block: Floats, params: Params, x: Floats, y: NDArray[Any], own: OwnMode
 
     An error that only some samples cause would tell the server of them. The code is given one
     sample at a time: what it makes of a block may depend on all of it, in the last bits at least,
-    and the block would be another one where a sample fails.
+    and the block would be another one where a sample fails. It is given copies that nobody can
+    write to: a model that works in place must not put a row into what is sent.
     """
+    copies = {name: _read_only(leaf) for name, leaf in params.items()}
     for row in range(len(y)):
         one = slice(row, row + 1)
         try:
-            _fill(block[one], params, own.gradients(params, x[one], y[one]))
+            told = own.gradients(copies, _read_only(x[one]), _read_only(y[one]))
+            _fill(block[one], params, told)
         except KeyboardInterrupt:
             raise
         except BaseException:  # an exit that a sample causes would tell of it, too
@@ -191,16 +195,21 @@ def _own(block: Floats, params: Params, x: Floats, y: NDArray[Any], own: OwnMode
 
 def _own_losses(params: Params, x: Floats, y: NDArray[Any], own: OwnModel) -> Floats:
     """The losses of a client's own model; NaN, which counts as the bound, where its code fails."""
-    told = np.full(len(y), np.nan)
+    told, copies = np.full(len(y), np.nan), {k: _read_only(leaf) for k, leaf in params.items()}
     for row in range(len(y)):
         one = slice(row, row + 1)
         try:
-            told[one] = _losses_of(own, params, x[one], y[one])
+            told[one] = _losses_of(own, copies, _read_only(x[one]), _read_only(y[one]))
         except KeyboardInterrupt:
             raise
         except BaseException:
             told[one] = np.nan
     return told
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy over immutable bytes: unlike a flag, that cannot be taken back."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
 def _losses_of(own: OwnModel, params: Params, x: Floats, y: NDArray[Any]) -> Floats:
