@@ -22,7 +22,7 @@ PRIVACY = frozenset(
     f"test_{name}.py" for name in (
         "audit_attacks", "audit_messages", "budget", "calibration", "cohort", "coordinator",
         "device", "device_crash", "discrete_gaussian", "features", "filter", "flower_messages",
-        "gaussian", "grid", "hostile_clients", "hostile_requests", "hostile_uploads",
+        "gaussian", "grid", "guarantee", "hostile_clients", "hostile_requests", "hostile_uploads",
         "learning_clipping", "ledger", "node", "noise_secure", "price", "privacy_mutants",
         "release", "round", "secure_run", "sensitivity", "table_nodes", "tables", "tank", "vault",
         "vault_crash", "worker",

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from statistics import NormalDist
 
 import jsonschema
@@ -49,6 +50,36 @@ def test_the_table_shows_both_noises_and_the_guarantee():
     assert (done.returncode, done.stderr) == (0, "")
     for figure in ("0.0436147", "0.0328533", "30.3175", "0.117", "replace-one", "too little noise"):
         assert figure in done.stdout
+
+
+def test_the_readme_shows_what_is_printed_and_its_delta_is_well_below_one_in_n():
+    text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    line, _, block = text.partition("$ sottovoce calibrate ")[2].partition("\n")
+    shown = block.partition("\n…\n")[0]
+    assert len(shown.splitlines()) > 10
+    done = sottovoce("calibrate", *line.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(shown)
+    ask = json.loads(sottovoce("calibrate", "--json", *line.split()).stdout)["request"]
+    assert ask["delta"] * ask["samples"] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--delta", "0.007"), "1 / 143 = 0.00699 for a client of 143 records"),
+        (("--delta", "0.1", "--unit", "client"), "1 / 10 = 0.1 for 10 clients"),
+        (("--delta", "0.09", "--unit", "client"), None),
+        (("--delta", "0.0069"), None),
+    ],
+)
+def test_a_delta_of_one_in_n_is_warned_of(words, said):
+    done = sottovoce("calibrate", "--json", *words)
+    codes = json.loads(done.stdout)["guarantee"]["not_covered"]
+    assert done.returncode == 0
+    assert ("loose-delta" in codes) == (said is not None)
+    assert (said or "") in done.stderr
+    assert done.stderr.count("\n") == (said is not None)
 
 
 @pytest.mark.parametrize("epsilon", [0.7, 1.0, 3.0, 8.000001, 13.3])

@@ -9,14 +9,24 @@ import pytest
 from in_process import CLASSES, FEATURES, plan
 from in_process import public as public_rows
 
-from sottovoce import Plan, dealing, public, simulate
+from sottovoce import Plan, dealing, progress, public, report, simulate
 from sottovoce.coordinator import misfit
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, PlanError
 from sottovoce.federating import planned
 from sottovoce.federation import build, of_members
 from sottovoce.learning.gradients import ForeignModel
 from sottovoce.privacy import calibration, gaussian
-from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, LEAKS, NOT_COVERED, Budget, Guarantee
+from sottovoce.privacy.budget import (
+    ALWAYS_NOT_COVERED,
+    LARGER_UNITS,
+    LEAKS,
+    NOT_COVERED,
+    UNITS,
+    Budget,
+    Guarantee,
+    evaluation_code,
+    undisclosed,
+)
 from sottovoce.protocol import Receipt
 from sottovoce.server.registry import Account, Member
 
@@ -151,6 +161,7 @@ def test_every_code_that_is_not_always_there_changes_the_claim_or_is_known_not_t
     harmless = {
         "insecure-transport",  # a listener sees what the server sees, which is noised
         "paper-calibration",  # the figures are what that noise really gives
+        "loose-delta",  # the figures hold; they promise little
     }
     plain = Guarantee(Budget(8, 1e-5), unit="record", calibration="exact").text.split(". ")[0]
     for code in NOT_COVERED.keys() - {*ALWAYS_NOT_COVERED}:
@@ -212,3 +223,182 @@ def test_labels_below_zero_are_shown_as_they_are():
     rows = np.zeros((20, 2)), np.tile([-1, 1], 10)
     with pytest.raises(InputError, match="data labels must be whole numbers from 0, got -1; "):
         simulate(Plan(), data=rows)
+
+
+# --- rows that the server evaluates on ---------------------------------------------------------
+
+OWN_ROWS = "The clients' own rows that were taken for validation and test are not protected"
+NOBODYS_ROWS = "Records that a server validates and tests on are not protected"
+WARDS, EACH = 4, 30
+
+
+def hospital(folder, *, last):
+    """A table of wards; `last` are the labels of all rows of the last one."""
+    rng = np.random.default_rng(5)
+    lines = ["ward,age,ill"]
+    for ward in range(WARDS):
+        for age in rng.integers(0, 100, EACH):
+            ill = last if ward == WARDS - 1 else ("yes" if age > 50 else "no")
+            lines.append(f"ward {ward},{age},{ill}")
+    folder.mkdir(exist_ok=True)
+    for name in ("wards.csv", "elsewhere.csv"):
+        rows = lines if name == "wards.csv" else lines[: 1 + EACH]  # no row of the last ward
+        (folder / name).write_text("\n".join(rows) + "\n")
+    return folder / "wards.csv"
+
+
+def of_wards(path, *, unit="client", noise="simulated", **data):
+    own = {"path": str(path), "label": "ill", "client": "ward", "validation": 0.2, "test": 0.2,
+           "columns": {"age": [0, 100], "ill": ["no", "yes"]}}  # fmt: skip
+    return Plan(
+        noise=noise,
+        data={**own, **data},
+        model={"name": "softmax"},
+        local={"unit": unit},
+        rounds={"schedule": "fixed", "rounds": 2},
+    )
+
+
+def elsewhere(path):
+    file = str(path.with_name("elsewhere.csv"))
+    return {"validation": file, "test": file}
+
+
+def classes_tested(record):
+    """How many test rows each class has, which no noise hides: the rows of the confusion matrix."""
+    return [sum(row) for row in record["result"]["confusion"]]
+
+
+@pytest.mark.parametrize("unit", sorted(LARGER_UNITS))
+def test_tables_that_differ_in_one_client_are_told_apart_only_where_the_leak_is_named(
+    tmp_path, unit
+):
+    """The attack: count the classes in record.json. With certainty it finds which table it was."""
+    paths = [hospital(tmp_path / last, last=last) for last in ("no", "yes")]
+    runs = [simulate(of_wards(path, unit=unit), seed=1) for path in paths]
+    assert classes_tested(runs[0].record) != classes_tested(runs[1].record)
+    for run in runs:
+        claim = run.record["guarantee"]["text"].split(". ")[0]
+        assert "evaluation-in-unit" in run.record["guarantee"]["not_covered"]
+        assert " would be " in claim
+        assert f"were it not for {NOT_COVERED['evaluation-in-unit']}" in claim
+        assert OWN_ROWS in run.record["guarantee"]["text"]
+
+
+@pytest.mark.parametrize("unit", sorted(LARGER_UNITS))
+def test_a_release_does_not_evaluate_on_what_it_protects(tmp_path, unit):
+    path = hospital(tmp_path, last="yes")
+    away = elsewhere(path)
+    for data in ({}, {"validation": 9, "test": 9}, {"test": away["test"]},
+                 {"validation": away["validation"]}):  # fmt: skip
+        simulated = of_wards(path, unit=unit, **data)
+        (tmp_path / "plan.toml").write_text(simulated.to_toml())
+        for ask in (
+            lambda data=data: of_wards(path, unit=unit, noise="secure", **data),
+            lambda plan=simulated: plan.replace(noise="secure"),  # as the server of a federation
+            lambda: planned(tmp_path / "plan.toml", [], None),  # as sottovoce federate
+        ):
+            with pytest.raises(PlanError, match=r"a file with local.unit = .* are part of what is"):
+                ask()
+
+
+def test_a_release_may_evaluate_on_rows_from_elsewhere(tmp_path):
+    """And then the last client leaves no trace but its uploads."""
+    paths = [hospital(tmp_path / last, last=last) for last in ("no", "yes")]
+    runs = [simulate(of_wards(path, noise="secure", **elsewhere(path))) for path in paths]
+    assert classes_tested(runs[0].record) == classes_tested(runs[1].record)
+    assert sum(classes_tested(runs[0].record)) == EACH
+    for run in runs:
+        assert not {code for code in run.record["guarantee"]["not_covered"] if "evaluation-" in code
+                    } - {"evaluation-records"}  # fmt: skip
+        assert " in this run are (8, 1e-05)-" in run.record["guarantee"]["text"]
+        assert run.record["clients"][-1]["samples"] == EACH  # all its rows are trained on
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_rows_that_the_plan_declares_public_are_no_part_of_the_promise(tmp_path, unit):
+    plan = of_wards(hospital(tmp_path, last="no"), unit=unit, noise="secure", evaluation="public")
+    text = simulate(plan).record["guarantee"]["text"]
+    about = {"record": "one record of its training data", "client": "its whole training dataset"}
+    assert f" are (8, 1e-05)-differentially private for {about[unit]}. " in text
+    assert f"with {about[unit]}" in text
+    assert "The clients' own rows that the plan declares public, for validation and test," in text
+
+
+def test_the_card_of_single_records_names_the_clients_own_rows(tmp_path):
+    """In its sentence: the promise is for training rows, and what shows the others is said."""
+    out = tmp_path / "run"
+    run = simulate(of_wards(hospital(tmp_path, last="no"), unit="record"), seed=1, out=out)
+    text = run.record["guarantee"]["text"]
+    for words in ("for one record of its training data,", OWN_ROWS, "losses", "confusion matrix",
+                  "accuracies (by client, too"):  # fmt: skip
+        assert words in text.partition(" Not covered: ")[0]
+    card = report.write(out).read_text("utf-8").partition("Not covered")[0]
+    assert OWN_ROWS.replace("'", "&#x27;") in card
+    assert "one record of a client’s training data" in card
+
+
+def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path):
+    own = of_wards(hospital(tmp_path, last="no"), unit="record", noise="secure")
+    dealing.deal(own, tmp_path / "run")
+    plan, _ = dealing.dealt(tmp_path / "run")
+    held = public.load(tmp_path / "run" / "public.npz")
+    found = of_members(plan, [member(0, account(8.0))], held)
+    assert OWN_ROWS in found.guarantee().text
+    hidden = of_members(plan, [member(0, None)], held)
+    assert hidden.guarantee() is None
+    assert OWN_ROWS in undisclosed(hidden.not_covered())
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_rows_of_nobody_are_not_called_the_clients(tmp_path, unit):
+    """A data set, arrays, one array a client, a table without a client column; every signal."""
+    path = hospital(tmp_path, last="no")
+    dealt = {"client": None, "split": "iid", "clients": 3}
+    rows = np.zeros((60, 2), np.float32), np.tile([0, 1], 30)
+    few = {"local": {"unit": unit}, "rounds": {"rounds": 1}}
+    noised = few | {"server": {"signal": "clients"}}
+    for run in (
+        simulate(Plan(**few), seed=1),
+        simulate(Plan(**noised), seed=1),
+        simulate(Plan(**few), data=rows, seed=1),
+        simulate(Plan(**few), data=[rows, rows], validation=rows, test=rows, seed=1),
+        simulate(of_wards(path, unit=unit, **dealt), seed=1),
+    ):
+        text = run.record["guarantee"]["text"]
+        assert NOBODYS_ROWS in text.partition(" Not covered: ")[0]
+        assert "clients' own rows" not in text
+        assert not {*LEAKS, "evaluation-of-clients"} & {*run.record["guarantee"]["not_covered"]} - {
+            "counted-classes"
+        }
+
+
+def test_every_unit_that_holds_several_rows_holds_its_evaluation_rows():
+    for unit in UNITS:
+        code = evaluation_code(unit, declared_public=False)
+        assert (code in LEAKS) == (unit != "record")
+        assert evaluation_code(unit, declared_public=True) not in LEAKS
+
+
+def test_messages_are_promised_and_their_time_is_not():
+    for unit in UNITS:
+        text = Guarantee(Budget(8, 1e-5), unit=unit, calibration="exact").text
+        assert "the probability of anything that the content of all messages can show" in text
+        assert "server can see" not in text
+        assert "the time at which a message leaves" in text.partition(" Not covered: ")[2]
+        assert "with several clients or several times with one" in text
+
+
+@pytest.mark.parametrize(("unit", "delta"), [("record", 0.007), ("client", 0.1)])
+def test_a_run_says_where_its_delta_would_allow_a_unit_to_be_published(capsys, unit, delta):
+    """143 records a client, ten clients: 1/143 and 1/10."""
+    for own, loose in ((delta, True), (0.98 * delta, False)):
+        plan = Plan(local={"unit": unit}, privacy={"delta": own}, rounds={"rounds": 1})
+        record = simulate(plan, seed=1).record
+        progress.warn_of_loose_delta(record)
+        said = capsys.readouterr()
+        assert (NOT_COVERED["loose-delta"] in record["guarantee"]["text"]) == loose
+        assert ("loose-delta" in record["guarantee"]["not_covered"]) == loose
+        assert said.out == ""
+        assert said.err.startswith(f"warning: delta = {own:g} should be below 1 / ") == loose
+        assert said.err.count("\n") == loose

@@ -79,6 +79,41 @@ def test_the_statement_adds_up_and_keeps_its_schema(place):
     assert [note.kind for note in told.notes] == ["tighten"]
 
 
+def test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_certified(
+    tmp_path, rows
+):
+    """At δ ≥ 1/n, publishing one record of n outright keeps the promise: 143 records here."""
+    terms = ("--data", rows, "--epsilon", 8, "--clip", 1)
+    fine = command("create", tmp_path / "fine.vault", *terms, "--delta", 0.0069)
+    assert (fine.returncode, fine.stderr) == (0, "")
+    loose = command("create", tmp_path / "loose.vault", *terms, "--delta", 0.007)
+    assert loose.returncode == 0
+    assert loose.stderr == (
+        "warning: delta = 0.007 should be below 1 / 143 = 0.00699 for a client of 143 records, it "
+        "would allow one of them to be published outright; choose one well below that\n"
+    )
+    whole = command(
+        "create", tmp_path / "whole.vault", *terms, "--delta", 0.007, "--unit", "client"
+    )
+    assert (whole.returncode, whole.stderr) == (
+        0,
+        "",
+    )  # how many other clients there are is unknown
+    for name in ("fine", "loose"):
+        told = ledger.show(tmp_path / f"{name}.vault")
+        ledger.export(tmp_path / f"{name}.vault", tmp_path / name)
+        page = (tmp_path / name / "certificate.html").read_text("utf-8")
+        certificate = json.loads((tmp_path / name / "certificate.json").read_text("utf-8"))
+        for words in (
+            ledger.table(told).replace("\n", " "),
+            page,
+            certificate["guarantee"]["text"],
+        ):
+            assert ("would allow one of them to be published outright" in words) == (
+                name == "loose"
+            )
+
+
 def test_the_text_says_what_the_numbers_say(place):
     text = ledger.table(ledger.show(place))
     told = ledger.show(place)

@@ -144,7 +144,7 @@ MALFORMED = [
     ("[data]\nsamples = 0", "data.samples must be"),
     (
         "[data]\npath = 'a.csv'\nlabel = 'y'\ninfer = true\nvalidation = 0",
-        "data.validation must be ≥ 1 or a part",
+        "data.validation must be ≥ 1, a part or a file",
     ),
     ("[data]\nvalidation = -1", "data.validation must be"),
     ("[data]\ntest = -1", "data.test must be a whole number from 0"),

@@ -19,6 +19,7 @@ import typer.main
 
 import sottovoce
 from sottovoce import cli, errors
+from sottovoce.privacy.calibration import capacity, vault_capacity
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -179,6 +180,12 @@ def plan_keys(part: dict, whole: dict, prefix: str = ""):
             yield from plan_keys(value, whole, f"{prefix}{key}.")
         else:
             yield prefix + key
+
+
+def test_the_price_of_discrete_noise_is_the_same_on_every_page():
+    exact, vault = (worth(8, 1e-5, calibration="exact") for worth in (capacity, vault_capacity))
+    for page in ("guarantee.md", "proofs.md"):
+        assert f"{1 - float(vault) / float(exact):.1e} of " in (ROOT / "docs" / page).read_text()
 
 
 def test_every_key_of_a_plan_has_its_place_in_the_options():

@@ -14,8 +14,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from sottovoce import Plan, client, resume, simulate
-from sottovoce.errors import InputError, PlanError
+from sottovoce import Plan, checkpoint, client, resume, simulate
+from sottovoce.errors import InputError, PlanError, RunError
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -180,3 +180,31 @@ def test_what_is_taken_from_the_data_is_not_released(tmp_path):
     plan = Plan(noise="secure", data={"name": "arrays", "clients": 2, "validation": 5, "test": 5})
     with pytest.raises(InputError, match="counted on the clients' labels"):
         simulate(plan, data=(x, y))
+
+
+@pytest.mark.parametrize("noise", ["secure", "simulated"])
+def test_the_checkpoint_of_a_release_confirms_no_guessed_record(tmp_path, noise):
+    """Whoever has the folder and all rows but one must not find out that one by trying."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), np.tile([0, 1], 30)
+    given = {"validation": (x, y), "test": (x, y)}
+    plan = Plan(noise=noise, model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 3})
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    headers = []
+    for name, guess in (("one", 0.0), ("other", 1.0)):
+        rows = x.copy()
+        rows[7] = guess
+        with pytest.raises(KeyboardInterrupt):
+            simulate(plan, data=[(rows, y), (x, y)], out=tmp_path / name, on_round=stop, **given)
+        header = checkpoint.load(tmp_path / name)[2]
+        headers.append({key: value for key, value in header.items() if key != "seed"})
+    assert (headers[0] == headers[1]) == (noise == "secure")
+
+    # It goes on with its own data, and not with data of other public numbers.
+    with pytest.raises(RunError, match="the data differ"):
+        resume(tmp_path / "other", data=[(x[:50], y[:50]), (x, y)], **given)
+    done = resume(tmp_path / "other", data=[(rows, y), (x, y)], **given)
+    assert done.rounds_used == 3

@@ -123,10 +123,19 @@ MALFORMED_PLANS: list[tuple[dict[str, Any], str]] = [
     (GOOD | {"columns": COLUMNS | {"idd": []}}, "'idd' is no column of people.csv; did you"),
     (GOOD | {"columns": COLUMNS | {"sex": [0, 1]}}, "column 'sex' of people.csv has '"),
     (GOOD | {"columns": COLUMNS | {"rich": ["a", "b"]}}, "row 1 of people.csv has the label"),
-    (GOOD | {"validation": 0.0}, "data.validation must be ≥ 1 or a part"),
+    (GOOD | {"validation": 0.0}, "data.validation must be ≥ 1, a part or a file"),
     (GOOD | {"validation": 1.5}, "data.validation must be"),
     (GOOD | {"validation": -0.1}, "data.validation must be"),
-    (GOOD | {"validation": "a.csv"}, "data.validation must be"),
+    (GOOD | {"validation": "a.csv"}, "data.validation '"),
+    (GOOD | {"validation": "a.txt"}, "data.validation must be a .csv or .parquet file"),
+    (GOOD | {"validation": "other.csv"}, "'age' is no column of other.csv"),
+    ({"evaluation": "public"}, "data.evaluation has no effect without data.path"),
+    (GOOD | {"evaluation": "public"}, "data.evaluation = public has no effect where no client"),
+    (GOOD | {"client": "town", "evaluation": "private"}, "data.evaluation must be"),
+    (
+        GOOD | {"client": "town", "evaluation": "public", "validation": "v.csv", "test": "t.csv"},
+        "data.evaluation = public has no effect where no client",
+    ),
     (GOOD | {"validation": 0.5, "test": 0.5}, "leave no rows to train on"),
     (GOOD | {"validation": 240}, "data.clients must be at most 0 for the 240 rows"),
     (GOOD | {"test": 0}, "data.test must be ≥ 1, a part or a file"),
@@ -600,6 +609,9 @@ def test_overrides_of_tables() -> None:
     assert (digits.data.path, digits.data.split, digits.data.clients) == (None, "iid", 10)
     iid = plan.replace("data.split=iid", "data.clients=5")
     assert (iid.data.client, iid.data.clients) == (None, 5)
+    declared = plan.replace("data.evaluation=public")
+    for other in ("data.split=iid", "data.name=digits"):
+        assert declared.replace(other, "data.clients=5").data.evaluation is None
     back = iid.replace("data.client=town")
     assert (back.data.clients, back.data.split) == (None, "column")
     mine = Plan.load(None, ["data.path=a.csv", "data.label=y", "data.infer=true"])
@@ -649,4 +661,4 @@ def test_accuracy_by_client_is_not_shown_without_declared_rows(tmp_path: Path) -
     run = simulate(Plan(rounds={"rounds": 1}), seed=1, out=tmp_path / "run")
     assert run.record["result"]["fairness"]["shown"] is False
     page = report.write(tmp_path / "run").read_text("utf-8")
-    assert "Accuracy by client is not shown: the test rows belong to no client" in page
+    assert "Accuracy by client is not shown: nothing tells whose the test rows are" in page

@@ -25,6 +25,7 @@ from sottovoce.privacy.budget import (
     Unit,
     raised,
     shown,
+    warn_of_delta,
 )
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
@@ -48,6 +49,11 @@ class Request:
     learning_rate: float
     unit: Unit
     calibration: Calibration
+
+    def warning(self) -> str | None:
+        """Return a sentence where δ promises too little."""
+        units = self.samples if self.unit == "record" else self.clients
+        return warn_of_delta(self.delta, units, unit=self.unit)
 
 
 @dataclass(frozen=True)
@@ -160,9 +166,11 @@ def _solve(ask: Request) -> Calibrated:
             Budget(max(paper_epsilon, 1e-6), budget.delta) if absent else budget,
             unit=ask.unit,
             calibration=ask.calibration,
-            not_covered=(*ALWAYS_NOT_COVERED, "paper-calibration")
-            if absent
-            else ALWAYS_NOT_COVERED,
+            not_covered=(
+                *ALWAYS_NOT_COVERED,
+                *(("paper-calibration",) if absent else ()),
+                *(("loose-delta",) if ask.warning() else ()),
+            ),
         ),
         paper_sigma=by_paper,
         paper_true_epsilon=paper_epsilon,

@@ -141,6 +141,8 @@ def calibrate(
         calibration=cast(Any, calibration),
     )
     click.echo(json.dumps(answer.to_json(), ensure_ascii=False) if as_json else table(answer))
+    if (sentence := answer.request.warning()) is not None:
+        click.echo(f"warning: {sentence}", err=True)
 
 
 @app.command()

@@ -93,6 +93,8 @@ def create(
     }
     told = ledger.make(vault, node, **{k: v for k, v in terms.items() if v is not None})
     click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else ledger.table(told))
+    if (sentence := told.policy.warning()) is not None:
+        click.echo(f"warning: {sentence}", err=True)
 
 
 @ledger_app.command()

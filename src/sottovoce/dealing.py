@@ -62,10 +62,9 @@ def anchored(plan: Plan) -> Plan:
     here, changes = Path.cwd(), dict[str, object]()
     if plan.model.own is not None:
         changes["model.own"] = imported.beside(plan.model.own, here)
-    if plan.data.path is not None:
-        changes["data.path"] = str(here / plan.data.path)
-    if isinstance(plan.data.test, str):
-        changes["data.test"] = str(here / plan.data.test)
+    for key in ("path", "validation", "test"):
+        if isinstance(file := getattr(plan.data, key), str):
+            changes[f"data.{key}"] = str(here / file)
     return plan.replace(**changes) if changes else plan
 
 

@@ -28,7 +28,8 @@ label = ""
 # A column whose values are the clients; with it, remove the line with clients.
 # client = ""
 clients = 10
-# Parts of each client's rows that are never trained on.
+# Parts of each client's rows that are never trained on, or other tables with these columns. With
+# client they are clients' own rows, which the server has as they are: they are not protected.
 validation = 0.1
 test = 0.1
 # true: what is missing below is taken from the data, which the guarantee does not cover.

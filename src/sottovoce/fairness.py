@@ -1,9 +1,9 @@
 """Who is served how well: accuracy by client and by budget, where that may be known.
 
-It is computed on test rows only, and only where each client has declared some of its own rows
-public for that (a table with a client column and a part of each client's rows for the test). On a
-client's training rows it would be one more release, which nobody paid for; so elsewhere the record
-says why it is not shown.
+It is computed on test rows only, and only where they are clients' own (a table with a client column
+and rows of it for the test), which the guarantee then names as unprotected. On a client's training
+rows it would be one more release, which nobody paid for; so elsewhere the record says why it is not
+shown.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 WHY_NOT = (
-    "the test rows belong to no client: only where each client declares rows of its own public "
-    "(data.client, and data.test as a part) can accuracy be told by client"
+    "nothing tells whose the test rows are, if they are any client's: only a simulation of a table "
+    "with data.client and no file as data.test does"
 )
 
 

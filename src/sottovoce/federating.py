@@ -132,6 +132,7 @@ def federate(
         signal.signal(signal.SIGTERM, before)
     page = report.write(folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
+    progress.warn_of_loose_delta(record)
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     else:

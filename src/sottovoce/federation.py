@@ -25,7 +25,13 @@ from sottovoce.learning.models import build as build_model
 from sottovoce.learning.names import AnyModel, own_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian
-from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Calibration, Guarantee
+from sottovoce.privacy.budget import (
+    ALWAYS_NOT_COVERED,
+    Budget,
+    Calibration,
+    Guarantee,
+    evaluation_code,
+)
 from sottovoce.privacy.normal import Floats
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
@@ -144,6 +150,11 @@ class Federation:
             missing.append("inferred-columns")
         if plan.privacy.calibration == "paper":
             missing.append("paper-calibration")
+        if plan.data.evaluates_on_clients:
+            declared = plan.data.evaluation == "public"
+            missing.append(evaluation_code(plan.local.unit, declared_public=declared))
+        if np.any(self.delta * (self.samples if plan.local.unit == "record" else hidden.size) >= 1):
+            missing.append("loose-delta")
         return tuple(missing)
 
     def guarantee(self, *also: str) -> Guarantee | None:

@@ -28,6 +28,7 @@ from sottovoce.plan import Plan
 from sottovoce.seeds import Purpose
 
 Pair: TypeAlias = tuple[ArrayLike, ArrayLike]  # rows and their labels
+NUMBERS = "numbers:"  # begins a fingerprint that is no function of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,15 +68,21 @@ class Holdings:
     features: Hog | None = None  # what the rows are, where they are no longer pictures
     fresh_vaults: bool = False  # whether the clients' vaults were made for one run, with the deal
 
-    def fingerprint(self) -> str:
-        """What tells these holdings from others: who holds which rows, to the last bit."""
+    def fingerprint(self, *, rows: bool = True) -> str:
+        """Return what tells these holdings from others: who holds which rows, to the last bit.
+
+        Without `rows` it is a function of public numbers alone: how many rows each client,
+        validation and test have, and of which shape and type.
+        """
         digest = hashlib.blake2b(digest_size=32)
         rest = (part for own in (self.train, self.validation, self.test) for part in (own.x, own.y))
         for part in (self.samples, *rest):
             digest.update(f"{part.dtype.str}{part.shape};".encode())
+            if not rows and part is not self.samples:
+                continue
             for piece in part.pieces() if is_stored(part) else (part,):
                 digest.update(np.ascontiguousarray(piece).data)
-        return digest.hexdigest()
+        return digest.hexdigest() if rows else NUMBERS + digest.hexdigest()
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -166,11 +173,9 @@ def _named(plan: Plan, seed: int) -> Holdings:
 def _table(plan: Plan, seed: int) -> Holdings:
     own = plan.data
     table = tables.read_table(tables.Source(**own.table()))
-    train, layout, test = Samples(table.x, table.y), table.layout, own.test
-    tested = None
-    if isinstance(test, str):
-        other = tables.read_rows(test, layout, labels=True)
-        tested, test = Samples(other.x, other.y), 0
+    train, layout = Samples(table.x, table.y), table.layout
+    steering, validation = _of_file(own.validation, layout, "data.validation")
+    tested, test = _of_file(own.test, layout, "data.test")
     own_test = 0 if tested is None else len(tested.y)
     if table.owner is None:
         dealt = _deal(
@@ -178,18 +183,29 @@ def _table(plan: Plan, seed: int) -> Holdings:
             seed,
             table.y,
             own_test=own_test,
-            validation=_rows(own.validation, len(table.y)),
+            validation=_rows(validation, len(table.y)),
             test=_rows(test, len(table.y)),
         )
     else:
         rng = seeds.generator(seed, Purpose.SPLIT)
         dealt = split_by_column(
-            table.owner, validation=own.validation, test=test, rng=rng, own_test=own_test
+            table.owner, validation=validation, test=test, rng=rng, own_test=own_test
         )
     held = _dealt(dealt, train, tested, (table.x.shape[1],), len(layout.classes))
     declared = table.owner is not None and dealt.test_from == "train"
     whose = table.owner[dealt.test] if declared and table.owner is not None else None
-    return replace(held, layout=layout, test_owner=whose)
+    held = replace(held, layout=layout, test_owner=whose)
+    return held if steering is None else replace(held, validation=steering)
+
+
+def _of_file(
+    wanted: int | float | str, layout: tables.Layout, key: str
+) -> tuple[Samples | None, int | float]:
+    """Return the rows of an evaluation file and how many are still to be taken from the table."""
+    if not isinstance(wanted, str):
+        return None, wanted
+    rows = tables.read_rows(wanted, layout, labels=True, key=key)
+    return Samples(rows.x, rows.y), 0
 
 
 def _rows(wanted: int | float, rows: int) -> int:

@@ -83,6 +83,7 @@ def train(
             report.write(folder)
         raise
     page = report.write(folder)
+    progress.warn_of_loose_delta(done.record)
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))
     else:
@@ -94,7 +95,7 @@ def _words(plan: Plan) -> str:
     if plan.noise == "secure":
         return SECURE
     paper = (plan.privacy.calibration, plan.server.signal, plan.local.clip)
-    only = {"paper", "raw", "median"} & {*paper} or plan.data.infer
+    only = {"paper", "raw", "median"} & {*paper} or plan.data.infer or plan.evaluates_on_unit
     return IN_SIMULATION_ONLY if only else SIMULATION
 
 

@@ -26,7 +26,8 @@ def split_by_column(
     owner: the client of each row, from 0, each with a row or more.
     validation, test: a part (0 to 1) is that part of *each* client's rows, rounded up for some
     clients and down for others, so that all together come to that part of all rows; a whole number
-    is so many rows of any clients. test = 0 with `own_test` > 0: the test rows are another table's.
+    is so many rows of any clients. validation = 0: these rows are another table's; test = 0 with
+    `own_test` > 0: likewise.
 
     Raises `InputError` if that leaves no row to steer by, none to test on, or a client with none.
 
@@ -43,7 +44,7 @@ def split_by_column(
     spare = rank > 0  # the first row of each client is never taken
     taken = []
     for name, wanted in (("validation", validation), ("test", test)):
-        if name == "test" and test == 0 and own_test > 0:
+        if wanted == 0 and (name == "validation" or own_test > 0):
             taken.append(order[:0])
             continue
         at = _part(sizes, spare, wanted, rng) if wanted < 1 else _count(spare, wanted, rng)

@@ -1,8 +1,9 @@
 """Who holds what: the rows of each client, of the validation set and of the test set.
 
-A split is a few lists of row numbers and no row is in two of them: validation and test rows belong
-to no client. Everything is decided by the `rng` given, in this order: one permutation of the rows
-(validation first, then test, then the clients' share), then what the kind of split draws.
+A split is a few lists of row numbers and no row is in two of them: rows that are dealt for
+validation and test belong to no client (those that `column` takes are clients' own). Everything is
+decided by the `rng` given, in this order: one permutation of the rows (validation first, then test,
+then the clients' share), then what the kind of split draws.
 
 - `iid`: every client draws from all classes alike.
 - `sizes`: iid, with the listed numbers of rows; g sizes are spread over g equal parts of clients.

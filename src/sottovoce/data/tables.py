@@ -40,7 +40,8 @@ class Source:
     client: str | None = None
     columns: Mapping[str, Spec] = field(default_factory=dict)
     infer: bool = False
-    test: str | Path | None = None  # another table with the same columns
+    validation: str | Path | None = None  # another table with the same columns
+    test: str | Path | None = None  # another one
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,11 @@ def check(source: Source) -> Scan:
     for column in source.columns:
         if column in used or column not in opened.schema:  # of one left out, the name matters
             opened.require(column, "data.columns")
-    if source.test is not None:
-        other = scan(source.test, "data.test")
-        for column in dict.fromkeys([source.label, *used]):
-            other.require(column, "data.test")
+    for key, file in (("data.validation", source.validation), ("data.test", source.test)):
+        if file is not None:
+            other = scan(file, key)
+            for column in dict.fromkeys([source.label, *used]):
+                other.require(column, key)
     return opened
 
 
@@ -125,7 +127,7 @@ def read_table(source: Source) -> Table:
 
 
 def read_rows(path: str | Path, layout: Layout, *, labels: bool, key: str = "data.test") -> Table:
-    """Another table with the same columns: the test file, or rows to predict (labels = False)."""
+    """Read another table with the same columns: to evaluate on, or to predict (labels = False)."""
     opened = scan(path, key)
     for column in [layout.label] * labels + list(layout.columns):
         opened.require(column, key)

@@ -23,7 +23,8 @@ DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "acs", "adult", "
 SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "order", "column"]
 Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
 
-TABLE_KEYS = ("label", "client", "columns", "infer")  # that mean something beside a path only
+# Keys that mean something beside a path only.
+TABLE_KEYS = ("label", "client", "columns", "infer", "evaluation")
 TABLE_FILES = (".csv", ".parquet")
 
 
@@ -120,13 +121,18 @@ class Data(Section):
     ] = Field(
         default=None, description="how even the classes are with split = dirichlet, small is uneven"
     )
-    validation: WholeOrZero | Fraction = Field(
+    validation: WholeOrZero | Fraction | str = Field(
         default=DATASETS["digits"].validation,
-        description="rows the server steers by, no client's (0: the test rows; tables: also parts)",
+        description="rows the server steers by (0: the test rows; a table: also a part, a file)",
     )
     test: WholeOrZero | Fraction | str = Field(
         default=DATASETS["digits"].test,
         description="rows for the final test (0: the data set's own; a table: also a part, a file)",
+    )
+    evaluation: Literal["public"] | None = Field(
+        default=None,
+        description="the clients' own validation and test rows are declared public, by your word",
+        examples=["public"],
     )
     public: Whole | None = Field(
         default=None,
@@ -211,6 +217,16 @@ class Data(Section):
         return len(self.columns.get(str(self.label), ())) or None if self.columns else None
 
     @property
+    def evaluates_on_clients(self) -> bool:
+        """Whether the server validates or tests on rows of clients: a column says whose they are.
+
+        Rows of a data set, of arrays or of a table without `client` are dealt: a row that is set
+        aside is no client's. A file is another table.
+        """
+        files = isinstance(self.validation, str) and isinstance(self.test, str)
+        return self.client is not None and not files
+
+    @property
     def pictures(self) -> bool:
         """Whether a row may be a picture, which the cnn needs."""
         return self.name is not None and DATASETS[self.name].pictures
@@ -227,12 +243,14 @@ class Data(Section):
             "client": self.client,
             "columns": dict(self.columns or {}),
             "infer": bool(self.infer),
+            "validation": self.validation if isinstance(self.validation, str) else None,
             "test": self.test if isinstance(self.test, str) else None,
         }
 
     def _fits_a_table(self) -> None:
         self._names_columns()
-        for key, file in (("path", self.path), ("test", self.test)):
+        for key in ("path", "validation", "test"):
+            file = getattr(self, key)
             if isinstance(file, str) and not file.lower().endswith(TABLE_FILES):
                 raise PlanError.of(
                     f"data.{key}", file, "a .csv or .parquet file", "save the table as one of these"
@@ -241,7 +259,15 @@ class Data(Section):
             raise PlanError.of("data.test", 0, "≥ 1, a part or a file", "a table has no test set")
         if self.validation == 0:
             raise PlanError.of(
-                "data.validation", 0, "≥ 1 or a part", "a table's test rows are kept for the test"
+                "data.validation",
+                0,
+                "≥ 1, a part or a file",
+                "a table's test rows are kept for the test",
+            )
+        if self.evaluation is not None and not self.evaluates_on_clients:
+            raise PlanError(
+                f"data.evaluation = {self.evaluation} has no effect where no client's own rows are "
+                "validated or tested on (data.client, without files for both); remove it"
             )
         parts = [part for part in (self.validation, self.test) if isinstance(part, float)]
         if sum(parts) >= 1:

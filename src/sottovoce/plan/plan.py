@@ -24,6 +24,7 @@ from sottovoce.plan.data import TABLE_KEYS, Data
 from sottovoce.plan.refusals import expected, named
 from sottovoce.plan.section import TABLES, Section
 from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
+from sottovoce.privacy.budget import LARGER_UNITS
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.rounds.schedule import Schedule
 
@@ -117,6 +118,15 @@ class Plan(Section):
                 "false with noise = secure",
                 "bounds taken from the data are a release that nobody pays for; declare columns",
             )
+        if self.evaluates_on_unit:
+            key = "test" if isinstance(self.data.validation, str) else "validation"
+            raise PlanError.of(
+                f"data.{key}",
+                getattr(self.data, key),
+                f"a file with local.unit = {self.local.unit} and noise = secure",
+                "a client's own rows would reach the server raw and are part of what is protected; "
+                "or declare them public by data.evaluation = public",
+            )
         private = self.data.path is not None or self.data.name == "arrays"
         if private and self.data.split in ("labels", "dirichlet"):
             raise PlanError.of(
@@ -203,8 +213,8 @@ class Plan(Section):
         An override that changes `data.name`, `data.split`, `model.name` or `rounds.schedule` drops
         the keys of the file that the change leaves without effect, and a new `data.name` also drops
         `data.samples`, `data.validation` and `data.test`; what overrides set themselves is kept.
-        `data.path`, a file as `data.test`, `model.own` and `privacy.clients` are relative to the
-        plan's folder in a file, to the current one in an override.
+        `data.path`, a file as `data.validation` or `data.test`, `model.own` and `privacy.clients`
+        are relative to the plan's folder in a file, to the current one in an override.
 
         >>> Plan.load(None, ["rounds.schedule=fixed", "rounds.rounds=60"]).schedule()
         FixedRounds(rounds=60)
@@ -236,7 +246,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         changes = dict(plan_text.parse_setting(override) for override in overrides)
         data, privacy = values.get("data"), values.get("privacy")
         if isinstance(data, dict):
-            for key in ("path", "test"):
+            for key in ("path", "validation", "test"):
                 if isinstance(data.get(key), str) and data[key]:
                     data[key] = str(Path(folder, data[key]))
         model = values.get("model")
@@ -306,6 +316,12 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         if self.data.clients is None:
             raise PlanError("data.clients follows from the column data.client; read the table")
         return self.data.clients
+
+    @property
+    def evaluates_on_unit(self) -> bool:
+        """Whether rows that the server evaluates on are part of the protected unit."""
+        own = self.data
+        return self.local.unit in LARGER_UNITS and own.evaluates_on_clients and not own.evaluation
 
     def budgets(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """ε and δ of each client.
@@ -445,5 +461,5 @@ def _other_data(key: str, value: Any, old: Mapping[str, Any]) -> list[str]:
     if key == "split":
         # How many rows fit depends on how they are dealt.
         resized = ["samples"] if value != old.get("split", "iid") else []
-        return resized + (["client"] if value != "column" else [])
+        return resized + (["client", "evaluation"] if value != "column" else [])
     return []

@@ -16,12 +16,16 @@ Unit: TypeAlias = Literal["record", "client"]
 Calibration: TypeAlias = Literal["exact", "zcdp", "paper"]
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
+#: Units that hold several rows of a client: rows that it gives away are then part of the unit.
+LARGER_UNITS = frozenset(UNITS) - {"record"}
 CALIBRATIONS: tuple[Calibration, ...] = get_args(Calibration)
 
 NOT_COVERED: dict[str, str] = {
-    "side-channels": "side channels of the client's own host",
+    "side-channels": "what remains in the time at which a message leaves, which a device pads to a "
+    "public quantum, and the side channels of the client's own host",
     "poisoning": "clients that send false updates on purpose",
-    "same-person-twice": "a person whose records lie with several clients",
+    "same-person-twice": "a person whose records lie with several clients or several times with "
+    "one",
     "public-numbers": "participation, sample counts and budgets, which are public",
     "evaluation-records": "the validation and test records",
     "entropy": "the operating system's source of randomness, which is trusted",
@@ -36,10 +40,19 @@ NOT_COVERED: dict[str, str] = {
     "median-clip": "the clipping norm, which was taken from raw gradient norms",
     "inferred-columns": "column bounds and categories, which were taken from the data",
     "counted-classes": "the number of classes, which was counted on the labels",
+    "evaluation-of-clients": "the clients' own rows among the validation and test records",
+    "evaluation-declared": "the clients' own rows among the validation and test records, which the "
+    "plan declares public",
+    "evaluation-in-unit": "the clients' own rows among the validation and test records, which are "
+    "part of what is protected and which the server has as they are",
+    "loose-delta": "δ itself, which is not below 1 / (the number of records, or clients, that are "
+    "protected) and so would allow one of them to be published outright",
 }
 
 #: Codes of what left the clients beside their noised uploads: the figures do not hold with it.
-LEAKS = ("raw-signal", "median-clip", "inferred-columns", "counted-classes")
+LEAKS = ("raw-signal", "median-clip", "inferred-columns", "counted-classes", "evaluation-in-unit")
+#: Codes of rows that clients gave away: what is promised is promised to the rest of their data.
+TRAINING_ONLY = ("evaluation-of-clients", "evaluation-declared")
 #: Codes of budgets that no vault carries on: nothing is promised beyond the run.
 THIS_RUN_ONLY = ("unvaulted", "fresh-vaults")
 
@@ -65,8 +78,58 @@ def undisclosed(codes: Iterable[str]) -> str:
     >>> undisclosed(["insecure-transport"]).split("; ")[-1]
     'what a listener on the network sees: the transport was not encrypted.'
     """
-    every = dict.fromkeys([*ALWAYS_NOT_COVERED, *codes])
-    return f"{UNDISCLOSED} Not covered: {'; '.join(NOT_COVERED.get(c, c) for c in every)}."
+    every = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))
+    uncovered = "; ".join(NOT_COVERED.get(code, code) for code in every)
+    return f"{UNDISCLOSED} {describe_evaluation(every)} Not covered: {uncovered}."
+
+
+def evaluation_code(unit: Unit, *, declared_public: bool) -> str:
+    """Return the code of a run that validates or tests on rows of its clients.
+
+    They are raw on the server. Declared public, they are no part of what is protected; else one
+    record that is *trained* on is still protected, and a unit that holds both kinds is not.
+
+    >>> [evaluation_code(unit, declared_public=False) for unit in UNITS]
+    ['evaluation-of-clients', 'evaluation-in-unit']
+    """
+    if declared_public:
+        return "evaluation-declared"
+    return "evaluation-in-unit" if unit in LARGER_UNITS else "evaluation-of-clients"
+
+
+def describe_evaluation(codes: Iterable[str]) -> str:
+    """Return the sentence that says what validation and test rows give away, and whose they are."""
+    given = {*codes}
+    whose = "Records that a server validates and tests on"
+    if "evaluation-declared" in given:
+        whose = "The clients' own rows that the plan declares public, for validation and test,"
+    elif given & {"evaluation-of-clients", "evaluation-in-unit"}:
+        whose = "The clients' own rows that were taken for validation and test"
+    by_client = " (by client, too, where shown)" if whose.startswith("The") else ""
+    return (
+        f"{whose} are not protected: the server has them as they are, and a run's losses, "
+        f"accuracies{by_client} and confusion matrix are computed on them without noise."
+    )
+
+
+def warn_of_delta(delta: float, units: int, *, unit: Unit) -> str | None:
+    """Return a warning, in one sentence, where δ is not below 1 / units; else None.
+
+    A mechanism that publishes every unit outright with probability δ is (0, δ)-private.
+
+    >>> warn_of_delta(1e-3, 800, unit="record") is None
+    True
+    >>> warn_of_delta(1e-2, 800, unit="record")
+    'delta = 0.01 should be below 1 / 800 = 0.00125 for a client of 800 records, it would allow \
+one of them to be published outright; choose one well below that'
+    """
+    if delta * units < 1:
+        return None
+    of = f"a client of {units:,} records" if unit == "record" else f"{units:,} {unit}s"
+    return (
+        f"delta = {delta:g} should be below 1 / {units:,} = {1 / units:.3g} for {of}, it would "
+        "allow one of them to be published outright; choose one well below that"
+    )
 
 
 @dataclass(frozen=True)
@@ -150,11 +213,11 @@ class Guarantee:
     @property
     def text(self) -> str:
         """The guarantee as one paragraph."""
-        what = {
-            "record": "one record of its data, whichever it is, being replaced by any other",
-            "client": "all of its data being replaced by any other",
+        kind = "training " if {*TRAINING_ONLY} & {*self.not_covered} else ""
+        about, which = {
+            "record": (f"one record of its {kind}data", ", whichever it is,"),
+            "client": (f"its whole {kind}dataset", ""),
         }[self.unit]
-        about = {"record": "one record of its data", "client": "its whole dataset"}[self.unit]
         how = {
             "exact": "The noise is calibrated exactly (Gaussian differential privacy)",
             "zcdp": "The noise is calibrated by zero-concentrated differential privacy",
@@ -172,15 +235,16 @@ class Guarantee:
                 f"({shown(self.tightest.epsilon)}, {shown(self.tightest.delta, 3)}). "
             )
         verb, changes = ("would be", "would change") if self.conditions else ("are", "changes")
-        given = f", {' and '.join(self.conditions)}" if self.conditions else ""
+        given = f", {', and '.join(self.conditions)}" if self.conditions else ""
         return (
             f"{self._whose} {verb} ({epsilon}, {delta})-differentially private for "
             f"{about}{given}. {own}"
-            f"That is: with {what}, the probability of anything the server can see {changes} by at "
-            f"most a factor e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
+            f"That is: with {about}{which} being replaced by any other, the probability of "
+            f"anything that the content of all messages can show {changes} by at most a factor "
+            f"e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
             "The adversary is the server, which sees every upload of every round, knows who sent "
             "it, and may choose the models it sends. "
-            f"{how}. Not covered: {uncovered}."
+            f"{how}. {describe_evaluation(self.not_covered)} Not covered: {uncovered}."
         )
 
     @property

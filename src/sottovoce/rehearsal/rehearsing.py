@@ -289,12 +289,12 @@ def write(result: Rehearsal, folder: Path) -> None:
 
 
 def moved(plan: Plan, folder: Path) -> Plan:
-    """The plan with its table, test file and own model named as seen from a folder."""
+    """The plan with its table, its files and its own model named as seen from a folder."""
     changes: dict[str, Any] = {}
-    own, model = plan.data, plan.model.own
-    for key, file in (("data.path", own.path), ("data.test", own.test)):
-        if isinstance(file, str):
-            changes[key] = Path(os.path.relpath(file, folder)).as_posix()
+    model = plan.model.own
+    for key in ("path", "validation", "test"):
+        if isinstance(file := getattr(plan.data, key), str):
+            changes[f"data.{key}"] = Path(os.path.relpath(file, folder)).as_posix()
     if model is not None and model.rpartition(":")[0].endswith(".py"):
         file, _, name = model.rpartition(":")
         changes["model.own"] = f"{Path(os.path.relpath(file, folder)).as_posix()}:{name}"

@@ -264,7 +264,8 @@ def _rows_of(
             f"a file, or one of {', '.join(datasets.DATASETS)}",
             "name public rows",
         )
-    for key, own in (("path", plan.data.path), ("test", plan.data.test)):
+    for key in ("path", "validation", "test"):
+        own = getattr(plan.data, key)
         if isinstance(own, str | Path) and Path(own).exists() and path.samefile(own):
             raise InputError.of(
                 "--public",
@@ -282,7 +283,7 @@ def _rows_of(
             "an .npz with x and y, or a .csv or .parquet for a plan with data.path",
             "save the rows as one of these",
         )
-    source = plan.data.table() | {"path": path, "client": None, "test": None}
+    source = plan.data.table() | {"path": path, "client": None, "validation": None, "test": None}
     table = tables.read_table(tables.Source(**source))
     return path.name, table.x, table.y, (table.x.shape[1],)
 

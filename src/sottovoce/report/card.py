@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import LEAKS, NOT_COVERED, raised
+from sottovoce.privacy.budget import LEAKS, NOT_COVERED, TRAINING_ONLY, raised
 from sottovoce.report.run import Run
 from sottovoce.report.text import ceiling, count, escape, number, percent
 
@@ -21,10 +21,13 @@ _CALIBRATIONS = {
 
 def card(run: Run, mu: float) -> str:
     """The card as one section. `mu` is the attacker's, `Run.attacker_mu`."""
+    unit = _UNITS.get(run.unit, run.unit)
+    if {*TRAINING_ONLY} & {*run.not_covered}:
+        unit = unit.replace("data", "training data")
     facts = [
         ("ε", "privacy loss", ceiling(run.epsilon)),
         ("δ", "added to every probability at most", ceiling(run.delta)),
-        ("Unit", "", _UNITS.get(run.unit, run.unit)),
+        ("Unit", "", unit),
         ("Adjacency", "", _ADJACENCIES.get(run.adjacency, run.adjacency)),
         ("Adversary", "", _ADVERSARIES.get(run.adversary, run.adversary)),
         ("Calibration", "", _CALIBRATIONS.get(run.calibration, run.calibration)),
@@ -75,6 +78,10 @@ def _free(run: Run) -> str:
     if "raw-signal" in run.not_covered:
         cost = (
             "over rounds that the clients' raw losses steered, which the guarantee does not cover"
+        )
+    elif "evaluation-in-unit" in run.not_covered:
+        cost = (
+            "from what clients released and from their own validation rows, for which nobody paid"
         )
     return (
         f"<p>After the noise, on the server: {escape(run.finish)}. That is computed {cost}.</p>\n"

@@ -200,7 +200,7 @@ def _budgets(run: Run) -> str:
 
 
 def _fairness(run: Run) -> str:
-    """Accuracy by client and by budget, where clients declared test rows of their own public."""
+    """Accuracy by client and by budget, where the test rows are clients' own."""
     if not run.fairness:
         return ""
     if "why" in run.fairness:

@@ -15,7 +15,15 @@ from typing import Any, Literal, Self, TypeAlias, cast, get_args
 
 from sottovoce.errors import InputError, PolicyRefusal
 from sottovoce.privacy import calibration as calibrations
-from sottovoce.privacy.budget import UNITS, Budget, Guarantee, Unit, shown
+from sottovoce.privacy.budget import (
+    ALWAYS_NOT_COVERED,
+    UNITS,
+    Budget,
+    Guarantee,
+    Unit,
+    shown,
+    warn_of_delta,
+)
 from sottovoce.privacy.tank import FULL
 
 VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
@@ -113,8 +121,16 @@ formula does not keep its promise, so a vault does not take it
     def guarantee(self) -> Guarantee:
         """What is promised, in words a lawyer could read."""
         return Guarantee(
-            Budget(self.epsilon, self.delta), unit=self.unit, calibration=self.calibration
+            Budget(self.epsilon, self.delta),
+            unit=self.unit,
+            calibration=self.calibration,
+            not_covered=(*ALWAYS_NOT_COVERED, *(["loose-delta"] if self.warning() else [])),
         )
+
+    def warning(self) -> str | None:
+        """Return a warning where δ promises too little to the records of this client."""
+        units = self.samples if self.unit == "record" else 1
+        return warn_of_delta(self.delta, units, unit=self.unit)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data.
