@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from devices import ask, books_hold, kind
 from in_process import FEATURES, HIDDEN, Direct, clients, plan, public
 
-from sottovoce import coordinator, device, report, wire
+from sottovoce import checkpoint, coordinator, device, report, wire
 from sottovoce.coordinator import Patience, conduct
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning.form import Form
@@ -313,6 +314,46 @@ def test_killed_and_resumed_from_an_old_checkpoint_it_ends_in_the_same_models(tm
     for route, node in transport.nodes.items():  # only the fourth round was debited since
         assert len(units_of(node)) == 4
         assert books_hold(node).spent - spent[route] == sum(units_of(node)[-1])
+
+
+def test_what_one_sitting_did_not_cover_the_whole_run_does_not_cover(tmp_path):
+    """A listener saw the first round, and its vaults were new: later sittings cannot undo that."""
+    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+
+    def leave(done):
+        raise KeyboardInterrupt
+
+    def sit(**more):
+        return conduct(plan(), more.pop("held", public()), Direct(transport.nodes),
+                       Patience(3, gathering=0.5), out=out, **more)  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        sit(insecure=True, held=replace(public(), fresh_vaults=True), on_round=leave)
+    codes = {"insecure-transport", "fresh-vaults"}
+    assert codes <= {*json.loads((out / "record.json").read_text())["guarantee"]["not_covered"]}
+    with pytest.raises(KeyboardInterrupt):  # by TLS, with another file of public rows
+        sit(resume=True, on_round=leave)
+    done = sit(resume=True)
+    listed = done.record["guarantee"]["not_covered"]
+    assert codes <= {*listed}
+    assert len(listed) == len({*listed})
+    jsonschema.validate(done.record, SCHEMA)
+
+
+def test_a_checkpoint_that_does_not_say_how_it_was_carried_counts_as_plaintext(tmp_path):
+    """Older versions did not write it down: a record must not promise what is not known."""
+    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+
+    def leave(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out, on_round=leave)
+    state, params, header, memory = checkpoint.load(out)
+    del header["not_covered"]
+    checkpoint.save(out, state, params, header, memory)
+    done = go(Direct(transport.nodes), out, resume=True)
+    assert "insecure-transport" in done.record["guarantee"]["not_covered"]
 
 
 def test_only_uploads_that_counted_are_kept(tmp_path, monkeypatch):

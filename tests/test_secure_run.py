@@ -16,6 +16,8 @@ import pytest
 
 from sottovoce import Plan, checkpoint, client, resume, simulate
 from sottovoce.errors import InputError, PlanError, RunError
+from sottovoce.federation import build
+from sottovoce.holdings import Given
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -151,6 +153,26 @@ def test_a_round_released_before_a_kill_is_never_free(tmp_path):
         assert released.sum() + released[2] <= own["spent"] * (1 + 1e-9)  # the killed one, too
         assert own["spent"] <= own["capacity"] * (1 + 1e-9)
     assert record["result"]["rounds_used"] == 7  # the eighth share is burnt
+
+
+def test_classes_counted_before_a_stop_are_told_of_after_it(tmp_path):
+    """The same rows, given back with validation rows of their own: the labels were counted."""
+    rng = np.random.default_rng(3)
+    data = rng.standard_normal((300, 4)), rng.integers(0, 2, 300)
+    own = Plan(data={"name": "arrays", "clients": 3}, rounds={"schedule": "fixed", "rounds": 3})
+    held = build(own, seed=1, data=Given(data)).held
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(own, data=data, seed=1, out=tmp_path / "run", on_round=stop)
+    clients = [held.client(i) for i in range(3)]
+    again = resume(tmp_path / "run", data=[(c.x, c.y) for c in clients],
+                   validation=(held.validation.x, held.validation.y),
+                   test=(held.test.x, held.test.y))  # fmt: skip
+    assert "counted-classes" in again.record["guarantee"]["not_covered"]
+    assert "were it not for" in again.record["guarantee"]["text"]
 
 
 @pytest.mark.parametrize("split", ["labels", "dirichlet"])

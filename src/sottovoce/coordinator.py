@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,7 +70,7 @@ def conduct(
 
     `public` has the server's own validation and test rows, and no training rows. `check` is called
     where the run may be interrupted (between rounds). `insecure` says that the
-    transport was not encrypted, and is written into the record.
+    transport was not encrypted, and is written into the record, also of a run that goes on later.
     """
     plan = plan.replace(noise="secure")  # refuses what exists in simulation only (R7, R10)
     if resume:
@@ -94,7 +94,7 @@ def conduct(
         memory = federation.finish.begin(params)
         # Asked again after a resume, a request must be the same to the last byte: so the server's
         # name is kept, too.
-        header = {"run": secrets.token_hex(16), "seed": seed, "server": server}
+        header = {"run": secrets.token_hex(16), "seed": seed, "server": server, "not_covered": []}
         header |= {"plan": federation.plan.to_dict()} | roll.to_json()
         checkpoint.make(out)
     if patience.minimum > federation.terms.per_round:
@@ -104,6 +104,11 @@ def conduct(
             f"at most {federation.terms.per_round}, the clients of a round",
             "ask for fewer, or raise rounds.per_round",
         )
+    # What one sitting did not cover stays uncovered, whatever the next is like: a listener has seen
+    # its uploads. A checkpoint that does not say (of an older version) counts as plaintext.
+    before = header.get("not_covered", ["insecure-transport"])
+    codes = federation.not_covered(*before, *(["insecure-transport"] if insecure else []))
+    header["not_covered"] = list(codes)
     record.write_rounds(out, state)
     status, began, since = "finished", datetime.now(UTC), time.monotonic() - state.seconds
     try:
@@ -135,7 +140,7 @@ def conduct(
             checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
             _keep_none_of(out, state.progress.done)
         final = dict(handed(memory, params))
-        made = _record(federation, state, final, status, began, insecure, versions or {})
+        made = _record(federation, state, final, status, began, codes, versions or {})
         record.write(out, made, federation, state, final)
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
@@ -255,7 +260,7 @@ def _record(
     params: Arrays,
     status: str,
     began: datetime,
-    insecure: bool,
+    not_covered: Sequence[str],
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
     model = federation.model
@@ -271,6 +276,6 @@ def _record(
         confusion=confused(model, held.classes, tree, held.test),
         fairness=fairness(np.zeros(0, bool), None, federation.epsilon, federation.delta),
         engine="flower",
-        not_covered=("insecure-transport",) if insecure else (),
+        not_covered=not_covered,
         versions=versions,
     )

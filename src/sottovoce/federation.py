@@ -155,7 +155,7 @@ class Federation:
             missing.append(evaluation_code(plan.local.unit, declared_public=declared))
         if np.any(self.delta * (self.samples if plan.local.unit == "record" else hidden.size) >= 1):
             missing.append("loose-delta")
-        return tuple(missing)
+        return tuple(dict.fromkeys(missing))
 
     def guarantee(self, *also: str) -> Guarantee | None:
         """What the loosest client is promised; None where every client keeps its budget to itself.

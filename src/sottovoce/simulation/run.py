@@ -96,23 +96,28 @@ def resume(
                 "data, so resume with the same, or start a new run"
             )
         run = Run(federation, seed, _alone_at(federation.model, state, arrays, kept))
-        return _one(run, on_round, folder, interrupts)
+        return _one(run, on_round, folder, interrupts, header.get("not_covered", ()))
 
 
 def _one(
-    run: Run, on_round: OnRound | None, folder: Path | None, interrupts: Interrupts
+    run: Run,
+    on_round: OnRound | None,
+    folder: Path | None,
+    interrupts: Interrupts,
+    not_covered: Sequence[str] = (),
 ) -> Trained:
-    """One run with its folder, whatever becomes of it."""
+    """One run with its folder, whatever becomes of it; `not_covered` are codes of its beginning."""
     began, status = datetime.now(UTC), "finished"
     # A hash of the rows would let whoever has the folder, and all rows but one, try out that one.
     # A salt beside it does not help: it would be at hand. So a release keeps none: its debits stand
     # in the checkpoint, and hold whichever rows it goes on with. A simulation keeps it: its seed is
     # there, too, with which anyone can take its noise away.
     release = run.federation.plan.noise == "secure"
-    header = {
+    header: dict[str, Any] = {
         "plan": run.federation.plan.to_dict(),
         "seed": run.seed,
         "data": run.federation.held.fingerprint(rows=not release) if folder is not None else "",
+        "not_covered": list(run.federation.not_covered(*not_covered)),
     }
     saved = time.monotonic()
     interrupts.check()
@@ -155,7 +160,7 @@ def _one(
     finally:
         if folder is not None:
             _save(run, folder, header)
-        done = trained(run, status, began)
+        done = trained(run, status, began, header["not_covered"])
         if folder is not None:
             record.write(folder, done.record, run.federation, run.state, named(done.params))
             if status == "finished":
@@ -285,7 +290,7 @@ def _alone(params: Params) -> Params:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
 
 
-def trained(run: Run, status: str, began: datetime) -> Trained:
+def trained(run: Run, status: str, began: datetime, not_covered: Sequence[str] = ()) -> Trained:
     """What comes out of a run as it stands: its record and its model."""
     federation, params = run.federation, run.handed
     test = federation.held.test
@@ -299,7 +304,7 @@ def trained(run: Run, status: str, began: datetime) -> Trained:
         test=scores(federation.model, params, test),
         confusion=confused(federation.model, federation.held.classes, params, test),
         fairness=fairness_of(federation, params),
-        not_covered=("unvaulted",) if federation.plan.noise == "secure" else (),
+        not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
     )
     return Trained(made, federation.model, params)
 
