@@ -410,7 +410,7 @@ def trains(module="simulation.round"):
     """Not a killer: whether the package still trains to a finite loss, as a mutant must.
 
     A client's turns are played; where they do not load the module that is mutated, so are rounds of
-    the simulator and of a server, and a message of Flower's.
+    the simulator and of a server, a message of Flower's, and a vault's statement.
     """
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(30, 4)), rng.integers(0, 3, 30)
@@ -430,8 +430,16 @@ def trains(module="simulation.round"):
         bool(np.isfinite(loss))
         and first == "upload"
         and (not module.startswith("flower.") or answers(node, module))
+        and (not module.startswith("ledger.") or states(node))
         and (f"sottovoce.{module}" in sys.modules or runs(module))
     )
+
+
+def states(node):
+    """Whether the statement of the node's vault has the upload that it has made."""
+    from sottovoce import ledger
+
+    return ledger.show(node.vault).answered == 1
 
 
 def runs(module):

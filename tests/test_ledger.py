@@ -149,6 +149,50 @@ def test_tightening_after_a_release_is_no_promise_for_the_past(tmp_path, rows):
     jsonschema.validate(told.to_json(), SCHEMA)
 
 
+def test_terms_tightened_after_a_release_are_not_told_of_the_past(tmp_path, rows):
+    """A statement speaks of everything released: it names the loosest terms, and since when not."""
+    path, data = tmp_path / "late.vault", fingerprint_file(rows)[0]
+    ledger.create(path, data=rows, epsilon=8, delta=1e-5, clip=5.0, floor=1.3)
+    with Vault.open(path, dataset=data) as vault:
+        vault.tighten(replace(vault.policy, clip=4.0))  # nothing is released: a new promise
+        reserved = vault.reserve("run", 0, request("run", 0), [vault.ceiling], server="s", facts={})
+        vault.store(reserved, b"x")
+        for tighter in (
+            {"clip": 0.5, "max_rounds": 20},
+            {"clip": 0.1, "floor": 20.0, "disclose": False},
+            {"epsilon": 7.0},
+        ):
+            vault.tighten(replace(vault.policy, **tighter))
+    told, folder = ledger.export(path, tmp_path / "out")
+    assert 1 / told.releases[0].mu < 1.4  # far less noise than the floor of today
+    lines = {note.text: note.seq for note in told.notes}
+    cut, hid = sorted(lines.values())[1:3]
+    page = " ".join(Page((folder / "certificate.html").read_text("utf-8")).words)
+    for text in (page, ledger.table(told)):
+        assert f"at most 4 (at most 0.1 since line {hid})" in text
+        assert f"at least 1.3 (at least 20 since line {hid})" in text
+    text = ledger.table(told)
+    assert f"at most 1,000 (at most 20 since line {cut}) rounds a run" in text
+    assert f"disclosed to servers (not disclosed since line {hid})" in text
+    assert lines["the policy was tightened: clip 4.0 → 0.5, max_rounds 1000 → 20"] == cut
+    stored = json.loads((folder / "certificate.json").read_text("utf-8"))
+    jsonschema.validate(stored, SCHEMA)
+    held = {name: (stored["promised"][name], stored["policy"][name]) for name in stored["policy"]}
+    assert (held["clip"], held["floor"], held["disclose"]) == ((4, 0.1), (1.3, 20), (True, False))
+    assert held["epsilon"][0] == stored["guarantee"]["epsilon"]
+
+
+def test_other_records_are_told_with_their_number(tmp_path, rows):
+    path, other = tmp_path / "ward.vault", tmp_path / "other.npz"
+    ledger.create(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
+    np.savez(other, x=np.ones((50, 5)), y=np.zeros(50, int))
+    ledger.rebind(path, data=other, overlap="some")
+    told = ledger.show(path)
+    assert [n.text for n in told.notes] == [
+        "the records changed; all debits stayed: samples 143 → 50"
+    ]
+
+
 def test_an_empty_vault_has_a_full_tank(tmp_path, rows):
     told = ledger.create(tmp_path / "new.vault", data=rows, epsilon=1, delta=1e-6, clip=2)
     assert (told.left, told.spent, told.releases) == (1.0, 0.0, ())

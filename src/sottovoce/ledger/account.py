@@ -22,6 +22,7 @@ _NOTES = {
     "move": "the vault was moved",
     "restore": "a backup was restored",
 }
+_DISCLOSED = {True: "disclosed to servers", False: "not disclosed"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Account:
     dataset: str  # the fingerprint, which stays here
     seal: str  # what others are told instead
     policy: Policy  # as it stands
-    promised: Policy  # as it stood at the first release: its (ε, δ) is the guarantee
+    promised: Policy  # as it stood at the first release: holds for everything released
+    since: Mapping[str, int]  # from which line each term of `policy` holds
     guarantee: Guarantee
     capacity: float  # μ² of the budget as it stands
     spent: float  # μ², what was burnt included
@@ -90,6 +92,7 @@ class Account:
             "issued": self.issued,
             "dataset": self.seal,
             "policy": self.policy.to_json(),
+            "promised": self.promised.to_json(),
             "guarantee": self.guarantee.to_json(),
             "budget": {
                 "capacity": self.capacity,
@@ -125,11 +128,18 @@ def account(vault: Vault) -> Account:
                 facts=entry.facts,
             )
         )
-    notes = tuple(
-        Note(line.seq, line.time, line.kind, _NOTES[line.kind] + _burnt(line.facts) + _stated(line))
-        for line in vault.lines()
-        if line.kind in _NOTES
-    )
+    notes, since, terms = list[Note](), dict[str, int](), dict[str, Any]()
+    for line in vault.lines():
+        stated = line.facts.get("policy")  # of a new, a tightened and a rebound vault
+        new = terms if stated is None else Policy.from_json(stated).to_json()
+        changed = {name: value for name, value in new.items() if terms.get(name) != value}
+        if line.kind in _NOTES:
+            how = ", ".join(f"{name} {terms.get(name)} → {now}" for name, now in changed.items())
+            text = _NOTES[line.kind] + (f": {how}" if how else "")
+            text += _burnt(line.facts) + _stated(line)
+            notes.append(Note(line.seq, line.time, line.kind, text))
+        since |= dict.fromkeys(changed, line.seq)
+        terms = new
     return Account(
         vault=vault.id,
         made=vault.made,
@@ -138,6 +148,7 @@ def account(vault: Vault) -> Account:
         seal=vault.seal,
         policy=vault.policy,
         promised=vault.promised,
+        since=since,
         guarantee=vault.promised.guarantee(),
         capacity=unit * vault.limit,
         spent=unit * vault.spent,
@@ -145,14 +156,14 @@ def account(vault: Vault) -> Account:
         left=max(0.0, 1 - vault.spent / vault.limit),
         receipt=vault.receipt(),
         releases=tuple(releases),
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
 def table(told: Account, *, most: int | None = 20) -> str:
     """The statement for people; of the releases the last `most`, or all of them."""
     policy, promised = told.policy, told.promised
-    what = "one record" if policy.unit == "record" else "the whole data set"
+    what = "one record" if promised.unit == "record" else "the whole data set"
     lines = [
         f"vault     {told.vault}, made {when(told.made)}",
         f"data      {policy.samples:,} records, sealed as {told.seal[:16]}…",
@@ -161,9 +172,11 @@ def table(told: Account, *, most: int | None = 20) -> str:
         *([f"          {tightened(told)}"] if tightened(told) else []),
         f"fuel      {gauge(told.left)} {percent_left(told)} left",
         f"          {turns(told)}",
-        f"terms     clip at most {policy.clip:g}, σ/Δ of a turn at least {policy.floor:g}, at "
-        f"most {policy.max_rounds:,} rounds a run and {policy.max_steps} steps a turn, "
-        f"budget {'disclosed to servers' if policy.disclose else 'not disclosed'}",
+        f"terms     clip {describe_term(told, 'clip', 'at most {:g}')}, "
+        f"σ/Δ of a turn {describe_term(told, 'floor', 'at least {:g}')}, "
+        f"{describe_term(told, 'max_rounds', 'at most {:,}')} rounds a run, "
+        f"{describe_term(told, 'max_steps', 'at most {:,}')} steps a turn, "
+        f"budget {describe_term(told, 'disclose', '{}')}",
         f"ledger    {_count(told.receipt.seq, 'line')}, the last {told.receipt.hash[:16]}…",
     ]
     lines += [f"note      {when(note.time)}: {note.text}" for note in told.notes]
@@ -192,6 +205,18 @@ def turns(told: Account) -> str:
     if told.burnt:
         parts.append(f"{_share(told.burnt / told.capacity)} burnt by restoring a backup")
     return ", ".join(parts)
+
+
+def describe_term(told: Account, name: str, words: str) -> str:
+    """Say what has held of a term for everything released, and since which line it is tighter.
+
+    Terms are only tightened, so that the loosest is the one that stood at the first release.
+    """
+    now, then = (
+        words.format(_DISCLOSED.get(value) if type(value) is bool else value)
+        for value in (getattr(policy, name) for policy in (told.policy, told.promised))
+    )
+    return now if now == then else f"{then} ({now} since line {told.since[name]:,})"
 
 
 def tightened(told: Account) -> str:

@@ -13,7 +13,16 @@ from pathlib import Path
 from sottovoce._version import __version__
 from sottovoce.checkpoint import make, require_free
 from sottovoce.errors import RunError
-from sottovoce.ledger.account import Account, Release, account, percent_left, tightened, turns, when
+from sottovoce.ledger.account import (
+    Account,
+    Release,
+    account,
+    describe_term,
+    percent_left,
+    tightened,
+    turns,
+    when,
+)
 from sottovoce.ledger.verification import verify
 from sottovoce.privacy.budget import NOT_COVERED, shown
 from sottovoce.report.document import document, sheet
@@ -41,7 +50,7 @@ def export(path: str | Path, out: str | Path) -> tuple[Account, Path]:
 def page(told: Account) -> str:
     """The certificate as one HTML page that asks nothing of the network."""
     policy, promised = told.policy, told.promised
-    what = "any one record" if policy.unit == "record" else "the whole data set"
+    what = "any one record" if promised.unit == "record" else "the whole data set"
     budget = f"({shown(promised.epsilon)}, {shown(promised.delta, 3)})"
     promise = f"{budget}-differential privacy for {what}"
     facts = [
@@ -51,8 +60,12 @@ def page(told: Account) -> str:
         ("Calibration", escape(promised.calibration), ""),
         ("Vault made", f"{escape(when(told.made))} UTC", ""),
         ("Certificate issued", f"{escape(when(told.issued))} UTC", ""),
-        ("Gradients cut to norm", f"at most {policy.clip:g}", ""),
-        ("Noise of one turn, its steps together", f"σ/Δ at least {policy.floor:g}", ""),
+        ("Gradients cut to norm", describe_term(told, "clip", "at most {:g}"), ""),
+        (
+            "Noise of one turn, its steps together, σ/Δ",
+            describe_term(told, "floor", "at least {:g}"),
+            "",
+        ),
     ]
     if told_later := tightened(told):
         facts.append(("Budget", escape(told_later), "wide"))
