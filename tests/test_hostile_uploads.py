@@ -19,13 +19,15 @@ from in_process import CLASSES, FEATURES, HIDDEN, draw
 from scipy.stats import chi2
 
 from sottovoce import client, device, wire
-from sottovoce.errors import Malformed
+from sottovoce.errors import InputError, Malformed
 from sottovoce.learning.form import Form
+from sottovoce.privacy.calibration import LOOSEST, capacity
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.rounds.turn import Terms
 from sottovoce.server import checks
 from sottovoce.server.checks import Accepted, Declined, Expected
 from sottovoce.server.registry import Member
+from sottovoce.vault import Policy
 
 MLP = Form("mlp", (FEATURES,), CLASSES, hidden=HIDDEN)  # 275 parameters
 WIDE = Form("mlp", (FEATURES,), CLASSES, hidden=64)  # 2,179
@@ -278,6 +280,36 @@ def test_a_sigma_beyond_floor_and_ceiling_is_named(scene):
     for sigma in (CEILING * delta * 1.001, scene.member.floor * delta * 0.999):
         with pytest.raises(Malformed, match="below the client's own floor or above"):
             scene.read(scene.with_head(sigma=[sigma]))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_client_without_disclosed_budget_has_noise_that_a_vault_could_buy(tmp_path, steps):
+    """No vault has more than (1e6, 0.5): a claim of less noise than all of it buys is refused."""
+    own = Scene(tmp_path, request(recipe=Recipe(1.0, 1.0, steps=steps)), disclose=False)
+    assert own.member.account is own.member.floor is None
+    least = own.expected.sensitivity / math.sqrt(capacity(*LOOSEST))
+    bare = wire.unpack(own.blob)[0]
+    for sigma in (5e-324, 1e-300, 1e-12, 0.999 * least, least * math.sqrt(steps) * 0.999):
+        # The model as it was, and the model one float32 further: no noise in either.
+        for arrays in (own.asked.params, {n: np.nextafter(a, np.float32(1))
+                                          for n, a in own.asked.params.items()}):  # fmt: skip
+            with pytest.raises(Malformed, match="than any vault could have paid"):
+                own.read(wire.pack(bare | {"sigma": [sigma] * steps}, dict(arrays)))
+
+
+@pytest.mark.parametrize("calibration", ["exact", "zcdp"])
+def test_the_loosest_vault_of_all_is_not_refused(tmp_path, calibration):
+    """The largest budget that a vault takes, all of it in one release: the bound refuses nobody."""
+    loosest = {"epsilon": LOOSEST[0], "delta": LOOSEST[1], "calibration": calibration}
+    for i, steps in enumerate((1, 3)):
+        asked = request(recipe=Recipe(1.0, 1.0, steps=steps), horizon=1)
+        own = Scene(tmp_path / f"{i}", asked, disclose=False, floor=1e-9, **loosest)
+        assert isinstance(own.read(own.blob), Accepted)
+        worth = sum((own.expected.sensitivity / sigma) ** 2 for sigma in own.head["sigma"])
+        if calibration == "exact":
+            assert worth > 0.999 * capacity(*LOOSEST)  # and it is not far from the bound
+    with pytest.raises(InputError, match="epsilon must be"):
+        Policy(LOOSEST[0] * 1.001, LOOSEST[1], 40, 1.0)
 
 
 def test_an_upload_that_nothing_was_booked_for(scene):

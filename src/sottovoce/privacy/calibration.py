@@ -26,6 +26,8 @@ from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import CALIBRATIONS, Calibration
 from sottovoce.privacy.normal import Floats
 
+LOOSEST = (1e6, 0.5)  # the largest ε and δ that are calibrated, and that any vault can have
+
 
 def capacity(
     epsilon: ArrayLike,
@@ -47,14 +49,14 @@ def capacity(
         raise InputError.of(
             "calibration", calibration, "exact, zcdp or paper", "exact is the default"
         )
-    if not np.all((np.asarray(epsilon) >= 1e-6) & (np.asarray(epsilon) <= 1e6)):
+    if not np.all((np.asarray(epsilon) >= 1e-6) & (np.asarray(epsilon) <= LOOSEST[0])):
         raise InputError.of(
             "epsilon",
             np.asarray(epsilon).tolist(),
             "from 1e-06 to 1e+06",
             "outside this range the calibration is not checked against 50 digits",
         )
-    if not np.all((np.asarray(delta) >= 1e-100) & (np.asarray(delta) <= 0.5)):
+    if not np.all((np.asarray(delta) >= 1e-100) & (np.asarray(delta) <= LOOSEST[1])):
         raise InputError.of(
             "delta", np.asarray(delta).tolist(), "from 1e-100 to 0.5", "well below 1 / samples"
         )

@@ -11,9 +11,10 @@ positive where d is small; `_require_noise` holds there, too, and needs no E·η
 
 The σ is the client's claim, held between a floor and a ceiling that the registry knows, and worth
 no more μ² than the client says it has booked since its last upload: Σ (Δ/σ)² ≤ spent now − spent
-before. On the right side it counts only as far as the client's disclosed budget calls for it in the
-announced round (`_called_for`): claiming more noise lets nobody go further. What is refused drops
-the client from the round, never the round.
+before; of a client that says nothing of it, no more than the loosest of all vaults could pay. On
+the right side it counts only as far as the client's disclosed budget calls for it in the announced
+round (`_called_for`): claiming more noise lets nobody go further. What is refused drops the client
+from the round, never the round.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 
 from sottovoce import wire
 from sottovoce.errors import Malformed
-from sottovoce.privacy import grid
+from sottovoce.privacy import calibration, grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.protocol import ANSWER, CODES, Receipt, is_finite
@@ -132,9 +134,9 @@ def read(blob: bytes, expected: Expected) -> Accepted | Declined:
     loss, loss_sigma = _loss(head, expected)
     released = _released(sigma, loss_sigma, expected)
     most = _called_for(account, released, expected) * expected.sensitivity
+    _booked(account, released, expected)
     distance = _distance(arrays, sigma, most, expected)
     shown = _require_noise(arrays, sigma[-1], distance, expected)
-    _booked(account, released, expected)
     return Accepted(arrays, sigma, receipt, account, loss, loss_sigma, shown)
 
 
@@ -163,6 +165,12 @@ def _least(expected: Expected) -> float:
     return (expected.member.floor or 0.0) * (1 - 1e-9)
 
 
+@cache
+def _most_worth() -> float:
+    """Return the most μ² that a vault's budget can be worth: no honest client releases more."""
+    return float(calibration.capacity(*calibration.LOOSEST))
+
+
 def _released(sigma: tuple[float, ...], loss_sigma: float | None, expected: Expected) -> float:
     """Return the μ² that the claimed noise is worth, of all steps and the loss."""
     ratios = [expected.sensitivity / s for s in sigma]
@@ -172,9 +180,11 @@ def _released(sigma: tuple[float, ...], loss_sigma: float | None, expected: Expe
 
 
 def _booked(account: Account | None, released: float, expected: Expected) -> None:
-    """The noise is worth no more than was booked for it, as far as the client says."""
+    """Refuse noise that is worth more than was booked for it, as far as the client says that."""
     known = expected.member.account
     if account is None or known is None:
+        if released * (1 - 1e-9) > _most_worth():
+            raise Malformed("the upload has less noise than any vault could have paid for")
         return
     slack = 1e-14 * account.capacity  # what differences of floats can lose
     if account.spent - known.spent < released * (1 - 1e-10) - slack:
