@@ -24,7 +24,7 @@ from example_record import example
 from sottovoce.errors import RunError
 from sottovoce.privacy.budget import LEAKS, NOT_COVERED
 from sottovoce.report import figures, render, write
-from sottovoce.report.page import budget_groups
+from sottovoce.report.page import _article, budget_groups
 from sottovoce.report.run import Run
 
 BANNER = (
@@ -100,6 +100,11 @@ def test_the_headline_says_all_and_stands_first(default_page):
     )
     assert f"<h1>{sentence}</h1>" in default_page
     assert f"<title>{sentence}</title>" in default_page
+
+
+def test_a_model_has_the_article_that_its_name_is_spoken_with():
+    spoken = [("svm", "an"), ("mlp", "an"), ("cnn", "a"), ("softmax", "a"), ("custom", "a")]
+    assert [(name, _article(name)) for name, _ in spoken] == spoken
 
 
 def test_parts_stand_in_their_order(default_page):

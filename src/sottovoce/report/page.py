@@ -73,8 +73,9 @@ def headline(run: Run) -> str:
 
 
 def _article(name: object) -> str:
-    # Letter names are spoken: an svm, an mlp, a cnn.
-    return "an" if str(name)[:1].lower() in "aefhilmnorsx" else "a"
+    # A name without vowels is spelt: an svm, an mlp, a cnn; but a softmax.
+    word = str(name).lower()
+    return "an" if word[:1] in ("aeiou" if {*word} & {*"aeiou"} else "fhlmnrsx") else "a"
 
 
 def _page(run: Run) -> str:
