@@ -507,4 +507,10 @@ MUTANTS = [
          ('*(["loose-delta"] if self.warning() else [])', "")),
     _bug("a loose δ goes unsaid in a run", "federation", "tests/test_guarantee.py::test_a_run_says_where_its_delta_would_allow_a_unit_to_be_published",
          ('missing.append("loose-delta")', "pass")),
+    _bug("a run led outside its folder", "flower.server_worker", "tests/test_server_worker.py::test_a_run_is_led_inside_its_folder_and_by_known_keys",
+         ("if not Path(value).resolve().is_relative_to(runs.resolve()):", "if not value.startswith(str(runs)):")),
+    _bug("an authority's key in the clear", "flower.certificates", "tests/test_server_worker.py::test_the_authoritys_key_is_encrypted",
+         ('_write(folder / "ca.key", _pem(key, passphrase))', '_write(folder / "ca.key", _pem(key))')),
+    _bug("a reply read before its size is looked at", "flower.grid", "tests/test_server_worker.py::test_a_reply_is_refused_before_it_is_read",
+         ('if int(response.headers.get("content-length", limit + 1)) > limit:', "if len(response.read()) > limit:")),
 ]  # fmt: skip

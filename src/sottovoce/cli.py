@@ -19,6 +19,7 @@ import typer
 import typer.core
 
 from sottovoce._version import __version__
+from sottovoce.cli_deploy import node_app, server_app
 from sottovoce.cli_ledger import ledger_app
 from sottovoce.cli_options import AsJson, Quick, Quiet, RecordAsJson, Resume, RunFolder, Settings
 from sottovoce.cli_pipe import pipe_of, reader_left
@@ -420,6 +421,8 @@ def fetch(
 
 
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(server_app, name="server")
+app.add_typer(node_app, name="node")
 app.command()(rehearse)
 
 

@@ -63,21 +63,30 @@ def create(
             help="Whether servers are told ε, δ and what is spent (σ tells it to one that looks).",
         ),
     ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="As root: make it as this user, who runs the worker.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="The worker's SOTTOVOCE_STATE: the second witness's folder.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the vault of a data set. Its terms may later be tightened, never loosened.
 
-    A client with a node file takes everything from there.
+    A client with a node file takes everything from there. Vault and witnesses have to belong to the
+    user that answers requests; as root say which one that is.
 
     \b
     Examples:
       sottovoce ledger create --node ward.toml
+      sottovoce ledger create --node ward.toml --user ward --state /var/lib/ward/state
       sottovoce ledger create ward.vault --data rows.npz --epsilon 8 --delta 1e-5 --clip 1
       sottovoce ledger create ward.vault --data rows.csv --samples 1200 --epsilon 4 --delta 1e-6 \\
         --clip 1 --unit client --no-disclose
     """
     from sottovoce import ledger
 
+    ledger.act_as(user, state, beside=node or vault)
     terms = {
         "data": data,
         "samples": samples,

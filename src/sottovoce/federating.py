@@ -204,7 +204,9 @@ def _lead(
     sitting = _sitting(folder)
     configs = [{"node": str(node.resolve())} for node in nodes]
     began = time.monotonic()
-    with local.federation(sitting, configs, warm=warm, insecure=options.insecure) as running:
+    with local.federation(
+        sitting, configs, warm=warm, pinned=True, insecure=options.insecure
+    ) as running:
         server = _Server(folder, running)
         follow = _Follower(sitting / PROGRESS, show, server)
         show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")

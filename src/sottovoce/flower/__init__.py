@@ -9,6 +9,10 @@
 | `control` | what `flwr` does from the command line: register nodes, start and follow runs |
 | `transport` | bytes to nodes, bytes back, before a deadline |
 | `worker` | answers a SuperNode's messages with the installed app, never the shipped one |
+| `server_worker` | leads runs with the installed ServerApp, never the submitted one |
+| `grid` | the ServerApp's connection: patient with a busy SuperLink, careful with replies |
+| `supernode` | Flower's SuperNode, watched: ends when nobody hears it, names a wrong clock |
+| `deploy/` | keys, proxy configuration and units of a server and of a client between machines |
 | `logs` | a node's log as JSON: kinds of errors, no data |
 | `leading` | a run's configuration in, `coordinator.conduct`, the run folder out |
 | `client_app`, `server_app` | the two Flower apps; `app/` is the bundle that names them |

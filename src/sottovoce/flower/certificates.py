@@ -39,6 +39,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
     Encoding,
     NoEncryption,
     PrivateFormat,
@@ -58,10 +59,14 @@ SKEW = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Authority:
-    """Who vouches for the server: `certificate` goes to every node, `key` stays where it is."""
+    """Who vouches for the server: `certificate` goes to every node, `key` stays where it is.
+
+    With a passphrase the key is stored encrypted, and is of no use to who steals the file.
+    """
 
     certificate: Path
     key: Path
+    passphrase: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class NodeKey:
     public: Path
 
 
-def authority(folder: Path, *, days: int = 5 * YEAR) -> Authority:
+def authority(folder: Path, *, days: int = 5 * YEAR, passphrase: bytes | None = None) -> Authority:
     """Make `ca.crt` and `ca.key`: an authority that may sign server certificates, nothing below."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("sottovoce federation authority")
@@ -94,35 +99,48 @@ def authority(folder: Path, *, days: int = 5 * YEAR) -> Authority:
     )
     return Authority(
         certificate=_write(folder / "ca.crt", certificate.public_bytes(Encoding.PEM)),
-        key=_write(folder / "ca.key", _pem(key)),
+        key=_write(folder / "ca.key", _pem(key, passphrase)),
+        passphrase=passphrase,
     )
 
 
 def server(
-    folder: Path, signed_by: Authority, *, names: Sequence[str] = (), days: int = YEAR
+    folder: Path,
+    signed_by: Authority,
+    *,
+    names: Sequence[str] = (),
+    days: int = YEAR,
+    stem: str = "server",
 ) -> Server:
     """Make `server.crt` and `server.key` for localhost, 127.0.0.1 and the `names` given."""
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = _signed(signed_by, key.public_key(), names, days)
     return Server(
         authority=signed_by.certificate,
-        certificate=_write(folder / "server.crt", certificate),
-        key=_write(folder / "server.key", _pem(key)),
+        certificate=_write(folder / f"{stem}.crt", certificate),
+        key=_write(folder / f"{stem}.key", _pem(key)),
     )
 
 
-def renew(folder: Path, *, names: Sequence[str] = (), days: int = YEAR) -> Server:
+def renew(
+    folder: Path,
+    *,
+    names: Sequence[str] = (),
+    days: int = YEAR,
+    stem: str = "server",
+    signed_by: Authority | None = None,
+) -> Server:
     """Replace `server.crt` by one for another year: the same authority, the same `server.key`.
 
     It is for the `names` given, else for those of the old one.
     """
-    made = Server(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    made = Server(folder / "ca.crt", folder / f"{stem}.crt", folder / f"{stem}.key")
     old, key = _certificate(made.certificate), _key(made.key)
     if not names:
         known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         names = [str(name.value) for name in known]
-    signed = _signed(present(folder), key.public_key(), names, days)
-    part = folder / "server.crt.part"
+    signed = _signed(signed_by or present(folder), key.public_key(), names, days)
+    part = folder / f"{stem}.crt.part"
     part.unlink(missing_ok=True)
     _write(part, signed)
     owner = made.certificate.stat()
@@ -132,9 +150,9 @@ def renew(folder: Path, *, names: Sequence[str] = (), days: int = YEAR) -> Serve
     return made
 
 
-def present(folder: Path) -> Authority:
+def present(folder: Path, passphrase: bytes | None = None) -> Authority:
     """The authority that `authority` made in this folder before."""
-    made = Authority(folder / "ca.crt", folder / "ca.key")
+    made = Authority(folder / "ca.crt", folder / "ca.key", passphrase)
     if not made.key.exists():
         raise InputError(
             f"{made.key} is missing beside {made.certificate.name}; bring it back from where you "
@@ -146,7 +164,8 @@ def present(folder: Path) -> Authority:
 def _signed(
     signed_by: Authority, public_key: ec.EllipticCurvePublicKey, names: Sequence[str], days: int
 ) -> bytes:
-    issuer, issuer_key = _certificate(signed_by.certificate), _key(signed_by.key)
+    issuer = _certificate(signed_by.certificate)
+    issuer_key = _key(signed_by.key, signed_by.passphrase)
     public = issuer_key.public_key()
     if issuer.public_key() != public:
         raise InputError(f"{signed_by.key} is another key than that of {signed_by.certificate}")
@@ -176,11 +195,15 @@ def _certificate(path: Path) -> x509.Certificate:
         raise InputError(f"{path} cannot be read as a certificate; put it back") from None
 
 
-def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+def _key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_pem_private_key(_read(path), password=None)
+        key = load_pem_private_key(_read(path), password=passphrase)
     except (ValueError, TypeError):
-        raise InputError(f"{path} cannot be read as a key; put the right file back") from None
+        how = "" if passphrase is None else " with this passphrase"
+        raise InputError(
+            f"{path} cannot be read as a key{how}; give the passphrase it was made with, if any, "
+            "or put the right file back"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InputError(f"{path} must hold an EC key; make a new one in another folder")
     return key
@@ -298,8 +321,9 @@ def _in(days: int) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def _pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
+    how = NoEncryption() if passphrase is None else BestAvailableEncryption(passphrase)
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how)
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -75,15 +75,18 @@ class Federation:
         *,
         app: str | None,
         warm: str | None = None,
+        pinned: bool = False,
     ) -> None:
         self.folder = folder
         self.processes = processes
         self.link = link
         self.app = app
         self.warm = warm
+        self.pinned = pinned
         self.home = folder / "home"
         self.nodes: list[Node] = []
         self._link_process: Process | None = None
+        self._server: Process | None = None
         self._closing = threading.Event()
         self._supervisor: threading.Thread | None = None
 
@@ -153,11 +156,30 @@ class Federation:
             argv += ["--ssl-ca-certfile", str(server.authority)]
             argv += ["--ssl-certfile", str(server.certificate), "--ssl-keyfile", str(server.key)]
             argv.append("--enable-supernode-auth")
+        if self.pinned:
+            argv += ["--isolation", "process"]
+            argv += ["--superexec-auth-secret-file", str(self._secret("superlink"))]
         self._link_process = self.processes.start(
             "superlink",
             argv,
             log=self.folder / "logs" / "superlink.log",
             env=self.environment("superlink"),
+        )
+
+    def start_server(self) -> None:
+        """Start the process that leads runs with the installed ServerApp, whatever is shipped."""
+        if not self.pinned:
+            return
+        argv = [sys.executable, "-m", "sottovoce.flower.server_worker"]
+        argv += ["--link", self.link.address, "--secret", str(self._secret("superlink"))]
+        if self.link.authority is not None:
+            argv += ["--authority", str(self.link.authority)]
+        self._server = self.processes.start(
+            "server",
+            argv,
+            log=self.folder / "logs" / "server.log",
+            env=self.environment("superlink"),
+            grace=LAST_STEP,
         )
 
     def start_node(self, node: Node) -> None:
@@ -173,7 +195,7 @@ class Federation:
             argv += ["--node-config", config_text(node.config)]
         if self.app is not None:
             argv += ["--isolation", "process"]
-            argv += ["--superexec-auth-secret-file", str(self._secret(node))]
+            argv += ["--superexec-auth-secret-file", str(self._secret(node.name))]
         node.starts += 1
         node.process = self.processes.start(
             node.name,
@@ -187,7 +209,7 @@ class Federation:
         if self.app is None:
             return
         argv = [sys.executable, "-m", "sottovoce.flower.worker", "--app", self.app]
-        argv += ["--node", f"{HOST}:{node.port}", "--secret", str(self._secret(node))]
+        argv += ["--node", f"{HOST}:{node.port}", "--secret", str(self._secret(node.name))]
         argv += [] if self.warm is None else ["--warm", self.warm]
         # The nodes share this machine: each takes its part of the cores, or they wait in circles.
         threads = str(max(1, (os.cpu_count() or 1) // len(self.nodes)))
@@ -213,6 +235,8 @@ class Federation:
 
         def watch() -> None:
             while not self._closing.wait(BEAT):
+                if _fell(self._server) and is_due("server", lambda: False):
+                    self.start_server()
                 for node in self.nodes:
                     if _fell(node.worker) and is_due(f"{node.name}.worker", node.fell_seldom):
                         self.start_worker(node)
@@ -232,9 +256,9 @@ class Federation:
         if self._supervisor is not None:
             self._supervisor.join()
 
-    def _secret(self, node: Node) -> Path:
-        path = self.folder / "keys" / f"{node.name}.secret"
-        return path if path.exists() else certificates.worker_secret(path.parent, node.name)
+    def _secret(self, name: str) -> Path:
+        path = self.folder / "keys" / f"{name}.secret"
+        return path if path.exists() else certificates.worker_secret(path.parent, name)
 
     def _release(self, node: Node) -> bool:
         """Whether a SuperNode that fell may come back at once: its old session is over."""
@@ -250,6 +274,7 @@ def federation(
     *,
     app: str | None = worker.APP,
     warm: str | None = None,
+    pinned: bool = False,
     insecure: bool = False,
     ready: float = READY,
 ) -> Iterator[Federation]:
@@ -258,7 +283,8 @@ def federation(
     `configs` become each node's `--node-config`. The folder gets keys, logs and FLWR_HOMEs, for its
     owner's eyes alone. `app` is the ClientApp that the nodes run whatever the server ships (see
     `worker`); None leaves it to Flower, which runs what was shipped. `warm` names a function that
-    each worker calls before it is asked anything. `insecure` is for a
+    each worker calls before it is asked anything. `pinned` does for the server what `app` does for
+    the nodes: the installed ServerApp leads (see `server_worker`). `insecure` is for a
     demonstration on loopback: no TLS, no authentication. Whatever ends the context (an error,
     Ctrl-C, kill -9) ends every process.
     """
@@ -274,7 +300,7 @@ def federation(
     first, *ports = free_ports(1 + len(configs))
     link = Link(f"{HOST}:{first}", None if server is None else server.authority)
     with Processes() as processes:
-        running = Federation(folder, processes, link, app=app, warm=warm)
+        running = Federation(folder, processes, link, app=app, warm=warm, pinned=pinned)
         _write_connection(running.home / "superlink", link)
         running.start_link(server)
         try:
@@ -282,6 +308,7 @@ def federation(
                 name = f"node{index}"
                 key = None if insecure else certificates.node_key(folder / "keys", name)
                 running.nodes.append(Node(name, config, key, None, port))
+            running.start_server()
             _wait_for_link(running, ready)
             for node in running.nodes:
                 if node.key is not None:

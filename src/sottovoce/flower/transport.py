@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol, cast, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -29,6 +29,12 @@ Reason = Literal["late", "offline", "crashed", "failed", "malformed"]
 
 # Flower's error codes (flwr.common.constant.ErrorCode), in our words.
 REASONS: dict[int, Reason] = {3: "late", 4: "late", 5: "offline", 8: "crashed"}
+# Ours, for a reply that was refused by its announced size before it was read.
+REFUSED = 100
+REASONS[REFUSED] = "malformed"
+# What a greeting may weigh, and what an answer may weigh beyond the request that it answers.
+GREETING = 1 << 16
+SLACK = 1 << 20
 WORDS: dict[Reason, str] = {
     "late": "did not answer before the deadline",
     "offline": "went offline",
@@ -49,6 +55,14 @@ class Grid(Protocol):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that are there."""
+
+
+@runtime_checkable
+class BoundedGrid(Protocol):
+    """A grid that refuses a reply by its announced size (`sottovoce.flower.grid`)."""
+
+    def pull_within(self, message_id: str, limit: int) -> Iterable[Message]:
+        """The reply, if it is there; an error in its place if it is larger."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +205,7 @@ class Roll:
             {node: requests[client] for client, node in seated.items()},
             group=group,
             seconds=seconds,
-            limit=self.limit,
+            limit=min(self.limit, max(map(len, requests.values()), default=0) + SLACK),
         )
         self._known -= {node for node, answer in said.items() if isinstance(answer, Failure)}
         return {c: said[seated[c]] if c in seated else Failure("offline") for c in requests}
@@ -205,7 +219,11 @@ class Roll:
 
     def _greet(self, nodes: list[int], seconds: float) -> None:
         said = ask(
-            self.grid, dict.fromkeys(nodes, b""), kind="query", seconds=seconds, limit=self.limit
+            self.grid,
+            dict.fromkeys(nodes, b""),
+            kind="query",
+            seconds=seconds,
+            limit=min(self.limit, GREETING),
         )
         for node, hello in said.items():
             client = self._client(node, hello)
@@ -239,7 +257,10 @@ def _reply(
 ) -> bytes | Failure:
     while time.monotonic() < until:
         try:
-            replies = list(grid.pull_messages([message]))
+            if isinstance(grid, BoundedGrid):
+                replies = list(grid.pull_within(message, limit))
+            else:
+                replies = list(grid.pull_messages([message]))
         except Exception:
             # A reply that cannot be decoded, or a SuperLink that restarts: the next look tells.
             replies = []

@@ -13,22 +13,24 @@ where a new python takes almost two seconds to start.
 The secret proves to the SuperNode that it hands its messages to this worker and to no other
 process of the machine.
 
-    python -m sottovoce.flower.worker --check NODE.toml
+    python -m sottovoce.flower.worker --check NODE.toml [--server HOST:PORT --authority ca.crt]
 
 looks at what a message would meet (node file, rows, model, vault), says what is wrong in words,
-and ends. The log has the kinds of errors only.
+and ends; with a server it looks at the way to it and compares the clocks, too. The log has the
+kinds of errors only.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from sottovoce.errors import InputError
-from sottovoce.flower import command, keeper, logs
+from sottovoce.flower import command, keeper, logs, supernode
 from sottovoce.flower.client_app import FAILED, SORRY
 
 APP = "sottovoce.flower.client_app:app"
@@ -57,6 +59,8 @@ POLL = 0.1
 AGAIN = 0.5
 BUSY = 0.01
 PATIENCE = 20.0
+# Seconds in which a message has to arrive as a whole once it has been announced.
+INPUT = 180
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 SHORTEST_SECRET = 32
 
@@ -87,17 +91,37 @@ def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> No
 
     The next is taken when the last is answered: a node has one vault, which has room for one.
     """
+    client = connect(node, None, secret)
+    take_tasks(client, "flwr-clientapp", lambda token: work(node, app, token), poll=poll)
+
+
+def connect(address: str, authority: bytes | None, secret: bytes) -> RuntimeHttpClient:
+    """Return a client that asks a SuperNode (on loopback) or a SuperLink (over TLS) for tasks."""
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
-    client = RuntimeHttpClient.from_server_address(
-        server_address=node,
-        insecure=True,  # loopback: the SuperNode is on this machine
-        root_certificates=None,
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=authority is None,  # loopback: the SuperNode is on this machine
+        root_certificates=authority,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), signed],
     )
-    request = AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
+
+
+def take_tasks(
+    client: RuntimeHttpClient,
+    kind: str,
+    work: Callable[[str], None],
+    *,
+    poll: float = POLL,
+    ask_to_end: int = 0,
+) -> None:
+    """Take tasks of one kind one by one until SIGTERM, and do each in a fork of this process.
+
+    The last task is waited for; `ask_to_end` is a signal that it is sent before.
+    """
+    request = AcquireTaskRequest(supported_task_types=[kind])
     parent, stopped = os.getppid(), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
-    child = 0  # the fork that answers a message
+    child = 0  # the fork that does a task
     while os.getppid() == parent and not stopped:
         if child and _lives(child):
             time.sleep(BUSY)
@@ -105,15 +129,22 @@ def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> No
         child = 0
         try:
             token = client.AcquireTask(request).token
-        except httpx.TransportError:  # the SuperNode is not up yet, or not up again
+        except httpx.TransportError:  # it is not up yet, or not up again
             time.sleep(AGAIN)
+            continue
+        except httpx.HTTPStatusError as error:
+            if not error.response.is_server_error:
+                raise
+            time.sleep(AGAIN)  # its database is locked
             continue
         if not token:
             time.sleep(poll)
         elif (child := os.fork()) == 0:
-            _child(node, app, token)
+            _child(work, token)
     # What has been paid for is stored before the end: asked again, it need not be paid again.
     if child and stopped:
+        if ask_to_end:
+            keeper.send(child, ask_to_end)
         _lives(child, 0)
 
 
@@ -136,7 +167,8 @@ def work(node: str, app: ClientApp, token: str) -> None:
     context: Context | None = None
     outcome, details = "failed", SORRY
     try:
-        message, context, _run, _bundle = pull_task_input(client)
+        with _in_time(INPUT):
+            message, context, _run, _bundle = pull_task_input(client)
         push_message(client, _answered(app, message, context), context)
         outcome, details = "completed", ""
         log.info("answered a message (%s)", message.metadata.message_type)
@@ -144,6 +176,22 @@ def work(node: str, app: ClientApp, token: str) -> None:
         push_task_output(client, context, outcome, details)
         heartbeat.stop()
         client.close()
+
+
+@contextlib.contextmanager
+def _in_time(seconds: int) -> Iterator[None]:
+    """Give up after so long: a SuperNode that dropped a message lets its worker wait two hours."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _answered(app: ClientApp, message: Message, context: Context) -> Message:
@@ -154,16 +202,16 @@ def _answered(app: ClientApp, message: Message, context: Context) -> Message:
         return Message(Error(code=FAILED, reason=SORRY), reply_to=message)
 
 
-def _child(node: str, app: ClientApp, token: str) -> None:
-    """What a fork does; it never returns into the loop of its parent."""
+def _child(work: Callable[[str], None], token: str) -> None:
+    """Do one task in a fork; this never returns into the loop of the parent."""
     code = 1
     try:
         # It ends with its worker: another one may be asked, and a vault has room for one.
         keeper.prctl()(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)
-        work(node, app, token)
+        work(token)
         code = 0
     except Exception as error:
-        log.error("a message was not answered: %s", type(error).__name__)
+        log.error("a task was not done: %s", type(error).__name__)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -203,21 +251,26 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--log", choices=["plain", "json"], default="plain")
     parser.add_argument("--check", type=Path, metavar="NODE.toml", help="look, say it, and end")
+    parser.add_argument("--server", metavar="HOST:PORT", help="with --check: look at it as well")
+    parser.add_argument("--authority", type=Path, metavar="ca.crt", help="who vouches for it")
     given = parser.parse_args(words)
     if given.check is not None:
+        if given.server is not None:
+            supernode.check_server(given.server, given.authority)
         check(given.check)
         return
     if given.node is None or given.secret is None:
         parser.error("--node and --secret are needed, or --check alone")
     logs.begin(as_json=given.log == "json")
-    secret = _secret(given.secret)
+    secret = read_secret(given.secret)
     importlib.import_module("sottovoce.device")  # once, and not in the fork of every message
     if given.warm is not None:
         _named("warm", given.warm, "a function", "it is called without arguments")()
     serve(given.node, load(given.app), secret)
 
 
-def _secret(path: Path) -> bytes:
+def read_secret(path: Path) -> bytes:
+    """Return what a worker is known by; refuse a file that is missing or too short."""
     remedy = "make one with `python -m sottovoce.flower.certificates node`"
     try:
         secret = path.read_bytes()

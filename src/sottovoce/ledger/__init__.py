@@ -2,7 +2,7 @@
 
 from sottovoce.ledger.account import Account, Release, account, table
 from sottovoce.ledger.certificate import export
-from sottovoce.ledger.operate import backup, create, create_for, make, rebind, show
+from sottovoce.ledger.operate import act_as, backup, create, create_for, make, rebind, show
 from sottovoce.ledger.verification import Check, Verified, verify
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Release",
     "Verified",
     "account",
+    "act_as",
     "backup",
     "create",
     "create_for",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,36 @@ from sottovoce.ledger.account import Account, account
 from sottovoce.node import Node
 from sottovoce.privacy.tank import FULL
 from sottovoce.vault import Policy, Receipt, Vault, fingerprint_file
+
+
+def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None:
+    """Become the user whose vault is made, for the rest of this process; set its state folder.
+
+    Root makes no vault in somebody else's folder: its second witness would lie in root's home,
+    where the client's own process never looks.
+    """
+    if state is not None:
+        os.environ["SOTTOVOCE_STATE"] = str(state)
+    if user is None:
+        folder = None if beside is None else beside.absolute().parent
+        if os.geteuid() == 0 and folder is not None and folder.exists() and folder.stat().st_uid:
+            raise InputError(
+                f"{folder} belongs to {folder.owner()}, and root's own second witness would be of "
+                f"no use to it; add --user {folder.owner()}"
+            )
+        return
+    try:
+        owner = pwd.getpwnam(user)
+    except KeyError:
+        raise InputError.of("user", user, "a user of this machine", "make it first") from None
+    if os.geteuid() == owner.pw_uid:
+        return
+    if os.geteuid() != 0:
+        raise InputError.of("user", user, "yourself, unless you are root", "leave --user out")
+    os.initgroups(user, owner.pw_gid)
+    os.setgid(owner.pw_gid)
+    os.setuid(owner.pw_uid)
+    os.environ["HOME"] = owner.pw_dir
 
 
 def create(

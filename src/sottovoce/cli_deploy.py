@@ -1,0 +1,129 @@
+"""`sottovoce server` and `sottovoce node`: what a machine of a federation needs on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+server_app = typer.Typer(
+    help="The server of a federation between machines: keys, proxy, services.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+node_app = typer.Typer(
+    help="A client of a federation between machines: key, node file, services.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Folder = Annotated[Path | None, typer.Option(help="Where keys and configuration go.")]
+State = Annotated[Path | None, typer.Option(help="Where the services keep their state.")]
+Units = Annotated[Path | None, typer.Option(help="Where systemd finds units.")]
+User = Annotated[str | None, typer.Option(help="The user of the services, made if missing.")]
+Authority = Annotated[
+    Path | None, typer.Option(help="Where ca.crt and the encrypted ca.key are, or are made.")
+]
+PassphraseFile = Annotated[
+    Path | None, typer.Option(help="A file with the passphrase of ca.key (else it is asked for).")
+]
+
+
+@server_app.command("init")
+def init_server(
+    names: Annotated[
+        list[str], typer.Argument(help="Names and addresses that clients dial.", metavar="NAME…")
+    ],
+    folder: Folder = None,
+    state: State = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="The folder of plans and runs; nothing else is read.")
+    ] = None,
+    units: Units = None,
+    authority: Authority = None,
+    user: User = None,
+    port: Annotated[int | None, typer.Option(help="The port that clients dial.")] = None,
+    link_port: Annotated[
+        int | None, typer.Option(help="The SuperLink's own port, on loopback.")
+    ] = None,
+    parameters: Annotated[
+        int | None, typer.Option(help="Parameters of the largest model: bounds every answer.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Most clients: bounds the memory.")] = None,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Make the keys, the proxy's configuration and the services of a server.
+
+    \b
+    Example (as root):
+      sottovoce server init server.example.org 192.0.2.7
+    """
+    from sottovoce.flower import deploy
+
+    places = deploy.ServerPlaces(**_given(folder=folder, state=state, runs=runs, units=units,
+        authority=authority, user=user, port=port, link_port=link_port, parameters=parameters,
+        clients=clients))  # fmt: skip
+    new = not (places.authority / "ca.crt").exists()
+    click.echo(deploy.init_server(names, places, _passphrase(passphrase_file, new=new)), nl=False)
+
+
+@server_app.command("renew")
+def renew_server(
+    folder: Folder = None,
+    authority: Authority = None,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Sign the server's certificates for another year; clients need nothing new.
+
+    \b
+    Example (as root, with ca.key back in its place):
+      sottovoce server renew
+    """
+    from sottovoce.flower import deploy
+
+    places = deploy.ServerPlaces(**_given(folder=folder, authority=authority))
+    click.echo(deploy.renew_server(places, _passphrase(passphrase_file, new=False)), nl=False)
+
+
+@node_app.command("init")
+def init_node(
+    name: Annotated[str, typer.Argument(help="How the server may call this client.")],
+    server: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
+    ca: Annotated[Path, typer.Option(help="The server's ca.crt, as its operator sent it.")],
+    folder: Folder = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of rows, node file and vault (/srv/NAME).")
+    ] = None,
+    state: State = None,
+    units: Units = None,
+    user: User = None,
+    port: Annotated[int | None, typer.Option(help="The SuperNode's own port, on loopback.")] = None,
+) -> None:
+    """Make the key, the node file and the services of a client.
+
+    \b
+    Example (as root):
+      sottovoce node init ward-3 --server server.example.org:8000 --ca ca.crt
+    """
+    from sottovoce.flower import deploy
+
+    places = deploy.NodePlaces(name=name, server=server, ca=ca, **_given(folder=folder, data=data,
+        state=state, units=units, user=user, port=port))  # fmt: skip
+    click.echo(deploy.init_node(places), nl=False)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given, paths made absolute: they are written into units."""
+    return {
+        key: value.absolute() if isinstance(value, Path) else value
+        for key, value in options.items()
+        if value is not None
+    }
+
+
+def _passphrase(path: Path | None, *, new: bool) -> bytes:
+    if path is not None:
+        return path.read_bytes().strip()
+    said = click.prompt("Passphrase of ca.key", hide_input=True, confirmation_prompt=new, err=True)
+    return str(said).encode()

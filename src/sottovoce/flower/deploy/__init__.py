@@ -1,0 +1,294 @@
+"""What a server and a client between machines need on disk: `sottovoce server init`, `node init`.
+
+Each makes the keys, the configuration and the systemd units of one machine, gives every file to the
+one user that needs it, and returns what is left for a person to do. Nothing is overwritten but a
+configuration or unit that was written here before. The templates lie beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sottovoce.errors import InputError
+from sottovoce.flower import certificates
+from sottovoce.flower.grid import ENVELOPE
+from sottovoce.flower.transport import SLACK
+
+HERE = Path(__file__).parent
+MIB = 1 << 20
+QUIET = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
+# What the proxy lets one address do. Ten SuperNodes behind one address stay below it.
+LIMITS = {"calls": 20, "burst": 200, "replies": 5, "replies_burst": 20, "connections": 64}
+# The list of an answer's three parts takes about a kilobyte.
+ANNOUNCED = 2048
+MOST_PARAMETERS = 2**28
+USER = re.compile(r"[a-z_][a-z0-9_-]{0,24}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
+
+
+@dataclass(frozen=True)
+class ServerPlaces:
+    """Where the parts of a server lie, who runs it, and how large it may get."""
+
+    folder: Path = Path("/etc/sottovoce/server")
+    state: Path = Path("/var/lib/sottovoce")
+    runs: Path = Path("/srv/sottovoce")
+    units: Path = Path("/etc/systemd/system")
+    authority: Path = Path("/root/sottovoce-authority")
+    user: str = "sottovoce"
+    port: int = 8000
+    link_port: int = 8001
+    parameters: int = 1_000_000
+    clients: int = 20
+
+    def __post_init__(self) -> None:
+        _require_user(self.user)
+        for name, value, most in (
+            ("port", self.port, 65535),
+            ("link-port", self.link_port, 65535),
+            ("parameters", self.parameters, MOST_PARAMETERS),
+            ("clients", self.clients, 10_000),
+        ):
+            if not 1 <= value <= most:
+                raise InputError.of(name, value, f"from 1 to {most:,}", "choose another")
+        if self.port == self.link_port:
+            raise InputError.of("link-port", self.port, "another than port", "choose another")
+
+    @property
+    def largest(self) -> int:
+        """The most bytes of one answer: float32 parameters and what surrounds them."""
+        return 4 * self.parameters + SLACK + ENVELOPE
+
+    @property
+    def link_memory(self) -> int:
+        """The most memory of the SuperLink: itself, and a few copies of an answer a client."""
+        return 1024 * MIB + 4 * self.largest * self.clients
+
+    @property
+    def server_memory(self) -> int:
+        """The most memory of the ServerApp: itself, and all answers of a round, decoded."""
+        return 2048 * MIB + 8 * self.largest * self.clients
+
+
+@dataclass(frozen=True)
+class NodePlaces:
+    """Where the parts of a client lie, and who runs it."""
+
+    name: str
+    server: str
+    ca: Path
+    folder: Path = Path("/etc/sottovoce/node")
+    data: Path | None = None  # /srv/NAME
+    state: Path | None = None  # /var/lib/NAME
+    units: Path = Path("/etc/systemd/system")
+    user: str | None = None  # NAME
+    port: int = 9094
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise InputError.of("name", self.name, "letters, digits and . _ -", "rename it")
+        _require_user(self.owner)
+        if not re.fullmatch(r"[^\s:/]+:[0-9]{1,5}", self.server):
+            raise InputError.of("server", self.server, "HOST:PORT", "the server's operator knows")
+        if not 1 <= self.port <= 65535:
+            raise InputError.of("port", self.port, "from 1 to 65,535", "choose another")
+
+    @property
+    def owner(self) -> str:
+        """The user of the client's services."""
+        return self.user or self.name.lower()
+
+    @property
+    def rows(self) -> Path:
+        """The folder of rows, node file and vault."""
+        return self.data or Path("/srv") / self.name
+
+    @property
+    def home(self) -> Path:
+        """The folder of the services' own state: the second witness, Flower's home."""
+        return self.state or Path("/var/lib") / self.owner
+
+
+def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -> str:
+    """Make a server's keys, proxy configuration and units; return what is left to do."""
+    proxy = f"{places.user}-proxy"
+    keys, doors = places.folder, places.folder.parent / f"{places.folder.name}-proxy"
+    _make_users(places.user, proxy)
+    made = _authority(places.authority, passphrase)
+    for folder, owner, mode in (
+        (keys, places.user, 0o750),
+        (doors, proxy, 0o700),
+        (places.state, places.user, 0o700),
+        (places.state.parent / f"{places.state.name}-proxy", proxy, 0o700),
+        (places.runs, places.user, 0o750),
+    ):
+        _folder(folder, owner, mode)
+    certificates.server(doors, made, names=names)
+    certificates.server(keys, made, stem="link")
+    certificates.worker_secret(keys, "worker")
+    for folder in (keys, doors):
+        shutil.copyfile(made.certificate, folder / "ca.crt")
+    values = {
+        **{key: str(value) for key, value in LIMITS.items()},
+        "announced": str(ANNOUNCED),
+        "largest": str(places.largest),
+        "parameters": f"{places.parameters:,}",
+        "keys": str(keys),
+        "proxy_keys": str(doors),
+        "state": str(places.state),
+        "proxy_state": str(places.state.parent / f"{places.state.name}-proxy"),
+        "runs": str(places.runs),
+        "user": places.user,
+        "port": str(places.port),
+        "link_port": str(places.link_port),
+        "link_memory": str(places.link_memory),
+        "server_memory": str(places.server_memory),
+        "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
+    }
+    (doors / "nginx.conf").write_text(_filled("nginx.conf", {**values, "keys": str(doors)}))
+    home = keys / "flwr"
+    _folder(home, places.user, 0o750)
+    (home / "config.toml").write_text(
+        "[superlink]\ndefault = 'federation'\n\n[superlink.federation]\n"
+        f"address = '127.0.0.1:{places.link_port}'\nroot-certificates = '{keys / 'ca.crt'}'\n"
+    )
+    for name in ("superlink", "server", "proxy"):
+        _write_unit(places.units, name, values)
+    _give(keys, places.user, all_within=True)
+    _give(doors, proxy, all_within=True)
+    where = f"{names[0] if names else 'SERVER'}:{places.port}"
+    return _filled(
+        "server.txt",
+        {
+            "ca": str(made.certificate),
+            "ca_key": str(made.key),
+            "keys": str(keys),
+            "runs": str(places.runs),
+            "user": places.user,
+            "port": str(places.port),
+            "where": where,
+        },
+    )
+
+
+def renew_server(places: ServerPlaces, passphrase: bytes) -> str:
+    """Sign the server's two certificates for another year; no key changes."""
+    made = certificates.present(places.authority, passphrase)
+    doors = places.folder.parent / f"{places.folder.name}-proxy"
+    certificates.renew(doors, signed_by=made)
+    certificates.renew(places.folder, stem="link", signed_by=made)
+    return "both certificates are signed for another year; now run:\n" + (
+        "  systemctl restart sottovoce-superlink sottovoce-server sottovoce-proxy\n"
+    )
+
+
+def init_node(places: NodePlaces) -> str:
+    """Make a client's key, node file and units; return what is left to do."""
+    if not places.ca.is_file():
+        raise InputError.of("ca", str(places.ca), "a file that exists", "the server sends ca.crt")
+    _make_users(places.owner)
+    for folder, mode in ((places.folder, 0o750), (places.rows, 0o700), (places.home, 0o700)):
+        _folder(folder, places.owner, mode)
+    certificates.node_key(places.folder, places.name)
+    certificates.worker_secret(places.folder, places.name)
+    shutil.copyfile(places.ca, places.folder / "ca.crt")
+    values = {
+        "name": places.name,
+        "server": places.server,
+        "keys": str(places.folder),
+        "data": str(places.rows),
+        "state": str(places.home),
+        "user": places.owner,
+        "port": str(places.port),
+        "bin": _bin(),
+        "python": sys.executable,
+    }
+    node = places.rows / "node.toml"
+    if not node.exists():
+        node.write_text(_filled("node.toml", values))
+        _give(node, places.owner)
+    for name in ("node", "worker"):
+        _write_unit(places.units, name, values)
+    _give(places.folder, places.owner, all_within=True)
+    return _filled("node.txt", values)
+
+
+def _authority(folder: Path, passphrase: bytes) -> certificates.Authority:
+    if (folder / "ca.crt").exists():
+        return certificates.present(folder, passphrase)
+    if len(passphrase) < 8:
+        raise InputError.of(
+            "passphrase", f"{len(passphrase)} characters", "at least 8", "it protects ca.key"
+        )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return certificates.authority(folder, passphrase=passphrase)
+
+
+def _write_unit(folder: Path, name: str, values: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    hardening = (HERE / "hardening").read_text("utf-8").rstrip()
+    filled = {"quiet": QUIET, "bin": _bin(), **values, "hardening": hardening}
+    (folder / f"sottovoce-{name}.service").write_text(_filled(f"{name}.service", filled))
+
+
+def _filled(name: str, values: dict[str, str]) -> str:
+    text = (HERE / name).read_text("utf-8")
+    for key, value in values.items():
+        if any(c.isspace() or c in "'\"\\;{}$%" for c in value) and key not in (
+            "hardening",
+            "quiet",
+        ):
+            raise InputError.of(key, value, "without spaces and quotes", "name it plainly")
+        text = text.replace(f"{{{{{key}}}}}", value)
+    assert "{{" not in text, name
+    return text
+
+
+def _bin() -> str:
+    return str(Path(sys.executable).parent)
+
+
+def _require_user(name: str) -> None:
+    if not USER.fullmatch(name):
+        raise InputError.of("user", name, "a name of small letters, digits, _ -", "choose another")
+
+
+def _make_users(*names: str) -> None:
+    """Make system users that are missing; without root nothing is made and nothing given away."""
+    if os.geteuid() != 0:
+        return
+    for name in names:
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            subprocess.run(
+                ["useradd", "--system", "--user-group", "--shell", "/usr/sbin/nologin",
+                 "--home-dir", f"/var/lib/{name}", "--no-create-home", name],
+                check=True,
+            )  # fmt: skip
+
+
+def _folder(path: Path, user: str, mode: int) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(mode)
+    _give(path, user)
+
+
+def _give(path: Path, user: str, *, all_within: bool = False) -> None:
+    """Give a file or folder to a user, with all that is in it if so asked; never what a link names.
+
+    The group is the user's own.
+    """
+    if os.geteuid() != 0:
+        return
+    owner = pwd.getpwnam(user)
+    for each in (path, *(path.rglob("*") if all_within else ())):
+        os.chown(each, owner.pw_uid, owner.pw_gid, follow_symlinks=False)

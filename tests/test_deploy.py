@@ -1,0 +1,410 @@
+"""docs/deploy.md as printed, on machines of their own; then what hostile parties try there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from machines import Machine, memory_of, missing, wire
+from sottovoce import dealing
+from sottovoce.federating import planned
+from sottovoce.flower import local
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
+# What a test machine has not: a package index, a firewall, NTP, systemd (its units are started).
+NOT_RUN = ("python3 -m venv", "/opt/sottovoce/bin/pip", "pip wheel", "export PATH", "ufw ",
+           "timedatectl ", "systemctl daemon-reload")  # fmt: skip
+WARDS = ("ward-3", "ward-5")
+SERVER = ("superlink", "server", "proxy")
+ROUNDS, LONGER = 3, 12
+HOSTILE = Path(__file__).parent / "hostile_party.py"
+DOOR = "server.example.org:8000"
+# The calls that a SuperNode makes: all that the open port passes on.
+FLEET = {"activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages",
+         "push-messages", "get-run", "get-fab", "push-object", "pull-object",
+         "confirm-message-received"}  # fmt: skip
+EVIL = """
+from pathlib import Path
+Path("/srv/sottovoce/proof").write_text("ran")
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    Path("/srv/sottovoce/proof").write_text("ran")
+"""
+
+
+def until(question, seconds=120):
+    end = time.monotonic() + seconds
+    while not question():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def blocks():
+    """The page's console blocks: where each is run, and its commands."""
+    for block in re.findall(r"```console\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL):
+        where, *lines = block.splitlines()
+        assert where.startswith("# "), f"a block of the page does not say where it is run: {block}"
+        assert all(line.startswith("$ ") for line in lines), block
+        yield where[2:], [line[2:] for line in lines]
+
+
+@dataclass
+class Deployment:
+    """A server, two clients and a stranger, as the page makes them."""
+
+    folder: Path
+    server: Machine
+    wards: dict[str, Machine]
+    stranger: Machine
+    said: dict[str, str]
+
+    @property
+    def machines(self):
+        return [self.server, *self.wards.values(), self.stranger]
+
+    def play(self, machine, lines, **more):
+        """Run a block's commands on a machine; systemd's are done by starting units."""
+        said, kept = "", []
+        for line in [*lines, "systemctl enable --now "]:
+            if line.startswith("systemctl enable --now "):
+                said += machine.shell("\n".join(kept), **more) if kept else ""
+                kept = []
+                for unit in line.split()[3:]:
+                    machine.start(unit)
+            elif not line.startswith(NOT_RUN):
+                kept.append(line)
+        return said
+
+    def follow(self):
+        """Go through the page from its first command to its last."""
+        for where, lines in blocks():
+            if where.startswith("on the server") and "for each client" in where:
+                for name, ward in self.wards.items():
+                    public = ward.read(f"/etc/sottovoce/node/{name}.pub")
+                    self.server.write(f"/root/{name}.pub", public)
+                    own = [line.replace("ward-3", name) for line in lines]
+                    until(self.answers)
+                    self.play(self.server, own, folder="/root")
+            elif where.startswith("on the server"):
+                if any("flwr run" in line for line in lines):
+                    self.bring_study()
+                    assert until(self.all_online)
+                self.said[where] = self.play(self.server, lines, typed="correct horse\n" * 2)
+            elif where.startswith("on each client"):
+                for name, ward in self.wards.items():
+                    own = [line.replace("ward-3", name) for line in lines]
+                    if any("node init" in line for line in lines):
+                        ca = self.server.read("/root/sottovoce-authority/ca.crt")
+                        ward.write("/root/ca.crt", ca)
+                    if any("ledger create" in line for line in lines):
+                        rows = self.folder / "dealt" / "nodes" / f"client-{WARDS.index(name)}"
+                        ward.write(f"/srv/{name}/rows.npz", (rows / "rows.npz").read_bytes())
+                        # Many runs follow: none may take more than a little of the budget.
+                        ward.shell(f"echo floor = 8.0 >> /srv/{name}/node.toml")
+                    self.said[f"{name}: {lines[0]}"] = self.play(ward, own, folder="/root")
+            else:
+                assert where in ("in the clone", "on every machine, as root"), where
+
+    def bring_study(self):
+        self.server.run("mkdir", "-p", "/srv/sottovoce/study")
+        for name in ("plan.toml", "public.npz"):
+            content = (self.folder / "dealt" / name).read_bytes()
+            self.server.write(f"/srv/sottovoce/study/{name}", content)
+        longer = (self.folder / "dealt" / "plan.toml").read_text("utf-8")
+        longer = longer.replace(f"rounds = {ROUNDS}", f"rounds = {LONGER}")
+        self.server.write("/srv/sottovoce/study/longer.toml", longer.encode())
+
+    def answers(self):
+        knock = "echo > /dev/tcp/127.0.0.1/8001"
+        return self.server.run("bash", "-c", knock, check=False).returncode == 0
+
+    def flwr(self, *words, check=True):
+        home = "/etc/sottovoce/server/flwr"
+        return self.server.run("flwr", *words, check=check, FLWR_HOME=home).stdout
+
+    def listed(self, *words):
+        return json.loads(self.flwr(*words, "federation", "--format", "json"))
+
+    def all_online(self):
+        nodes = self.listed("supernode", "list")["nodes"]
+        return sum(node["status"] == "online" for node in nodes) == len(self.wards)
+
+    def runs_and_nodes(self):
+        nodes = self.listed("supernode", "list")["nodes"]
+        runs = {(run["run-id"], run["status"]) for run in self.listed("list")["runs"]}
+        return runs, {node["node-id"] for node in nodes}
+
+    def run(self, out, **config):
+        """Start a run of our own app as the page does, and return its id."""
+        settings = {
+            "plan": "/srv/sottovoce/study/plan.toml",
+            "public": "/srv/sottovoce/study/public.npz",
+            "out": f"/srv/sottovoce/{out}",
+            "clients": 2,
+            "minimum": 2,
+            "deadline": 120.0,
+        } | config
+        words = " ".join(f"{key}={value!r}" for key, value in settings.items())
+        said = self.flwr("run", local.APP, "federation", "--run-config", words)
+        return int(re.search(r"started run (\d+)", said).group(1))
+
+    def state(self, run):
+        return self.listed("list", "--run-id", run)["runs"][0]["status"]
+
+    def hostile(self, *words, machine=None):
+        """Start a hostile party on a machine; what it found out is read from it at its end."""
+        machine = machine or self.stranger
+        return subprocess.Popen(
+            machine.inside("python", HOSTILE, *words),
+            env=machine.environment(),
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def record(self, run="study/run"):
+        return json.loads(self.server.read(f"/srv/sottovoce/{run}/record.json"))
+
+
+@pytest.fixture(scope="module")
+def deployment():
+    """The page, followed; everything that it started ends with the tests of this file."""
+    folder = Path(tempfile.mkdtemp(prefix="sottovoce-machines-"))
+    folder.chmod(0o755)
+    machines = []
+    try:
+        for name in ("server", *WARDS, "stranger"):
+            machines.append(Machine(folder, name))
+        server, *others = machines
+        wire(server, others, "server.example.org")
+        dealing.deal(planned(None, [f"rounds.rounds={ROUNDS}"], 2), folder / "dealt")
+        it = Deployment(folder, server, dict(zip(WARDS, others[:2], strict=True)), others[2], {})
+        it.follow()
+        yield it
+    finally:
+        for machine in machines:
+            machine.close()
+        shutil.rmtree(folder)
+
+
+def test_the_page_as_printed_ends_with_a_report(deployment):
+    record = deployment.record()
+    assert (record["status"], record["result"]["rounds_used"]) == ("finished", ROUNDS)
+    assert [entry["uploads"] for entry in record["rounds"]] == [2] * ROUNDS
+    assert "insecure-transport" not in record["guarantee"]["not_covered"]
+    page = deployment.server.read("/srv/sottovoce/study/run/report.html")
+    assert b"<html" in page
+
+
+def test_every_file_belongs_to_the_one_who_needs_it(deployment):
+    """No service's user reads the authority's key or the proxy's; nobody else reads the state."""
+    server, ward = deployment.server, deployment.wards["ward-3"]
+    key = server.read("/root/sottovoce-authority/ca.key")
+    assert b"ENCRYPTED" in key
+    for machine, user, path in (
+        (server, "sottovoce", "/root/sottovoce-authority/ca.key"),
+        (server, "sottovoce", "/etc/sottovoce/server-proxy/server.key"),
+        (server, "sottovoce-proxy", "/etc/sottovoce/server/link.key"),
+        (server, "sottovoce-proxy", "/etc/sottovoce/server/worker.secret"),
+        (server, "nobody", "/var/lib/sottovoce/state.db"),
+        (ward, "nobody", "/etc/sottovoce/node/ward-3"),
+        (ward, "nobody", "/srv/ward-3/rows.npz"),
+        (ward, "nobody", "/srv/ward-3/ward-3.vault"),
+    ):
+        machine.run("test", "-e", path)
+        user = "daemon" if user == "nobody" else user
+        assert machine.run("cat", path, user=user, check=False).returncode != 0, path
+    owned = ward.run("find", "/srv/ward-3", "/var/lib/ward-3", "!", "-user", "ward-3").stdout
+    assert owned == ""  # the vault, both witnesses and the lock
+    assert "witness" in ward.run("find", "/var/lib/ward-3").stdout
+    assert "witness" not in ward.run("find", "/root").stdout
+
+
+@pytest.mark.parametrize("unit", ["superlink", "server", "proxy", "worker", "node"])
+def test_units_are_hardened(deployment, unit):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze, which is not installed")
+    on = deployment.server if unit in SERVER else deployment.wards["ward-3"]
+    name = f"sottovoce-{unit}.service"
+    path = deployment.folder / name
+    path.write_bytes(on.read(f"/etc/systemd/system/{name}"))
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", str(path)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    if level is None:
+        pytest.skip(f"systemd-analyze cannot look at a file: {done.stderr[:80]}")
+    assert float(level.group(1)) < 4
+    assert "MemoryMax" in path.read_text()
+
+
+# Whoever reaches the open port
+
+
+def evil_app(machine):
+    """An app of a submitter's own, in /root/evil of a machine."""
+    machine.run("mkdir", "-p", "/root/evil/evil")
+    machine.write("/root/evil/evil/app.py", EVIL.encode())
+    machine.write("/root/evil/evil/__init__.py", b"")
+    text = (Path(local.APP) / "pyproject.toml").read_text("utf-8")
+    text = re.sub(r'"sottovoce.flower.(server|client)_app:app"', '"evil.app:app"', text)
+    machine.write("/root/evil/pyproject.toml", text.encode())
+
+
+@pytest.mark.parametrize("who", ["stranger", "registered"])
+def test_the_open_port_lets_nobody_run_register_list_start_or_stop(deployment, who):
+    """With ca.crt alone, and with the key of a registered client: no call but a SuperNode's."""
+    machine = deployment.stranger if who == "stranger" else deployment.wards["ward-5"]
+    machine.write("/root/ca.crt", deployment.server.read("/root/sottovoce-authority/ca.crt"))
+    known = deployment.runs_and_nodes()
+    key = () if who == "stranger" else ("/etc/sottovoce/node/ward-5",)
+    process = deployment.hostile("calls", DOOR, "/root/ca.crt", *key, machine=machine)
+    found = json.loads(process.communicate(timeout=300)[0])
+    assert len(found) > 150
+    for call, status in found.items():
+        verb, _, path = call.partition(" ")
+        if verb == "POST" and path.startswith("/v1/fleet/") and path[10:] in FLEET:
+            assert status in (400, 401, 500, 503), (call, status)  # without its words it is nothing
+        elif path.endswith("%2fv1/fleet/pull-messages"):
+            assert status in (401, 403), (call, status)  # another spelling of a SuperNode's call
+        else:
+            assert status in (400, 403, 404), (call, status)
+    # The same with Flower's own commands.
+    machine.write(
+        "/root/config.toml",
+        f"[superlink]\ndefault='f'\n[superlink.f]\naddress='{DOOR}'\n"
+        "root-certificates='/root/ca.crt'\n".encode(),
+    )
+    evil_app(machine)
+    machine.run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "/root/own")
+    for words in (
+        ("run", "/root/evil", "f"),
+        ("list", "f"),
+        ("stop", "1", "f"),
+        ("supernode", "register", "/root/own.pub", "f"),
+        ("supernode", "list", "f"),
+    ):
+        done = machine.run("flwr", *words, check=False, FLWR_HOME="/root")
+        assert done.returncode != 0, words
+    machine.run("rm", "/root/own", "/root/own.pub")
+    assert deployment.runs_and_nodes() == known
+    assert deployment.server.run("test", "-e", "/srv/sottovoce/proof", check=False).returncode
+
+
+def test_a_submitted_app_is_not_run_even_where_runs_are_started(deployment):
+    """On the server's own loopback: the installed app leads, and refuses what it does not know."""
+    server = deployment.server
+    evil_app(server)
+    for words, said in (
+        ("out='/srv/sottovoce/evil'", "plan"),
+        ("out='/srv/sottovoce/evil' plan='/etc/passwd'", "plan must be a path below /srv"),
+    ):
+        text = deployment.flwr("run", "/root/evil", "federation", "--run-config", words)
+        run = int(re.search(r"started run (\d+)", text).group(1))
+        assert until(lambda run=run: deployment.state(run).startswith("finished"))
+        assert deployment.state(run) == "finished:failed"
+        assert said in deployment.flwr("log", run, "federation", "--show")
+    for path in ("/srv/sottovoce/proof", "/srv/sottovoce/evil"):
+        assert server.run("test", "-e", path, check=False).returncode, path
+    assert "evil" not in server.run("find", "/var/lib/sottovoce").stdout  # it was not unpacked
+
+
+def books_are_in_order(deployment):
+    for name, ward in deployment.wards.items():
+        assert ward.services["sottovoce-node"].poll() is None
+        ward.run("sottovoce", "ledger", "verify", f"/srv/{name}/{name}.vault", user=name)
+
+
+LOCK = """
+import sqlite3, time
+state = sqlite3.connect("/var/lib/sottovoce/state.db", isolation_level=None)
+state.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+time.sleep(12)
+state.execute("ROLLBACK")
+"""
+
+
+def test_a_locked_database_is_waited_for(deployment):
+    """Flower gives up after 5 seconds, with 500; here everybody tries again until it is over."""
+    server = deployment.server
+    run = deployment.run("locked", plan="/srv/sottovoce/study/longer.toml", deadline=60.0)
+    rounds = "/srv/sottovoce/locked/rounds.jsonl"
+    assert until(lambda: server.run("grep", "-c", "t", rounds, check=False).stdout.strip() == "2")
+    assert server.run("python", "-c", LOCK, user="sottovoce").stdout == "locked\n"
+    assert until(lambda: deployment.state(run).startswith("finished"), 300)
+    assert deployment.state(run) == "finished:completed"
+    assert "database is locked" in server.log("sottovoce-superlink")
+    record = deployment.record("locked")
+    assert (record["status"], record["result"]["rounds_used"]) == ("finished", LONGER)
+    assert deployment.all_online()
+    assert all(process.poll() is None for process in server.services.values())
+    books_are_in_order(deployment)
+
+
+# A hostile client whose key is registered
+
+
+@pytest.fixture(scope="module")
+def mallory(deployment):
+    """The stranger, registered: what it is, and how it is started."""
+    stranger, server = deployment.stranger, deployment.server
+    stranger.write("/root/ca.crt", server.read("/root/sottovoce-authority/ca.crt"))
+    stranger.run("python", "-m", "sottovoce.flower.certificates", "node", "/root/keys", "mallory")
+    server.write("/root/mallory.pub", stranger.read("/root/keys/mallory.pub"))
+    deployment.flwr("supernode", "register", "/root/mallory.pub", "federation")
+    return ("node", DOOR, "/root/ca.crt", "/root/keys/mallory")
+
+
+def play_beside(deployment, mallory, out, seconds, *modes):
+    """A run of two honest clients with a hostile one beside them; what it found, peak memory."""
+    process = deployment.hostile(*mallory, seconds, *modes)
+    try:
+        assert until(lambda: "ActivateNode" in deployment.server.log("sottovoce-superlink"), 60)
+        run, most = deployment.run(out, plan="/srv/sottovoce/study/longer.toml"), Counter()
+        while not (state := deployment.state(run)).startswith("finished"):
+            for name in ("sottovoce-superlink", "sottovoce-server"):
+                most[name] = max(most[name], memory_of(deployment.server.services[name]))
+        found = json.loads(process.communicate(timeout=300)[0])
+    finally:
+        process.kill()
+        process.wait()
+    log = deployment.flwr("log", run, "federation", "--show")
+    assert state == "finished:completed", log
+    return found, most
+
+
+def test_a_hostile_client_harms_nobody_else(deployment, mallory):
+    """20,000 records, 300 MB, more parts than an answer has, nonsense: refused, the run ends well.
+
+    The two services stay below half of the memory that their units allow, and the honest clients'
+    books are in order.
+    """
+    modes = ("many_records", "large", "some_records", "nonsense")
+    found, most = play_beside(deployment, mallory, "hostile", 120, *modes)
+    assert found["asked"] >= 2
+    assert found["announced 413"] >= 1  # 20,000 records: turned away by the proxy
+    assert found["sent 413"] >= 1  # 300 MB
+    record = deployment.record("hostile")
+    assert [entry["uploads"] for entry in record["rounds"]] == [2] * LONGER
+    for name, used in most.items():
+        assert 0 < used < int(deployment.server.unit(name)["MemoryMax"][0]) / 2, (name, used)
+    books_are_in_order(deployment)
