@@ -16,9 +16,9 @@ import jsonschema
 import numpy as np
 import pytest
 from devices import ask, books_hold, kind
-from in_process import FEATURES, HIDDEN, Direct, clients, plan, public
+from in_process import FEATURES, HIDDEN, Direct, clients, draw, plan, public
 
-from sottovoce import checkpoint, coordinator, device, report, wire
+from sottovoce import checkpoint, coordinator, device, ledger, report, wire
 from sottovoce.coordinator import Patience, conduct
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning.form import Form
@@ -338,6 +338,24 @@ def test_what_one_sitting_did_not_cover_the_whole_run_does_not_cover(tmp_path):
     assert codes <= {*listed}
     assert len(listed) == len({*listed})
     jsonschema.validate(done.record, SCHEMA)
+
+
+def test_a_client_whose_records_changed_pays_once_in_vain(tmp_path):
+    """Its uploads count no more in this run, so it is not asked for others; the record says why."""
+    transport, node = Direct(clients(tmp_path)), tmp_path / "client-1.toml"
+
+    def grow(done):
+        if done.t == 0:
+            x, y = draw(50, 9)
+            np.savez(tmp_path / "client-1.npz", x=x, y=y)
+            ledger.rebind(node=node, overlap="some")
+
+    done = go(transport, tmp_path / "run", on_round=grow, own=plan(**{"rounds.rounds": 5}))
+    jsonschema.validate(done.record, SCHEMA)
+    assert [entry["cohort"] for entry in done.record["rounds"]] == [[0, 1, 2], *[[0, 2]] * 4]
+    assert [entry.get("refused") for entry in done.record["rounds"]] == [
+        None, {"samples": 1}, *[None] * 3]  # fmt: skip
+    assert [len(units_of(transport.nodes[route])) for route in sorted(transport.nodes)] == [5, 2, 5]
 
 
 def test_a_checkpoint_that_does_not_say_how_it_was_carried_counts_as_plaintext(tmp_path):

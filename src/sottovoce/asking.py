@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sottovoce import seeds
 from sottovoce.checkpoint import ServerState
-from sottovoce.errors import Malformed, RunError
+from sottovoce.errors import Malformed, OtherSamples, RunError
 from sottovoce.federation import Federation
 from sottovoce.holdings import Holdings
 from sottovoce.learning.form import Form
@@ -224,6 +224,8 @@ def _take(came: Came, roll: Roll, i: int, blob: bytes | None, expected: Expected
     except Malformed as error:
         log.warning("client %d sent no upload: %s", i, error)
         came.why[i] = "malformed"
+        if isinstance(error, OtherSamples):  # every further upload would be paid for in vain
+            came.why[i] = roll.gone[i] = "samples"
         return
     except Exception:  # a flaw of the checks must not become everyone's
         log.exception("the checks failed on what client %d sent", i)

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import wire
-from sottovoce.errors import Malformed
+from sottovoce.errors import Malformed, OtherSamples
 from sottovoce.privacy import calibration, grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
@@ -121,7 +121,7 @@ def read(blob: bytes, expected: Expected) -> Accepted | Declined:
             raise Malformed(f"the upload is for another {key}")
     member = expected.member
     if type(head["samples"]) is not int or head["samples"] != member.samples:
-        raise Malformed("the upload claims another number of samples than the client's greeting")
+        raise OtherSamples("the upload claims another number of samples than the client's greeting")
     receipt, account = Receipt.from_json(head["receipt"]), Account.from_json(head["budget"])
     if receipt.vault != member.vault:
         raise Malformed("the upload's receipt is another client's")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError, Malformed, RunError
 from sottovoce.server.registry import Member
 
-LASTING = ("empty", "policy", "replay")  # reasons to say no that will not go away
+LASTING = ("empty", "policy", "replay", "samples")  # reasons for no that will not go away
 SILENT = "silent"
 MISSES = 3  # rounds in a row that a client may miss before it has to sit some out
 GREETING_SECONDS = 60.0  # for a client that appears in the middle of a run
