@@ -193,6 +193,20 @@ def test_other_records_are_told_with_their_number(tmp_path, rows):
     ]
 
 
+def test_more_records_can_make_delta_too_large(tmp_path, rows):
+    """δ below 1/143 at the first release, and not below 1/400 of the records that came later."""
+    path, more = tmp_path / "ward.vault", tmp_path / "more.npz"
+    ledger.create(path, data=rows, epsilon=8, delta=5e-3, clip=1.0)
+    with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
+        vault.reserve("run", 0, request("run", 0), [SHARE], server="s", facts={})
+    assert "loose-delta" not in ledger.show(path).guarantee.not_covered
+    np.savez(more, x=np.ones((400, 5)), y=np.zeros(400, int))
+    ledger.rebind(path, data=more, overlap="some")
+    assert "loose-delta" in ledger.show(path).guarantee.not_covered
+    ledger.rebind(path, data=rows, overlap="some")  # what was released from the 400 stays released
+    assert "loose-delta" in ledger.show(path).guarantee.not_covered
+
+
 def test_an_empty_vault_has_a_full_tank(tmp_path, rows):
     told = ledger.create(tmp_path / "new.vault", data=rows, epsilon=1, delta=1e-6, clip=2)
     assert (told.left, told.spent, told.releases) == (1.0, 0.0, ())

@@ -144,6 +144,18 @@ def test_the_attacker_is_the_one_at_the_cap(calibration, no_drawing):
     assert Run.of(record).attacker_mu() == pytest.approx(mu, rel=1e-9)
 
 
+def test_the_attackers_view_claims_no_more_than_the_guarantee(no_drawing):
+    """Of simulated noise and of vaults for one run the card speaks as its guarantee does."""
+    record, _ = example(noise="secure")
+    assert "At the cap, once all fuel is spent: no attacker who reads all messages" in render(
+        record
+    )
+    record["guarantee"]["not_covered"].append("fresh-vaults")
+    assert "no attacker who reads the messages of this run" in render(record)
+    record, _ = example(noise="simulated")
+    assert "once all fuel is spent, with noise drawn securely: no attacker" in render(record)
+
+
 def test_under_paper_the_attacker_is_the_one_at_the_cap_too(no_drawing):
     """What a run happened to release is no bound: its length and noise were chosen on the way."""
     record, trace = example(calibration="paper", epsilon=20.0, per_round=6)

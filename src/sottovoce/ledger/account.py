@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -128,7 +128,7 @@ def account(vault: Vault) -> Account:
                 facts=entry.facts,
             )
         )
-    notes, since, terms = list[Note](), dict[str, int](), dict[str, Any]()
+    notes, since, terms, most = list[Note](), dict[str, int](), dict[str, Any](), 1
     for line in vault.lines():
         stated = line.facts.get("policy")  # of a new, a tightened and a rebound vault
         new = terms if stated is None else Policy.from_json(stated).to_json()
@@ -139,7 +139,7 @@ def account(vault: Vault) -> Account:
             text += _burnt(line.facts) + _stated(line)
             notes.append(Note(line.seq, line.time, line.kind, text))
         since |= dict.fromkeys(changed, line.seq)
-        terms = new
+        terms, most = new, max(most, new["samples"])
     return Account(
         vault=vault.id,
         made=vault.made,
@@ -149,7 +149,8 @@ def account(vault: Vault) -> Account:
         policy=vault.policy,
         promised=vault.promised,
         since=since,
-        guarantee=vault.promised.guarantee(),
+        # Of the most records that it was ever for: whether δ is small enough depends on them.
+        guarantee=replace(vault.promised, samples=most).guarantee(),
         capacity=unit * vault.limit,
         spent=unit * vault.spent,
         burnt=unit * vault.burnt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import LEAKS, NOT_COVERED, TRAINING_ONLY, raised
+from sottovoce.privacy.budget import LEAKS, NOT_COVERED, THIS_RUN_ONLY, TRAINING_ONLY, raised
 from sottovoce.report.run import Run
 from sottovoce.report.text import ceiling, count, escape, number, percent
 
@@ -174,10 +174,13 @@ def _attacker(run: Run, mu: float) -> str:
         " of a client that discloses its budget" if "undisclosed-budgets" in run.not_covered else ""
     )
     found, area = raised(float(gaussian.tpr(0.01, mu)), 3), raised(float(gaussian.auc(mu)), 3)
+    drawn = ", with noise drawn securely" if "simulated-noise" in run.not_covered else ""
+    seen = "the messages of this run" if {*THIS_RUN_ONLY} & {*run.not_covered} else "all messages"
     return f"""<h3>The attacker’s view</h3>
 <dl class="pair">
 <div><dt>found at 1&nbsp;% false alarms</dt><dd>{percent(found)}</dd></div>
 <div><dt>area under the curve (AUC)</dt><dd>{area:.3f}</dd></div>
 </dl>
-<p>At the cap, once all fuel is spent: no attacker who asks whether a {thing}{of} was this one or \
-another does better, whatever it knows or computes. A coin would score 1.0&nbsp;% and 0.500.</p>"""
+<p>At the cap, once all fuel is spent{drawn}: no attacker who reads {seen} and asks whether \
+a {thing}{of} was this one or another does better, whatever else it knows or computes. A coin \
+would score 1.0&nbsp;% and 0.500.</p>"""
