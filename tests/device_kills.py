@@ -31,13 +31,25 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from devices import RUN, SAMPLES, ask, books_hold, kind, make_node, memory, model, rows, told
+from devices import (
+    RUN,
+    SAMPLES,
+    ask,
+    books_hold,
+    digest,
+    kind,
+    make_node,
+    memory,
+    model,
+    rows,
+    told,
+)
 from mutants import mutated
 
 from sottovoce import device
 from sottovoce.node import Node
 from sottovoce.privacy import grid
-from sottovoce.vault import Reservation, Vault, steps
+from sottovoce.vault import Receipt, Reservation, Vault, chest, steps
 
 HORIZON = 40  # rounds of one vault; then a new one begins
 MOMENTS = [step for step in steps.STEPS if step.startswith(("reserve", "store"))]
@@ -103,10 +115,12 @@ def live(node: Node, pipe: int, answer: Any, life: Life) -> None:
 
     if life.at is not None:
         steps.reached = reached
+    chest.SUMMARY_EVERY, seen = 3, life.seen
     for t in range(life.first, HORIZON):
-        sent = answer(_request(t), node)
+        sent = answer(_request(t, seen), node)
         if sent:
             _send(pipe, sent)
+            seen = _receipt(sent)
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,7 @@ class Life:
     at: str | None  # the named step; None: at any moment
     times: int  # it is killed when it comes there so often
     seconds: float
+    seen: Receipt | None = None  # the newest that the server has
 
 
 def lived(node: Node, module: ModuleType, life: Life) -> tuple[list[bytes], int]:
@@ -140,8 +155,13 @@ def lived(node: Node, module: ModuleType, life: Life) -> tuple[list[bytes], int]
     return answers, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _request(t: int) -> bytes:
-    return ask("svm", t=t, horizon=HORIZON, params=model("svm", 0.1 + t)).to_blob()
+def _request(t: int, seen: Receipt | None = None) -> bytes:
+    params = model("svm", 0.1 + t)
+    return ask("svm", t=t, horizon=HORIZON, params=params, receipt=seen).to_blob()
+
+
+def _receipt(blob: bytes) -> Receipt | None:
+    return Receipt.from_json(told(blob)["receipt"]) if kind(blob) == "upload" else None
 
 
 def _send(pipe: int, blob: bytes) -> None:
@@ -198,7 +218,7 @@ class Client:
             wrong.append("released more than was debited")
         if books.spent < self.spent:
             wrong.append("a debit was taken back")
-        if any(books.answers.get((RUN, t)) != blob for t, blob in self.seen.items()):
+        if any(books.answers.get((RUN, t)) != digest(blob) for t, blob in self.seen.items()):
             wrong.append("an answer left and is not stored")
         self.spent = books.spent
         return wrong
@@ -217,8 +237,10 @@ def play(folder: Path, kills: int, seed: int, mutant: str | None) -> dict[str, A
             began = time.perf_counter()
             wrong.update(client.hold([device.answer(_request(0), client.node)]))
             typical = time.perf_counter() - began  # of an answer
+        newest = max(client.seen, default=0)  # those before it are dropped
         life = Life(
-            first=max(0, len(client.seen) - 3),
+            first=newest,
+            seen=_receipt(client.seen[newest - 1]) if newest - 1 in client.seen else None,
             at=str(next(moments)) if rng.integers(2) else None,
             times=int(rng.integers(1, 5)),
             seconds=float(rng.uniform(0, 6 * typical)),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from devices import ask, books_hold, kind, make_node, model, rows, told
+from devices import ask, books_hold, digest, kind, make_node, model, rows, told
 
 from sottovoce import device
 from sottovoce.node import Node
@@ -118,7 +118,7 @@ class Server:
             head = told(answer)
             assert (head["run"], head["t"], head["request"]) == (*key, request.hash())
             # What left is what is stored, so it will be the same bytes again.
-            assert books.answers[key] == answer
+            assert books.answers[key] == digest(answer)
             self.first[place][key] = (request.hash(), answer)
             self._receipt(head["receipt"], node, request)
         else:

@@ -160,6 +160,11 @@ def written(text: Mapping[str, Any], body: bytes = b"") -> bytes:
     return sealed(json.dumps(text, sort_keys=True, separators=(",", ":")).encode(), body)
 
 
+def digest(blob: bytes) -> str:
+    """SHA-256 of an answer, as the ledger notes it."""
+    return hashlib.sha256(blob).hexdigest()
+
+
 @dataclass(frozen=True)
 class Ledger:
     """What a vault has booked and stored, read without its data."""
@@ -169,7 +174,7 @@ class Ledger:
     receipt: Receipt
     released: Fraction  # Σ μ² of the noise in the stored uploads
     booked: Fraction  # Σ μ² of all reserves
-    answers: dict[tuple[str, int], bytes]
+    answers: dict[tuple[str, int], str]  # SHA-256 of what was stored, dropped since or not
 
 
 def books_hold(node: Node) -> Ledger:
@@ -182,6 +187,8 @@ def books_hold(node: Node) -> Ledger:
         policy, answers = vault.policy, {}
         capacity = Fraction(float(vault.tank("").capacity))
         floor, released, booked = Fraction(policy.floor), Fraction(0), Fraction(0)
+        lines = [line.facts for line in vault.lines() if line.kind == "store"]
+        stored = {(facts["run"], facts["t"]): facts["sha256"] for facts in lines}
         for entry in vault.entries():
             mu2 = capacity * sum(entry.units) / FULL
             assert mu2 <= 1 / floor**2, f"{entry} is below the floor"
@@ -190,8 +197,12 @@ def books_hold(node: Node) -> Ledger:
                 continue
             found = vault.find(entry.run, entry.t)
             assert found is not None
+            answers[entry.run, entry.t] = stored[entry.run, entry.t]
+            if found.dropped:  # its server has it; what was booked for it bounds its worth
+                released += mu2
+                continue
             assert found.upload is not None
-            answers[entry.run, entry.t] = found.upload
+            assert digest(found.upload) == stored[entry.run, entry.t]
             released += worth(found.upload, entry.facts, policy.samples, entry.units, capacity)
         assert vault.spent <= vault.limit
         assert booked == capacity * (vault.spent - vault.burnt) / FULL

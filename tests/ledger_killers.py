@@ -6,10 +6,12 @@ with as an operator or a thief of backups would: files are copied, put back, mov
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sqlite3
 import tempfile
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,9 +23,10 @@ from sottovoce import client, device
 from sottovoce.errors import InputError, PolicyRefusal, SottovoceError
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
-from sottovoce.vault import Policy, Vault, fingerprint
+from sottovoce.vault import Policy, Receipt, Vault, chest, fingerprint, journal
 from sottovoce.vault.backup import backup
-from sottovoce.vault.chain import salted
+from sottovoce.vault.chain import canonical, salted
+from sottovoce.vault.chest import Chest
 from sottovoce.vault.policy import require_tighter, withheld_units
 from sottovoce.vault.rebinding import move, restore
 
@@ -202,6 +205,11 @@ def _released(place, *rounds):
         return vault.receipt()
 
 
+def _reserve(place, t):
+    with Vault.open(place, dataset=DATA) as vault:
+        vault.reserve("run", t, "cd" * 32, [FULL // 50], server="s", facts={})
+
+
 def _spent_in(place):
     with Vault.open(place, dataset=None) as vault:
         return vault.spent
@@ -340,6 +348,136 @@ def refusals_keep_to_public_words():
         assert not any(letter.isdigit() for letter in text), text
 
 
+def _run_of(node, rounds, run="0badc0de"):
+    """Answer some rounds of a run, each asked with the receipt of the one before."""
+    seen, blobs = None, []
+    for t in rounds:
+        blobs.append(device.answer(ask(t=t, run=run, horizon=40, receipt=seen).to_blob(), node))
+        head = told(blobs[-1])
+        seen = Receipt.from_json(head["receipt"])
+    return blobs
+
+
+@contextmanager
+def _often():
+    """Vaults are summed up every few lines, as if each had a long history."""
+    every, chest.SUMMARY_EVERY = chest.SUMMARY_EVERY, 3
+    try:
+        yield
+    finally:
+        chest.SUMMARY_EVERY = every
+
+
+def a_round_that_was_acknowledged_has_no_second_answer():
+    """The bytes of an old round are dropped; asked again it gets a refusal, and nothing is paid."""
+    node = make_node(folder())
+    with _often():
+        first = _run_of(node, range(5))
+    with Vault.open(node.vault, dataset=node.rows().fingerprint) as vault:
+        before = vault.spent, vault.receipt()
+    for t in (0, 1, 2):
+        for params in (model(), model(value=0.3)):
+            again = device.answer(ask(t=t, horizon=40, params=params).to_blob(), node)
+            assert kind(again) == "replay"
+    for t in (3, 4):
+        assert device.answer(ask(t=t, horizon=40).to_blob(), node) == first[t]
+    books_hold(node)
+    with Vault.open(node.vault, dataset=None) as vault:
+        assert (vault.spent, vault.receipt()) == before
+        assert [vault.find("0badc0de", t).dropped for t in range(5)] == [True] * 3 + [False] * 2
+
+
+def what_nobody_acknowledged_is_kept():
+    """A server that sends no receipt of an answer, or one of another run, is answered again."""
+    node = make_node(folder())
+    with _often():
+        first = _run_of(node, range(4))
+        other = _run_of(node, range(5), run="0badc0df")
+    last = Receipt.from_json(told(other[4])["receipt"])
+    greeting = Receipt.from_json(told(device.hello(node))["receipt"])
+    for t, seen in ((4, last), (5, greeting), (6, None)):
+        device.answer(ask(t=t, horizon=40, receipt=seen).to_blob(), node)
+    for t in (2, 3):  # the answer to 2 was acknowledged, and it is the newest of which that is so
+        assert device.answer(ask(t=t, horizon=40).to_blob(), node) == first[t]
+    for t in (3, 4):
+        again = device.answer(ask(t=t, run="0badc0df", horizon=40).to_blob(), node)
+        assert again == other[t]
+
+
+@contextmanager
+def _summed_up(place):
+    """The tables of a vault that has a summary."""
+    with closing(Chest.open(place)) as one:
+        assert one._summed > 0
+    with closing(sqlite3.connect(place)) as db:
+        yield db
+        db.commit()
+
+
+def _made_long(home):
+    place = _vault(home)
+    with _often():
+        _released(place, *range(20))
+    return place
+
+
+def a_summary_gives_nothing_back():
+    """A summary that says less than its lines was edited or damaged: it is refused."""
+    for damage in (
+        'UPDATE summary SET content = replace(content, \'"spent":\', \'"spent":0,"burnt":\')',
+        "UPDATE summary SET content = json_set(content, '$.spent', 1)",
+    ):
+        place = _made_long(folder())
+        with _summed_up(place) as db:
+            db.execute(damage)
+        assert _refused(Vault.open, place, dataset=DATA)
+
+
+def a_round_that_the_records_forgot_is_not_answered_anew():
+    """A record that was damaged away does not mean that the round had no answer."""
+    for t in (0, 7, 15):
+        place = _made_long(folder())
+        key = canonical(["turn", "run", t])
+        with _summed_up(place) as db:
+            for name, content in db.execute("SELECT place, content FROM nodes").fetchall():
+                node = json.loads(content)
+                if isinstance(node, dict) and key in node:
+                    del node[key]
+                    db.execute(
+                        "UPDATE nodes SET content = ? WHERE place = ?", (canonical(node), name)
+                    )
+        assert _refused(_reserve, place, t)
+
+
+def an_old_line_is_known_by_its_content():
+    """A receipt names a line that was edited since: it is not taken for the one that was given."""
+    place = _made_long(folder())
+    with Vault.open(place, dataset=DATA) as vault:
+        line = vault.lines()[4]
+        receipt = Receipt(vault.id, line.seq, line.hash)
+        assert vault.contains(receipt)
+    with _summed_up(place) as db:
+        db.execute("DROP TRIGGER entries_update")
+        db.execute("UPDATE entries SET payload = '{}' WHERE seq = ?", (line.seq,))
+        db.execute(journal._OLD_SCHEMA[3])
+    with Vault.open(place, dataset=DATA) as vault:
+        assert _refused(vault.contains, receipt)
+
+
+def no_gap_is_opened_by_a_lost_line():
+    """A line that is gone was paid for only if a restore says so."""
+    place = _made_long(folder())
+    with Vault.open(place, dataset=DATA) as vault:
+        receipt = Receipt(vault.id, 5, "00" * 32)  # made up: any hash would do in a gap
+        assert not vault.contains(receipt)
+    with _summed_up(place) as db:
+        db.execute("DROP TRIGGER entries_delete")
+        db.execute("DELETE FROM entries WHERE seq = 5")
+        db.execute(journal._OLD_SCHEMA[4])
+    with Vault.open(place, dataset=DATA) as vault:
+        assert _refused(vault.contains, receipt)
+
+
 LEDGER = [
     the_debit_is_durable_before_anything_is_computed, a_round_has_one_answer,
     a_device_stays_within_its_budget, a_tightened_budget_holds, a_server_may_only_tighten,
@@ -349,4 +487,7 @@ LEDGER = [
     an_older_vault_is_not_moved_into_service, a_restore_burns_all_that_is_known,
     a_restore_takes_proofs_of_its_own_vault_only, a_gap_is_paid_for_as_far_as_it_is_known,
     twins_count_in_a_fingerprint, refusals_keep_to_public_words,
+    a_round_that_was_acknowledged_has_no_second_answer, what_nobody_acknowledged_is_kept,
+    a_summary_gives_nothing_back, a_round_that_the_records_forgot_is_not_answered_anew,
+    an_old_line_is_known_by_its_content, no_gap_is_opened_by_a_lost_line,
 ]  # fmt: skip

@@ -19,8 +19,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vault_damage import damage_and_look
-from vault_play import DATASET, OTHER, POLICY, Known, play, request, used
+from vault_damage import damage_and_look, unguarded_file
+from vault_play import (
+    DATASET,
+    OTHER,
+    POLICY,
+    Known,
+    counted,
+    live,
+    make_old,
+    play,
+    request,
+    used,
+)
 
 from sottovoce.errors import (
     DatasetChanged,
@@ -37,13 +48,16 @@ from sottovoce.vault import (
     Receipt,
     Vault,
     backup,
+    chest,
     fingerprint,
     fingerprint_file,
+    journal,
     move,
     rebind,
     restore,
 )
-from sottovoce.vault.chest import Chest
+from sottovoce.vault.chain import canonical
+from sottovoce.vault.records import Records
 from sottovoce.vault.steps import STEPS
 
 SHARE = FULL // 100
@@ -749,6 +763,7 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
     place, tmp_path, monkeypatch, step
 ):
     """Before its commit nothing has happened, after it everything; never a unit less."""
+    monkeypatch.setattr(chest, "SUMMARY_EVERY", 1)  # every write makes a summary
     known, backup, receipt = backup_and_go_on(place, tmp_path)
     where, dataset = place, DATASET
     kind = step.partition(":")[0]
@@ -774,10 +789,10 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
         if reached == step:
             raise Stopped
 
-    monkeypatch.setattr("sottovoce.vault.steps.reached", stop)
-    with pytest.raises(Stopped):
-        act()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("sottovoce.vault.steps.reached", stop)
+        with pytest.raises(Stopped):
+            act()
     done = step.endswith(("committed", "witness written", "witnessed"))
     if not done or kind == "tighten":
         act()  # given again it does its work, or finds it done
@@ -869,23 +884,337 @@ def test_damage_older_states_and_copies_are_found_or_do_no_harm(tmp_path, seed):
     assert seen["refused"] >= 25
 
 
-@pytest.mark.slow
-def test_a_chain_of_ten_thousand_lines_opens_in_seconds(place):
-    """And the sum is the chain's: there is no number beside it that could be edited."""
-    Vault.create(place, POLICY, dataset=DATASET).close()
-    chest = Chest.open(place)
-    entries = [("run", {"run": "r", "server": "s"})]
-    for t in range(9_998):
-        facts = {"run": "r", "t": t, "request": request("r", t), "units": [3], "server": "s",
-                 "facts": {"noise": [2**33]}}  # fmt: skip
-        entries.append(("reserve", facts))
-    chest.append("reserve", entries)
-    chest.close()
-    began = time.process_time()
+# A ledger that lives for years
+
+
+def answer_once(place, run="new", t=0):
+    """What a device asks of the vault for one message."""
     with Vault.open(place, dataset=DATASET) as vault:
-        assert vault.spent == 3 * 9_998
-        assert vault.receipt().seq == 10_000
-    assert time.process_time() - began < 5  # a third of a second here
+        assert vault.find(run, t) is None
+        vault.store(book(vault, t, [3], run=run), b"x" * 100)
+
+
+def test_an_answer_reads_no_more_of_a_long_history_than_of_a_short_one(place, monkeypatch):
+    """Work is counted: lines that are checked, and steps of SQLite's machine."""
+    Vault.create(place, POLICY, dataset=DATASET).close()
+    work, found = counted(monkeypatch), {}
+    for rounds in (10, 40, 2_000):
+        live(place, rounds, a_run=rounds)
+        work.lines = work.steps = 0
+        answer_once(place, run=f"new-{rounds}")
+        found[rounds] = (work.lines, work.steps)
+        with Vault.open(place, dataset=DATASET) as vault:
+            vault.close()
+        place.unlink()
+        place.with_name("ward.vault.witness").unlink()
+        Vault.create(place, POLICY, dataset=DATASET).close()
+    most = chest.SUMMARY_EVERY + 8  # lines of the last write, and those read by their number
+    assert all(lines <= most for lines, _ in found.values())
+    assert found[2_000][1] < 2 * found[40][1]
+
+
+def test_ten_thousand_rounds_add_up_the_same_from_the_summary_and_from_all_lines(place):
+    Vault.create(place, POLICY, dataset=DATASET).close()
+    live(place, 10_000)
+    seen = []
+    for dataset in (DATASET, None):  # for use: the summary; for reading: all lines
+        with Vault.open(place, dataset=dataset) as vault:
+            assert vault.receipt().seq == 1 + 20 + 2 * 10_000
+            assert vault.spent == vault.spent_by_server("s") == 3 * 10_000
+            assert vault.spent_by_run("old-7") == 3 * 500
+            assert vault.spent_by_run("old-77") == vault.spent_by_server("t") == 0
+            with pytest.raises(RoundAnswered) if dataset else pytest.raises(VaultRefusal):
+                book(vault, 17, run="old-3")
+            assert vault.find("old-3", 500) is None
+            seen.append([vault.find(f"old-{n}", t) for n in (0, 3, 19) for t in (0, 497, 498, 499)])
+    assert seen[0] == seen[1]
+    assert [entry.dropped for entry in seen[0]] == [True, True, False, False] * 3
+    assert all(e.upload == request(e.run, e.t).encode() for e in seen[0] if not e.dropped)
+
+
+@pytest.fixture
+def long(place, monkeypatch):
+    """A vault with a summary after every few lines, and what was booked in it."""
+    monkeypatch.setattr(chest, "SUMMARY_EVERY", 4)
+    return used(place)
+
+
+def change_table(place, statement, *values):
+    with unguarded_file(place) as db:
+        assert db.execute(statement, values).rowcount > 0
+
+
+def test_a_summary_that_was_edited_is_refused(place, long):
+    with unguarded_file(place) as db:
+        (content,) = db.execute("SELECT content FROM summary").fetchone()
+    facts = json.loads(content)
+    for change in (
+        {"spent": facts["spent"] // 2}, {"seq": facts["seq"] - 1}, {"hash": "00" * 32},
+        {"root": "00" * 32}, {"promised": None}, {"capacity": 2 * facts["capacity"]},
+    ):  # fmt: skip
+        change_table(place, "UPDATE summary SET content = ?", canonical(facts | change))
+        for dataset in (DATASET, None):
+            with pytest.raises(VaultRefusal, match="is damaged"):
+                Vault.open(place, dataset=dataset)
+    for nonsense in ("", "{}", "[]", "null", '{"seq":"x"}', "{" * 2_000):
+        change_table(place, "UPDATE summary SET content = ?", nonsense)
+        with pytest.raises(VaultRefusal, match="is damaged"):
+            Vault.open(place, dataset=DATASET)
+    change_table(place, "UPDATE summary SET content = ?", content)
+    with Vault.open(place, dataset=DATASET) as vault:
+        long.held_by(vault)
+
+
+def test_a_summary_of_another_version_is_not_used_and_all_lines_are_read(place, long):
+    """A key more or less: the chain is what counts, and the next write makes a new summary."""
+    with unguarded_file(place) as db:
+        facts = json.loads(db.execute("SELECT content FROM summary").fetchone()[0])
+    change_table(place, "UPDATE summary SET content = ?", canonical(facts | {"spent": 1, "new": 2}))
+    with Vault.open(place, dataset=DATASET) as vault:
+        long.held_by(vault)
+        play(vault, long, "run-c", range(4))
+    with Vault.open(place, dataset=None) as vault:
+        long.held_by(vault)
+
+
+def test_a_round_that_was_taken_out_of_the_records_is_not_answered_anew(place, long):
+    """A record that is missing, a node that is gone or older: refused, never taken for a no."""
+    with unguarded_file(place) as db:
+        leaves = db.execute("SELECT place, content FROM nodes WHERE content LIKE '{%'").fetchall()
+        summary = db.execute("SELECT content FROM summary").fetchone()[0]
+    known = {key: (name, content) for name, content in leaves for key in json.loads(content)}
+    assert json.loads(summary)["seq"] > 20
+    for t in range(6):
+        name, content = known[canonical(["turn", "run-a", t])]
+        records = json.loads(content)
+        del records[canonical(["turn", "run-a", t])]
+        for damage in (
+            ("UPDATE nodes SET content = ? WHERE place = ?", canonical(records), name),
+            ("DELETE FROM nodes WHERE place = ?", name),
+        ):
+            change_table(place, *damage)
+            for use in (
+                lambda vault, t=t: vault.find("run-a", t),
+                lambda v, t=t: book(v, t, run="run-a"),
+            ):
+                with (  # at once if the last lines need that node, else when it is asked for
+                    pytest.raises(VaultRefusal, match="is damaged"),
+                    Vault.open(place, dataset=DATASET) as vault,
+                ):
+                    use(vault)
+            with pytest.raises(VaultRefusal, match="is damaged"):
+                Vault.open(place, dataset=None)
+            with unguarded_file(place) as db:
+                db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (name, content))
+    with Vault.open(place, dataset=DATASET) as vault:
+        long.held_by(vault)
+
+
+def test_an_old_line_that_was_edited_is_not_believed(place, long):
+    """Where it is asked for; `verify` and whoever looks find it anyway."""
+    with Vault.open(place, dataset=DATASET) as vault:
+        old = vault.find("run-a", 1).seq
+        mark = Receipt(vault.id, old, vault.lines()[old - 1].hash)
+        assert vault.contains(mark)
+    with unguarded_file(place) as db:
+        payload = db.execute("SELECT payload FROM entries WHERE seq = ?", (old,)).fetchone()[0]
+    other = canonical(json.loads(payload) | {"units": [1]})
+    change_table(place, "UPDATE entries SET payload = ? WHERE seq = ?", other, old)
+    with Vault.open(place, dataset=DATASET) as vault:
+        assert vault.spent == long.spent  # the sum does not rest on it
+        for use in (lambda: vault.find("run-a", 1), lambda: vault.contains(mark), vault.lines):
+            with pytest.raises(VaultRefusal, match="is damaged"):
+                use()
+    change_table(place, "DELETE FROM entries WHERE seq = ?", old)
+    with (
+        Vault.open(place, dataset=DATASET) as vault,
+        pytest.raises(VaultRefusal, match="is damaged"),
+    ):
+        vault.contains(mark)  # no gap: no restore follows on it
+    with pytest.raises(VaultRefusal, match="is damaged"):
+        Vault.open(place, dataset=None)
+
+
+def test_old_receipts_are_known_and_a_paid_gap_stays_one(place, long, tmp_path, elsewhere):
+    with Vault.open(place, dataset=DATASET) as vault:
+        early = [Receipt(vault.id, line.seq, line.hash) for line in vault.lines()[:9]]
+    copied(place, tmp_path / "copy.vault")
+    with Vault.open(place, dataset=DATASET) as vault:
+        play(vault, long, "run-c", range(3))
+        lost = vault.receipt()
+    elsewhere()
+    restore(tmp_path / "copy.vault", receipts=[lost])
+    with Vault.open(tmp_path / "copy.vault", dataset=DATASET) as vault:
+        play(vault, Known(), "run-d", range(4))
+    for dataset in (DATASET, None):
+        with Vault.open(tmp_path / "copy.vault", dataset=dataset) as vault:
+            assert all(vault.contains(receipt) for receipt in early)
+            assert not any(vault.contains(replace(r, hash="00" * 32)) for r in early)
+            assert vault.contains(lost)
+            assert vault.contains(replace(lost, seq=lost.seq - 1, hash="00" * 32))
+
+
+def test_a_vault_of_the_first_form_opens_and_is_summed_up_once(place, monkeypatch):
+    monkeypatch.setattr(chest, "SUMMARY_EVERY", 10**9)
+    known = used(place, rounds=8)
+    make_old(place)
+    monkeypatch.undo()
+    old = place.read_bytes()
+    with Vault.open(place, dataset=None) as vault:
+        known.held_by(vault)
+    assert place.read_bytes() == old  # who looks changes nothing
+    lines = []
+    for run in ("run-c", "run-d"):
+        with monkeypatch.context() as patch, Vault.open(place, dataset=DATASET) as vault:
+            known.held_by(vault)
+            play(vault, known, run, range(1))
+            vault.close()
+            work = counted(patch)
+            Vault.open(place, dataset=DATASET).close()
+            lines.append(work.lines)
+    assert max(lines) < 10  # 41 without a summary
+    with Vault.open(place, dataset=None) as vault:
+        known.held_by(vault)
+
+
+@pytest.mark.parametrize("step", ["begun", "summarised", "inserted", "committed", "witnessed"])
+def test_the_first_write_to_an_old_vault_may_stop_anywhere(place, monkeypatch, step):
+    with monkeypatch.context() as patch:
+        patch.setattr(chest, "SUMMARY_EVERY", 10**9)
+        known = used(place, rounds=8)
+    make_old(place)
+
+    def stop(reached):
+        if reached == f"reserve: {step}":
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sottovoce.vault.steps.reached", stop)
+        vault = Vault.open(place, dataset=DATASET)
+        with pytest.raises(Stopped):
+            book(vault, 0, [5], run="run-c")
+        vault.close()
+    known.spent += 5 * (step in ("committed", "witnessed"))
+    for dataset in (None, DATASET):
+        with Vault.open(place, dataset=dataset) as vault:
+            known.held_by(vault)
+    answer_once(place)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 9)), max_size=300), st.randoms())
+def test_records_are_a_dictionary_and_their_tree_is_that_of_their_content(puts, random):
+    """Folded whenever: the same root and nodes as of all records at once."""
+    nodes, known = {}, {}
+    records = Records(nodes.get)
+    for key, value in puts:
+        assert records.get("k", key) == known.get(key)
+        records.put("k", key, value=value)
+        known[key] = value
+        if random.random() < 0.1:
+            nodes.update(records.fold()[1])
+    root, more = records.fold()
+    nodes.update(more)
+    assert all(Records(nodes.get, root).get("k", key) == known.get(key) for key in range(401))
+    at_once = Records({}.get)
+    for key, value in known.items():
+        at_once.put("k", key, value=value)
+    assert at_once.fold() == (root, nodes)
+
+
+# Uploads that nobody can ask for any more
+
+
+def acknowledge(vault, t, seen, run="run-1", units=3):
+    paid = vault.reserve(run, t, request(run, t), [units], server="s", facts={}, acknowledged=seen)
+    vault.store(paid, f"{run} {t}".encode() * 50)
+    return Receipt.from_json(paid.receipt.to_json())  # as it leaves, with the answer
+
+
+def uploads_in(place):
+    with sqlite3.connect(place) as db:
+        return {tuple(row) for row in db.execute("SELECT run, t FROM uploads").fetchall()}
+
+
+def test_an_upload_is_dropped_when_a_later_answer_was_acknowledged(vault, place):
+    seen, last = None, None
+    for t in (0, 1, 3, 4, 7):  # a client is not in every cohort
+        seen, last = acknowledge(vault, t, seen), seen
+    spent, receipt = vault.spent, vault.receipt()
+    for t, there in ((0, False), (1, False), (3, False), (4, True), (7, True)):
+        entry = vault.find("run-1", t)
+        assert (entry.upload is not None, entry.dropped) == (there, not there)
+        assert entry.request_hash == request("run-1", t)
+        with pytest.raises(RoundAnswered):
+            book(vault, t)
+    assert (vault.spent, vault.receipt()) == (spent, receipt)
+    assert vault.contains(last)
+    vault.close()
+    assert uploads_in(place) == {("run-1", 4), ("run-1", 7)}
+    assert b"run-1 0run-1 0" not in place.read_bytes()  # overwritten, not only unlinked
+    with Vault.open(place, dataset=None) as vault:
+        assert [vault.find("run-1", t).dropped for t in (0, 1, 3, 4, 7)] == [True] * 3 + [False] * 2
+
+
+def test_what_no_answer_of_the_run_acknowledges_drops_nothing(vault, place):
+    """Receipts of greetings, of other runs, of burnt debits, made up, too old, too early."""
+    first = [acknowledge(vault, t, None) for t in range(4)]
+    burnt = book(vault, 9, [3]).receipt
+    greeting = vault.receipt()
+    other = acknowledge(vault, 5, None, run="run-2")
+    stored = replace(first[2], seq=first[2].seq + 1, hash=vault.lines()[first[2].seq].hash)
+    made_up = replace(first[3], hash="00" * 32)
+    for t, seen in enumerate((burnt, greeting, other, stored, made_up, None), 10):
+        acknowledge(vault, t, seen)
+    # The answer to round 3 is acknowledged by who asks for a round before it, or for that one.
+    vault.reserve("run-1", 4, request("run-1", 4), [3], server="s", facts={}, acknowledged=other)
+    acknowledge(vault, 2, first[3], run="run-3")
+    vault.close()
+    kept = {("run-1", t) for t in (*range(4), *range(10, 16))}
+    assert uploads_in(place) == kept | {("run-2", 5), ("run-3", 2)}
+
+
+def test_a_receipt_that_is_older_than_the_last_one_drops_nothing_more(vault, place):
+    seen = [acknowledge(vault, t, None) for t in (5, 6, 7)]
+    acknowledge(vault, 8, seen[1])  # 5 goes
+    late = acknowledge(vault, 3, None)  # asked out of order, and answered after 6 was
+    acknowledge(vault, 9, seen[0])
+    acknowledge(vault, 10, late)
+    assert [vault.find("run-1", t).dropped for t in (3, 5, 6, 7)] == [False, True, False, False]
+    acknowledge(vault, 11, seen[2])
+    assert [vault.find("run-1", t).dropped for t in (3, 5, 6, 7)] == [False, True, True, False]
+    vault.close()
+    with Vault.open(place, dataset=None) as again:
+        assert again.find("run-1", 3).upload == b"run-1 3" * 50
+
+
+def test_many_old_uploads_are_dropped_a_few_at_a_write(vault, place):
+    seen = [acknowledge(vault, t, None) for t in range(2 * journal.MOST_DROPPED + 3)]
+    last = len(seen)
+    acknowledge(vault, last, seen[-1])
+    assert all(vault.find("run-1", t).dropped for t in range(last - 1))  # said at once
+    vault.close()
+    assert len(uploads_in(place)) == len(seen) + 1 - journal.MOST_DROPPED
+    with Vault.open(place, dataset=DATASET) as vault:
+        newest = vault.find("run-1", last)
+        mark = Receipt(vault.id, newest.seq, vault.lines()[newest.seq - 1].hash)
+        mark = acknowledge(vault, last + 1, mark)
+        acknowledge(vault, last + 2, mark)
+    assert uploads_in(place) == {("run-1", t) for t in range(last + 1, last + 3)}
+    Vault.open(place, dataset=None).close()
+
+
+def test_the_file_stops_growing_by_uploads(place):
+    size, seen = {}, None
+    with Vault.create(place, POLICY, dataset=DATASET) as vault:
+        for t in range(60):
+            paid = vault.reserve("r", t, request("r", t), [3], server="s", facts={},
+                                 acknowledged=seen)  # fmt: skip
+            seen = paid.receipt
+            vault.store(paid, os.urandom(100_000))
+            size[t] = place.stat().st_size
+    assert size[59] - size[9] < 2 * 100_000  # lines and records: 3 kB a round
+    assert size[59] > 2 * 100_000
 
 
 # Fingerprints

@@ -47,6 +47,8 @@ def test_killed_at_every_step_and_at_random_a_client_debits_what_it_releases(tmp
     assert told["messages"] >= told["rounds"] >= 50
     assert told["rounds with two answers"] == 0
     assert told["answers that are not stored"] == 0
+    assert told["uploads dropped"] > told["rounds"] // 2
+    assert told["dropped too early"] == 0
     assert told["debited"] >= told["released"] > 0
     assert told["reserves"] > told["rounds"]  # some were burnt, none refunded
 
@@ -113,9 +115,10 @@ MUTANTS = {
     ),
     "the witness before the vault": (
         "chest.py",
-        "                self._journal.append(lines, kind, upload)\n",
+        "                self._journal.append(lines, kind, upload, summary=summary, drop=drop)\n",
         "                witness.write(self.path, Receipt(self.books.id, lines[-1].seq, "
-        "lines[-1].hash, 0), kind)\n                self._journal.append(lines, kind, upload)\n",
+        "lines[-1].hash, 0), kind)\n"
+        "                self._journal.append(lines, kind, upload, summary=summary, drop=drop)\n",
     ),
 }
 

@@ -4,8 +4,10 @@
 
 First one client dies at each named step; then half of them at a step drawn at random, the others
 whenever the signal comes. The server asks for the rounds it has no answer to, and now and then for
-an old one. A careless client sends before it stores, to show that this would be noticed. Nothing is
-imported that starts threads, so that forking is safe.
+an old one. What it has got it acknowledges, and the vault drops what came before: asked again for
+such a round, the client says nothing. Summaries are made every few lines, so that deaths meet them.
+A careless client sends before it stores, to show that this would be noticed. Nothing is imported
+that starts threads, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 from vault_play import DATASET, POLICY, request
 
 from sottovoce.errors import VaultRefusal
-from sottovoce.vault import Vault, steps
+from sottovoce.vault import Entry, Receipt, Vault, chest, steps
 
 UNITS = 1_000_003
 ROUNDS = 400  # of one run
@@ -38,9 +40,11 @@ Moment = tuple[str, int]  # die when this step is reached for the (n+1)-th time
 
 
 def client(
-    path: Path, ask: list[tuple[str, int]], out: int, die_at: Moment | None, careless: bool
-) -> None:
+    path: Path, ask: list[tuple[str, int]], seen: Receipt | None, out: int,
+    die_at: Moment | None, careless: bool,
+) -> None:  # fmt: skip
     """Open the vault and answer rounds until killed: reserve → compute → store → send."""
+    chest.SUMMARY_EVERY = 3
     if die_at is not None:
         left = Counter({die_at[0]: die_at[1]})
 
@@ -56,30 +60,38 @@ def client(
     with Vault.open(path, dataset=DATASET) as vault:
         for run, t in ask:
             found = vault.find(run, t)
+            if found is not None and found.dropped:
+                continue
             if found is not None and found.upload is not None:
-                upload = found.upload
+                upload, place = found.upload, found.seq
+                seen = Receipt(vault.id, place, vault._chest.line(place).hash)
             elif careless:
                 upload = os.urandom(200)
-                os.write(out, _told(run, t, upload))
+                os.write(out, _told(run, t, upload, vault.receipt()))
                 paid = vault.reserve(run, t, request(run, t), [UNITS], server="s", facts={})
                 vault.store(paid, upload)
                 continue
             else:
-                paid = vault.reserve(run, t, request(run, t), [UNITS], server="s", facts={})
+                paid = vault.reserve(
+                    run, t, request(run, t), [UNITS], server="s", facts={}, acknowledged=seen
+                )
+                seen = paid.receipt  # of the answer that leaves next
                 steps.reached("reserved")
                 upload = os.urandom(200)  # fresh noise: never the same twice
                 vault.store(paid, upload)
                 steps.reached("stored")
-            os.write(out, _told(run, t, upload))
+            os.write(out, _told(run, t, upload, seen))
 
 
-def _told(run: str, t: int, upload: bytes) -> bytes:
-    return f"{run} {t} {hashlib.sha256(upload).hexdigest()}\n".encode()
+def _told(run: str, t: int, upload: bytes, receipt: Receipt) -> bytes:
+    place = f"{receipt.vault} {receipt.seq} {receipt.hash}"
+    return f"{run} {t} {hashlib.sha256(upload).hexdigest()} {place}\n".encode()
 
 
 def lifetime(
-    path: Path, ask: list[tuple[str, int]], die_at: Moment | None, delay: float, careless: bool
-) -> tuple[list[str], str]:
+    path: Path, ask: list[tuple[str, int]], seen: Receipt | None, die_at: Moment | None,
+    delay: float, careless: bool,
+) -> tuple[list[str], str]:  # fmt: skip
     """Fork one client, let it die, and return the lines that left it and how it died."""
     readable, writable = os.pipe()
     child = os.fork()
@@ -87,7 +99,7 @@ def lifetime(
         code = 1
         try:
             os.close(readable)
-            client(path, ask, writable, die_at, careless)
+            client(path, ask, seen, writable, die_at, careless)
             code = 0
         except VaultRefusal as no:
             os.write(2, f"{no}\n".encode())
@@ -113,7 +125,7 @@ def kill_and_look(
     path = folder / "ward.vault"
     answers: dict[tuple[str, int], set[str]] = {}
     deaths: Counter[str] = Counter()
-    left, turn, missed = 0, list(IN_TURN), []
+    left, turn, missed, seen = 0, list(IN_TURN), [], None
     while deaths["killed"] < kills:
         fresh = [divmod(len(answers) + i, ROUNDS) for i in range(6)]
         ask = [(f"run-{run}", t) for run, t in fresh]
@@ -124,18 +136,19 @@ def kill_and_look(
             moment = (turn[0], 0)
         elif rng.random() < 0.5:
             moment = (rng.choice((*SERVING, *BETWEEN)), rng.choice((0, 0, 1, 3)))
-        lines, died = lifetime(path, ask, moment, rng.uniform(0, 0.04), careless)
+        lines, died = lifetime(path, ask, seen, moment, rng.uniform(0, 0.04), careless)
         deaths[died] += 1
         if turn and died != "killed":
             missed.append(turn[0])
         turn = turn[1:]
         for line in lines:
-            run, t, digest = line.split()
+            run, t, digest, vault_id, seq, mark = line.split()
+            seen = Receipt(vault_id, int(seq), mark)
             answers.setdefault((run, int(t)), set()).add(digest)
             left += 1
         if died == "exit 1":
             break
-    with Vault.open(path, dataset=DATASET) as vault:
+    with Vault.open(path, dataset=None) as vault:  # the whole chain, and its summary
         stored = {place: vault.find(*place) for place in answers}
         return {
             "deaths": dict(deaths),
@@ -144,15 +157,29 @@ def kill_and_look(
             "rounds": len(answers),
             "rounds with two answers": sum(len(found) > 1 for found in answers.values()),
             "answers that are not stored": sum(
-                entry is None
-                or entry.upload is None
-                or {hashlib.sha256(entry.upload).hexdigest()} != answers[place]
+                {vault._books.turn(*place).sha256} != answers[place]
+                or (not entry.dropped and entry.upload is None)
+                if entry is not None
+                else True
                 for place, entry in stored.items()
             ),
+            "uploads dropped": sum(e is not None and e.dropped for e in stored.values()),
+            "dropped too early": _too_early(stored),
             "released": UNITS * sum(map(len, answers.values())),
             "debited": vault.spent,
             "reserves": sum(1 for _ in vault.entries()),
         }
+
+
+def _too_early(stored: dict[tuple[str, int], Entry | None]) -> int:
+    """Count the runs whose newest answer is gone: nobody has acknowledged it."""
+    newest: dict[str, list[int]] = {}
+    for run, t in stored:
+        newest.setdefault(run, []).append(t)
+    return sum(
+        entry is not None and entry.dropped and t == max(newest[run])
+        for (run, t), entry in stored.items()
+    )
 
 
 if __name__ == "__main__":

@@ -142,6 +142,41 @@ def upload_deleted(path: Path, rng: random.Random) -> None:
         db.execute("DELETE FROM uploads WHERE t = ?", (rng.randrange(6),))
 
 
+def summary_edited(path: Path, rng: random.Random) -> None:
+    """A number of the summary made smaller, or the one of an older state put in its place."""
+    with unguarded_file(path) as db:
+        (content,) = db.execute("SELECT content FROM summary").fetchone()
+        facts = json.loads(content)
+        older = sqlite3.connect(rng.choice(_states(path)))
+        found = older.execute("SELECT content FROM summary").fetchone()
+        older.close()
+        facts[rng.choice(("spent", "seq", "capacity"))] //= 2
+        content = found[0] if found and rng.random() < 0.5 else canonical(facts)
+        db.execute("UPDATE summary SET content = ?", (content,))
+
+
+def summary_deleted(path: Path, rng: random.Random) -> None:
+    """No summary: then all lines count."""
+    with unguarded_file(path) as db:
+        db.execute("DELETE FROM summary")
+
+
+def record_edited(path: Path, rng: random.Random) -> None:
+    """A round or a run forgotten, or a node of an older state."""
+    with unguarded_file(path) as db:
+        places = db.execute("SELECT place, content FROM nodes WHERE content LIKE '{%'").fetchall()
+        place, content = rng.choice(places)
+        records = json.loads(content)
+        del records[rng.choice(list(records))]
+        db.execute("UPDATE nodes SET content = ? WHERE place = ?", (canonical(records), place))
+
+
+def record_deleted(path: Path, rng: random.Random) -> None:
+    with unguarded_file(path) as db:
+        places = db.execute("SELECT place FROM nodes").fetchall()
+        db.execute("DELETE FROM nodes WHERE place = ?", rng.choice(places))
+
+
 def unguarded(path: Path, rng: random.Random) -> None:
     """The guards against changes taken away, and nothing else."""
     db = sqlite3.connect(path)
@@ -153,6 +188,7 @@ KINDS: tuple[Damage, ...] = (
     flip, flip, flip, flip, flip, flip, truncate, truncate, blank, blank, shift, older, clone,
     old_clone, other_vault, no_witness, broken_witness, empty_witness, lying_witness, gone,
     emptied, row, rehashed, rehashed_and_cut, deleted, upload_swapped, upload_deleted, unguarded,
+    summary_edited, summary_deleted, record_edited, record_deleted,
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from unittest import mock
 from vault_play import DATASET, POLICY, request
 
 from sottovoce.errors import VaultRefusal
-from sottovoce.vault import Vault
+from sottovoce.vault import Receipt, Vault, chest
 
 SHIM = Path(__file__).with_name("vault_power.c")
 NAME, MARKS = "ward.vault", "marks"
@@ -41,7 +41,8 @@ def work(folder: Path, rounds: int) -> None:
     def told(text: str) -> None:
         os.write(marks, f"{text}\n".encode())
 
-    path = folder / NAME
+    path, seen = folder / NAME, None
+    chest.SUMMARY_EVERY = 3  # so that cuts meet summaries as well
     Vault.create(path, POLICY, dataset=DATASET).close()
     told("made")
     for t in range(rounds):
@@ -49,8 +50,11 @@ def work(folder: Path, rounds: int) -> None:
             if t % 4 == 3:
                 vault.reserve("run", t, request("run", t), [UNITS], server="s", facts={})
                 told("debit")
-            paid = vault.reserve("run", t, request("run", t), [UNITS], server="s", facts={})
+            paid = vault.reserve(
+                "run", t, request("run", t), [UNITS], server="s", facts={}, acknowledged=seen
+            )
             told("debit")
+            seen = Receipt.from_json(paid.receipt.to_json())  # leaves with the answer
             upload = hashlib.sha512(f"{t}".encode()).digest() * (1 + 20 * (t % 5))
             vault.store(paid, upload)
             told(f"left {t} {hashlib.sha256(upload).hexdigest()}")
@@ -222,6 +226,10 @@ def look(folder: Path, disk: Disk, image: dict[str, bytes], where: str) -> str:
             for t, digest in disk.left.items():
                 entry = vault.find("run", t)
                 assert entry is not None, f"an upload that left is unknown {where}"
+                assert vault._books.turn("run", t).sha256 == digest
+                if entry.dropped:
+                    assert t < max(disk.left), f"an upload that may be asked is gone {where}"
+                    continue
                 assert entry.upload is not None, f"an upload that left is not stored {where}"
                 assert hashlib.sha256(entry.upload).hexdigest() == digest
             # It goes on unattended, and a round that was answered has no second answer.

@@ -19,6 +19,8 @@ def test_ten_thousand_kills(tmp_path, seed):
     assert set(told["deaths"]) <= {"killed", "exit 0"}
     assert told["rounds with two answers"] == 0
     assert told["answers that are not stored"] == 0
+    assert told["uploads dropped"] > 0
+    assert told["dropped too early"] == 0
     assert told["debited"] >= told["released"] > 0
 
 

@@ -158,6 +158,8 @@ def _answer(request: Request, node: Node) -> bytes:
                 raise Declined("replay", "this round was asked with another model or other terms")
             if before.upload is not None:
                 return before.upload
+            if before.dropped:
+                raise Declined("replay", "this round's answer was received and is kept no longer")
         if own is not None:  # on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
             gradients.require_rows(own, params, policy.samples, request.form.features)
@@ -177,6 +179,7 @@ def _answer(request: Request, node: Node) -> bytes:
                 "loss_bound": request.loss_bound,
                 "loss_noise": paid.loss_noise,
             },
+            acknowledged=request.receipt,
         )
         lens = request.form.seen
         upload = client.release(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import VaultRefusal
+from sottovoce.vault.books import Turn
 from sottovoce.vault.chest import Chest, require_there
 
 
@@ -57,7 +58,7 @@ def verify(path: str | Path) -> Verified:
     require_there(Path(path))
     checks: list[Check] = []
     try:
-        chest = Chest.open(Path(path))
+        chest = Chest.open(Path(path), whole=True)
     except VaultRefusal as no:
         return Verified(
             str(path), (Check("chain", "lock, form, and the hashes of its lines", str(no)),)
@@ -71,12 +72,16 @@ def verify(path: str | Path) -> Verified:
                 None,
             )
         )
-        stored = [turn.stored for turn in chest.books.turns.values() if turn.stored is not None]
+        books = chest.books
+        answers = list(books.stored())
+        stored = [turn for run, t, turn in answers if not books.is_dropped(run, t)]
+        dropped = len(answers) - len(stored)
         for name, looks, look in (
             ("pages", "SQLite's own check of the file", chest.check_pages),
             (
                 "uploads",
-                f"{len(stored):,} stored uploads, byte by byte",
+                f"{len(stored):,} stored uploads, byte by byte"
+                + (f"; {dropped:,} were acknowledged and dropped" if dropped else ""),
                 lambda: _all(chest, stored),
             ),
             ("witness", "whether a newer state is known", chest.require_witnessed),
@@ -90,6 +95,6 @@ def verify(path: str | Path) -> Verified:
     return Verified(str(path), tuple(checks))
 
 
-def _all(chest: Chest, stored: list[int]) -> None:
-    for seq in stored:
-        chest.upload(seq)
+def _all(chest: Chest, stored: list[Turn]) -> None:
+    for turn in stored:
+        chest.upload(turn)

@@ -18,7 +18,7 @@ from sottovoce.vault.witness import Receipt, sync_folder
 def backup(path: str | Path, out: str | Path) -> Receipt:
     """Write a backup of the newest state to a new file; how far the vault has come in it."""
     target = real(Path(out))
-    with closing(Chest.open(Path(path))) as chest:
+    with closing(Chest.open(Path(path), whole=True)) as chest:
         chest.require_newest(reading=True)
         if target.exists():
             raise VaultRefusal(f"{target} exists already; name another file for the backup")

@@ -11,27 +11,32 @@ import os
 import stat
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sottovoce.errors import VaultRefusal
+from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.vault import lock, steps, witness
-from sottovoce.vault.books import Books
+from sottovoce.vault.books import Books, Turn
 from sottovoce.vault.chain import GENESIS, Line, chained, salted
 from sottovoce.vault.fingerprint import sha256
 from sottovoce.vault.journal import Journal
+from sottovoce.vault.records import Records
 from sottovoce.vault.witness import Place, Receipt
+
+SUMMARY_EVERY = 32  # lines: so many, and those of one write, are read at an opening
 
 
 class Chest:
     """An open vault file with its lock and witness; `Chest.open` reads and checks the chain."""
 
-    def __init__(self, path: Path, held: int, journal: Journal, books: Books) -> None:
+    def __init__(self, path: Path, held: int, journal: Journal, books: Books, summed: int) -> None:
         self.path, self.books = path, books
         self._held, self._journal = held, journal
         self._owner, self._usable = os.getpid(), True
         self._inode = path.stat().st_ino
+        self._summed = summed  # the line up to which there is a summary
         self.alone = threading.RLock()  # one thread at a time, from the check to the write
 
     @staticmethod
@@ -68,10 +73,11 @@ class Chest:
             os.close(held)
 
     @classmethod
-    def open(cls, path: Path, *, wait: float = 0.0) -> Self:
-        """Lock and read a vault: the whole chain is checked, not yet whether it is the newest.
+    def open(cls, path: Path, *, wait: float = 0.0, whole: bool = False) -> Self:
+        """Lock and read a vault: its chain is checked, not yet whether it is the newest.
 
-        Where another process has it, `wait` is for how many seconds that may go on.
+        The lines after the newest summary are read, all of them if it has none or if the `whole`
+        is asked for. Where another process has it, `wait` is for how many seconds that may go on.
         """
         path = real(path)
         require_there(path)  # before a lock file is left where there is no vault
@@ -80,19 +86,14 @@ class Chest:
             require_there(path)
             journal = Journal.open(path)
             try:
-                books = Books()
-                for line in journal.lines():
-                    books.add(line)
-                if books.seq == 0:
-                    raise VaultRefusal(f"{path} is damaged (it has no lines); put its backup back")
-                _require_uploads(path, journal, books)
+                books, summed = _read(path, journal, whole)
             except BaseException:
                 journal.close()
                 raise
         except BaseException:
             os.close(held)
             raise
-        return cls(path, held, journal, books)
+        return cls(path, held, journal, books, summed)
 
     def close(self) -> None:
         """Give the vault back; closing twice is no matter."""
@@ -124,12 +125,10 @@ class Chest:
             self.require_usable()
             if place.vault != self.books.id or type(place.seq) is not int:
                 return False
-            if any(first <= place.seq <= last for first, last in self.books.gaps):
-                return True
             if not 1 <= place.seq <= self.books.seq:
                 return False
             line = self._journal.line(place.seq)
-            return line is not None and line.hash == place.hash
+            return self._journal.has_gap(place.seq) if line is None else line.hash == place.hash
 
     def is_copy(self) -> bool:
         """Whether this file is another one than the vault was made, moved or restored as.
@@ -216,22 +215,31 @@ class Chest:
         entries: Sequence[tuple[str, dict[str, Any]]],
         *,
         upload: tuple[str, int, bytes] | None = None,
+        drop: tuple[str, int, int] | None = None,
         seq: int | None = None,
     ) -> Receipt:
-        """Add entries in one write: durable, witnessed and in the books when this returns."""
+        """Add entries in one write: durable, witnessed and in the books when this returns.
+
+        Every so many lines the write begins with a summary of all lines before it.
+        """
         with self.alone:
             self.require_usable()
             steps.reached(f"{kind}: begun")
             lines: list[Line] = []
             prev, place, now = self.books.hash, seq or self.books.seq + 1, _now()
+            self._usable = False  # until all of it has succeeded
+            summary, mark = None, dict[str, Any]()
+            if self.books.seq - self._summed >= SUMMARY_EVERY:
+                summary, self._summed = self.books.summary(), self.books.seq
+                mark = {"summary": sha256(summary[0].encode())}
             for number, (what, facts) in enumerate(entries):
+                facts = facts if number else {**facts, **mark}
                 lines.append(chained(prev, place + number, now, what, salted(facts)))
                 prev = lines[-1].hash
-            self._usable = False  # until all of it has succeeded
             try:
                 if self.path.stat().st_ino != self._inode:
                     raise VaultRefusal(f"{self.path} was replaced while it was in use; look why")
-                self._journal.append(lines, kind, upload)
+                self._journal.append(lines, kind, upload, summary=summary, drop=drop)
                 steps.reached(f"{kind}: committed")
                 for line in lines:
                     self.books.add(line)
@@ -242,13 +250,17 @@ class Chest:
             steps.reached(f"{kind}: witnessed")
             return self.receipt()
 
-    def line(self, seq: int) -> Line:
-        """One line that the books know of."""
+    def line(self, seq: int) -> Line | None:
+        """One line by its number."""
         with self.alone:
             self.require_usable()
-            line = self._journal.line(seq)
-        if line is None:
-            raise VaultRefusal(f"{self.path} is damaged (line {seq} is gone); put its backup back")
+            return self._journal.line(seq)
+
+    def reserve_of(self, turn: Turn) -> Line:
+        """The line of a round's newest reserve, as the books know it."""
+        line = self.line(turn.reserve)
+        if line is None or line.hash != turn.hash:
+            self._journal.refuse_damaged(f"line {turn.reserve} is not the one that was booked")
         return line
 
     def lines(self) -> list[Line]:
@@ -257,11 +269,16 @@ class Chest:
             self.require_usable()
             return list(self._journal.lines())
 
-    def upload(self, seq: int) -> bytes:
-        """The bytes stored with a line, held against the line's hash."""
+    def upload(self, turn: Turn) -> bytes:
+        """The bytes stored for a round, checked against the hash in the books."""
+        assert turn.stored is not None
         with self.alone:
-            facts, content = self.line(seq).facts, self._journal.upload(seq)
-        require_same(self.path, seq, content, facts)
+            self.require_usable()
+            content = self._journal.upload(turn.stored)
+        if sha256(content) != turn.sha256:
+            self._journal.refuse_damaged(
+                f"the upload of line {turn.stored} is not the one that was stored"
+            )
         return content
 
     def check_pages(self) -> None:
@@ -296,16 +313,6 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def require_same(path: Path, seq: int, content: bytes, facts: dict[str, Any]) -> None:
-    """A refusal if stored bytes are not those that their line names."""
-    same = sha256(content) == facts["sha256"]
-    if not same or len(content) != facts["size"]:
-        raise VaultRefusal(
-            f"{path} is damaged (the upload of line {seq} is not the one that was stored); put "
-            f"its backup back and run `sottovoce ledger rebind {path.name} --restored`"
-        )
-
-
 def _require_unused(path: Path) -> None:
     """No vault was ever in use under this name, as far as the folder tells."""
     if path.exists() or path.with_name(path.name + "-journal").exists():
@@ -336,14 +343,55 @@ def require_there(path: Path) -> None:
         raise VaultRefusal(f"{path} has a second name (a hard link); remove one of the two")
 
 
-def _require_uploads(path: Path, journal: Journal, books: Books) -> None:
-    """The stored uploads are those of the lines: not one more, not one less."""
-    told = {turn.stored: place for place, turn in books.turns.items() if turn.stored is not None}
-    if journal.answered() != told:
-        raise VaultRefusal(
-            f"{path} is damaged (its uploads are not those of its lines); put its backup back and "
-            f"run `sottovoce ledger rebind {path.name} --restored`"
-        )
+def _read(path: Path, journal: Journal, whole: bool) -> tuple[Books, int]:
+    """Add the lines up, from the newest summary on or all of them; and how far the summary goes.
+
+    The first line after a summary holds its hash: an edited one does not fit the chain, and where
+    lines were taken away there is none after it. That the chain is the newest, the witnesses say.
+    """
+    content = journal.summary()
+    try:
+        earlier = None if content is None else Books.from_summary(content, journal.node)
+    except (ValueError, TypeError, KeyError, InputError, RecursionError):
+        journal.refuse_damaged("its summary cannot be read")
+    summed = 0 if earlier is None else earlier.seq  # one of another version counts as none
+    books = earlier
+    if books is None or whole:
+        books = Books(records=Records(journal.node))
+    complete, confirmed, books.line = books.seq == 0, earlier is None, journal.line
+    for line in journal.lines(books.seq, books.hash):
+        if earlier is not None and content is not None and books.seq == summed:
+            confirmed = line.facts.get("summary") == sha256(content.encode())
+            if whole:
+                _require_summary(journal, books, content)
+        books.add(line)
+    if not confirmed:
+        journal.refuse_damaged("its summary is not that of its lines")
+    if books.seq == 0:
+        raise VaultRefusal(f"{path} is damaged (it has no lines); put its backup back")
+    if complete:
+        _require_uploads(journal, books)
+    return books, summed
+
+
+def _require_summary(journal: Journal, books: Books, content: str) -> None:
+    """Refuse a summary, or a tree of its records, that is not what all lines up to it add up to."""
+    copy = replace(books, records=Records(lambda _: None))
+    copy.records.changed = dict(books.records.changed)
+    made, nodes = copy.summary()
+    if made != content or any(journal.node(place) != node for place, node in nodes.items()):
+        journal.refuse_damaged("its summary is not that of its lines")
+
+
+def _require_uploads(journal: Journal, books: Books) -> None:
+    """The stored uploads are those of the lines: not one more, and only dropped ones less."""
+    expected = {turn.stored: (run, t) for run, t, turn in books.stored()}
+    found = journal.answered()
+    missing = [place for seq, place in expected.items() if seq not in found]
+    if any(expected.get(seq) != place for seq, place in found.items()) or not all(
+        books.is_dropped(*place) for place in missing
+    ):
+        journal.refuse_damaged("its uploads are not those of its lines")
 
 
 def _now() -> str:

@@ -90,7 +90,7 @@ def restore(
     """
     if burn_rest and nothing_since:
         raise InputError("--burn-rest and --nothing-since exclude each other; give one of the two")
-    with closing(Chest.open(Path(path))) as chest:
+    with closing(Chest.open(Path(path), whole=True)) as chest:
         books, seen = chest.books, witness.read(chest.path)
         known = witness.read_kept(books.id)
         proofs = [*receipts, *(proof for proof in (seen, known) if proof is not None)]

@@ -16,8 +16,16 @@ STEPS = (
     *(
         f"{kind}: {moment}"
         for kind in WRITES
-        for moment in ("begun", "inserted", "committed", "witness written", "witnessed")
+        for moment in (
+            "begun",
+            "summarised",
+            "inserted",
+            "committed",
+            "witness written",
+            "witnessed",
+        )
     ),
+    "reserve: dropped",
 )
 
 

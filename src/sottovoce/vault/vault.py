@@ -53,6 +53,7 @@ class Entry:
     server: str
     facts: Mapping[str, Any]
     upload: bytes | None
+    dropped: bool = False  # answered; its server has the upload, and this ledger only its hash
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,12 @@ or make one with `sottovoce ledger create`
     def open(cls, path: str | Path, *, dataset: str | None, wait: float = 0.0) -> Self:
         """Open, lock and check a vault; `None` for the data set opens it for reading only.
 
+        For reading the whole chain is checked, for use what came after its newest summary.
         `wait` is how many seconds another process may still have it.
         """
         if dataset is not None:
             require_dataset(dataset)
-        chest = Chest.open(Path(path), wait=wait)
+        chest = Chest.open(Path(path), wait=wait, whole=dataset is None)
         try:
             chest.require_newest(reading=dataset is None)
             if dataset is not None and dataset != chest.books.dataset:
@@ -226,6 +228,14 @@ or make one with `sottovoce ledger create`
         """The most units one turn may book, all its releases together: 1/floor² in μ²."""
         return min(FULL, most_units(self.policy.floor, self._books.capacity))
 
+    def spent_by_run(self, run: str) -> int:
+        """Units booked by one run."""
+        return self._books.spent_by_run(run)
+
+    def spent_by_server(self, server: str) -> int:
+        """Units booked for what one server asked, by the name that it gave."""
+        return self._books.spent_by_server(server)
+
     def tank(self, run: str) -> Tank:
         """The fuel as this run sees it: `spent` by all runs, `debits` by this one.
 
@@ -234,7 +244,7 @@ or make one with `sottovoce ledger create`
         """
         with self._chest.alone:
             books, withheld = self._books, FULL - self.limit
-            known = books.runs.get(run)
+            known = books.run(run)
             opened = books.spent if known is None else known.opened
             return Tank(
                 capacity=np.array(books.capacity, dtype=np.float64),
@@ -247,12 +257,13 @@ or make one with `sottovoce ledger create`
         """The stored answer of a round, else its newest reserve, else nothing."""
         with self._chest.alone:
             self._chest.require_usable()
-            turn = self._books.turns.get((run, t))
+            turn = self._books.turn(run, t)
             if turn is None:
                 return None
-            line = self._chest.line(turn.reserve)
-            upload = None if turn.stored is None else self._chest.upload(turn.stored)
-            return _entry(line, upload)
+            dropped = self._books.is_dropped(run, t)
+            kept = turn.stored is not None and not dropped
+            upload = self._chest.upload(turn) if kept else None
+            return _entry(self._chest.reserve_of(turn), upload, dropped)
 
     def reserve(
         self,
@@ -263,8 +274,13 @@ or make one with `sottovoce ledger create`
         *,
         server: str,
         facts: Mapping[str, Any],
+        acknowledged: Place | None = None,
     ) -> Reservation:
-        """Book a turn, one debit a release: all of it or nothing, durable when this returns."""
+        """Book a turn, one debit a release: all of it or nothing, durable when this returns.
+
+        `acknowledged` is the newest receipt that the server has. If it came with the answer to an
+        earlier round of this run, the uploads of the rounds before that one are dropped.
+        """
         paid = _checked(run, t, request_hash, units, server, facts)
         with self._chest.alone:
             self._require_writable()
@@ -279,7 +295,7 @@ or make one with `sottovoce ledger create`
                     f"a turn's releases must be worth no more than one of σ/Δ = {policy.floor:g}; "
                     "ask for more noise or fewer steps"
                 )
-            turn = books.turns.get((run, t))
+            turn = books.turn(run, t)
             if turn is not None and turn.stored is not None:
                 raise RoundAnswered(
                     f"round {t} of run {run} has its answer already; send the stored one again"
@@ -289,7 +305,7 @@ or make one with `sottovoce ledger create`
                     "the privacy budget has not enough left for this release; nothing was booked"
                 )
             entries: list[tuple[str, dict[str, Any]]] = []
-            if run not in books.runs:
+            if books.run(run) is None:
                 entries.append(("run", {"run": run, "server": server}))
             booking = {
                 "run": run,
@@ -299,10 +315,27 @@ or make one with `sottovoce ledger create`
                 "server": server,
                 "facts": dict(facts),
             }
-            receipt = self._chest.append("reserve", [*entries, ("reserve", booking)])
+            drop = self._acknowledged(run, t, acknowledged)
+            if drop is not None:
+                booking["acknowledged"] = drop[1:]
+            receipt = self._chest.append("reserve", [*entries, ("reserve", booking)], drop=drop)
             reservation = Reservation(self.id, receipt.seq, run, t, request_hash, paid, receipt)
             self._live[reservation.seq] = reservation
             return reservation
+
+    def _acknowledged(self, run: str, t: int, seen: Place | None) -> tuple[str, int, int] | None:
+        """Return which uploads a receipt lets go: those of its run before its round and its line.
+
+        The hash of a reserve's line leaves with the one answer that was made under it (each line
+        has a secret salt), so who knows it has that answer, and asks for a later round.
+        """
+        if seen is None or not self.contains(seen):
+            return None
+        line = self._chest.line(seen.seq)
+        if line is None or line.kind != "reserve" or line.facts["run"] != run:
+            return None
+        before = line.facts["t"]
+        return (run, before, seen.seq) if self._books.may_drop(run, t, before, seen.seq) else None
 
     def store(self, reservation: Reservation, upload: bytes) -> Receipt:
         """Keep a reservation's upload: durable when this returns, and only then may it leave."""
@@ -317,7 +350,8 @@ or make one with `sottovoce ledger create`
                     "reserve anew, which books anew"
                 )
             run, t = reservation.run, reservation.t
-            if self._books.turns[run, t].stored is not None:
+            turn = self._books.turn(run, t)
+            if turn is not None and turn.stored is not None:
                 raise RoundAnswered(
                     f"round {t} of run {run} has its answer already; send the stored one again"
                 )
@@ -367,7 +401,7 @@ or make one with `sottovoce ledger create`
         """Every reserve from the first, answered or burnt; uploads are not read."""
         for line in self._chest.lines():
             if line.kind == "reserve":
-                yield _entry(line, None)
+                yield _entry(line)
 
     def lines(self) -> list[Line]:
         """The chain itself, from the first line."""
@@ -375,7 +409,7 @@ or make one with `sottovoce ledger create`
 
     def answered(self, run: str, t: int) -> int | None:
         """The line of the reserve that a round's stored upload was made under, if it has one."""
-        turn = self._books.turns.get((run, t))
+        turn = self._books.turn(run, t)
         return None if turn is None or turn.stored is None else turn.reserve
 
     def _require_writable(self) -> None:
@@ -395,7 +429,7 @@ def require_dataset(dataset: object) -> None:
         )
 
 
-def _entry(line: Line, upload: bytes | None) -> Entry:
+def _entry(line: Line, upload: bytes | None = None, dropped: bool = False) -> Entry:
     facts = line.facts
     return Entry(
         seq=line.seq,
@@ -407,6 +441,7 @@ def _entry(line: Line, upload: bytes | None) -> Entry:
         server=facts["server"],
         facts=facts["facts"],
         upload=upload,
+        dropped=dropped,
     )
 
 
