@@ -226,6 +226,32 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
         other.join()
 
 
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_a_run_has_finished_when_its_record_says_so(tmp_path, monkeypatch, status):
+    """Not when Flower says so: a clock that was set back keeps Flower from noticing."""
+    monkeypatch.setattr(federating, "GONE", 0.0)
+    server = federating._Server(tmp_path, SimpleNamespace(processes=SimpleNamespace(pid=1)))
+    follow = federating._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
+    follow.seen = True  # it has led, and is gone
+    (tmp_path / "record.json").write_text(f'{{"status": "{status}"}}')
+    expected = federating._Finished if status == "finished" else FederationError
+    with pytest.raises(expected):
+        _again_and_again(follow)
+
+
+def test_a_start_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):
+    """Half of a federation could neither be started again nor resumed."""
+
+    def fails(_plan, folder):
+        (folder / "nodes").mkdir(parents=True)
+        raise DataError("no rows")
+
+    monkeypatch.setattr(dealing, "deal", fails)
+    with pytest.raises(DataError):
+        federating.federate(None, [], out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_that_is_stopped_gets_to_write_and_flower_gets_its_signal_back():
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("Flower's"))

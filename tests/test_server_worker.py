@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import stat
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -114,6 +115,8 @@ def test_a_message_that_never_arrives_is_given_up(monkeypatch):
     """A SuperNode that dropped it would let its worker wait for two hours."""
     with pytest.raises(TimeoutError), worker._in_time(1):
         worker.time.sleep(600)
+    with pytest.raises(TimeoutError), worker._in_time(600):
+        signal.raise_signal(signal.SIGTERM)  # the worker is to end, and nothing has been paid for
 
 
 # Clocks, and a SuperNode that nobody hears

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -115,8 +116,13 @@ def federate(
     if resume:
         nodes = dealing.dealt(folder)[1]
     else:
-        nodes = dealing.deal(plan, folder)
-        checkpoint.replace(folder / OPTIONS, json.dumps(asdict(options)).encode())
+        try:
+            nodes = dealing.deal(plan, folder)
+            checkpoint.replace(folder / OPTIONS, json.dumps(asdict(options)).encode())
+        except BaseException:
+            # It was new or empty, and half of a federation can neither be started nor resumed.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     before = signal.signal(signal.SIGTERM, _as_ctrl_c)
     try:
         with show:
@@ -229,10 +235,16 @@ def _lead(
         )
         try:
             running.wait(run, every=1.0, on_beat=follow)
+        except _Finished:
+            pass  # Flower tells the end of a run by the wall clock, which may have been set back
         except BaseException:
             server.let_it_write()
             raise
         follow()
+
+
+class _Finished(Exception):
+    """The server has written the record of a finished run, whatever Flower says of it."""
 
 
 class _Follower:
@@ -265,6 +277,8 @@ class _Follower:
         elif self.lost is None:
             self.lost = time.monotonic()
         elif time.monotonic() - self.lost > GONE:
+            if self.server.has_finished():
+                raise _Finished
             raise FederationError("the server was killed, or ended without a word")
 
 
@@ -284,6 +298,14 @@ class _Server:
         except (OSError, ValueError):
             return None
         return pid if pid in keeper.descendants(self.running.processes.pid) else None
+
+    def has_finished(self) -> bool:
+        """Whether its record says that the run is over; before the run there was no such record."""
+        try:
+            record = json.loads((self.folder / "record.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        return record.get("status") == "finished" and not (self.folder / checkpoint.NAME).exists()
 
     def let_it_write(self) -> None:
         """Ask it to write its record and to end, and wait for that, but not for long."""

@@ -92,7 +92,14 @@ def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> No
     The next is taken when the last is answered: a node has one vault, which has room for one.
     """
     client = connect(node, None, secret)
-    take_tasks(client, "flwr-clientapp", lambda token: work(node, app, token), poll=poll)
+    # Told to end, a fork that still waits for its message gives up; one that works goes on.
+    take_tasks(
+        client,
+        "flwr-clientapp",
+        lambda token: work(node, app, token),
+        poll=poll,
+        ask_to_end=signal.SIGTERM,
+    )
 
 
 def connect(address: str, authority: bytes | None, secret: bytes) -> RuntimeHttpClient:
@@ -180,18 +187,22 @@ def work(node: str, app: ClientApp, token: str) -> None:
 
 @contextlib.contextmanager
 def _in_time(seconds: int) -> Iterator[None]:
-    """Give up after so long: a SuperNode that dropped a message lets its worker wait two hours."""
+    """Give up after so long, or at SIGTERM: nothing has been paid for yet.
+
+    A SuperNode that dropped a message (its run was stopped) lets its worker wait for two hours.
+    """
 
     def end(*_: object) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, end)
+    before = {number: signal.signal(number, end) for number in (signal.SIGALRM, signal.SIGTERM)}
     signal.alarm(seconds)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _answered(app: ClientApp, message: Message, context: Context) -> Message:
