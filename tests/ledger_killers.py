@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from sottovoce.vault.backup import backup
 from sottovoce.vault.chain import canonical, salted
 from sottovoce.vault.chest import Chest
 from sottovoce.vault.policy import require_tighter, withheld_units
-from sottovoce.vault.rebinding import move, restore
+from sottovoce.vault.rebinding import move, restore, resume
 
 
 def chance(epsilon, mu):
@@ -47,6 +47,12 @@ def _spent(node):
         return vault.spent
 
 
+def _go_on(node):
+    """The operator's word after a failure; nothing where the client has not stopped."""
+    with suppress(PolicyRefusal):
+        resume(node.vault)
+
+
 def the_debit_is_durable_before_anything_is_computed():
     """A client that dies while it computes has paid; asked again, it pays again."""
     node, real = make_node(folder()), client.release
@@ -59,11 +65,13 @@ def the_debit_is_durable_before_anything_is_computed():
         client.release = dies
         assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
+        _go_on(node)
         assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
     finally:
         client.release = real
     assert 0 < seen[0] < seen[1]
+    _go_on(node)
     assert kind(device.answer(ask().to_blob(), node)) == "upload"
     books_hold(node)
     assert _spent(node) > seen[1]  # what was burnt is not given back

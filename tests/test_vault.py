@@ -55,6 +55,7 @@ from sottovoce.vault import (
     move,
     rebind,
     restore,
+    resume,
 )
 from sottovoce.vault.chain import canonical
 from sottovoce.vault.records import Records
@@ -755,7 +756,8 @@ class Stopped(BaseException):
     """The process ends here."""
 
 
-CARE = [step for step in STEPS if step.startswith(("tighten:", "rebind:", "move:", "restore:"))]
+CARE = [step for step in STEPS if step.startswith(("tighten:", "rebind:", "move:", "restore:",
+                                                  "resume:"))]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", CARE)
@@ -773,6 +775,10 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
     if kind == "move":
         shutil.copy2(place, backup)
     new = replace(POLICY, epsilon=7.0)
+    if kind == "resume":
+        with Vault.open(where, dataset=DATASET) as vault:
+            vault.stop("MemoryError")
+            receipt = vault.receipt()
 
     def act():
         if kind == "tighten":
@@ -782,6 +788,8 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
             rebind(where, dataset=OTHER, samples=99, overlap="all")
         elif kind == "move":
             move(where, nothing_since=True)
+        elif kind == "resume":
+            resume(where)
         else:
             restore(where)
 
