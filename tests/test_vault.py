@@ -392,8 +392,12 @@ def test_many_threads_never_book_more_than_there_is(place):
 def test_a_closed_vault_and_one_opened_for_reading_book_nothing(vault, place):
     vault.close()
     vault.close()
-    with pytest.raises(VaultRefusal, match="closed"):
-        book(vault, 0)
+    for use in (
+        lambda: book(vault, 0), lambda: vault.tank("run-1"), lambda: vault.spent_by_run("run-1"),
+        lambda: vault.spent_by_server("s"), lambda: vault.answered("run-1", 0),
+    ):  # fmt: skip
+        with pytest.raises(VaultRefusal, match="closed"):
+            use()
     with Vault.open(place, dataset=None) as reading:
         with pytest.raises(VaultRefusal, match="reading only"):
             book(reading, 0)

@@ -276,11 +276,15 @@ or make one with `sottovoce ledger create`
 
     def spent_by_run(self, run: str) -> int:
         """Units booked by one run."""
-        return self._books.spent_by_run(run)
+        with self._chest.alone:
+            self._chest.require_usable()
+            return self._books.spent_by_run(run)
 
     def spent_by_server(self, server: str) -> int:
         """Units booked for what one server asked, by the name that it gave."""
-        return self._books.spent_by_server(server)
+        with self._chest.alone:
+            self._chest.require_usable()
+            return self._books.spent_by_server(server)
 
     def tank(self, run: str) -> Tank:
         """The fuel as this run sees it: `spent` by all runs, `debits` by this one.
@@ -289,6 +293,7 @@ or make one with `sottovoce ledger create`
         counts as spent before the run began.
         """
         with self._chest.alone:
+            self._chest.require_usable()
             books, withheld = self._books, FULL - self.limit
             known = books.run(run)
             opened = books.spent if known is None else known.opened
@@ -459,8 +464,10 @@ or make one with `sottovoce ledger create`
 
     def answered(self, run: str, t: int) -> int | None:
         """The line of the reserve that a round's stored upload was made under, if it has one."""
-        turn = self._books.turn(run, t)
-        return None if turn is None or turn.stored is None else turn.reserve
+        with self._chest.alone:
+            self._chest.require_usable()
+            turn = self._books.turn(run, t)
+            return None if turn is None or turn.stored is None else turn.reserve
 
     def _require_writable(self) -> None:
         self._chest.require_usable()
