@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import sottovoce
+from reviewed_mutants import REVIEWED
 
 HERE, PACKAGE = Path(__file__).parent, Path(str(sottovoce.__file__)).parent
 KILLED, SURVIVED, IDLE = 10, 0, 3
@@ -554,3 +555,4 @@ MUTANTS = [
     _bug("a reply read before its size is looked at", "flower.grid", "tests/test_server_worker.py::test_a_reply_is_refused_before_it_is_read",
          ('if int(response.headers.get("content-length", limit + 1)) > limit:', "if len(response.read()) > limit:")),
 ]  # fmt: skip
+MUTANTS += [Mutant(name, module, killer, changes) for name, module, _, killer, changes in REVIEWED]
