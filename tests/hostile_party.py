@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import signal
 import ssl
 import sys
 import time
@@ -167,11 +166,9 @@ class HostileNode:
             self.call("sent", self.client.PushObject, request)
 
     def live(self, seconds, modes):
-        """Pull what it is asked and reply in the ways given, in turn, until it is told to end."""
-        stopped = []
-        signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+        """Pull what it is asked and reply in the ways given, in turn; flood in between."""
         until, turn, beat = time.monotonic() + seconds, 0, 0.0
-        while time.monotonic() < until and not stopped:
+        while time.monotonic() < until:
             if time.monotonic() > beat:
                 life = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30)
                 self.call("alive", self.client.SendNodeHeartbeat, life)
@@ -183,7 +180,8 @@ class HostileNode:
                 self.seen["asked"] += 1
                 self.reply(proto, MODES[modes[turn % len(modes)]](b""))
                 turn += 1
-            time.sleep(0.5)
+            if "flood" not in sys.argv:
+                time.sleep(0.5)
         return dict(self.seen)
 
 

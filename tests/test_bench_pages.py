@@ -29,6 +29,12 @@ def test_the_page_shows_what_was_measured():
     assert all(f"<!-- {name}: begin -->" in text for name in pages.TABLES)
 
 
+def test_the_threat_model_shows_what_hostile_clients_did():
+    """`python benchmarks/hostile.py --page` would change nothing."""
+    text = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
+    assert script("hostile").made_anew(text) == text
+
+
 def test_the_accelerator_benchmark_refuses_what_it_cannot_measure(monkeypatch, tmp_path):
     """Before it measures: a CPU, and a file that would lack the comparison on MNIST."""
     gpu, out = script("gpu"), tmp_path / "gpu.json"

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from devices import ask, books_hold, digest, kind
 from in_process import FEATURES, HIDDEN, Direct, clients, draw, plan, public
+from scipy.stats import trim_mean
 
-from sottovoce import checkpoint, coordinator, device, ledger, report, wire
+from sottovoce import Plan, checkpoint, coordinator, device, ledger, report, simulate, wire
 from sottovoce.coordinator import Patience, conduct
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning.form import Form
@@ -122,6 +123,59 @@ def test_a_run_is_what_its_uploads_make_of_it(name, tmp_path):
         assert used < own.rounds.rounds
     if name == "losses":
         assert all(entry["signal"] is not None for entry in record["rounds"])
+
+
+@pytest.mark.parametrize("kind", ["trimmed", "bounded"])
+def test_uploads_are_combined_as_the_plan_says(kind, tmp_path):
+    """Five clients, one of which goes the wrong way: the model is what an oracle makes of them."""
+    transport, sent = Direct(clients(tmp_path, 5)), {}
+
+    def away(route, asked, told):
+        request = Request.from_blob(asked)
+        sent[request.round.t] = request.params
+        if route != "route-3":
+            return told
+        head, own = wire.unpack(told)
+        return wire.pack(head, {k: 2 * w - own[k] for k, w in request.params.items()})
+
+    transport.on_answer = away
+    own = plan(**{"noise": "secure", "server.aggregation": kind, "rounds.rounds": 2})
+    done = go(transport, tmp_path / "run", own=own)
+    jsonschema.validate(done.record, SCHEMA)
+    words = {"trimmed": "20% of the weight each", "bounded": "cut to the median of their lengths"}
+    assert words[kind] in done.record["result"]["aggregation"]
+    assert words[kind] in report.write(tmp_path / "run").read_text("utf-8")
+    blobs = [p.read_bytes() for p in sorted((tmp_path / "run" / "uploads").glob("00001-*"))]
+    uploads = [wire.unpack(blob)[1] for blob in blobs]
+    assert len(uploads) == 5
+    with np.load(tmp_path / "run" / "model.npz") as final:
+        moved = [np.concatenate([(u[k] - sent[1][k].astype(float)).ravel() for k in sorted(u)])
+                 for u in uploads]  # fmt: skip
+        most = np.median([np.linalg.norm(m) for m in moved])
+        cut = [min(1.0, most / np.linalg.norm(m)) for m in moved]
+        for k in uploads[0]:
+            each = np.stack([u[k].astype(np.float64) for u in uploads])
+            if kind == "trimmed":
+                right = trim_mean(each, 0.2, axis=0)
+            else:
+                w = sent[1][k].astype(np.float64)
+                right = np.mean([w + c * (u - w) for c, u in zip(cut, each, strict=True)], axis=0)
+            assert np.allclose(final[k], right, rtol=1e-6, atol=1e-7)
+
+
+def test_simulation_combines_uploads_in_the_same_way():
+    """With secure noise every client makes an upload; without noise to speak of all ways agree."""
+    own = {"noise": "secure", "data.clients": 4, "privacy.epsilon": 1e5, "model.name": "softmax",
+           "rounds.schedule": "fixed", "rounds.rounds": 3}  # fmt: skip
+    kinds = ("mean", "trimmed", "bounded")
+    losses = {
+        kind: simulate(Plan().replace(**own, **{"server.aggregation": kind})).record["rounds"][-1][
+            "validation_loss"
+        ]
+        for kind in kinds
+    }
+    assert losses["trimmed"] == pytest.approx(losses["mean"], rel=0.2)
+    assert losses["bounded"] == pytest.approx(losses["mean"], rel=0.2)
 
 
 def test_clients_with_budgets_of_their_own_are_told_apart(tmp_path):

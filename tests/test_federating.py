@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from sottovoce import Plan, cli, dealing, federating, progress, public
+from sottovoce.asking import read_admitted
 from sottovoce.data import datasets
 from sottovoce.errors import DataError, FederationError, RunError
 from sottovoce.federating import planned
@@ -112,6 +113,30 @@ def test_a_model_of_your_own_is_named_absolutely_in_every_node_file(tmp_path, mo
     for path in files:
         assert Node.load(path).own == f"{tmp_path}/net.py:model"
         assert Node.load(path).own_model().shapes() == {"w": (64, 10)}
+
+
+@pytest.mark.parametrize(
+    ("sites", "folders"),
+    [(("north", "west-2"), ["north", "west-2"]), (("a b", "c/d"), ["client-0", "client-1"])],
+)
+def test_sites_keep_their_names_and_their_samples_are_declared(sites, folders, tmp_path):
+    """The table's own names become folders where they can; the server is told who has how much."""
+    rows = [f"{i % 9},{site},{i % 2}" for site in sites for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,site,y", *rows, *rows[:40]]) + "\n", "utf-8")
+    own = Plan(
+        noise="secure",
+        data={"path": str(tmp_path / "t.csv"), "label": "y", "client": "site",
+              "columns": {"a": [0, 9], "y": ["0", "1"]}},
+        model={"name": "softmax"},
+    )  # fmt: skip
+    files = dealing.deal(own, tmp_path / "out")
+    assert [file.parent.name for file in files] == folders
+    assert [Node.load(file).name for file in files] == folders
+    admitted = read_admitted(tmp_path / "out" / "admitted.csv")
+    assert admitted == {
+        name: len(Node.load(f).rows().y) for name, f in zip(folders, files, strict=True)
+    }
+    assert admitted[folders[0]] > admitted[folders[1]]
 
 
 def test_a_folder_whose_dealing_was_cut_short_is_no_federation(tmp_path):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
 import threading
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from devices import ask as asked
 from devices import make_node
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce import device as sottovoce_device
-from sottovoce.flower import client_app, transport
+from sottovoce.flower import certificates, client_app, transport
 from sottovoce.flower.leading import Routes
 from sottovoce.flower.transport import Failure, Roll, ask
 from sottovoce.vault import Vault
@@ -34,8 +37,9 @@ class FakeGrid:
         self.nodes = nodes
         self.sent = {}
 
-    def get_node_ids(self):
-        return list(self.nodes)
+    def get_nodes(self):
+        keys = getattr(self, "keys", {})
+        return [SimpleNamespace(node_id=n, public_key=keys.get(n, b"")) for n in self.nodes]
 
     def push_messages(self, messages):
         ids = []
@@ -203,6 +207,31 @@ class TestRoll:
         roll.grid.nodes[13] = lambda m: said(m, b"junk")
         assert {seat.node for seat in roll.call(wanted=2, seconds=0.5).values()} == {11}
         assert roll.doubles == {12}
+
+    def test_a_key_that_greets_as_another_client_is_another_client(self, tmp_path):
+        """Before the right one, beside it and after it: nobody is evicted, all are told apart."""
+        keys = {}
+        for node in (11, 12):
+            pub = certificates.node_key(tmp_path, f"n{node}").public
+            keys[node] = serialization.load_ssh_public_key(pub.read_bytes()).public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+            shown = subprocess.run(["ssh-keygen", "-lf", pub], capture_output=True, text=True) \
+                if shutil.which("ssh-keygen") else None  # fmt: skip
+            assert shown is None or transport.fingerprint(keys[node]) in shown.stdout
+        roll = self.roll({12: "ann"})  # who only knows the name comes first
+        roll.grid.keys, roll.grid._insecure = keys, False
+        roll.call(wanted=1, seconds=5)
+        roll.grid.nodes[11] = roll.grid.nodes[12]
+        routes = Routes(roll)
+        mine = transport.fingerprint(keys[11])
+        assert set(routes.greet(5)) == {"ann", f"ann {mine}"}
+        assert routes.key(f"ann {mine}") == mine
+        assert routes.key("ann") == transport.fingerprint(keys[12])
+        assert routes.ask({f"ann {mine}": b"a"}, 5) == {f"ann {mine}": b"a"}
+        roll.grid.nodes.pop(12)  # gone, and back: it is still the other one
+        assert set(roll.call(wanted=1, seconds=5)) == {f"ann {mine}"}
+        assert roll.doubles == set()
 
     def test_one_that_came_back_under_another_id_gets_its_seat_when_the_old_one_is_gone(
         self, monkeypatch

@@ -121,6 +121,24 @@ def test_the_server_cannot_ship_code_to_a_node(first_run):
     assert not proof.exists()
 
 
+def test_a_run_that_stops_says_so_in_one_sentence(running, tmp_path):
+    """An error of ours in the ServerApp: `flwr run` shows its words, and no lines of our code."""
+    (tmp_path / "plan.toml").write_text("[rounds]\nrounds = -3\n", "utf-8")
+    paths = {"plan": "plan.toml", "public": "public.npz", "out": "run"}
+    config = " ".join(f"{key}='{tmp_path / name}'" for key, name in paths.items())
+    flwr = str(Path(sys.executable).parent / "flwr")
+    done = subprocess.run(
+        [flwr, "run", str(local.APP), local.CONNECTION, "--stream", "--run-config", config],
+        env=running.environment("superlink"),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    said = done.stdout + done.stderr
+    assert "the run stopped: rounds.rounds must be" in said
+    assert "Traceback" not in said
+
+
 def test_a_killed_node_costs_its_answer_and_comes_back(running, tmp_path):
     """kill -9: the round closes with the others, at once; the node is back a few rounds later.
 

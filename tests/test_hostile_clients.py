@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
+from dataclasses import replace
 
+import jsonschema
 import numpy as np
 import pytest
 from devices import ask, books_hold, opened, written
 from in_process import Direct, clients, plan
-from test_coordinator import go, settled
+from test_coordinator import SCHEMA, go, settled
 
-from sottovoce import device, protocol, wire
+import sottovoce
+from sottovoce import device, protocol, report, wire
 from sottovoce.coordinator import Patience
-from sottovoce.errors import InputError, Malformed, RunError
+from sottovoce.errors import InputError, Malformed, OtherVersion, RunError
+from sottovoce.learning.form import Form
+from sottovoce.node import Node
+from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.protocol import Request
 from sottovoce.server import checks
+from sottovoce.server.average import average
 from sottovoce.server.registry import Member
 from sottovoce.vault import Policy
 
@@ -245,6 +254,292 @@ def test_a_route_carries_one_client(tmp_path):
     transport.greet = twice  # type: ignore[method-assign]
     with pytest.raises(RunError, match="2 of 3 clients"):
         go(transport, tmp_path / "run", patience=Patience(3, gathering=0.3))
+
+
+OWNS = 10**6
+
+
+def claiming(samples, route=BAD):
+    """A client that greets with another number of samples, and repeats it in every upload."""
+
+    def hello(r, told):
+        return greeting(told, "policy.samples", samples) if r == route else told
+
+    def answer(r, asked, told):
+        if r != route:
+            return told
+        said, own = wire.unpack(told)
+        sigma = [s * said["samples"] / samples for s in said["sigma"]]  # the same σ/Δ
+        start = Request.from_blob(asked).params
+        far = {k: w + (own[k] - w) * np.float32(said["samples"] / samples)
+               for k, w in start.items()}  # fmt: skip
+        return wire.pack({**said, "samples": samples, "sigma": sigma}, far)
+
+    return hello, answer
+
+
+def weights_of(done):
+    """How much each client's upload counts, if all come."""
+    counted = np.array([c["counted"] for c in done.record["clients"]], dtype=float)
+    return counted / counted.sum()
+
+
+def test_a_client_counts_for_at_most_twice_the_median_whatever_it_declares(tmp_path):
+    """It greets with a million samples among clients with 40, and would own the model."""
+    transport = Direct(clients(tmp_path, 4))
+    transport.on_hello, transport.on_answer = claiming(OWNS)
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 2}))
+    jsonschema.validate(done.record, SCHEMA)
+    bad = done.record["clients"][1]
+    why = "declares more samples than twice the median"
+    assert (bad["name"], bad["samples"], bad["counted"], bad.get("limited")) == (
+        "client-1", OWNS, 80, why)  # fmt: skip
+    assert weights_of(done)[1] == pytest.approx(0.4)
+    assert not any("limited" in c for i, c in enumerate(done.record["clients"]) if i != 1)
+    for entry in done.record["rounds"]:
+        assert entry["uploads"] == 4
+        assert entry["limited"] == {"client-1": why}
+    page = report.write(tmp_path / "run").read_text("utf-8")
+    assert why in page
+    assert "1,000,000" in page
+    with np.load(tmp_path / "run" / "model.npz") as final:  # and the model is the mean by these
+        blobs = [p.read_bytes() for p in sorted((tmp_path / "run" / "uploads").glob("00001-*"))]
+        total = average([wire.unpack(b)[1] for b in blobs], weights_of(done))
+        assert all(np.array_equal(final[k], total[k].astype(np.float32)) for k in total)
+
+
+@pytest.mark.parametrize("n", [60, 80])
+def test_an_honest_larger_client_counts_whole(tmp_path, n):
+    """The paper's clients hold 400 to 1200, at most one and a half times the median."""
+    nodes = clients(tmp_path, 3) | {"large": next(iter(clients(tmp_path / "b", 1, n).values()))}
+    done = go(Direct(nodes), tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
+    settled(done, Direct(nodes))
+    assert sorted(c["counted"] for c in done.record["clients"]) == [40, 40, 40, n]
+    assert "limited" not in done.record["rounds"][0]
+
+
+def test_a_large_client_counts_whole_where_its_samples_are_declared(tmp_path):
+    """By the table of admitted clients (names, keys), or by the plan's own numbers."""
+
+    def nodes(where):
+        large = next(iter(clients(tmp_path / where / "b", 1, 400).values()))
+        return clients(tmp_path / where, 3) | {"large": replace(large, name="large")}
+
+    names = {f"client-{i}": 40 for i in range(3)}
+    plain = go(Direct(nodes("1")), tmp_path / "run-1", own=plan(**{"rounds.rounds": 1}))
+    assert plain.record["clients"][3]["counted"] == 80
+    transport = Direct(nodes("2"))
+    transport.keys["large"] = "SHA256:abc"
+    for admitted, counted in ((names | {"large": 400}, 400), (names | {"SHA256:abc": 300}, 300)):
+        out = tmp_path / f"run-{counted}"
+        transport.greeted.clear()
+        done = go(transport, out, own=plan(**{"rounds.rounds": 1}), admitted=admitted)
+        assert done.record["clients"][3]["counted"] == counted
+        assert done.record["clients"][3]["key"] == "SHA256:abc"
+    assert (
+        done.record["clients"][3]["limited"] == "declares more samples than were registered for it"
+    )
+    own = plan(**{"rounds.rounds": 1, "data.samples": [40, 40, 40, 400], "data.clients": 4})
+    done = go(Direct(nodes("4")), tmp_path / "run-4", own=own)
+    assert done.record["clients"][3]["counted"] == 400
+
+
+def test_who_is_not_in_the_table_of_admitted_clients_takes_no_part(tmp_path):
+    transport = Direct(clients(tmp_path, 4))
+    admitted = {f"client-{i}": 40 for i in (0, 2, 3)}
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}),
+              patience=Patience(3, gathering=0.5), admitted=admitted)  # fmt: skip
+    assert [c["name"] for c in done.record["clients"]] == ["client-0", "client-2", "client-3"]
+    with pytest.raises(RunError, match="client-1 is not in the table of admitted clients"):
+        go(Direct(transport.nodes), tmp_path / "other", admitted=admitted)
+
+
+def test_two_clients_cannot_carry_one_name(tmp_path):
+    """Both are told apart by key or vault; where names are admitted the second is turned away."""
+    transport = Direct(clients(tmp_path))
+    transport.on_hello = lambda r, told: greeting(told, "name", "ward") if r != "route-0" else told
+    transport.keys["route-2"] = "SHA256:key"
+    vault = Member.from_hello(device.hello(transport.nodes[BAD])).vault
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
+    names = [c["name"] for c in done.record["clients"]]
+    assert sorted(names) == sorted(["client-0", "ward (SHA256:key)", f"ward ({vault})"])
+    page = report.write(tmp_path / "run").read_text("utf-8")
+    assert all(name in page for name in names)
+    one = {"client-0": 40, "ward": 40}
+    again = Direct(transport.nodes)
+    again.on_hello = transport.on_hello
+    with pytest.raises(RunError, match=r"2 of 3 clients .* ward is not in .*, or was admitted bef"):
+        go(again, tmp_path / "other", admitted=one)
+
+
+def test_a_name_that_looks_told_apart_is_told_apart_again(tmp_path):
+    transport = Direct(clients(tmp_path))
+    vault = Member.from_hello(device.hello(transport.nodes[BAD])).vault
+    mine = f"client-1 ({vault})"
+    transport.on_hello = lambda r, told: greeting(
+        told, "name", mine if r == "route-2" else "client-1"
+    )
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
+    names = [c["name"] for c in done.record["clients"]]
+    assert len(set(names)) == 3
+    assert mine in names  # it is route-1's
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_whoever_knows_a_vault_id_cannot_evict_its_client(tmp_path, keys):
+    """A greeting with another client's vault, before it or in mid-run, by a route of its own."""
+    transport = Direct(clients(tmp_path, 3))
+    victim = device.hello(transport.nodes[BAD])
+    if keys:
+        transport.keys = {route: f"SHA256:{route}" for route in (*transport.nodes, "thief")}
+    first, seen = transport.greet, []
+
+    def greet(seconds):
+        told = first(seconds)
+        seen.append(told)
+        if keys and len(seen) == 1:  # it is even first
+            return {"thief": victim, **told}
+        return told if len(seen) < 3 else {**told, "thief": victim}
+
+    transport.greet = greet  # type: ignore[method-assign]
+    transport.nodes_of = transport.nodes
+    asked = transport.ask
+    transport.ask = lambda requests, seconds: asked(  # type: ignore[method-assign]
+        {r: b for r, b in requests.items() if r != "thief"}, seconds
+    )
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 4}),
+              patience=Patience(4 if keys else 3, gathering=0.5))  # fmt: skip
+    assert all(BAD in routes for routes in transport.asked)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [3] * 4
+    who = {c["name"]: c for c in done.record["clients"]}
+    if keys:
+        assert who[f"client-1 (SHA256:{BAD})"]["participations"] == 4
+        assert who["client-1 (SHA256:thief)"]["participations"] == 0
+    else:
+        assert len(who) == 3
+
+
+def test_a_resumed_run_takes_the_key_it_knows_before_another(tmp_path):
+    """Who greets first with a known vault and a strange key is moved aside by the right one."""
+    transport, out = Direct(clients(tmp_path, 3)), tmp_path / "run"
+    transport.keys = {route: f"SHA256:{route}" for route in transport.nodes}
+
+    def stop(done):
+        if done.t == 0:
+            raise KeyboardInterrupt
+
+    own = plan(**{"rounds.rounds": 3})
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out, own=own, on_round=stop)
+    again = Direct(transport.nodes)
+    again.keys = transport.keys | {"thief": "SHA256:thief"}
+    first, victim = again.greet, device.hello(transport.nodes[BAD])
+    again.greet = lambda seconds: {"thief": victim, **first(seconds)}  # type: ignore[method-assign]
+    done = go(again, out, resume=True)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [3] * 3
+    assert all(BAD in routes for routes in again.asked)
+    moved = Direct(transport.nodes)  # and all keys may be new, as after `federate --resume`
+    moved.keys = {route: f"SHA256:new-{route}" for route in transport.nodes}
+    shutil.rmtree(out)
+    fresh = Direct(clients(tmp_path / "b", 3))
+    fresh.keys = transport.keys
+    with pytest.raises(KeyboardInterrupt):
+        go(fresh, out, own=own, on_round=stop)
+    later = Direct(fresh.nodes)
+    later.keys = moved.keys
+    done = go(later, out, resume=True)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [3] * 3
+
+
+def test_a_budget_may_be_hidden_or_tightened_in_mid_run(tmp_path):
+    """Both are the client's right, and neither costs it the run; what was hidden stays hidden."""
+    transport, out = Direct(clients(tmp_path, 3)), tmp_path / "run"
+
+    def change(path, old, new):
+        path.write_text(path.read_text("utf-8").replace(old, new), "utf-8")
+        return Node.load(path)
+
+    def after(done):
+        if done.t == 0:
+            nodes = transport.nodes
+            nodes[BAD] = change(
+                tmp_path / "client-1.toml", "[policy]", "[policy]\ndisclose = false"
+            )
+            nodes["route-2"] = change(tmp_path / "client-2.toml", "epsilon = 8.0", "epsilon = 6.0")
+
+    tight = Direct(clients(tmp_path / "b", 1))
+    transport.nodes["late"] = tight.nodes["route-0"]
+    first = transport.greet
+
+    def greet(seconds):  # tightened between its greeting and its first upload
+        told = first(seconds)
+        if "late" in told:
+            transport.nodes["late"] = change(
+                tmp_path / "b" / "client-0.toml", "epsilon = 8.0", "epsilon = 4.0"
+            )
+        return told
+
+    transport.greet = greet  # type: ignore[method-assign]
+    transport.on_hello = lambda r, told: greeting(told, "name", "late") if r == "late" else told
+    done = go(transport, out, on_round=after)
+    jsonschema.validate(done.record, SCHEMA)
+    assert report.write(out).exists()
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [4] * 4
+    who = {c["name"]: c for c in done.record["clients"]}
+    assert who["late"]["epsilon"] == 4.0
+    assert who["client-2"]["epsilon"] == 8.0  # what was promised to what is released already
+    hidden = who["client-1"]
+    assert all(hidden[key] is None for key in ("samples", "counted", "epsilon", "spent"))
+    with np.load(out / "trace.npz") as trace:
+        place = list(who).index("client-1")
+        assert np.isnan(trace["sigma"][1:, place]).all()
+    assert "undisclosed-budgets" in done.record["guarantee"]["not_covered"]
+
+
+def test_records_and_logs_say_who_and_why(tmp_path, caplog):
+    transport = Direct(clients(tmp_path))
+    transport.on_answer = lambda route, asked, told: b"junk" if route == BAD else told
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 2}))
+    assert [entry["missing"] for entry in done.record["rounds"]] == [{"client-1": "malformed"}] * 2
+    assert all(c["version"] == sottovoce.__version__ for c in done.record["clients"])
+    assert "client client-1 sent no upload" in caplog.text
+    page = report.write(tmp_path / "run").read_text("utf-8")
+    assert "malformed in 2 of 2 rounds" in page
+
+
+def test_another_version_is_a_refusal_with_both_versions(tmp_path, caplog):
+    """A client that is asked in the next protocol says so, logs it, and is no broken client."""
+    transport = Direct(clients(tmp_path))
+    ask_them = device.answer
+
+    def newer(blob, node):
+        if node.name != "client-1":
+            return ask_them(blob, node)
+        text, body = opened(blob)
+        text["head"]["schema"] = "sottovoce.request/2"
+        return ask_them(written(text, body), node)
+
+    transport.answer = newer
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
+    assert done.record["rounds"][0]["refused"] == {"version": 1}
+    both = rf"request/2 and sottovoce {re.escape(sottovoce.__version__)} reads request/1"
+    assert re.search(rf"refused a request of \d+ bytes \(version\): the message is a {both}",
+                     caplog.text)  # fmt: skip
+    head, _ = opened(device.hello(transport.nodes[BAD]))
+    head["head"]["schema"] = "sottovoce.hello/2"
+    with pytest.raises(OtherVersion, match="hello/2 and sottovoce"):
+        Member.from_hello(written(head))
+
+
+def test_a_client_logs_what_it_refused_and_by_which_rule(tmp_path, caplog):
+    (node,) = clients(tmp_path, 1, samples=40).values()
+    form = Form("mlp", (30,), 3, hidden=8)
+    params = {n: np.zeros(s, np.float32) for n, s in form.shapes().items()}
+    blob = ask(form=form, params=params, recipe=Recipe(1.0, 5.0), server="study").to_blob()
+    device.answer(blob, node)
+    assert "refused round 1 of 8 of run 0badc0de for study (policy): clip must be" in caplog.text
+    with np.load(tmp_path / "client-0.npz") as rows:
+        assert str(rows["x"][0, 0])[:8] not in caplog.text
 
 
 def test_patience_is_checked():

@@ -27,6 +27,7 @@ BAD = {
     "insecure": ["false", 1],
     "name": [7, "\x1b[2J", "x" * 81, "Spital Zürich"],
     "progress": [7, False, "/nowhere/at/all/progress.jsonl"],
+    "admitted": [7, None, "/nowhere/at/all.csv"],
 }
 
 
@@ -44,7 +45,7 @@ class NobodyIsAsked:
     def __init__(self, insecure=False):
         self._insecure = insecure
 
-    def get_node_ids(self):
+    def get_nodes(self):
         raise AssertionError("somebody was greeted")
 
 
@@ -82,6 +83,21 @@ def test_what_is_given_is_what_is_conducted(conducted):
         2,
     )
     assert (more["resume"], more["keep_uploads"], more["server"]) == (True, False, "st. x: 1")
+
+
+def test_the_table_of_admitted_clients_is_read(conducted, tmp_path):
+    table = tmp_path / "admitted.csv"
+    table.write_text("client,samples\nward-3,400\n\nSHA256:abc, 1200\n", "utf-8")
+    leading.lead(Roll(NobodyIsAsked(), str, limit=1), config(admitted=str(table)))
+    assert conducted[-1][1]["admitted"] == {"ward-3": 400, "SHA256:abc": 1200}
+    leading.lead(Roll(NobodyIsAsked(), str, limit=1), config())
+    assert conducted[-1][1]["admitted"] is None
+    for text in ("", "ward-3,400\n", "client,samples\nward-3\n", "client,samples\nward-3,-1\n",
+                 "client,samples\nward-3,0\n", "client,samples\na,1\na,2\n", "client,samples\n,2\n",
+                 "client,samples\na,5000000000\n", "client,samples\na,x\n"):  # fmt: skip
+        table.write_text(text, "utf-8")
+        with pytest.raises(InputError, match=r"admitted.* must be client,samples, got .*; head"):
+            leading.lead(Roll(NobodyIsAsked(), str, limit=1), config(admitted=str(table)))
 
 
 @pytest.mark.parametrize("said", [False, True])

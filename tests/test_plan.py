@@ -99,6 +99,13 @@ MALFORMED = [
     ("[rounds]\nschedule = 'decayed'", "did you mean decaying?"),
     ("[rounds]\ncohort = 'all'", "rounds.cohort must be balanced or random"),
     ("[server]\ndivergence = 1", "server.divergence has no effect with server.weights = samples"),
+    ("[server]\naggregation = 'trimmed'", "server.aggregation must be mean with noise = simulated"),
+    ("noise = 'secure'\n[server]\naggregation = 'trimmed'\ntrim = 0.5", "server.trim must be"),
+    ("[server]\ntrim = 0.1", "server.trim has no effect without server.aggregation"),
+    (
+        "noise = 'secure'\n[server]\naggregation = 'bounded'\ntrim = 0.1",
+        "server.trim has no effect",
+    ),
     ("[server]\nweights = 'precision'\ndivergence = -1", "server.divergence must be a number"),
     ("[server]\nsignal = 'clients'\nloss_bound = 0", "server.loss_bound must be a number"),
     ("[local]\nsteps = 1001", "local.steps must be a whole number from 1 to 1000, got 1001"),

@@ -8,11 +8,13 @@ server's patience says. What comes back is held against what an honest answer lo
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,13 @@ from numpy.typing import NDArray
 
 from sottovoce import seeds
 from sottovoce.checkpoint import ServerState
-from sottovoce.errors import Malformed, OtherSamples, RunError
+from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
 from sottovoce.federation import Federation
 from sottovoce.holdings import Holdings
 from sottovoce.learning.form import Form
 from sottovoce.learning.own import as_device
 from sottovoce.plan import Plan
+from sottovoce.plan import text as plan_text
 from sottovoce.privacy import calibration
 from sottovoce.privacy.tank import FULL
 from sottovoce.protocol import Request
@@ -35,7 +38,7 @@ from sottovoce.rounds.turn import LOSS_SHARE, Terms
 from sottovoce.seeds import Purpose
 from sottovoce.server import checks
 from sottovoce.server.checks import Accepted, Expected
-from sottovoce.server.registry import Member
+from sottovoce.server.registry import MOST_SAMPLES, Member
 from sottovoce.server.roll import LASTING, SILENT, Patience, Roll, Transport
 
 CEILING = 16.0  # times the noise that an equal share of a full tank would need
@@ -81,6 +84,37 @@ def misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> str | 
     return None
 
 
+def read_admitted(path: str | Path) -> dict[str, int]:
+    """Read the table of clients that may take part: a CSV file with the columns client, samples.
+
+    A client is its name or, where Flower authenticates it, the fingerprint of its key as
+    `ssh-keygen -l` prints it (SHA256:…).
+    """
+    rows = [
+        [c.strip() for c in row]
+        for row in csv.reader(plan_text.read(path, "admitted").splitlines())
+    ]
+    found: dict[str, int] = {}
+    for number, cells in enumerate(rows or [[""]], start=1):
+        if number == 1:
+            good = cells == ["client", "samples"]
+        else:
+            good = len(cells) == 2 and cells[0] not in found and cells[0] != ""
+            good = not cells or (
+                good and cells[1].isdecimal() and 1 <= int(cells[1]) <= MOST_SAMPLES
+            )
+        if not good:
+            raise InputError.of(
+                f"admitted, line {number}",
+                ",".join(cells),
+                "client,samples",
+                "head the columns so, then name each client once, with its whole number of samples",
+            )
+        if number > 1 and cells:
+            found[cells[0]] = int(cells[1])
+    return found
+
+
 def _share_of_model(plan: Plan) -> float:
     """What is left for the model of a release that pays for a noised loss as well."""
     return 1 - 1 / LOSS_SHARE if plan.server.signal == "clients" else 1.0
@@ -117,7 +151,7 @@ class Came:
 
     @property
     def refused(self) -> dict[str, int]:
-        """Reasons, counted: the clients' own codes, `silent` and `malformed`."""
+        """Reasons, counted: the clients' own codes, `silent`, `malformed` and `version`."""
         every = [why for i, why in self.why.items() if i not in self.uploads]
         return {why: every.count(why) for why in sorted(set(every))}
 
@@ -151,7 +185,7 @@ def ask_round(
             break
         own = {i: roll.members[i] for i in waiting}
         began = time.monotonic()
-        reached = {i: roll.routes[m.vault] for i, m in own.items() if m.vault in roll.routes}
+        reached = {i: roll.routes[m.identity] for i, m in own.items() if m.identity in roll.routes}
         answers = transport.ask(
             {r: replace(request, receipt=own[i].receipt).to_blob() for i, r in reached.items()},
             patience.round,
@@ -216,28 +250,31 @@ def _form(federation: Federation) -> Form:
 
 def _take(came: Came, roll: Roll, i: int, blob: bytes | None, expected: Expected) -> None:
     """Count one answer, once; whatever is in it, the others are not to suffer."""
-    came.why[i] = SILENT
+    came.why[i], own = SILENT, roll.members[i]
     if blob is None:
+        log.warning("client %s did not answer in time", own.name)
         return
     try:
         read = checks.read(blob, expected)
     except Malformed as error:
-        log.warning("client %d sent no upload: %s", i, error)
-        came.why[i] = "malformed"
+        log.warning("client %s sent no upload: %s", own.name, error)
+        came.why[i] = "version" if isinstance(error, OtherVersion) else "malformed"
         if isinstance(error, OtherSamples):  # every further upload would be paid for in vain
             came.why[i] = roll.gone[i] = "samples"
         return
     except Exception:  # a flaw of the checks must not become everyone's
-        log.exception("the checks failed on what client %d sent", i)
+        log.exception("the checks failed on what client %s sent", own.name)
         came.why[i] = "malformed"
         return
     if isinstance(read, Accepted):
         came.uploads[i], came.blobs[i] = read, blob
         roll.shown[i] = read.shown
-        account = read.account or roll.members[i].account
-        roll.members[i] = replace(roll.members[i], receipt=read.receipt, account=account)
+        roll.members[i] = replace(own, receipt=read.receipt, account=read.account)
         roll.missed.pop(i, None)
         return
+    log.warning(
+        "client %s (sottovoce %s) declined: %s", own.name, own.version or "unknown", read.code
+    )
     came.why[i] = read.code
     if read.code in LASTING:
         roll.gone[i] = read.code
@@ -259,6 +296,7 @@ def _expected(federation: Federation, request: Request, asked: str, member: Memb
         member=member,
         ceiling=max(_ceiling(plan, member, federation.terms.clients), needs * (1 + 1e-6)),
         loss_bound=request.loss_bound,
+        disclosed=plan.server.weights == "precision",
         turn=request.round,
         terms=federation.terms,
     )

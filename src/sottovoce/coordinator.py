@@ -11,11 +11,13 @@ debited twice, and the model is the one that the uploads give (rule R12).
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from sottovoce.learning.names import named, unnamed
 from sottovoce.plan import Plan
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.rounds.schedule import Round
-from sottovoce.server.average import average
+from sottovoce.server.average import combine
 from sottovoce.server.checks import Accepted
 from sottovoce.server.finish import Memory, handed
 from sottovoce.server.registry import Member
@@ -46,9 +48,11 @@ from sottovoce.trained import Trained
 
 UPLOADS = "uploads"
 
+log = logging.getLogger("sottovoce.coordinator")
+
 Arrays = dict[str, NDArray[np.float32]]
 
-__all__ = ["Patience", "Transport", "conduct", "mean"]
+__all__ = ["Patience", "Transport", "combined", "conduct"]
 
 
 def conduct(
@@ -64,6 +68,7 @@ def conduct(
     insecure: bool = False,
     server: str = "",
     versions: Mapping[str, str] | None = None,
+    admitted: Mapping[str, int] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Run a federation of real clients to its end; the run folder is that of `simulate`.
@@ -71,6 +76,8 @@ def conduct(
     `public` has the server's own validation and test rows, and no training rows. `check` is called
     where the run may be interrupted (between rounds). `insecure` says that the
     transport was not encrypted, and is written into the record, also of a run that goes on later.
+    `admitted` are the samples of the clients that may take part, by key fingerprint or name
+    (`asking.read_admitted`).
     """
     plan = plan.replace(noise="secure")  # refuses what exists in simulation only (R7, R10)
     if resume:
@@ -83,7 +90,8 @@ def conduct(
     else:
         _require_unused(out)
         public = seen(plan, public)
-        roll = gather(transport, patience, lambda m: misfit(plan, public, m, patience.clients))
+        fits = partial(misfit, plan, public, clients=patience.clients)
+        roll = gather(transport, patience, fits, admitted)
         federation = of_members(plan, roll.members, public)
         seed = seeds.fresh()
         params = named(first_model(federation.model, seed))
@@ -109,18 +117,21 @@ def conduct(
     before = header.get("not_covered", ["insecure-transport"])
     codes = federation.not_covered(*before, *(["insecure-transport"] if insecure else []))
     header["not_covered"] = list(codes)
+    for name, why in limited(federation, roll.members).items():
+        log.warning("client %s %s, and counts for fewer", name, why)
     record.write_rounds(out, state)
     status, began, since = "finished", datetime.now(UTC), time.monotonic() - state.seconds
     try:
         while (turn := federation.schedule.round(state.progress)) is not None:
             if state.exhausted:
                 break
-            header |= roll.to_json()
+            header |= {"plan": federation.plan.to_dict()} | roll.to_json()
             checkpoint.save(out, state, params, header, memory)
             check()
             came = ask_round(federation, roll, state, params, turn, header, transport, patience)
             if came.uploads and keep_uploads:
                 _keep(out, turn.t, came)
+            federation = _with_budgets_of(federation, roll.members)
             state, params, memory = _closed(
                 federation, roll, state, params, memory, turn, came, since
             )
@@ -140,7 +151,7 @@ def conduct(
             checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
             _keep_none_of(out, state.progress.done)
         final = dict(handed(memory, params))
-        made = _record(federation, state, final, status, began, codes, versions or {})
+        made = _record(federation, roll.members, state, final, status, began, codes, versions or {})
         record.write(out, made, federation, state, final)
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
@@ -177,7 +188,8 @@ def _closed(
     for i, read in came.uploads.items():
         sigma[:, i] = read.sigma
     weight = course.weights(federation, uploads, sigma[0])
-    sigma[:, [i for i, member in enumerate(roll.members) if member.account is None]] = np.nan  # R9
+    hidden = np.array([member.account is None for member in roll.members])
+    sigma[:, hidden] = np.nan  # R9
     asked = state.asked.copy()
     asked[came.asked] += 1
     tank = _tank(roll.members, state.tank, uploads)
@@ -186,14 +198,14 @@ def _closed(
         weight=weight,
         sigma=sigma,
         signal_sigma=np.full(clients, np.nan),
-        mu2=np.asarray(tank.spent_mu2 - state.tank.spent_mu2),
+        mu2=np.where(hidden, 0.0, np.maximum(tank.spent_mu2 - state.tank.spent_mu2, 0.0)),
         uploads=uploads,
         tank=tank,
         asked=asked,
     )
     loss = accuracy = heard = offered = float("nan")
     if came.uploads:
-        averaged = mean(came.uploads, prepared.weight)
+        averaged = combined(federation.plan, came.uploads, prepared.weight, params)
         params, memory, offered = closed(federation, state, turn, memory, params, averaged)
         tree = unnamed(federation.model, dict(params))
         loss, accuracy = heard, _ = scores(federation.model, tree, federation.held.validation)
@@ -210,16 +222,47 @@ def _closed(
         seconds=time.monotonic() - since,
         offered=offered,
     )
-    if came.refused and not state.exhausted:
-        last = {**state.rounds[-1], "asked": sorted(came.asked), "refused": came.refused}
-        state = replace(state, rounds=(*state.rounds[:-1], last))
-    return state, params, memory
+    if state.exhausted:
+        return state, params, memory
+    last, down = state.rounds[-1], limited(federation, roll.members)
+    if came.refused:
+        missing = {
+            roll.members[i].name: why for i, why in came.why.items() if i not in came.uploads
+        }
+        last = {**last, "asked": sorted(came.asked), "refused": came.refused, "missing": missing}
+    if cut := {
+        name: down[name] for i in sorted(came.uploads) if (name := roll.members[i].name) in down
+    }:
+        last = {**last, "limited": cut}
+    return replace(state, rounds=(*state.rounds[:-1], last)), params, memory
 
 
-def mean(uploads: Mapping[int, Accepted], weight: NDArray[np.float64]) -> Arrays:
-    """The new model: Σ p_i w̃_i in float64, in the order of the clients, as float32."""
-    order = sorted(uploads)
-    total = average([dict(uploads[i].params) for i in order], weight[order])  # type: ignore[arg-type]
+def _with_budgets_of(federation: Federation, members: Sequence[Member]) -> Federation:
+    """Follow budgets that were tightened, hidden or shown since their clients greeted."""
+    now = [np.nan if m.account is None else m.account.capacity for m in members]
+    if np.array_equal(federation.capacity, now, equal_nan=True):
+        return federation
+    return of_members(federation.plan, members, federation.held, federation.model)
+
+
+def limited(federation: Federation, members: Sequence[Member]) -> dict[str, str]:
+    """Say of each client that counts for fewer samples than it declares why, by name."""
+    assert federation.counted is not None
+    return {
+        own.name: "declares more samples than "
+        + ("twice the median" if own.registered is None else "were registered for it")
+        for own, most in zip(members, federation.counted.tolist(), strict=True)
+        if own.samples > most
+    }
+
+
+def combined(
+    plan: Plan, uploads: Mapping[int, Accepted], weight: NDArray[np.float64], model: Arrays
+) -> Arrays:
+    """Combine uploads as the plan says, in float64 and in the order of the clients, as float32."""
+    order, own = sorted(uploads), plan.server
+    each = [uploads[i].params for i in order]
+    total = combine(each, weight[order], model, kind=own.aggregation, trim=own.trim)
     with np.errstate(over="ignore"):
         return {name: leaf.astype(np.float32) for name, leaf in total.items()}
 
@@ -256,6 +299,7 @@ def _tank(
 
 def _record(
     federation: Federation,
+    members: Sequence[Member],
     state: ServerState,
     params: Arrays,
     status: str,
@@ -265,6 +309,18 @@ def _record(
 ) -> dict[str, Any]:
     model = federation.model
     tree, held = unnamed(model, dict(params)), federation.held
+    assert federation.counted is not None
+    down = limited(federation, members)
+    who = [
+        {
+            "name": own.name,
+            "key": own.key,
+            "version": own.version,
+            "counted": None if own.account is None else most,
+            **({"limited": down[own.name]} if own.name in down else {}),
+        }
+        for own, most in zip(members, federation.counted.tolist(), strict=True)
+    ]
     return record.make(
         federation,
         state,
@@ -278,4 +334,5 @@ def _record(
         engine="flower",
         not_covered=not_covered,
         versions=versions,
+        who=who,
     )

@@ -2,6 +2,7 @@
 
     OUT/plan.toml                    what will run (written last: a folder without it is unfinished)
     OUT/public.npz                   the server's validation and test rows
+    OUT/admitted.csv                 the clients that may take part, and their samples
     OUT/nodes/client-0/rows.npz      one client's rows
     OUT/nodes/client-0/node.toml     what that client has decided: its budget, its clip, its unit
     OUT/nodes/client-0/client.vault  its ledger
@@ -12,6 +13,7 @@ In a federation between machines every client makes its own; here one command pl
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from sottovoce.plan import Plan
 from sottovoce.plan import text as toml
 
 PLAN, PUBLIC, NODES, NODE = "plan.toml", "public.npz", "nodes", "node.toml"
+ADMITTED = "admitted.csv"
 ROUNDS = 1000  # that a node allows in one run, unless the plan needs more
 STEPS = 16  # likewise, in one turn
 
@@ -42,10 +45,10 @@ def deal(plan: Plan, out: Path) -> list[Path]:
     checkpoint.make(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
     public.save(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so
-    digits = len(str(plan.clients - 1))
-    files = [
-        _node(plan, held, i, out / NODES / f"client-{i:0{digits}d}") for i in range(plan.clients)
-    ]
+    names = _names(held)
+    files = [_node(plan, held, i, out / NODES / name) for i, name in enumerate(names)]
+    lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
+    checkpoint.replace(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
     checkpoint.replace(out / PLAN, plan.to_toml().encode())
     return files
 
@@ -90,6 +93,15 @@ def node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
     if plan.model.own is not None:
         values["model"] = {"own": plan.model.own}
     return toml.write(values)
+
+
+def _names(held: Holdings) -> list[str]:
+    """Name the clients as their table does where that makes plain folders, else by number."""
+    plain = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) for name in held.names)
+    if held.names and plain and len({name.lower() for name in held.names}) == len(held.names):
+        return list(held.names)
+    clients = len(held.samples)
+    return [f"client-{i:0{len(str(clients - 1))}d}" for i in range(clients)]
 
 
 def _node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:

@@ -5,9 +5,7 @@ The order is the promise (rules R1–R6, R10, R11 of the protocol):
     read the request → hold it against the client's own policy → asked before? → price
       → reserve, durable → compute and noise → store the upload, durable → answer
 
-A crash after the reserve burns budget; nothing is refunded. The disk has room for the upload, and
-the process memory for the work, before anything is booked; an answer that fails all the same stops
-the client until its operator has looked. The same content asked again gets the
+A crash after the reserve burns budget; nothing is refunded. The same content asked again gets the
 stored bytes; another content for the same round is refused. A request can only ask for less than
 the policy allows. `answer` never raises: a refusal is an answer too, in words that depend on the
 request, the policy and the tank alone, which are public. Whatever is wrong with the client's own
@@ -24,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from sottovoce import client, protocol, wire
+from sottovoce._version import __version__
 from sottovoce.client import Price
 from sottovoce.errors import (
     DataError,
     InputError,
     Malformed,
+    OtherVersion,
     PolicyRefusal,
     Refusal,
     RoundAnswered,
@@ -41,7 +41,7 @@ from sottovoce.node import Node, Rows
 from sottovoce.privacy import grid
 from sottovoce.protocol import Request, refusal
 from sottovoce.rounds.turn import Terms
-from sottovoce.vault import Policy, Reservation, Vault
+from sottovoce.vault import Policy, Vault
 from sottovoce.vault.journal import MOST_BYTES
 
 log = logging.getLogger("sottovoce.device")
@@ -60,12 +60,12 @@ class Declined(Refusal):
 
 def answer(blob: bytes, node: Node) -> bytes:
     """One request → one answer, both as bytes; hostile ones are answered with a refusal."""
-    return _guarded(lambda: _answer(Request.from_blob(blob), node), "a request")
+    return _guarded(lambda: _answer(Request.from_blob(blob), node), lambda: _asked(blob))
 
 
 def hello(node: Node) -> bytes:
     """Who this client is, in public numbers: what a server needs to plan a run."""
-    return _guarded(lambda: _hello(node), "a greeting")
+    return _guarded(lambda: _hello(node), lambda: "a greeting")
 
 
 def check(node: Node) -> None:
@@ -78,34 +78,50 @@ def check(node: Node) -> None:
     with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
         _require_as_many(node, rows, vault)
         vault.require_tightening(node.policy(vault.policy.samples))
-        vault.require_going()
 
 
-def _guarded(say: Callable[[], bytes], what: str) -> bytes:
+def _asked(blob: bytes) -> str:
+    """Name a request in the client's log: public words alone."""
+    try:
+        request = Request.from_blob(blob)
+    except Malformed:
+        return f"a request of {len(blob)} bytes"
+    turn = request.round
+    server = request.server or "a server without a name"
+    return f"round {turn.t + 1} of {turn.horizon} of run {request.run[:8]} for {server}"
+
+
+def _guarded(say: Callable[[], bytes], what: Callable[[], str]) -> bytes:
     """What is said, or a refusal in words that may leave.
 
-    The client's own log has the kind of error: its words may hold a cell of a row, and logs are
-    copied to other machines. `check` has the words, for who asks on the machine itself.
+    The client's own log has what was asked and which rule refused it. Of its own failures it has
+    the kind of error: its words may hold a cell of a row, and logs are copied to other machines.
+    `check` has the words, for who asks on the machine itself.
     """
+
+    def refused(code: str, text: str) -> bytes:
+        log.warning("refused %s (%s): %s", what(), code, text)
+        return refusal(code, text)
+
     try:
         return say()
     except Declined as no:
-        return refusal(no.code, str(no))
+        return refused(no.code, str(no))
     except Malformed as error:
-        return refusal("malformed", str(error))
+        return refused("version" if isinstance(error, OtherVersion) else "malformed", str(error))
     except TankEmpty:
-        return refusal("empty", "the privacy budget has nothing left for this release")
+        return refused("empty", "the privacy budget has nothing left for this release")
     except PolicyRefusal as error:  # its text may name what the policy does not disclose
         log.error("refused: %s", _kind(error))
-        return refusal("policy", "the client's own terms do not allow this release")
+        return refused("policy", "the client's own terms do not allow this release")
     except RoundAnswered:
-        return refusal("replay", "this round has its answer already")
+        return refused("replay", "this round has its answer already")
     except Refusal as error:
         log.error("the ledger cannot be used: %s", _kind(error))
     except (DataError, InputError) as error:
         log.error("the client's own files cannot be used: %s", _kind(error))
     except Exception as error:  # whatever it was, its text may hold what must not leave
-        log.error("%s ended in an error of the client's own: %s", what, _kind(error))
+        log.error("%s ended in an error of the client's own: %s", what(), _kind(error))
     return unavailable()
 
 
@@ -132,6 +148,7 @@ def _hello(node: Node) -> bytes:
             {
                 "schema": protocol.HELLO,
                 "name": node.name,
+                "version": __version__,
                 "features": int(rows.x.shape[1]),
                 "classes": rows.classes,
                 "policy": _public(vault.policy),
@@ -142,29 +159,7 @@ def _hello(node: Node) -> bytes:
 
 
 def _answer(request: Request, node: Node) -> bytes:
-    rows, debits = node.rows(), list[Reservation]()
-    try:
-        return _answered(request, node, rows, debits)
-    except Exception as error:
-        if debits:  # paid for, and not sent
-            log.error("an answer failed after it was paid for; see `sottovoce ledger show`")
-            _stop(node, rows, _kind(error))
-        raise
-
-
-def _stop(node: Node, rows: Rows, why: str) -> None:
-    """Note in the vault that an answer failed: its next request would burn budget again.
-
-    Where even that cannot be written, the vault stops at the next debit without an upload.
-    """
-    try:
-        with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
-            vault.stop(why)
-    except Refusal as error:
-        log.error("that it failed could not be noted: %s", _kind(error))
-
-
-def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation]) -> bytes:
+    rows = node.rows()
     with _open(node, rows) as vault:
         policy = vault.policy
         _require_as_many(node, rows, vault)
@@ -188,9 +183,7 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
         if own is not None:  # on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
             gradients.require_rows(own, params, policy.samples, request.form.features)
-        vault.require_going()
         paid = _price(request, policy, vault)
-        _require_memory(request, rows)
         reserved = vault.reserve(
             request.run,
             request.round.t,
@@ -207,9 +200,7 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
                 "loss_noise": paid.loss_noise,
             },
             acknowledged=request.receipt,
-            room=_upload_bytes(request),
         )
-        debits.append(reserved)
         lens = request.form.seen
         upload = client.release(
             request.form,
@@ -284,27 +275,10 @@ def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
     count = sum(leaf.size for leaf in request.params.values())
     if count * request.recipe.steps > MOST_PARAMETERS:  # the noise of all steps is drawn at once
         raise Declined("policy", "the model has more than 2³⁰ parameters, times its steps")
-    if _upload_bytes(request) > MOST_BYTES:  # found after the reserve it would burn budget
+    if 4 * count + wire.LONGEST_TEXT > MOST_BYTES:  # found after the reserve it would burn budget
         raise Declined("policy", "the model is larger than an answer that this client can keep")
     if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
         raise Malformed("the request's model is not finite")
-
-
-def _upload_bytes(request: Request) -> int:
-    """At most so many bytes has the answer to a request."""
-    return 4 * sum(leaf.size for leaf in request.params.values()) + wire.LONGEST_TEXT
-
-
-def _require_memory(request: Request, rows: Rows) -> None:
-    """Raise MemoryError where a release would find too little memory, before it is paid for.
-
-    It holds the rows as float64, two blocks of gradients, and the parameters a few times over:
-    as they are, summed, noised, moved and written. Nothing of the rows is looked at.
-    """
-    count = sum(leaf.size for leaf in request.params.values())
-    width = max(rows.x.shape[1], request.form.features)
-    numbers = 2 * len(rows.y) * width + 3 * gradients.BLOCK_NUMBERS + 10 * count
-    np.empty(numbers)
 
 
 def _allowed(request: Request, policy: Policy) -> None:

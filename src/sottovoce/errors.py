@@ -11,7 +11,8 @@
     │   ├── DatasetChanged  a vault was opened for other records than it keeps the ledger of
     │   └── VaultRefusal    a vault that is missing, in use, damaged, a copy or an older state
     ├── Malformed           a message from another machine is not what it should be
-    │   └── OtherSamples    a client's records are no longer those that it greeted with
+    │   ├── OtherSamples    a client's records are no longer those that it greeted with
+    │   └── OtherVersion    it is written in another version of the protocol
     ├── DataError           a data set is missing, damaged or not what it should be
     ├── RunError            a run folder is missing, damaged or in the way
     └── FederationError     a process or a node of a federation failed or did not answer
@@ -81,6 +82,10 @@ class Malformed(SottovoceError):
 
 class OtherSamples(Malformed):
     """A client's records are no longer those that it greeted with."""
+
+
+class OtherVersion(Malformed):
+    """It is written in another version of the protocol."""
 
 
 class DataError(SottovoceError):

@@ -231,6 +231,7 @@ def _lead(
                 "insecure": options.insecure,
                 "name": "sottovoce federate",
                 "progress": str(follow.path),
+                "admitted": str(admitted) if (admitted := folder / "admitted.csv").exists() else "",
             },
         )
         try:

@@ -41,6 +41,7 @@ from sottovoce.rounds.turn import Terms
 from sottovoce.seeds import Purpose
 from sottovoce.server.finish import Finish
 from sottovoce.server.registry import Account, Member
+from sottovoce.server.weights import limit_samples
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
 MEDIAN_OF = 4096  # rows that a median clip looks at
@@ -61,6 +62,7 @@ class Federation:
     schedule: Schedule
     terms: Terms
     calibrations: tuple[Calibration, ...] = ()  # of real clients' vaults; else the plan's
+    counted: NDArray[np.int64] | None = None  # rows that an upload counts for; None: all it has
 
     @property
     def samples(self) -> NDArray[np.int64]:
@@ -239,6 +241,12 @@ def of_members(
     recipe, held = plan.recipe(), seen(plan, held)
     model = _model(plan, held) if model is None else model
     samples = np.array([member.samples for member in members], dtype=np.int64)
+    sizes = plan.data.samples
+    counted = limit_samples(
+        [member.samples for member in members],
+        [member.registered for member in members],
+        planned=max(sizes) if isinstance(sizes, tuple) else sizes or 0,
+    )
     return Federation(
         plan=plan,
         held=replace(held, samples=samples),
@@ -251,6 +259,7 @@ def of_members(
         schedule=plan.schedule(),
         terms=_terms(plan, recipe),
         calibrations=kinds,
+        counted=counted,
     )
 
 

@@ -67,6 +67,7 @@ class Holdings:
     counted: bool = False  # whether the number of classes was counted on clients' labels
     features: Hog | None = None  # what the rows are, where they are no longer pictures
     fresh_vaults: bool = False  # whether the clients' vaults were made for one run, with the deal
+    names: tuple[str, ...] = ()  # the clients', where a column of a table names them
 
     def fingerprint(self, *, rows: bool = True) -> str:
         """Return what tells these holdings from others: who holds which rows, to the last bit.
@@ -194,7 +195,7 @@ def _table(plan: Plan, seed: int) -> Holdings:
     held = _dealt(dealt, train, tested, (table.x.shape[1],), len(layout.classes))
     declared = table.owner is not None and dealt.test_from == "train"
     whose = table.owner[dealt.test] if declared and table.owner is not None else None
-    held = replace(held, layout=layout, test_owner=whose)
+    held = replace(held, layout=layout, test_owner=whose, names=table.clients)
     return held if steering is None else replace(held, validation=steering)
 
 

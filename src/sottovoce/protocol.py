@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import wire
-from sottovoce.errors import InputError, Malformed
+from sottovoce._version import __version__
+from sottovoce.errors import InputError, Malformed, OtherVersion
 from sottovoce.learning.form import Form
 from sottovoce.privacy.budget import UNITS, Unit
 from sottovoce.privacy.sensitivity import Recipe
@@ -30,7 +31,7 @@ HELLO = "sottovoce.hello/1"
 LARGEST = 1 << 31  # bytes of one message
 MOST = 10**9  # clients, rounds, steps: beyond it a number is nonsense
 _OLD_CODES = ("vault", "data", "internal")  # which older clients send for `unavailable`
-CODES = ("empty", "policy", "replay", "malformed", "unavailable", *_OLD_CODES)
+CODES = ("empty", "policy", "replay", "malformed", "version", "unavailable", *_OLD_CODES)
 
 _RUN = re.compile(r"[0-9a-f]{8,64}")
 SERVER = re.compile(r"[A-Za-z0-9 ._:-]{0,80}")
@@ -131,6 +132,7 @@ class Request:
     def from_blob(cls, blob: bytes) -> Request:
         """Read a request, schema first; anything that is not one is `Malformed`."""
         head, params = wire.unpack(blob, limit=LARGEST)
+        require_version(head, REQUEST)
         _keys(
             head,
             "request",
@@ -146,8 +148,6 @@ class Request:
                 "server",
             ),
         )
-        if head["schema"] != REQUEST:
-            raise Malformed(f"the message is not a request ({REQUEST})")
         turn, terms, local = head["round"], head["terms"], head["local"]
         _keys(turn, "round", ("t", "horizon", "scale", "spread"))
         _keys(terms, "terms", ("clients", "per_round", "cohort"))
@@ -205,6 +205,26 @@ def refusal(code: str, text: str) -> bytes:
     'empty'
     """
     return wire.pack({"schema": ANSWER, "kind": "refusal", "code": code, "text": text})
+
+
+def require_version(head: Mapping[str, Any], schema: str) -> None:
+    """Refuse a message that is not of this schema, with both versions if only that differs.
+
+    >>> require_version({"schema": "sottovoce.hello/2"}, HELLO)
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.OtherVersion: the message is a hello/2 and sottovoce 0.1.0 reads hello/1; \
+bring both sides to one version
+    """
+    said, (kind, _, number) = head.get("schema"), schema.removeprefix("sottovoce.").partition("/")
+    if said == schema:
+        return
+    if isinstance(said, str) and re.fullmatch(rf"sottovoce\.{kind}/[0-9]{{1,6}}", said):
+        raise OtherVersion(
+            f"the message is a {said.removeprefix('sottovoce.')} and sottovoce {__version__} reads "
+            f"{kind}/{number}; bring both sides to one version"
+        )
+    raise Malformed(f"the message is no {kind} ({schema})")
 
 
 def _keys(values: Any, name: str, keys: tuple[str, ...]) -> None:

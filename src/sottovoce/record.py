@@ -32,6 +32,7 @@ from sottovoce.errors import RunError
 from sottovoce.federation import Federation
 from sottovoce.recorded import SCHEMA
 from sottovoce.recorded import read as read
+from sottovoce.server.average import describe
 
 ROUNDS = "rounds.jsonl"
 MOST_CONFUSED = 20  # classes whose confusion matrix is kept: a larger one nobody reads
@@ -67,10 +68,12 @@ def make(
     engine: str = "simulation",
     not_covered: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
+    who: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The record of a run as it stands, finished or not.
 
-    `not_covered` are codes that the engine adds to the guarantee's, `versions` those of its parts.
+    `not_covered` are codes that the engine adds to the guarantee's, `versions` those of its parts,
+    `who` what it knows of each client beside its numbers.
     """
     done, guarantee = len(state.rounds), federation.guarantee(*not_covered)
     record: dict[str, Any] = {
@@ -108,6 +111,10 @@ def make(
         record["result"]["confusion"] = confusion
     if (finish := federation.finish.words(state.marks)) is not None:
         record["result"]["finish"] = finish
+    if (
+        words := describe(federation.plan.server.aggregation, federation.plan.server.trim)
+    ) is not None:
+        record["result"]["aggregation"] = words
     if federation.plan.local.clip == "median":
         record["clip"] = federation.recipe.clip
     if federation.plan.server.signal != "public":
@@ -117,7 +124,9 @@ def make(
     if len(state.asked) <= MANY_CLIENTS:
         columns = _columns(federation, state)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        record["clients"] = [dict(zip(columns, row, strict=True)) for row in rows]
+        clients = [dict(zip(columns, row, strict=True)) for row in rows]
+        known = who or [{}] * len(clients)
+        record["clients"] = [{**w, **c} for c, w in zip(clients, known, strict=True)]
     require_private(federation, state)
     return {key: _plain(value) for key, value in record.items()}
 

@@ -13,6 +13,7 @@
 | `keep-uploads` | keep every upload that counted, in `out`/uploads |
 | `insecure` | allow a transport that is not encrypted: the record then says so |
 | `name` | the server's name, as the clients' ledgers note it |
+| `admitted` | a CSV file with the clients that may take part and their samples; none if empty |
 | `progress` | a file that gets a line of JSON a round; none if empty |
 
 All of it is checked before anyone is greeted. One process leads a run: it holds a lock on
@@ -54,6 +55,7 @@ KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
     **dict.fromkeys(("resume", "keep-uploads", "insecure"), ((bool,), "true or false", "true")),
     "name": ((str,), "at most 80 letters, digits and . _ : - or spaces", "'…'"),
     "progress": ((str,), "a file in a folder that exists", "'…'"),
+    "admitted": ((str,), "a file that exists, or empty", "'…'"),
 }
 
 
@@ -75,6 +77,11 @@ class Routes:
         self._announced = now
         return {route: it.hello if isinstance(it, Seat) else it for route, it in new.items()}
 
+    def key(self, route: str) -> str | None:
+        """The fingerprint of the client's key, where its node is authenticated."""
+        seat = self.roll.seats.get(route)
+        return None if seat is None else seat.key
+
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes]:
         """The answers that came in time."""
         self.rounds += 1
@@ -92,6 +99,7 @@ def client_of(hello: bytes) -> str:
 def lead(roll: Roll, config: Mapping[str, Any]) -> None:
     """Lead a run from the first greeting to the record."""
     from sottovoce import public
+    from sottovoce.asking import read_admitted
     from sottovoce.coordinator import Patience, conduct
     from sottovoce.plan import Plan
 
@@ -108,6 +116,7 @@ def lead(roll: Roll, config: Mapping[str, Any]) -> None:
         )
     paths = {key: Path(config[key]) for key in ("plan", "public", "out")}
     plan, held = Plan.load(paths["plan"]), public.load(paths["public"])
+    admitted = read_admitted(config["admitted"]) if config["admitted"] else None
     patience = Patience(
         clients=config["clients"],
         gathering=config["gathering"],
@@ -127,6 +136,7 @@ def lead(roll: Roll, config: Mapping[str, Any]) -> None:
             insecure=not secure,
             server=config["name"],
             versions={"flwr": metadata.version("flwr")},
+            admitted=admitted,
         )
 
 
@@ -217,5 +227,7 @@ def _require(key: str, value: Any) -> None:
         good = SERVER.fullmatch(value) is not None
     elif good and key == "progress":
         good = value == "" or Path(value).parent.is_dir()
+    elif good and key == "admitted":
+        good = value == "" or Path(value).is_file()
     if not good:
         raise InputError.of(key, value, bound, f"give it as: flwr run --run-config {key}={given}")

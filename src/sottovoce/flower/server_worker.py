@@ -46,7 +46,7 @@ from sottovoce.flower.grid import BoundedGrid
 APP = "sottovoce.flower.server_app:app"
 # The bundle that `flwr run` ships names the settings of a run and their defaults.
 BUNDLE = Path(__file__).parent / "app"
-PATHS = ("plan", "public", "out", "progress")
+PATHS = ("plan", "public", "out", "progress", "admitted")
 
 log = logging.getLogger("sottovoce")
 

@@ -9,13 +9,22 @@ of no other, and no word a node wrote reaches a log or a record.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
+from cryptography.hazmat.primitives import serialization
 from flwr.app import ConfigRecord, Message, RecordDict
+
+if TYPE_CHECKING:
+    from flwr.proto.node_pb2 import NodeInfo
+
+log = logging.getLogger("sottovoce.transport")
 
 RECORD = "sottovoce"
 POLL = 0.25
@@ -47,8 +56,8 @@ WORDS: dict[Reason, str] = {
 class Grid(Protocol):
     """The part of `flwr.serverapp.Grid` that is used: it names nodes and carries messages."""
 
-    def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are online."""
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """The nodes that are online, with their public keys."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send; the ids of the messages, in order."""
@@ -150,11 +159,15 @@ def read(message: Message, key: str, limit: int) -> bytes | None:
 
 @dataclass(frozen=True)
 class Seat:
-    """A client and the Flower node it speaks through; `hello` is what it said of itself."""
+    """A client and the Flower node it speaks through; `hello` is what it said of itself.
+
+    `key` is the fingerprint of the node's key, where nodes are authenticated.
+    """
 
     client: str
     node: int
     hello: bytes
+    key: str | None = None
 
 
 class Roll:
@@ -162,7 +175,8 @@ class Roll:
 
     Flower's node ids change (a node without authentication gets a new one at every start), so that
     every node is asked once who it is. A client keeps its seat while its node is online; another
-    node that claims the same client meanwhile is left out and counted in `doubles`. A node that
+    node that claims the same client meanwhile is left out and counted in `doubles`. Where nodes are
+    authenticated, one that has another key is another client, whatever it claims. A node that
     gives no proper answer (its words are in `strange`) is asked again, less and less often: one
     that hangs must not cost every round a minute, and a second one may be the first, restarted.
     """
@@ -174,6 +188,8 @@ class Roll:
         self.seats: dict[str, Seat] = {}
         self.doubles: set[int] = set()
         self.strange: dict[int, bytes] = {}
+        self._keys: dict[int, str] = {}
+        self._owner: dict[str, str] = {}  # client → the key that first spoke for it
         self._known: set[int] = set()
         self._shy: dict[int, tuple[float, float]] = {}  # node → not before, and the wait after it
 
@@ -181,7 +197,10 @@ class Roll:
         """Ask nodes that are new who they are, until `wanted` clients are there or time is up."""
         until = time.monotonic() + seconds
         while True:
-            online = set(self.grid.get_node_ids())
+            nodes = list(self.grid.get_nodes())
+            online = {node.node_id for node in nodes}
+            if getattr(self.grid, "_insecure", True) is False:  # without TLS a key proves nothing
+                self._keys = {n.node_id: fingerprint(n.public_key) for n in nodes if n.public_key}
             self._leave(online)
             now = time.monotonic()
             left = until - now
@@ -235,7 +254,7 @@ class Roll:
             self._shy.pop(node, None)
             self.doubles.discard(node)
             self.strange.pop(node, None)
-            self.seats[client] = Seat(client, node, cast(bytes, hello))
+            self.seats[client] = Seat(client, node, cast(bytes, hello), self._keys.get(node))
 
     def _client(self, node: int, hello: bytes | Failure) -> str | None:
         """Whom a node speaks for; None if it did not say, or if that client sits elsewhere."""
@@ -246,10 +265,24 @@ class Roll:
         except Exception:  # whatever a node wrote, it ends nobody's round
             self.strange[node] = hello
             return None
+        key = self._keys.get(node)
+        if key is not None and self._owner.setdefault(client, key) != key:
+            log.warning(
+                "node %d (%s) greets as %s, as another key did before it", node, key, client
+            )
+            client = f"{client} {key}"
         if client not in self.seats or self.seats[client].node == node:
             return client
         self.doubles.add(node)
         return None
+
+
+def fingerprint(public_key: bytes) -> str:
+    """Return a node's public key (PEM) as `ssh-keygen -l` prints that of its .pub file."""
+    key = serialization.load_pem_public_key(public_key)
+    ssh = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    digest = hashlib.sha256(base64.b64decode(ssh.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def _reply(

@@ -100,6 +100,13 @@ class Plan(Section):
             )
         if self.noise == "secure":
             self._is_a_release()
+        elif self.server.aggregation not in (None, "mean"):
+            raise PlanError.of(
+                "server.aggregation",
+                self.server.aggregation,
+                "mean with noise = simulated",
+                "simulation computes the mean of all uploads and no single one; set noise = secure",
+            )
         if self.local.steps > 1 and self.privacy.calibration == "paper":
             raise PlanError.of(
                 "local.steps",

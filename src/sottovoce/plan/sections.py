@@ -24,6 +24,7 @@ from sottovoce.rounds.decaying import DecayingNoise
 from sottovoce.rounds.discounted import DiscountedRounds
 from sottovoce.rounds.fixed import FixedRounds
 from sottovoce.rounds.schedule import Schedule
+from sottovoce.server.average import Aggregation
 from sottovoce.server.finish import (
     Decay,
     DecayKind,
@@ -234,6 +235,16 @@ class Server(Section):
         description="how much clients' gradients differ, Γ², for precision (absent: 0 iid, or C²)",
         examples=[0.0],
     )
+    aggregation: Aggregation | None = Field(
+        default=None,
+        description="how uploads become one (absent: mean; the others resist hostile ones; free)",
+        examples=["trimmed"],
+    )
+    trim: Annotated[
+        Annotated[Number, Field(ge=0.01, le=0.49)] | None, When("aggregation", "trimmed", 0.2)
+    ] = Field(
+        default=None, description="the weight left out at either end with aggregation = trimmed"
+    )
     signal: Literal["public", "clients", "raw"] = Field(
         default="public",
         description="whose loss steers: the validation set's, the clients' (noised), or raw ones",
@@ -276,6 +287,10 @@ class Server(Section):
                 raise PlanError(
                     f"server.{key} has no effect without server.average; remove it or add average"
                 )
+        if self.aggregation is None and self.trim is not None:
+            raise PlanError(
+                "server.trim has no effect without server.aggregation; remove it or choose trimmed"
+            )
         self._borrowed(self.finish)
         return self
 

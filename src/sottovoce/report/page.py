@@ -275,9 +275,10 @@ def _clients(run: Run) -> str:
     c = run.clients
     if c is None or len(c) > _MOST_LISTED:
         return ""
+    who = run.who
     rows = [
         [
-            f"{i}",
+            who[i].name if who else f"{i}",
             number(c.samples[i]) if np.isnan(c.samples[i]) else f"{c.samples[i]:,.0f}",
             ceiling(c.epsilon[i]),
             ceiling(c.delta[i]),
@@ -291,11 +292,27 @@ def _clients(run: Run) -> str:
     ]
     head = ["client", "samples", _epsilon(run), "δ", "sensitivity Δ", "participations"]
     head += ["capacity (μ²)", "spent (μ²)", "spent"]
+    table = _table("The clients", head, rows, numbers_from=1 if who else 0)
+    if who:
+        known = [
+            [
+                w.name,
+                number(w.counted) if np.isnan(w.counted) else f"{w.counted:,.0f}",
+                w.version,
+                w.key,
+                w.remarks or "–",
+            ]
+            for w in who
+        ]
+        columns = ["client", "samples that count", "version", "key", "remarks"]
+        table += _table("Who the clients are", columns, known, numbers_from=len(columns))
+    remarks = sum(1 for w in who if w.remarks)
+    noted = f", {count(remarks, 'client')} with remarks" if remarks else ""
     return f"""
 <section aria-labelledby="clients">
 <h2 id="clients">The clients</h2>
-<details><summary>{count(len(c), "client")}, one by one</summary>
-{_table("The clients", head, rows, numbers_from=0)}
+<details{" open" if remarks else ""}><summary>{count(len(c), "client")}, one by one{noted}</summary>
+{table}
 </details>
 </section>"""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -51,6 +52,17 @@ class Clients:
 
 
 @dataclass(frozen=True)
+class Who:
+    """Who a client of a federation is, and what the server had to say of it."""
+
+    name: str
+    key: str
+    version: str
+    counted: float  # samples that its uploads count for
+    remarks: str
+
+
+@dataclass(frozen=True)
 class Run:
     """One run. `loss` and `accuracy` have one value more than there are rounds: before the first.
 
@@ -74,8 +86,9 @@ class Run:
     confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
     classes: list[str]  # their names, where the record has them
     model_sha256: str | None
-    finish: str | None  # what the server made of the averaged uploads
+    finish: str | None  # what the server made of the uploads
     clients: Clients | None
+    who: list[Who]  # the clients of a federation; empty in simulation
     disclosed: bool  # False: every client keeps its budget to itself, and ε and δ are NaN
     epsilon: float
     delta: float
@@ -141,8 +154,10 @@ class Run:
             confusion=_confusion(result.get("confusion")),
             classes=[str(name) for name in (record.get("table") or {}).get("classes", [])],
             model_sha256=result["model_sha256"],
-            finish=None if result.get("finish") is None else str(result["finish"]),
+            finish="; ".join(str(result[k]) for k in ("aggregation", "finish") if k in result)
+            or None,
             clients=_clients(record.get("clients"), trace),
+            who=_who(record.get("clients"), rounds),
             disclosed=guarantee is not None,
             epsilon=_number(told["epsilon"]),
             delta=_number(told["delta"]),
@@ -308,6 +323,28 @@ def _clients(listed: Any, trace: Mapping[str, Any]) -> Clients | None:
     if not np.all(kept | ((clients.capacity > 0) & (clients.spent >= 0))):
         raise ValueError("every client needs a capacity > 0, of which it has spent ≥ 0")
     return clients
+
+
+def _who(listed: Any, rounds: list[Any]) -> list[Who]:
+    if not listed or "name" not in listed[0]:
+        return []
+    why = Counter((name, str(w)) for r in rounds for name, w in r.get("missing", {}).items())
+    found = []
+    for one in listed:
+        said = [f"{reason} in {n} of {len(rounds)} rounds" for (name, reason), n in why.items()
+                if name == one["name"]]  # fmt: skip
+        if "limited" in one:
+            said.append(str(one["limited"]))
+        found.append(
+            Who(
+                name=str(one["name"]),
+                key="–" if one.get("key") is None else str(one["key"]),
+                version="–" if one.get("version") is None else str(one["version"]),
+                counted=_number(one.get("counted")),
+                remarks="; ".join(said),
+            )
+        )
+    return found
 
 
 def _untold(record: Mapping[str, Any]) -> dict[str, Any]:

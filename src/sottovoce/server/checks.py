@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,7 +33,7 @@ from sottovoce.errors import Malformed, OtherSamples
 from sottovoce.privacy import calibration, grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
-from sottovoce.protocol import ANSWER, CODES, Receipt, is_finite
+from sottovoce.protocol import ANSWER, CODES, Receipt, is_finite, require_version
 from sottovoce.rounds.schedule import Round
 from sottovoce.rounds.turn import LOSS_SHARE, Terms, offer
 from sottovoce.server.registry import Account, Member
@@ -64,6 +64,7 @@ class Expected:
     opened: float = 0.0  # μ² that the client had spent when the run began
     debits: int = 0  # releases of it that counted in this run
     shown: tuple[float, int] = (0.0, 0)  # Σ‖w̃ − w‖²/σ² and Σd of its uploads that counted
+    disclosed: bool = False  # whether the plan's weights need its budget
 
     @property
     def longest(self) -> int:
@@ -106,8 +107,7 @@ class Declined:
 def read(blob: bytes, expected: Expected) -> Accepted | Declined:
     """An upload that counts, a client's refusal, or `Malformed` with what is wrong."""
     head, arrays = wire.unpack(blob, limit=expected.longest)
-    if head.get("schema") != ANSWER:
-        raise Malformed(f"the answer is none ({ANSWER})")
+    require_version(head, ANSWER)
     if head.get("kind") == "refusal":
         code = head.get("code")
         return Declined(code if code in CODES else "internal")  # its text is not for our books
@@ -125,7 +125,7 @@ def read(blob: bytes, expected: Expected) -> Accepted | Declined:
     receipt, account = Receipt.from_json(head["receipt"]), Account.from_json(head["budget"])
     if receipt.vault != member.vault:
         raise Malformed("the upload's receipt is another client's")
-    _same_budget(account, member.account)
+    _require_budget(account, expected)
     sigma = _sigma(head["sigma"], expected)
     if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in expected.params.items()}:
         raise Malformed("the upload's arrays are not those of the model")
@@ -140,13 +140,20 @@ def read(blob: bytes, expected: Expected) -> Accepted | Declined:
     return Accepted(arrays, sigma, receipt, account, loss, loss_sigma, shown)
 
 
-def _same_budget(account: Account | None, known: Account | None) -> None:
-    if (account is None) != (known is None):
-        raise Malformed("the upload discloses another budget than the client's greeting")
-    if account is not None and known is not None:
-        same = (account.epsilon, account.delta) == (known.epsilon, known.delta)
-        if not same or account.capacity != known.capacity:
-            raise Malformed("the upload's budget is not the one of the client's greeting")
+def _require_budget(account: Account | None, expected: Expected) -> None:
+    """Refuse a budget that is not the client's: in mid-run it may only be tightened, or hidden."""
+    known = expected.member.account
+    if account is None and expected.disclosed:
+        raise Malformed("the upload hides the budget that its weight follows from")
+    if account is None or (known is not None and replace(account, spent=known.spent) == known):
+        return
+    account.require_worth(expected.member.calibration)
+    if known is not None and (
+        account.epsilon > known.epsilon
+        or account.delta > known.delta
+        or account.capacity > known.capacity
+    ):
+        raise Malformed("the upload's budget is looser than the one of the client's greeting")
 
 
 def _sigma(values: Any, expected: Expected) -> tuple[float, ...]:

@@ -1,6 +1,7 @@
 """Who the clients are, as they have said themselves: public facts, kept for the length of a run.
 
-A client is known by its vault's id, never by a connection. Weights, sensitivities and the bounds
+A client is known by its vault's id and the key that it is authenticated by, if there is one, never
+by a connection. Weights, sensitivities and the bounds
 that uploads are held against come from here, not from the uploads. What a client says of itself is
 checked as far as it can be: a number that is none, or a budget that is worth less or more than its
 own (ε, δ), is no greeting.
@@ -8,6 +9,7 @@ own (ε, δ), is no greeting.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +18,11 @@ from sottovoce import wire
 from sottovoce.errors import InputError, Malformed
 from sottovoce.privacy import calibration
 from sottovoce.privacy.budget import UNITS, Budget, Calibration, Unit
-from sottovoce.protocol import HELLO, Receipt, is_finite
+from sottovoce.protocol import HELLO, Receipt, is_finite, require_version
 
 LARGEST_HELLO = 1 << 16
 MOST_SAMPLES = 2**32  # what a vault takes
+_VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,40}")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,24 @@ class Account:
             "spent": self.spent,
         }
 
+    def require_worth(self, kind: Calibration) -> None:
+        """Refuse a capacity that is not what (ε, δ) is worth.
+
+        A promise made by exact calibration may be kept by zcdp from some release on: its capacity
+        then is the exact one. That is the most that any (ε, δ) is worth.
+        """
+        try:
+            least, most = (
+                float(calibration.capacity(self.epsilon, self.delta, calibration=each))
+                for each in (kind, "exact")
+            )
+        except InputError as error:
+            raise Malformed(f"the client's {error}") from None
+        if self.capacity < least * (1 - 1e-6):
+            raise Malformed("the client's budget is worth less than its (ε, δ)")
+        if self.capacity > most * (1 + 1e-6):
+            raise Malformed("the client's budget is worth more than its (ε, δ)")
+
 
 @dataclass(frozen=True)
 class Member:
@@ -84,6 +105,9 @@ class Member:
     account: Account | None
     receipt: Receipt
     max_steps: int | None = None  # None: a client of an older version, which did not say
+    version: str | None = None  # of its sottovoce
+    key: str | None = None  # fingerprint of the key that its route is authenticated by
+    registered: int | None = None  # the samples that the server's operator knows it to have
 
     @classmethod
     def from_hello(cls, blob: bytes) -> Member:
@@ -99,8 +123,12 @@ class Member:
     def from_head(cls, head: Mapping[str, Any]) -> Member:
         """Read what a greeting says, or what `to_head` has kept of one."""
         keys = {"schema", "name", "features", "classes", "policy", "budget", "receipt"}
-        if head.get("schema") != HELLO or head.keys() != keys:
+        require_version(head, HELLO)
+        if head.keys() - {"version"} != keys:
             raise Malformed("the greeting has not the keys of one")
+        version = head.get("version")
+        if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
+            raise Malformed("the greeting's version is none")
         policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
         expected = {"samples", "unit", "clip", "calibration", "floor", "max_rounds"}
         if not isinstance(policy, Mapping) or policy.keys() - {"max_steps"} != expected:
@@ -121,7 +149,7 @@ class Member:
             raise Malformed("the greeting has no plain name")
         account = Account.from_json(head["budget"])
         if account is not None:
-            _require_worth(account, policy["calibration"])
+            account.require_worth(policy["calibration"])
         return cls(
             name=name,
             vault=receipt.vault,
@@ -136,7 +164,13 @@ class Member:
             account=account,
             receipt=receipt,
             max_steps=policy.get("max_steps"),
+            version=version,
         )
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other client: its vault and, where there is one, its key."""
+        return self.vault if self.key is None else f"{self.vault} {self.key}"
 
     def to_head(self) -> dict[str, Any]:
         """What a greeting would say now: the newest receipt and account included."""
@@ -156,23 +190,5 @@ class Member:
             },
             "budget": None if self.account is None else self.account.to_json(),
             "receipt": self.receipt.to_json(),
+            **({} if self.version is None else {"version": self.version}),
         }
-
-
-def _require_worth(account: Account, kind: Calibration) -> None:
-    """`Malformed` unless the capacity is what (ε, δ) is worth.
-
-    A promise made by exact calibration may be kept by zcdp from some release on: its capacity then
-    is the exact one. That is the most that any (ε, δ) is worth: with more it would not hold.
-    """
-    try:
-        least, most = (
-            float(calibration.capacity(account.epsilon, account.delta, calibration=each))
-            for each in (kind, "exact")
-        )
-    except InputError as error:
-        raise Malformed(f"the client's {error}") from None
-    if account.capacity < least * (1 - 1e-6):
-        raise Malformed("the client's budget is worth less than its (ε, δ)")
-    if account.capacity > most * (1 + 1e-6):
-        raise Malformed("the client's budget is worth more than its (ε, δ)")

@@ -1,15 +1,19 @@
 """Who takes part in a run, by which route, and who is not asked any more. No transport of its own.
 
-A client is known by its vault; a route is the transport's name for a connection, and carries one
-client. Whoever greets with something that is no greeting, or that the plan has no use for, is left
-out: one client must not keep the others from beginning.
+A client is known by its vault and its key; a route is the transport's name for a connection, and
+carries one client. Whoever greets with something that is no greeting, or that the plan has no use
+for, is left out: one client must not keep the others from beginning. Nor must one that knows
+another's vault: with another key it is another client, and without keys the first route that greets
+is kept while its client answers.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +28,8 @@ MISSES = 3  # rounds in a row that a client may miss before it has to sit some o
 GREETING_SECONDS = 60.0  # for a client that appears in the middle of a run
 MOST_SECONDS = 10.0**7
 
+log = logging.getLogger("sottovoce.roll")
+
 
 class Transport(Protocol):
     """Carries bytes. Routes are its own names for connections; a client is its vault."""
@@ -34,6 +40,10 @@ class Transport(Protocol):
 
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes]:
         """What came back in time, by route; silence and failure are absent."""
+        ...
+
+    def key(self, route: str) -> str | None:
+        """The fingerprint of the key that this route is authenticated by, if there is one."""
         ...
 
 
@@ -93,7 +103,7 @@ class Roll:
     """
 
     members: list[Member]
-    routes: dict[str, str] = field(default_factory=dict)  # vault → route
+    routes: dict[str, str] = field(default_factory=dict)  # `Member.identity` → route
     gone: dict[int, str] = field(default_factory=dict)  # not asked any more, and why
     missed: dict[int, int] = field(default_factory=dict)  # rounds in a row without an upload
     rests: dict[int, int] = field(default_factory=dict)  # rounds that a silent one sits out yet
@@ -105,9 +115,14 @@ class Roll:
         """Who is asked."""
         return np.array([i not in self.gone for i in range(len(self.members))], dtype=bool)
 
-    def place(self, vault: str, route: str) -> None:
-        """A client is reached by this route from now on, and nobody else is."""
-        self.routes = {v: r for v, r in self.routes.items() if r != route} | {vault: route}
+    def place(self, member: Member, route: str, *, movable: bool = False) -> bool:
+        """Reach a client by this route from now on, and nobody else; False if it has another."""
+        if self.routes.get(member.identity, route) != route and not movable:
+            log.warning("%s greets as %s, which has another route", route, member.name)
+            return False
+        others = {who: r for who, r in self.routes.items() if r != route}
+        self.routes = others | {member.identity: route}
+        return True
 
     def close(self, missing: Mapping[int, str]) -> None:
         """A round closed without these, for reasons of their own or because of their silence."""
@@ -131,15 +146,23 @@ class Roll:
 
     def welcome(self, transport: Transport, seconds: float = GREETING_SECONDS) -> None:
         """Members that have come back, perhaps by another route: the silent may be tried again."""
-        known = {member.vault: i for i, member in enumerate(self.members)}
         for route, blob in transport.greet(seconds).items():
             try:
-                vault = Member.from_hello(blob).vault
+                greeting = replace(Member.from_hello(blob), key=transport.key(route))
             except Malformed:
                 continue
-            if vault in known:
-                self.place(vault, route)
-                self.heard.add(known[vault])
+            for i, member in enumerate(self.members):
+                here = self.routes.get(member.identity)
+                away = here is None or i in self.missed or transport.key(here) != member.key
+                # Under another key only one that nobody has spoken for since the server began.
+                same = greeting.key == member.key or here is None
+                if (
+                    greeting.vault == member.vault
+                    and same
+                    and self.place(member, route, movable=away)
+                ):
+                    self.heard.add(i)
+                    break
         self.recall()
 
     def to_json(self) -> dict[str, Any]:
@@ -148,30 +171,43 @@ class Roll:
             "members": [member.to_head() for member in self.members],
             "gone": {str(i): why for i, why in self.gone.items()},
             "shown": {str(i): list(pair) for i, pair in self.shown.items()},
+            "registered": [[member.key, member.registered] for member in self.members],
         }
 
 
 def gather(
-    transport: Transport, patience: Patience, misfit: Callable[[Member], str | None]
+    transport: Transport,
+    patience: Patience,
+    misfit: Callable[[Member], str | None],
+    admitted: Mapping[str, int] | None = None,
 ) -> Roll:
     """The members of a new run: whoever greets in time and fits, at least so many, by name.
 
-    `misfit` says in a few words why the plan has no use for a client.
+    `misfit` says in a few words why the plan has no use for a client. `admitted` are the samples of
+    the clients that may take part, by key fingerprint or name; without it anyone may.
     """
     deadline, found = time.monotonic() + patience.gathering, dict[str, Member]()
     roll, why = Roll([]), ""
     while len(found) < patience.clients and time.monotonic() < deadline:
         for route, blob in transport.greet(max(1.0, deadline - time.monotonic())).items():
             try:
-                member = Member.from_hello(blob)
-                if (wrong := misfit(member)) is not None:
+                member = replace(Member.from_hello(blob), key=transport.key(route))
+                wrong = misfit(member)
+                if wrong is None and admitted is not None:
+                    entry = member.key if member.key in admitted else member.name
+                    others = (m for who, m in found.items() if who != member.identity)
+                    if entry not in admitted or any(entry in (m.key, m.name) for m in others):
+                        wrong = "is not in the table of admitted clients, or was admitted before"
+                    member = replace(member, registered=admitted.get(str(entry)))
+                if wrong is not None:
                     raise Malformed(f"client {member.name} {wrong}")
             except Malformed as error:
+                log.warning("%s cannot take part: %s", route, error)
                 why = f" (and of one that did, {error})"
                 continue
-            roll.place(member.vault, route)
-            found[member.vault] = member
-            found = {vault: own for vault, own in found.items() if vault in roll.routes}
+            if roll.place(member, route):
+                found[member.identity] = member
+                found = {who: own for who, own in found.items() if who in roll.routes}
         if len(found) < patience.clients:
             time.sleep(0.2)
     if len(found) < patience.clients:
@@ -179,7 +215,17 @@ def gather(
             f"{len(found)} of {patience.clients} clients that can take part greeted within "
             f"{patience.gathering:g} seconds{why}; start the others, or ask for fewer"
         )
-    roll.members = sorted(found.values(), key=lambda member: (member.name, member.vault))
+    names = Counter(member.name for member in found.values())
+    roll.members = sorted(
+        (
+            # Also of one that ends as if it had been told apart: nobody can choose another's name.
+            replace(m, name=f"{m.name[:100]} ({m.key or m.vault})")
+            if names[m.name] > 1 or m.name.endswith(")")
+            else m
+            for m in found.values()
+        ),
+        key=lambda member: (member.name, member.vault),
+    )
     return roll
 
 
@@ -190,9 +236,14 @@ def rejoin(transport: Transport, patience: Patience, told: Mapping[str, Any]) ->
     enough for a round.
     """
     gone = {int(i): why for i, why in told["gone"].items() if why != SILENT}
-    roll = Roll([Member.from_head(head) for head in told["members"]], gone=gone)
+    members = [Member.from_head(head) for head in told["members"]]
+    facts = told.get("registered", [(None, None)] * len(members))
+    roll = Roll(
+        [replace(m, key=key, registered=n) for m, (key, n) in zip(members, facts, strict=True)],
+        gone=gone,
+    )
     roll.shown = {int(i): (pair[0], pair[1]) for i, pair in told.get("shown", {}).items()}
-    awaited = {m.vault for i, m in enumerate(roll.members) if i not in gone}
+    awaited = {m.identity for i, m in enumerate(roll.members) if i not in gone}
     deadline = time.monotonic() + patience.gathering
     while awaited - roll.routes.keys() and time.monotonic() < deadline:
         roll.welcome(transport, max(1.0, deadline - time.monotonic()))

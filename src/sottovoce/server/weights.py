@@ -1,15 +1,46 @@
 """How much each upload counts: p_i ≥ 0 over those that came, adding up to 1.
 
+How many samples a client has is its own word, so that `limit_samples` comes first.
+
 `by_samples` is the paper's. `by_precision` is for unequal budgets: an upload with much noise counts
 less, as far as the clients' data are alike. Both use public numbers only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+TIMES_MEDIAN = 2  # the samples that an unregistered client counts for, in medians of all clients
+
 Floats = NDArray[np.float64]
+
+
+def limit_samples(
+    claimed: Sequence[int], registered: Sequence[int | None], *, planned: int = 0
+) -> NDArray[np.int64]:
+    """Return how many samples each client counts for, whatever it claims to hold.
+
+    A client that the server's operator has registered counts for no more than was registered;
+    another for at most twice the median of all clients (of an even number the lower one), or for
+    `planned`, the most that the plan itself speaks of. A claim of more is cut, not refused.
+
+    >>> limit_samples([400, 500, 10**6], [None] * 3).tolist()
+    [400, 500, 1000]
+    >>> limit_samples([400, 500, 5000], [None, None, 4000]).tolist()
+    [400, 500, 4000]
+    """
+    pairs = list(zip(claimed, registered, strict=True))
+    allowed = [n if most is None else min(n, most) for n, most in pairs]
+    median = sorted(allowed)[(len(allowed) - 1) // 2]
+    largest = max(TIMES_MEDIAN * median, planned)
+    counted = [
+        n if most is not None else min(n, largest)
+        for n, (_, most) in zip(allowed, pairs, strict=True)
+    ]
+    return np.array(counted, dtype=np.int64)
 
 
 def by_samples(samples: NDArray[np.int64], present: NDArray[np.bool_]) -> Floats:

@@ -209,10 +209,11 @@ def same_turn(federation: Federation, state: ServerState, prepared: Prepared) ->
 def weights(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -> Floats:
     """p_i of the uploads that came, as the plan says; public numbers only."""
     plan = federation.plan
+    samples = federation.samples if federation.counted is None else federation.counted
     if plan.server.weights == "samples":
-        return by_samples(federation.samples, uploads)
+        return by_samples(samples, uploads)
     return by_precision(
-        federation.samples,
+        samples,
         uploads,
         sigma=sigma * math.sqrt(plan.local.steps),
         dimension=federation.dimension,

@@ -17,7 +17,7 @@ from sottovoce.federation import Federation
 from sottovoce.learning.own import as_device
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import Tank
-from sottovoce.server.average import average
+from sottovoce.server.average import combine
 from sottovoce.simulation.course import Prepared
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -59,9 +59,9 @@ def play(
         told.append(upload.loss)
         sigma[:, i] = upload.sigma
     weight = prepared.weight[present]
-    mean = average(uploads, weight)  # type: ignore[arg-type]
+    one = combine(uploads, weight, params, kind=plan.server.aggregation, trim=plan.server.trim)
     with np.errstate(over="ignore"):
-        new = {name: leaf.astype(np.float32) for name, leaf in mean.items()}
+        new = {name: leaf.astype(np.float32) for name, leaf in one.items()}
     heard = None if bound is None else float(weight @ np.array(told, dtype=np.float64))
     return new, replace(prepared, sigma=sigma), heard
 

@@ -5,7 +5,7 @@ In service `reached` does nothing. A test replaces it by something that kills th
 
 from __future__ import annotations
 
-WRITES = ("reserve", "store", "tighten", "rebind", "move", "restore", "stop", "resume")
+WRITES = ("reserve", "store", "tighten", "rebind", "move", "restore")
 STEPS = (
     "create: begun",
     "create: committed",
