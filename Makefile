@@ -68,6 +68,7 @@ bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each besid
 	@$(BIN)/python benchmarks/secure_noise.py
 	@$(BIN)/python benchmarks/flower_floor.py --rounds 4 --parameters 200000
 	@$(BIN)/python benchmarks/growth.py --short
+	@$(BIN)/python benchmarks/vault.py --out results/bench/vault.json
 	@$(BIN)/python benchmarks/pages.py
 
 bench-growth: $(VENV)/.run  ## 50 to 1,000,000 clients: time a sample, memory, time outside gradients

@@ -15,6 +15,7 @@ import gpu_table
 import growth
 import peer_table
 import tuning
+import vault
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -24,6 +25,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "gpu": gpu_table.page,
     "growth": growth.page,
     "tuning": tuning.page,
+    "vault": vault.page,
 }
 
 

@@ -7,7 +7,8 @@ loop and writes every answer into a pipe: what is in the pipe has left the machi
 killed with SIGKILL, half of the time at a random moment and half of the time at one of the vault's
 named steps; the parent reads the pipe and holds the vault against all answers that ever left:
 
-    debited ≥ released · no round has two different answers · the next life goes on by itself.
+    debited ≥ released · no round has two different answers · the next life goes on by itself,
+    or after its operator's word if two lives in a row were killed between a debit and its upload.
 
 Prints one JSON object. A process of its own because a fork of a test's process would take threads.
 """
@@ -49,7 +50,7 @@ from mutants import mutated
 from sottovoce import device
 from sottovoce.node import Node
 from sottovoce.privacy import grid
-from sottovoce.vault import Receipt, Reservation, Vault, chest, steps
+from sottovoce.vault import Receipt, Reservation, Vault, chest, resume, steps
 
 HORIZON = 40  # rounds of one vault; then a new one begins
 MOMENTS = [step for step in steps.STEPS if step.startswith(("reserve", "store"))]
@@ -237,6 +238,11 @@ def play(folder: Path, kills: int, seed: int, mutant: str | None) -> dict[str, A
             began = time.perf_counter()
             wrong.update(client.hold([device.answer(_request(0), client.node)]))
             typical = time.perf_counter() - began  # of an answer
+        with Vault.open(client.node.vault, dataset=None) as vault:
+            stopped = vault.is_stopped
+        if stopped:  # two debits in a row were burnt: a word of its operator
+            counted["resumed"] += 1
+            resume(client.node.vault)
         newest = max(client.seen, default=0)  # those before it are dropped
         life = Life(
             first=newest,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import signal
 import ssl
 import sys
 import time
@@ -166,9 +167,11 @@ class HostileNode:
             self.call("sent", self.client.PushObject, request)
 
     def live(self, seconds, modes):
-        """Pull what it is asked and reply in the ways given, in turn; flood in between."""
+        """Pull what it is asked and reply in the ways given, in turn, until it is told to end."""
+        stopped = []
+        signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
         until, turn, beat = time.monotonic() + seconds, 0, 0.0
-        while time.monotonic() < until:
+        while time.monotonic() < until and not stopped:
             if time.monotonic() > beat:
                 life = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30)
                 self.call("alive", self.client.SendNodeHeartbeat, life)
@@ -180,8 +183,7 @@ class HostileNode:
                 self.seen["asked"] += 1
                 self.reply(proto, MODES[modes[turn % len(modes)]](b""))
                 turn += 1
-            if "flood" not in sys.argv:
-                time.sleep(0.5)
+            time.sleep(0.5)
         return dict(self.seen)
 
 

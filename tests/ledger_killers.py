@@ -11,7 +11,8 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from sottovoce.vault.backup import backup
 from sottovoce.vault.chain import canonical, salted
 from sottovoce.vault.chest import Chest
 from sottovoce.vault.policy import require_tighter, withheld_units
-from sottovoce.vault.rebinding import move, restore
+from sottovoce.vault.rebinding import move, restore, resume
 
 
 def chance(epsilon, mu):
@@ -47,6 +48,12 @@ def _spent(node):
         return vault.spent
 
 
+def _go_on(node):
+    """The operator's word after a failure; nothing where the client has not stopped."""
+    with suppress(PolicyRefusal):
+        resume(node.vault)
+
+
 def the_debit_is_durable_before_anything_is_computed():
     """A client that dies while it computes has paid; asked again, it pays again."""
     node, real = make_node(folder()), client.release
@@ -59,11 +66,13 @@ def the_debit_is_durable_before_anything_is_computed():
         client.release = dies
         assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
+        _go_on(node)
         assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
     finally:
         client.release = real
     assert 0 < seen[0] < seen[1]
+    _go_on(node)
     assert kind(device.answer(ask().to_blob(), node)) == "upload"
     books_hold(node)
     assert _spent(node) > seen[1]  # what was burnt is not given back
@@ -478,6 +487,90 @@ def no_gap_is_opened_by_a_lost_line():
         assert _refused(vault.contains, receipt)
 
 
+def a_budget_tightened_later_limits_what_follows():
+    """From ε = 8 to ε = 4 after a release: all releases together stay within ε = 4."""
+    home = folder()
+    node = make_node(home, epsilon=8.0)
+    device.answer(ask(t=0, horizon=40).to_blob(), node)
+    node = make_node(home, epsilon=4.0, vault=False)
+    for t in range(1, 40):
+        device.answer(ask(t=t, horizon=40).to_blob(), node)
+    assert chance(4.0, float(books_hold(node).booked) ** 0.5) <= 1e-5 * (1 + 1e-6)
+
+
+def no_turn_takes_more_than_a_quarter():
+    """Where the operator names no floor, one turn is worth at most a quarter of the budget."""
+    for epsilon in np.geomspace(0.1, 20, 40):
+        for delta in (1e-3, 1e-5, 1e-9):
+            policy = Policy(float(epsilon), delta, 9, 1.0)
+            assert 4 / Fraction(policy.floor) ** 2 <= Fraction(policy.capacity())
+
+
+def what_a_restore_burns_was_promised_before():
+    """A backup from before the first release, restored: the lost releases had the first budget."""
+    home = folder()
+    place = _vault(home)
+    saved = home / "saved" / "ward.vault"
+    saved.parent.mkdir()
+    with machine(home / "one"):
+        backup(place, saved)
+        proof = _released(place, 0, 1)
+    with machine(home / "two"):
+        restore(saved, receipts=[proof])
+        with Vault.open(saved, dataset=DATA) as vault:
+            vault.tighten(replace(vault.policy, epsilon=4.0))
+            assert vault.promised.epsilon == 8.0
+
+
+def a_restore_asks_the_machine_too():
+    """An older file without its witness, and an operator who errs: the machine knows of more."""
+    home = folder()
+    place = _vault(home)
+    before = place.read_bytes()
+    spent = _released(place, 0, 1).spent
+    place.write_bytes(before)
+    _files(place)[1].unlink()
+    if not _refused(restore, place, nothing_since=True):
+        assert _spent_in(place) >= spent > 0
+
+
+def a_receipt_that_says_no_sum_restores_nothing():
+    """A server's receipt shows that a backup is too old, and not how much was spent since."""
+    home = folder()
+    place = _vault(home)
+    saved = home / "saved.vault"
+    with machine(home / "one"):
+        backup(place, saved)
+        newest = _released(place, 0, 1)
+    with machine(home / "two"):
+        bare = type(newest)(newest.vault, newest.seq, newest.hash)
+        assert _refused(restore, saved, receipts=[bare])
+
+
+def a_state_before_a_store_is_not_taken_for_the_newest():
+    """The answer has left; the files as they were just before would answer the round anew."""
+    home = folder()
+    place = _vault(home)
+    with Vault.open(place, dataset=DATA) as vault:
+        paid = vault.reserve("run", 0, "cd" * 32, [FULL // 50], server="s", facts={})
+        before = [file.read_bytes() for file in _files(place)]
+        vault.store(paid, b"noised")
+    for file, content in zip(_files(place), before, strict=True):
+        file.write_bytes(content)  # the same inode: this is no copy
+    assert _refused(Vault.open, place, dataset=DATA)
+
+
+def a_receipt_is_a_line_and_not_a_number():
+    """A line of the same number in another history is not the one that a receipt names."""
+    home = folder()
+    place = _vault(home)
+    given = _released(place, 0)
+    other = type(given)(given.vault, given.seq, "ef" * 32)
+    with Vault.open(place, dataset=DATA) as vault:
+        assert vault.contains(given)
+        assert not vault.contains(other)
+
+
 LEDGER = [
     the_debit_is_durable_before_anything_is_computed, a_round_has_one_answer,
     a_device_stays_within_its_budget, a_tightened_budget_holds, a_server_may_only_tighten,
@@ -490,4 +583,8 @@ LEDGER = [
     a_round_that_was_acknowledged_has_no_second_answer, what_nobody_acknowledged_is_kept,
     a_summary_gives_nothing_back, a_round_that_the_records_forgot_is_not_answered_anew,
     an_old_line_is_known_by_its_content, no_gap_is_opened_by_a_lost_line,
+    a_budget_tightened_later_limits_what_follows, no_turn_takes_more_than_a_quarter,
+    what_a_restore_burns_was_promised_before, a_restore_asks_the_machine_too,
+    a_receipt_that_says_no_sum_restores_nothing, a_receipt_is_a_line_and_not_a_number,
+    a_state_before_a_store_is_not_taken_for_the_newest,
 ]  # fmt: skip

@@ -116,7 +116,7 @@ class Machine:
             input=typed,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             start_new_session=True,  # no terminal: what is typed comes from here
             cwd="/",
         )

@@ -24,8 +24,8 @@ PRIVACY = frozenset(
         "device", "device_crash", "discrete_gaussian", "features", "filter", "flower_messages",
         "gaussian", "grid", "guarantee", "hostile_clients", "hostile_requests", "hostile_uploads",
         "learning_clipping", "ledger", "node", "noise_secure", "price", "privacy_mutants",
-        "release", "round", "secure_run", "sensitivity", "server_worker", "table_nodes", "tables",
-        "tank", "vault", "vault_crash", "worker",
+        "promises", "release", "round", "secure_run", "sensitivity", "server_worker", "table_nodes",
+        "tables", "tank", "vault", "vault_crash", "worker",
     )
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import sottovoce
+from reviewed_mutants import REVIEWED
 
 HERE, PACKAGE = Path(__file__).parent, Path(str(sottovoce.__file__)).parent
 KILLED, SURVIVED, IDLE = 10, 0, 3
@@ -313,6 +314,18 @@ MUTANTS = [
          ('"synchronous = EXTRA"', '"synchronous = OFF"')),
     _bug("one unit booked, whatever it costs", "device", "a_device_stays_within_its_budget",
          ("            paid.units,\n            server=", "            [1] * len(paid.units),\n            server=")),
+    _bug("a debit without room for its upload", "vault.vault",
+         "tests/test_device.py::test_a_limit_that_an_answer_would_meet_burns_no_budget",
+         ("            self._hold_room(room)\n", "")),
+    _bug("a debit without memory for its work", "device",
+         "tests/test_device.py::test_a_limit_that_an_answer_would_meet_burns_no_budget",
+         ("        _require_memory(request, rows)\n", "")),
+    _bug("failed answers that go on burning", "device",
+         "tests/test_device.py::test_an_answer_that_fails_stops_the_client_until_its_operator_says_so",
+         ("            _stop(node, rows, _kind(error))\n", "")),
+    _bug("kills that go on burning", "vault.vault",
+         "tests/test_device.py::test_one_killed_process_is_forgiven_and_a_second_in_a_row_is_not",
+         ("self._books.failed or self._books.unanswered >= _MOST_UNANSWERED", "self._books.failed")),
     _bug("sent and not stored", "device", "a_round_has_one_answer",
          ("        vault.store(reserved, upload.blob)\n", "")),
     _bug("sent before it is stored", "device", "a_round_has_one_answer",
@@ -548,3 +561,4 @@ MUTANTS = [
     _bug("a reply read before its size is looked at", "flower.grid", "tests/test_server_worker.py::test_a_reply_is_refused_before_it_is_read",
          ('if int(response.headers.get("content-length", limit + 1)) > limit:', "if len(response.read()) > limit:")),
 ]  # fmt: skip
+MUTANTS += [Mutant(name, module, killer, changes) for name, module, _, killer, changes in REVIEWED]

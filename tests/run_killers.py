@@ -139,8 +139,38 @@ def losses_have_their_whole_sensitivity():
         assert asked.loss_sensitivity >= bound * part
 
 
+def streamed_rounds_have_noise_of_their_own():
+    """Rows read from a file, all zero: the weights after one round, and after two, are noise.
+
+    Drawn anew, the two have a correlation of 1/√2; the same noise in both rounds has one of 1.
+    """
+    from in_process import plan
+
+    from sottovoce import simulate
+
+    class Shelf:
+        """Rows that are read by slices."""
+
+        shape, dtype = (90, 4000), np.dtype(np.float32)
+
+        def __len__(self):
+            return 90
+
+        def __getitem__(self, where):
+            return np.zeros((len(range(*where.indices(90))), 4000), np.float32)
+
+    made = []
+    for rounds in (1, 2):
+        own = plan(**{"rounds.rounds": rounds, "model.name": "svm", "model.hidden": None,
+                      "data.validation": 20, "data.test": 20})  # fmt: skip
+        done = simulate(own, data=(Shelf(), np.arange(90) % 2), seed=3)
+        made.append(np.asarray(done.params["w"]))
+    assert np.std(made[0]) > 0
+    assert abs(np.corrcoef(*made)[0, 1] - 0.5**0.5) < 0.1  # 12 sd
+
+
 RUNS = [
     simulated_noise_is_fresh_and_whole, simulated_steps_have_noise_of_their_own,
     a_clients_steps_use_its_own_rows, a_signal_has_noise_of_its_own,
-    losses_have_their_whole_sensitivity,
+    losses_have_their_whole_sensitivity, streamed_rounds_have_noise_of_their_own,
 ]  # fmt: skip

@@ -6,7 +6,10 @@ Hostile requests have a file of their own, and so have crashes. `trust/test_devi
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import subprocess
+import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ import devices
 import numpy as np
 import pytest
 from devices import (
+    FEATURES,
     FORMS,
     ask,
     books_hold,
@@ -33,14 +37,16 @@ from mutants import mutated
 from device_schedules import play_all
 from device_twins import WAYS, conversation, pair, spoken
 from sottovoce import client, device, wire
+from sottovoce.errors import PolicyRefusal, VaultRefusal
 from sottovoce.learning import features
 from sottovoce.learning.form import Form
+from sottovoce.ledger import show
 from sottovoce.node import Node
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.protocol import Receipt
 from sottovoce.server.registry import Account, Member
-from sottovoce.vault import Policy, Vault, chain, chest
+from sottovoce.vault import Policy, Vault, chain, chest, resume
 
 UPLOAD = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
@@ -252,6 +258,7 @@ def test_a_release_that_fails_stays_booked_and_is_booked_anew(ram, monkeypatch):
     monkeypatch.setattr(client, "release", whole)
     # Another content for that round would be a second try: refused although nothing was sent.
     assert kind(device.answer(ask(horizon=9).to_blob(), node)) == "replay"
+    resume(node.vault)
     assert kind(device.answer(ask().to_blob(), node)) == "upload"
     assert books_hold(node).spent > once.spent
 
@@ -576,3 +583,131 @@ def test_a_vault_of_before_opens_and_its_node_file_tightens_what_it_did_not_name
     with Vault.open(node.vault, dataset=None) as vault:
         assert vault.policy.max_steps == 16
     assert kind(device.answer(ask(t=2).to_blob(), wider)) == "policy"
+
+
+def spent_after(node, requests):
+    """What each request was answered with, and the units spent after it."""
+    said = []
+    for request in requests:
+        answer = kind(device.answer(request.to_blob(), node))
+        with Vault.open(node.vault, dataset=None) as vault:
+            said.append((answer, vault.spent))
+    return said
+
+
+@pytest.mark.parametrize("error", [MemoryError, OSError, RuntimeError])
+def test_an_answer_that_fails_stops_the_client_until_its_operator_says_so(
+    ram, monkeypatch, caplog, error
+):
+    """One debit is burnt, and not one more, however often a server asks."""
+    node = make_node(ram)
+    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+
+    def fails(*_, **__):
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "release", fails)
+        said = spent_after(node, [ask(t=t) for t in (1, 1, 2, 3, 4)])
+    assert {answer for answer, _ in said} == {"unavailable"}
+    assert len({spent for _, spent in said}) == 1
+    assert spent_after(node, [ask(t=1), ask(t=5)])[-1] == said[-1]  # mended, and nobody has looked
+    assert kind(device.answer(ask().to_blob(), node)) == "upload"  # what is stored is sent again
+    with pytest.raises(VaultRefusal, match="sottovoce ledger resume"):
+        device.check(node)
+    assert "paid for" in caplog.text
+    notes = [note.text for note in show(node.vault).notes]
+    assert any("an answer failed" in note for note in notes)
+    resume(node.vault)
+    device.check(node)
+    assert kind(device.answer(ask(t=1).to_blob(), node)) == "upload"
+    with pytest.raises(PolicyRefusal, match="just use it"):
+        resume(node.vault)
+
+
+def test_one_killed_process_is_forgiven_and_a_second_in_a_row_is_not(ram, monkeypatch):
+    """kill -9 after the reserve leaves a debit alone: the round is paid again, once."""
+    node = make_node(ram)
+
+    class Killed(BaseException):
+        """The process ends here: nothing is noted any more."""
+
+    def killed(*_, **__):
+        raise Killed
+
+    def kill(t):
+        with monkeypatch.context() as broken:
+            broken.setattr(client, "release", killed)
+            with pytest.raises(Killed):
+                device.answer(ask(t=t).to_blob(), node)
+
+    kill(0)
+    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    kill(1)
+    kill(1)
+    (first, before), (second, after) = spent_after(node, [ask(t=1), ask(t=2)])
+    assert first == second == "unavailable"
+    assert before == after
+    resume(node.vault)
+    assert kind(device.answer(ask(t=1).to_blob(), node)) == "upload"
+
+
+BIG = Form("mlp", (FEATURES,), 3, hidden=100_000)
+
+
+def big(t):
+    return ask(t=t, form=BIG, params={k: np.zeros(s, "f") for k, s in BIG.shapes().items()})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+@pytest.mark.parametrize("room", [100, 300, 1500, 3000])
+def test_a_full_disk_burns_no_budget(tmp_path, room):
+    """So many KiB are left for an upload of 3 MiB: nothing is booked, whatever would still fit."""
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)],
+                          capture_output=True, text=True)  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        node = make_node(tmp_path)
+        free = shutil.disk_usage(tmp_path).free
+        (tmp_path / "other").write_bytes(bytes(free - 1024 * room))
+        said = spent_after(node, [big(t) for t in range(6)])
+        assert set(said) == {("unavailable", 0)}
+        (tmp_path / "other").unlink()
+        assert kind(device.answer(big(0).to_blob(), node)) == "upload"
+        assert not list(tmp_path.glob("*.room"))
+        books_hold(node)
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+LIMITS = {
+    "memory": "RLIMIT_AS, (int(open('/proc/self/statm').read().split()[0]) * 4096 + 2**26,) * 2",
+    "the size of a file": "RLIMIT_FSIZE, (2**20 + 2**19,) * 2",
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limit_that_an_answer_would_meet_burns_no_budget(ram, limit):
+    """An upload of 3 MiB, and a process without room for its work or its file: nothing is spent."""
+    node = make_node(ram)
+    code = f"""if True:
+        import resource, signal
+        from devices import kind
+        from sottovoce import device
+        from sottovoce.node import Node
+        request = open({str(ram / "request")!r}, "rb").read()
+        node = Node.load({str(ram / "ward.toml")!r})
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.{LIMITS[limit]})
+        print([kind(device.answer(request, node)) for _ in range(4)])
+    """
+    (ram / "request").write_bytes(big(0).to_blob())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          cwd=Path(__file__).parent,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                               "OPENBLAS_NUM_THREADS": "1"})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "upload" not in done.stdout
+    assert books_hold(node).spent == 0
+    assert kind(device.answer(big(0).to_blob(), node)) == "upload"

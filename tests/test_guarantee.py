@@ -184,6 +184,7 @@ def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
     if own == asked:
         assert found is None
     else:
+        assert found is not None
         assert f"which local.unit = {own} does" in found
 
 

@@ -488,6 +488,20 @@ def test_losses_that_are_none(telling, changes):
         telling.read(telling.with_head(**changes))
 
 
+def test_a_loss_that_nothing_was_booked_for(telling):
+    """Books that cover the noise of the model alone: the loss beside it is one release more."""
+    own = telling.expected
+    model = (own.sensitivity / telling.head["sigma"][0]) ** 2
+    loss = (own.loss_sensitivity / telling.head["loss_sigma"]) ** 2
+    before = telling.head["budget"]["spent"]
+    assert isinstance(telling.read(telling.blob), Accepted)
+    for paid in (model, model + 0.9 * loss):
+        known = replace(telling.member.account, spent=before - paid)
+        member = replace(telling.member, account=known)
+        with pytest.raises(Malformed, match="less noise than its client has booked for"):
+            checks.read(telling.blob, replace(own, member=member))
+
+
 def test_replays_of_other_rounds_and_runs(scene, tmp_path):
     other = make_node(tmp_path, draw(40, 7), classes=CLASSES)
     member = Member.from_hello(device.hello(other))

@@ -46,7 +46,7 @@ def columns_of(what: str) -> dict[str, list[Any]]:
 
 
 def table(what: str, seed: int) -> list[Row]:
-    """Rows well within their bounds; `note` is in the file and in no node's columns."""
+    """Rows well within their bounds, two with a gap; `note` is in no node's columns."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(SAMPLES):
@@ -57,6 +57,8 @@ def table(what: str, seed: int) -> list[Row]:
         else:
             own = {pixel: int(rng.integers(60, 190)) for pixel in PIXELS}
         rows.append({**own, **label})
+    for place, name in ((5, "age"), (7, "dose")) if what == "people" else ((5, "p1"), (7, "p9")):
+        rows[place][name] = None
     return rows
 
 
@@ -196,6 +198,18 @@ def test_frozen_noise_and_equal_rows_give_equal_bytes(ram, what, kind):
                 heard.append([device.hello(node), *(device.answer(blob, node) for blob in said)])
         assert heard[0] == heard[1]
         assert [told(blob).get("kind") for blob in heard[0][1:]] == ["upload"] * 3
+
+
+@every_node
+def test_a_greeting_does_not_depend_on_any_row(ram, what, kind):
+    """Public numbers only: not the last class that one row has, not a cell beyond all others."""
+    rows, heard = [{**row, "ill": "no"} for row in table(what, 8)], []
+    for number, row in enumerate([rows[4], {**rows[4], "ill": "yes"}, *odd_rows(what)]):
+        with frozen(1):
+            node = make_table_node(ram / str(number), what, kind, replaced(rows, 4, row))
+            heard.append(device.hello(node))
+    assert told(heard[0])["classes"] == 2
+    assert len(set(heard)) == 1
 
 
 def released_by(node: Node, blob: bytes) -> np.ndarray:

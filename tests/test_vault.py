@@ -55,6 +55,7 @@ from sottovoce.vault import (
     move,
     rebind,
     restore,
+    resume,
 )
 from sottovoce.vault.chain import canonical
 from sottovoce.vault.records import Records
@@ -391,8 +392,12 @@ def test_many_threads_never_book_more_than_there_is(place):
 def test_a_closed_vault_and_one_opened_for_reading_book_nothing(vault, place):
     vault.close()
     vault.close()
-    with pytest.raises(VaultRefusal, match="closed"):
-        book(vault, 0)
+    for use in (
+        lambda: book(vault, 0), lambda: vault.tank("run-1"), lambda: vault.spent_by_run("run-1"),
+        lambda: vault.spent_by_server("s"), lambda: vault.answered("run-1", 0),
+    ):  # fmt: skip
+        with pytest.raises(VaultRefusal, match="closed"):
+            use()
     with Vault.open(place, dataset=None) as reading:
         with pytest.raises(VaultRefusal, match="reading only"):
             book(reading, 0)
@@ -755,7 +760,8 @@ class Stopped(BaseException):
     """The process ends here."""
 
 
-CARE = [step for step in STEPS if step.startswith(("tighten:", "rebind:", "move:", "restore:"))]
+CARE = [step for step in STEPS if step.startswith(("tighten:", "rebind:", "move:", "restore:",
+                                                  "resume:"))]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", CARE)
@@ -773,6 +779,10 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
     if kind == "move":
         shutil.copy2(place, backup)
     new = replace(POLICY, epsilon=7.0)
+    if kind == "resume":
+        with Vault.open(where, dataset=DATASET) as vault:
+            vault.stop("MemoryError")
+            receipt = vault.receipt()
 
     def act():
         if kind == "tighten":
@@ -782,6 +792,8 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
             rebind(where, dataset=OTHER, samples=99, overlap="all")
         elif kind == "move":
             move(where, nothing_since=True)
+        elif kind == "resume":
+            resume(where)
         else:
             restore(where)
 

@@ -163,6 +163,21 @@ def export(
 
 
 @ledger_app.command()
+def resume(vault: VaultFile, as_json: AsJson = False) -> None:
+    """Let a client go on that has stopped: an answer was paid for and failed. Look why, first.
+
+    \b
+    Example:
+      sottovoce ledger resume ward.vault
+    """
+    from sottovoce import vault as vaults
+
+    receipt = vaults.resume(vault)
+    said = f"{vault} goes on; what was burnt stays spent"
+    click.echo(json.dumps(receipt.to_proof()) if as_json else said)
+
+
+@ledger_app.command()
 def backup(
     vault: VaultFile,
     out: Annotated[Path, typer.Option(help="A new file.")],

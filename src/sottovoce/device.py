@@ -5,7 +5,9 @@ The order is the promise (rules R1–R6, R10, R11 of the protocol):
     read the request → hold it against the client's own policy → asked before? → price
       → reserve, durable → compute and noise → store the upload, durable → answer
 
-A crash after the reserve burns budget; nothing is refunded. The same content asked again gets the
+A crash after the reserve burns budget; nothing is refunded. The disk has room for the upload, and
+the process memory for the work, before anything is booked; an answer that fails all the same stops
+the client until its operator has looked. The same content asked again gets the
 stored bytes; another content for the same round is refused. A request can only ask for less than
 the policy allows. `answer` never raises: a refusal is an answer too, in words that depend on the
 request, the policy and the tank alone, which are public. Whatever is wrong with the client's own
@@ -41,7 +43,7 @@ from sottovoce.node import Node, Rows
 from sottovoce.privacy import grid
 from sottovoce.protocol import Request, refusal
 from sottovoce.rounds.turn import Terms
-from sottovoce.vault import Policy, Vault
+from sottovoce.vault import Policy, Reservation, Vault
 from sottovoce.vault.journal import MOST_BYTES
 
 log = logging.getLogger("sottovoce.device")
@@ -78,6 +80,7 @@ def check(node: Node) -> None:
     with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
         _require_as_many(node, rows, vault)
         vault.require_tightening(node.policy(vault.policy.samples))
+        vault.require_going()
 
 
 def _asked(blob: bytes) -> str:
@@ -159,7 +162,29 @@ def _hello(node: Node) -> bytes:
 
 
 def _answer(request: Request, node: Node) -> bytes:
-    rows = node.rows()
+    rows, debits = node.rows(), list[Reservation]()
+    try:
+        return _answered(request, node, rows, debits)
+    except Exception as error:
+        if debits:  # paid for, and not sent
+            log.error("an answer failed after it was paid for; see `sottovoce ledger show`")
+            _stop(node, rows, _kind(error))
+        raise
+
+
+def _stop(node: Node, rows: Rows, why: str) -> None:
+    """Note in the vault that an answer failed: its next request would burn budget again.
+
+    Where even that cannot be written, the vault stops at the next debit without an upload.
+    """
+    try:
+        with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
+            vault.stop(why)
+    except Refusal as error:
+        log.error("that it failed could not be noted: %s", _kind(error))
+
+
+def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation]) -> bytes:
     with _open(node, rows) as vault:
         policy = vault.policy
         _require_as_many(node, rows, vault)
@@ -183,7 +208,9 @@ def _answer(request: Request, node: Node) -> bytes:
         if own is not None:  # on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
             gradients.require_rows(own, params, policy.samples, request.form.features)
+        vault.require_going()
         paid = _price(request, policy, vault)
+        _require_memory(request, rows)
         reserved = vault.reserve(
             request.run,
             request.round.t,
@@ -200,7 +227,9 @@ def _answer(request: Request, node: Node) -> bytes:
                 "loss_noise": paid.loss_noise,
             },
             acknowledged=request.receipt,
+            room=_upload_bytes(request),
         )
+        debits.append(reserved)
         lens = request.form.seen
         upload = client.release(
             request.form,
@@ -275,10 +304,27 @@ def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
     count = sum(leaf.size for leaf in request.params.values())
     if count * request.recipe.steps > MOST_PARAMETERS:  # the noise of all steps is drawn at once
         raise Declined("policy", "the model has more than 2³⁰ parameters, times its steps")
-    if 4 * count + wire.LONGEST_TEXT > MOST_BYTES:  # found after the reserve it would burn budget
+    if _upload_bytes(request) > MOST_BYTES:  # found after the reserve it would burn budget
         raise Declined("policy", "the model is larger than an answer that this client can keep")
     if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
         raise Malformed("the request's model is not finite")
+
+
+def _upload_bytes(request: Request) -> int:
+    """At most so many bytes has the answer to a request."""
+    return 4 * sum(leaf.size for leaf in request.params.values()) + wire.LONGEST_TEXT
+
+
+def _require_memory(request: Request, rows: Rows) -> None:
+    """Raise MemoryError where a release would find too little memory, before it is paid for.
+
+    It holds the rows as float64, two blocks of gradients, and the parameters a few times over:
+    as they are, summed, noised, moved and written. Nothing of the rows is looked at.
+    """
+    count = sum(leaf.size for leaf in request.params.values())
+    width = max(rows.x.shape[1], request.form.features)
+    numbers = 2 * len(rows.y) * width + 3 * gradients.BLOCK_NUMBERS + 10 * count
+    np.empty(numbers)
 
 
 def _allowed(request: Request, policy: Policy) -> None:

@@ -21,6 +21,8 @@ _NOTES = {
     "rebind": "the records changed; all debits stayed",
     "move": "the vault was moved",
     "restore": "a backup was restored",
+    "stop": "an answer failed after it was paid for; nothing more is booked until `ledger resume`",
+    "resume": "the operator let it go on",
 }
 _DISCLOSED = {True: "disclosed to servers", False: "not disclosed"}
 

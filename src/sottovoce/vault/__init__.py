@@ -9,7 +9,7 @@ second process, a second answer to a round. docs/ledger.md is the operator's pag
 from sottovoce.vault.backup import backup
 from sottovoce.vault.fingerprint import fingerprint, fingerprint_file
 from sottovoce.vault.policy import Policy
-from sottovoce.vault.rebinding import move, rebind, restore
+from sottovoce.vault.rebinding import move, rebind, restore, resume
 from sottovoce.vault.vault import Entry, Reservation, Vault
 from sottovoce.vault.witness import Receipt
 
@@ -25,4 +25,5 @@ __all__ = [
     "move",
     "rebind",
     "restore",
+    "resume",
 ]

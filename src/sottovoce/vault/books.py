@@ -22,7 +22,10 @@ from sottovoce.vault.chain import GENESIS, Line, canonical, is_hash
 from sottovoce.vault.policy import Policy
 from sottovoce.vault.records import Records
 
-KINDS = ("create", "run", "reserve", "store", "tighten", "rebind", "move", "restore")
+KINDS = (
+    *("create", "run", "reserve", "store", "tighten", "rebind", "move", "restore"),
+    *("stop", "resume"),
+)
 OVERLAPS = ("all", "some")
 _ID = re.compile(r"[0-9a-f]{32}")  # a file of the machine's own witness is named by it
 
@@ -69,6 +72,8 @@ class Books:
     spent: int = 0
     burnt: int = 0  # the part of `spent` that restores have booked for what they could not know
     restored: int = 0  # the line of the last restore: no upload is stored for a reserve before it
+    unanswered: int = 0  # reserves in a row without an upload, since the operator's last word
+    failed: bool = False  # whether an answer has failed since then
     records: Records = field(default_factory=lambda: Records(lambda _: None))
     line: Callable[[int], Line | None] = _no_line  # how an earlier line is read
 
@@ -171,6 +176,7 @@ class Books:
         self._put_run(name, run)
         self.records.put("server", server, value=self.spent_by_server(server) + sum(units))
         self.records.put("turn", name, t, value=astuple(Turn(line.seq, line.hash)))
+        self.unanswered += 1
 
     def may_drop(self, name: str, t: int, before: int, seen: int) -> bool:
         """Return whether a server that asks for round t has acknowledged the one named `before`.
@@ -197,6 +203,7 @@ class Books:
         self._require(is_hash(facts["sha256"]) and type(facts["size"]) is int, "its upload")
         turn = replace(turn, stored=line.seq, sha256=facts["sha256"])
         self.records.put("turn", name, t, value=astuple(turn))
+        self.unanswered = 0
 
     def _put_run(self, name: str, run: Run) -> None:
         self.records.put("run", name, value=astuple(run))
@@ -222,6 +229,12 @@ class Books:
         self.burnt += burnt
         self.inode = int(facts["inode"])
         self.restored = line.seq
+
+    def _stop(self, line: Line, facts: dict[str, Any]) -> None:
+        self.failed = True
+
+    def _resume(self, line: Line, facts: dict[str, Any]) -> None:
+        self.failed, self.unanswered = False, 0
 
     @staticmethod
     def _require(holds: bool, what: str) -> None:

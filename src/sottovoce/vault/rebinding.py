@@ -57,6 +57,15 @@ def rebind(path: str | Path, *, dataset: str, samples: int, overlap: str) -> Rec
         return chest.append("rebind", [("rebind", facts)])
 
 
+def resume(path: str | Path) -> Receipt:
+    """Go on after answers that were paid for and failed, on the operator's word."""
+    with closing(Chest.open(Path(path))) as chest:
+        chest.require_newest()
+        if not (chest.books.failed or chest.books.unanswered):
+            raise PolicyRefusal(f"{chest.path} has not stopped; just use it")
+        return chest.append("resume", [("resume", {})])
+
+
 def move(path: str | Path, *, nothing_since: bool = False) -> Receipt:
     """Take the original into service at another place, on the operator's word that it is that."""
     with closing(Chest.open(Path(path))) as chest:

@@ -5,7 +5,7 @@ In service `reached` does nothing. A test replaces it by something that kills th
 
 from __future__ import annotations
 
-WRITES = ("reserve", "store", "tighten", "rebind", "move", "restore")
+WRITES = ("reserve", "store", "tighten", "rebind", "move", "restore", "stop", "resume")
 STEPS = (
     "create: begun",
     "create: committed",

@@ -37,6 +37,7 @@ from sottovoce.vault.witness import Place, Receipt
 
 MOST_RELEASES = 10_000  # of one turn
 _MOST_FACTS = 65_536  # bytes of what is noted beside a reserve
+_MOST_UNANSWERED = 2  # debits in a row: one may be a process that was killed
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -135,7 +136,52 @@ or make one with `sottovoce ledger create`
 
     def close(self) -> None:
         """Give the vault back to whoever waits for it."""
+        if self._live:  # a reservation that will not be stored needs no room
+            self._room.unlink(missing_ok=True)
         self._chest.close()
+
+    @property
+    def _room(self) -> Path:
+        """A file that keeps the bytes of the next upload free from the reserve to the store."""
+        return self.path.with_name(self.path.name + ".room")
+
+    def _hold_room(self, size: int) -> None:
+        self._room.unlink(missing_ok=True)  # of a process that was killed
+        if size == 0 or not hasattr(os, "posix_fallocate"):  # macOS has none
+            return
+        try:
+            with self._room.open("xb") as file:  # a little more: SQLite's pages, the witness
+                os.posix_fallocate(file.fileno(), 0, size + size // 50 + 2**16)
+        except OSError as error:
+            self._room.unlink(missing_ok=True)
+            raise VaultRefusal(
+                f"{self.path} has no room beside it for an upload of {size} bytes "
+                f"({error.strerror}); nothing was booked, make room on its disk"
+            ) from None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether debits were burnt without an upload, so that its operator has to look first."""
+        return self._books.failed or self._books.unanswered >= _MOST_UNANSWERED
+
+    def require_going(self) -> None:
+        """Refuse if debits were burnt without an upload and the operator has not said to go on.
+
+        One burnt debit may be a process that was killed: the round is reserved anew, once. An
+        answer that failed, or a second burnt debit, would go on burning budget at every request.
+        """
+        if self.is_stopped:
+            raise VaultRefusal(
+                f"{self.path} has paid for an upload that was never made, and nothing more is "
+                "booked: look into the log, make room on its disk or in memory, then run "
+                f"`sottovoce ledger resume {self.path.name}`"
+            )
+
+    def stop(self, why: str) -> None:
+        """Note that an answer has failed after it was paid for; `why` is the kind of the error."""
+        with self._chest.alone:
+            self._require_writable()
+            self._chest.append("stop", [("stop", {"why": why})])
 
     def __enter__(self) -> Self:
         return self
@@ -230,11 +276,15 @@ or make one with `sottovoce ledger create`
 
     def spent_by_run(self, run: str) -> int:
         """Units booked by one run."""
-        return self._books.spent_by_run(run)
+        with self._chest.alone:
+            self._chest.require_usable()
+            return self._books.spent_by_run(run)
 
     def spent_by_server(self, server: str) -> int:
         """Units booked for what one server asked, by the name that it gave."""
-        return self._books.spent_by_server(server)
+        with self._chest.alone:
+            self._chest.require_usable()
+            return self._books.spent_by_server(server)
 
     def tank(self, run: str) -> Tank:
         """The fuel as this run sees it: `spent` by all runs, `debits` by this one.
@@ -243,6 +293,7 @@ or make one with `sottovoce ledger create`
         counts as spent before the run began.
         """
         with self._chest.alone:
+            self._chest.require_usable()
             books, withheld = self._books, FULL - self.limit
             known = books.run(run)
             opened = books.spent if known is None else known.opened
@@ -275,11 +326,13 @@ or make one with `sottovoce ledger create`
         server: str,
         facts: Mapping[str, Any],
         acknowledged: Place | None = None,
+        room: int = 0,
     ) -> Reservation:
         """Book a turn, one debit a release: all of it or nothing, durable when this returns.
 
         `acknowledged` is the newest receipt that the server has. If it came with the answer to an
         earlier round of this run, the uploads of the rounds before that one are dropped.
+        `room` is how many bytes its upload will have: the disk must have them before it is paid.
         """
         paid = _checked(run, t, request_hash, units, server, facts)
         with self._chest.alone:
@@ -315,6 +368,7 @@ or make one with `sottovoce ledger create`
                 "server": server,
                 "facts": dict(facts),
             }
+            self._hold_room(room)
             drop = self._acknowledged(run, t, acknowledged)
             if drop is not None:
                 booking["acknowledged"] = drop[1:]
@@ -362,6 +416,7 @@ or make one with `sottovoce ledger create`
                 "sha256": sha256(upload),
                 "size": len(upload),
             }
+            self._room.unlink(missing_ok=True)
             receipt = self._chest.append("store", [("store", facts)], upload=(run, t, upload))
             del self._live[reservation.seq]
             return receipt
@@ -409,8 +464,10 @@ or make one with `sottovoce ledger create`
 
     def answered(self, run: str, t: int) -> int | None:
         """The line of the reserve that a round's stored upload was made under, if it has one."""
-        turn = self._books.turn(run, t)
-        return None if turn is None or turn.stored is None else turn.reserve
+        with self._chest.alone:
+            self._chest.require_usable()
+            turn = self._books.turn(run, t)
+            return None if turn is None or turn.stored is None else turn.reserve
 
     def _require_writable(self) -> None:
         self._chest.require_usable()
