@@ -429,7 +429,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/test_promises.py::test_a_client_whose_budget_is_worth_more_than_its_epsilon_is_not_taken_in",
         (
             (
-                '    if account.capacity > most * (1 + 1e-6):\n        raise Malformed("the client\'s budget is worth more than its (ε, δ)")\n',
+                '        if self.capacity > most * (1 + 1e-6):\n            raise Malformed("the client\'s budget is worth more than its (ε, δ)")\n',
                 "",
             ),
         ),
