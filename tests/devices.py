@@ -83,9 +83,10 @@ def make_node(
 
 
 def make_vault(node: Node) -> None:
-    """What `sottovoce ledger create` does for a node."""
+    """What `sottovoce ledger create --second-ledger` does for a node: tests share their rows."""
     held = node.rows()
-    Vault.create(node.vault, node.policy(len(held.y)), dataset=held.fingerprint).close()
+    policy = node.policy(len(held.y))
+    Vault.create(node.vault, policy, dataset=held.fingerprint, second_ledger=True).close()
 
 
 def model(name: str = "mlp", value: float = 0.1, seed: int | None = None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from sottovoce.vault.backup import backup
 from sottovoce.vault.chain import canonical, salted
 from sottovoce.vault.chest import Chest
 from sottovoce.vault.policy import require_tighter, withheld_units
-from sottovoce.vault.rebinding import move, restore, resume
+from sottovoce.vault.rebinding import move, rebind, restore, resume
 
 
 def chance(epsilon, mu):
@@ -201,7 +201,8 @@ DATA = "ab" * 32
 
 def _vault(home):
     place = home / "ward.vault"
-    Vault.create(place, Policy(8.0, 1e-5, 9, 1.0), dataset=DATA).close()
+    policy = Policy(8.0, 1e-5, 9, 1.0)
+    Vault.create(place, policy, dataset=DATA, second_ledger=True).close()
     return place
 
 
@@ -248,12 +249,75 @@ def an_older_pair_is_not_taken_for_the_newest():
     assert _refused(Vault.open, place, dataset=DATA)
 
 
+def a_machine_without_a_witness_trusts_no_file():
+    """An old pair in the same files, and a state folder that is new: nothing is given back.
+
+    However short the ledger is: one of a single line may have been copied when it was made.
+    """
+    for before in ((), (0, 1)):
+        home = folder()
+        place = _vault(home)
+        _released(place, *before)
+        old = [file.read_bytes() for file in _files(place)]
+        spent = _released(place, 2, 3).spent
+        for file, content in zip(_files(place), old, strict=True):
+            file.write_bytes(content)  # the same inode: nothing else tells it from the original
+        with machine(home / "new"):
+            assert _spent_in(place) < spent
+            assert _refused(Vault.open, place, dataset=DATA)
+            assert _refused(restore, place)
+            assert _refused(move, place)
+
+
+def two_copies_are_not_in_use_at_once():
+    """Each has a lock of its own beside it, and each fits the witness until one of them books."""
+    home = folder()
+    place = _vault(home)
+    (home / "twin").mkdir()
+    twin, _ = (Path(shutil.copy(file, home / "twin" / file.name)) for file in _files(place))
+    real = Chest.is_copy
+    try:
+        Chest.is_copy = lambda self: False  # a file system that gave both files one inode
+        with Vault.open(place, dataset=DATA):
+            assert _refused(Vault.open, twin, dataset=DATA)
+        _released(twin, 0)
+        assert _refused(Vault.open, place, dataset=DATA)
+    finally:
+        Chest.is_copy = real
+
+
+def rows_have_one_ledger_unless_their_operator_says_so():
+    """Two ledgers of the same rows are two budgets: made, made anew after a deletion, or bound."""
+    home, policy = folder(), Policy(8.0, 1e-5, 9, 1.0)
+    place, second, other = (home / name for name in ("ward.vault", "second.vault", "other.vault"))
+    with machine(home / "state"):
+        Vault.create(place, policy, dataset=DATA).close()
+        assert _refused(Vault.create, second, policy, dataset=DATA)
+        Vault.create(other, policy, dataset="cd" * 32).close()
+        assert _refused(rebind, other, dataset=DATA, samples=9, overlap="some")
+        for file in _files(place):
+            file.unlink()
+        assert _refused(Vault.create, place, policy, dataset=DATA)
+        with Vault.create(second, policy, dataset=DATA, second_ledger=True) as vault:
+            assert vault.lines()[0].facts.get("second") == list(vault.other_ledgers) != []
+
+
+def a_ledger_counts_for_all_rows_it_was_bound_to():
+    """Bound to other rows it keeps its debits for both: neither gets a fresh budget silently."""
+    home, policy, other = folder(), Policy(8.0, 1e-5, 9, 1.0), "cd" * 32
+    with machine(home / "state"):
+        Vault.create(home / "ward.vault", policy, dataset=DATA).close()
+        rebind(home / "ward.vault", dataset=other, samples=9, overlap="all")
+        for rows in (DATA, other):
+            assert _refused(Vault.create, home / "second.vault", policy, dataset=rows)
+
+
 def a_parted_vault_is_not_taken_for_the_newest():
     """Two machines went on from one state; neither knows what the other has released."""
     home = folder()
     here, there = home / "here", home / "there"
-    place = _vault(home)
     with machine(here):
+        place = _vault(home)
         _released(place, 0)
         copies = [home / "copy" / file.name for file in _files(place)]
         copies[0].parent.mkdir()
@@ -282,11 +346,11 @@ def a_restore_burns_all_that_is_known():
     """A backup and receipts in any order: afterwards at least the most they prove is spent."""
     for order in ((0, 1), (1, 0)):
         home = folder()
-        place = _vault(home)
-        _released(place, 0)
         saved = home / "saved" / "ward.vault"
         saved.parent.mkdir()
         with machine(home / "one"):
+            place = _vault(home)
+            _released(place, 0)
             backup(place, saved)
             proofs = [_released(place, 1), _released(place, 2, 3)]
         with machine(home / "two"):  # which has seen nothing of it
@@ -315,10 +379,10 @@ def a_restore_takes_proofs_of_its_own_vault_only():
 def a_gap_is_paid_for_as_far_as_it_is_known():
     """After a restore lost lines that were burnt are known; what came later there is not."""
     home = folder()
-    place = _vault(home)
     saved = home / "saved" / "ward.vault"
     saved.parent.mkdir()
     with machine(home / "one"):
+        place = _vault(home)
         _released(place, 0)
         backup(place, saved)
         paid = _released(place, 1)
@@ -579,6 +643,9 @@ LEDGER = [
     an_older_pair_is_not_taken_for_the_newest, a_parted_vault_is_not_taken_for_the_newest,
     an_older_vault_is_not_moved_into_service, a_restore_burns_all_that_is_known,
     a_restore_takes_proofs_of_its_own_vault_only, a_gap_is_paid_for_as_far_as_it_is_known,
+    a_machine_without_a_witness_trusts_no_file, two_copies_are_not_in_use_at_once,
+    rows_have_one_ledger_unless_their_operator_says_so,
+    a_ledger_counts_for_all_rows_it_was_bound_to,
     twins_count_in_a_fingerprint, refusals_keep_to_public_words,
     a_round_that_was_acknowledged_has_no_second_answer, what_nobody_acknowledged_is_kept,
     a_summary_gives_nothing_back, a_round_that_the_records_forgot_is_not_answered_anew,

@@ -25,7 +25,7 @@ PRIVACY = frozenset(
         "gaussian", "grid", "guarantee", "hostile_clients", "hostile_requests", "hostile_uploads",
         "learning_clipping", "ledger", "node", "noise_secure", "price", "privacy_mutants",
         "promises", "release", "round", "secure_run", "sensitivity", "server_worker", "table_nodes",
-        "tables", "tank", "vault", "vault_crash", "worker",
+        "tables", "tank", "vault", "vault_crash", "vault_identity", "worker",
     )
 )  # fmt: skip
 

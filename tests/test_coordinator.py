@@ -487,9 +487,12 @@ def test_every_client_is_asked_with_the_newest_receipt_it_gave(tmp_path):
 
 
 def test_a_resumed_server_still_knows_a_vault_that_was_set_back(tmp_path, monkeypatch):
-    """An older copy, witnesses and all: only the server's receipt can tell, so it must keep it."""
+    """A whole machine set back: only the server's receipt can tell, so it must keep it."""
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "state"))
     transport, out = Direct(clients(tmp_path)), tmp_path / "run"
     files = [p for p in tmp_path.iterdir() if p.name.startswith("client-1.vault")]
+    with Vault.open(tmp_path / "client-1.vault", dataset=None) as vault:
+        files.append(tmp_path / "state" / "witness" / vault.id)
     old = {path: path.read_bytes() for path in files}
 
     def stop(done):
@@ -500,7 +503,6 @@ def test_a_resumed_server_still_knows_a_vault_that_was_set_back(tmp_path, monkey
         go(transport, out, on_round=stop)
     for path, content in old.items():
         path.write_bytes(content)
-    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "another machine"))
     again = Direct(transport.nodes)
     done = go(again, out, resume=True)
     assert done.record["rounds"][2]["refused"] == {"unavailable": 1}

@@ -30,6 +30,12 @@ SCHEMA = json.loads(
 SHARE = FULL // 90
 
 
+@pytest.fixture(autouse=True)
+def _machine(tmp_path_factory, monkeypatch):
+    """Every test here has a machine of its own."""
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path_factory.mktemp("state")))
+
+
 @pytest.fixture
 def rows(tmp_path):
     path = tmp_path / "rows.npz"
@@ -357,10 +363,11 @@ def test_a_certificate_says_everything_and_loads_nothing(place, tmp_path):
     assert "http" not in text.replace("http-equiv", "")
 
 
-def test_a_certificate_of_nothing_and_of_thousands(place, tmp_path, rows, monkeypatch):
+def test_a_certificate_of_nothing_and_of_thousands(place, tmp_path, rows):
     from sottovoce.ledger import certificate
 
-    told = ledger.create(tmp_path / "new.vault", data=rows, epsilon=1, delta=1e-6, clip=2)
+    terms = {"epsilon": 1, "delta": 1e-6, "clip": 2}
+    told = ledger.create(tmp_path / "new.vault", data=rows, second_ledger=True, **terms)
     assert "Nothing has been released" in certificate.page(told)
     many = ledger.show(place)
     many = replace(many, releases=many.releases * 1000)

@@ -64,6 +64,14 @@ from sottovoce.vault.steps import STEPS
 SHARE = FULL // 100
 
 
+@pytest.fixture(autouse=True)
+def _machine(tmp_path_factory):
+    """Every test here has a machine of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOTTOVOCE_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def place(tmp_path):
     return tmp_path / "ward.vault"
@@ -487,7 +495,10 @@ def test_an_older_state_is_refused_by_witness_and_by_receipt(place, elsewhere):
     place.with_name("ward.vault.witness").write_bytes(old_witness)  # both rolled back
     with pytest.raises(VaultRefusal, match="this machine has seen"):
         Vault.open(place, dataset=DATASET)
-    elsewhere()  # the whole disk rolled back: only receipts are left to notice
+    elsewhere()  # and the state folder lost
+    with pytest.raises(VaultRefusal, match="no witness in this machine's state folder"):
+        Vault.open(place, dataset=DATASET)
+    move(place, nothing_since=True)  # a lie: only receipts are left to notice
     with Vault.open(place, dataset=DATASET) as vault:
         known.held_by(vault)
         assert not vault.contains(receipt)
@@ -559,9 +570,9 @@ def test_what_root_writes_belongs_to_the_vaults_account(place, monkeypatch):
     monkeypatch.setattr(os, "fstat", as_root)
     owner = (place.stat().st_uid, place.stat().st_gid)
     with Vault.open(place, dataset=DATASET) as vault:
-        assert given == [owner]  # the lock
+        assert given == [owner] * 2  # the locks, beside it and the machine's
         book(vault, 7, run="run-d")
-    assert given == [owner] * 3  # and both witnesses
+    assert given == [owner] * 4  # and both witnesses
     kept = Path(os.environ["SOTTOVOCE_STATE"])
     assert kept.stat().st_uid == owner[0]
 
@@ -687,6 +698,7 @@ def test_a_machine_that_cannot_remember_books_nothing(place, tmp_path, monkeypat
     with pytest.raises(VaultRefusal, match="SOTTOVOCE_STATE"):
         Vault.open(place, dataset=DATASET)
     monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "new"))
+    move(place, nothing_since=True)
     with Vault.open(place, dataset=DATASET) as vault:  # a fresh machine begins to remember
         seen = tmp_path / "new" / "witness" / vault.id
         assert Receipt.parse(seen.read_text()) == vault.receipt()

@@ -105,8 +105,8 @@ MUTANTS = {
     ),
     "no sync of the witness": (
         "witness.py",
-        "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n    return part",
-        "        pass\n    finally:\n        os.close(descriptor)\n    return part",
+        "        os.write(descriptor, content)\n        os.fsync(descriptor)\n",
+        "        os.write(descriptor, content)\n",
     ),
     "no sync of the folder": (
         "witness.py",

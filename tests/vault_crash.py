@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from vault_play import DATASET, POLICY, request
+from vault_play import POLICY, request
 
 from sottovoce.errors import VaultRefusal
 from sottovoce.vault import Entry, Receipt, Vault, chest, steps
@@ -35,6 +35,12 @@ SERVING = tuple(step for step in steps.STEPS if step.startswith(("reserve:", "st
 BETWEEN = ("reserved", "stored")  # what a device does between the vault's own steps
 # The vault is ahead of its witness after a death between the two, and the next open mends that.
 IN_TURN = (*CREATING, *SERVING, *BETWEEN, "reserve: committed", "open: witness written")
+
+
+def dataset_of(path: Path) -> str:
+    """Rows of this place alone: a creation that was killed is repeated without a word."""
+    return hashlib.sha256(str(path).encode()).hexdigest()
+
 
 Moment = tuple[str, int]  # die when this step is reached for the (n+1)-th time
 
@@ -56,8 +62,8 @@ def client(
 
         steps.reached = reached
     if not path.exists():
-        Vault.create(path, POLICY, dataset=DATASET).close()
-    with Vault.open(path, dataset=DATASET) as vault:
+        Vault.create(path, POLICY, dataset=dataset_of(path)).close()
+    with Vault.open(path, dataset=dataset_of(path)) as vault:
         for run, t in ask:
             found = vault.find(run, t)
             if found is not None and found.dropped:

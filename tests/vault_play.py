@@ -60,7 +60,7 @@ def play(vault: Vault, known: Known, run: str, rounds: range, units: int = FULL 
 def used(path: Path, rounds: int = 6) -> Known:
     """Make a vault, use it in two runs and close it."""
     known = Known()
-    with Vault.create(path, POLICY, dataset=DATASET) as vault:
+    with Vault.create(path, POLICY, dataset=DATASET, second_ledger=True) as vault:
         play(vault, known, "run-a", range(rounds))
         play(vault, known, "run-b", range(rounds))
     return known

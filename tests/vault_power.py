@@ -11,7 +11,9 @@ is harsher than a journaling file system.) One recorded run gives thousands of p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -214,6 +216,7 @@ def look(folder: Path, disk: Disk, image: dict[str, bytes], where: str) -> str:
     _lay_out(folder, image)
     # Every image is one past of the same machine: what it saw in another has not happened.
     shutil.rmtree(_state(folder), ignore_errors=True)
+    _remember(folder, image)
     if NAME not in image:
         assert not disk.made, f"the vault is gone {where}"
         return "not yet made"
@@ -244,6 +247,15 @@ def look(folder: Path, disk: Disk, image: dict[str, bytes], where: str) -> str:
 
 def _state(folder: Path) -> Path:
     return folder.with_name(folder.name + ".state")
+
+
+def _remember(folder: Path, image: dict[str, bytes]) -> None:
+    """The machine's own witness: it is durable before the one beside the vault is written."""
+    with contextlib.suppress(KeyError, ValueError):  # a torn one is no witness
+        beside = image[f"{NAME}.witness"]
+        kept = _state(folder) / "witness" / json.loads(beside)["vault"]
+        kept.parent.mkdir(parents=True)
+        kept.write_bytes(beside)
 
 
 def _lay_out(folder: Path, image: dict[str, bytes]) -> None:

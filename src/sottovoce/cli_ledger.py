@@ -20,6 +20,13 @@ VaultFile = Annotated[Path, typer.Argument(help="The vault.", metavar="VAULT")]
 NodeFile = Annotated[
     Path | None, typer.Option(help="The client's node file, which names vault and data.")
 ]
+SecondLedger = Annotated[
+    bool,
+    typer.Option(
+        "--second-ledger",
+        help="Your word, which is recorded: these rows had a ledger before, and budgets add up.",
+    ),
+]
 
 
 @ledger_app.command()
@@ -69,6 +76,7 @@ def create(
     state: Annotated[
         Path | None, typer.Option(help="The worker's SOTTOVOCE_STATE: the second witness's folder.")
     ] = None,
+    second_ledger: SecondLedger = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the vault of a data set. Its terms may later be tightened, never loosened.
@@ -100,7 +108,8 @@ def create(
         "max_steps": max_steps,
         "disclose": disclose,
     }
-    told = ledger.make(vault, node, **{k: v for k, v in terms.items() if v is not None})
+    given = {name: value for name, value in terms.items() if value is not None}
+    told = ledger.make(vault, node, second_ledger=second_ledger, **given)
     click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else ledger.table(told))
     if (sentence := told.policy.warning()) is not None:
         click.echo(f"warning: {sentence}", err=True)
@@ -213,10 +222,11 @@ def rebind(
         int | None, typer.Option(help="Number of rows of DATA, where the file does not tell it.")
     ] = None,
     moved: Annotated[
-        bool, typer.Option("--moved", help="The file was moved; the original is gone.")
+        bool,
+        typer.Option("--moved", help="The file was moved, or this machine's witness was lost."),
     ] = False,
     restored: Annotated[
-        bool, typer.Option("--restored", help="This is a backup, or its witness was lost.")
+        bool, typer.Option("--restored", help="This is a backup, or it may be an older state.")
     ] = False,
     receipt: Annotated[
         list[str] | None,
@@ -232,6 +242,7 @@ def rebind(
             help="Your word, which is recorded: nothing was released after this state.",
         ),
     ] = False,
+    second_ledger: SecondLedger = False,
     as_json: AsJson = False,
 ) -> None:
     """Bind a vault to changed records, to another place, or to what a backup has left.
@@ -259,5 +270,6 @@ def rebind(
         receipts=receipt or [],
         burn_rest=burn_rest,
         nothing_since=nothing_since,
+        second_ledger=second_ledger,
     )
     click.echo(json.dumps(done.to_json(), ensure_ascii=False) if as_json else done.text)

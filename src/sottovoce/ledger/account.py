@@ -17,6 +17,7 @@ from sottovoce.vault.chain import Line
 SCHEMA = "sottovoce.certificate/1"
 _WIDTH = 30  # of the fuel gauge
 _NOTES = {
+    "create": "the vault was made",
     "tighten": "the policy was tightened",
     "rebind": "the records changed; all debits stayed",
     "move": "the vault was moved",
@@ -74,6 +75,8 @@ class Account:
     receipt: Receipt
     releases: tuple[Release, ...]
     notes: tuple[Note, ...]
+    only_ledger: bool  # of these rows, as far as it is recorded or this machine has seen
+    other_ledgers: tuple[str, ...]  # of the same rows: recorded, or seen by this machine
 
     @property
     def runs(self) -> int:
@@ -105,6 +108,8 @@ class Account:
             "receipt": self.receipt.to_proof(),
             "releases": [{**asdict(r), "facts": dict(r.facts)} for r in self.releases],
             "notes": [asdict(note) for note in self.notes],
+            "only_ledger": self.only_ledger,
+            "other_ledgers": list(self.other_ledgers),
             "software": __version__,
         }
 
@@ -131,17 +136,22 @@ def account(vault: Vault) -> Account:
             )
         )
     notes, since, terms, most = list[Note](), dict[str, int](), dict[str, Any](), 1
+    second: list[list[str]] = []  # ledgers of the same rows, as operators stated them
     for line in vault.lines():
         stated = line.facts.get("policy")  # of a new, a tightened and a rebound vault
         new = terms if stated is None else Policy.from_json(stated).to_json()
         changed = {name: value for name, value in new.items() if terms.get(name) != value}
-        if line.kind in _NOTES:
-            how = ", ".join(f"{name} {terms.get(name)} → {now}" for name, now in changed.items())
+        if "second" in line.facts:
+            second.append(line.facts["second"])
+        if line.kind in _NOTES and (terms or second):
+            then = changed.items() if terms else ()
+            how = ", ".join(f"{name} {terms.get(name)} → {now}" for name, now in then)
             text = _NOTES[line.kind] + (f": {how}" if how else "")
             text += _burnt(line.facts) + _stated(line)
             notes.append(Note(line.seq, line.time, line.kind, text))
         since |= dict.fromkeys(changed, line.seq)
         terms, most = new, max(most, new["samples"])
+    others = tuple(sorted({*vault.other_ledgers, *(found for ids in second for found in ids)}))
     return Account(
         vault=vault.id,
         made=vault.made,
@@ -160,6 +170,8 @@ def account(vault: Vault) -> Account:
         receipt=vault.receipt(),
         releases=tuple(releases),
         notes=tuple(notes),
+        only_ledger=not second and not others,
+        other_ledgers=others,
     )
 
 
@@ -170,6 +182,7 @@ def table(told: Account, *, most: int | None = 20) -> str:
     lines = [
         f"vault     {told.vault}, made {when(told.made)}",
         f"data      {policy.samples:,} records, sealed as {told.seal[:16]}…",
+        *([] if told.only_ledger else [f"          {other_ledgers(told)}"]),
         f"promise   (ε, δ) = ({shown(promised.epsilon)}, {shown(promised.delta, 3)}) for {what}, "
         f"{promised.calibration} calibration, all runs and servers together",
         *([f"          {tightened(told)}"] if tightened(told) else []),
@@ -238,6 +251,12 @@ def tightened(told: Account) -> str:
     )
 
 
+def other_ledgers(told: Account) -> str:
+    """Say what other ledgers of the same rows mean, in a clause."""
+    known = f"{len(told.other_ledgers)} known" if told.other_ledgers else "none known here"
+    return f"these rows may have other ledgers ({known}), and budgets add up"
+
+
 def gauge(left: float) -> str:
     """A bar: full blocks are what is left, which is never shown as more than it is.
 
@@ -269,6 +288,12 @@ def _burnt(facts: Mapping[str, Any]) -> str:
 
 def _stated(line: Line) -> str:
     """What rests on the operator's word alone."""
+    if "second" in line.facts:
+        earlier = ", ".join(line.facts["second"]) or "none that this machine has seen"
+        return (
+            "; its operator stated that it may be a second ledger for the same rows: budgets add "
+            f"up (earlier ones: {earlier})"
+        )
     if line.facts.get("stated"):
         return f"; its operator stated that {line.facts['stated']} (after line {line.seq - 1:,})"
     return ""

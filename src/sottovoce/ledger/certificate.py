@@ -18,6 +18,7 @@ from sottovoce.ledger.account import (
     Release,
     account,
     describe_term,
+    other_ledgers,
     percent_left,
     tightened,
     turns,
@@ -67,6 +68,10 @@ def page(told: Account) -> str:
             "",
         ),
     ]
+    scope = "from this data set, to all servers and in all runs together"
+    if not told.only_ledger:
+        facts.append(("Other ledgers", escape(other_ledgers(told)), "wide"))
+        scope = f"under this ledger, to all servers and in all runs; {other_ledgers(told)}"
     if told_later := tightened(told):
         facts.append(("Budget", escape(told_later), "wide"))
     rows = "".join(
@@ -79,8 +84,8 @@ def page(told: Account) -> str:
 <header>
 <p class="eyebrow"><span>sottovoce</span> <span>Privacy certificate</span></p>
 <h1>{escape(promise[:1].upper() + promise[1:])}</h1>
-<p class="lead">Promised by one client for everything it has sent and will send from this data \
-set, to all servers and in all runs together. The budget is the promise; the gauge below is only \
+<p class="lead">Promised by one client for everything it has sent and will send {escape(scope)}. \
+The budget is the promise; the gauge below is only \
 how much of it is used.</p>
 </header>
 <dl class="facts">{rows}</dl>

@@ -49,39 +49,53 @@ def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None
 
 
 def create(
-    path: str | Path, *, data: str | Path, samples: int | None = None, **terms: Any
+    path: str | Path,
+    *,
+    data: str | Path,
+    samples: int | None = None,
+    second_ledger: bool = False,
+    **terms: Any,
 ) -> Account:
     """Make the vault of a data file; `terms` are those of `Policy`. The new vault's statement.
 
     The number of samples is the file's where the file tells it (.npz), and must be given else.
+    Rows that have a ledger on this machine get another with `second_ledger`, which is recorded.
     """
     rows = _rows(samples, *fingerprint_file(data))
     policy = Policy(samples=rows[1], **terms)
-    with Vault.create(path, policy, dataset=rows[0]) as vault:
+    with Vault.create(path, policy, dataset=rows[0], second_ledger=second_ledger) as vault:
         return account(vault)
 
 
-def make(path: str | Path | None, node: str | Path | None, **terms: Any) -> Account:
+def make(
+    path: str | Path | None,
+    node: str | Path | None,
+    *,
+    second_ledger: bool = False,
+    **terms: Any,
+) -> Account:
     """Make a vault from a node file alone, or from a path, a data file and terms."""
     if node is not None:
         if path is not None or terms:
             extra = "VAULT" if path is not None else f"--{next(iter(terms)).replace('_', '-')}"
             raise InputError(f"{extra} stands in the node file already; leave it out")
-        return create_for(node)
+        return create_for(node, second_ledger=second_ledger)
     if path is None:
         raise InputError("create needs a VAULT or a --node file that names it, one of the two")
     for name in ("data", "epsilon", "delta", "clip"):
         if name not in terms:
             raise InputError(f"--{name} is missing; it has no default (or give a --node file)")
-    return create(path, **terms)
+    return create(path, second_ledger=second_ledger, **terms)
 
 
-def create_for(node: str | Path) -> Account:
+def create_for(node: str | Path, *, second_ledger: bool = False) -> Account:
     """Make the vault that a node file names, for its data and with its policy."""
     client = Node.load(node)
     rows = client.rows()
     policy = client.policy(len(rows.y))
-    with Vault.create(client.vault, policy, dataset=rows.fingerprint) as vault:
+    with Vault.create(
+        client.vault, policy, dataset=rows.fingerprint, second_ledger=second_ledger
+    ) as vault:
         return account(vault)
 
 
@@ -121,6 +135,7 @@ def rebind(
     receipts: Sequence[str] = (),
     burn_rest: bool = False,
     nothing_since: bool = False,
+    second_ledger: bool = False,
 ) -> Rebound:
     """Bind a vault to changed data, to another place, or to what a backup has left.
 
@@ -137,8 +152,10 @@ def rebind(
         raise InputError("--receipt and --burn-rest belong to --restored; leave them out")
     if nothing_since and not (moved or restored):
         raise InputError("--nothing-since belongs to --moved and --restored; leave it out")
-    if (overlap is not None or samples is not None) and data is None and node is None:
-        raise InputError("--overlap and --samples belong to changed DATA; leave them out")
+    if (overlap is not None or samples is not None or second_ledger) and data is node is None:
+        raise InputError(
+            "--overlap, --samples and --second-ledger belong to changed DATA; leave them out"
+        )
     if data is not None or node is not None:
         if overlap is None:
             raise InputError(
@@ -151,7 +168,13 @@ def rebind(
             dataset, rows = _rows(samples, found.fingerprint, len(found.y))
         else:
             dataset, rows = _rows(samples, *fingerprint_file(cast(Path, data)))
-        receipt = vaults.rebind(cast(Path, path), dataset=dataset, samples=rows, overlap=overlap)
+        receipt = vaults.rebind(
+            cast(Path, path),
+            dataset=dataset,
+            samples=rows,
+            overlap=overlap,
+            second_ledger=second_ledger,
+        )
         return Rebound(f"{path} now keeps the ledger of {data}; every debit stays", receipt)
     path = cast(Path, path)
     if moved:

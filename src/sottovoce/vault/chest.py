@@ -26,6 +26,7 @@ from sottovoce.vault.records import Records
 from sottovoce.vault.witness import Place, Receipt
 
 SUMMARY_EVERY = 32  # lines: so many, and those of one write, are read at an opening
+_PATIENCE = 20.0  # seconds that another creation on this machine may take
 
 
 class Chest:
@@ -33,19 +34,25 @@ class Chest:
 
     def __init__(self, path: Path, held: int, journal: Journal, books: Books, summed: int) -> None:
         self.path, self.books = path, books
-        self._held, self._journal = held, journal
+        self._held, self._journal = [held], journal
         self._owner, self._usable = os.getpid(), True
         self._inode = path.stat().st_ino
         self._summed = summed  # the line up to which there is a summary
         self.alone = threading.RLock()  # one thread at a time, from the check to the write
 
     @staticmethod
-    def make(path: Path, facts: dict[str, Any]) -> None:
-        """Make a new vault; until the last step there is none, after it there is a whole one."""
+    def make(path: Path, facts: dict[str, Any], *, second_ledger: bool = False) -> None:
+        """Make a new vault; until the last step there is none, after it there is a whole one.
+
+        Rows that have a ledger on this machine get another only on the operator's word.
+        """
         path = real(path)
-        held = lock.take(path)
+        held = [lock.take(path)]
         try:
             _require_unused(path)
+            with witness.state_for_writing() as state:  # one creation at a time, or two see none
+                held.append(lock.take(path, _PATIENCE, at=state / "create.lock"))
+            facts = {**facts, **word_on_ledgers(facts["dataset"], second_ledger=second_ledger)}
             part = path.with_name(path.name + ".part")
             for left in (part, part.with_name(part.name + "-journal")):
                 left.unlink(
@@ -59,18 +66,20 @@ class Chest:
             Journal.make(part, first)
             steps.reached("create: committed")
             made = Receipt(facts["vault"], 1, first.hash, spent=0)
-            _keep(made)
+            witness.keep(made)
             witness.write(path, made, "create")
             steps.reached("create: witnessed")
             part.rename(path)
             witness.sync_folder(path.parent)
             steps.reached("create: named")
+            witness.note_ledger(facts["dataset"], facts["vault"])  # else the first opening does
         except OSError as error:
             raise VaultRefusal(
                 f"{path} cannot be made ({error.strerror}); check the folder and its permissions"
             ) from None
         finally:
-            os.close(held)
+            for descriptor in held:
+                os.close(descriptor)
 
     @classmethod
     def open(cls, path: Path, *, wait: float = 0.0, whole: bool = False) -> Self:
@@ -98,11 +107,12 @@ class Chest:
     def close(self) -> None:
         """Give the vault back; closing twice is no matter."""
         with self.alone:
-            if self._held >= 0:
+            if self._held:
                 self._usable = False
                 self._journal.close()
-                os.close(self._held)
-                self._held = -1
+                for descriptor in self._held:
+                    os.close(descriptor)
+                self._held.clear()
 
     def require_usable(self) -> None:
         """A sentence if nothing may be asked of this chest any more."""
@@ -133,21 +143,57 @@ class Chest:
     def is_copy(self) -> bool:
         """Whether this file is another one than the vault was made, moved or restored as.
 
-        A copy has another inode. The device number is not compared: it may change at a reboot.
+        A copy mostly has another inode, and then it is refused before it has done anything. Where
+        an inode was used again, the machine's witness and its lock decide. The device number is
+        not compared: it may change at a reboot.
         """
         return self.path.stat().st_ino != self.books.inode
 
     def require_newest(self, *, reading: bool = False) -> None:
-        """A refusal if this file is a backup, a copy, or older than its witnesses.
+        """A refusal if this file is a backup, a copy, older than its witnesses, or unknown here.
 
         Who only reads leaves the witnesses as they are: lines that no witness has seen have left
-        nothing, since an upload is sent after its own. The next use writes what is missing.
+        nothing, since an upload is sent after its own. The next use writes what is missing. A
+        reader may have a state folder of its own, and releases nothing.
         """
         self.require_in_service()
+        if not reading:
+            self.require_known()
+            self.claim()
         ahead = self.require_witnessed()
         self.require_original()
-        if ahead and not reading:  # a crash came between commit and witness
+        if reading:
+            return
+        if ahead:  # a crash came between commit and witness
             self._bear_witness("open")
+        witness.note_ledger(self.books.dataset, self.books.id)
+
+    def claim(self) -> None:
+        """Keep every other file with this ledger's id out, on this machine, until `close`.
+
+        Two copies have two locks beside them and would each find the witness in order. Call this
+        before the machine's witness is read for a use.
+        """
+        with witness.state_for_writing():
+            at = witness.kept(self.books.id)
+        at = at.with_name(at.name + ".lock")
+        self._held.append(lock.take(self.path, at=at, what=f"another file with {self.path}'s id"))
+
+    def require_known(self) -> None:
+        """Refuse a ledger of which this machine's state folder has no witness.
+
+        A pair of vault and witness that was left long ago looks like one that was just moved here.
+        """
+        if witness.read_kept(self.books.id) is None:
+            raise VaultRefusal(
+                f"{self.path} has no witness in this machine's state folder "
+                f"({witness.state()}), so an older copy would look the same; set SOTTOVOCE_STATE "
+                "to the folder that has it (in a container, one on a volume that lasts), or give "
+                f"your recorded word: `sottovoce ledger rebind {self.path.name} --moved "
+                "--nothing-since` states that this is the original and nothing was released after "
+                "this state, and burns nothing; `--restored` instead is for a backup, and burns "
+                "what newer receipts prove, or all that is left"
+            )
 
     def require_original(self) -> None:
         """A refusal if this file is a backup or a copy."""
@@ -288,7 +334,7 @@ class Chest:
             self._journal.check_pages()
 
     def _bear_witness(self, kind: str) -> None:
-        _keep(self.receipt())
+        witness.keep(self.receipt())
         try:
             witness.write(self.path, self.receipt(), kind)
         except OSError as error:
@@ -298,14 +344,22 @@ class Chest:
             ) from None
 
 
-def _keep(receipt: Receipt) -> None:
-    try:
-        witness.keep(receipt)
-    except OSError as error:
+def word_on_ledgers(
+    dataset: str, *, vault: str = "", second_ledger: bool = False
+) -> dict[str, Any]:
+    """Refuse a second ledger for rows that have one on this machine, or return the word for it.
+
+    The vault that these rows are for does not count. A ledger that was deleted does: what it
+    released is out.
+    """
+    others = [found for found in witness.find_ledgers(dataset) if found != vault]
+    if others and not second_ledger:
         raise VaultRefusal(
-            f"{witness.kept(receipt.vault)}, the machine's own witness, cannot be written "
-            f"({error.strerror}); make room, or set SOTTOVOCE_STATE to a folder that lasts"
-        ) from None
+            f"these rows have a ledger on this machine already ({', '.join(others[:3])}"
+            f"{'' if len(others) <= 3 else ', …'}), and the budgets of two add up; use that one, "
+            "or add `--second-ledger`, your recorded word that you want another"
+        )
+    return {"second": others} if second_ledger else {}
 
 
 def real(path: Path) -> Path:

@@ -13,12 +13,13 @@ from sottovoce.vault import owner
 _AGAIN = 0.05
 
 
-def take(vault: Path, wait: float = 0.0) -> int:
+def take(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = "") -> int:
     """Lock the vault or refuse; the descriptor holds the lock until it is closed.
 
     Who comes second is told at once, or waits so many seconds for the first to end.
     The lock lies on a file beside the vault, because closing any descriptor of a SQLite file drops
-    SQLite's own locks on it. SQLite's lock on the vault itself is the second line.
+    SQLite's own locks on it. SQLite's lock on the vault itself is the second line. `at` names
+    another file to lock, and `what` says in the refusal what that lock protects.
     """
     try:
         import fcntl
@@ -26,9 +27,9 @@ def take(vault: Path, wait: float = 0.0) -> int:
         raise VaultRefusal(
             "a vault needs POSIX file locks, which this system has not; keep it on Linux or macOS"
         ) from None
-    beside = vault.with_name(vault.name + ".lock")
+    file = at or vault.with_name(vault.name + ".lock")
     try:
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         owner.give(descriptor, vault)
     except OSError as error:
         raise VaultRefusal(
@@ -51,7 +52,7 @@ def take(vault: Path, wait: float = 0.0) -> int:
         holder = _holder(descriptor)
         os.close(descriptor)
         raise VaultRefusal(
-            f"{vault} is in use{holder}; wait until it has ended, then try again"
+            f"{what or vault} is in use{holder}; wait until it has ended, then try again"
         ) from None
     except OSError as error:
         os.close(descriptor)

@@ -3,7 +3,8 @@
 A state is only taken into service if it is the newest that is known, or if everything that may have
 been released since is booked as burnt:
 
-    move      the original itself lies elsewhere now: its witness must fit, nothing is lost
+    move      the original itself lies elsewhere now, or the machine's own witness of it is lost:
+              the witness beside it must fit, nothing is burnt
     restore   a backup, or the witness was lost: what newer receipts prove beyond it is burnt; if
               nothing newer is known, all that is left
     rebind    the records changed: all debits stay with them
@@ -24,15 +25,20 @@ from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from sottovoce.privacy.tank import FULL
 from sottovoce.vault import witness
 from sottovoce.vault.books import OVERLAPS
-from sottovoce.vault.chest import Chest
+from sottovoce.vault.chest import Chest, word_on_ledgers
 from sottovoce.vault.vault import require_dataset
 from sottovoce.vault.witness import Receipt
 
 NOTHING_SINCE = "nothing was released since"  # as it stands in the chain
 
 
-def rebind(path: str | Path, *, dataset: str, samples: int, overlap: str) -> Receipt:
-    """Bind a vault to changed data (R11). Every debit stays, for old and new records alike."""
+def rebind(
+    path: str | Path, *, dataset: str, samples: int, overlap: str, second_ledger: bool = False
+) -> Receipt:
+    """Bind a vault to changed data (R11). Every debit stays, for old and new records alike.
+
+    Data of which this machine has seen another ledger need `second_ledger`, as in `Vault.create`.
+    """
     require_dataset(dataset)
     if overlap == "none":
         raise PolicyRefusal(
@@ -53,8 +59,11 @@ def rebind(path: str | Path, *, dataset: str, samples: int, overlap: str) -> Rec
             "dataset": dataset,
             "overlap": overlap,
             "policy": replace(books.policy, samples=samples).to_json(),
+            **word_on_ledgers(dataset, vault=books.id, second_ledger=second_ledger),
         }
-        return chest.append("rebind", [("rebind", facts)])
+        receipt = chest.append("rebind", [("rebind", facts)])
+        witness.note_ledger(dataset, books.id)
+        return receipt
 
 
 def resume(path: str | Path) -> Receipt:
@@ -70,8 +79,9 @@ def move(path: str | Path, *, nothing_since: bool = False) -> Receipt:
     """Take the original into service at another place, on the operator's word that it is that."""
     with closing(Chest.open(Path(path))) as chest:
         chest.require_in_service()
+        chest.claim()
         chest.require_witnessed()
-        if not chest.is_copy():
+        if not chest.is_copy() and witness.read_kept(chest.books.id) is not None:
             raise PolicyRefusal(f"{chest.path} is where it was; just use it")
         if not nothing_since:
             name = chest.path.name
@@ -100,6 +110,7 @@ def restore(
     if burn_rest and nothing_since:
         raise InputError("--burn-rest and --nothing-since exclude each other; give one of the two")
     with closing(Chest.open(Path(path), whole=True)) as chest:
+        chest.claim()
         books, seen = chest.books, witness.read(chest.path)
         known = witness.read_kept(books.id)
         proofs = [*receipts, *(proof for proof in (seen, known) if proof is not None)]
@@ -109,7 +120,8 @@ def restore(
                     "receipt", proof.vault, f"of the vault {books.id}", "give one of this vault"
                 )
         unknown = [proof for proof in proofs if not chest.contains(proof)]
-        in_place = seen is not None and not chest.is_copy() and not chest.is_backup
+        witnessed = seen is not None and known is not None
+        in_place = witnessed and not chest.is_copy() and not chest.is_backup
         if not unknown and in_place and not burn_rest:
             raise PolicyRefusal(f"{chest.path} is the newest state and in its place; just use it")
         if not burn_rest:

@@ -27,6 +27,7 @@ from sottovoce.errors import (
     VaultRefusal,
 )
 from sottovoce.privacy.tank import FULL, Tank, most_units
+from sottovoce.vault import witness
 from sottovoce.vault.books import Books
 from sottovoce.vault.chain import Line, canonical, is_hash
 from sottovoce.vault.chest import Chest
@@ -76,16 +77,17 @@ class Vault:
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "ward-3.vault"
     >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
-    >>> with Vault.create(place, policy, dataset="ab" * 32) as vault:
+    >>> dataset = os.urandom(32).hex()  # in real use: the fingerprint of the rows
+    >>> with Vault.create(place, policy, dataset=dataset) as vault:
     ...     asked = "cd" * 32
     ...     paid = vault.reserve("run-1", 0, asked, [FULL // 120], server="s", facts={})
     ...     receipt = vault.store(paid, b"noised")
     ...     vault.find("run-1", 0).upload, float(vault.tank("run-1").left_fraction.round(6))
     (b'noised', 0.991667)
-    >>> with Vault.open(place, dataset="ab" * 32) as vault:
+    >>> with Vault.open(place, dataset=dataset) as vault:
     ...     vault.contains(receipt), int(vault.tank("run-1").debits)
     (True, 1)
-    >>> Vault.open(place.with_name("another.vault"), dataset="ab" * 32)
+    >>> Vault.open(place.with_name("another.vault"), dataset=dataset)
     Traceback (most recent call last):
         ...
     sottovoce.errors.VaultRefusal: ...another.vault does not exist; put it back if it was there, \
@@ -97,8 +99,14 @@ or make one with `sottovoce ledger create`
         self._live: dict[int, Reservation] = {}  # of this opening, not yet stored
 
     @classmethod
-    def create(cls, path: str | Path, policy: Policy, *, dataset: str) -> Self:
-        """Make a vault where there is none. `dataset` is the `fingerprint` of the client's rows."""
+    def create(
+        cls, path: str | Path, policy: Policy, *, dataset: str, second_ledger: bool = False
+    ) -> Self:
+        """Make a vault where there is none. `dataset` is the `fingerprint` of the client's rows.
+
+        Rows that this machine has seen a ledger of get another with `second_ledger` only: the
+        operator's word that budgets add up, kept in the new vault's first line.
+        """
         require_dataset(dataset)
         facts = {
             "vault": os.urandom(16).hex(),
@@ -107,7 +115,7 @@ or make one with `sottovoce ledger create`
             "dataset": dataset,
             "software": __version__,
         }
-        Chest.make(Path(path), facts)
+        Chest.make(Path(path), facts, second_ledger=second_ledger)
         return cls.open(path, dataset=dataset)
 
     @classmethod
@@ -222,6 +230,11 @@ or make one with `sottovoce ledger create`
     def dataset(self) -> str:
         """The fingerprint of the records this vault keeps the ledger of."""
         return self._books.dataset
+
+    @property
+    def other_ledgers(self) -> tuple[str, ...]:
+        """The other vaults that this machine has seen with a ledger of the same rows, by id."""
+        return tuple(found for found in witness.find_ledgers(self.dataset) if found != self.id)
 
     @property
     def seal(self) -> str:

@@ -6,19 +6,27 @@ whole after every write of the vault. A vault may be one write ahead of its witn
 the two), never behind it.
 
 Who puts an old copy of both files back puts back a pair that fits. Therefore the machine keeps a
-second witness outside the vault's folder, by the vault's id:
+second witness in its state folder, by the vault's id, and a vault's identity rests on it: every
+line has a random salt, so that the hash of the newest one names one file's history and no other.
 
-    $SOTTOVOCE_STATE/witness/ID,  else in $XDG_STATE_HOME/sottovoce or ~/.local/state/sottovoce
+    $SOTTOVOCE_STATE              else $XDG_STATE_HOME/sottovoce or ~/.local/state/sottovoce
+        witness/ID                the newest receipt of the vault with this id
+        witness/ID.lock           held by the one process that uses a file with this id
+        datasets/MARK/ID          the vault keeps, or has kept, a ledger of the rows with this mark
+        key                       32 random bytes; MARK = HMAC-SHA256(key, fingerprint)
 
-Where there is none yet (another machine, a fresh container) it is begun when the vault is next
-opened for use. Who only looks writes none: it may be another account, with a state of its own.
+A vault without a witness here (another machine, a lost state folder, a fresh container) is used
+only on the operator's recorded word (`rebinding`). Who only looks writes nothing here: it may be
+another account, with a state folder of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
@@ -29,6 +37,7 @@ from sottovoce.vault import owner, steps
 from sottovoce.vault.chain import canonical, is_hash
 
 _SCHEMA = "sottovoce.receipt/1"
+_KEY_BYTES = 32
 
 
 class Place(Protocol):
@@ -111,18 +120,95 @@ def beside(vault: Path) -> Path:
     return vault.with_name(vault.name + ".witness")
 
 
-def kept(vault: str) -> Path:
-    """Where this machine keeps its own witness of a vault, by the vault's id."""
+def state() -> Path:
+    """Return the folder in which this machine keeps what it knows of its vaults."""
     own, shared = os.environ.get("SOTTOVOCE_STATE"), os.environ.get("XDG_STATE_HOME")
     try:
         base = Path(shared) if shared else Path.home() / ".local" / "state"
-        folder = Path(own) if own else base / "sottovoce"
+        return Path(own) if own else base / "sottovoce"
     except RuntimeError:  # an account without a home
         raise VaultRefusal(
             "there is no place for the machine's own witness, because this account has no home; "
             "set SOTTOVOCE_STATE to a folder that lasts"
         ) from None
-    return folder / "witness" / vault
+
+
+def kept(vault: str) -> Path:
+    """Where this machine keeps its own witness of a vault, by the vault's id."""
+    return state() / "witness" / vault
+
+
+@contextlib.contextmanager
+def state_for_writing() -> Iterator[Path]:
+    """Yield the state folder, made if need be; a failed write there becomes a refusal."""
+    folder = state()
+    try:
+        if not (folder / "witness").is_dir():
+            (folder / "witness").mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_folder(folder)
+            sync_folder(folder.parent)
+        yield folder
+    except OSError as error:
+        raise VaultRefusal(
+            f"{folder}, where this machine keeps its own witnesses, cannot be written "
+            f"({error.strerror}); make room, or set SOTTOVOCE_STATE to a folder that lasts"
+        ) from None
+
+
+def find_ledgers(dataset: str) -> list[str]:
+    """Return the ids of all vaults that this machine has seen with a ledger of these rows."""
+    key = _read_key()
+    try:
+        return [] if key is None else sorted(file.name for file in _marked(key, dataset).iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def note_ledger(dataset: str, vault: str) -> None:
+    """Remember that a vault keeps the ledger of these rows; durable when this returns."""
+    with state_for_writing() as folder:
+        key = _read_key() or _make_key(folder)
+        path = _marked(key, dataset) / vault
+        if path.exists():
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _create(path, b"", like=folder)
+        for changed in (path.parent, path.parent.parent, folder):
+            sync_folder(changed)
+
+
+def _marked(key: bytes, dataset: str) -> Path:
+    return state() / "datasets" / hmac.new(key, dataset.encode(), "sha256").hexdigest()
+
+
+def _read_key() -> bytes | None:
+    """Return the key of the data sets' marks, None where no ledger was ever noted."""
+    path = state() / "key"
+    try:
+        key = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if not (state() / "datasets").is_dir():
+            return None
+        key = b""
+    except OSError as error:
+        raise VaultRefusal(f"{path} cannot be read ({error.strerror}); chown it back") from None
+    if len(key) != _KEY_BYTES:
+        raise VaultRefusal(
+            f"{path} is missing or damaged, so nobody can tell which rows have a ledger already; "
+            f"put it back, or remove it together with {state() / 'datasets'}"
+        )
+    return key
+
+
+def _make_key(folder: Path) -> bytes:
+    """Draw the key once: of two processes that do so at the same time one wins."""
+    part = folder / f"key.{os.getpid()}.part"
+    _create(part, os.urandom(_KEY_BYTES), like=folder)
+    with contextlib.suppress(FileExistsError):
+        os.link(part, folder / "key")
+    part.unlink()
+    sync_folder(folder)
+    return (folder / "key").read_bytes()
 
 
 def read_kept(vault: str) -> Receipt | None:
@@ -131,8 +217,8 @@ def read_kept(vault: str) -> Receipt | None:
     receipt = _read(path)
     if receipt is False or (receipt and receipt.vault != vault):
         raise VaultRefusal(
-            f"{path} is damaged, so nobody can tell whether this is the newest; "
-            "remove it if nothing was put back from a backup, and open the vault again"
+            f"{path} is damaged, so nobody can tell whether this is the newest; remove it, and "
+            "open the vault again to see what to say instead"
         )
     return receipt or None
 
@@ -181,21 +267,27 @@ def write(vault: Path, receipt: Receipt, kind: str) -> None:
 def keep(receipt: Receipt) -> None:
     """Replace the machine's own witness, as durably."""
     path = kept(receipt.vault)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _written(path, receipt, like=path if path.exists() else path.parent).replace(path)
-    sync_folder(path.parent)
+    with state_for_writing():
+        like = path if path.exists() else path.parent
+        _written(path, receipt, like=like).replace(path)
+        sync_folder(path.parent)
 
 
 def _written(path: Path, receipt: Receipt, like: Path) -> Path:
     part = path.with_name(path.name + ".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    _create(part, (canonical(receipt.to_proof()) + "\n").encode(), like)
+    return part
+
+
+def _create(path: Path, content: bytes, like: Path) -> None:
+    """Write a small file that only its owner may read; its content is durable, its name not yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         owner.give(descriptor, like)
-        os.write(descriptor, (canonical(receipt.to_proof()) + "\n").encode())
+        os.write(descriptor, content)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return part
 
 
 def sync_folder(folder: Path) -> None:
