@@ -89,7 +89,7 @@ def test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_cert
     tmp_path, rows
 ):
     """At δ ≥ 1/n, publishing one record of n outright keeps the promise: 143 records here."""
-    terms = ("--data", rows, "--epsilon", 8, "--clip", 1)
+    terms = ("--data", rows, "--epsilon", 8, "--clip", 1, "--second-ledger")
     fine = command("create", tmp_path / "fine.vault", *terms, "--delta", 0.0069)
     assert (fine.returncode, fine.stderr) == (0, "")
     loose = command("create", tmp_path / "loose.vault", *terms, "--delta", 0.007)

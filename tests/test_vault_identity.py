@@ -125,7 +125,7 @@ def refuse_old_states(folder: Path) -> dict[str, bool]:
                 os.environ["SOTTOVOCE_STATE"] = str(home / "new-state")
             with pytest.raises(VaultRefusal) as no:
                 Vault.open(place, dataset=DATASET)
-            words = "no witness in this machine's state folder" if lost else "machine has seen"
+            words = "lines in this machine's state folder" if lost else "machine has seen"
             assert words in str(no.value)
             with pytest.raises(VaultRefusal):
                 restore(place, nothing_since=True) if not lost else restore(place)
@@ -189,7 +189,7 @@ def test_a_machine_without_a_witness_takes_nothing_without_a_word(place, forget,
         known.held_by(vault)
     wrong = {check.name: check.wrong for check in ledger.verify(place).checks if check.wrong}
     assert list(wrong) == ["witness"]  # and cannot vouch for it either
-    with pytest.raises(VaultRefusal, match="no witness in this machine"):
+    with pytest.raises(VaultRefusal, match="in this machine's state folder"):
         rebind(place, dataset=OTHER, samples=9, overlap="all")
     with pytest.raises(VaultRefusal, match=r"--restored.*--nothing-since"):
         move(place)
@@ -203,6 +203,22 @@ def test_a_machine_without_a_witness_takes_nothing_without_a_word(place, forget,
         move(place, nothing_since=True)
     with pytest.raises(PolicyRefusal, match="just use it"):
         restore(place)
+
+
+def test_a_vault_that_comes_back_from_another_machine_needs_a_word(place, state, monkeypatch):
+    """What this machine has seen of it says nothing of what came after, here or there."""
+    known = used(place, rounds=1)
+    monkeypatch.setenv("SOTTOVOCE_STATE", f"{state}-there")
+    move(place, nothing_since=True)
+    with Vault.open(place, dataset=DATASET) as vault:
+        play(vault, known, "run-c", range(2))
+        lines = vault.receipt().seq
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(state))
+    with pytest.raises(VaultRefusal, match=f"of its {lines} lines.*which has seen 7"):
+        Vault.open(place, dataset=DATASET)
+    move(place, nothing_since=True)
+    with Vault.open(place, dataset=DATASET) as vault:
+        known.held_by(vault)
 
 
 def test_a_container_without_a_kept_state_folder_is_refused_at_its_second_start(

@@ -27,6 +27,7 @@ from sottovoce.vault.witness import Place, Receipt
 
 SUMMARY_EVERY = 32  # lines: so many, and those of one write, are read at an opening
 _PATIENCE = 20.0  # seconds that another creation on this machine may take
+_MOST_LINES = 2  # of one write: a reserve, and before the first one of a run the run itself
 
 
 class Chest:
@@ -179,15 +180,26 @@ class Chest:
         at = at.with_name(at.name + ".lock")
         self._held.append(lock.take(self.path, at=at, what=f"another file with {self.path}'s id"))
 
+    def is_known(self) -> bool:
+        """Whether this machine's witness has seen all lines but those of one write.
+
+        A crash between commit and witness leaves no more. Lines beyond were written with another
+        state folder, which may have seen further ones.
+        """
+        known = witness.read_kept(self.books.id)
+        return known is not None and self.books.seq - known.seq <= _MOST_LINES
+
     def require_known(self) -> None:
-        """Refuse a ledger of which this machine's state folder has no witness.
+        """Refuse a ledger that this machine's state folder does not know to its end.
 
         A pair of vault and witness that was left long ago looks like one that was just moved here.
         """
-        if witness.read_kept(self.books.id) is None:
+        if not self.is_known():
+            known = witness.read_kept(self.books.id)
             raise VaultRefusal(
-                f"{self.path} has no witness in this machine's state folder "
-                f"({witness.state()}), so an older copy would look the same; set SOTTOVOCE_STATE "
+                f"{self.path} has no witness of its {self.books.seq} lines in this machine's state "
+                f"folder ({witness.state()}, which has seen {0 if known is None else known.seq}), "
+                "so an older copy would look the same; set SOTTOVOCE_STATE "
                 "to the folder that has it (in a container, one on a volume that lasts), or give "
                 f"your recorded word: `sottovoce ledger rebind {self.path.name} --moved "
                 "--nothing-since` states that this is the original and nothing was released after "

@@ -81,7 +81,7 @@ def move(path: str | Path, *, nothing_since: bool = False) -> Receipt:
         chest.require_in_service()
         chest.claim()
         chest.require_witnessed()
-        if not chest.is_copy() and witness.read_kept(chest.books.id) is not None:
+        if not chest.is_copy() and chest.is_known():
             raise PolicyRefusal(f"{chest.path} is where it was; just use it")
         if not nothing_since:
             name = chest.path.name
@@ -120,7 +120,7 @@ def restore(
                     "receipt", proof.vault, f"of the vault {books.id}", "give one of this vault"
                 )
         unknown = [proof for proof in proofs if not chest.contains(proof)]
-        witnessed = seen is not None and known is not None
+        witnessed = seen is not None and chest.is_known()
         in_place = witnessed and not chest.is_copy() and not chest.is_backup
         if not unknown and in_place and not burn_rest:
             raise PolicyRefusal(f"{chest.path} is the newest state and in its place; just use it")
