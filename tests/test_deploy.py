@@ -330,7 +330,8 @@ def test_a_submitted_app_is_not_run_even_where_runs_are_started(deployment):
 def books_are_in_order(deployment):
     for name, ward in deployment.wards.items():
         assert ward.services["sottovoce-node"].poll() is None
-        ward.run("sottovoce", "ledger", "verify", f"/srv/{name}/{name}.vault", user=name)
+        vault, state = f"/srv/{name}/{name}.vault", f"/var/lib/{name}/state"
+        ward.run("sottovoce", "ledger", "verify", vault, user=name, SOTTOVOCE_STATE=state)
 
 
 LOCK = """
