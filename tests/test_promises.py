@@ -250,7 +250,9 @@ def test_backups_and_keys_are_for_their_owner_alone(tmp_path):
     for name in ("authority", "server", "keys"):
         (tmp_path / name).mkdir()
     with careless():
-        Vault.create(tmp_path / "a.vault", Policy(8.0, 1e-5, 9, 1.0), dataset=DATA).close()
+        Vault.create(
+            tmp_path / "a.vault", Policy(8.0, 1e-5, 9, 1.0), dataset=DATA, second_ledger=True
+        ).close()
         backup(tmp_path / "a.vault", tmp_path / "saved.vault")
         made = certificates.authority(tmp_path / "authority")
         own = certificates.server(tmp_path / "server", made)
@@ -266,7 +268,7 @@ def test_backups_and_keys_are_for_their_owner_alone(tmp_path):
 
 def released_vault(folder: Path) -> Path:
     place = folder / "a.vault"
-    with Vault.create(place, Policy(8.0, 1e-5, 9, 1.0), dataset=DATA) as vault:
+    with Vault.create(place, Policy(8.0, 1e-5, 9, 1.0), dataset=DATA, second_ledger=True) as vault:
         paid = vault.reserve("run", 0, "cd" * 32, [FULL // 50], server="s", facts={})
         vault.store(paid, b"noised")
     return place

@@ -237,6 +237,7 @@ def test_a_container_without_a_kept_state_folder_is_refused_at_its_second_start(
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step.startswith("move:")])
 def test_a_word_that_was_cut_short_is_given_again(place, forget, monkeypatch, step):
+    monkeypatch.setattr("sottovoce.vault.chest.SUMMARY_EVERY", 1)  # with every write
     known = used(place)
     forget()
 

@@ -77,7 +77,7 @@ def resume(path: str | Path) -> Receipt:
 
 def move(path: str | Path, *, nothing_since: bool = False) -> Receipt:
     """Take the original into service at another place, on the operator's word that it is that."""
-    with closing(Chest.open(Path(path))) as chest:
+    with closing(Chest.open(Path(path), whole=True)) as chest:
         chest.require_in_service()
         chest.claim()
         chest.require_witnessed()
