@@ -598,10 +598,10 @@ def no_turn_takes_more_than_a_quarter():
 def what_a_restore_burns_was_promised_before():
     """A backup from before the first release, restored: the lost releases had the first budget."""
     home = folder()
-    place = _vault(home)
     saved = home / "saved" / "ward.vault"
     saved.parent.mkdir()
     with machine(home / "one"):
+        place = _vault(home)
         backup(place, saved)
         proof = _released(place, 0, 1)
     with machine(home / "two"):
@@ -626,9 +626,9 @@ def a_restore_asks_the_machine_too():
 def a_receipt_that_says_no_sum_restores_nothing():
     """A server's receipt shows that a backup is too old, and not how much was spent since."""
     home = folder()
-    place = _vault(home)
     saved = home / "saved.vault"
     with machine(home / "one"):
+        place = _vault(home)
         backup(place, saved)
         newest = _released(place, 0, 1)
     with machine(home / "two"):

@@ -346,7 +346,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "vault.chest",
         "The machine's witness follows every line: left at the first one, an old copy of vault and witness written back into the same file is served, and its budget is spent twice.",
         "an_older_pair_is_not_taken_for_the_newest",
-        (("        _keep(self.receipt())\n        try:\n", "        try:\n"),),
+        (("        witness.keep(self.receipt())\n        try:\n", "        try:\n"),),
     ),
     (
         "a backup is readable by every account",
@@ -386,7 +386,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/test_promises.py::test_a_vault_that_is_not_the_newest_is_not_called_whole",
         (
             (
-                '            ("witness", "whether a newer state is known", chest.require_witnessed),\n',
+                '            ("witness", "whether a newer state is known", lambda: _newest(chest)),\n',
                 "",
             ),
         ),
