@@ -88,7 +88,7 @@ def _asked(blob: bytes) -> str:
     try:
         request = Request.from_blob(blob)
     except Malformed:
-        return f"a request of {len(blob)} bytes"
+        return f"a request of {len(blob)} bytes" if isinstance(blob, bytes) else "no bytes"
     turn = request.round
     server = request.server or "a server without a name"
     return f"round {turn.t + 1} of {turn.horizon} of run {request.run[:8]} for {server}"
