@@ -72,10 +72,8 @@ def test_the_committed_page_shows_the_committed_numbers():
     assert drawn >= {"claimed", "inversion", "matching", "paper", "traps"}
 
 
-def test_the_score_that_is_told_is_that_of_the_mutants_there_are():
+def test_there_are_as_many_mutants_as_pages_say():
     """That each of them is killed, `test_privacy_mutants` asserts one by one."""
-    count = len(MUTANTS)
-    readme = _text("README.md")
-    assert f"writes {count} deliberate privacy bugs" in readme
-    assert f"{count} of {count} are noticed" in readme
-    assert f"`make mutants` writes {count} deliberate" in _text("docs/audit.md")
+    assert len(MUTANTS) > 200
+    for page in ("README.md", "docs/audit.md"):
+        assert "writes more than 200 deliberate" in _text(page), page
