@@ -28,6 +28,7 @@ from sottovoce.privacy.tank import FULL
 from sottovoce.protocol import Receipt, Request
 from sottovoce.rounds.schedule import Round
 from sottovoce.vault import Vault
+from sottovoce.vault.policy import LIMITS
 
 RUN = "0badc0de"
 FEATURES, SAMPLES = 4, 12
@@ -61,6 +62,7 @@ def make_node(
     folder.mkdir(parents=True, exist_ok=True)
     x, y = rows(0, classes) if data is None else data
     np.savez(folder / f"{name}.npz", x=x, y=y)
+    limits = {"run_share": 1.0, **{k: policy.pop(k) for k in LIMITS if k in policy}}
     terms = {"epsilon": 8.0, "delta": 1e-5, "clip": 1.0, **policy}
     lines = [
         "schema = 1",
@@ -71,6 +73,8 @@ def make_node(
         f"classes = {classes}",
         "[policy]",
         *(f"{key} = {json.dumps(value)}" for key, value in terms.items()),
+        "[policy.limits]",
+        *(f"{key} = {json.dumps(value)}" for key, value in limits.items() if value is not None),
     ]
     if own is not None:
         lines += ["[model]", f'own = "{own}"']

@@ -142,10 +142,11 @@ def an_older_ledger_is_not_used():
 def a_policy_is_only_tightened():
     """Nothing that a vault has promised can be loosened."""
     old = {"epsilon": 4.0, "delta": 1e-6, "samples": 9, "clip": 1.0, "floor": 2.0, "max_rounds": 9,
-           "max_steps": 4}  # fmt: skip
+           "max_steps": 4, "server_share": 0.5, "max_work": 99, "max_bytes": 99}  # fmt: skip
     for key, value in (
         ("epsilon", 5.0), ("delta", 1e-5), ("clip", 2.0), ("floor", 1.0), ("max_rounds", 10),
-        ("max_steps", 5), ("samples", 8), ("unit", "client"),
+        ("max_steps", 5), ("run_share", 0.5), ("server_share", 0.6), ("max_work", 100),
+        ("max_bytes", 100), ("samples", 8), ("unit", "client"),
     ):  # fmt: skip
         try:
             require_tighter(Policy(**old), Policy(**{**old, key: value}), spent=5)
@@ -201,7 +202,7 @@ DATA = "ab" * 32
 
 def _vault(home):
     place = home / "ward.vault"
-    policy = Policy(8.0, 1e-5, 9, 1.0)
+    policy = Policy(8.0, 1e-5, 9, 1.0, run_share=1.0)
     Vault.create(place, policy, dataset=DATA, second_ledger=True).close()
     return place
 

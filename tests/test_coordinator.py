@@ -24,6 +24,7 @@ from sottovoce.coordinator import Patience, conduct
 from sottovoce.errors import InputError, RunError
 from sottovoce.learning.form import Form
 from sottovoce.privacy.budget import NOT_COVERED
+from sottovoce.privacy.tank import FULL
 from sottovoce.progress import summary
 from sottovoce.protocol import Request, refusal
 from sottovoce.server.average import average
@@ -176,6 +177,17 @@ def test_simulation_combines_uploads_in_the_same_way():
     }
     assert losses["trimmed"] == pytest.approx(losses["mean"], rel=0.2)
     assert losses["bounded"] == pytest.approx(losses["mean"], rel=0.2)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.01])
+def test_clients_that_give_a_run_a_part_of_their_budget_are_not_taken_for_hostile(tmp_path, share):
+    """Their noise is larger than their whole budget calls for: the server is told why."""
+    nodes = clients(tmp_path, 3, run_share=share)
+    done = go(Direct(nodes), tmp_path / "run", own=plan(**{"rounds.rounds": 4}))
+    assert len(done.record["rounds"]) == 4
+    assert not any(entry.get("refused") for entry in done.record["rounds"])
+    for node in nodes.values():
+        assert 0.99 * share < books_hold(node).spent / FULL <= share
 
 
 def test_clients_with_budgets_of_their_own_are_told_apart(tmp_path):

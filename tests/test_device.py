@@ -47,6 +47,7 @@ from sottovoce.privacy.tank import FULL
 from sottovoce.protocol import Receipt
 from sottovoce.server.registry import Account, Member
 from sottovoce.vault import Policy, Vault, chain, chest, resume
+from sottovoce.vault.policy import LIMITS
 
 UPLOAD = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
@@ -335,11 +336,14 @@ def test_steps_are_bounded_before_they_are_priced(ram, monkeypatch):
     for steps in (17, 1001, 10**6, 10**9):
         many = ask(horizon=10**9, recipe=Recipe(1.0, 1.0, steps=steps))
         assert kind(device.answer(many.to_blob(), node)) == "policy"
-    # The noise of all steps lies in memory at once, eight bytes a number.
-    monkeypatch.setattr(device, "MOST_PARAMETERS", 5 * sum(v.size for v in model().values()))
+    size = sum(v.size for v in model().values())
+    work = make_node(ram / "work", max_work=5 * size * devices.SAMPLES)
     for steps, said in ((5, "upload"), (6, "policy")):
         some = ask(t=steps, recipe=Recipe(1.0, 1.0, steps=steps))
-        assert kind(device.answer(some.to_blob(), node)) == said
+        assert kind(device.answer(some.to_blob(), work)) == said
+    monkeypatch.setattr(device, "MOST_PARAMETERS", size - 1)
+    assert kind(device.answer(ask().to_blob(), node)) == "policy"
+    assert books_hold(node).spent == 0
 
 
 @pytest.mark.parametrize("own", ["TURNED", "MANY", "WRITING"])
@@ -568,21 +572,26 @@ def test_a_vault_of_before_opens_and_its_node_file_tightens_what_it_did_not_name
     tmp_path, monkeypatch
 ):
     """What a policy did not name yet was allowed: an absent key is that, and may be tightened."""
-    new = ("max_steps",)
+    new = ("max_steps", *LIMITS)
     with monkeypatch.context() as before:
         old = Policy.to_json
         before.setattr(
             Policy, "to_json", lambda own: {k: v for k, v in old(own).items() if k not in new}
         )
-        node = make_node(tmp_path)
+        node = make_node(tmp_path, run_share=None)
     with Vault.open(node.vault, dataset=None) as vault:
         assert vault.policy.max_steps == 1000
-    wider = make_node(tmp_path, vault=False, max_steps=50)
+    wider = make_node(tmp_path, vault=False, run_share=None, max_steps=50)
     assert kind(device.answer(ask(recipe=Recipe(1.0, 1.0, steps=50)).to_blob(), wider)) == "upload"
     assert kind(device.answer(ask(t=1).to_blob(), node)) == "upload"
     with Vault.open(node.vault, dataset=None) as vault:
         assert vault.policy.max_steps == 16
+        assert vault.policy.run_share == 1.0  # no limit until the node file names one
     assert kind(device.answer(ask(t=2).to_blob(), wider)) == "policy"
+    half = make_node(tmp_path, vault=False, run_share=0.5)
+    assert kind(device.answer(ask(t=2).to_blob(), half)) == "upload"
+    with Vault.open(node.vault, dataset=None) as vault:
+        assert vault.policy.run_share == 0.5
 
 
 def spent_after(node, requests):
@@ -681,13 +690,13 @@ def test_a_full_disk_burns_no_budget(tmp_path, room):
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-LIMITS = {
+ULIMITS = {
     "memory": "RLIMIT_AS, (int(open('/proc/self/statm').read().split()[0]) * 4096 + 2**26,) * 2",
     "the size of a file": "RLIMIT_FSIZE, (2**20 + 2**19,) * 2",
 }
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("limit", ULIMITS)
 def test_a_limit_that_an_answer_would_meet_burns_no_budget(ram, limit):
     """An upload of 3 MiB, and a process without room for its work or its file: nothing is spent."""
     node = make_node(ram)
@@ -699,7 +708,7 @@ def test_a_limit_that_an_answer_would_meet_burns_no_budget(ram, limit):
         request = open({str(ram / "request")!r}, "rb").read()
         node = Node.load({str(ram / "ward.toml")!r})
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.{LIMITS[limit]})
+        resource.setrlimit(resource.{ULIMITS[limit]})
         print([kind(device.answer(request, node)) for _ in range(4)])
     """
     (ram / "request").write_bytes(big(0).to_blob())
@@ -711,3 +720,56 @@ def test_a_limit_that_an_answer_would_meet_burns_no_budget(ram, limit):
     assert "upload" not in done.stdout
     assert books_hold(node).spent == 0
     assert kind(device.answer(big(0).to_blob(), node)) == "upload"
+
+
+def test_a_run_takes_its_share_of_the_budget_and_is_planned_within_it(ram):
+    """A quarter by default: every round of the run is paid for, with more noise, and none more."""
+    node, spent = make_node(ram, run_share=None), []
+    for number in range(6):
+        run, before = f"{number:08x}", books_hold(node).spent
+        said = [kind(device.answer(ask(run=run, t=t).to_blob(), node)) for t in range(8)]
+        spent.append(books_hold(node).spent - before)
+        assert said == (["upload"] * 8 if number < 4 else ["empty"] * 8)
+    assert all(FULL // 4 - 100 < units <= FULL // 4 for units in spent[:4])
+    with Vault.open(node.vault, dataset=None) as vault:
+        turns = [sum(entry.units) for entry in vault.entries()]
+    assert max(turns) <= 1.001 * min(turns)  # as planned, from the first round to the last
+    late = [ask(run="0000000a", t=8, horizon=9), ask(run="00000001", t=8, horizon=9)]
+    assert {kind(device.answer(request.to_blob(), node)) for request in late} == {"empty"}
+
+
+def test_a_server_takes_its_share_of_the_budget(ram):
+    """Whatever runs it begins, by the name that it gives; another one may have the rest."""
+    node = make_node(ram, server_share=0.5)
+    for number in range(8):
+        greedy = ask(run=f"{number:08x}", horizon=1, server="greedy")
+        device.answer(greedy.to_blob(), node)
+    assert FULL // 2 - FULL // 100 < books_hold(node).spent <= FULL // 2
+    assert kind(device.answer(ask(server="another").to_blob(), node)) == "upload"
+
+
+def test_a_ledger_keeps_to_its_quota(ram):
+    node = make_node(ram, max_bytes=2**21)
+    said = [kind(device.answer(ask(t=t, form=MIDDLE, params=MIDDLE_MODEL).to_blob(), node))
+            for t in range(8)]  # fmt: skip
+    assert said[0] == "upload"
+    assert said[-1] == "policy"
+    assert node.vault.stat().st_size <= 2**21
+    assert len(books_hold(node).answers) == said.count("upload")
+
+
+MIDDLE = Form("mlp", (FEATURES,), 3, hidden=10_000)
+MIDDLE_MODEL = {name: np.zeros(shape, "f") for name, shape in MIDDLE.shapes().items()}
+
+
+def test_the_noise_of_a_step_is_drawn_before_its_data_and_alone(monkeypatch):
+    """In pieces: of many steps the noise of one is in memory, and none waits for the rows."""
+    noted, real = [], client.secure.draw
+    monkeypatch.setattr(client.secure, "draw", lambda *a: noted.append("draw") or real(*a))
+    x, y = rows(0)
+    guarded = Guarded(x, noted)
+    start = {name: leaf.astype(float) for name, leaf in model().items()}
+    paid = client.Price(units=(1, 1, 1), noise=(2**31,) * 3)
+    client.release(FORMS["mlp"], start, guarded, y, recipe=Recipe(1.0, 1.0, steps=3), paid=paid,
+                   head={})  # fmt: skip
+    assert noted == ["draw", "rows"] * 3

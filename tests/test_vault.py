@@ -246,7 +246,10 @@ def test_only_bytes_are_stored(vault, upload):
         ({"epsilon": math.nan}, "epsilon"), ({"delta": 0}, "delta"), ({"delta": 1}, "delta"),
         ({"floor": 0}, "floor"), ({"floor": -1}, "floor"), ({"floor": math.nan}, "floor"),
         ({"floor": 1e12}, "floor"), ({"max_rounds": 0}, "max_rounds"),
-        ({"max_steps": 0}, "max_steps"), ({"max_steps": 1001}, "max_steps"),
+        ({"run_share": 0}, "run_share"), ({"run_share": 1.1}, "run_share"),
+        ({"server_share": math.nan}, "server_share"), ({"max_work": 0}, "max_work"),
+        ({"max_bytes": 1.5}, "max_bytes"), ({"max_steps": 0}, "max_steps"),
+        ({"max_steps": 1001}, "max_steps"),
         ({"disclose": 1}, "disclose"),
     ],
 )  # fmt: skip
@@ -257,7 +260,8 @@ def test_a_policy_that_promises_nothing_is_refused(change, word):
 
 TIGHTER = [
     {"epsilon": 4.0}, {"delta": 1e-6}, {"clip": 0.5}, {"floor": 3.0}, {"max_rounds": 10},
-    {"max_steps": 4}, {"disclose": False}, {"calibration": "zcdp"}, {"unit": "client"},
+    {"max_steps": 4}, {"run_share": 0.5}, {"server_share": 0.5}, {"max_work": 10**6},
+    {"max_bytes": 10**6}, {"disclose": False}, {"calibration": "zcdp"}, {"unit": "client"},
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from sottovoce.vault.chest import Chest
 
 DATASET = "ab" * 32
 OTHER = "cd" * 32
-POLICY = Policy(epsilon=8, delta=1e-5, samples=143, clip=1.0)
+POLICY = Policy(epsilon=8, delta=1e-5, samples=143, clip=1.0, run_share=1.0)
 
 
 def request(run: str, t: int) -> str:

@@ -126,7 +126,7 @@ def _ceiling(plan: Plan, member: Member, clients: int) -> float:
     Of one that keeps its budget to itself, of the tightest budget that the plan speaks of.
     """
     if member.account is not None:
-        worth = member.account.capacity
+        worth = member.account.capacity * (member.run_share or 1.0)
     else:
         kind = plan.privacy.calibration
         worth = float(calibration.capacity(*plan.budgets(), calibration=kind).min())

@@ -63,6 +63,9 @@ def create(
     max_steps: Annotated[
         int | None, typer.Option(help="Most steps of one turn (default 16).")
     ] = None,
+    run_share: Annotated[
+        float | None, typer.Option(help="Part of the budget one run may take (default 0.25).")
+    ] = None,
     disclose: Annotated[
         bool | None,
         typer.Option(
@@ -106,6 +109,7 @@ def create(
         "floor": floor,
         "max_rounds": max_rounds,
         "max_steps": max_steps,
+        "run_share": run_share,
         "disclose": disclose,
     }
     given = {name: value for name, value in terms.items() if value is not None}

@@ -173,7 +173,8 @@ def release(
     """The upload w̃ = w − (η·u/n)·(Σ_m q_m + Z), Z discrete Gaussian of `paid.noise` grid units.
 
     With several steps each is a release of its own: paid, noised, and the next begins where it
-    ended. The noise is drawn before the data are touched. `head` is what the answer says besides;
+    ended. A step's noise is drawn before that step touches the data, and one step's alone is in
+    memory. `head` is what the answer says besides;
     anything that is not public by name is refused.
 
     >>> form, recipe = Form("svm", (2,), 2, kappa=0.0), Recipe(learning_rate=1.0, clip=1.0)
@@ -189,7 +190,7 @@ def release(
         raise InputError.of("paid", paid, "a price of this recipe", "ask for it with its terms")
     now, samples = _floats(params), len(np.asarray(y))
     count = sum(leaf.size for leaf in now.values())
-    noise = [secure.draw(count, sigma) for sigma in paid.noise]
+    noise = (secure.draw(count, sigma) for sigma in paid.noise)  # each before its own step
     loss_noise = None if paid.loss_noise is None else int(secure.draw(1, paid.loss_noise)[0])
     told: dict[str, float] = {}
     if loss_noise is not None and loss_bound is not None and paid.loss_noise is not None:

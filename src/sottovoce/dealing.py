@@ -88,6 +88,8 @@ def node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
             "calibration": plan.privacy.calibration,
             "max_rounds": max(ROUNDS, plan.rounds.rounds, plan.local.steps),
             "max_steps": max(STEPS, plan.local.steps),
+            # The vault is made for this one run, which may take all of it.
+            "limits": {"run_share": 1.0, "max_work": 2**62, "max_bytes": 2**62},
         },
     }
     if plan.model.own is not None:

@@ -79,7 +79,7 @@ def check(node: Node) -> None:
     node.own_model()
     with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
         _require_as_many(node, rows, vault)
-        vault.require_tightening(node.policy(vault.policy.samples))
+        vault.require_tightening(node.policy(vault.policy.samples, vault.policy))
         vault.require_going()
 
 
@@ -209,6 +209,10 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
             gradients.require_rows(own, params, policy.samples, request.form.features)
         vault.require_going()
+        if node.vault.stat().st_size + _upload_bytes(request) > policy.max_bytes:
+            raise Declined(
+                "policy", f"the client's ledger may have {policy.max_bytes} bytes at most"
+            )
         paid = _price(request, policy, vault)
         _require_memory(request, rows)
         reserved = vault.reserve(
@@ -258,7 +262,7 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
 def _open(node: Node, rows: Rows) -> Vault:
     vault = Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE)
     try:
-        wanted = node.policy(vault.policy.samples)
+        wanted = node.policy(vault.policy.samples, vault.policy)
         if wanted != vault.policy:
             vault.tighten(wanted)
     except BaseException:
@@ -281,7 +285,7 @@ def _price(request: Request, policy: Policy, vault: Vault) -> Price:
         releases=request.recipe.releases,
     )
     return client.price(
-        vault.tank(request.run),
+        vault.tank(request.run, request.server),
         request.round,
         terms,
         change=grid.change(request.recipe.unit, policy.samples),
@@ -302,8 +306,8 @@ def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
     if given != dict(shapes):
         raise Malformed("the request's arrays are not those of its model")
     count = sum(leaf.size for leaf in request.params.values())
-    if count * request.recipe.steps > MOST_PARAMETERS:  # the noise of all steps is drawn at once
-        raise Declined("policy", "the model has more than 2³⁰ parameters, times its steps")
+    if count > MOST_PARAMETERS:
+        raise Declined("policy", "the model has more than 2³⁰ parameters")
     if _upload_bytes(request) > MOST_BYTES:  # found after the reserve it would burn budget
         raise Declined("policy", "the model is larger than an answer that this client can keep")
     if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
@@ -329,6 +333,7 @@ def _require_memory(request: Request, rows: Rows) -> None:
 
 def _allowed(request: Request, policy: Policy) -> None:
     """What the server says may only tighten what the client has fixed (R5)."""
+    count = sum(leaf.size for leaf in request.params.values())
     if request.recipe.clip > policy.clip:
         raise Declined(
             "policy", f"clip must be at most {policy.clip:g}, got {request.recipe.clip:g}"
@@ -338,6 +343,11 @@ def _allowed(request: Request, policy: Policy) -> None:
     for name, value, most in (
         ("rounds", request.round.horizon, policy.max_rounds),
         ("steps", request.recipe.steps, min(policy.max_steps, policy.max_rounds)),
+        (
+            "parameters × steps × samples",
+            count * request.recipe.steps * policy.samples,
+            policy.max_work,
+        ),
     ):
         if value > most:
             raise Declined("policy", f"{name} must be at most {most}, got {value}")
@@ -365,4 +375,6 @@ def _public(policy: Policy) -> dict[str, Any]:
         "floor": policy.floor if policy.disclose else None,
         "max_rounds": policy.max_rounds,
         "max_steps": policy.max_steps,
+        # What a server cannot know of its own earlier runs here is left out.
+        "run_share": policy.run_share if policy.server_share == 1 else None,
     }

@@ -16,6 +16,12 @@
     delta = 1e-5
     clip = 1.0
 
+    # [policy.limits]            # of one run, one server, one request and the vault's file
+    # run_share = 0.25           # the part of the budget that one run may take
+    # server_share = 1.0         # the part that one server may take, by the name it gives itself
+    # max_work = 1_099_511_627_776   # parameters × steps × samples
+    # max_bytes = 17_179_869_184
+
     [model]                      # only for a model of your own
     own = "net.py:model"         # or "package.module:name"
 
@@ -39,6 +45,7 @@ from sottovoce.errors import DataError, InputError
 from sottovoce.learning import imported
 from sottovoce.learning.gradients import OwnModel
 from sottovoce.vault import Policy, fingerprint
+from sottovoce.vault.policy import LIMITS
 
 TABLES = (".csv", ".parquet")
 _POLICY = (
@@ -56,7 +63,8 @@ ANSWER_EVERY = 0.5  # seconds: longer than what differs between two data sets of
 _KEYS = {
     "": ("schema", "name", "vault", "answer_every", "data", "policy", "model"),
     "data": ("path", "classes", "label", "columns"),
-    "policy": _POLICY,
+    "policy": (*_POLICY, "limits"),
+    "policy.limits": LIMITS,
     "model": ("own",),
 }
 
@@ -109,6 +117,10 @@ class Node:
         if type(values.get("schema")) is not int or values["schema"] != 1:
             raise InputError.of("schema", values.get("schema"), "1", "it is the file's version")
         data, folder = values["data"], path.parent
+        limits = values["policy"].pop("limits", {})
+        if not isinstance(limits, dict):
+            raise InputError.of("policy.limits", limits, "a table", "write [policy.limits]")
+        _known("policy.limits", limits)
         rows = folder / _text("data.path", data.get("path"))
         is_table = rows.suffix.lower() in TABLES
         node = cls(
@@ -117,19 +129,24 @@ class Node:
             data=rows,
             classes=None if is_table else _classes(data.get("classes")),
             table=_table(data, is_table),
-            terms=values["policy"],
+            terms={**values["policy"], **limits},
             own=_own(values.get("model", {}), folder),
             answer_every=_seconds(values.get("answer_every", ANSWER_EVERY)),
         )
         node.policy(samples=1)  # whatever is wrong with it is said now, not at the first request
         return node
 
-    def policy(self, samples: int) -> Policy:
-        """What the file promises, for so many samples."""
+    def policy(self, samples: int, held: Policy | None = None) -> Policy:
+        """What the file promises, for so many samples.
+
+        Limits that it does not name are those of the policy that a vault holds: one that was made
+        before there were limits has none until its node file names them.
+        """
         missing = [key for key in ("epsilon", "delta", "clip") if key not in self.terms]
         if missing:
             raise InputError(f"policy.{missing[0]} is missing in the node file; it has no default")
-        return Policy(samples=samples, **self.terms)
+        kept = {} if held is None else {name: getattr(held, name) for name in LIMITS}
+        return Policy(samples=samples, **{**kept, **self.terms})
 
     def rows(self) -> Rows:
         """The client's samples. Only the device reads them."""

@@ -192,6 +192,7 @@ def table(told: Account, *, most: int | None = 20) -> str:
         f"σ/Δ of a turn {describe_term(told, 'floor', 'at least {:g}')}, "
         f"{describe_term(told, 'max_rounds', 'at most {:,}')} rounds a run, "
         f"{describe_term(told, 'max_steps', 'at most {:,}')} steps a turn, "
+        f"{describe_term(told, 'run_share', 'at most {:.0%}')} of the budget a run, "
         f"budget {describe_term(told, 'disclose', '{}')}",
         f"ledger    {_count(told.receipt.seq, 'line')}, the last {told.receipt.hash[:16]}…",
     ]

@@ -11,7 +11,8 @@ of that comparison (2 draws in 10¹²), whole-number arithmetic decides.
 Every call takes a new AES-256 key and counter from the operating system, so that forked processes,
 restored snapshots and retried messages never share noise. There is no seed.
 
-The time a draw takes says nothing of the data: noise is drawn before the data are touched.
+The time a draw takes says nothing of the data, which it does not depend on: a step's noise is drawn
+before that step touches them.
 """
 
 from __future__ import annotations

@@ -206,10 +206,15 @@ def _called_for(account: Account | None, released: float, expected: Expected) ->
     client that discloses no budget is held to the ceiling alone.
     """
     turn, terms, floor = expected.turn, expected.terms, expected.member.floor or 0.0
-    if account is None or turn is None or terms is None:
+    share = expected.member.run_share
+    if account is None or turn is None or terms is None or share is None:
         return expected.ceiling
     before = min(max(account.spent - released, 0.0), account.capacity)
     opened = min(expected.opened, before) if expected.debits else before
+    # Beyond the share of its budget that a run may take a client counts it as spent before.
+    kept = account.capacity * (1 - share)
+    before = min(max(before, kept + before - opened), account.capacity)
+    opened = max(opened, kept)
     tank = Tank(
         capacity=np.array(account.capacity),
         spent=np.array(int(before / account.capacity * FULL)),
@@ -217,8 +222,8 @@ def _called_for(account: Account | None, released: float, expected: Expected) ->
         debits=np.array(expected.debits),
     )
     priced = offer(tank, turn, terms, 1.0)
-    share = 1.0 if expected.loss_bound is None else 1 - 1 / LOSS_SHARE
-    ratio = max(float(priced.sigma), floor * math.sqrt(terms.releases)) / math.sqrt(share)
+    model = 1.0 if expected.loss_bound is None else 1 - 1 / LOSS_SHARE
+    ratio = max(float(priced.sigma), floor * math.sqrt(terms.releases)) / math.sqrt(model)
     return min(ratio * (1 + 1e-6), expected.ceiling) if priced.granted else expected.ceiling
 
 

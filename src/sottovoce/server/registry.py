@@ -108,6 +108,7 @@ class Member:
     version: str | None = None  # of its sottovoce
     key: str | None = None  # fingerprint of the key that its route is authenticated by
     registered: int | None = None  # the samples that the server's operator knows it to have
+    run_share: float | None = 1.0  # part of its budget that a run may take; None: not told
 
     @classmethod
     def from_hello(cls, blob: bytes) -> Member:
@@ -131,7 +132,10 @@ class Member:
             raise Malformed("the greeting's version is none")
         policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
         expected = {"samples", "unit", "clip", "calibration", "floor", "max_rounds"}
-        if not isinstance(policy, Mapping) or policy.keys() - {"max_steps"} != expected:
+        if (
+            not isinstance(policy, Mapping)
+            or policy.keys() - {"max_steps", "run_share"} != expected
+        ):
             raise Malformed("the greeting's policy has not the keys of one")
         whole = [head["features"], head["classes"], policy["samples"], policy["max_rounds"]]
         whole += [policy["max_steps"]] if "max_steps" in policy else []
@@ -140,6 +144,9 @@ class Member:
         if policy["unit"] not in UNITS or policy["calibration"] not in ("exact", "zcdp"):
             raise Malformed("the greeting's unit or calibration is not one that a vault has")
         floor = 0.0 if policy["floor"] is None else policy["floor"]
+        share = policy.get("run_share", 1.0)
+        if share is not None and not (is_finite(share) and 0 < share <= 1):
+            raise Malformed("the greeting's run_share is no number above 0, up to 1")
         for name, number in (("clip", policy["clip"]), ("floor", floor)):
             if not is_finite(number) or number < 0:
                 raise Malformed(f"the greeting's {name} is no finite number ≥ 0")
@@ -165,6 +172,7 @@ class Member:
             receipt=receipt,
             max_steps=policy.get("max_steps"),
             version=version,
+            run_share=share,
         )
 
     @property
@@ -187,6 +195,7 @@ class Member:
                 "floor": self.floor,
                 "max_rounds": self.max_rounds,
                 **({} if self.max_steps is None else {"max_steps": self.max_steps}),
+                "run_share": self.run_share,
             },
             "budget": None if self.account is None else self.account.to_json(),
             "receipt": self.receipt.to_json(),

@@ -31,7 +31,13 @@ VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
 MOST_SAMPLES = 2**32  # what an exact sum on the grid has room for
 MOST_ROUNDS = 10**9
 MOST_STEPS = 1000  # of one turn: each is priced, drawn and noted by itself
-_BEFORE = {"max_steps": MOST_STEPS}  # what a vault allowed before its policy named it
+_NO_LIMIT = 2**62
+LIMITS = ("run_share", "server_share", "max_work", "max_bytes")  # what `[policy.limits]` names
+# What a vault allowed before its policy named it.
+_BEFORE = {
+    **{"max_steps": MOST_STEPS, "run_share": 1.0, "server_share": 1.0},
+    **{"max_work": _NO_LIMIT, "max_bytes": _NO_LIMIT},
+}
 _LARGEST_SHARE = 4  # a turn takes at most one part in so many of the budget, by default
 
 
@@ -63,6 +69,10 @@ formula does not keep its promise, so a vault does not take it
     max_rounds: int = 1000  # of one run
     disclose: bool = True
     max_steps: int = 16  # of one turn
+    run_share: float = 0.25  # of the budget, that one run may take
+    server_share: float = 1.0  # likewise, all runs of one server, by the name that it gives itself
+    max_work: int = 2**40  # parameters × steps × samples of one request
+    max_bytes: int = 2**34  # of the vault's file, with the next upload
 
     def __post_init__(self) -> None:
         budget = Budget(self.epsilon, self.delta)
@@ -81,6 +91,8 @@ formula does not keep its promise, so a vault does not take it
             ("samples", MOST_SAMPLES, "it is the number of rows of the client's data"),
             ("max_rounds", MOST_ROUNDS, "it is how many rounds one run may have"),
             ("max_steps", MOST_STEPS, "it is how many steps one turn may have"),
+            ("max_work", _NO_LIMIT, "it is parameters × steps × samples of one request"),
+            ("max_bytes", _NO_LIMIT, "it is how large the vault's file may become"),
         ):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
@@ -93,6 +105,8 @@ formula does not keep its promise, so a vault does not take it
                 "false keeps ε, δ and what is spent out of messages; n and σ stay in them",
             )
         self._number("clip", 1e-15, 1e15, "choose the norm gradients are cut to")
+        self._number("run_share", 1e-6, 1.0, "it is the part of the budget that one run may take")
+        self._number("server_share", 1e-6, 1.0, "it is the part that one server's runs may take")
         capacity = self.capacity()
         if cast(float | None, self.floor) is None:
             # Six digits, rounded up: the same number whatever the last bits of the capacity are.
@@ -183,7 +197,7 @@ def require_tighter(old: Policy, new: Policy, *, spent: int) -> None:
     sottovoce.errors.PolicyRefusal: epsilon may only be tightened, to at most 8.0, and 9.0 was \
 asked for; keep it, or make a new vault for other data
     """
-    for name in ("epsilon", "delta", "clip", "max_rounds", "max_steps"):
+    for name in ("epsilon", "delta", "clip", "max_rounds", "max_steps", *LIMITS):
         if getattr(new, name) > getattr(old, name):
             _refuse(name, f"at most {getattr(old, name)}", getattr(new, name))
     if new.floor < old.floor:

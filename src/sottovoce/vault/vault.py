@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -76,7 +77,7 @@ class Vault:
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "ward-3.vault"
-    >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
+    >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1, run_share=1.0)
     >>> dataset = os.urandom(32).hex()  # in real use: the fingerprint of the rows
     >>> with Vault.create(place, policy, dataset=dataset) as vault:
     ...     asked = "cd" * 32
@@ -299,21 +300,36 @@ or make one with `sottovoce ledger create`
             self._chest.require_usable()
             return self._books.spent_by_server(server)
 
-    def tank(self, run: str) -> Tank:
-        """The fuel as this run sees it: `spent` by all runs, `debits` by this one.
+    def left(self, run: str, server: str) -> int:
+        """Units that this run of this server may still book: of the budget, and of its shares."""
+        books = self._books
+        return min(
+            self.limit - books.spent,
+            self._share(self.policy.run_share) - books.spent_by_run(run),
+            self._share(self.policy.server_share) - books.spent_by_server(server),
+        )
 
-        Units keep the size they had when the vault was made. What a tightened budget withholds
-        counts as spent before the run began.
+    def _share(self, part: float) -> int:
+        """Units of a part of the promised budget, which does not change any more."""
+        return int(Fraction(part) * (FULL - withheld_units(self.promised, self._books.capacity)))
+
+    def tank(self, run: str, server: str = "") -> Tank:
+        """The fuel as this run of this server sees it; `debits` are its own.
+
+        Units keep the size they had when the vault was made. What a tightened budget withholds, and
+        what is beyond the run's share, counts as spent before the run began: a run is planned
+        within its share, with more noise, and does not end in its middle.
         """
         with self._chest.alone:
             self._chest.require_usable()
-            books, withheld = self._books, FULL - self.limit
+            books = self._books
             known = books.run(run)
             opened = books.spent if known is None else known.opened
+            began = min(self.limit - opened, self._share(self.policy.run_share))
             return Tank(
                 capacity=np.array(books.capacity, dtype=np.float64),
-                spent=np.array(min(FULL, books.spent + withheld), dtype=np.int64),
-                opened=np.array(min(FULL, opened + withheld), dtype=np.int64),
+                spent=np.array(FULL - max(0, self.left(run, server)), dtype=np.int64),
+                opened=np.array(FULL - max(0, began), dtype=np.int64),
                 debits=np.array(0 if known is None else known.debits, dtype=np.int64),
             )
 
@@ -366,9 +382,10 @@ or make one with `sottovoce ledger create`
                 raise RoundAnswered(
                     f"round {t} of run {run} has its answer already; send the stored one again"
                 )
-            if sum(paid) > self.limit - books.spent:
+            if sum(paid) > self.left(run, server):
                 raise TankEmpty(
-                    "the privacy budget has not enough left for this release; nothing was booked"
+                    "the privacy budget, or the share of it that one run or one server may take, "
+                    "has not enough left for this release; nothing was booked"
                 )
             entries: list[tuple[str, dict[str, Any]]] = []
             if books.run(run) is None:
