@@ -260,6 +260,35 @@ class TestRoll:
         roll.call(wanted=0, seconds=900)  # nobody new: a round loses no time
         assert len(roll.grid.sent) == sent
 
+    def test_nobody_waits_for_a_node_that_hangs_at_its_greeting(self, monkeypatch):
+        """It may say who it is later; until then the others' rounds go on."""
+        monkeypatch.setattr(transport, "AT_ONCE", 0.5)
+        ready = threading.Event()
+        roll = self.roll({11: "ann"})
+        roll.grid.nodes[12] = lambda m: said(m, b"bob") if ready.is_set() else None
+        assert set(roll.call(wanted=0, seconds=900, patience=900)) == {"ann"}
+        assert set(roll.call(wanted=0, seconds=900)) == {"ann"}
+        assert len(roll.grid.sent) == 2  # its first greeting is still awaited
+        ready.set()
+        assert set(roll.call(wanted=2, seconds=900)) == {"ann", "bob"}
+        assert len(roll.grid.sent) == 2
+
+    def test_a_node_has_one_seat_whatever_it_calls_itself(self):
+        """Else one registered key could be asked, and count, as several clients."""
+        roll = self.roll({11: "ann"})
+        routes, calls = Routes(roll), iter(["bob", "cid", "dan"])
+
+        def changing(m):
+            return said(m, next(calls).encode()) if m.metadata.message_type == "query" else None
+
+        roll.grid.nodes[12] = changing
+        assert set(routes.greet(5)) == {"ann", "bob"}
+        for name in ("cid", "dan"):
+            routes.ask({"bob": b"b", "cid": b"c"}, 0.5)  # no answer: it is greeted anew
+            assert set(routes.greet(5)) == {name}
+            assert {seat.node: c for c, seat in roll.seats.items()} == {11: "ann", 12: name}
+            assert len(roll.seats) == 2
+
     def test_routes_announce_who_is_new_and_whatever_is_no_greeting(self):
         roll = self.roll({11: "ann"}, **{"12": lambda m: said(m, b"junk")})
         roll.grid.nodes[12] = roll.grid.nodes.pop("12")

@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 from devices import ask, books_hold, opened, written
+from hostile_device import WAYS, claim_samples, greeting
 from in_process import Direct, clients, plan
 from test_coordinator import SCHEMA, go, settled
 
@@ -30,47 +31,6 @@ from sottovoce.vault import Policy
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably
 
 BAD = "route-1"
-
-
-def changed(blob, arrays=lambda a: a, **head):
-    """An honest upload with other arrays or another head, sealed again."""
-    said, own = wire.unpack(blob)
-    budget = {**said["budget"], **head.pop("budget", {})}
-    return wire.pack({**said, "budget": budget, **head}, arrays(own))
-
-
-def every(number):
-    return lambda arrays: {k: np.full_like(v, number) for k, v in arrays.items()}
-
-
-WAYS = {
-    "nothing at all": lambda asked, told: b"",
-    "a text": lambda asked, told: "upload",
-    "the request": lambda asked, told: asked,
-    "half": lambda asked, told: told[: len(told) // 2],
-    "ten million bytes": lambda asked, told: told + b"\0" * 10**7,
-    "no numbers": lambda asked, told: changed(told, every(np.nan)),
-    "infinities": lambda asked, told: changed(told, every(-np.inf)),
-    "large numbers": lambda asked, told: changed(told, every(1e38)),
-    "one number for all": lambda asked, told: changed(
-        told, lambda a: {k: v.reshape(-1)[:1] for k, v in a.items()}
-    ),
-    "another round": lambda asked, told: changed(told, t=1000),
-    "huge σ": lambda asked, told: changed(told, every(1e30), sigma=[1e30]),
-    "no σ": lambda asked, told: changed(told, sigma=[0.0]),
-    "free of charge": lambda asked, told: changed(told, budget={"spent": 0.0}),
-    "beyond floats": lambda asked, told: changed(told, sigma=[10**400]),
-    "spent beyond floats": lambda asked, told: changed(told, budget={"spent": 10**400}),
-    "samples for weight": lambda asked, told: changed(told, samples=2**32),
-    "a refusal of its own making": lambda asked, told: wire.pack(
-        {"schema": protocol.ANSWER, "kind": "refusal", "code": ["\x1b"], "text": 7}
-    ),
-    "silence": lambda asked, told: None,
-    **{
-        f"a refusal: {code}": lambda asked, told, code=code: protocol.refusal(code, "\x1b[2J")
-        for code in protocol.CODES
-    },
-}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -150,16 +110,6 @@ HELLO = {
     "schema": ["sottovoce.hello/2", None, 1],
     "more": [1],
 }
-
-
-def greeting(blob, key, value):
-    text, _ = opened(blob)
-    *way, last = key.split(".")
-    place = text["head"]
-    for step in way:
-        place = place[step]
-    place[last] = value
-    return written(text)
 
 
 @pytest.fixture(scope="module")
@@ -262,21 +212,11 @@ OWNS = 10**6
 
 def claiming(samples, route=BAD):
     """A client that greets with another number of samples, and repeats it in every upload."""
-
-    def hello(r, told):
-        return greeting(told, "policy.samples", samples) if r == route else told
-
-    def answer(r, asked, told):
-        if r != route:
-            return told
-        said, own = wire.unpack(told)
-        sigma = [s * said["samples"] / samples for s in said["sigma"]]  # the same σ/Δ
-        start = Request.from_blob(asked).params
-        far = {k: w + (own[k] - w) * np.float32(said["samples"] / samples)
-               for k, w in start.items()}  # fmt: skip
-        return wire.pack({**said, "samples": samples, "sigma": sigma}, far)
-
-    return hello, answer
+    hello, answer = claim_samples(samples)
+    return (
+        lambda r, told: hello(told) if r == route else told,
+        lambda r, asked, told: answer(asked, told) if r == route else told,
+    )
 
 
 def weights_of(done):
@@ -371,6 +311,19 @@ def test_two_clients_cannot_carry_one_name(tmp_path):
     again.on_hello = transport.on_hello
     with pytest.raises(RunError, match=r"2 of 3 clients .* ward is not in .*, or was admitted bef"):
         go(again, tmp_path / "other", admitted=one)
+
+
+def test_a_key_is_one_client_however_many_vaults_it_greets_with(tmp_path):
+    """One may go and come back under another vault's id until there are enough clients."""
+    transport = Direct(clients(tmp_path, 4))
+    transport.keys = {"route-2": "SHA256:one", "route-3": "SHA256:one"}  # of one node
+    with pytest.raises(RunError, match="3 of 4 clients"):
+        go(transport, tmp_path / "run", patience=Patience(4, gathering=0.5))
+    assert all(books_hold(node).spent == 0 for node in transport.nodes.values())
+    again = Direct(transport.nodes)
+    again.keys = transport.keys
+    done = go(again, tmp_path / "other", own=plan(**{"rounds.rounds": 1}), patience=Patience(3))
+    assert [c["name"] for c in done.record["clients"]] == ["client-0", "client-1", "client-3"]
 
 
 def test_a_name_that_looks_told_apart_is_told_apart_again(tmp_path):

@@ -34,6 +34,8 @@ SLICE = 0.5
 # A node that did not say who it is is asked again after this long, then after twice as long, …
 SHY = 5.0
 SHYEST = 600.0
+# Seconds that everybody waits for greetings; a later one is taken when it has come.
+AT_ONCE = 5.0
 Reason = Literal["late", "offline", "crashed", "failed", "malformed"]
 
 # Flower's error codes (flwr.common.constant.ErrorCode), in our words.
@@ -91,56 +93,76 @@ class Failure:
 Answers = dict[str, bytes | Failure]
 
 
+class Asking:
+    """Messages that were sent to nodes, one each, and the answers as they come.
+
+    They expire after `seconds`: a node that comes online later is not handed old work. A reply
+    counts once, for the message it replies to; what comes after the deadline is never looked at.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        requests: Mapping[int, bytes],
+        *,
+        kind: Literal["train", "query"] = "train",
+        group: str = "",
+        seconds: float,
+        limit: int,
+    ) -> None:
+        self.open, self.until = set(requests), time.monotonic() + seconds
+        self._answers: dict[int, bytes | Failure] = {}
+        self._done = threading.Condition()
+        messages = [
+            Message(
+                RecordDict({RECORD: ConfigRecord({"request": blob})}),
+                node,
+                kind,
+                ttl=seconds,
+                group_id=group,
+            )
+            for node, blob in requests.items()
+        ]
+        ids = list(grid.push_messages(messages)) if messages else []
+        poll = max(POLL, POLL_PER_NODE * len(requests))
+
+        def wait_for(node: int, message: str | None) -> None:
+            found: bytes | Failure = Failure("offline")  # no id: the SuperLink would not take it
+            if message:
+                found = _reply(grid, node, message, self.until, poll, limit)
+            with self._done:
+                self._answers[node] = found
+                self._done.notify()
+
+        for node, message in zip(requests, ids, strict=False):
+            threading.Thread(target=wait_for, args=(node, message), daemon=True).start()
+
+    def wait(self, seconds: float) -> dict[int, bytes | Failure]:
+        """Return the answers that have come, each once, after all are there or `seconds` are over.
+
+        At the deadline that is every node's, with its answer or its failure.
+        """
+        end = min(self.until, time.monotonic() + seconds)
+        with self._done:
+            while len(self._answers) < len(self.open) and (left := end - time.monotonic()) > 0:
+                # In slices: Flower stops a ServerApp with a signal raised in a thread of its own,
+                # which reaches the main thread only when that wakes up.
+                self._done.wait(min(left, SLICE))
+            over = time.monotonic() >= self.until
+            came = {n: self._answers.pop(n, Failure("late"))
+                    for n in sorted(self.open) if over or n in self._answers}  # fmt: skip
+            self.open -= came.keys()
+        return came
+
+
 def ask(
-    grid: Grid,
-    requests: Mapping[int, bytes],
-    *,
-    kind: Literal["train", "query"] = "train",
-    group: str = "",
-    seconds: float,
-    limit: int,
+    grid: Grid, requests: Mapping[int, bytes], *, group: str = "", seconds: float, limit: int
 ) -> dict[int, bytes | Failure]:
     """Send each node its bytes and wait for all answers, at most `seconds`.
 
     Every node asked is in the result, with its answer (at most `limit` bytes) or its failure.
-    Messages expire with the deadline: a node that comes online later is not handed old work. A
-    reply counts once, for the message it replies to; what arrives after the deadline is never
-    looked at.
     """
-    if not requests:
-        return {}
-    until = time.monotonic() + seconds
-    messages = [
-        Message(
-            RecordDict({RECORD: ConfigRecord({"request": blob})}),
-            node,
-            kind,
-            ttl=seconds,
-            group_id=group,
-        )
-        for node, blob in requests.items()
-    ]
-    ids = list(grid.push_messages(messages))
-    answers: dict[int, bytes | Failure] = {}
-    done = threading.Condition()
-    poll = max(POLL, POLL_PER_NODE * len(requests))
-
-    def wait_for(node: int, message: str | None) -> None:
-        found: bytes | Failure = Failure("offline")  # no id: the SuperLink would not take it
-        if message:
-            found = _reply(grid, node, message, until, poll, limit)
-        with done:
-            answers[node] = found
-            done.notify()
-
-    for node, message in zip(requests, ids, strict=False):
-        threading.Thread(target=wait_for, args=(node, message), daemon=True).start()
-    with done:
-        while len(answers) < len(requests) and (left := until - time.monotonic()) > 0:
-            # In slices: Flower stops a ServerApp with a signal raised in a thread of its own, which
-            # reaches the main thread only when that wakes up.
-            done.wait(min(left, SLICE))
-        return {node: answers.get(node, Failure("late")) for node in requests}
+    return Asking(grid, requests, group=group, seconds=seconds, limit=limit).wait(seconds)
 
 
 def read(message: Message, key: str, limit: int) -> bytes | None:
@@ -177,8 +199,9 @@ class Roll:
     every node is asked once who it is. A client keeps its seat while its node is online; another
     node that claims the same client meanwhile is left out and counted in `doubles`. Where nodes are
     authenticated, one that has another key is another client, whatever it claims. A node that
-    gives no proper answer (its words are in `strange`) is asked again, less and less often: one
-    that hangs must not cost every round a minute, and a second one may be the first, restarted.
+    gives no proper answer (its words are in `strange`) is asked again, less and less often, and
+    nobody waits for one that hangs: it must not cost a round a minute. A second one may be the
+    first, restarted. A node has one seat, whatever it calls itself from one greeting to the next.
     """
 
     def __init__(self, grid: Grid, identify: Callable[[bytes], str], *, limit: int) -> None:
@@ -192,9 +215,13 @@ class Roll:
         self._owner: dict[str, str] = {}  # client → the key that first spoke for it
         self._known: set[int] = set()
         self._shy: dict[int, tuple[float, float]] = {}  # node → not before, and the wait after it
+        self._greetings: list[Asking] = []  # those that have not all come
 
     def call(self, *, wanted: int, seconds: float, patience: float = 60.0) -> dict[str, Seat]:
-        """Ask nodes that are new who they are, until `wanted` clients are there or time is up."""
+        """Ask nodes that are new who they are, until `wanted` clients are there or time is up.
+
+        A greeting may take `patience` seconds, but one that is slow is not waited for.
+        """
         until = time.monotonic() + seconds
         while True:
             nodes = list(self.grid.get_nodes())
@@ -205,9 +232,19 @@ class Roll:
             now = time.monotonic()
             left = until - now
             later = {node for node, (due, _) in self._shy.items() if due > now}
-            new = sorted(online - self._known - later)
+            awaited = {node for asking in self._greetings for node in asking.open}
+            new = sorted(online - self._known - later - awaited)
             if new and left > 0:
-                self._greet(new, min(left, patience))
+                self._greetings.append(
+                    Asking(
+                        self.grid,
+                        dict.fromkeys(new, b""),
+                        kind="query",
+                        seconds=min(left, patience),
+                        limit=min(self.limit, GREETING),
+                    )
+                )
+            self._take_greetings(min(left, AT_ONCE) if new else 0.0)
             if len(self.seats) >= wanted or left <= 0:
                 return dict(self.seats)
             if not new:
@@ -236,14 +273,12 @@ class Roll:
         self.strange = {node: words for node, words in self.strange.items() if node in online}
         self._shy = {node: wait for node, wait in self._shy.items() if node in online}
 
-    def _greet(self, nodes: list[int], seconds: float) -> None:
-        said = ask(
-            self.grid,
-            dict.fromkeys(nodes, b""),
-            kind="query",
-            seconds=seconds,
-            limit=min(self.limit, GREETING),
-        )
+    def _take_greetings(self, seconds: float) -> None:
+        """Give a seat to who has said who it is; for the newest wait so long at most."""
+        said: dict[int, bytes | Failure] = {}
+        for asking in self._greetings:
+            said |= asking.wait(seconds if asking is self._greetings[-1] else 0.0)
+        self._greetings = [asking for asking in self._greetings if asking.open]
         for node, hello in said.items():
             client = self._client(node, hello)
             if client is None:
@@ -254,6 +289,7 @@ class Roll:
             self._shy.pop(node, None)
             self.doubles.discard(node)
             self.strange.pop(node, None)
+            self.seats = {c: seat for c, seat in self.seats.items() if seat.node != node}
             self.seats[client] = Seat(client, node, cast(bytes, hello), self._keys.get(node))
 
     def _client(self, node: int, hello: bytes | Failure) -> str | None:

@@ -206,6 +206,8 @@ def gather(
                 why = f" (and of one that did, {error})"
                 continue
             if roll.place(member, route):
+                if member.key is not None:  # a key is one client: it has another vault now
+                    found = {who: own for who, own in found.items() if own.key != member.key}
                 found[member.identity] = member
                 found = {who: own for who, own in found.items() if who in roll.routes}
         if len(found) < patience.clients:
