@@ -86,6 +86,36 @@ def test_what_is_accepted_moves_the_model_by_no_more_than_its_weight(tmp_path):
     assert 0.3 * most < moved <= most  # the mean of three that each went at most so far
 
 
+@pytest.mark.parametrize("share", [1e-12, 0.001, 0.005, None])
+def test_a_small_share_of_a_budget_is_no_way_to_go_further(tmp_path, share):
+    """A client may say that a run gets next to nothing of its budget: its noise would be vast.
+
+    It is left out before anything is spent, or its upload goes no further than 16 equal shares.
+    """
+    transport, far = Direct(clients(tmp_path, 4)), []
+    transport.on_hello = lambda r, told: (
+        greeting(told, "policy.run_share", share) if r == BAD else told
+    )
+
+    def push(route, asked, told):
+        if route != BAD:
+            return told
+        said, own = wire.unpack(told)
+        start, sigma = Request.from_blob(asked).params, 40 * said["sigma"][0]
+        size = sum(v.size for v in own.values())
+        far.append(sigma)
+        return wire.pack(
+            {**said, "sigma": [sigma]},
+            {k: (w + sigma * 0.99).astype(np.float32) for k, w in start.items()} if size else own,
+        )
+
+    transport.on_answer = push
+    own = plan(**{"rounds.rounds": 2})
+    done = go(transport, tmp_path / "run", own=own, patience=Patience(3, gathering=0.5))
+    assert "client-1" not in {c["name"] for c in done.record["clients"] if c["participations"]}
+    assert len(far) == (0 if share is not None and share < 1 / 256 else 2)
+
+
 HELLO = {
     "name": ["", "x" * 201, 7, None, "\x1b[2J", "a\nb", "\ud800", ["x"]],
     "features": [0, -1, 1.0, True, 2**33, None, 10**400, "30"],

@@ -76,8 +76,9 @@ def misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> str | 
         return "keeps its budget to itself, and precision weights need it" if wants else None
     # Beyond the noise that an upload may have each would be paid for in vain.
     told = _share_of_model(plan)
-    if (own.capacity - own.spent) * told * CEILING**2 < own.capacity:
-        return f"has {1 - own.spent / own.capacity:.2%} of its budget left, which is too little"
+    left = min(1 - own.spent / own.capacity, member.run_share or 1.0)
+    if left * told * CEILING**2 < 1:
+        return f"has {left:.2%} of its budget left for a run, which is too little"
     most = math.sqrt(told / recipe.releases) * _ceiling(plan, member, clients)
     if (member.floor or 0.0) > most:
         return f"has a floor of {member.floor:g}, and {most:g} is the most that this plan can use"
@@ -126,7 +127,7 @@ def _ceiling(plan: Plan, member: Member, clients: int) -> float:
     Of one that keeps its budget to itself, of the tightest budget that the plan speaks of.
     """
     if member.account is not None:
-        worth = member.account.capacity * (member.run_share or 1.0)
+        worth = member.account.capacity
     else:
         kind = plan.privacy.calibration
         worth = float(calibration.capacity(*plan.budgets(), calibration=kind).min())
