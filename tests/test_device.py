@@ -773,3 +773,39 @@ def test_the_noise_of_a_step_is_drawn_before_its_data_and_alone(monkeypatch):
     client.release(FORMS["mlp"], start, guarded, y, recipe=Recipe(1.0, 1.0, steps=3), paid=paid,
                    head={})  # fmt: skip
     assert noted == ["draw", "rows"] * 3
+
+
+PEAKS = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from devices import ask, kind, make_node
+from sottovoce import device
+from sottovoce.learning.form import Form
+from sottovoce.vault import Vault
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # MB
+
+form = Form("cnn", (28, 28, 1), 10, channels=16)
+form = Form("mlp", (64,), 10, hidden=60_000) if sys.argv[2] == "mlp" else form
+rng = np.random.default_rng(0)
+rows = rng.normal(size=(100, form.numbers)), rng.integers(0, 10, 100)
+node = make_node(Path(sys.argv[1]), rows, classes=10)
+params = {n: (0.1 * rng.normal(size=s)).astype(np.float32) for n, s in form.shapes().items()}
+before, reserve = [], Vault.reserve
+Vault.reserve = lambda self, *a, **k: before.append(peak()) or reserve(self, *a, **k)
+assert kind(device.answer(ask(form=form, params=params).to_blob(), node)) == "upload"
+print(before[0], peak())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["mlp", "cnn"])
+def test_the_memory_of_a_release_is_taken_before_it_is_paid_for(tmp_path, form):
+    """A kernel promises what it has not: killed for memory, a process must not have paid yet."""
+    words = [sys.executable, "-c", PEAKS, str(tmp_path), form]
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    said = subprocess.run(words, env=here, capture_output=True, text=True, check=True).stdout
+    at_debit, at_end = map(int, said.split())
+    assert at_end <= at_debit + 16  # MB: interpreter, vault and message

@@ -17,6 +17,7 @@ files, its code or its machine is one constant refusal, `unavailable`: what it w
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,12 +324,19 @@ def _require_memory(request: Request, rows: Rows) -> None:
     """Raise MemoryError where a release would find too little memory, before it is paid for.
 
     It holds the rows as float64, two blocks of gradients, and the parameters a few times over:
-    as they are, summed, noised, moved and written. Nothing of the rows is looked at.
+    as they are, summed, noised, moved and written; a cnn also what XLA takes, which is seen on rows
+    of zeros. Every page is touched: a kernel that promises more than it has ends this process now,
+    and not after the debit. Nothing of the rows is looked at.
     """
     count = sum(leaf.size for leaf in request.params.values())
-    width = max(rows.x.shape[1], request.form.features)
+    width, block = max(rows.x.shape[1], request.form.features), None
+    if request.form.name == "cnn":
+        params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
+        zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), np.int64)
+        block = next(gradients.blocks(request.form, params, *zeros))
     numbers = 2 * len(rows.y) * width + 3 * gradients.BLOCK_NUMBERS + 10 * count
-    np.empty(numbers)
+    np.empty(numbers)[:: mmap.PAGESIZE // 8] = 0
+    del block
 
 
 def _allowed(request: Request, policy: Policy) -> None:
