@@ -16,8 +16,8 @@ from in_process import Direct, clients, plan
 from test_coordinator import SCHEMA, go, settled
 
 import sottovoce
-from sottovoce import device, protocol, report, wire
-from sottovoce.coordinator import Patience
+from sottovoce import coordinator, device, protocol, report, wire
+from sottovoce.coordinator import Patience, combined
 from sottovoce.errors import InputError, Malformed, OtherVersion, RunError
 from sottovoce.learning.form import Form
 from sottovoce.node import Node
@@ -277,6 +277,24 @@ def test_a_client_counts_for_at_most_twice_the_median_whatever_it_declares(tmp_p
         blobs = [p.read_bytes() for p in sorted((tmp_path / "run" / "uploads").glob("00001-*"))]
         total = average([wire.unpack(b)[1] for b in blobs], weights_of(done))
         assert all(np.array_equal(final[k], total[k].astype(np.float32)) for k in total)
+
+
+def test_precision_weights_follow_from_the_samples_that_count(tmp_path, monkeypatch):
+    """A million samples make Δ, and with it the σ of an honest upload, as small as one likes."""
+    transport, seen = Direct(clients(tmp_path, 4)), []
+    transport.on_hello, transport.on_answer = claiming(OWNS)
+    monkeypatch.setattr(
+        coordinator,
+        "combined",
+        lambda plan, uploads, weight, model: (
+            seen.append(weight) or combined(plan, uploads, weight, model)
+        ),
+    )
+    own = plan(**{"rounds.rounds": 1, "server.weights": "precision", "server.divergence": 0.0})
+    done = go(transport, tmp_path / "run", own=own)
+    assert done.record["rounds"][0]["uploads"] == 4
+    # σ of twice the samples is half of the others': four times as much at most, as one of 80.
+    assert seen[0][1] <= 4 / 7 + 1e-6
 
 
 @pytest.mark.parametrize("n", [60, 80])

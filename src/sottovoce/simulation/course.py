@@ -212,10 +212,11 @@ def weights(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -
     samples = federation.samples if federation.counted is None else federation.counted
     if plan.server.weights == "samples":
         return by_samples(samples, uploads)
+    # Who counts for fewer samples than it declares counts with the σ that those would have.
     return by_precision(
         samples,
         uploads,
-        sigma=sigma * math.sqrt(plan.local.steps),
+        sigma=sigma * (federation.samples / samples) * math.sqrt(plan.local.steps),
         dimension=federation.dimension,
         learning_rate=plan.local.learning_rate,
         clip=federation.recipe.clip,
