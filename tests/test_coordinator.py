@@ -532,6 +532,26 @@ def test_a_run_is_not_written_over_another(tmp_path, name):
            patience=Patience(3, gathering=0.5, minimum=4))  # fmt: skip
 
 
+def test_a_run_goes_on_with_the_public_rows_that_it_began_with(tmp_path):
+    """Other rows would give losses that the schedule compares with those of before."""
+    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out, on_round=stop)
+    spent = [books_hold(node).spent for node in transport.nodes.values()]
+    held = public()
+    other = replace(held, test=replace(held.test, y=held.test.y[::-1].copy()))
+    again = Direct(transport.nodes)
+    with pytest.raises(RunError, match="the public rows are not those that this run began with"):
+        conduct(plan(), other, again, Patience(3, gathering=0.5), out=out, resume=True)
+    assert again.asked == []
+    assert [books_hold(node).spent for node in transport.nodes.values()] == spent
+    assert go(again, out, resume=True).record["status"] == "finished"
+
+
 def test_only_a_stopped_run_is_resumed(tmp_path):
     with pytest.raises(RunError, match=r"holds no checkpoint.npz"):
         go(Direct({}), tmp_path, resume=True, patience=Patience(1, gathering=0.1))

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from sottovoce import checkpoint, record, seeds
 from sottovoce.asking import Came, ask_round, misfit
 from sottovoce.checkpoint import ServerState
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, RunError
 from sottovoce.fairness import fairness
 from sottovoce.federation import Federation, of_members
 from sottovoce.holdings import Holdings, seen
@@ -80,8 +80,14 @@ def conduct(
     (`asking.read_admitted`).
     """
     plan = plan.replace(noise="secure")  # refuses what exists in simulation only (R7, R10)
+    rows = public.fingerprint()  # the server's own: its checkpoint may know them
     if resume:
         state, arrays, header, memory = checkpoint.load(out)
+        if header.setdefault("public", rows) != rows:
+            raise RunError(
+                "the public rows are not those that this run began with: its losses could not be "
+                "compared; bring the old file back, or start a new run in another folder"
+            )
         roll = rejoin(transport, patience, header)
         public = seen(Plan(**header["plan"]), public)
         federation = of_members(Plan(**header["plan"]), roll.members, public)
@@ -103,7 +109,7 @@ def conduct(
         # Asked again after a resume, a request must be the same to the last byte: so the server's
         # name is kept, too.
         header = {"run": secrets.token_hex(16), "seed": seed, "server": server, "not_covered": []}
-        header |= {"plan": federation.plan.to_dict()} | roll.to_json()
+        header |= {"public": rows, "plan": federation.plan.to_dict()} | roll.to_json()
         checkpoint.make(out)
     if patience.minimum > federation.terms.per_round:
         raise InputError.of(
