@@ -343,6 +343,19 @@ def test_who_is_not_in_the_table_of_admitted_clients_takes_no_part(tmp_path):
         go(Direct(transport.nodes), tmp_path / "other", admitted=admitted)
 
 
+def test_who_is_admitted_by_its_key_takes_no_name_from_another(tmp_path):
+    """It calls itself as one that is admitted by name, and comes first."""
+    transport = Direct(clients(tmp_path, 3))
+    transport.keys = {route: f"SHA256:{route}" for route in transport.nodes}
+    transport.on_hello = lambda r, told: (
+        greeting(told, "name", "client-1") if r == "route-0" else told
+    )
+    admitted = {"SHA256:route-0": 40, "client-1": 40, "client-2": 40}
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}), admitted=admitted)
+    assert {c["key"] for c in done.record["clients"]} == set(transport.keys.values())
+    assert done.record["rounds"][0]["uploads"] == 3
+
+
 def test_two_clients_cannot_carry_one_name(tmp_path):
     """Both are told apart by key or vault; where names are admitted the second is turned away."""
     transport = Direct(clients(tmp_path))

@@ -187,18 +187,20 @@ def gather(
     the clients that may take part, by key fingerprint or name; without it anyone may.
     """
     deadline, found = time.monotonic() + patience.gathering, dict[str, Member]()
-    roll, why = Roll([]), ""
+    roll, why, taken = Roll([]), "", dict[str, str]()
     while len(found) < patience.clients and time.monotonic() < deadline:
         for route, blob in transport.greet(max(1.0, deadline - time.monotonic())).items():
             try:
                 member = replace(Member.from_hello(blob), key=transport.key(route))
                 wrong = misfit(member)
                 if wrong is None and admitted is not None:
-                    entry = member.key if member.key in admitted else member.name
-                    others = (m for who, m in found.items() if who != member.identity)
-                    if entry not in admitted or any(entry in (m.key, m.name) for m in others):
+                    entry = str(member.key if member.key in admitted else member.name)
+                    holder = taken.get(entry, member.identity)
+                    if entry not in admitted or (holder != member.identity and holder in found):
                         wrong = "is not in the table of admitted clients, or was admitted before"
-                    member = replace(member, registered=admitted.get(str(entry)))
+                    else:
+                        taken[entry] = member.identity
+                    member = replace(member, registered=admitted.get(entry))
                 if wrong is not None:
                     raise Malformed(f"client {member.name} {wrong}")
             except Malformed as error:
