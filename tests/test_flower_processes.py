@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -191,6 +192,12 @@ class TestRenewal:
         read, _ = self.valid(certificates.server(tmp_path, made))
         ca = x509.load_pem_x509_certificate(made.certificate.read_bytes())
         assert read.not_valid_after_utc == ca.not_valid_after_utc
+
+    def test_a_clock_that_is_set_back_by_hours_ends_no_connection(self, tmp_path):
+        made = certificates.authority(tmp_path)
+        for file in (made.certificate, certificates.server(tmp_path, made).certificate):
+            read = x509.load_pem_x509_certificate(file.read_bytes())
+            assert read.not_valid_before_utc < datetime.now(UTC) - timedelta(hours=12)
 
     def test_the_program_ends_in_a_sentence(self, tmp_path):
         (tmp_path / "file").touch()
