@@ -108,12 +108,16 @@ def a_device_stays_within_its_budget():
 
 
 def a_tightened_budget_holds():
-    """From ε = 8 to ε = 1 before the first release: what is released is worth ε = 1."""
+    """From ε = 8 to ε = 1 before the first release: what is released is worth ε = 1.
+
+    Runs and servers have shares of their own, so many of both ask.
+    """
     home = folder()
     make_node(home, epsilon=8.0)
     node = make_node(home, epsilon=1.0, vault=False)
-    for t in range(12):
-        device.answer(ask(t=t, horizon=t + 1).to_blob(), node)
+    for n in range(12):
+        asked = ask(horizon=1, run=f"{n:08x}", server=f"s{n % 3}")
+        device.answer(asked.to_blob(), node)
     ledger = books_hold(node)
     assert chance(1.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
 
@@ -295,6 +299,64 @@ def a_vault_that_went_on_elsewhere_needs_a_word():
         Chest.is_copy = real
 
 
+def a_word_given_elsewhere_is_not_mistaken_for_a_crash():
+    """A copy that is one line ahead of this machine's witness, and that line is a word given with
+    another state folder, where much was released after it."""
+    for word in (move, lambda place, **more: restore(place, **more)[0]):
+        home = folder()
+        with machine(home / "here"):
+            place = _vault(home)
+            _released(place, 0)
+        with machine(home / "there"):
+            word(place, nothing_since=True)
+            old = [file.read_bytes() for file in _files(place)]
+            spent = _released(place, 3, 4).spent
+        for file, content in zip(_files(place), old, strict=True):
+            file.write_bytes(content)
+        with machine(home / "here"):
+            assert _spent_in(place) < spent
+            assert _refused(Vault.open, place, dataset=DATA)
+            assert _refused(restore, place)
+
+
+def a_state_folder_that_was_put_back_vouches_for_nothing_later():
+    """It knows the first lines of a copy that is newer than it, but not what came after that."""
+    home = folder()
+    with machine(home / "state"):
+        place = _vault(home)
+        _released(place, 0)
+        shutil.copytree(home / "state", home / "earlier")
+        _released(place, 1, 2)
+        old = [file.read_bytes() for file in _files(place)]
+        spent = _released(place, 3, 4).spent
+    for file, content in zip(_files(place), old, strict=True):
+        file.write_bytes(content)
+    with machine(home / "earlier"):
+        assert _spent_in(place) < spent
+        assert _refused(Vault.open, place, dataset=DATA)
+        assert _refused(restore, place)
+
+
+def a_copied_witness_restores_nothing_by_itself():
+    """Newer than the file that it lies beside, and older than what was released; the machine that
+    wrote it is gone. Named as a receipt it is the operator's word, and recorded."""
+    home = folder()
+    with machine(home / "here"):
+        place = _vault(home)
+        _released(place, 0)
+        old = place.read_bytes()
+        _released(place, 1)
+        seen = _files(place)[1].read_bytes()
+        _released(place, 2, 3)
+    for file, content in zip(_files(place), (old, seen), strict=True):
+        file.write_bytes(content)
+    with machine(home / "there"):
+        assert _refused(restore, place)
+        restore(place, receipts=[Receipt.parse(seen.decode())])
+        with Vault.open(place, dataset=DATA) as vault:
+            assert vault.lines()[-1].facts["stated"]
+
+
 def two_copies_are_not_in_use_at_once():
     """Each has a lock of its own beside it, and each fits the witness until one of them books."""
     home = folder()
@@ -326,6 +388,26 @@ def rows_have_one_ledger_unless_their_operator_says_so():
         assert _refused(Vault.create, place, policy, dataset=DATA)
         with Vault.create(second, policy, dataset=DATA, second_ledger=True) as vault:
             assert vault.lines()[0].facts.get("second") == list(vault.other_ledgers) != []
+
+
+def a_second_ledger_is_noticed_wherever_it_was_made():
+    """Each was the only one where it was made, or was made before rows were noted; brought
+    together they are two budgets."""
+    home, policy = folder(), Policy(8.0, 1e-5, 9, 1.0)
+    place, second = home / "ward.vault", home / "second.vault"
+    with machine(home / "there"):
+        Vault.create(second, policy, dataset=DATA).close()
+    with machine(home / "here"):
+        Vault.create(place, policy, dataset=DATA).close()
+        for word in (move, restore):
+            assert _refused(word, second, nothing_since=True)
+    witness = "witness/" + json.loads(_files(second)[1].read_text())["vault"]
+    shutil.copy(home / "there" / witness, home / "here" / witness)
+    with machine(home / "here"):
+        assert _refused(Vault.open, second, dataset=DATA)
+        move(second, nothing_since=True, second_ledger=True)
+        with Vault.open(second, dataset=DATA) as vault:
+            assert vault.lines()[-1].facts["second"] == list(vault.other_ledgers) != []
 
 
 def a_ledger_counts_for_all_rows_it_was_bound_to():
@@ -670,6 +752,9 @@ LEDGER = [
     an_older_vault_is_not_moved_into_service, a_restore_burns_all_that_is_known,
     a_restore_takes_proofs_of_its_own_vault_only, a_gap_is_paid_for_as_far_as_it_is_known,
     a_machine_without_a_witness_trusts_no_file, a_vault_that_went_on_elsewhere_needs_a_word,
+    a_word_given_elsewhere_is_not_mistaken_for_a_crash, a_copied_witness_restores_nothing_by_itself,
+    a_state_folder_that_was_put_back_vouches_for_nothing_later,
+    a_second_ledger_is_noticed_wherever_it_was_made,
     two_copies_are_not_in_use_at_once,
     rows_have_one_ledger_unless_their_operator_says_so,
     a_ledger_counts_for_all_rows_it_was_bound_to,

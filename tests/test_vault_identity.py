@@ -221,6 +221,23 @@ def test_a_vault_that_comes_back_from_another_machine_needs_a_word(place, state,
         known.held_by(vault)
 
 
+def test_an_older_state_folder_takes_no_copy_made_just_after_a_word(place, state, monkeypatch):
+    """One line ahead of this folder, as after a crash; but that line is a word given elsewhere."""
+    known = used(place, rounds=1)
+    monkeypatch.setenv("SOTTOVOCE_STATE", f"{state}-there")
+    move(place, nothing_since=True)
+    old = saved(place, place.parent / "old")
+    with Vault.open(place, dataset=DATASET) as vault:
+        play(vault, known, "run-c", range(2))
+    for source, target in zip(pair(old), pair(place), strict=True):
+        written_over(source, target)
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(state))
+    with pytest.raises(VaultRefusal, match="in this machine's state folder"):
+        Vault.open(place, dataset=DATASET)
+    with pytest.raises(VaultRefusal, match="--burn-rest"):
+        restore(place)
+
+
 def test_a_container_without_a_kept_state_folder_is_refused_at_its_second_start(
     place, tmp_path, monkeypatch
 ):
@@ -353,6 +370,28 @@ def test_a_backup_and_a_lost_state_folder_burn_what_is_unknown(place, tmp_path, 
         restore(out)
     restore(out, receipts=[newest])
     assert spent_in(out) == known.spent
+    with Vault.open(out, dataset=DATASET) as vault:  # that it is the newest is the operator's word
+        assert vault.lines()[-1].facts["stated"] == "nothing was released since"
+
+
+def test_a_copied_witness_is_no_word_where_the_state_folder_is_new(place, tmp_path, forget):
+    """Newer than the backup it lies beside, and older than what was released."""
+    known, out = used(place), tmp_path / "backup.vault"
+    backup(place, out)
+    with Vault.open(place, dataset=DATASET) as vault:
+        play(vault, known, "run-c", range(1))
+    beside = tmp_path / "backup.vault.witness"
+    shutil.copy(pair(place)[1], beside)
+    with Vault.open(place, dataset=DATASET) as vault:
+        play(vault, known, "run-d", range(3))
+    forget()
+    with pytest.raises(VaultRefusal, match=r"`--receipt backup.vault.witness`.*--burn-rest"):
+        restore(out)
+    with pytest.raises(VaultRefusal, match="cannot be restored without loss"):
+        restore(out, nothing_since=True)
+    restore(out, receipts=[Receipt.parse(beside.read_text())])  # a word, and recorded as one
+    with Vault.open(out, dataset=DATASET) as vault:
+        assert vault.lines()[-1].facts["stated"] == "nothing was released since"
 
 
 # Second ledgers for one data set
@@ -395,6 +434,38 @@ def test_a_ledger_that_was_bound_to_rows_counts_for_them(place, tmp_path):
     with pytest.raises(VaultRefusal, match="--second-ledger"):
         Vault.create(tmp_path / "third.vault", POLICY, dataset=OTHER)
     rebind(second, dataset=OTHER, samples=143, overlap="all")  # its own old rows need no word
+
+
+@pytest.mark.parametrize("word", [move, restore])
+def test_a_ledger_from_elsewhere_is_a_second_one_where_its_rows_have_one(
+    tmp_path, state, forget, word
+):
+    """Each was the only one where it was made; together they are two budgets."""
+    first, second = tmp_path / "first.vault", tmp_path / "second.vault"
+    Vault.create(first, POLICY, dataset=DATASET).close()
+    forget()
+    Vault.create(second, POLICY, dataset=DATASET).close()
+    with pytest.raises(VaultRefusal, match=r"add up.*--second-ledger"):
+        word(first, nothing_since=True)
+    word(first, nothing_since=True, second_ledger=True)
+    with Vault.open(first, dataset=DATASET) as vault:
+        assert vault.lines()[-1].facts["second"] == [id_of(second)]
+    Vault.open(second, dataset=DATASET).close()  # both have a word now, or had one to give
+
+
+def test_two_ledgers_that_nobody_noted_are_noticed_at_the_second_ones_opening(tmp_path, state):
+    """Made by an earlier version, or one by a creation that was killed before its last step."""
+    first, second = tmp_path / "first.vault", tmp_path / "second.vault"
+    for place in (first, second):
+        Vault.create(place, POLICY, dataset=DATASET).close()
+        shutil.rmtree(state / "datasets")
+    Vault.open(first, dataset=DATASET).close()
+    with pytest.raises(VaultRefusal, match=r"add up.*--moved --nothing-since"):
+        Vault.open(second, dataset=DATASET)
+    ledger.rebind(second, moved=True, nothing_since=True, second_ledger=True)
+    for place in (first, second):
+        Vault.open(place, dataset=DATASET).close()
+    assert ledger.show(second).notes[-1].text.count("stated") == 2
 
 
 def test_of_many_creations_at_once_one_succeeds(tmp_path, state):
@@ -470,8 +541,8 @@ def test_statement_and_certificate_name_a_second_ledger(tmp_path, state, forget)
     assert "a second ledger for the same rows: budgets add up" in told.notes[0].text
     forget()  # who looks from another account finds the word in the chain
     assert ledger.show(second).other_ledgers == (alone.vault,)
-    with pytest.raises(InputError, match="--second-ledger belong to changed DATA"):
-        ledger.rebind(second, moved=True, second_ledger=True)
+    with pytest.raises(InputError, match="--overlap and --samples belong to changed DATA"):
+        ledger.rebind(second, moved=True, samples=20)
 
 
 def test_receipts_of_the_state_folder_stay_plain(place, state):

@@ -289,15 +289,16 @@ def _burnt(facts: Mapping[str, Any]) -> str:
 
 def _stated(line: Line) -> str:
     """What rests on the operator's word alone."""
+    text = ""
     if "second" in line.facts:
         earlier = ", ".join(line.facts["second"]) or "none that this machine has seen"
-        return (
+        text = (
             "; its operator stated that it may be a second ledger for the same rows: budgets add "
             f"up (earlier ones: {earlier})"
         )
     if line.facts.get("stated"):
-        return f"; its operator stated that {line.facts['stated']} (after line {line.seq - 1:,})"
-    return ""
+        text += f"; its operator stated that {line.facts['stated']} (after line {line.seq - 1:,})"
+    return text
 
 
 def _share(fraction: float) -> str:

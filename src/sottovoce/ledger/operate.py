@@ -152,10 +152,8 @@ def rebind(
         raise InputError("--receipt and --burn-rest belong to --restored; leave them out")
     if nothing_since and not (moved or restored):
         raise InputError("--nothing-since belongs to --moved and --restored; leave it out")
-    if (overlap is not None or samples is not None or second_ledger) and data is node is None:
-        raise InputError(
-            "--overlap, --samples and --second-ledger belong to changed DATA; leave them out"
-        )
+    if (overlap is not None or samples is not None) and data is node is None:
+        raise InputError("--overlap and --samples belong to changed DATA; leave them out")
     if data is not None or node is not None:
         if overlap is None:
             raise InputError(
@@ -178,11 +176,15 @@ def rebind(
         return Rebound(f"{path} now keeps the ledger of {data}; every debit stays", receipt)
     path = cast(Path, path)
     if moved:
-        receipt = vaults.move(path, nothing_since=nothing_since)
+        receipt = vaults.move(path, nothing_since=nothing_since, second_ledger=second_ledger)
         return Rebound(f"{path} is in service; the original must not be used", receipt)
     proofs = [_receipt(text) for text in receipts]
     receipt, burnt = vaults.restore(
-        path, receipts=proofs, burn_rest=burn_rest, nothing_since=nothing_since
+        path,
+        receipts=proofs,
+        burn_rest=burn_rest,
+        nothing_since=nothing_since,
+        second_ledger=second_ledger,
     )
     share = burnt / FULL
     text = (

@@ -167,6 +167,8 @@ class Chest:
             return
         if ahead:  # a crash came between commit and witness
             self._bear_witness("open")
+        if self.is_second():  # made or used elsewhere, or before rows were noted
+            word_on_ledgers(self.books.dataset)
         witness.note_ledger(self.books.dataset, self.books.id)
 
     def claim(self) -> None:
@@ -184,10 +186,20 @@ class Chest:
         """Whether this machine's witness has seen all lines but those of one write.
 
         A crash between commit and witness leaves no more. Lines beyond were written with another
-        state folder, which may have seen further ones.
+        state folder, which may have seen further ones; and so was a word that this machine has not
+        seen, unless the word names this machine's witness (a crash again).
         """
-        known = witness.read_kept(self.books.id)
-        return known is not None and self.books.seq - known.seq <= _MOST_LINES
+        known, last = witness.read_kept(self.books.id), self.books.seq
+        if known is None or last - known.seq > _MOST_LINES:
+            return False
+        lines = [line for n in range(known.seq + 1, last + 1) if (line := self.line(n))]
+        words = [line.facts for line in lines if line.kind in ("move", "restore")]
+        return all(facts.get("kept") == known.to_proof() for facts in words)
+
+    def is_second(self) -> bool:
+        """Whether this machine has seen other ledgers of these rows, and not this one."""
+        ledgers = witness.find_ledgers(self.books.dataset)
+        return bool(ledgers) and self.books.id not in ledgers
 
     def require_known(self) -> None:
         """Refuse a ledger that this machine's state folder does not know to its end.
@@ -369,7 +381,9 @@ def word_on_ledgers(
         raise VaultRefusal(
             f"these rows have a ledger on this machine already ({', '.join(others[:3])}"
             f"{'' if len(others) <= 3 else ', …'}), and the budgets of two add up; use that one, "
-            "or add `--second-ledger`, your recorded word that you want another"
+            "or add `--second-ledger`, your recorded word that you want another (for a vault that "
+            "there is already: `sottovoce ledger rebind VAULT --moved --nothing-since "
+            "--second-ledger`)"
         )
     return {"second": others} if second_ledger else {}
 

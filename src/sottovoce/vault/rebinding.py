@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from sottovoce.privacy.tank import FULL
@@ -75,13 +76,16 @@ def resume(path: str | Path) -> Receipt:
         return chest.append("resume", [("resume", {})])
 
 
-def move(path: str | Path, *, nothing_since: bool = False) -> Receipt:
-    """Take the original into service at another place, on the operator's word that it is that."""
+def move(path: str | Path, *, nothing_since: bool = False, second_ledger: bool = False) -> Receipt:
+    """Take the original into service at another place, on the operator's word that it is that.
+
+    Where its rows have another ledger already, that needs `second_ledger`, as in `Vault.create`.
+    """
     with closing(Chest.open(Path(path), whole=True)) as chest:
         chest.require_in_service()
         chest.claim()
         chest.require_witnessed()
-        if not chest.is_copy() and chest.is_known():
+        if not chest.is_copy() and chest.is_known() and not chest.is_second():
             raise PolicyRefusal(f"{chest.path} is where it was; just use it")
         if not nothing_since:
             name = chest.path.name
@@ -91,7 +95,21 @@ def move(path: str | Path, *, nothing_since: bool = False) -> Receipt:
                 "`--nothing-since` to state that it is the original and nothing was released since"
             )
         facts = {"inode": chest.path.stat().st_ino, "stated": NOTHING_SINCE}
-        return chest.append("move", [("move", facts)])
+        return _take_into_service(chest, "move", facts, second_ledger)
+
+
+def _take_into_service(
+    chest: Chest, kind: str, facts: dict[str, Any], second_ledger: bool, seq: int | None = None
+) -> Receipt:
+    """Write the operator's word, and only then note that these rows have this ledger."""
+    books = chest.books
+    known = witness.read_kept(books.id)  # after a crash, this tells whose word it was
+    facts["kept"] = None if known is None else known.to_proof()
+    if second_ledger or chest.is_second():
+        facts |= word_on_ledgers(books.dataset, vault=books.id, second_ledger=second_ledger)
+    receipt = chest.append(kind, [(kind, facts)], seq=seq)
+    witness.note_ledger(books.dataset, books.id)
+    return receipt
 
 
 def restore(
@@ -100,12 +118,15 @@ def restore(
     receipts: Sequence[Receipt] = (),
     burn_rest: bool = False,
     nothing_since: bool = False,
+    second_ledger: bool = False,
 ) -> tuple[Receipt, int]:
     """Take a backup into service; the new receipt, and the units burnt for what is not in it.
 
     A witness or a receipt that is newer than the file proves how much was spent up to itself. One
     that the file contains proves nothing. Without a newer one the operator burns all that is left
     (`burn_rest`), or states that nothing was released since (`nothing_since`), which is recorded.
+    To give a receipt is to state that nothing was released after it, which is recorded as well; a
+    witness that lies beside the file and that this machine did not write says no such thing.
     """
     if burn_rest and nothing_since:
         raise InputError("--burn-rest and --nothing-since exclude each other; give one of the two")
@@ -121,32 +142,40 @@ def restore(
                 )
         unknown = [proof for proof in proofs if not chest.contains(proof)]
         witnessed = seen is not None and chest.is_known()
-        in_place = witnessed and not chest.is_copy() and not chest.is_backup
+        in_place = witnessed and not (chest.is_copy() or chest.is_backup or chest.is_second())
         if not unknown and in_place and not burn_rest:
             raise PolicyRefusal(f"{chest.path} is the newest state and in its place; just use it")
         if not burn_rest:
-            _require_proof(chest, unknown, nothing_since)
+            _require_proof(chest, unknown, [*receipts, known], nothing_since)
         spent = [proof.spent for proof in unknown if proof.spent is not None]
         burnt = FULL - books.spent if burn_rest else max([0, *(s - books.spent for s in spent)])
+        newest = max([books.seq, *(proof.seq for proof in unknown)])
+        unseen = not burn_rest and newest > (0 if known is None else known.seq)
         facts = {
             "inode": chest.path.stat().st_ino,
             "burnt": burnt,
-            "stated": NOTHING_SINCE if nothing_since else None,
+            "stated": NOTHING_SINCE if nothing_since or unseen else None,
             "witness": None if seen is None else seen.to_proof(),
-            "kept": None if known is None else known.to_proof(),
             "receipts": [receipt.to_proof() for receipt in receipts],
         }
-        newest = max([books.seq, *(proof.seq for proof in unknown)])
         # Lost lines keep their numbers, so that old receipts are not mistaken for new ones.
-        return chest.append("restore", [("restore", facts)], seq=newest + 1), burnt
+        return _take_into_service(chest, "restore", facts, second_ledger, newest + 1), burnt
 
 
-def _require_proof(chest: Chest, unknown: list[Receipt], nothing_since: bool) -> None:
+def _require_proof(
+    chest: Chest, unknown: list[Receipt], trusted: list[Receipt | None], nothing_since: bool
+) -> None:
     told = max((proof.seq for proof in unknown if proof.spent is not None), default=0)
     if any(proof.seq <= chest.books.seq for proof in unknown):
         why = "it has parted from the vault that gave the receipt: both were in use"
     elif any(proof.seq > told for proof in unknown):
         why = "the newer receipt does not say how much was spent"
+    elif any(proof.seq > max([0, *(t.seq for t in trusted if t)]) for proof in unknown):
+        beside = witness.beside(chest.path).name
+        why = (
+            "its witness was not written by this machine and may be an old copy (`--receipt "
+            f"{beside}` is your recorded word that nothing was released after it)"
+        )
     elif unknown and nothing_since:
         raise VaultRefusal(
             f"{chest.path} has {chest.books.seq} lines and line {told} is known, so something was "
