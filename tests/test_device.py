@@ -5,6 +5,7 @@ Hostile requests have a file of their own, and so have crashes. `trust/test_devi
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import shutil
@@ -38,7 +39,7 @@ from device_schedules import play_all
 from device_twins import WAYS, conversation, pair, spoken
 from sottovoce import client, device, wire
 from sottovoce.errors import PolicyRefusal, VaultRefusal
-from sottovoce.learning import features
+from sottovoce.learning import features, gradients
 from sottovoce.learning.form import Form
 from sottovoce.ledger import show
 from sottovoce.node import Node
@@ -365,6 +366,28 @@ def test_an_own_model_cannot_write_into_what_is_sent():
     assert not any(leaf.any() for leaf in (*moved.values(), *start.values()))
     assert np.array_equal(x, kept[0])
     assert np.array_equal(y, kept[1])
+
+
+def test_an_own_model_that_writes_through_read_only_memory_mixes_no_samples():
+    """As `torch.from_numpy` lets it: what it leaves there is not what the next sample meets."""
+
+    class Forcing(devices.OwnLine):
+        def gradients(self, params, x, y):
+            told = super().gradients(params, x, y)
+            for array in (*params.values(), x):
+                ctypes.memset(array.ctypes.data, 0x3F, array.nbytes)
+            return told
+
+        def losses(self, params, x, y):
+            told = super().losses(params, x, y)
+            ctypes.memset(params["w"].ctypes.data, 0x3F, params["w"].nbytes)
+            return told
+
+    x, y = rows(0)
+    start = {name: np.zeros(shape) for name, shape in devices.LINE.shapes().items()}
+    for compute in (gradients.written, gradients.losses):
+        honest = compute(FORMS["own"], start, x, y, devices.LINE)
+        assert np.array_equal(compute(FORMS["own"], start, x, y, Forcing()), honest)
 
 
 class Guarded:

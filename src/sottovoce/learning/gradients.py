@@ -166,7 +166,7 @@ def require_rows(own: OwnModel, params: Params, samples: int, features: int) -> 
     """
     count = min(samples, rows_per_block(sum(leaf.size for leaf in params.values())))
     x, y = _read_only(np.zeros((count, features))), _read_only(np.zeros(count, np.int64))
-    copies = {name: _read_only(leaf) for name, leaf in params.items()}  # as a release gives them
+    copies = _copied(params)  # as a release gives them
     with np.errstate(all="ignore"):
         block = np.empty((count, sum(leaf.size for leaf in params.values())))
         _fill(block, params, own.gradients(copies, x, y))
@@ -179,13 +179,13 @@ def _own(block: Floats, params: Params, x: Floats, y: NDArray[Any], own: OwnMode
     An error that only some samples cause would tell the server of them. The code is given one
     sample at a time: what it makes of a block may depend on all of it, in the last bits at least,
     and the block would be another one where a sample fails. It is given copies that nobody can
-    write to: a model that works in place must not put a row into what is sent.
+    write to: a model that works in place must not put a row into what is sent. Some code can
+    (`torch.from_numpy`), so that every sample has copies of its own.
     """
-    copies = {name: _read_only(leaf) for name, leaf in params.items()}
     for row in range(len(y)):
         one = slice(row, row + 1)
         try:
-            told = own.gradients(copies, _read_only(x[one]), _read_only(y[one]))
+            told = own.gradients(_copied(params), _read_only(x[one]), _read_only(y[one]))
             _fill(block[one], params, told)
         except KeyboardInterrupt:
             raise
@@ -195,16 +195,20 @@ def _own(block: Floats, params: Params, x: Floats, y: NDArray[Any], own: OwnMode
 
 def _own_losses(params: Params, x: Floats, y: NDArray[Any], own: OwnModel) -> Floats:
     """The losses of a client's own model; NaN, which counts as the bound, where its code fails."""
-    told, copies = np.full(len(y), np.nan), {k: _read_only(leaf) for k, leaf in params.items()}
+    told = np.full(len(y), np.nan)
     for row in range(len(y)):
         one = slice(row, row + 1)
         try:
-            told[one] = _losses_of(own, copies, _read_only(x[one]), _read_only(y[one]))
+            told[one] = _losses_of(own, _copied(params), _read_only(x[one]), _read_only(y[one]))
         except KeyboardInterrupt:
             raise
         except BaseException:
             told[one] = np.nan
     return told
+
+
+def _copied(params: Params) -> Params:
+    return {name: _read_only(leaf) for name, leaf in params.items()}
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
