@@ -297,6 +297,34 @@ def test_precision_weights_follow_from_the_samples_that_count(tmp_path, monkeypa
     assert seen[0][1] <= 4 / 7 + 1e-6
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_an_upload_with_much_noise_moves_the_model_no_more_than_twice_the_median(
+    tmp_path, monkeypatch, known
+):
+    """A client may say that it has little budget, and hide in its noise what it likes."""
+    few = clients(tmp_path / "few", 2, epsilon=0.8)
+    transport, seen = Direct({**clients(tmp_path, 4), BAD: few[BAD]}), []
+
+    def spy(plan, uploads, weight, model):
+        seen.append((weight, np.array([uploads[i].sigma[0] for i in sorted(uploads)])))
+        return combined(plan, uploads, weight, model)
+
+    monkeypatch.setattr(coordinator, "combined", spy)
+    admitted = {f"client-{i}": 40 for i in range(4)} if known else None
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}), admitted=admitted)
+    weight, sigma = seen[0]
+    reach = np.sort(weight * sigma)
+    assert sigma[1] > 5 * sigma[0]
+    assert weight.sum() == pytest.approx(1)
+    if known:  # the operator has written it down
+        assert reach[-1] > 5 * reach[1]
+        assert "limited" not in done.record["rounds"][0]
+    else:
+        assert reach[-1] == pytest.approx(2 * reach[1])
+        why = {"client-1": "has more noise than twice the median"}
+        assert done.record["rounds"][0]["limited"] == why
+
+
 @pytest.mark.parametrize("n", [60, 80])
 def test_an_honest_larger_client_counts_whole(tmp_path, n):
     """The paper's clients hold 400 to 1200, at most one and a half times the median."""

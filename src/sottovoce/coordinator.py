@@ -40,6 +40,7 @@ from sottovoce.server.checks import Accepted
 from sottovoce.server.finish import Memory, handed
 from sottovoce.server.registry import Member
 from sottovoce.server.roll import Patience, Roll, Transport, gather, rejoin
+from sottovoce.server.weights import limit_noise
 from sottovoce.simulation import course
 from sottovoce.simulation.done import RoundDone, done_of
 from sottovoce.simulation.finishing import closed
@@ -193,7 +194,9 @@ def _closed(
     sigma = np.full((federation.terms.releases, clients), np.nan)
     for i, read in came.uploads.items():
         sigma[:, i] = read.sigma
-    weight = course.weights(federation, uploads, sigma[0])
+    plain = course.weights(federation, uploads, sigma[0])
+    unknown = np.array([member.registered is None for member in roll.members])
+    weight = limit_noise(plain, sigma[0], unknown)
     hidden = np.array([member.account is None for member in roll.members])
     sigma[:, hidden] = np.nan  # R9
     asked = state.asked.copy()
@@ -231,6 +234,12 @@ def _closed(
     if state.exhausted:
         return state, params, memory
     last, down = state.rounds[-1], limited(federation, roll.members)
+    noisy = weight < plain * (1 - 1e-9)
+    down |= {
+        own.name: "has more noise than twice the median"
+        for own, cut in zip(roll.members, noisy.tolist(), strict=True)
+        if cut
+    }
     if came.refused:
         missing = {
             roll.members[i].name: why for i, why in came.why.items() if i not in came.uploads

@@ -43,6 +43,25 @@ def limit_samples(
     return np.array(counted, dtype=np.int64)
 
 
+def limit_noise(weight: Floats, sigma: Floats, limited: NDArray[np.bool_]) -> Floats:
+    """Return weights with which no upload's noise moves the model more than twice the median does.
+
+    How much noise an upload may have follows from a budget that is its client's own word, and noise
+    is what a hostile upload hides in. Those that are not `limited` keep what they have.
+
+    >>> everyone = np.ones(3, bool)
+    >>> limit_noise(np.full(3, 1 / 3), np.array([1.0, 1.0, 14.0]), everyone).round(3).tolist()
+    [0.467, 0.467, 0.067]
+    """
+    reach = np.where(weight > 0, weight * sigma, 0.0)
+    known = np.sort(reach[weight > 0])
+    if not len(known):
+        return weight
+    most = TIMES_MEDIAN * known[(len(known) - 1) // 2]
+    cut = np.where(limited & (reach > most), weight * most / np.maximum(reach, most), weight)
+    return np.asarray(cut / cut.sum())
+
+
 def by_samples(samples: NDArray[np.int64], present: NDArray[np.bool_]) -> Floats:
     """p_i = n_i / Σ n_j over the uploads that came, eq. (2) of the paper renormalised.
 
