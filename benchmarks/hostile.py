@@ -4,17 +4,18 @@
     python benchmarks/hostile.py --page                               docs/threat-model.md from it
 
 Ten clients share the digits (softmax, ε = 8, δ = 1e-5, 25 rounds). Every upload is made by
-`client.release` with secure noise, passes `server.checks.read`, is weighed by
-`weights.limit_samples` and combined by `average.combine`: what a real server does, but for vaults
-and network. The hostile ones know the checks and go as far as these let them:
+`client.release` with secure noise, passes `server.checks.read`, is weighed by `limit_samples` and
+`limit_noise` of `server.weights` and combined by `average.combine`: what a real server does, but
+for vaults and network. The hostile ones know the checks and go as far as these let them:
 
 - label flip    trains on class 9 − y, with honest noise;
 - sign flip     sends 2w − its honest upload;
 - scaled        goes against its own step as far as the bound on an upload's length allows;
 - more noise    the same, claiming 15 times the σ that its budget calls for;
-- more samples  the same, declaring a million samples (σ and Δ follow from them).
+- more samples  the same, declaring a million samples (σ and Δ follow from them);
+- little left   the same, with books that show one part in 200 of the budget left (so much noise).
 
-`before` is the mean without the two limits: samples and σ as claimed (up to the ceiling of 16).
+`before` is the mean without these limits: samples and σ as claimed (up to the ceiling of 16).
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ from sottovoce.federation import Federation, build
 from sottovoce.learning.names import named, unnamed
 from sottovoce.learning.own import as_device
 from sottovoce.privacy import grid
-from sottovoce.privacy.tank import Tank
+from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.protocol import ANSWER, Receipt
 from sottovoce.rounds.schedule import Round
 from sottovoce.server.average import combine
 from sottovoce.server.checks import SLACK, Accepted, Expected, read
 from sottovoce.server.registry import Account, Member
-from sottovoce.server.weights import by_samples, limit_samples
+from sottovoce.server.weights import by_samples, limit_noise, limit_samples
 from sottovoce.simulation.scoring import first_model, scores
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, PAGE = ROOT / "results" / "bench" / "hostile.json", ROOT / "docs" / "threat-model.md"
-ATTACKS = ("label flip", "sign flip", "scaled", "more noise", "more samples")
+ATTACKS = ("label flip", "sign flip", "scaled", "more noise", "more samples", "little left")
 WAYS = ("before", "mean", "trimmed", "bounded")
 ROUNDS, CLIENTS, HELD, MILLION, FURTHER = 25, 10, 143, 10**6, 15.0
+LEFT = 1 / 200
 CEILING = 16 * math.sqrt(ROUNDS / 2.7)
 
 Arrays = dict[str, Any]
@@ -77,9 +79,12 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
     counted = np.array(samples) if way == "before" else limit_samples(samples, [None] * CLIENTS)
     params: Arrays = named(first_model(federation.model, seed))
     tanks = [Tank.full(float(capacity)) for capacity in federation.capacity]
+    if attack == "little left":
+        gone = np.array(int((1 - LEFT) * FULL))
+        tanks[:hostile] = [Tank(own.capacity, gone, gone, own.debits) for own in tanks[:hostile]]
     shown = [(0.0, 0)] * CLIENTS
     for t in range(ROUNDS):
-        turn, uploads = Round(t, ROUNDS), []
+        turn, uploads, sigma = Round(t, ROUNDS), [], []
         for i, own in enumerate(rows):
             tank, bad = tanks[i], i < hostile
             price = client.price(tank, turn, terms, change=grid.change("record", len(own.y)))
@@ -115,6 +120,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
                 ceiling=CEILING,
                 turn=None if way == "before" else turn,
                 terms=None if way == "before" else terms,
+                opened=float(before.capacity * (before.opened / FULL)),
                 debits=t,
                 shown=shown[i],
             )
@@ -125,7 +131,11 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
             assert isinstance(counts, Accepted), "a hostile upload was refused: it went too far"
             shown[i] = counts.shown
             uploads.append(counts.params)
-        weight = by_samples(counted, np.ones(CLIENTS, bool))
+            sigma.append(counts.sigma[0])
+        everyone = np.ones(CLIENTS, bool)
+        weight = by_samples(counted, everyone)
+        if way != "before":
+            weight = limit_noise(weight, np.array(sigma), everyone)
         kind: Any = "mean" if way == "before" else way
         total = combine(uploads, weight, params, kind=kind, trim=0.2)
         params = {name: leaf.astype(np.float32) for name, leaf in total.items()}

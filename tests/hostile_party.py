@@ -2,6 +2,8 @@
 
 python hostile_party.py calls HOST:PORT ca.crt [KEY]      every call there is, signed with KEY
 python hostile_party.py node HOST:PORT ca.crt KEY SECONDS MODE…   a registered node that replies
+
+A node ends when it is told to (SIGTERM), or after so many seconds, and prints what it met.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import base64
 import http.client
 import json
 import signal
+import socket
 import ssl
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,7 +26,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
@@ -109,14 +118,28 @@ def nonsense(request):
     return RecordDict({"sottovoce": ConfigRecord({"answer": bytes(max(1000, len(request)))})})
 
 
-MODES = {f.__name__: f for f in (many_records, large, some_records, nonsense)}
+def half(_):
+    """An answer that is announced and never sent."""
+    return RecordDict({"sottovoce": ConfigRecord({"answer": b"half"})})
+
+
+def silent(_):
+    return None
+
+
+MODES = {f.__name__: f for f in (many_records, large, some_records, nonsense, half, silent)}
+# What a node does besides, all the time: five times the calls, three times the connections that the
+# proxy lets one address have.
+FLOODERS, CALLS_A_SECOND, CONNECTIONS = 8, 100, 200
+BESIDES = ("flood", "slow")
 
 
 class HostileNode:
     """A registered node that does as a SuperNode does, and replies as it likes."""
 
     def __init__(self, address, authority, key):
-        private = key_of(key)
+        self.key = private = key_of(key)
+        self.address, self.authority = address, authority
         self.client = FleetHttpClient.from_server_address(
             address, False, Path(authority).read_bytes(),
             interceptors=[
@@ -126,7 +149,12 @@ class HostileNode:
         )  # fmt: skip
         public = public_key_to_bytes(private.public_key())
         request = ActivateNodeRequest(public_key=public, heartbeat_interval=30)
-        self.node = Node(node_id=self.client.ActivateNode(request).node_id)
+        while True:  # one that was killed counts as online for a minute
+            try:
+                self.node = Node(node_id=self.client.ActivateNode(request).node_id)
+                break
+            except httpx.HTTPStatusError:
+                time.sleep(2)
         TaskIdentity.node_id = self.node.node_id
         TaskIdentity.run_id = TaskIdentity.task_id = 1
         self.seen = Counter()
@@ -143,7 +171,7 @@ class HostileNode:
         self.seen[f"{name} 200"] += 1
         return answer
 
-    def reply(self, proto, content):
+    def reply(self, proto, content, *, half=False):
         reply = Message(content, reply_to=message_from_proto(proto))
         reply.metadata.__dict__["_run_id"] = proto.metadata.run_id
         with no_object_id_recompute():
@@ -156,7 +184,7 @@ class HostileNode:
                 clientapp_runtime_list=[0.1],
             )
         taken = self.call("announced", self.client.PushMessages, pushed)
-        for part in [] if taken is None else taken.objects_to_push:
+        for part in [] if taken is None or half else taken.objects_to_push:
             request = PushObjectRequest(
                 node=self.node,
                 run_id=proto.metadata.run_id,
@@ -166,10 +194,59 @@ class HostileNode:
             )
             self.call("sent", self.client.PushObject, request)
 
+    def flood(self, stopped):
+        """Call far more often than the proxy allows, signed, without a pause when refused."""
+        host, _, port = self.address.rpartition(":")
+        trust = ssl.create_default_context(cafile=self.authority)
+        body = PullMessagesRequest(node=self.node).SerializeToString()
+        connection = http.client.HTTPSConnection(host, int(port), timeout=30, context=trust)
+        while not stopped:
+            headers = {"Content-Type": "application/protobuf", **signed(self.key)}
+            try:
+                for _ in range(CALLS_A_SECOND):  # a signature holds for minutes
+                    connection.request("POST", "/v1/fleet/pull-messages", body, headers)
+                    answer = connection.getresponse()
+                    answer.read()
+                    self.seen[f"flood {answer.status}"] += 1
+                    time.sleep(FLOODERS / CALLS_A_SECOND)
+            except (OSError, http.client.HTTPException) as error:
+                self.seen[f"flood {type(error).__name__}"] += 1
+                connection.close()
+
+    def slow(self, stopped):
+        """Hold as many connections as it can get, each with a call that never ends."""
+        host, _, port = self.address.rpartition(":")
+        trust = ssl.create_default_context(cafile=self.authority)
+        held = []
+        while not stopped:
+            for connection in list(held):
+                try:
+                    connection.send(b"X-More: 1\r\n")
+                except OSError:
+                    held.remove(connection)
+                    self.seen["slow ended"] += 1
+            for _ in range(CONNECTIONS - len(held)):
+                try:
+                    plain = socket.create_connection((host, int(port)), timeout=5)
+                    connection = trust.wrap_socket(plain, server_hostname=host)
+                    connection.send(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n")
+                except OSError:
+                    self.seen["slow refused"] += 1
+                    break
+                held.append(connection)
+            self.seen["slow held"] = max(self.seen["slow held"], len(held))
+            time.sleep(1)
+
     def live(self, seconds, modes):
         """Pull what it is asked and reply in the ways given, in turn, until it is told to end."""
         stopped = []
         signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+        replies = [mode for mode in modes if mode in MODES] or ["silent"]
+        for mode in BESIDES:
+            if mode in modes:
+                for _ in range(FLOODERS if mode == "flood" else 1):
+                    besides = getattr(self, mode)
+                    threading.Thread(target=besides, args=(stopped,), daemon=True).start()
         until, turn, beat = time.monotonic() + seconds, 0, 0.0
         while time.monotonic() < until and not stopped:
             if time.monotonic() > beat:
@@ -181,9 +258,13 @@ class HostileNode:
             )
             for proto in [] if pulled is None else pulled.messages_list:
                 self.seen["asked"] += 1
-                self.reply(proto, MODES[modes[turn % len(modes)]](b""))
-                turn += 1
+                mode, turn = replies[turn % len(replies)], turn + 1
+                content = MODES[mode](b"")
+                if content is not None:
+                    self.reply(proto, content, half=mode == "half")
             time.sleep(0.5)
+        gone = DeactivateNodeRequest(node_id=self.node.node_id)
+        self.call("left", self.client.DeactivateNode, gone)
         return dict(self.seen)
 
 
@@ -193,7 +274,7 @@ def main():
         print(json.dumps(calls(*words)))
     else:
         node = HostileNode(*words[:3])
-        print(json.dumps(node.live(float(words[3]), [w for w in words[4:] if w in MODES])))
+        print(json.dumps(node.live(float(words[3]), words[4:])))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ once, and nothing of it is left when the process ends. It takes root and Linux's
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -144,14 +145,14 @@ class Machine:
                 found.setdefault(key, []).append(value)
         return found
 
-    def start(self, name: str) -> None:
-        """Start a unit's ExecStart with its User, Environment and UMask."""
+    def start(self, name: str, *words: str, **also: str) -> None:
+        """Start a unit's ExecStart with its User, Environment and UMask, and what is given here."""
         unit = self.unit(name)
         pairs = [pair for line in unit.get("Environment", []) for pair in shlex.split(line)]
-        more = dict(pair.partition("=")[::2] for pair in pairs)
+        more = {**dict(pair.partition("=")[::2] for pair in pairs), **also}
         with (self.logs / f"{name}.log").open("ab") as log:
             self.services[name] = subprocess.Popen(
-                self.inside(*shlex.split(unit["ExecStart"][0]), user=unit["User"][0]),
+                self.inside(*shlex.split(unit["ExecStart"][0]), *words, user=unit["User"][0]),
                 env=self.environment(more),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -208,6 +209,15 @@ def wire(server: Machine, clients: list[Machine], name: str) -> None:
         client.run("ip", "link", "set", "eth0", "up")
     for machine in (server, *clients):
         machine.shell(f"echo {NET}.1 {name} >> /etc/hosts")
+
+
+def forget_peak(process: subprocess.Popen[bytes]) -> None:
+    """Let the peak memory of a process and those below it begin anew."""
+    from sottovoce.flower import keeper
+
+    for pid in (process.pid, *keeper.descendants(process.pid)):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def memory_of(process: subprocess.Popen[bytes]) -> int:

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 
-def script(name: str):
-    """A script of benchmarks/ as a module."""
-    made = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+def script(name: str, folder: str = "benchmarks"):
+    """A script of benchmarks/ or trust/ as a module."""
+    made = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     module = importlib.util.module_from_spec(made)
     made.loader.exec_module(module)
     return module
@@ -33,6 +33,12 @@ def test_the_threat_model_shows_what_hostile_clients_did():
     """`python benchmarks/hostile.py --page` would change nothing."""
     text = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
     assert script("hostile").made_anew(text) == text
+
+
+def test_the_threat_model_shows_what_became_of_hostile_parties():
+    """`make trust` writes this table; nobody else does."""
+    text = (ROOT / "docs" / "threat-model.md").read_text("utf-8")
+    assert script("test_hostile", "trust").made_anew(text) == text
 
 
 def test_the_accelerator_benchmark_refuses_what_it_cannot_measure(monkeypatch, tmp_path):

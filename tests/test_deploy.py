@@ -6,32 +6,20 @@ import json
 import re
 import shutil
 import subprocess
-import tempfile
-import time
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from machines import Machine, memory_of, missing, wire
-from sottovoce import dealing
-from sottovoce.federating import planned
+from deployment import DOOR, NODE, deployed, until
+from machines import missing
 from sottovoce.flower import local
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]
-PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
-# What a test machine has not: a package index, a firewall, NTP, systemd (its units are started).
-NOT_RUN = ("python3 -m venv", "/opt/sottovoce/bin/pip", "pip wheel", "export PATH", "ufw ",
-           "timedatectl ", "systemctl daemon-reload")  # fmt: skip
 WARDS = ("ward-3", "ward-5")
-SERVER = ("superlink", "server", "proxy")
 ROUNDS, LONGER = 3, 12
-HOSTILE = Path(__file__).parent / "hostile_party.py"
-DOOR = "server.example.org:8000"
 # The calls that a SuperNode makes: all that the open port passes on.
 FLEET = {"activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages",
          "push-messages", "get-run", "get-fab", "push-object", "pull-object",
@@ -47,161 +35,11 @@ def main(grid, context):
 """
 
 
-def until(question, seconds=900):
-    end = time.monotonic() + seconds
-    while not question():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.2)
-    return True
-
-
-def blocks():
-    """The page's console blocks: where each is run, and its commands."""
-    for block in re.findall(r"```console\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL):
-        where, *lines = block.splitlines()
-        assert where.startswith("# "), f"a block of the page does not say where it is run: {block}"
-        assert all(line.startswith("$ ") for line in lines), block
-        yield where[2:], [line[2:] for line in lines]
-
-
-@dataclass
-class Deployment:
-    """A server, two clients and a stranger, as the page makes them."""
-
-    folder: Path
-    server: Machine
-    wards: dict[str, Machine]
-    stranger: Machine
-    said: dict[str, str]
-
-    @property
-    def machines(self):
-        return [self.server, *self.wards.values(), self.stranger]
-
-    def play(self, machine, lines, **more):
-        """Run a block's commands on a machine; systemd's are done by starting units."""
-        said, kept = "", []
-        for line in [*lines, "systemctl enable --now "]:
-            if line.startswith("systemctl enable --now "):
-                said += machine.shell("\n".join(kept), **more) if kept else ""
-                kept = []
-                for unit in line.split()[3:]:
-                    machine.start(unit)
-            elif not line.startswith(NOT_RUN):
-                kept.append(line)
-        return said
-
-    def follow(self):
-        """Go through the page from its first command to its last."""
-        for where, lines in blocks():
-            if where.startswith("on the server") and "for each client" in where:
-                for name, ward in self.wards.items():
-                    public = ward.read(f"/etc/sottovoce/node/{name}.pub")
-                    self.server.write(f"/root/{name}.pub", public)
-                    own = [line.replace("ward-3", name) for line in lines]
-                    until(self.answers)
-                    self.play(self.server, own, folder="/root")
-            elif where.startswith("on the server"):
-                if any("flwr run" in line for line in lines):
-                    self.bring_study()
-                    assert until(self.all_online)
-                self.said[where] = self.play(self.server, lines, typed="correct horse\n" * 2)
-            elif where.startswith("on each client"):
-                for name, ward in self.wards.items():
-                    own = [line.replace("ward-3", name) for line in lines]
-                    if any("node init" in line for line in lines):
-                        ca = self.server.read("/root/sottovoce-authority/ca.crt")
-                        ward.write("/root/ca.crt", ca)
-                    if any("ledger create" in line for line in lines):
-                        rows = self.folder / "dealt" / "nodes" / f"client-{WARDS.index(name)}"
-                        ward.write(f"/srv/{name}/rows.npz", (rows / "rows.npz").read_bytes())
-                        # Many runs follow: none may take more than a little of the budget.
-                        ward.shell(f"echo floor = 8.0 >> /srv/{name}/node.toml")
-                    self.said[f"{name}: {lines[0]}"] = self.play(ward, own, folder="/root")
-            else:
-                assert where in ("in the clone", "on every machine, as root"), where
-
-    def bring_study(self):
-        self.server.run("mkdir", "-p", "/srv/sottovoce/study")
-        for name in ("plan.toml", "public.npz"):
-            content = (self.folder / "dealt" / name).read_bytes()
-            self.server.write(f"/srv/sottovoce/study/{name}", content)
-        longer = (self.folder / "dealt" / "plan.toml").read_text("utf-8")
-        longer = longer.replace(f"rounds = {ROUNDS}", f"rounds = {LONGER}")
-        self.server.write("/srv/sottovoce/study/longer.toml", longer.encode())
-
-    def answers(self):
-        knock = "echo > /dev/tcp/127.0.0.1/8001"
-        return self.server.run("bash", "-c", knock, check=False).returncode == 0
-
-    def flwr(self, *words, check=True):
-        home = "/etc/sottovoce/server/flwr"
-        return self.server.run("flwr", *words, check=check, FLWR_HOME=home).stdout
-
-    def listed(self, *words):
-        return json.loads(self.flwr(*words, "federation", "--format", "json"))
-
-    def all_online(self):
-        nodes = self.listed("supernode", "list")["nodes"]
-        return sum(node["status"] == "online" for node in nodes) == len(self.wards)
-
-    def runs_and_nodes(self):
-        nodes = self.listed("supernode", "list")["nodes"]
-        runs = {(run["run-id"], run["status"]) for run in self.listed("list")["runs"]}
-        return runs, {node["node-id"] for node in nodes}
-
-    def run(self, out, **config):
-        """Start a run of our own app as the page does, and return its id."""
-        settings = {
-            "plan": "/srv/sottovoce/study/plan.toml",
-            "public": "/srv/sottovoce/study/public.npz",
-            "out": f"/srv/sottovoce/{out}",
-            "clients": 2,
-            "minimum": 2,
-            "deadline": 120.0,
-        } | config
-        words = " ".join(f"{key}={value!r}" for key, value in settings.items())
-        said = self.flwr("run", local.APP, "federation", "--run-config", words)
-        return int(re.search(r"started run (\d+)", said).group(1))
-
-    def state(self, run):
-        return self.listed("list", "--run-id", run)["runs"][0]["status"]
-
-    def hostile(self, *words, machine=None):
-        """Start a hostile party on a machine; what it found out is read from it at its end."""
-        machine = machine or self.stranger
-        return subprocess.Popen(
-            machine.inside("python", HOSTILE, *words),
-            env=machine.environment(),
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            cwd="/",
-        )
-
-    def record(self, run="study/run"):
-        return json.loads(self.server.read(f"/srv/sottovoce/{run}/record.json"))
-
-
 @pytest.fixture(scope="module")
 def deployment():
     """The page, followed; everything that it started ends with the tests of this file."""
-    folder = Path(tempfile.mkdtemp(prefix="sottovoce-machines-"))
-    folder.chmod(0o755)
-    machines = []
-    try:
-        for name in ("server", *WARDS, "stranger"):
-            machines.append(Machine(folder, name))
-        server, *others = machines
-        wire(server, others, "server.example.org")
-        dealing.deal(planned(None, [f"rounds.rounds={ROUNDS}"], 2), folder / "dealt")
-        it = Deployment(folder, server, dict(zip(WARDS, others[:2], strict=True)), others[2], {})
-        it.follow()
+    with deployed(*WARDS, rounds=ROUNDS, longer=LONGER) as it:
         yield it
-    finally:
-        for machine in machines:
-            machine.close()
-        shutil.rmtree(folder)
 
 
 def test_the_page_as_printed_ends_with_a_report(deployment):
@@ -241,7 +79,7 @@ def test_every_file_belongs_to_the_one_who_needs_it(deployment):
 def test_units_are_hardened(deployment, unit):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze, which is not installed")
-    on = deployment.server if unit in SERVER else deployment.wards["ward-3"]
+    on = deployment.wards["ward-3"] if f"sottovoce-{unit}" in NODE else deployment.server
     name = f"sottovoce-{unit}.service"
     path = deployment.folder / name
     path.write_bytes(on.read(f"/etc/systemd/system/{name}"))
@@ -327,13 +165,6 @@ def test_a_submitted_app_is_not_run_even_where_runs_are_started(deployment):
     assert "evil" not in server.run("find", "/var/lib/sottovoce").stdout  # it was not unpacked
 
 
-def books_are_in_order(deployment):
-    for name, ward in deployment.wards.items():
-        assert ward.services["sottovoce-node"].poll() is None
-        vault, state = f"/srv/{name}/{name}.vault", f"/var/lib/{name}/state"
-        ward.run("sottovoce", "ledger", "verify", vault, user=name, SOTTOVOCE_STATE=state)
-
-
 LOCK = """
 import sqlite3, time
 state = sqlite3.connect("/var/lib/sottovoce/state.db", isolation_level=None)
@@ -358,7 +189,7 @@ def test_a_locked_database_is_waited_for(deployment):
     assert (record["status"], record["result"]["rounds_used"]) == ("finished", LONGER)
     assert deployment.all_online()
     assert all(process.poll() is None for process in server.services.values())
-    books_are_in_order(deployment)
+    deployment.verify_books()
 
 
 # A hostile client whose key is registered
@@ -375,15 +206,13 @@ def mallory(deployment):
     return ("node", DOOR, "/root/ca.crt", "/root/keys/mallory")
 
 
-def play_beside(deployment, mallory, out, seconds, *modes):
+def play_beside(deployment, mallory, out, mode):
     """A run of two honest clients with a hostile one beside them; what it found, peak memory."""
-    process = deployment.hostile(*mallory, seconds, *modes)
+    process = deployment.hostile(*mallory, 7200, mode)
     try:
-        assert until(lambda: "ActivateNode" in deployment.server.log("sottovoce-superlink"))
-        run, most = deployment.run(out, plan="/srv/sottovoce/study/longer.toml"), Counter()
-        while not (state := deployment.state(run)).startswith("finished"):
-            for name in ("sottovoce-superlink", "sottovoce-server"):
-                most[name] = max(most[name], memory_of(deployment.server.services[name]))
+        assert until(lambda: deployment.online() == len(WARDS) + 1)
+        run = deployment.run(out, plan="/srv/sottovoce/study/longer.toml")
+        state, most = deployment.follow_run(run)
         process.terminate()  # it lives as long as the run
         found = json.loads(process.communicate(timeout=900)[0])
     finally:
@@ -394,19 +223,19 @@ def play_beside(deployment, mallory, out, seconds, *modes):
     return found, most
 
 
-def test_a_hostile_client_harms_nobody_else(deployment, mallory):
-    """A reply of 20,000 records and one of 300 MB are refused, and the run ends well.
+@pytest.mark.parametrize(
+    ("mode", "refusal"), [("many_records", "announced 413"), ("large", "sent 413")]
+)
+def test_a_hostile_client_harms_nobody_else(deployment, mallory, mode, refusal):
+    """A reply of 20,000 records, or one of 300 MB, is refused by the proxy; the run ends well.
 
     The two services stay below half of the memory that their units allow, and the honest clients'
     books are in order.
     """
-    modes = ("many_records", "large")  # the two that are asked for in any case
-    found, most = play_beside(deployment, mallory, "hostile", 900, *modes)
-    assert found["asked"] >= 2
-    assert found["announced 413"] >= 1  # 20,000 records: turned away by the proxy
-    assert found["sent 413"] >= 1  # 300 MB
-    record = deployment.record("hostile")
+    found, most = play_beside(deployment, mallory, mode, mode)
+    assert found[refusal] >= 1
+    record = deployment.record(mode)
     assert [entry["uploads"] for entry in record["rounds"]] == [2] * LONGER
     for name, used in most.items():
         assert 0 < used < int(deployment.server.unit(name)["MemoryMax"][0]) / 2, (name, used)
-    books_are_in_order(deployment)
+    deployment.verify_books()
