@@ -21,8 +21,8 @@ import numpy as np
 from kept import keep
 
 from sottovoce import Plan
-from sottovoce.federation import build
-from sottovoce.holdings import hold
+from sottovoce.data.federated import hold
+from sottovoce.server.federation import build
 from sottovoce.simulation import ahead, loop, run
 from sottovoce.simulation.packed import pack
 from sottovoce.simulation.round import Outcome

@@ -29,10 +29,10 @@ import kept
 import numpy as np
 
 from sottovoce import Plan, __version__, simulate_many
-from sottovoce.federation import build
-from sottovoce.holdings import Given, hold
-from sottovoce.learning import clipping
-from sottovoce.simulation import scoring
+from sottovoce.data.federated import Given, hold
+from sottovoce.models import clipping
+from sottovoce.server import scoring
+from sottovoce.server.federation import build
 from sottovoce.simulation.round import compilations
 from sottovoce.simulation.run import rounds_of, started
 from sottovoce.simulation.stretch import versions

@@ -97,7 +97,8 @@ def measure(case: Case, folder: Path) -> dict[str, float]:
     import numpy as np
 
     from sottovoce import Plan, simulate
-    from sottovoce.simulation import course, streamed
+    from sottovoce.server import course
+    from sottovoce.simulation import streamed
 
     random = np.random.default_rng(0)
     shape = (BASE, case.features)

@@ -30,19 +30,20 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce import Plan, client, wire
-from sottovoce.federation import Federation, build
-from sottovoce.learning.names import named, unnamed
-from sottovoce.learning.own import as_device
+from sottovoce import Plan
+from sottovoce.client import release, wire
+from sottovoce.client.messages import ANSWER, Receipt
+from sottovoce.models.names import named, unnamed
+from sottovoce.models.own import as_device
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import FULL, Tank
-from sottovoce.protocol import ANSWER, Receipt
-from sottovoce.rounds.schedule import Round
-from sottovoce.server.average import combine
+from sottovoce.schedules.aggregate import combine
+from sottovoce.schedules.schedule import Round
 from sottovoce.server.checks import SLACK, Accepted, Expected, read
+from sottovoce.server.federation import Federation, build
 from sottovoce.server.registry import Account, Member
+from sottovoce.server.scoring import first_model, scores
 from sottovoce.server.weights import by_samples, limit_noise, limit_samples
-from sottovoce.simulation.scoring import first_model, scores
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, PAGE = ROOT / "results" / "bench" / "hostile.json", ROOT / "docs" / "threat-model.md"
@@ -87,7 +88,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
         turn, uploads, sigma = Round(t, ROUNDS), [], []
         for i, own in enumerate(rows):
             tank, bad = tanks[i], i < hostile
-            price = client.price(tank, turn, terms, change=grid.change("record", len(own.y)))
+            price = release.price(tank, turn, terms, change=grid.change("record", len(own.y)))
             y = 9 - own.y if bad and attack == "label flip" else own.y
             before, tanks[i] = tank, tank.spend(np.array(sum(price.units)))
             budget = {
@@ -106,7 +107,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
                 "receipt": {"vault": f"{i:x}", "seq": t, "hash": "0"},
                 "budget": budget,
             }
-            upload = client.release(
+            upload = release.release(
                 device.form, params, own.x, y, recipe=recipe, paid=price, head=head
             )
             account = Account(8.0, 1e-5, budget["capacity"], float(before.spent_mu2))

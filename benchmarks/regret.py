@@ -37,7 +37,7 @@ BEST_OF = 3
 def planned(name: str, epsilon: float) -> Any:
     """The paper's plan for this data set: CRD as printed, exact noise."""
     from sottovoce import Plan
-    from sottovoce.experiments.definition import methods, setting
+    from sottovoce.studies.paper.definition import methods, setting
 
     own = setting(SETTINGS[name])
     values = {**own.plan, **own.corrected, **methods()["crd"].plan, "privacy.epsilon": epsilon}
@@ -53,7 +53,7 @@ def real_rows(plan: Any) -> Any:
     import numpy as np
 
     from sottovoce.data import datasets
-    from sottovoce.rehearsal.standin import StandIn
+    from sottovoce.studies.rehearsal.standin import StandIn
 
     arrays = datasets.load(plan.data.name)
     order = np.random.default_rng(0).permutation(len(arrays.train_y))
@@ -89,9 +89,9 @@ def summary(trials: list[Any]) -> dict[str, Any]:
 def case(name: str, epsilon: float, rows: Any, runs: int) -> dict[str, Any]:
     """One data set at one ε."""
     from sottovoce import rehearse
-    from sottovoce.rehearsal.scale import announced, fitted
-    from sottovoce.rehearsal.space import identity
-    from sottovoce.rehearsal.trials import Trials
+    from sottovoce.studies.rehearsal.scale import announced, fitted
+    from sottovoce.studies.rehearsal.space import identity
+    from sottovoce.studies.rehearsal.trials import Trials
 
     began = time.monotonic()
     plan = planned(name, epsilon)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from kept import keep
 
-from sottovoce.noise import secure
+from sottovoce.privacy.noise import secure
 
 COUNT = 4_000_000
 SIGMAS = (1, 50, 2**20, 2**33, 2**36 + 1, 2**40, 2**52)

@@ -51,7 +51,7 @@ def build(folder: Path, rounds: int) -> None:
     import numpy as np
     from vault_play import live
 
-    from sottovoce import ledger
+    from sottovoce.client import ledger
 
     random = np.random.default_rng(0)
     np.savez(folder / "ward.npz", x=random.normal(size=(100, 4)), y=random.integers(0, 2, 100))
@@ -65,13 +65,13 @@ def answer(folder: Path) -> dict[str, float]:
     import numpy as np
     from vault_play import counted
 
-    from sottovoce import device, wire
-    from sottovoce.learning.form import Form
-    from sottovoce.node import Node
+    from sottovoce.client import device, wire
+    from sottovoce.client.messages import Request
+    from sottovoce.client.node import Node
+    from sottovoce.client.vault import Receipt, Vault
+    from sottovoce.models.form import Form
     from sottovoce.privacy.sensitivity import Recipe
-    from sottovoce.protocol import Request
-    from sottovoce.rounds.schedule import Round
-    from sottovoce.vault import Receipt, Vault
+    from sottovoce.schedules.schedule import Round
 
     inside = [0.0]
 
@@ -133,7 +133,7 @@ class Patch:
 
 def verify(folder: Path) -> dict[str, float]:
     """Check everything from the first line."""
-    from sottovoce import ledger
+    from sottovoce.client import ledger
 
     began = time.perf_counter()
     ledger.verify(folder / "ward.vault").require()

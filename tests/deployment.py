@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from machines import Machine, memory_of, wire
-from sottovoce import dealing
-from sottovoce.federating import planned
-from sottovoce.flower import local
+from sottovoce.flower import dealing, local
+from sottovoce.flower.federate import planned
 
 PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
 # What a test machine has not: a package index, a firewall, NTP, systemd (its units are started).

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from devices import ask, books_hold, kind, make_node, opened, written
 
-from sottovoce import device
+from sottovoce.client import device
 
 ANYTHING: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 4, 8, 2**31, 2**53, 2**63, -(2**63), 10**30, 10**400),

@@ -47,10 +47,10 @@ from devices import (
 )
 from mutants import mutated
 
-from sottovoce import device
-from sottovoce.node import Node
+from sottovoce.client import device
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Receipt, Reservation, Vault, chest, resume, steps
 from sottovoce.privacy import grid
-from sottovoce.vault import Receipt, Reservation, Vault, chest, resume, steps
 
 HORIZON = 40  # rounds of one vault; then a new one begins
 MOMENTS = [step for step in steps.STEPS if step.startswith(("reserve", "store"))]
@@ -62,7 +62,7 @@ LATER = "SENT(upload.blob)\n        vault.store({}, upload.blob)\n        return
 def ledger_after_send() -> ModuleType:
     """A device that sends first and books afterwards."""
     module = mutated(
-        "sottovoce.device",
+        "sottovoce.client.device",
         RESERVE,
         "reserved = Later(receipt=vault.receipt())\n        book = lambda: vault.reserve(\n",
         (STORE, LATER.format("book()")),
@@ -74,7 +74,7 @@ def ledger_after_send() -> ModuleType:
 def refund_on_timeout() -> ModuleType:
     """A device that takes a debit back when it is asked again: the upload cannot have arrived."""
     module = mutated(
-        "sottovoce.device",
+        "sottovoce.client.device",
         RESERVE,
         "reserved = TAKEN_BACK(vault, before) if before else vault.reserve(\n",
         (STORE, LATER.format("reserved")),
@@ -94,7 +94,7 @@ def refund_on_timeout() -> ModuleType:
 
 def not_stored() -> ModuleType:
     """A device that sends without keeping what it sent."""
-    return mutated("sottovoce.device", STORE, "return upload.blob\n")
+    return mutated("sottovoce.client.device", STORE, "return upload.blob\n")
 
 
 MUTANTS = {

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from devices import ask, books_hold, digest, kind, make_node, model, rows, told
 
-from sottovoce import device
-from sottovoce.node import Node
+from sottovoce.client import device
+from sottovoce.client.messages import Receipt, Request
+from sottovoce.client.node import Node
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
-from sottovoce.protocol import Receipt, Request
 
 RUNS = ("0000aaaa", "0000bbbb", "0000cccc")
 

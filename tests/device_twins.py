@@ -26,13 +26,13 @@ import numpy as np
 import pytest
 from devices import FORMS, Rows, ask, make_node, model, rows
 
-from sottovoce import device
-from sottovoce.learning import gradients
-from sottovoce.noise import secure
+from sottovoce.client import device
+from sottovoce.client.messages import Request
+from sottovoce.client.vault import chain
+from sottovoce.models import gradients
 from sottovoce.privacy import grid
+from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.protocol import Request
-from sottovoce.vault import chain
 
 BOUND = 2.0  # of the losses
 WAYS = ("order", "useless", "margin")  # in which two data sets differ without showing it

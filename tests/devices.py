@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce import device, wire
-from sottovoce.learning.form import Form
-from sottovoce.node import Node
+from sottovoce.client import device, wire
+from sottovoce.client.messages import Receipt, Request
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Vault
+from sottovoce.client.vault.policy import LIMITS
+from sottovoce.models.form import Form
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
-from sottovoce.protocol import Receipt, Request
-from sottovoce.rounds.schedule import Round
-from sottovoce.vault import Vault
-from sottovoce.vault.policy import LIMITS
+from sottovoce.schedules.schedule import Round
 
 RUN = "0badc0de"
 FEATURES, SAMPLES = 4, 12

@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from sottovoce.audit import auditing
-from sottovoce.audit.auditing import Sizes
-from sottovoce.audit.findings import Findings
-from sottovoce.audit.target import target
+from sottovoce.studies.audit import auditing
+from sottovoce.studies.audit.auditing import Sizes
+from sottovoce.studies.audit.findings import Findings
+from sottovoce.studies.audit.target import target
 
 TINY = Sizes(
     runs=120, judged=120, candidates=20, shadows=6, pool=40, rounds=5, turns=2, together=2,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.experiments import moments, reproduce
-from sottovoce.experiments.definition import Figure, figure, names
-from sottovoce.experiments.expand import REFERENCE, Cell, expand, seeds_of
-from sottovoce.experiments.outcomes import Outcome, Result, gathered
-from sottovoce.experiments.prototypes import to_text
+from sottovoce.studies.paper import moments, reproduce
+from sottovoce.studies.paper.definition import Figure, figure, names
+from sottovoce.studies.paper.expand import REFERENCE, Cell, expand, seeds_of
+from sottovoce.studies.paper.outcomes import Outcome, Result, gathered
+from sottovoce.studies.paper.prototypes import to_text
 
 LOSS = {
     "udp": 0.6,

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from devices import opened, written
 
-from sottovoce import protocol, wire
+from sottovoce.client import messages, wire
+from sottovoce.client.messages import Request
 from sottovoce.flower import client_app
-from sottovoce.protocol import Request
 
 
 def changed(blob, arrays=lambda a: a, **head):
@@ -49,12 +49,12 @@ WAYS = {
     "spent beyond floats": lambda asked, told: changed(told, budget={"spent": 10**400}),
     "samples for weight": lambda asked, told: changed(told, samples=2**32),
     "a refusal of its own making": lambda asked, told: wire.pack(
-        {"schema": protocol.ANSWER, "kind": "refusal", "code": ["\x1b"], "text": 7}
+        {"schema": messages.ANSWER, "kind": "refusal", "code": ["\x1b"], "text": 7}
     ),
     "silence": lambda asked, told: None,
     **{
-        f"a refusal: {code}": lambda asked, told, code=code: protocol.refusal(code, "\x1b[2J")
-        for code in protocol.CODES
+        f"a refusal: {code}": lambda asked, told, code=code: messages.refusal(code, "\x1b[2J")
+        for code in messages.CODES
     },
 }
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from devices import ask, model, opened, sealed, written
 
-from sottovoce import protocol, wire
-from sottovoce.learning.form import Form
+from sottovoce.client import messages, wire
+from sottovoce.client.messages import Request
+from sottovoce.models.form import Form
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.protocol import Request
 
 TEXT, BODY = opened(ask().to_blob())
 GONE = object()
@@ -77,7 +77,7 @@ MALFORMED: dict[str, bytes] = {
         .replace(b'"horizon":8', b'"horizon":8,"horizon":1'),
         BODY,
     ),
-    "an answer": protocol.refusal("empty", "nothing left"),
+    "an answer": messages.refusal("empty", "nothing left"),
     # the whole head
     **{f"without {key}": head(key, GONE) for key in TEXT["head"]},
     **{
@@ -90,8 +90,8 @@ MALFORMED: dict[str, bytes] = {
     "no noise asked for": head("local.noise", "none"),
     "a budget": head("terms.epsilon", 1e9),
     "another schema": head("schema", "sottovoce.request/2"),
-    "the schema of an answer": head("schema", protocol.ANSWER),
-    "a schema that is a list": head("schema", [protocol.REQUEST]),
+    "the schema of an answer": head("schema", messages.ANSWER),
+    "a schema that is a list": head("schema", [messages.REQUEST]),
     # run and server
     "a run in capitals": head("run", "0BADC0DE"),
     "a short run": head("run", "abc"),

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from devices import make_node
 
-from sottovoce import Plan, device
-from sottovoce.holdings import Holdings, Samples
-from sottovoce.node import Node
+from sottovoce import Plan
+from sottovoce.client import device
+from sottovoce.client.node import Node
+from sottovoce.data.federated import Holdings, Samples
 
 FEATURES, CLASSES, HIDDEN = 30, 3, 8
 CENTRES = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))

@@ -20,16 +20,16 @@ import numpy as np
 from devices import ask, books_hold, kind, make_node, model, rows, told
 from scipy.special import log_ndtr, ndtr
 
-from sottovoce import client, device
+from sottovoce.client import device, release
+from sottovoce.client.vault import Policy, Receipt, Vault, chest, fingerprint, journal
+from sottovoce.client.vault.backup import backup
+from sottovoce.client.vault.chain import canonical, salted
+from sottovoce.client.vault.chest import Chest
+from sottovoce.client.vault.policy import require_tighter, withheld_units
+from sottovoce.client.vault.rebinding import move, rebind, restore, resume
 from sottovoce.errors import InputError, PolicyRefusal, SottovoceError
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
-from sottovoce.vault import Policy, Receipt, Vault, chest, fingerprint, journal
-from sottovoce.vault.backup import backup
-from sottovoce.vault.chain import canonical, salted
-from sottovoce.vault.chest import Chest
-from sottovoce.vault.policy import require_tighter, withheld_units
-from sottovoce.vault.rebinding import move, rebind, restore, resume
 
 
 def chance(epsilon, mu):
@@ -56,21 +56,21 @@ def _go_on(node):
 
 def the_debit_is_durable_before_anything_is_computed():
     """A client that dies while it computes has paid; asked again, it pays again."""
-    node, real = make_node(folder()), client.release
+    node, real = make_node(folder()), release.release
     seen = []
 
     def dies(*args, **kwargs):
         raise MemoryError
 
     try:
-        client.release = dies
+        release.release = dies
         assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
         _go_on(node)
         assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
     finally:
-        client.release = real
+        release.release = real
     assert 0 < seen[0] < seen[1]
     _go_on(node)
     assert kind(device.answer(ask().to_blob(), node)) == "upload"

@@ -19,11 +19,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce import client
-from sottovoce.learning import gradients, reference
-from sottovoce.learning.form import Form
-from sottovoce.learning.models import Cnn, custom
-from sottovoce.learning.own import as_device
+from sottovoce.client import release
+from sottovoce.models import gradients, reference
+from sottovoce.models.base import Cnn, custom
+from sottovoce.models.form import Form
+from sottovoce.models.own import as_device
 from sottovoce.privacy import grid
 
 SAMPLES = (1, 2, 6)
@@ -60,7 +60,7 @@ def device_of(name):
         return as_device(OWN[name], shape=(6,), classes=2)
     import torch
 
-    from sottovoce.learning.torch_model import TorchModel
+    from sottovoce.models.torch_model import TorchModel
 
     def net():
         return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
@@ -247,7 +247,7 @@ class _Counted:
         return call
 
 
-def work(call, modules=(grid, gradients, reference, client)):
+def work(call, modules=(grid, gradients, reference, release)):
     """What a call does, counted: lines of these modules, numpy's functions and their arrays.
 
     Two data sets of one size must cost the same; seconds are not looked at.

@@ -21,18 +21,18 @@ from ledger_killers import LEDGER, chance, folder
 from run_killers import RUNS
 from support_attack import attack_upload
 
-from sottovoce import client, device
-from sottovoce.client import Price
+from sottovoce.client import device, release
+from sottovoce.client.release import Price
 from sottovoce.errors import InputError, NoSensitivity, TankEmpty
-from sottovoce.learning import gradients
-from sottovoce.learning.form import Form
-from sottovoce.noise import secure
+from sottovoce.models import gradients
+from sottovoce.models.form import Form
 from sottovoce.privacy import calibration, grid
+from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
-from sottovoce.rounds.cohort import pick
-from sottovoce.rounds.schedule import Round
-from sottovoce.rounds.turn import Terms
+from sottovoce.schedules.cohort import pick
+from sottovoce.schedules.pricing import Terms
+from sottovoce.schedules.schedule import Round
 
 MOVED = 2**31  # grid units by which one record may move a sum: twice the clipped norm
 ONE = Terms(clients=1, per_round=1)
@@ -125,7 +125,7 @@ def noise_is_worth_no_more_than_its_debit():
                 for releases, change in ((1, MOVED), (3, MOVED), (1, 12 * MOVED)):
                     terms = Terms(clients=1, per_round=1, releases=releases)
                     tank = Tank.full(capacity)
-                    paid = client.price(tank, Round(0, horizon), terms, change=change, loss=loss)
+                    paid = release.price(tank, Round(0, horizon), terms, change=change, loss=loss)
                     booked = Fraction(capacity) * sum(paid.units) / FULL
                     assert _mu2(paid, change) <= booked
                     assert sum(paid.units) <= FULL
@@ -134,7 +134,7 @@ def noise_is_worth_no_more_than_its_debit():
         late = late.spend(1)
     steps = Terms(clients=1, per_round=1, releases=3)
     try:  # more turns than planned: all steps together cost no more than is left, or nothing
-        paid = client.price(late, Round(0, 1), steps, change=MOVED)
+        paid = release.price(late, Round(0, 1), steps, change=MOVED)
     except TankEmpty:
         return
     assert sum(paid.units) <= int(late.left)
@@ -163,7 +163,7 @@ def no_release_is_below_the_floor():
     """σ/Δ is at least what the client asked for, whatever the server announces."""
     for floor in (0.5, 3.0):
         for horizon in (1, 2, 50):
-            paid = client.price(Tank.full(30.0), Round(0, horizon), ONE, change=MOVED, floor=floor)
+            paid = release.price(Tank.full(30.0), Round(0, horizon), ONE, change=MOVED, floor=floor)
             assert min(paid.noise) >= floor * MOVED
 
 
@@ -176,7 +176,7 @@ def budgets_are_never_overspent():
             turn = Round(t, int(rng.choice([1, t + 1, 2 * t + 3, 1000])),
                          float(rng.choice([0.3, 1.0])), spread)  # fmt: skip
             try:
-                paid = client.price(tank, turn, ONE, change=MOVED)
+                paid = release.price(tank, turn, ONE, change=MOVED)
                 tank = tank.spend(sum(paid.units))
             except TankEmpty:
                 continue
@@ -188,7 +188,7 @@ def _released(paid, *, steps=1, x=None, y=None, form=WIDE, loss_bound=None):
     start = {name: np.zeros(shape) for name, shape in form.shapes().items()}
     x = np.zeros((1, form.features)) if x is None else x
     y = np.zeros(len(x), dtype=int) if y is None else y
-    return client.release(
+    return release.release(
         form, start, x, y, recipe=Recipe(1.0, 1.0, steps=steps), paid=paid,
         head={"kind": "upload"}, loss_bound=loss_bound,
     )  # fmt: skip
@@ -271,7 +271,7 @@ def noise_has_its_shape():
 
 def uploads_keep_mu():
     """The audit of messages, 600 runs a side at ε = 20: not refuted (false alarm < 1e-3)."""
-    from sottovoce.audit.messages import Setting, measure
+    from sottovoce.studies.audit.messages import Setting, measure
 
     assert not measure(Setting(20.0, 1e-5, Recipe(2.0, 1.0)), 600).contradicts
 
@@ -290,12 +290,12 @@ def heads_say_nothing_private():
         except Exception as error:
             raise AssertionError("an error would tell of a record") from error
         head = told(upload.blob)
-        assert set(head) <= {*client.PUBLIC, "sigma"}
+        assert set(head) <= {*release.PUBLIC, "sigma"}
         heads.append((repr(sorted(head.items())), len(upload.blob)))
     assert len(set(heads)) == 1
     for word in ("loss", "gradient_norm", "accuracy", "seed"):
         try:
-            client.release(
+            release.release(
                 SMALL, {k: np.zeros(s) for k, s in SMALL.shapes().items()}, x, np.zeros(5, int),
                 recipe=Recipe(1.0, 1.0), paid=paid, head={word: 1.0},
             )  # fmt: skip
@@ -334,7 +334,7 @@ def uploads_lie_on_the_public_grid():
                 for name, shape in form.shapes().items()
             }
             x, y = rng.normal(size=(7, 4)), np.arange(7) % form.classes
-            assert attack_upload(client, form, start, x, y, Recipe(0.7, 1.3, steps=steps)).all()
+            assert attack_upload(release, form, start, x, y, Recipe(0.7, 1.3, steps=steps)).all()
     paid = Price((1,), (2**33,), 2**33)
     upload = _released(paid, x=x, y=np.arange(7) % 3, form=SMALL, loss_bound=0.3)
     k = round(upload.loss * 7 / 0.3 * 2**31)
@@ -373,7 +373,7 @@ def every_byte_of_entropy_counts():
 def only_release_makes_uploads():
     """Nothing else can make bytes that may leave."""
     try:
-        client.Upload(object(), b"raw", {}, (1.0,), None)
+        release.Upload(object(), b"raw", {}, (1.0,), None)
     except TypeError:
         return
     raise AssertionError("an upload was made of raw values")
@@ -424,9 +424,9 @@ def trains(module="simulation.round"):
     now = {name: 0.3 * rng.normal(size=shape) for name, shape in SMALL.shapes().items()}
     tank = Tank.full(4.0)
     for t in range(4):
-        paid = client.price(tank, Round(t, 4), ONE, change=grid.change("record", len(y)))
+        paid = release.price(tank, Round(t, 4), ONE, change=grid.change("record", len(y)))
         tank = tank.spend(sum(paid.units))
-        sent = client.release(
+        sent = release.release(
             SMALL, now, x, y, recipe=Recipe(0.5, 1.0), paid=paid, head={"kind": "upload"}
         )
         now = {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
@@ -447,7 +447,7 @@ def trains(module="simulation.round"):
 
 def states(node):
     """Whether the statement of the node's vault has the upload that it has made."""
-    from sottovoce import ledger
+    from sottovoce.client import ledger
 
     return ledger.show(node.vault).answered == 1
 
@@ -457,7 +457,7 @@ def runs(module):
     from in_process import Direct, clients, draw, plan, public
 
     from sottovoce import simulate
-    from sottovoce.coordinator import Patience, conduct
+    from sottovoce.server.coordinator import Patience, conduct
 
     short = plan(**{"rounds.rounds": 2, "data.validation": 20, "data.test": 20})
     records = [simulate(short, data=draw(200, 3), seed=1).record]

@@ -62,7 +62,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "noise repeats itself beyond 65,536 values",
-        "noise.secure",
+        "privacy.noise.secure",
         "Every coordinate has noise of its own: in a model of more than 2¹⁶ parameters the same noise is used again, and the server subtracts one part of the upload from another.",
         "tests/test_noise_secure.py::test_neighbours_and_chunks_share_nothing",
         (
@@ -74,7 +74,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the noise's tails are cut at 4σ",
-        "noise.secure",
+        "privacy.noise.secure",
         "The noise is exactly discrete Gaussian, without a cut tail: with one, a single coordinate beyond 4σ of D's answer (6 in 100,000 each) proves that it was not D, whatever ε says.",
         "tests/test_noise_secure.py::test_every_integer_has_its_probability",
         (
@@ -90,14 +90,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the loss borrows the noise of the model",
-        "client",
+        "client.release",
         "Noise is never used twice: the loss gets the noise of the model's first number, which is smaller than what was priced, and the two figures of one answer share it, so that one takes it off the other.",
         "a_loss_has_noise_of_its_own",
         (("int(secure.draw(1, paid.loss_noise)[0])", "int(noise[0][0])"),),
     ),
     (
         "a step of nothing has no noise",
-        "client",
+        "client.release",
         "An upload is made of noised values only: a client whose clipped sum is zero sends the model back unchanged, which tells the server for certain that no record has a gradient there.",
         "the_noise_paid_for_is_there",
         (
@@ -109,7 +109,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a receipt of another vault is overlooked",
-        "device",
+        "client.device",
         "A server's receipt that the ledger does not contain makes a client refuse: a client whose vault was replaced by a fresh one (a fresh budget for the same rows) answers all the same.",
         "tests/test_hostile_requests.py::test_a_receipt_that_the_vault_did_not_give_is_refused",
         (
@@ -121,7 +121,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the greeting counts the classes on the labels",
-        "device",
+        "client.device",
         "A greeting holds public numbers only: its number of classes follows from the client's own labels, and a server reads off it whether anybody has the last (rare) diagnosis.",
         "tests/test_table_nodes.py::test_a_greeting_does_not_depend_on_any_row",
         (
@@ -133,7 +133,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the client's log has the words of an error",
-        "device",
+        "client.device",
         "A log has the kind of an error only, because logs are copied to other machines: the words of a DataError hold the cell of a row.",
         "tests/test_worker.py::test_no_cell_of_a_bad_table_is_in_a_log",
         (
@@ -145,7 +145,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a node file tightens ε alone",
-        "device",
+        "client.device",
         "What an operator tightens in the node file holds from the next message on: a raised floor, a lowered δ or disclose = false are ignored while ε stays, and servers go on getting the budget.",
         "tests/test_device.py::test_what_is_disclosed_is_the_promise_and_never_less_than_what_was_released",
         (
@@ -157,7 +157,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a silent client tells its floor",
-        "device",
+        "client.device",
         "A policy that discloses nothing keeps ε, δ and the floor out of greetings: the default floor is 2/√capacity, from which a server reads what the budget is worth.",
         "hidden_budgets_stay_hidden",
         (('"floor": policy.floor if policy.disclose else None,', '"floor": policy.floor,'),),
@@ -176,7 +176,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "features are centred over the pictures",
-        "learning.features",
+        "models.features",
         "A record's features change only if the record does: centred over all pictures of a piece, one replaced picture moves every other row, and the sum by far more than its sensitivity.",
         "tests/test_table_nodes.py::test_what_a_row_contributes_does_not_depend_on_the_others",
         (
@@ -200,7 +200,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "classes are counted over the clients as well",
-        "holdings",
+        "data.federated",
         "With one array a client the number of classes comes from the public rows, else it is refused: counted over all, the model's shape tells that one client has a label nobody else has.",
         "tests/test_promises.py::test_the_number_of_classes_of_clients_arrays_comes_from_public_rows",
         (
@@ -212,7 +212,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a model that exits on a sample ends the answer",
-        "learning.gradients",
+        "models.gradients",
         "A sample on which a client's own code fails has no gradient, and nothing else happens: a SystemExit that one sample causes ends the fork, and the server sees the silence.",
         "tests/test_promises.py::test_a_sample_on_which_own_code_exits_counts_as_nothing_and_ends_nothing",
         (
@@ -224,7 +224,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the cnn's biases are not in the norm",
-        "learning.clipping",
+        "models.clipping",
         "Gradients are cut to C over all parameters together: with the biases left out of the norm, a record whose gradient lies in them moves the sum by more than C.",
         "tests/test_learning_clipping.py::test_no_row_adds_more_than_the_clip",
         (
@@ -240,7 +240,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a budget tightened later limits nothing",
-        "vault.vault",
+        "client.vault.vault",
         "A budget tightened after the first release limits what follows: here the limit is that of the first promise, and servers go on up to the old ε.",
         "a_budget_tightened_later_limits_what_follows",
         (
@@ -252,7 +252,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a tightened cap is rounded up",
-        "vault.policy",
+        "client.vault.policy",
         "A tightened budget is a cap rounded down in units: rounded up, the last release exceeds what the new (ε, δ) is worth.",
         "tightened_caps_are_within_their_budget",
         (
@@ -264,7 +264,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "record becomes client after releases",
-        "vault.policy",
+        "client.vault.policy",
         "What was released for one record is not (ε, δ) for the whole data set: the certificate's head and the greetings then promise the whole data set for uploads that had a record's noise.",
         "a_policy_is_only_tightened",
         (
@@ -276,7 +276,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the default floor is rounded to the nearest",
-        "vault.policy",
+        "client.vault.policy",
         "One turn takes at most a quarter of the budget: a floor rounded down lets a request take more.",
         "no_turn_takes_more_than_a_quarter",
         (
@@ -288,14 +288,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "what a restore burns fixes no promise",
-        "vault.books",
+        "client.vault.books",
         "The promise is the budget that stood at the first release: after a backup from before it was restored, tightening makes the lost releases look as if they had been under the smaller ε.",
         "what_a_restore_burns_was_promised_before",
         (("        if burnt:\n            self.promised = self.promised or self.policy\n", ""),),
     ),
     (
         "a restore does not ask the machine's own witness",
-        "vault.rebinding",
+        "client.vault.rebinding",
         "A pair of vault and witness that was copied and put back is noticed by the machine's witness: left out here, `--restored --nothing-since` gives back all that was spent since.",
         "a_restore_asks_the_machine_too",
         (
@@ -307,7 +307,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a receipt without `spent` restores for free",
-        "vault.rebinding",
+        "client.vault.rebinding",
         "A server's receipt can only show that a backup is too old: taken as a proof it burns nothing, and everything released after the backup is given back.",
         "a_receipt_that_says_no_sum_restores_nothing",
         (
@@ -319,7 +319,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "storing an upload bears no witness",
-        "vault.chest",
+        "client.vault.chest",
         "No round has two answers: the state before the store, put back, is taken for the newest, and the round that has left is answered again with fresh noise.",
         "a_state_before_a_store_is_not_taken_for_the_newest",
         (
@@ -331,7 +331,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a receipt is known by its number alone",
-        "vault.chest",
+        "client.vault.chest",
         "A file that has parted from the one that gave a receipt is refused: compared by line number alone, two copies of a vault each spend the whole budget.",
         "a_receipt_is_a_line_and_not_a_number",
         (
@@ -343,21 +343,21 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the machine's own witness is written once",
-        "vault.chest",
+        "client.vault.chest",
         "The machine's witness follows every line: left at the first one, an old copy of vault and witness written back into the same file is served, and its budget is spent twice.",
         "an_older_pair_is_not_taken_for_the_newest",
         (("        witness.keep(self.receipt())\n        try:\n", "        try:\n"),),
     ),
     (
         "a backup is readable by every account",
-        "vault.backup",
+        "client.vault.backup",
         "A backup is treated as data, for the client's account alone: it holds the fingerprint, against which whoever reads it tries out the one cell that it does not know.",
         "tests/test_promises.py::test_backups_and_keys_are_for_their_owner_alone",
         (("part.touch(mode=0o600, exist_ok=False)", "part.touch(exist_ok=False)"),),
     ),
     (
         "a line's salt follows from its content",
-        "vault.chain",
+        "client.vault.chain",
         "The salt keeps receipts from confirming a guess: derived from the line itself, whoever knows all records but one tries that one out against the hash in a receipt.",
         "receipts_cannot_be_tried_out",
         (
@@ -369,7 +369,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "certificates keep quiet about the operator's word",
-        "ledger.account",
+        "client.ledger.account",
         "What rests on the operator's word alone stands on the certificate: without it a restore with --nothing-since looks proven, and who relies on it cannot see the gap.",
         "tests/test_promises.py::test_a_certificate_says_what_rests_on_the_operators_word",
         (
@@ -381,7 +381,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "verify does not ask the witnesses",
-        "ledger.verification",
+        "client.ledger.verification",
         "`ledger verify` says whether a newer state is known: without that a rolled-back vault is called whole, and its refunded budget goes unnoticed.",
         "tests/test_promises.py::test_a_vault_that_is_not_the_newest_is_not_called_whole",
         (
@@ -393,14 +393,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a damaged vault gets its certificate",
-        "ledger.certificate",
+        "reports.certificate",
         "A vault is checked from end to end before it is certified: here uploads that were exchanged on the disk are certified as those that were sent.",
         "tests/test_promises.py::test_a_damaged_vault_gets_no_certificate",
         (("    verify(path).require()\n", "    verify(path)\n"),),
     ),
     (
         "the certificate's head has the tightened budget",
-        "ledger.certificate",
+        "reports.certificate",
         "The promise is the budget of the first release: a head with the (ε, δ) chosen in hindsight claims less than what the uploads before it had.",
         "tests/test_promises.py::test_a_certificates_head_has_the_budget_of_the_first_release",
         (
@@ -436,7 +436,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a vault of records takes part in a plan for clients",
-        "asking",
+        "server.asking",
         "The record's unit is that of every client's vault: a vault whose other releases protect single records is promised (ε, δ) for its whole data set.",
         "tests/test_guarantee.py::test_a_client_takes_part_for_the_unit_of_its_vault_only",
         (
@@ -448,7 +448,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "requests bring no receipt",
-        "asking",
+        "server.asking",
         "Only the receipts that servers bring back give away an image of a whole machine: packed once for all clients, requests have none, and a client set back to an image spends twice.",
         "tests/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
         (
@@ -460,14 +460,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the loosest client is the one with the largest ε",
-        "federation",
+        "server.federation",
         "The guarantee is that of the client with the loosest promise: by ε alone, a client with a slightly smaller ε and a far larger δ is promised what it has not.",
         "tests/test_guarantee.py::test_every_client_has_the_stated_epsilon_and_delta",
         (("plan, worth = self.plan, self._worth()", "plan, worth = self.plan, self.epsilon"),),
     ),
     (
         "the paper's ε of random cohorts is that of balanced ones",
-        "federation",
+        "server.federation",
         "Under `paper` the ε that holds is told: random cohorts take up to two fifths of the clients more often than ⌈qT⌉ times, and for them the figure is too small.",
         "tests/test_promises.py::test_under_paper_the_epsilon_told_covers_the_client_that_is_asked_most",
         (
@@ -491,14 +491,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the record tells how many rows a silent client has",
-        "record",
+        "runs.record",
         "A client that discloses nothing has no n in the run's record: here n stands there and in splits.npz, and with σ it gives the budget away.",
         "tests/test_coordinator.py::test_what_clients_keep_to_themselves_is_in_no_record",
         (('"samples": if_told(federation.samples),', '"samples": federation.samples,'),),
     ),
     (
         "the public file has the clients' rows",
-        "public",
+        "data.public",
         "What the server is given holds no training rows: here every client's rows stand in the file that the server reads, unnoised.",
         "tests/test_promises.py::test_the_file_of_public_rows_holds_no_clients_row",
         (
@@ -510,7 +510,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "vaults made for one run are taken for lasting ones",
-        "public",
+        "data.public",
         "The guarantee of a run with fresh vaults speaks of this run alone: read back without the mark, it claims (ε, δ) for all runs over the same rows, each of which has a budget of its own.",
         "tests/test_promises.py::test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults",
         (
@@ -522,7 +522,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "dealt rows are readable by every account",
-        "dealing",
+        "flower.dealing",
         "A client's rows lie in folders for their owner alone: made with the usual mode, every account of the machine reads the rows and the vaults' fingerprints.",
         "tests/test_promises.py::test_dealt_rows_are_in_folders_for_their_owner_alone",
         (
@@ -568,7 +568,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "accuracy by client is told on training rows",
-        "simulation.scoring",
+        "server.scoring",
         "Accuracy by client is shown only on rows that clients declared public: on training rows it is one more release of each client, exact and unpaid, in the record.",
         "tests/test_tables.py::test_accuracy_by_client_is_not_shown_without_declared_rows",
         (
@@ -580,7 +580,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the plan's own table is refused by its spelling",
-        "rehearsal.standin",
+        "studies.rehearsal.standin",
         "Settings are never chosen on the clients' rows: named by another path or a link, the private table itself is rehearsed on, and every chosen setting is an unpaid release.",
         "tests/test_promises.py::test_settings_are_not_chosen_on_the_plans_own_table_by_any_name",
         (
@@ -592,7 +592,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "rows said to be public count as published",
-        "rehearsal.standin",
+        "studies.rehearsal.standin",
         "What a rehearsal cost rests on the operator's word where a file was given: the plan and the card then say «none; no private row was read» of rows that may be a client's.",
         "tests/test_promises.py::test_what_a_rehearsal_cost_rests_on_the_operators_word_where_a_file_was_given",
         (
@@ -604,7 +604,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "an audit's contradictions leave μ to the reader",
-        "audit.findings",
+        "studies.audit.findings",
         "The exit code of an audit follows from its contradictions: with those of μ left out of the list, a client with half the noise passes the audit.",
         "tests/test_promises.py::test_an_audit_that_refutes_mu_says_so",
         (
@@ -616,7 +616,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the card rounds its ε to the nearest",
-        "report.text",
+        "reports.text",
         "An ε or δ that is claimed is rounded up: 30.3142 is shown as 30.31, which does not hold.",
         "tests/test_promises.py::test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds",
         (
@@ -628,7 +628,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the attacker's view is that of what was spent",
-        "report.run",
+        "reports.run",
         "The guarantee is the cap, not the gauge: of a run that stopped early, the card bounds the attacker by the realised sum, which under adaptive stopping is no bound.",
         "tests/test_promises.py::test_the_attacker_on_the_card_is_the_one_at_the_cap",
         (
@@ -640,7 +640,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "calibrate promises the paper's own ε",
-        "calibrator",
+        "schedules.calibrate",
         "Under `paper` the guarantee names the ε that holds: here (20, 10⁻³) is promised where 30.3 holds, and an attacker has ten nats more.",
         "tests/test_promises.py::test_calibrate_promises_what_its_noise_keeps",
         (("Budget(max(paper_epsilon, 1e-6), budget.delta) if absent else budget,", "budget,"),),
@@ -716,7 +716,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a demonstration in plaintext calls itself encrypted",
-        "federating",
+        "flower.federate",
         "What is said at the start must hold: of an --insecure run it is said that every message is encrypted, and an operator who believes it listens to nobody's warning.",
         "tests/test_promises.py::test_a_demonstration_in_plaintext_does_not_call_itself_encrypted",
         (("show.say(INSECURE if options.insecure else SECURE)", "show.say(SECURE)"),),

@@ -41,7 +41,7 @@ def _played(rows, orders, *, t=0, **more):
     """All parameters of an svm that was zero, after a round, and the signal of the round."""
     import jax.numpy as jnp
 
-    from sottovoce.learning.models import Svm
+    from sottovoce.models.base import Svm
     from sottovoce.simulation.round import play
 
     features = rows.x.shape[2]
@@ -116,11 +116,11 @@ def losses_have_their_whole_sensitivity():
 
     from in_process import draw, plan
 
-    from sottovoce.federation import build
-    from sottovoce.holdings import Given
+    from sottovoce.data.federated import Given
     from sottovoce.privacy.sensitivity import Recipe
+    from sottovoce.server import course
     from sottovoce.server.checks import Expected
-    from sottovoce.simulation import course
+    from sottovoce.server.federation import build
 
     bound, n, clip = 2.5, 12, 0.7
     for unit, part in (("record", 1 / n), ("client", 1.0)):

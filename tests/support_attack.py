@@ -12,11 +12,11 @@ from unittest import mock
 
 import numpy as np
 
-from sottovoce.client import Price
-from sottovoce.learning import gradients
-from sottovoce.noise import secure
-from sottovoce.noise.envelope import FINE_BITS, SLOT_BITS, Envelope
+from sottovoce.client.release import Price
+from sottovoce.models import gradients
 from sottovoce.privacy import grid
+from sottovoce.privacy.noise import secure
+from sottovoce.privacy.noise.envelope import FINE_BITS, SLOT_BITS, Envelope
 from sottovoce.privacy.sensitivity import Recipe
 
 

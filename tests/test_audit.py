@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from example_audit import TINY, example, refuted
 
-from sottovoce.audit import auditing, page
-from sottovoce.audit.ceiling import COMPARISONS, EACH
-from sottovoce.audit.table import table
-from sottovoce.audit.target import target
-from sottovoce.audit.uploads import Level
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
+from sottovoce.studies.audit import auditing, page
+from sottovoce.studies.audit.ceiling import COMPARISONS, EACH
+from sottovoce.studies.audit.table import table
+from sottovoce.studies.audit.target import target
+from sottovoce.studies.audit.uploads import Level
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 
@@ -330,7 +330,7 @@ def test_the_command_ends_with_1_if_the_promise_is_contradicted(
 ):
     from typer.testing import CliRunner
 
-    from sottovoce.cli import app
+    from sottovoce.cli.commands import app
 
     ready = found()  # which plays a tiny audit itself
     monkeypatch.setattr(auditing, "play", lambda on, sizes, show: ready)

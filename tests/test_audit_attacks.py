@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce.audit import canaries, inversion, matching, membership, naming, traps
-from sottovoce.audit.ceiling import between, guess
-from sottovoce.audit.messages import Setting
-from sottovoce.audit.similarity import mse, psnr, recognised, ssim
-from sottovoce.audit.target import target
-from sottovoce.audit.uploads import Level, Victim
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.studies.audit import canaries, inversion, matching, membership, naming, traps
+from sottovoce.studies.audit.ceiling import between, guess
+from sottovoce.studies.audit.messages import Setting
+from sottovoce.studies.audit.similarity import mse, psnr, recognised, ssim
+from sottovoce.studies.audit.target import target
+from sottovoce.studies.audit.uploads import Level, Victim
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 

@@ -6,7 +6,7 @@ import pytest
 from example_audit import example
 
 from browser import browser, legible, self_contained
-from sottovoce.audit import page as pages
+from sottovoce.studies.audit import page as pages
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop

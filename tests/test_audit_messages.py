@@ -11,9 +11,11 @@ import pytest
 from mutants import mutated
 from scipy import stats
 
-from sottovoce import client
-from sottovoce.audit import messages
-from sottovoce.audit.ceiling import (
+from sottovoce.client import release
+from sottovoce.privacy import calibration, gaussian, grid
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.studies.audit import messages
+from sottovoce.studies.audit.ceiling import (
     Rates,
     area,
     between,
@@ -23,9 +25,15 @@ from sottovoce.audit.ceiling import (
     mean_between,
     threshold_at,
 )
-from sottovoce.audit.messages import FORM, Duel, Measured, Setting, measure, model, neighbours
-from sottovoce.privacy import calibration, gaussian, grid
-from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.studies.audit.messages import (
+    FORM,
+    Duel,
+    Measured,
+    Setting,
+    measure,
+    model,
+    neighbours,
+)
 
 RECIPE = Recipe(learning_rate=2.0, clip=1.0)
 
@@ -111,7 +119,7 @@ def test_the_neighbours_are_as_far_apart_as_neighbours_can_be(unit, clip):
     recipe = Recipe(1.0, clip, unit=unit)
     x, y, other = neighbours(recipe)
     for sign in (1.0, -1.0):
-        one, two = (client.step(FORM, model(sign), x, labels, recipe) for labels in (y, other))
+        one, two = (release.step(FORM, model(sign), x, labels, recipe) for labels in (y, other))
         moved = np.sqrt(sum(np.sum((one[name] - two[name]) ** 2) for name in one))
         assert 0.999 <= moved / float(recipe.sensitivity(messages.SAMPLES)) <= 1 + 1e-9
 
@@ -185,7 +193,7 @@ def test_the_audit_can_fail(bug, monkeypatch):
     """Each bug is found (missed: < 1e-5), where the code as it stands would not be accused."""
     old, new, runs = BUGS[bug]
     kept = ("_MINT = object()", "_MINT, _KEPT = object(), {}")
-    monkeypatch.setattr(messages, "client", mutated("sottovoce.client", old, new, kept))
+    monkeypatch.setattr(messages, "client", mutated("sottovoce.client.release", old, new, kept))
     budget = 1.0 if "message of ten" in bug else 12.0
     assert measure(Setting(budget, 1e-5, RECIPE), runs).contradicts
 
@@ -195,7 +203,7 @@ def test_the_audit_hears_a_told_loss(monkeypatch):
     """As it stands it accuses nobody (false alarm < 1e-3); a loss without noise is heard."""
     setting = Setting(8.0, 1e-5, RECIPE, loss_bound=5.0)
     assert not measure(setting, 200).contradicts
-    silent = mutated("sottovoce.client", "+ loss_noise\n", "+ 0 * loss_noise\n")
+    silent = mutated("sottovoce.client.release", "+ loss_noise\n", "+ 0 * loss_noise\n")
     monkeypatch.setattr(messages, "client", silent)
     assert measure(setting, 200).contradicts
 
@@ -204,11 +212,11 @@ def test_the_audit_hears_a_told_loss(monkeypatch):
 def test_the_audit_finds_a_reused_key(monkeypatch):
     """AES with the same key and counter in every message: the noise of two rounds is one."""
     fixed = mutated(
-        "sottovoce.noise.secure",
+        "sottovoce.privacy.noise.secure",
         "algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))",
         "algorithms.AES(bytes(32)), modes.CTR(bytes(16))",
     )
-    monkeypatch.setattr(client, "secure", fixed)
+    monkeypatch.setattr(release, "secure", fixed)
     assert measure(Setting(12.0, 1e-5, RECIPE), 200).contradicts
 
 

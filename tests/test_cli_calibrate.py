@@ -14,7 +14,7 @@ from statistics import NormalDist
 import jsonschema
 import pytest
 
-from sottovoce.calibrator import calibrate, table
+from sottovoce.schedules.calibrate import calibrate, table
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -227,7 +227,7 @@ def test_a_reader_that_has_left_is_no_failure(arguments):
 def test_another_broken_pipe_is_one():
     code = (
         "import os, sys\n"
-        "from sottovoce import cli\n"
+        "from sottovoce.cli import commands as cli\n"
         "def broken(**options):\n"
         "    reader, writer = os.pipe()\n"
         "    os.close(reader)\n"

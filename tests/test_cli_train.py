@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, SIMULATION, _words
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
 from sottovoce.plan.sections import Model, ModelName
-from sottovoce.training import IN_SIMULATION_ONLY, SECURE, SIMULATION, _words
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -250,7 +250,7 @@ def test_ctrl_c_once_more_while_the_interpreter_closes_is_no_crash():
     """Python takes its handlers down before its modules: from there on SIGINT used to kill."""
     late = """if 1:
         import os, signal, sys
-        from sottovoce import cli
+        from sottovoce.cli import commands as cli
 
         class Late:
             def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):
@@ -314,7 +314,7 @@ def test_the_names_in_plans_are_the_names_in_the_rooms():
     for name, own in datasets.DATASETS.items():
         assert DATASETS[name].classes == own.classes
     from sottovoce.data.partition import KINDS
-    from sottovoce.learning.models import MODELS
+    from sottovoce.models.base import MODELS
 
     assert set(SplitKind.__args__) == {*KINDS, "column"}
     assert set(ModelName.__args__) == {*MODELS, "custom"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sottovoce.errors import InputError
-from sottovoce.rounds.cohort import pick, planned
+from sottovoce.schedules.cohort import pick, planned
 
 
 def play(kind, clients, per_round, rounds, rng, online=1.0):

@@ -19,17 +19,20 @@ from devices import ask, books_hold, digest, kind
 from in_process import FEATURES, HIDDEN, Direct, clients, draw, plan, public
 from scipy.stats import trim_mean
 
-from sottovoce import Plan, checkpoint, coordinator, device, ledger, report, simulate, wire
-from sottovoce.coordinator import Patience, conduct
+from sottovoce import Plan, reports, simulate
+from sottovoce.client import device, ledger, wire
+from sottovoce.client.messages import Request, refusal
+from sottovoce.client.vault import Vault
 from sottovoce.errors import InputError, RunError
-from sottovoce.learning.form import Form
+from sottovoce.models.form import Form
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.tank import FULL
-from sottovoce.progress import summary
-from sottovoce.protocol import Request, refusal
-from sottovoce.server.average import average
+from sottovoce.reports.progress import summary
+from sottovoce.runs import checkpoint
+from sottovoce.schedules.aggregate import average
+from sottovoce.server import coordinator
+from sottovoce.server.coordinator import Patience, conduct
 from sottovoce.server.weights import by_samples
-from sottovoce.vault import Vault
 
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably
 
@@ -69,7 +72,7 @@ def settled(done, transport, *, precision=False, honest=True):
     record, out = done.record, done.folder
     jsonschema.validate(record, SCHEMA)
     assert json.loads((out / "record.json").read_text("utf-8")) == record
-    assert report.write(out).exists()
+    assert reports.write(out).exists()
     assert "test accuracy" in summary(record, out, out)
     ledgers = {route: books_hold(node) for route, node in transport.nodes.items()}
     with np.load(out / "model.npz") as stored:
@@ -145,7 +148,7 @@ def test_uploads_are_combined_as_the_plan_says(kind, tmp_path):
     jsonschema.validate(done.record, SCHEMA)
     words = {"trimmed": "20% of the weight each", "bounded": "cut to the median of their lengths"}
     assert words[kind] in done.record["result"]["aggregation"]
-    assert words[kind] in report.write(tmp_path / "run").read_text("utf-8")
+    assert words[kind] in reports.write(tmp_path / "run").read_text("utf-8")
     blobs = [p.read_bytes() for p in sorted((tmp_path / "run" / "uploads").glob("00001-*"))]
     uploads = [wire.unpack(blob)[1] for blob in blobs]
     assert len(uploads) == 5
@@ -225,7 +228,7 @@ def test_what_clients_keep_to_themselves_is_in_no_record(told, tmp_path):
     for said in (
         done.guarantee,
         summary(record, Path(), Path()).replace("\n", " "),
-        report.render(record),
+        reports.render(record),
     ):
         assert NOT_COVERED["insecure-transport"] in said
     with np.load(tmp_path / "run" / "trace.npz") as trace:

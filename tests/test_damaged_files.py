@@ -18,21 +18,23 @@ import pytest
 from example_record import example
 from example_results import result
 
-from sottovoce import arrays, checkpoint, cli, public, trained
+from sottovoce.cli import commands
+from sottovoce.client.node import _read_arrays
+from sottovoce.client.vault.fingerprint import fingerprint_file
+from sottovoce.data import files, public
+from sottovoce.data.samples import read_samples
 from sottovoce.errors import DataError, InputError, RunError, SottovoceError
-from sottovoce.experiments import claims, outcomes
-from sottovoce.experiments.reproduce import _folder
-from sottovoce.learning.names import own_model
-from sottovoce.node import _read_arrays
+from sottovoce.models.names import own_model
 from sottovoce.plan import Plan
 from sottovoce.privacy.tank import Tank
-from sottovoce.record import model_sha256
-from sottovoce.rehearsal.scale import announced
-from sottovoce.rehearsal.standin import stand_in
-from sottovoce.report import run as reports
-from sottovoce.rounds.schedule import Progress
-from sottovoce.samples import read_samples
-from sottovoce.vault.fingerprint import fingerprint_file
+from sottovoce.reports import run as reports
+from sottovoce.runs import checkpoint, trained
+from sottovoce.runs.record import model_sha256
+from sottovoce.schedules.schedule import Progress
+from sottovoce.studies.paper import claims, outcomes
+from sottovoce.studies.paper.reproduce import _folder
+from sottovoce.studies.rehearsal.scale import announced
+from sottovoce.studies.rehearsal.standin import stand_in
 
 X, Y = np.linspace(0, 1, 96, dtype=np.float32).reshape(24, 4), np.arange(24) % 2
 ROWS = Plan(data={"name": "arrays", "clients": 2, "samples": 5})
@@ -186,13 +188,13 @@ def test_a_folder_or_nothing_in_a_files_place_is_one_sentence(kind, tmp_path):
 def test_what_the_reader_says_names_the_file_and_what_is_missing(tmp_path):
     path = tmp_path / "rows.npz"
     save_rows(path)
-    assert arrays.read_npz(path, "y")["y"].tolist() == Y.tolist()
-    assert sorted(arrays.read_npz(path)) == ["x", "y"]
+    assert files.read_npz(path, "y")["y"].tolist() == Y.tolist()
+    assert sorted(files.read_npz(path)) == ["x", "y"]
     with pytest.raises(ValueError, match="there is no array z"):
-        arrays.read_npz(path, "x", "z")
+        files.read_npz(path, "x", "z")
     path.write_bytes(b"x,y\n1,2\n")
     with pytest.raises(ValueError, match=r"it is no \.npz archive"):
-        arrays.read_npz(path)
+        files.read_npz(path)
 
 
 def test_a_cell_of_a_csv_may_be_longer_than_the_csv_module_takes(tmp_path):
@@ -206,7 +208,7 @@ def test_an_empty_file_of_samples_is_no_interruption(tmp_path):
     save_run(tmp_path / "model.npz")
     (tmp_path / "rows.npy").write_bytes(b"")
     with pytest.raises(DataError, match="cannot be read as samples"):
-        cli.app(["predict", str(tmp_path), str(tmp_path / "rows.npy")], standalone_mode=False)
+        commands.app(["predict", str(tmp_path), str(tmp_path / "rows.npy")], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.data import DATASETS, Arrays, census, fetch, load
+from sottovoce.data import census
+from sottovoce.data.datasets import DATASETS, Arrays, fetch, load
 from sottovoce.errors import DataError, PlanError
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS as FACTS

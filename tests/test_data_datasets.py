@@ -20,7 +20,7 @@ import numpy as np
 import pooch
 import pytest
 
-from sottovoce.data import DATASETS, Dataset, fetch, load
+from sottovoce.data.datasets import DATASETS, Dataset, fetch, load
 from sottovoce.data.images import parse_cifar10, parse_idx
 from sottovoce.errors import DataError, InputError
 
@@ -118,7 +118,7 @@ def test_digits_are_the_1797_of_uci() -> None:
 
 def test_digits_load_without_heavy_imports() -> None:
     code = (
-        "import sys; from sottovoce.data import load; load('digits');"
+        "import sys; from sottovoce.data.datasets import load; load('digits');"
         "print([m for m in ('pooch', 'requests', 'polars', 'jax', 'scipy') if m in sys.modules])"
     )
     done = subprocess.run(

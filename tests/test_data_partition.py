@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.data import KINDS, Split, load, split
-from sottovoce.data.partition import class_sets
+from sottovoce.data.datasets import load
+from sottovoce.data.federated import hold
+from sottovoce.data.partition import KINDS, Split, class_sets, split
 from sottovoce.errors import InputError, PlanError
-from sottovoce.holdings import hold
 from sottovoce.plan import Plan
 
 exact = settings(derandomize=True, deadline=None, max_examples=60)

@@ -37,18 +37,18 @@ from mutants import mutated
 
 from device_schedules import play_all
 from device_twins import WAYS, conversation, pair, spoken
-from sottovoce import client, device, wire
+from sottovoce.client import device, release, wire
+from sottovoce.client.ledger import show
+from sottovoce.client.messages import Receipt
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Policy, Vault, chain, chest, resume
+from sottovoce.client.vault.policy import LIMITS
 from sottovoce.errors import PolicyRefusal, VaultRefusal
-from sottovoce.learning import features, gradients
-from sottovoce.learning.form import Form
-from sottovoce.ledger import show
-from sottovoce.node import Node
+from sottovoce.models import features, gradients
+from sottovoce.models.form import Form
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
-from sottovoce.protocol import Receipt
 from sottovoce.server.registry import Account, Member
-from sottovoce.vault import Policy, Vault, chain, chest, resume
-from sottovoce.vault.policy import LIMITS
 
 UPLOAD = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
@@ -203,7 +203,7 @@ def test_what_is_wrong_with_the_clients_files_is_not_told_apart(ram, monkeypatch
         raise OSError("no space left")
 
     with monkeypatch.context() as broken:
-        broken.setattr(client, "release", fails)
+        broken.setattr(release, "release", fails)
         said.append(device.answer(ask().to_blob(), node))
     newest = books_hold(node).receipt
     later = type(newest)(newest.vault, newest.seq + 1, newest.hash)
@@ -249,15 +249,15 @@ def test_two_runs_share_one_tank_and_an_empty_one_stays_empty(ram):
 
 
 def test_a_release_that_fails_stays_booked_and_is_booked_anew(ram, monkeypatch):
-    node, whole = make_node(ram), client.release
-    monkeypatch.setattr(client, "release", _failing)
+    node, whole = make_node(ram), release.release
+    monkeypatch.setattr(release, "release", _failing)
     failed = device.answer(ask().to_blob(), node)
     assert kind(failed) == "unavailable"
     assert "secret" not in str(told(failed))
     once = books_hold(node)
     assert once.spent > 0
     assert once.answers == {}
-    monkeypatch.setattr(client, "release", whole)
+    monkeypatch.setattr(release, "release", whole)
     # Another content for that round would be a second try: refused although nothing was sent.
     assert kind(device.answer(ask(horizon=9).to_blob(), node)) == "replay"
     resume(node.vault)
@@ -326,7 +326,7 @@ def test_a_node_file_may_tighten_its_vault_and_not_loosen_it(ram):
 def test_an_answer_too_large_for_the_vault_is_refused_before_it_is_paid_for(ram, monkeypatch):
     # Found after the reserve it would burn a share of the budget at every request.
     node, size = make_node(ram), 4 * sum(leaf.size for leaf in model().values())
-    for place in ("sottovoce.device.MOST_BYTES", "sottovoce.vault.vault.MOST_BYTES"):
+    for place in ("sottovoce.client.device.MOST_BYTES", "sottovoce.client.vault.vault.MOST_BYTES"):
         monkeypatch.setattr(place, size + wire.LONGEST_TEXT - 1)
     assert kind(device.answer(ask().to_blob(), node)) == "policy"
     assert books_hold(node).spent == 0
@@ -360,8 +360,8 @@ def test_an_own_model_cannot_write_into_what_is_sent():
     x, y = rows(0)
     start = {name: np.zeros(shape) for name, shape in devices.LINE.shapes().items()}
     kept = x.copy(), y.copy()
-    honest = client.step(FORMS["own"], start, x, y, Recipe(1.0, 1.0), devices.LINE)
-    moved = client.step(FORMS["own"], start, 1e6 * x, y, Recipe(1.0, 1.0), devices.SLY)
+    honest = release.step(FORMS["own"], start, x, y, Recipe(1.0, 1.0), devices.LINE)
+    moved = release.step(FORMS["own"], start, 1e6 * x, y, Recipe(1.0, 1.0), devices.SLY)
     assert honest["w"].any()
     assert not any(leaf.any() for leaf in (*moved.values(), *start.values()))
     assert np.array_equal(x, kept[0])
@@ -488,7 +488,7 @@ def test_other_samples_change_noised_numbers_and_nothing_else(ram, form):
 
 def _leaky_client() -> types.ModuleType:
     return mutated(
-        "sottovoce.client",
+        "sottovoce.client.release",
         "    told: dict[str, float] = {}\n",
         "    told: dict[str, float] = {}\n"
         "    told['mean'] = float(np.nan_to_num(np.asarray(x, np.float64)).clip(-9, 9).mean())\n",
@@ -497,7 +497,7 @@ def _leaky_client() -> types.ModuleType:
 
 def _fussy_client() -> types.ModuleType:
     return mutated(
-        "sottovoce.client",
+        "sottovoce.client.release",
         "    now, samples = _floats(params), len(np.asarray(y))\n",
         "    now, samples = _floats(params), len(np.asarray(y))\n"
         "    if np.isnan(np.asarray(x, np.float64)).any(): raise ValueError(x)\n",
@@ -506,7 +506,7 @@ def _fussy_client() -> types.ModuleType:
 
 def _first_loss() -> types.ModuleType:
     return mutated(
-        "sottovoce.client",
+        "sottovoce.client.release",
         'told["loss_sigma"] = loss_bound',
         'told["raw"] = float(np.asarray(y)[0]); told["loss_sigma"] = loss_bound',
     )
@@ -514,7 +514,7 @@ def _first_loss() -> types.ModuleType:
 
 def _talkative() -> types.ModuleType:
     return mutated(
-        "sottovoce.device",
+        "sottovoce.client.device",
         "_kind(error))\n    return unavailable()",
         '_kind(error))\n        return refusal("x", str(error))\n    return unavailable()',
     )
@@ -639,7 +639,7 @@ def test_an_answer_that_fails_stops_the_client_until_its_operator_says_so(
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(client, "release", fails)
+        broken.setattr(release, "release", fails)
         said = spent_after(node, [ask(t=t) for t in (1, 1, 2, 3, 4)])
     assert {answer for answer, _ in said} == {"unavailable"}
     assert len({spent for _, spent in said}) == 1
@@ -669,7 +669,7 @@ def test_one_killed_process_is_forgiven_and_a_second_in_a_row_is_not(ram, monkey
 
     def kill(t):
         with monkeypatch.context() as broken:
-            broken.setattr(client, "release", killed)
+            broken.setattr(release, "release", killed)
             with pytest.raises(Killed):
                 device.answer(ask(t=t).to_blob(), node)
 
@@ -726,8 +726,8 @@ def test_a_limit_that_an_answer_would_meet_burns_no_budget(ram, limit):
     code = f"""if True:
         import resource, signal
         from devices import kind
-        from sottovoce import device
-        from sottovoce.node import Node
+        from sottovoce.client import device
+        from sottovoce.client.node import Node
         request = open({str(ram / "request")!r}, "rb").read()
         node = Node.load({str(ram / "ward.toml")!r})
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -787,13 +787,13 @@ MIDDLE_MODEL = {name: np.zeros(shape, "f") for name, shape in MIDDLE.shapes().it
 
 def test_the_noise_of_a_step_is_drawn_before_its_data_and_alone(monkeypatch):
     """In pieces: of many steps the noise of one is in memory, and none waits for the rows."""
-    noted, real = [], client.secure.draw
-    monkeypatch.setattr(client.secure, "draw", lambda *a: noted.append("draw") or real(*a))
+    noted, real = [], release.secure.draw
+    monkeypatch.setattr(release.secure, "draw", lambda *a: noted.append("draw") or real(*a))
     x, y = rows(0)
     guarded = Guarded(x, noted)
     start = {name: leaf.astype(float) for name, leaf in model().items()}
-    paid = client.Price(units=(1, 1, 1), noise=(2**31,) * 3)
-    client.release(FORMS["mlp"], start, guarded, y, recipe=Recipe(1.0, 1.0, steps=3), paid=paid,
+    paid = release.Price(units=(1, 1, 1), noise=(2**31,) * 3)
+    release.release(FORMS["mlp"], start, guarded, y, recipe=Recipe(1.0, 1.0, steps=3), paid=paid,
                    head={})  # fmt: skip
     assert noted == ["draw", "rows"] * 3
 
@@ -803,9 +803,9 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from devices import ask, kind, make_node
-from sottovoce import device
-from sottovoce.learning.form import Form
-from sottovoce.vault import Vault
+from sottovoce.client import device
+from sottovoce.models.form import Form
+from sottovoce.client.vault import Vault
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # MB

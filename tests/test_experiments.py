@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from example_results import fill, result
 
-import sottovoce.experiments
+import sottovoce.studies.paper
 from sottovoce.errors import DataError, InputError, RunError
-from sottovoce.experiments import claims, definition, outcomes, page, reproduce, runner, story
-from sottovoce.experiments.checks import CHECKS
-from sottovoce.experiments.definition import LEAST_SEEDS, figure, methods, names, parse, setting
-from sottovoce.experiments.expand import expand, seeds_of, together
-from sottovoce.experiments.verdict import interval, judge
 from sottovoce.plan import Plan
+from sottovoce.studies.paper import claims, definition, outcomes, page, reproduce, runner, story
+from sottovoce.studies.paper.checks import CHECKS
+from sottovoce.studies.paper.definition import LEAST_SEEDS, figure, methods, names, parse, setting
+from sottovoce.studies.paper.expand import expand, seeds_of, together
+from sottovoce.studies.paper.verdict import interval, judge
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = names()
@@ -131,8 +131,8 @@ def test_methods_and_settings_have_no_key_that_nobody_uses():
 
 
 def test_the_room_trains_nothing_itself():
-    allowed = {"sottovoce.simulation.many", "sottovoce.trained", "sottovoce.data"}
-    folder = Path(sottovoce.experiments.__file__).parent
+    allowed = {"sottovoce.simulation.many", "sottovoce.runs.trained", "sottovoce.data"}
+    folder = Path(sottovoce.studies.paper.__file__).parent
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sottovoce."):
@@ -260,7 +260,7 @@ def test_a_finished_figure_is_drawn_again_without_training_and_without_jax(digit
     blocked = (
         "import sys\nsys.modules['jax'] = None\n"
         f"sys.argv = ['sottovoce', 'report', {str(out)!r}]\n"
-        "from sottovoce.cli import main\nmain()"
+        "from sottovoce.cli.commands import main\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ import pytest
 from example_results import fill
 
 from browser import DARK, LIGHT, WIDTHS, browser, chromium, measured, requests, shown
-from sottovoce.experiments.definition import figure, names
+from sottovoce.studies.paper.definition import figure, names
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop

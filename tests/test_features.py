@@ -13,13 +13,15 @@ from devices import ask, kind, make_node, told
 from in_process import Direct
 
 from hostile_requests import head
-from sottovoce import Plan, client, device, holdings, load, simulate, simulate_many
-from sottovoce.coordinator import Patience, conduct
+from sottovoce import Plan, load, simulate, simulate_many
+from sottovoce.client import device, release
+from sottovoce.data import federated
+from sottovoce.data.federated import Holdings, Samples, seen
 from sottovoce.errors import InputError, Malformed, PlanError
-from sottovoce.holdings import Holdings, Samples, seen
-from sottovoce.learning import features
-from sottovoce.learning.features import BINS, COLOUR, FLAT, NORM, Hog
-from sottovoce.learning.form import Form
+from sottovoce.models import features
+from sottovoce.models.features import BINS, COLOUR, FLAT, NORM, Hog
+from sottovoce.models.form import Form
+from sottovoce.server.coordinator import Patience, conduct
 
 SHAPES = [((8, 8, 1), 4), ((8, 8, 1), 2), ((28, 28, 1), 4), ((28, 28, 1), 7), ((5, 7, 3), 3)]
 HOG = {"features": "hog", "cell": 4}
@@ -190,13 +192,13 @@ def test_a_federation_of_devices_learns_from_features(tmp_path):
 def test_a_device_sees_what_simulation_sees(tmp_path, monkeypatch, stored):
     x, y = as_read((8, 8, 1), 40, 3)
     node = make_node(tmp_path, (x.astype(stored), y), classes=2)
-    held = holdings.hold(
+    held = federated.hold(
         softmax(), seed=1,
-        data=holdings.Given([(x.reshape(-1, 8, 8, 1), y)], *[(x.reshape(-1, 8, 8, 1), y)] * 2),
+        data=federated.Given([(x.reshape(-1, 8, 8, 1), y)], *[(x.reshape(-1, 8, 8, 1), y)] * 2),
     )  # fmt: skip
     lens, given = Hog((8, 8, 1), 4), []
     monkeypatch.setattr(
-        client, "release", lambda form, params, x, *_, **__: given.append(x) or 1 / 0
+        release, "release", lambda form, params, x, *_, **__: given.append(x) or 1 / 0
     )
     form = Form("softmax", (8, 8, 1), 2, seen=lens)
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
@@ -285,7 +287,7 @@ def test_simulated_digits_learn_more_from_features(tmp_path):
     small = softmax(model={"name": "softmax", "features": "hog", "cell": 2}, **changes)
     plain = softmax(model={"name": "softmax"}, **changes)
     run = simulate(small, seed=1, out=tmp_path / "run")
-    held = holdings.hold(plain, seed=1)
+    held = federated.hold(plain, seed=1)
     again = load(tmp_path / "run")
     assert np.mean(again.predict(held.test.x) == held.test.y) == pytest.approx(run.accuracy)
     one, other = simulate_many([small, plain], seeds=[1])  # same data, other rows to the model
@@ -295,7 +297,7 @@ def test_simulated_digits_learn_more_from_features(tmp_path):
 
 
 def test_features_do_not_load_jax():
-    code = "import sys, sottovoce.device; sys.exit('jax' in sys.modules)"
+    code = "import sys, sottovoce.client.device; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -303,7 +305,7 @@ def test_features_do_not_load_jax():
 def test_features_made_once_for_all_are_those_of_the_dealt_rows(more):
     plan = Plan(model={"name": "softmax", **HOG}).replace(**more)
     for seed in (1, 2):
-        one, two = holdings.hold(plan, seed=seed), seen(plan, holdings.dealt(plan, seed=seed))
+        one, two = federated.hold(plan, seed=seed), seen(plan, federated.dealt(plan, seed=seed))
         assert one.fingerprint() == two.fingerprint()
         assert one.features == two.features
         for part in ("train", "validation", "test"):

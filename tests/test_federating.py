@@ -16,15 +16,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sottovoce import Plan, cli, dealing, federating, progress, public
-from sottovoce.asking import read_admitted
-from sottovoce.data import datasets
+from sottovoce import Plan
+from sottovoce.cli import commands
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Vault
+from sottovoce.data import datasets, public
+from sottovoce.data.federated import hold
 from sottovoce.errors import DataError, FederationError, RunError
-from sottovoce.federating import planned
-from sottovoce.flower import leading
-from sottovoce.holdings import hold
-from sottovoce.node import Node
-from sottovoce.vault import Vault
+from sottovoce.flower import dealing, federate, leading
+from sottovoce.flower.federate import planned
+from sottovoce.reports import progress
+from sottovoce.server.asking import read_admitted
 
 BAD = {
     "--clients 0": "data.clients must be",
@@ -61,7 +63,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words, tmp_path, monkeypat
     (tmp_path / "full" / "something").touch()
     monkeypatch.setattr("sys.argv", ["sottovoce", "federate", *words.split()])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        commands.main()
     said = capsys.readouterr()
     assert ended.value.code in (1, 2)
     assert said.out == ""
@@ -72,7 +74,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words, tmp_path, monkeypat
 
 def test_the_command_to_go_on_with_can_be_pasted():
     folder = Path("it's a run; rm")
-    command = federating._stopped_words(folder, "stopped").partition("go on with: ")[2]
+    command = federate._stopped_words(folder, "stopped").partition("go on with: ")[2]
     assert shlex.split(command) == ["sottovoce", "federate", "--resume", "--out", str(folder)]
 
 
@@ -223,13 +225,13 @@ def _again_and_again(look):
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch):
     """Flower would say so a minute later. One that has not begun is waited for, however long."""
-    monkeypatch.setattr(federating, "GONE", 0.3)
+    monkeypatch.setattr(federate, "GONE", 0.3)
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     other = context.Process(target=_hold, args=(tmp_path, ready))
     below = SimpleNamespace(processes=SimpleNamespace(pid=os.getpid()))
-    server = federating._Server(tmp_path, below)
-    follow = federating._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
+    server = federate._Server(tmp_path, below)
+    follow = federate._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
     for _ in range(6):  # longer than GONE: nobody has led yet
         follow()
         time.sleep(0.1)
@@ -254,12 +256,12 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
 def test_a_run_has_finished_when_its_record_says_so(tmp_path, monkeypatch, status):
     """Not when Flower says so: a clock that was set back keeps Flower from noticing."""
-    monkeypatch.setattr(federating, "GONE", 0.0)
-    server = federating._Server(tmp_path, SimpleNamespace(processes=SimpleNamespace(pid=1)))
-    follow = federating._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
+    monkeypatch.setattr(federate, "GONE", 0.0)
+    server = federate._Server(tmp_path, SimpleNamespace(processes=SimpleNamespace(pid=1)))
+    follow = federate._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
     follow.seen = True  # it has led, and is gone
     (tmp_path / "record.json").write_text(f'{{"status": "{status}"}}')
-    expected = federating._Finished if status == "finished" else FederationError
+    expected = federate._Finished if status == "finished" else FederationError
     with pytest.raises(expected):
         _again_and_again(follow)
 
@@ -273,7 +275,7 @@ def test_a_start_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr(dealing, "deal", fails)
     with pytest.raises(DataError):
-        federating.federate(None, [], out=tmp_path / "run", quiet=True)
+        federate.federate(None, [], out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 

@@ -18,13 +18,13 @@ from sottovoce.errors import TankEmpty
 from sottovoce.privacy import tank as real_tank
 from sottovoce.privacy.calibration import capacity, charges_absent
 from sottovoce.privacy.tank import FULL
-from sottovoce.rounds.cohort import pick
-from sottovoce.rounds.decaying import DecayingNoise
-from sottovoce.rounds.discounted import DiscountedRounds
-from sottovoce.rounds.fixed import FixedRounds
-from sottovoce.rounds.schedule import Round
-from sottovoce.rounds.turn import Terms
-from sottovoce.rounds.turn import offer as price
+from sottovoce.schedules.cohort import pick
+from sottovoce.schedules.decaying import DecayingNoise
+from sottovoce.schedules.discounted import DiscountedRounds
+from sottovoce.schedules.fixed import FixedRounds
+from sottovoce.schedules.pricing import Terms
+from sottovoce.schedules.pricing import offer as price
+from sottovoce.schedules.schedule import Round
 
 
 def random_schedule(rng):

@@ -12,13 +12,12 @@ import pytest
 from in_process import Direct, clients, draw, plan, public
 from test_coordinator import replayed, same
 
-from sottovoce import Plan, load, report, resume, simulate
-from sottovoce.coordinator import Patience, conduct
+from sottovoce import Plan, load, reports, resume, simulate
+from sottovoce.client.messages import Request
 from sottovoce.errors import PlanError, RunError
-from sottovoce.learning.names import named, unnamed
-from sottovoce.protocol import Request
-from sottovoce.server import finish
-from sottovoce.server.finish import (
+from sottovoce.models.names import named, unnamed
+from sottovoce.schedules import optimizer
+from sottovoce.schedules.optimizer import (
     Decay,
     ExponentialAverage,
     Finish,
@@ -26,12 +25,13 @@ from sottovoce.server.finish import (
     Momentum,
     TailAverage,
 )
+from sottovoce.server.coordinator import Patience, conduct
+from sottovoce.server.scoring import scores
 from sottovoce.server.weights import by_samples
 from sottovoce.simulation import released
 from sottovoce.simulation import run as running
 from sottovoce.simulation.many import simulate_many
 from sottovoce.simulation.round import play
-from sottovoce.simulation.scoring import scores
 from test_round import MODELS, SIZES, orders, rows_of, samples
 
 EVERY = {
@@ -95,7 +95,7 @@ def test_the_parts_are_what_their_formulas_say(own):
             marks = own.marked(marks, t, horizon, done.offered)
             params, memory = done.params, done.memory
             np.testing.assert_allclose(params["w"], want[t + 1], rtol=1e-12)
-        np.testing.assert_allclose(finish.handed(memory, params)["w"], final, rtol=1e-12)
+        np.testing.assert_allclose(optimizer.handed(memory, params)["w"], final, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_the_compiled_round_does_what_numpy_does(name):
         here = jax.tree.map(lambda w: jnp.asarray(w)[None], unnamed(model, dict(params)))
         mean = named(jax.tree.map(lambda w: w[0], play(model, rows, here, order, t).params))
         numbers = own.numbers(marks, t, 8)
-        told = finish.Numbers(*(np.array([value], np.float32) for value in numbers))
+        told = optimizer.Numbers(*(np.array([value], np.float32) for value in numbers))
         out = play(model, rows, here, order._replace(finish=told), t, memory=stacked)
         offered = float(out.score[0, 3])
         done = own.close(marks, t, 8, memory, params, mean, lambda _, loss=offered: loss)
@@ -190,11 +190,11 @@ def test_the_record_and_the_page_say_what_was_done(tmp_path):
     simulate(SHORT.replace(**EVERY["tail"]), seed=1, out=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "record.json").read_text("utf-8"))
     assert record["result"]["finish"] == "the model is the mean of the last 3 iterates"
-    page = report.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write(tmp_path / "run").read_text("utf-8")
     assert "the mean of the last 3 iterates" in page
     assert "costs no privacy" in page
     simulate(SHORT, seed=1, out=tmp_path / "plain")
-    assert "After the noise" not in report.write(tmp_path / "plain").read_text("utf-8")
+    assert "After the noise" not in reports.write(tmp_path / "plain").read_text("utf-8")
 
 
 def retraced(own: Plan, federation_first, rounds, loss):
@@ -206,7 +206,7 @@ def retraced(own: Plan, federation_first, rounds, loss):
         marks = made.marked(marks, t, horizon, done.offered)
         params, memory = done.params, done.memory
         sent.append(params)
-    return sent, finish.handed(memory, params)
+    return sent, optimizer.handed(memory, params)
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_the_card_does_not_call_the_clients_own_rows_public():
     """Validation rows may be clients' own, and raw losses may have steered: then it says so."""
     from example_record import example
 
-    from sottovoce.report import render
+    from sottovoce.reports import render
 
     record, trace = example()
     record["result"]["finish"] = "the model is the mean of the last 3 iterates"

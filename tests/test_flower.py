@@ -23,11 +23,11 @@ import pytest
 from devices import books_hold, digest
 from test_coordinator import replayed, same
 
-from sottovoce import wire
+from sottovoce.client import wire
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Vault
 from sottovoce.flower import keeper, local
 from sottovoce.flower.control import Link
-from sottovoce.node import Node
-from sottovoce.vault import Vault
 from test_flower_transport import lives, until
 
 pytestmark = pytest.mark.slow

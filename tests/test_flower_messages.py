@@ -15,11 +15,11 @@ from devices import make_node
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from sottovoce import device as sottovoce_device
+from sottovoce.client import device as sottovoce_device
+from sottovoce.client.vault import Vault
 from sottovoce.flower import certificates, client_app, transport
 from sottovoce.flower.leading import Routes
 from sottovoce.flower.transport import Failure, Roll, ask
-from sottovoce.vault import Vault
 from test_project import modules_after
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from sottovoce.data import datasets
+from sottovoce.data.federated import hold
 from sottovoce.errors import InputError, RunError
-from sottovoce.experiments import fitted, frontier, frontier_page, outcomes, reproduce, runner
-from sottovoce.holdings import hold
 from sottovoce.plan import Plan
+from sottovoce.studies.paper import fitted, frontier, frontier_page, outcomes, reproduce, runner
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"

@@ -9,12 +9,13 @@ import pytest
 from in_process import CLASSES, FEATURES, plan
 from in_process import public as public_rows
 
-from sottovoce import Plan, dealing, progress, public, report, simulate
-from sottovoce.coordinator import misfit
+from sottovoce import Plan, reports, simulate
+from sottovoce.client.messages import Receipt
+from sottovoce.data import public
 from sottovoce.errors import InputError, PlanError
-from sottovoce.federating import planned
-from sottovoce.federation import build, of_members
-from sottovoce.learning.gradients import ForeignModel
+from sottovoce.flower import dealing
+from sottovoce.flower.federate import planned
+from sottovoce.models.gradients import ForeignModel
 from sottovoce.privacy import calibration, gaussian
 from sottovoce.privacy.budget import (
     ALWAYS_NOT_COVERED,
@@ -27,7 +28,9 @@ from sottovoce.privacy.budget import (
     evaluation_code,
     undisclosed,
 )
-from sottovoce.protocol import Receipt
+from sottovoce.reports import progress
+from sottovoce.server.coordinator import misfit
+from sottovoce.server.federation import build, of_members
 from sottovoce.server.registry import Account, Member
 
 
@@ -334,7 +337,7 @@ def test_the_card_of_single_records_names_the_clients_own_rows(tmp_path):
     for words in ("for one record of its training data,", OWN_ROWS, "losses", "confusion matrix",
                   "accuracies (by client, too"):  # fmt: skip
         assert words in text.partition(" Not covered: ")[0]
-    card = report.write(out).read_text("utf-8").partition("Not covered")[0]
+    card = reports.write(out).read_text("utf-8").partition("Not covered")[0]
     assert OWN_ROWS.replace("'", "&#x27;") in card
     assert "one record of a client’s training data" in card
 

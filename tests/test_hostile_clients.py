@@ -16,17 +16,18 @@ from in_process import Direct, clients, plan
 from test_coordinator import SCHEMA, go, settled
 
 import sottovoce
-from sottovoce import coordinator, device, protocol, report, wire
-from sottovoce.coordinator import Patience, combined
+from sottovoce import reports
+from sottovoce.client import device, messages, wire
+from sottovoce.client.messages import Request
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError, Malformed, OtherVersion, RunError
-from sottovoce.learning.form import Form
-from sottovoce.node import Node
+from sottovoce.models.form import Form
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.protocol import Request
-from sottovoce.server import checks
-from sottovoce.server.average import average
+from sottovoce.schedules.aggregate import average
+from sottovoce.server import checks, coordinator
+from sottovoce.server.coordinator import Patience, combined
 from sottovoce.server.registry import Member
-from sottovoce.vault import Policy
 
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably
 
@@ -160,7 +161,7 @@ def test_greetings_that_are_none(hello, key):
 def test_bytes_that_are_no_greeting(hello):
     upload = wire.pack({**wire.unpack(hello)[0]}, {"w": np.ones(1, np.float32)})
     for blob in (b"", hello[:-1], hello + b"\0", upload, ask().to_blob(), b"\0" * (1 << 17), None,
-                 protocol.refusal("vault", "no")):  # fmt: skip
+                 messages.refusal("vault", "no")):  # fmt: skip
         with pytest.raises(Malformed):
             Member.from_hello(blob)
 
@@ -270,7 +271,7 @@ def test_a_client_counts_for_at_most_twice_the_median_whatever_it_declares(tmp_p
     for entry in done.record["rounds"]:
         assert entry["uploads"] == 4
         assert entry["limited"] == {"client-1": why}
-    page = report.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write(tmp_path / "run").read_text("utf-8")
     assert why in page
     assert "1,000,000" in page
     with np.load(tmp_path / "run" / "model.npz") as final:  # and the model is the mean by these
@@ -393,7 +394,7 @@ def test_two_clients_cannot_carry_one_name(tmp_path):
     done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
     names = [c["name"] for c in done.record["clients"]]
     assert sorted(names) == sorted(["client-0", "ward (SHA256:key)", f"ward ({vault})"])
-    page = report.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write(tmp_path / "run").read_text("utf-8")
     assert all(name in page for name in names)
     one = {"client-0": 40, "ward": 40}
     again = Direct(transport.nodes)
@@ -526,7 +527,7 @@ def test_a_budget_may_be_hidden_or_tightened_in_mid_run(tmp_path):
     transport.on_hello = lambda r, told: greeting(told, "name", "late") if r == "late" else told
     done = go(transport, out, on_round=after)
     jsonschema.validate(done.record, SCHEMA)
-    assert report.write(out).exists()
+    assert reports.write(out).exists()
     assert [entry["uploads"] for entry in done.record["rounds"]] == [4] * 4
     who = {c["name"]: c for c in done.record["clients"]}
     assert who["late"]["epsilon"] == 4.0
@@ -546,7 +547,7 @@ def test_records_and_logs_say_who_and_why(tmp_path, caplog):
     assert [entry["missing"] for entry in done.record["rounds"]] == [{"client-1": "malformed"}] * 2
     assert all(c["version"] == sottovoce.__version__ for c in done.record["clients"])
     assert "client client-1 sent no upload" in caplog.text
-    page = report.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write(tmp_path / "run").read_text("utf-8")
     assert "malformed in 2 of 2 rounds" in page
 
 

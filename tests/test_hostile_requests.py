@@ -19,10 +19,10 @@ from devices import FORMS, SAMPLES, ask, books_hold, digest, kind, make_node, me
 
 from device_fuzz import heads_with_anything
 from hostile_requests import ANSWERED, MALFORMED, NOT_ALLOWED, shaped, trap
-from sottovoce import device, protocol, wire
-from sottovoce.node import Node
+from sottovoce.client import device, messages, wire
+from sottovoce.client.messages import Receipt
+from sottovoce.client.node import Node
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.protocol import Receipt
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def test_a_receipt_that_the_vault_did_not_give_is_refused(twins):
 
 
 def test_oversized_messages_are_refused_unread(twins, monkeypatch):
-    monkeypatch.setattr(protocol, "LARGEST", 100)
+    monkeypatch.setattr(messages, "LARGEST", 100)
     _refused(twins, ask().to_blob(), "malformed")
 
 
@@ -157,7 +157,7 @@ def test_a_trap_for_one_sample_moves_an_upload_by_no_more_than_the_sensitivity(
     tmp_path, monkeypatch, form
 ):
     classes = FORMS[form].classes
-    monkeypatch.setattr("sottovoce.noise.secure.draw", _no_noise)
+    monkeypatch.setattr("sottovoce.privacy.noise.secure.draw", _no_noise)
     own = "devices:LINE" if form == "own" else None
     params = trap(form, 1e3)
     x, y = rows(3, classes)

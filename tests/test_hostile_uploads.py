@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from in_process import CLASSES, FEATURES, HIDDEN, draw
 from scipy.stats import chi2
 
-from sottovoce import client, device, wire
+from sottovoce.client import device, release, wire
+from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError, Malformed, OtherVersion
-from sottovoce.learning.form import Form
+from sottovoce.models.form import Form
 from sottovoce.privacy import calibration
 from sottovoce.privacy.calibration import LOOSEST, capacity
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.rounds.turn import Terms
+from sottovoce.schedules.pricing import Terms
 from sottovoce.server import checks
 from sottovoce.server.checks import Accepted, Declined, Expected
 from sottovoce.server.registry import Member
-from sottovoce.vault import Policy
 
 MLP = Form("mlp", (FEATURES,), CLASSES, hidden=HIDDEN)  # 275 parameters
 WIDE = Form("mlp", (FEATURES,), CLASSES, hidden=64)  # 2,179
@@ -366,7 +366,7 @@ def test_an_upload_without_its_noise(which, seed, request):
     form, sigma, rng = own.asked.form, own.head["sigma"][0], np.random.default_rng(seed)
     start = {n: a.astype(np.float64) for n, a in own.asked.params.items()}
     x, y = draw(40, 7 + seed)
-    step = client.step(form, start, x, y % form.classes, own.asked.recipe)
+    step = release.step(form, start, x, y % form.classes, own.asked.recipe)
     third = {n: a + sigma / 3 * rng.normal(size=a.shape) for n, a in step.items()}
     for arrays in (start,) if which == "small" else (start, step, third):
         with pytest.raises(Malformed, match=r"nearer to the model than|no noise was added"):

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from sottovoce import coordinator, public
+from sottovoce.data import public
 from sottovoce.errors import InputError
 from sottovoce.flower import leading, local
 from sottovoce.flower.transport import Roll
 from sottovoce.plan import Plan
+from sottovoce.server import coordinator
 
 BAD = {
     "plan": ["", 7, True],

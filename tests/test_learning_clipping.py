@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy_twin import clipped_sum_numpy
 
 from sottovoce.errors import InputError
-from sottovoce.learning import chunks, clipping
-from sottovoce.learning.clipping import clipped_sum
-from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm, custom
-from sottovoce.learning.reference import NAMES, losses_numpy
+from sottovoce.models import chunks, clipping
+from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
+from sottovoce.models.clipping import clipped_sum
+from sottovoce.models.reference import NAMES, losses_numpy
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sottovoce.learning import clipping
-from sottovoce.learning.clipping import clipped_sum
-from sottovoce.learning.models import Cnn, Mlp, Softmax, custom
+from sottovoce.models import clipping
+from sottovoce.models.base import Cnn, Mlp, Softmax, custom
+from sottovoce.models.clipping import clipped_sum
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 

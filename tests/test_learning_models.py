@@ -13,10 +13,10 @@ import pytest
 import scipy.signal
 
 from sottovoce.errors import InputError
-from sottovoce.learning import chunks
-from sottovoce.learning.evaluate import _evaluate, evaluate
-from sottovoce.learning.models import MODELS, Cnn, Mlp, Model, Softmax, Svm, build, custom
-from sottovoce.learning.reference import losses_numpy
+from sottovoce.models import chunks
+from sottovoce.models.base import MODELS, Cnn, Mlp, Model, Softmax, Svm, build, custom
+from sottovoce.models.evaluate import _evaluate, evaluate
+from sottovoce.models.reference import losses_numpy
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -145,5 +145,5 @@ def test_the_numpy_twin_knows_its_models():
 
 
 def test_a_device_with_the_numpy_twin_does_not_load_jax():
-    code = "import sys, sottovoce.learning.reference; sys.exit('jax' in sys.modules)"
+    code = "import sys, sottovoce.models.reference; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.learning import clipping, gradients_jax, tiles
-from sottovoce.learning.clipping import clipped_sum, inspect
-from sottovoce.learning.evaluate import evaluate
-from sottovoce.learning.form import Form
-from sottovoce.learning.models import Cnn
+from sottovoce.models import clipping, gradients_jax, tiles
+from sottovoce.models.base import Cnn
+from sottovoce.models.clipping import clipped_sum, inspect
+from sottovoce.models.evaluate import evaluate
+from sottovoce.models.form import Form
 
 # Height and width of the map are four more than the picture's.
 TILES = {

@@ -18,11 +18,12 @@ import pytest
 from vault_damage import unguarded_file
 from vault_play import request
 
-from sottovoce import ledger
+from sottovoce.client import ledger
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Policy, Vault, fingerprint, fingerprint_file
 from sottovoce.errors import DatasetChanged, InputError, PolicyRefusal, RunError, VaultRefusal
-from sottovoce.node import Node
 from sottovoce.privacy.tank import FULL
-from sottovoce.vault import Policy, Vault, fingerprint, fingerprint_file
+from sottovoce.reports.certificate import export
 
 SCHEMA = json.loads(
     resources.files("sottovoce").joinpath("schemas/certificate.json").read_text("utf-8")
@@ -107,7 +108,7 @@ def test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_cert
     )  # how many other clients there are is unknown
     for name in ("fine", "loose"):
         told = ledger.show(tmp_path / f"{name}.vault")
-        ledger.export(tmp_path / f"{name}.vault", tmp_path / name)
+        export(tmp_path / f"{name}.vault", tmp_path / name)
         page = (tmp_path / name / "certificate.html").read_text("utf-8")
         certificate = json.loads((tmp_path / name / "certificate.json").read_text("utf-8"))
         for words in (
@@ -169,7 +170,7 @@ def test_terms_tightened_after_a_release_are_not_told_of_the_past(tmp_path, rows
             {"epsilon": 7.0},
         ):
             vault.tighten(replace(vault.policy, **tighter))
-    told, folder = ledger.export(path, tmp_path / "out")
+    told, folder = export(path, tmp_path / "out")
     assert 1 / told.releases[0].mu < 1.4  # far less noise than the floor of today
     lines = {note.text: note.seq for note in told.notes}
     cut, hid = sorted(lines.values())[1:3]
@@ -344,7 +345,7 @@ class Page(HTMLParser):
 
 
 def test_a_certificate_says_everything_and_loads_nothing(place, tmp_path):
-    told, folder = ledger.export(place, tmp_path / "out")
+    told, folder = export(place, tmp_path / "out")
     stored = json.loads((folder / "certificate.json").read_text("utf-8"))
     jsonschema.validate(stored, SCHEMA)
     assert stored == told.to_json()
@@ -364,7 +365,7 @@ def test_a_certificate_says_everything_and_loads_nothing(place, tmp_path):
 
 
 def test_a_certificate_of_nothing_and_of_thousands(place, tmp_path, rows):
-    from sottovoce.ledger import certificate
+    from sottovoce.reports import certificate
 
     terms = {"epsilon": 1, "delta": 1e-6, "clip": 2}
     told = ledger.create(tmp_path / "new.vault", data=rows, second_ledger=True, **terms)
@@ -378,13 +379,13 @@ def test_no_certificate_for_a_damaged_vault_nor_over_an_old_one(place, tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(InputError, match="empty folder"):
-        ledger.export(place, tmp_path / "full")
+        export(place, tmp_path / "full")
     with pytest.raises((RunError, InputError)):
-        ledger.export(place, place)
+        export(place, place)
     with unguarded_file(place) as db:
         db.execute("UPDATE uploads SET content = x'00' WHERE t = 1")
     with pytest.raises(VaultRefusal):
-        ledger.export(place, tmp_path / "out")
+        export(place, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -439,7 +440,7 @@ def test_a_backup_is_restored_by_any_file_that_has_the_newest_receipt(
         vault.reserve("run-c", 0, request("run-c", 0), [SHARE], server="s", facts={})
     told, newest = ledger.show(place), tmp_path / "newest.json"
     if held == "certificate":
-        ledger.export(place, tmp_path / "cert")
+        export(place, tmp_path / "cert")
         newest = tmp_path / "cert" / "certificate.json"
     else:
         whole = told.to_json()

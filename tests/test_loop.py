@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from sottovoce import Plan
-from sottovoce.federation import build
-from sottovoce.holdings import hold
-from sottovoce.learning.clipping import Inspected, clipped_sum, inspect
-from sottovoce.learning.models import Mlp, custom
+from sottovoce.data.federated import hold
+from sottovoce.models.base import Mlp, custom
+from sottovoce.models.clipping import Inspected, clipped_sum, inspect
 from sottovoce.privacy.tank import FULL
+from sottovoce.server.federation import build
 from sottovoce.simulation import ahead, loop, many, stretch
 from sottovoce.simulation.run import started
 
@@ -326,7 +326,7 @@ def test_a_custom_model_is_given_its_rows_as_they_are():
 @pytest.mark.slow
 def test_a_row_that_rounds_to_infinity_spoils_nothing(monkeypatch):
     """The largest float32, a common mark of what is missing, is infinite in bfloat16."""
-    from sottovoce.learning import clipping
+    from sottovoce.models import clipping
 
     monkeypatch.setattr(clipping, "product_type", lambda model, dtype: jax.numpy.bfloat16)
     rng = np.random.default_rng(0)
@@ -350,8 +350,8 @@ def test_a_row_that_rounds_to_infinity_spoils_nothing(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 5, 10, 11])  # pieces of five rows
 def test_facts_found_in_pieces_are_those_of_all_rows(n, monkeypatch):
-    from sottovoce.learning import chunks
-    from sottovoce.simulation import scoring
+    from sottovoce.models import chunks
+    from sottovoce.server import scoring
 
     monkeypatch.setattr(chunks, "CPU_BYTES", 5 * 2 * 3 * 4)
     x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)

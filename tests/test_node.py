@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from devices import rows
 
+from sottovoce.client.node import Node
 from sottovoce.errors import DataError, InputError
-from sottovoce.node import Node
 
 HEAD = 'schema = 1\nname = "ward-3"\nvault = "ward-3.vault"\n'
 DATA = '[data]\npath = "rows.npz"\nclasses = 3\n'

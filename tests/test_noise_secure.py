@@ -32,14 +32,14 @@ from scipy import stats
 from support_attack import float_normals, float_possible, secure_possible
 
 from sottovoce.errors import InputError
-from sottovoce.noise import comparison, secure
-from sottovoce.noise import envelope as staircases
-from sottovoce.noise.envelope import FINE_BITS, MARGIN, SLOTS, envelope
-from sottovoce.noise.secure import draw
+from sottovoce.privacy.noise import comparison, secure
+from sottovoce.privacy.noise import envelope as staircases
+from sottovoce.privacy.noise.envelope import FINE_BITS, MARGIN, SLOTS, envelope
+from sottovoce.privacy.noise.secure import draw
 
 dp.enable_features("contrib")
 
-SECURE = "sottovoce.noise.secure"
+SECURE = "sottovoce.privacy.noise.secure"
 SIGMAS = [1, 2, 3, 7, 63, 64, 127, 128, 1000, 2**20 + 1, 2**33, 2**35 + 12345, 2**40 - 1, 2**52]
 
 
@@ -350,7 +350,7 @@ def test_a_reused_key_would_be_noticed(monkeypatch):
 FORK = """
 import json, os, sys
 import mutants
-from sottovoce.noise import secure
+from sottovoce.privacy.noise import secure
 {mutation}
 secure.draw(10, 2**33)
 answers = []
@@ -437,6 +437,7 @@ def test_memory_beside_the_result_is_bounded():
 
 
 def test_a_device_that_draws_noise_does_not_load_jax():
-    code = "import sys, sottovoce.noise.secure; print(sorted({'jax', 'scipy'} & set(sys.modules)))"
+    code = "import sys, sottovoce.privacy.noise.secure\n"
+    code += "print(sorted({'jax', 'scipy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
     assert done.stdout.strip() == "[]", done.stderr

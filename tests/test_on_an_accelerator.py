@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.learning import clipping, tiles
-from sottovoce.learning.models import Cnn
+from sottovoce.models import clipping, tiles
+from sottovoce.models.base import Cnn
 
 RANDOM = np.random.default_rng(5)
 

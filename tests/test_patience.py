@@ -11,13 +11,13 @@ import pytest
 from in_process import Direct, clients, plan, public
 from test_coordinator import go, settled
 
-from sottovoce import asking
-from sottovoce.coordinator import Patience, conduct
+from sottovoce.client.messages import refusal
 from sottovoce.errors import RunError
 from sottovoce.flower import client_app
 from sottovoce.flower.leading import Routes, client_of
 from sottovoce.flower.transport import Roll as Seats
-from sottovoce.protocol import refusal
+from sottovoce.server import asking
+from sottovoce.server.coordinator import Patience, conduct
 from sottovoce.server.roll import SILENT, Roll
 from test_flower_messages import FakeGrid, identity, said  # noqa: F401 - for every test of a grid
 

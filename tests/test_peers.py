@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.learning import models
-from sottovoce.learning.clipping import clipped_sum
+from sottovoce.models import base
+from sottovoce.models.clipping import clipped_sum
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks" / "peers"))
@@ -46,9 +46,9 @@ SMALL = {
     "svm": work.Shape("svm", 3, 20, 10, 7, 2, kappa=0.1),
 }
 OURS = {
-    "mlp": models.Mlp(12, 8, 3),
-    "cnn": models.Cnn((6, 5, 2), 2, 3),
-    "svm": models.Svm(7, 0.1),
+    "mlp": base.Mlp(12, 8, 3),
+    "cnn": base.Cnn((6, 5, 2), 2, 3),
+    "svm": base.Svm(7, 0.1),
 }
 
 

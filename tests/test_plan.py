@@ -22,11 +22,11 @@ from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, Data
 from sottovoce.plan.section import MOST
 from sottovoce.plan.sections import Model, Privacy, Rounds
-from sottovoce.rounds.decaying import DecayingNoise
-from sottovoce.rounds.discounted import DiscountedRounds
-from sottovoce.rounds.fixed import FixedRounds
+from sottovoce.schedules.decaying import DecayingNoise
+from sottovoce.schedules.discounted import DiscountedRounds
+from sottovoce.schedules.fixed import FixedRounds
 
-DEFAULT = resources.files("sottovoce").joinpath("default.toml").read_text("utf-8")
+DEFAULT = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
 HUGE = "0x" + "f" * 5000  # an integer that Python itself refuses to print
 
 # (a plan, what its refusal must say)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce import client
+from sottovoce.client import release
 from sottovoce.errors import PolicyRefusal, TankEmpty
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import FULL, Tank
-from sottovoce.rounds.schedule import Round
-from sottovoce.rounds.turn import Terms
+from sottovoce.schedules.pricing import Terms
+from sottovoce.schedules.schedule import Round
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -50,7 +50,7 @@ def test_no_announcement_buys_less_noise_than_the_floor_or_more_than_the_tank(
     told = Fraction(0)
     for turn, terms, loss in asked:
         try:
-            paid = client.price(tank, turn, terms, change=change, floor=floor, loss=loss)
+            paid = release.price(tank, turn, terms, change=change, floor=floor, loss=loss)
         except (TankEmpty, PolicyRefusal):
             continue
         assert len(paid.units) == len(paid.noise) == terms.releases

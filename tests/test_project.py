@@ -18,7 +18,8 @@ import pytest
 import typer.main
 
 import sottovoce
-from sottovoce import cli, errors
+from sottovoce import errors
+from sottovoce.cli import commands
 from sottovoce.privacy.calibration import capacity, vault_capacity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ HEAVY = {"jax", "flwr", "scipy", "scipy.optimize", "polars", "pooch", "matplotli
     "statement",
     [
         "import sottovoce",
-        "import sottovoce.cli",
+        "import sottovoce.cli.commands",
         "from sottovoce import calibrate; calibrate()",
     ],
 )
@@ -110,7 +111,7 @@ def test_documents_name_only_what_exists(name):
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command that the first words name, and the words after it."""
-    found: click.Command = typer.main.get_command(cli.app)
+    found: click.Command = typer.main.get_command(commands.app)
     while isinstance(found, click.Group) and words:
         assert words[0] in found.commands, f"there is no command {words[0]}"
         found, words = found.commands[words[0]], words[1:]

@@ -23,31 +23,34 @@ from in_process import draw, plan
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from sottovoce import Plan, calibrate, coordinator, dealing, federating, public
-from sottovoce.audit.findings import Findings
-from sottovoce.audit.messages import Measured, Setting
+from sottovoce import Plan, calibrate
+from sottovoce.client.ledger import verification
+from sottovoce.client.ledger.account import account
+from sottovoce.client.vault import Policy, Vault
+from sottovoce.client.vault.backup import backup
+from sottovoce.client.vault.rebinding import move
+from sottovoce.data import public
+from sottovoce.data.federated import Given, hold
 from sottovoce.errors import InputError, Malformed, VaultRefusal
-from sottovoce.federating import planned
-from sottovoce.federation import build, of_members
-from sottovoce.flower import certificates, leading, local, worker
+from sottovoce.flower import certificates, dealing, federate, leading, local, worker
+from sottovoce.flower.federate import planned
 from sottovoce.flower.transport import Roll
-from sottovoce.holdings import Given, hold
-from sottovoce.learning import gradients
-from sottovoce.learning.form import Form
-from sottovoce.ledger import certificate, verification
-from sottovoce.ledger.account import account
+from sottovoce.models import gradients
+from sottovoce.models.form import Form
 from sottovoce.privacy.budget import NOT_COVERED, raised, shown, undisclosed
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
-from sottovoce.rehearsal.cost import cost_of
-from sottovoce.rehearsal.scale import announced
-from sottovoce.rehearsal.standin import stand_in
-from sottovoce.report.run import Run
-from sottovoce.report.text import ceiling
+from sottovoce.reports import certificate
+from sottovoce.reports.run import Run
+from sottovoce.reports.text import ceiling
+from sottovoce.server import coordinator
+from sottovoce.server.federation import build, of_members
 from sottovoce.server.registry import Member
-from sottovoce.vault import Policy, Vault
-from sottovoce.vault.backup import backup
-from sottovoce.vault.rebinding import move
+from sottovoce.studies.audit.findings import Findings
+from sottovoce.studies.audit.messages import Measured, Setting
+from sottovoce.studies.rehearsal.cost import cost_of
+from sottovoce.studies.rehearsal.scale import announced
+from sottovoce.studies.rehearsal.standin import stand_in
 from test_guarantee import account as promised
 from test_guarantee import member
 
@@ -398,12 +401,10 @@ def test_a_demonstration_in_plaintext_does_not_call_itself_encrypted(
         raise Stop
 
     show = SimpleNamespace(say=said.append)
-    monkeypatch.setattr(federating.progress, "show_for", lambda *_, **__: show)
+    monkeypatch.setattr(federate.progress, "show_for", lambda *_, **__: show)
     monkeypatch.setattr(dealing, "deal", stops)
     with pytest.raises(Stop):
-        federating.federate(
-            None, [], clients=2, out=tmp_path / "run", insecure=insecure, quiet=True
-        )
+        federate.federate(None, [], clients=2, out=tmp_path / "run", insecure=insecure, quiet=True)
     (words,) = said
     assert ("not encrypted" in words or "plaintext" in words) is insecure, words
 

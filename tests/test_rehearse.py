@@ -15,19 +15,27 @@ import pytest
 
 from sottovoce import Plan, rehearse, simulate
 from sottovoce.data import datasets
+from sottovoce.data.federated import Given
 from sottovoce.errors import InputError, PlanError, RunError
-from sottovoce.federation import build
-from sottovoce.holdings import Given
 from sottovoce.privacy import calibration
-from sottovoce.rehearsal import pictures, rows, trials
-from sottovoce.rehearsal.page import points, render
-from sottovoce.rehearsal.prediction import predicted
-from sottovoce.rehearsal.rehearsing import write
-from sottovoce.rehearsal.scale import Federation, announced, fitted
-from sottovoce.rehearsal.search import search, seeds_of
-from sottovoce.rehearsal.space import AS_PLANNED, CLIP, KNOBS, RATE, ROUNDS, identity, space_of
-from sottovoce.rehearsal.standin import stand_in
-from sottovoce.rehearsal.trials import NAME, Spent, Trial, Trials
+from sottovoce.server.federation import build
+from sottovoce.studies.rehearsal import pictures, rows, trials
+from sottovoce.studies.rehearsal.page import points, render
+from sottovoce.studies.rehearsal.prediction import predicted
+from sottovoce.studies.rehearsal.rehearsing import write
+from sottovoce.studies.rehearsal.scale import Federation, announced, fitted
+from sottovoce.studies.rehearsal.search import search, seeds_of
+from sottovoce.studies.rehearsal.space import (
+    AS_PLANNED,
+    CLIP,
+    KNOBS,
+    RATE,
+    ROUNDS,
+    identity,
+    space_of,
+)
+from sottovoce.studies.rehearsal.standin import stand_in
+from sottovoce.studies.rehearsal.trials import NAME, Spent, Trial, Trials
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "job": ["a", "b", "c"], "rich": ["no", "yes"]}
 KEEP = ("rounds.schedule", "server")

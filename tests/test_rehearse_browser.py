@@ -11,16 +11,16 @@ import pytest
 
 from browser import WIDTHS, browser, legible, measured, requests, self_contained
 from sottovoce import Plan
-from sottovoce.rehearsal import reasons
-from sottovoce.rehearsal.page import render
-from sottovoce.rehearsal.prediction import predicted
-from sottovoce.rehearsal.rehearsing import Rehearsal
-from sottovoce.rehearsal.scale import announced
-from sottovoce.rehearsal.search import search, seeds_of
-from sottovoce.rehearsal.space import RATE, ROUNDS, space_of
-from sottovoce.rehearsal.standin import stand_in
-from sottovoce.rehearsal.theorem import Theory
-from sottovoce.rehearsal.trials import Trial, Trials
+from sottovoce.studies.rehearsal import reasons
+from sottovoce.studies.rehearsal.page import render
+from sottovoce.studies.rehearsal.prediction import predicted
+from sottovoce.studies.rehearsal.rehearsing import Rehearsal
+from sottovoce.studies.rehearsal.scale import announced
+from sottovoce.studies.rehearsal.search import search, seeds_of
+from sottovoce.studies.rehearsal.space import RATE, ROUNDS, space_of
+from sottovoce.studies.rehearsal.standin import stand_in
+from sottovoce.studies.rehearsal.theorem import Theory
+from sottovoce.studies.rehearsal.trials import Trial, Trials
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop

@@ -15,18 +15,18 @@ import pytest
 
 from sottovoce import Plan, rehearse
 from sottovoce.errors import InputError
-from sottovoce.experiments import definition as experiments
-from sottovoce.federation import build
 from sottovoce.privacy import calibration
-from sottovoce.rehearsal import reasons, rehearsing, trials
-from sottovoce.rehearsal.cost import cost_of
-from sottovoce.rehearsal.page import render
-from sottovoce.rehearsal.prediction import predicted, rows_tested
-from sottovoce.rehearsal.rehearsing import Rehearsal, summary
-from sottovoce.rehearsal.scale import announced, fitted
-from sottovoce.rehearsal.space import ROUNDS, space_of
-from sottovoce.rehearsal.standin import StandIn, stand_in
-from sottovoce.rehearsal.trials import NOISE, WITHOUT, Trial, Trials
+from sottovoce.server.federation import build
+from sottovoce.studies.paper import definition as experiments
+from sottovoce.studies.rehearsal import reasons, rehearsing, trials
+from sottovoce.studies.rehearsal.cost import cost_of
+from sottovoce.studies.rehearsal.page import render
+from sottovoce.studies.rehearsal.prediction import predicted, rows_tested
+from sottovoce.studies.rehearsal.rehearsing import Rehearsal, summary
+from sottovoce.studies.rehearsal.scale import announced, fitted
+from sottovoce.studies.rehearsal.space import ROUNDS, space_of
+from sottovoce.studies.rehearsal.standin import StandIn, stand_in
+from sottovoce.studies.rehearsal.trials import NOISE, WITHOUT, Trial, Trials
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "rich": ["no", "yes"]}
 TABLE = {"path": "people.csv", "label": "rich", "columns": COLUMNS}

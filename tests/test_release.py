@@ -27,13 +27,13 @@ from neighbours import (
 )
 from support_attack import attack_upload, flat, unit_of_uploads, upload_possible
 
-from sottovoce import client
-from sottovoce.client import Price, Upload
+from sottovoce.client import release
+from sottovoce.client.release import Price, Upload
 from sottovoce.errors import InputError
-from sottovoce.learning import gradients
-from sottovoce.learning.form import Form
-from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm, custom
-from sottovoce.learning.own import JaxModel
+from sottovoce.models import gradients
+from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
+from sottovoce.models.form import Form
+from sottovoce.models.own import JaxModel
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 
@@ -199,7 +199,7 @@ def released(form, params, samples, recipe, paid, **more):
     """An upload from rows that are not numbers: their clipped sum is zero, whatever the model."""
     x, y = np.full((samples, form.features), np.nan), np.zeros(samples, dtype=int)
     head = {"kind": "upload"}
-    return client.release(form, params, x, y, recipe=recipe, paid=paid, head=head, **more)
+    return release.release(form, params, x, y, recipe=recipe, paid=paid, head=head, **more)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -230,9 +230,9 @@ def test_the_noise_is_added_to_the_step_and_not_instead_of_it():
     start = {k: 0.1 * rng.standard_normal(s) for k, s in WIDE.shapes().items()}
     x, y = rng.standard_normal((4, 300)), rng.integers(0, 10, 4)
     recipe, paid = Recipe(1.0, 1.0), Price(units=(1,), noise=(2**22,))
-    step = flat(client.step(WIDE, start, x, y, recipe)) - flat(start)
+    step = flat(release.step(WIDE, start, x, y, recipe)) - flat(start)
     head = {"kind": "upload"}
-    upload = client.release(WIDE, start, x, y, recipe=recipe, paid=paid, head=head)
+    upload = release.release(WIDE, start, x, y, recipe=recipe, paid=paid, head=head)
     moved = flat(upload.params) - flat({k: v.astype(np.float32) for k, v in start.items()})
     along = step / np.linalg.norm(step)
     assert moved @ along == pytest.approx(np.linalg.norm(step), rel=0.01)
@@ -272,12 +272,16 @@ def test_every_uploaded_value_lies_on_a_grid_that_no_data_set_moves(name, steps)
 
     Where n/(η·C) is a whole number, float32 itself lies on the grid and the attack would be blind.
     """
-    rng, rounded, found = np.random.default_rng(9), mutated("sottovoce.client", *ROUNDED), []
+    rng, rounded, found = (
+        np.random.default_rng(9),
+        mutated("sottovoce.client.release", *ROUNDED),
+        [],
+    )
     for n, recipe in ((5, Recipe(0.7, 1.3, steps=steps)), (7, Recipe(0.3, 2.5, steps=steps))):
         params = weights(name, "normal", rng)
         x, y = rows("normal", n, rng), rng.integers(0, classes_of(name), n)
         around = (form_of(name), params, x, y, recipe, own_of(name))
-        assert attack_upload(client, *around).all()
+        assert attack_upload(release, *around).all()
         found.append(attack_upload(rounded, *around))
     assert np.mean(np.concatenate(found)) < 0.7  # it can fail; one such value is a proof
 
@@ -291,8 +295,8 @@ def test_uploads_with_real_noise_rule_out_no_data_set():
     start = {k: rng.standard_normal(s) for k, s in WIDE.shapes().items()}
     x, y = rng.standard_normal((5, 300)), rng.integers(0, 10, 5)
     recipe, paid = Recipe(0.7, 1.3), Price(units=(1,), noise=(4 * grid.REPLACED,))
-    rounded, proved = mutated("sottovoce.client", *ROUNDED), 0
-    for which in (client, rounded):
+    rounded, proved = mutated("sottovoce.client.release", *ROUNDED), 0
+    for which in (release, rounded):
         proved = 0
         for _ in range(20):
             upload = which.release(
@@ -302,7 +306,7 @@ def test_uploads_with_real_noise_rule_out_no_data_set():
                 flat(upload.params), flat(start), unit_of_uploads(recipe, len(y))
             )
             proved += not possible.all()
-        assert proved == 0 if which is client else proved > 10
+        assert proved == 0 if which is release else proved > 10
 
 
 def test_the_loss_that_is_told_lies_on_a_grid_that_no_data_set_moves():
@@ -311,7 +315,7 @@ def test_the_loss_that_is_told_lies_on_a_grid_that_no_data_set_moves():
     form, paid = form_of("mlp"), Price(units=(1,), noise=(2**33,), loss_noise=2**33)
     for n, bound in ((5, 2.0), (7, 0.3)):
         x, y = rows("normal", n, rng), rng.integers(0, classes_of("mlp"), n)
-        upload = client.release(form, weights("mlp", "normal", rng), x, y, recipe=Recipe(1.0, 1.0),
+        upload = release.release(form, weights("mlp", "normal", rng), x, y, recipe=Recipe(1.0, 1.0),
                                 paid=paid, head={"kind": "upload"}, loss_bound=bound)  # fmt: skip
         k = round(upload.loss * n / bound * grid.REPLACED)
         assert upload.loss == bound * (k / grid.REPLACED) / n
@@ -329,7 +333,7 @@ def test_what_is_not_public_by_name_does_not_leave(key):
     form, paid = Form("svm", (2,), 2), Price(units=(1,), noise=(2**31,))
     start = {"b": np.zeros(()), "w": np.zeros(2)}
     with pytest.raises(InputError, match="head must be public numbers only"):
-        client.release(form, start, [[1.0, 2.0]], [1], recipe=Recipe(1.0, 1.0), paid=paid,
+        release.release(form, start, [[1.0, 2.0]], [1], recipe=Recipe(1.0, 1.0), paid=paid,
                        head={"kind": "upload", key: 1.0})  # fmt: skip
 
 
@@ -345,7 +349,7 @@ def test_what_is_not_public_by_name_does_not_leave(key):
 def test_what_was_not_paid_for_is_not_released(paid, steps, bound):
     form, start = Form("svm", (2,), 2), {"b": np.zeros(()), "w": np.zeros(2)}
     with pytest.raises(InputError, match="paid must be a price of this recipe"):
-        client.release(form, start, [[1.0, 2.0]], [1], recipe=Recipe(1.0, 1.0, steps=steps),
+        release.release(form, start, [[1.0, 2.0]], [1], recipe=Recipe(1.0, 1.0, steps=steps),
                        paid=paid, head={"kind": "upload"}, loss_bound=bound)  # fmt: skip
 
 
@@ -362,7 +366,7 @@ def test_the_work_of_a_release_does_not_depend_on_a_record(name, kind):
     def spent(record):
         data = x.copy()
         data[3] = record
-        return work(lambda: client.release(form_of(name), params, data, y, recipe=recipe,
+        return work(lambda: release.release(form_of(name), params, data, y, recipe=recipe,
                                            paid=paid, head={}, loss_bound=1.0))  # fmt: skip
 
     usual = spent(x[3])

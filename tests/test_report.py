@@ -23,9 +23,9 @@ from example_record import example
 
 from sottovoce.errors import RunError
 from sottovoce.privacy.budget import LEAKS, NOT_COVERED
-from sottovoce.report import figures, render, write
-from sottovoce.report.page import _article, budget_groups
-from sottovoce.report.run import Run
+from sottovoce.reports import figures, render, write
+from sottovoce.reports.page import _article, budget_groups
+from sottovoce.reports.run import Run
 
 BANNER = (
     "Simulation: this is what a deployment of this plan would guarantee; "
@@ -340,7 +340,7 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_contrast(scheme):
     """WCAG AA: 4.5 for text, 3 for lines that carry meaning."""
-    css = resources.files("sottovoce.report").joinpath("page.css").read_text("utf-8")
+    css = resources.files("sottovoce.reports").joinpath("page.css").read_text("utf-8")
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", css.split("@media")[scheme]))
     pairs = [("ink", "page", 4.5), ("ink", "card", 4.5), ("muted", "page", 4.5)]
     pairs += [("muted", "card", 4.5), ("warn-ink", "warn", 4.5), ("blue", "page", 4.5)]
@@ -360,8 +360,8 @@ def test_the_page_depends_on_the_record_alone(default, default_page):
 @pytest.mark.slow
 def test_importing_the_room_is_light_and_drawing_needs_no_pyplot():
     code = (
-        "import sys, sottovoce.report as r; assert 'matplotlib' not in sys.modules\n"
-        "from sottovoce.report import figures; figures.attacker(1.0)\n"
+        "import sys, sottovoce.reports as r; assert 'matplotlib' not in sys.modules\n"
+        "from sottovoce.reports import figures; figures.attacker(1.0)\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)

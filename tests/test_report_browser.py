@@ -12,7 +12,7 @@ import pytest
 from example_record import example
 
 from browser import DARK, LIGHT, WIDTHS, browser, chromium, measured, requests, shown
-from sottovoce.report import render
+from sottovoce.reports import render
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop

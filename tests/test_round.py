@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce import client
-from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm, custom
-from sottovoce.learning.own import as_device
+from sottovoce.client import release
+from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
+from sottovoce.models.own import as_device
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.server.average import average
+from sottovoce.schedules.aggregate import average
 from sottovoce.server.weights import by_samples
 from sottovoce.simulation.round import Orders, Rows, play
 
@@ -100,7 +100,7 @@ def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip):
     recipe, device = Recipe(0.7, 30.0 if np.isinf(clip) else clip), as_device(model)
     ends = np.cumsum(SIZES)
     uploads = [
-        client.step(
+        release.step(
             device.form, numpy_start, x[end - n : end], y[end - n : end], recipe, device.own
         )
         for end, n, here in zip(ends, SIZES, present, strict=True)
@@ -189,7 +189,7 @@ def test_several_noiseless_steps_are_the_clients_own(name):
     for end, n, here in zip(ends, SIZES, present, strict=True):
         own = {k: np.asarray(v) for k, v in start.items()}
         for _ in range(steps):
-            own = client.step(
+            own = release.step(
                 device.form, own, x[end - n : end], y[end - n : end], recipe, device.own
             )
         uploads += [own] if here else []

@@ -14,14 +14,16 @@ import jsonschema
 import numpy as np
 import pytest
 
-from sottovoce import Plan, checkpoint, client, resume, simulate
+from sottovoce import Plan, resume, simulate
+from sottovoce.client import release
+from sottovoce.data.federated import Given
 from sottovoce.errors import InputError, PlanError, RunError
-from sottovoce.federation import build
-from sottovoce.holdings import Given
+from sottovoce.runs import checkpoint
+from sottovoce.server.federation import build
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
-SOURCES = sorted(Path(client.__file__).parent.rglob("*.py"))
+SOURCES = sorted(Path(release.__file__).parent.rglob("*.py"))
 
 
 def calls_of(tree, attribute):
@@ -71,9 +73,9 @@ def test_nothing_else_in_the_package_makes_an_upload_or_draws_its_noise():
     assert seen > 50
     # The test can fail.
     for text in (
-        "from sottovoce.noise import secure\nsecure.draw(1, 2)",
-        "import sottovoce.noise.secure as s",
-        "from sottovoce.noise.secure import draw",
+        "from sottovoce.privacy.noise import secure\nsecure.draw(1, 2)",
+        "import sottovoce.privacy.noise.secure as s",
+        "from sottovoce.privacy.noise.secure import draw",
         'wire.pack({"kind": "upload"})',
         "wire.pack(head, {'w': gradient})",
         "Upload(mint, b'', {}, (), None)",

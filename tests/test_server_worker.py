@@ -16,7 +16,7 @@ from devices import make_node
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 
-from sottovoce import ledger
+from sottovoce.client import ledger
 from sottovoce.errors import FederationError, InputError
 from sottovoce.flower import certificates, deploy, grid, server_worker, supernode, worker
 from sottovoce.flower.transport import REFUSED, Failure, _checked

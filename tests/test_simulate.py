@@ -14,20 +14,21 @@ import jsonschema
 import numpy as np
 import pytest
 
-from sottovoce import report
+from sottovoce import reports
+from sottovoce.data.federated import Given, hold
 from sottovoce.errors import InputError, RunError
-from sottovoce.federation import build
-from sottovoce.holdings import Given, hold
-from sottovoce.learning.models import custom
+from sottovoce.models.base import custom
 from sottovoce.plan import Plan
 from sottovoce.privacy.calibration import capacity
-from sottovoce.record import require_private
-from sottovoce.seeds import Purpose, words
-from sottovoce.simulation import course, many
+from sottovoce.privacy.seeds import Purpose, words
+from sottovoce.runs.record import require_private
+from sottovoce.runs.trained import load
+from sottovoce.server import course
+from sottovoce.server.federation import build
+from sottovoce.simulation import many
 from sottovoce.simulation import round as rounds
 from sottovoce.simulation.many import simulate_each, simulate_many
 from sottovoce.simulation.run import resume, simulate
-from sottovoce.trained import load
 
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 6})
 
@@ -42,9 +43,9 @@ def test_the_test_rows_steer_where_the_plan_leaves_no_others():
     run = simulate(plan, seed=1)
     result, last = run.record["result"], run.record["rounds"][-1]
     assert last["validation_loss"] == pytest.approx(result["test_loss"], rel=1e-6)
-    assert "On the test rows, which steer" in report.render(run.record)
+    assert "On the test rows, which steer" in reports.render(run.record)
     kept = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
-    assert "On the test rows, which steer" not in report.render(kept.record)
+    assert "On the test rows, which steer" not in reports.render(kept.record)
 
 
 @pytest.mark.slow
@@ -563,7 +564,7 @@ def test_the_confusion_matrix_counts_every_test_row():
         for j in range(10):
             assert table[i, j] == np.sum((held.y == i) & (told == j))
     assert np.trace(table) / table.sum() == pytest.approx(run.accuracy, abs=1e-6)
-    page = report.render(run.record)
+    page = reports.render(run.record)
     assert "Which class is taken for which" in page
     assert page.count('style="--part:') == 100
 

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
+from sottovoce.data.federated import Given
 from sottovoce.data.stored import Stored, streams
 from sottovoce.errors import InputError
-from sottovoce.federation import build
-from sottovoce.holdings import Given
-from sottovoce.learning.models import custom
+from sottovoce.models.base import custom
 from sottovoce.plan import Plan
+from sottovoce.server.federation import build
 from sottovoce.simulation import interrupts, streamed
 from sottovoce.simulation.many import simulate_many
 from sottovoce.simulation.run import resume, simulate

@@ -19,11 +19,11 @@ import pytest
 from devices import ask, make_vault, memory, told
 
 from device_twins import frozen
-from sottovoce import device, wire
-from sottovoce.learning.features import Hog
-from sottovoce.learning.form import Form
-from sottovoce.node import Node
-from sottovoce.noise import secure
+from sottovoce.client import device, wire
+from sottovoce.client.node import Node
+from sottovoce.models.features import Hog
+from sottovoce.models.form import Form
+from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
 
 KINDS = ("npz", "csv", "parquet")

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce import Plan, load, report, resume, simulate, simulate_many
+from sottovoce import Plan, load, reports, resume, simulate, simulate_many
 from sottovoce.data import scan as scanning
 from sottovoce.data.column import split_by_column
 from sottovoce.data.tables import Layout, Source, Table, read_rows, read_table
 from sottovoce.errors import DataError, InputError, PlanError, SottovoceError
-from sottovoce.federation import build
+from sottovoce.server.federation import build
 
 COLUMNS = {"age": [0, 100], "sex": ["f", "m"], "rich": ["no", "yes"]}
 FIXED = {"schedule": "fixed", "rounds": 2}
@@ -652,7 +652,7 @@ def test_accuracy_by_client_and_budget_on_declared_rows(tmp_path: Path) -> None:
     assert [g["epsilon"] for g in told["by_budget"]] == [2, 9]
     assert told["by_budget"][1]["accuracy"] == pytest.approx(each[2])
     assert told["by_budget"][0]["rows"] == int((held.test_owner < 2).sum())
-    page = report.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write(tmp_path / "run").read_text("utf-8")
     assert "Who is served how well" in page
     assert "Accuracy by budget" in page
 
@@ -660,5 +660,5 @@ def test_accuracy_by_client_and_budget_on_declared_rows(tmp_path: Path) -> None:
 def test_accuracy_by_client_is_not_shown_without_declared_rows(tmp_path: Path) -> None:
     run = simulate(Plan(rounds={"rounds": 1}), seed=1, out=tmp_path / "run")
     assert run.record["result"]["fairness"]["shown"] is False
-    page = report.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write(tmp_path / "run").read_text("utf-8")
     assert "Accuracy by client is not shown: nothing tells whose the test rows are" in page

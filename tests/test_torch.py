@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from numpy_twin import clipped_sum_numpy
 
-from sottovoce import client
+from sottovoce.client import release
 from sottovoce.errors import InputError
-from sottovoce.learning import gradients
-from sottovoce.learning.form import Form
-from sottovoce.learning.imported import find
+from sottovoce.models import gradients
+from sottovoce.models.form import Form
+from sottovoce.models.imported import find
 from sottovoce.plan import Plan
 from sottovoce.privacy.sensitivity import Recipe
 
 torch = pytest.importorskip("torch", reason="the extra sottovoce[torch] is not installed")
-torch_model = pytest.importorskip("sottovoce.learning.torch_model")
+torch_model = pytest.importorskip("sottovoce.models.torch_model")
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "torch_cnn"
 OWN = Form("own", (6,), 3)
@@ -46,7 +46,7 @@ def test_a_torch_step_is_the_step_of_the_numpy_oracle(clip):
     model, (x, y) = torch_model.TorchModel(mlp), data()
     params = {name: leaf.astype(np.float64) for name, leaf in model.first(seed=3).items()}
     recipe = Recipe(0.7, clip)
-    ours = client.step(OWN, params, x, y, recipe, model)
+    ours = release.step(OWN, params, x, y, recipe, model)
     weight = np.full(len(y), 0.7 / len(y))
     moved = clipped_sum_numpy("mlp", as_numpy(params), x, y, weight, clip)
     theirs = {name: leaf - moved[name] for name, leaf in as_numpy(params).items()}
@@ -106,9 +106,9 @@ def test_the_first_model_is_a_function_of_the_seed_and_leaves_torch_alone():
 def test_blocks_do_not_change_the_sum(monkeypatch):
     model, (x, y) = torch_model.TorchModel(mlp), data(17)
     params = {name: leaf.astype(np.float64) for name, leaf in model.first(seed=3).items()}
-    whole = client.step(OWN, params, x, y, Recipe(1.0, 1.0), model)
+    whole = release.step(OWN, params, x, y, Recipe(1.0, 1.0), model)
     monkeypatch.setattr(gradients, "BLOCK_NUMBERS", 5 * 53)
-    pieces = client.step(OWN, params, x, y, Recipe(1.0, 1.0), model)
+    pieces = release.step(OWN, params, x, y, Recipe(1.0, 1.0), model)
     for name in whole:
         np.testing.assert_array_equal(whole[name], pieces[name])
 

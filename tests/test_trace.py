@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce import report
-from sottovoce.checkpoint import MANY_CLIENTS
-from sottovoce.federation import build
-from sottovoce.holdings import Given
+from sottovoce import reports
+from sottovoce.data.federated import Given
 from sottovoce.plan import Plan
-from sottovoce.simulation import course
+from sottovoce.runs.checkpoint import MANY_CLIENTS
+from sottovoce.runs.trace import together
+from sottovoce.server import course
+from sottovoce.server.federation import build
 from sottovoce.simulation.run import simulate
-from sottovoce.trace import together
 
 CLIENTS = MANY_CLIENTS + 1
 PLAN = Plan(
@@ -63,7 +63,7 @@ def test_the_folder_of_such_a_run_says_what_was_spent(tmp_path):
         assert np.allclose(spent, trace["clients_spent"], rtol=1e-9)
         assert (trace["clients_spent"] <= trace["clients_capacity"] * (1 + 1e-9)).all()
     assert "cohort" not in run.record["rounds"][0]
-    assert "10,001" in report.render(run.record) or "10001" in report.render(run.record)
+    assert "10,001" in reports.render(run.record) or "10001" in reports.render(run.record)
 
 
 @pytest.mark.slow

@@ -33,17 +33,7 @@ from vault_play import (
     used,
 )
 
-from sottovoce.errors import (
-    DatasetChanged,
-    InputError,
-    PolicyRefusal,
-    RoundAnswered,
-    TankEmpty,
-    VaultRefusal,
-)
-from sottovoce.privacy.calibration import capacity
-from sottovoce.privacy.tank import FULL
-from sottovoce.vault import (
+from sottovoce.client.vault import (
     Policy,
     Receipt,
     Vault,
@@ -57,9 +47,19 @@ from sottovoce.vault import (
     restore,
     resume,
 )
-from sottovoce.vault.chain import canonical
-from sottovoce.vault.records import Records
-from sottovoce.vault.steps import STEPS
+from sottovoce.client.vault.chain import canonical
+from sottovoce.client.vault.records import Records
+from sottovoce.client.vault.steps import STEPS
+from sottovoce.errors import (
+    DatasetChanged,
+    InputError,
+    PolicyRefusal,
+    RoundAnswered,
+    TankEmpty,
+    VaultRefusal,
+)
+from sottovoce.privacy.calibration import capacity
+from sottovoce.privacy.tank import FULL
 
 SHARE = FULL // 100
 
@@ -293,7 +293,7 @@ def test_an_equal_policy_writes_nothing(vault):
 @given(st.floats(0.05, 7.99), st.integers(1, FULL // 4))
 def test_a_smaller_budget_caps_the_sum_in_mu2_whatever_was_spent_before(epsilon, first):
     """Σμ² over all releases, before and after, never exceeds the tightened capacity."""
-    from sottovoce.vault.policy import withheld_units
+    from sottovoce.client.vault.policy import withheld_units
 
     c0 = Fraction(POLICY.capacity())
     new = replace(POLICY, epsilon=epsilon)
@@ -364,7 +364,7 @@ def test_a_second_opening_is_refused_at_once(vault, place, monkeypatch):
 def test_another_process_is_refused_by_the_lock_and_by_sqlite(vault, place):
     code = (
         "import sys; from pathlib import Path; from sottovoce.errors import VaultRefusal\n"
-        "from sottovoce.vault import Vault\n"
+        "from sottovoce.client.vault import Vault\n"
         "try: Vault.open(Path(sys.argv[1]), dataset=None)\n"
         "except VaultRefusal as no: print(no)"
     )
@@ -818,7 +818,7 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
             raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.vault.steps.reached", stop)
+        patch.setattr("sottovoce.client.vault.steps.reached", stop)
         with pytest.raises(Stopped):
             act()
     done = step.endswith(("committed", "witness written", "witnessed"))
@@ -854,7 +854,7 @@ def test_a_write_that_fails_books_nothing_and_closes_the_vault(vault, place, mon
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sottovoce.vault.witness.os.fsync", full)
+    monkeypatch.setattr("sottovoce.client.vault.witness.os.fsync", full)
     with pytest.raises(VaultRefusal, match="No space left"):
         book(vault, 1)
     with pytest.raises(VaultRefusal, match="open it again"):
@@ -868,7 +868,7 @@ def test_a_write_that_fails_books_nothing_and_closes_the_vault(vault, place, mon
 def test_a_fork_shares_no_vault(vault, place):
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom vault_play import DATASET, request\n"
-        "from sottovoce.errors import VaultRefusal\nfrom sottovoce.vault import Vault\n"
+        "from sottovoce.errors import VaultRefusal\nfrom sottovoce.client.vault import Vault\n"
         "vault = Vault.open(Path(sys.argv[1]), dataset=DATASET)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
@@ -1117,7 +1117,7 @@ def test_the_first_write_to_an_old_vault_may_stop_anywhere(place, monkeypatch, s
             raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.vault.steps.reached", stop)
+        patch.setattr("sottovoce.client.vault.steps.reached", stop)
         vault = Vault.open(place, dataset=DATASET)
         with pytest.raises(Stopped):
             book(vault, 0, [5], run="run-c")
@@ -1296,7 +1296,7 @@ def test_receipts_read_back_and_nonsense_is_refused():
 
 def test_a_start_without_anything_heavy():
     code = (
-        "import sys, time, numpy\nbegan = time.process_time()\nimport sottovoce.vault\n"
+        "import sys, time, numpy\nbegan = time.process_time()\nimport sottovoce.client.vault\n"
         "print(time.process_time() - began)\n"
         "print([m for m in ('jax', 'scipy', 'pydantic', 'polars', 'flwr') if m in sys.modules])"
     )

@@ -19,7 +19,7 @@ import pytest
 from vault_power import compiled, cuts, look, record
 
 import sottovoce
-from sottovoce.vault.chest import Chest
+from sottovoce.client.vault.chest import Chest
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 

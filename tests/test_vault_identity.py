@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 from vault_play import DATASET, OTHER, POLICY, play, request, used
 
-from sottovoce import ledger
+from sottovoce.client import ledger
+from sottovoce.client.vault import Receipt, Vault, backup, move, rebind, restore
+from sottovoce.client.vault.chest import Chest
+from sottovoce.client.vault.steps import STEPS
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from sottovoce.privacy.tank import FULL
-from sottovoce.vault import Receipt, Vault, backup, move, rebind, restore
-from sottovoce.vault.chest import Chest
-from sottovoce.vault.steps import STEPS
 
 HERE = Path(__file__).resolve().parent
 
@@ -254,7 +254,7 @@ def test_a_container_without_a_kept_state_folder_is_refused_at_its_second_start(
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step.startswith("move:")])
 def test_a_word_that_was_cut_short_is_given_again(place, forget, monkeypatch, step):
-    monkeypatch.setattr("sottovoce.vault.chest.SUMMARY_EVERY", 1)  # with every write
+    monkeypatch.setattr("sottovoce.client.vault.chest.SUMMARY_EVERY", 1)  # with every write
     known = used(place)
     forget()
 
@@ -263,7 +263,7 @@ def test_a_word_that_was_cut_short_is_given_again(place, forget, monkeypatch, st
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.vault.steps.reached", stop)
+        patch.setattr("sottovoce.client.vault.steps.reached", stop)
         with pytest.raises(KeyboardInterrupt):
             move(place, nothing_since=True)
     if step.endswith(("witness written", "witnessed")):  # the machine has its witness by then
@@ -471,7 +471,7 @@ def test_two_ledgers_that_nobody_noted_are_noticed_at_the_second_ones_opening(tm
 def test_of_many_creations_at_once_one_succeeds(tmp_path, state):
     code = (
         "import sys; from pathlib import Path\nfrom vault_play import DATASET, POLICY\n"
-        "from sottovoce.vault import Vault\n"
+        "from sottovoce.client.vault import Vault\n"
         "Vault.create(Path(sys.argv[1]), POLICY, dataset=DATASET).close()"
     )
     makers = [
@@ -514,7 +514,7 @@ def test_statement_and_certificate_name_a_second_ledger(tmp_path, state, forget)
     import jsonschema
     import numpy as np
 
-    from sottovoce.ledger import certificate
+    from sottovoce.reports import certificate
 
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(20, 3)), rng.integers(0, 2, 20)

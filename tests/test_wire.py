@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from sottovoce import wire
+from sottovoce.client import wire
 from sottovoce.errors import InputError, Malformed
 
 GOOD = wire.pack(
@@ -196,7 +196,7 @@ def test_big_endian_and_strided_arrays_are_sent_as_the_same_bytes():
 def test_the_device_starts_without_the_heavy_libraries():
     # What is loaded, not how long it takes: the machine may be busy.
     heavy = ("jax", "pydantic", "polars", "flwr", "scipy", "matplotlib", "pooch", "typer")
-    code = f"import sottovoce.device, sys; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sottovoce.client.device, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )

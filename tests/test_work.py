@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.learning import chunks, clipping
-from sottovoce.learning.models import Cnn, Mlp, Softmax, Svm
-from sottovoce.learning.tiles import tile
+from sottovoce.models import chunks, clipping
+from sottovoce.models.base import Cnn, Mlp, Softmax, Svm
+from sottovoce.models.tiles import tile
 from sottovoce.plan import Plan
 from sottovoce.simulation import round as rounds
 from sottovoce.simulation import streamed
@@ -248,6 +248,6 @@ def test_blocks_outside_the_cohort_are_not_computed(monkeypatch):
         model={"name": "softmax"},
         rounds={"schedule": "fixed", "rounds": 3, "per_round": 2},
     )
-    monkeypatch.setattr("sottovoce.holdings.streams", lambda rows: rows is x)
+    monkeypatch.setattr("sottovoce.data.federated.streams", lambda rows: rows is x)
     simulate(plan, data=(x, y), validation=(x, y), test=(x, y), seed=1)
     assert done == 3 * 4 * [50]

@@ -16,11 +16,12 @@ import pytest
 from devices import ask, books_hold, kind, make_node, told
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from sottovoce import client, device, protocol
+from sottovoce.client import device, release
+from sottovoce.client import messages as protocol
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Vault
 from sottovoce.errors import VaultRefusal
 from sottovoce.flower import client_app, command, logs, transport, worker
-from sottovoce.node import Node
-from sottovoce.vault import Vault
 
 TABLE = """
 schema = 1
@@ -72,7 +73,7 @@ def test_no_word_of_an_error_of_its_own_is_in_a_log(tmp_path, written, caplog, m
     def fails(*_, **__):
         raise RuntimeError(SECRET)
 
-    monkeypatch.setattr(client, "release", fails)
+    monkeypatch.setattr(release, "release", fails)
     assert kind(device.answer(ask().to_blob(), make_node(tmp_path))) == "unavailable"
     lines = written.getvalue()
     assert "RuntimeError" in lines

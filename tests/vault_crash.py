@@ -25,8 +25,8 @@ from pathlib import Path
 
 from vault_play import POLICY, request
 
+from sottovoce.client.vault import Entry, Receipt, Vault, chest, steps
 from sottovoce.errors import VaultRefusal
-from sottovoce.vault import Entry, Receipt, Vault, chest, steps
 
 UNITS = 1_000_003
 ROUNDS = 400  # of one run

@@ -14,9 +14,9 @@ from typing import Any
 
 from vault_play import DATASET, POLICY, Known, play, used
 
+from sottovoce.client.vault import Vault
+from sottovoce.client.vault.chain import GENESIS, canonical, chained
 from sottovoce.errors import VaultRefusal
-from sottovoce.vault import Vault
-from sottovoce.vault.chain import GENESIS, canonical, chained
 
 Damage = Callable[[Path, random.Random], None]
 

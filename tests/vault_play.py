@@ -8,11 +8,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sottovoce.client.vault import Policy, Vault
+from sottovoce.client.vault import journal as journals
+from sottovoce.client.vault.chest import Chest
 from sottovoce.errors import VaultRefusal
 from sottovoce.privacy.tank import FULL
-from sottovoce.vault import Policy, Vault
-from sottovoce.vault import journal as journals
-from sottovoce.vault.chest import Chest
 
 DATASET = "ab" * 32
 OTHER = "cd" * 32

@@ -26,8 +26,8 @@ from unittest import mock
 
 from vault_play import DATASET, POLICY, request
 
+from sottovoce.client.vault import Receipt, Vault, chest
 from sottovoce.errors import VaultRefusal
-from sottovoce.vault import Receipt, Vault, chest
 
 SHIM = Path(__file__).with_name("vault_power.c")
 NAME, MARKS = "ward.vault", "marks"

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from sottovoce.audit.messages import Setting, measure
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.studies.audit.messages import Setting, measure
 
 SETTINGS = [
     Setting(4.35, 1e-5, Recipe(2.0, 1.0)),  # μ ≈ 1

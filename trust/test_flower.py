@@ -21,11 +21,10 @@ import pytest
 from devices import books_hold
 from test_coordinator import replayed, same
 
-from sottovoce import dealing
+from sottovoce.client.vault import Vault
 from sottovoce.errors import FederationError
-from sottovoce.federating import planned
-from sottovoce.flower import local
-from sottovoce.vault import Vault
+from sottovoce.flower import dealing, local
+from sottovoce.flower.federate import planned
 from test_flower import Command, answers_of, nodes_of, record_of, running
 from test_flower_transport import lives, until
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from sottovoce.experiments import frontier
 from sottovoce.simulation.many import simulate_many
+from sottovoce.studies.paper import frontier
 
 RESULTS = Path(__file__).parent.parent / "results" / "frontier"
 PANELS = sorted({cell.panel for cell in frontier.cells(quick=False)})

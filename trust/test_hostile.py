@@ -259,8 +259,8 @@ def start_liar(it, mode):
 HELLO = """
 import sys
 from pathlib import Path
-from sottovoce import device
-from sottovoce.node import Node
+from sottovoce.client import device
+from sottovoce.client.node import Node
 sys.stdout.buffer.write(device.hello(Node.load(Path(sys.argv[1]))))
 """
 LIES_TRY = {

@@ -25,10 +25,10 @@ from noise_statistics import (
 from scipy import stats
 from support_attack import float_normals, float_possible, secure_possible
 
-from sottovoce.noise import comparison, secure
-from sottovoce.noise import envelope as staircases
-from sottovoce.noise.envelope import envelope
-from sottovoce.noise.secure import draw
+from sottovoce.privacy.noise import comparison, secure
+from sottovoce.privacy.noise import envelope as staircases
+from sottovoce.privacy.noise.envelope import envelope
+from sottovoce.privacy.noise.secure import draw
 
 dp.enable_features("contrib")
 
@@ -41,7 +41,7 @@ def test_every_integer_has_its_probability(sigma):
 def test_a_comparison_wrong_by_a_hundredth_would_be_noticed(monkeypatch):
     """Fast accepts up to 1 % of the peak above the bell: seen on bars as wide as σ."""
     wrong = mutated(
-        "sottovoce.noise.secure", "bell * (1 - MARGIN)", "bell + 0.01 * staircase.scale"
+        "sottovoce.privacy.noise.secure", "bell * (1 - MARGIN)", "bell + 0.01 * staircase.scale"
     )
     monkeypatch.setattr(staircases, "BARS", 1)
     monkeypatch.setattr(wrong, "envelope", envelope.__wrapped__)

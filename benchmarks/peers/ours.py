@@ -8,20 +8,20 @@ import numpy as np
 from protocol import Outcome, Play, serve
 from work import Work
 
-from sottovoce.holdings import Samples
-from sottovoce.learning import models
+from sottovoce.data.federated import Samples
+from sottovoce.models import base
+from sottovoce.server.scoring import inspected, on_device
 from sottovoce.simulation.round import Orders, Rows, play
-from sottovoce.simulation.scoring import inspected, on_device
 
 
-def model_of(work: Work) -> models.Model:
+def model_of(work: Work) -> base.Model:
     """Our model of the work's sizes."""
     shape = work.shape
     if shape.model == "svm":
-        return models.Svm(shape.features, shape.kappa)
+        return base.Svm(shape.features, shape.kappa)
     if shape.model == "mlp":
-        return models.Mlp(shape.features, shape.hidden, shape.classes)
-    return models.Cnn(shape.picture, shape.channels, shape.classes)
+        return base.Mlp(shape.features, shape.hidden, shape.classes)
+    return base.Cnn(shape.picture, shape.channels, shape.classes)
 
 
 def build(work: Work) -> Play:

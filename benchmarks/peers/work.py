@@ -2,7 +2,7 @@
 
 U clients hold n rows each. A round is w − η·(1/U)Σ_i(1/n)Σ_m clip(g_im) + N(0, s²) in every number
 of w, then mean loss and accuracy on the test rows. Names and shapes of the parameters are those of
-`sottovoce.learning.models`. Numpy only, and old numpy too: every peer's environment reads this.
+`sottovoce.models.base`. Numpy only, and old numpy too: every peer's environment reads this.
 """
 
 from __future__ import annotations

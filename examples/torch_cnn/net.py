@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from sottovoce.learning.torch_model import TorchModel
+from sottovoce.models.torch_model import TorchModel
 
 
 def make() -> nn.Module:

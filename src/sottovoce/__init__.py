@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from sottovoce._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sottovoce.calibrator import calibrate
     from sottovoce.errors import (
         DataError,
         InputError,
@@ -21,14 +20,15 @@ if TYPE_CHECKING:
         SottovoceError,
         TankEmpty,
     )
-    from sottovoce.learning.models import custom
+    from sottovoce.models.base import custom
     from sottovoce.plan import Plan
     from sottovoce.privacy.budget import Budget, Guarantee
-    from sottovoce.rehearsal.rehearsing import rehearse
-    from sottovoce.simulation.done import RoundDone
+    from sottovoce.runs.done import RoundDone
+    from sottovoce.runs.trained import Trained, load
+    from sottovoce.schedules.calibrate import calibrate
     from sottovoce.simulation.many import simulate_many
     from sottovoce.simulation.run import resume, simulate
-    from sottovoce.trained import Trained, load
+    from sottovoce.studies.rehearsal.rehearsing import rehearse
 
 _HOMES = {
     "Budget": "privacy.budget",

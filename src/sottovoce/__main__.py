@@ -1,6 +1,6 @@
 """`python -m sottovoce` is `sottovoce`."""
 
-from sottovoce.cli import main
+from sottovoce.cli.commands import main
 
 if __name__ == "__main__":
     main()

@@ -4,8 +4,3 @@
 clients. Nothing here draws privacy noise, and nothing here looks at the values of a sample to
 scale it: a scale taken from the data would be a release that no budget paid for.
 """
-
-from sottovoce.data.datasets import DATASETS, Arrays, Dataset, fetch, load
-from sottovoce.data.partition import KINDS, Split, split
-
-__all__ = ["DATASETS", "KINDS", "Arrays", "Dataset", "Split", "fetch", "load", "split"]

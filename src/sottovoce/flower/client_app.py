@@ -24,7 +24,7 @@ from sottovoce.errors import InputError
 from sottovoce.flower.transport import RECORD, read
 
 if TYPE_CHECKING:
-    from sottovoce.node import Node
+    from sottovoce.client.node import Node
 
 # Flower's code for a ClientApp that failed.
 FAILED = 2
@@ -50,14 +50,14 @@ class Installed:
 
     def hello(self, node: Path) -> bytes:
         """Who this is and what it discloses."""
-        from sottovoce import device
+        from sottovoce.client import device
 
         found = _node(node)
         return device.unavailable() if found is None else device.hello(found)
 
     def answer(self, request: bytes, node: Path) -> bytes:
         """The answer to one request."""
-        from sottovoce import device
+        from sottovoce.client import device
 
         found = _node(node)
         return device.unavailable() if found is None else device.answer(request, found)
@@ -68,7 +68,7 @@ def _node(path: Path) -> Node | None:
 
     They are about the file alone: nothing has been read of the rows.
     """
-    from sottovoce.node import Node
+    from sottovoce.client.node import Node
 
     try:
         return Node.load(path)
@@ -102,7 +102,7 @@ def wait_until_multiple(began: float, seconds: float) -> None:
 
 def _answer_every(context: Context) -> float:
     """The node file's `answer_every`; the default where the file cannot be used."""
-    from sottovoce.node import ANSWER_EVERY, Node
+    from sottovoce.client.node import ANSWER_EVERY, Node
 
     try:
         return Node.load(str(context.node_config.get("node"))).answer_every

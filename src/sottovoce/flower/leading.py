@@ -3,7 +3,7 @@
 | run config | what it is |
 |---|---|
 | `plan` | the plan's file (TOML) |
-| `public` | the server's own rows (`sottovoce.public`) |
+| `public` | the server's own rows (`sottovoce.data.public`) |
 | `out` | the folder of the run |
 | `clients` | how many have to be there before it begins |
 | `gathering` | seconds to wait for them |
@@ -39,7 +39,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.flower.transport import Failure, Roll, Seat
 
 if TYPE_CHECKING:
-    from sottovoce.simulation.done import RoundDone
+    from sottovoce.runs.done import RoundDone
 
 LOCK = "server.lock"
 # A server that is being stopped may still write its record.
@@ -98,10 +98,10 @@ def client_of(hello: bytes) -> str:
 
 def lead(roll: Roll, config: Mapping[str, Any]) -> None:
     """Lead a run from the first greeting to the record."""
-    from sottovoce import public
-    from sottovoce.asking import read_admitted
-    from sottovoce.coordinator import Patience, conduct
+    from sottovoce.data import public
     from sottovoce.plan import Plan
+    from sottovoce.server.asking import read_admitted
+    from sottovoce.server.coordinator import Patience, conduct
 
     for key in KINDS:
         _require(key, config.get(key))
@@ -212,7 +212,7 @@ def encrypted(grid: object) -> bool:
 
 def _require(key: str, value: Any) -> None:
     """One sentence for a setting that would otherwise become a run that spends and fails."""
-    from sottovoce.protocol import SERVER
+    from sottovoce.client.messages import SERVER
     from sottovoce.server.roll import MOST_SECONDS
 
     types, bound, given = KINDS[key]

@@ -239,8 +239,8 @@ def _lives(child: int, options: int = os.WNOHANG) -> bool:
 
 def check(path: Path) -> None:
     """Look at what a message would meet, and say that all is well or what is not."""
-    from sottovoce import device
-    from sottovoce.node import Node
+    from sottovoce.client import device
+    from sottovoce.client.node import Node
 
     node = Node.load(path)
     device.check(node)
@@ -274,7 +274,7 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("--node and --secret are needed, or --check alone")
     logs.begin(as_json=given.log == "json")
     secret = read_secret(given.secret)
-    importlib.import_module("sottovoce.device")  # once, and not in the fork of every message
+    importlib.import_module("sottovoce.client.device")  # once, and not in the fork of every message
     if given.warm is not None:
         _named("warm", given.warm, "a function", "it is called without arguments")()
     serve(given.node, load(given.app), secret)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import PlanError
-from sottovoce.learning.imported import beside
+from sottovoce.models.imported import beside
 from sottovoce.plan import text as plan_text
 from sottovoce.plan.data import TABLE_KEYS, Data
 from sottovoce.plan.refusals import expected, named
@@ -26,7 +26,7 @@ from sottovoce.plan.section import TABLES, Section
 from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
 from sottovoce.privacy.budget import LARGER_UNITS
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.rounds.schedule import Schedule
+from sottovoce.schedules.schedule import Schedule
 
 
 def _first_version(value: Any) -> Any:
@@ -416,7 +416,7 @@ def _explained(table: type[Section], values: Mapping[str, Any]) -> Iterator[str]
 
 
 def _embedded() -> str:
-    return resources.files("sottovoce").joinpath("default.toml").read_text("utf-8")
+    return resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
 
 
 def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,13 +19,12 @@ from sottovoce.plan.data import Data
 from sottovoce.plan.section import MOST, TABLES, Few, Number, Section, When, Whole
 from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.rounds.cohort import CohortKind
-from sottovoce.rounds.decaying import DecayingNoise
-from sottovoce.rounds.discounted import DiscountedRounds
-from sottovoce.rounds.fixed import FixedRounds
-from sottovoce.rounds.schedule import Schedule
-from sottovoce.server.average import Aggregation
-from sottovoce.server.finish import (
+from sottovoce.schedules.aggregate import Aggregation
+from sottovoce.schedules.cohort import CohortKind
+from sottovoce.schedules.decaying import DecayingNoise
+from sottovoce.schedules.discounted import DiscountedRounds
+from sottovoce.schedules.fixed import FixedRounds
+from sottovoce.schedules.optimizer import (
     Decay,
     DecayKind,
     ExponentialAverage,
@@ -33,6 +32,7 @@ from sottovoce.server.finish import (
     Momentum,
     TailAverage,
 )
+from sottovoce.schedules.schedule import Schedule
 
 ModelName: TypeAlias = Literal["svm", "softmax", "mlp", "cnn", "custom"]
 FeatureName: TypeAlias = Literal["hog"]

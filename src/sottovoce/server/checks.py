@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce import wire
+from sottovoce.client import wire
+from sottovoce.client.messages import ANSWER, CODES, Receipt, is_finite, require_version
 from sottovoce.errors import Malformed, OtherSamples
 from sottovoce.privacy import calibration, grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
-from sottovoce.protocol import ANSWER, CODES, Receipt, is_finite, require_version
-from sottovoce.rounds.schedule import Round
-from sottovoce.rounds.turn import LOSS_SHARE, Terms, offer
+from sottovoce.schedules.pricing import LOSS_SHARE, Terms, offer
+from sottovoce.schedules.schedule import Round
 from sottovoce.server.registry import Account, Member
 
 SLACK = 8.0  # standard deviations of ‖Z‖: e⁻³² = 1.3e-14 on either side

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce import wire
+from sottovoce.client import wire
+from sottovoce.client.messages import HELLO, Receipt, is_finite, require_version
 from sottovoce.errors import InputError, Malformed
 from sottovoce.privacy import calibration
 from sottovoce.privacy.budget import UNITS, Budget, Calibration, Unit
-from sottovoce.protocol import HELLO, Receipt, is_finite, require_version
 
 LARGEST_HELLO = 1 << 16
 MOST_SAMPLES = 2**32  # what a vault takes

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from sottovoce.learning.models import Model
-from sottovoce.simulation import course
+from sottovoce.models.base import Model
+from sottovoce.server import course
 from sottovoce.simulation.batch import Seat, orders_of
 from sottovoce.simulation.packed import Layout, pack
 from sottovoce.simulation.round import Outcome

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sottovoce import seeds as seeding
-from sottovoce.checkpoint import ServerState
-from sottovoce.federation import Federation
-from sottovoce.learning.models import Model
+from sottovoce.models.base import Model
+from sottovoce.privacy import seeds as seeding
+from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import side_by_side
-from sottovoce.seeds import Purpose
-from sottovoce.simulation import course
-from sottovoce.simulation.finishing import numbers
+from sottovoce.runs.checkpoint import ServerState
+from sottovoce.server import course
+from sottovoce.server.federation import Federation
+from sottovoce.server.finishing import numbers
+from sottovoce.server.scoring import inspected, on_device
 from sottovoce.simulation.round import Orders, Rows
-from sottovoce.simulation.scoring import inspected, on_device
 
 
 def rows_of(federations: Sequence[Federation], model: Model) -> tuple[Rows, list[int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sottovoce.holdings import Given, is_pair
-from sottovoce.learning.names import AnyModel
+from sottovoce.data.federated import Given, is_pair
+from sottovoce.models.names import AnyModel
 from sottovoce.plan import Plan
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from sottovoce.learning.models import Model, Params
+from sottovoce.models.base import Model, Params
 from sottovoce.simulation.batch import orders_of
 from sottovoce.simulation.round import play
 from sottovoce.simulation.table import AfterRound, Run, Seating, Table

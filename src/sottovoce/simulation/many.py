@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sottovoce import seeds as seeding
-from sottovoce.federation import Federation, build
-from sottovoce.holdings import Given, Holdings, Pair, hold
-from sottovoce.learning.names import AnyModel
+from sottovoce.data.federated import Given, Holdings, Pair, hold
+from sottovoce.models.names import AnyModel
 from sottovoce.plan import Plan
+from sottovoce.privacy import seeds as seeding
+from sottovoce.runs.trained import Trained
+from sottovoce.server.federation import Federation, build
 from sottovoce.simulation.given import adapted
 from sottovoce.simulation.run import First, rounds_of, started, trained
 from sottovoce.simulation.table import Run
-from sottovoce.trained import Trained
 
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
 AT_ONCE = 2  # batches in turn: one is on the accelerator while the host keeps the other's books

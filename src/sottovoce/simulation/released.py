@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce import client
-from sottovoce.federation import Federation
-from sottovoce.learning.own import as_device
+from sottovoce.client import release
+from sottovoce.models.own import as_device
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import Tank
-from sottovoce.server.average import combine
-from sottovoce.simulation.course import Prepared
+from sottovoce.schedules.aggregate import combine
+from sottovoce.server.course import Prepared
+from sottovoce.server.federation import Federation
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -34,7 +34,7 @@ def play(
     present = np.flatnonzero(prepared.uploads)
     for i in present:
         own, rows = _tank(before, int(i)), held.client(int(i))
-        paid = client.price(
+        paid = release.price(
             own,
             prepared.turn,
             federation.terms,
@@ -44,7 +44,7 @@ def play(
         booked = int(prepared.tank.spent[i] - before.spent[i])
         if sum(paid.units) != booked:
             raise AssertionError("a client's price is not what the server booked for it")
-        upload = client.release(
+        upload = release.release(
             device.form,
             params,
             rows.x,

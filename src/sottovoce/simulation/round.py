@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from sottovoce.learning.clipping import Inspected, clipped_sum
-from sottovoce.learning.evaluate import evaluate, losses
-from sottovoce.learning.models import Model, Params
-from sottovoce.noise import simulated
-from sottovoce.server import finish
-from sottovoce.server.finish import Numbers
+from sottovoce.models.base import Model, Params
+from sottovoce.models.clipping import Inspected, clipped_sum
+from sottovoce.models.evaluate import evaluate, losses
+from sottovoce.privacy.noise import simulated
+from sottovoce.schedules import optimizer
+from sottovoce.schedules.optimizer import Numbers
 from sottovoce.simulation.packed import Layout, pack, unpack
 
 Signal: TypeAlias = Literal["public", "clients", "raw"]
@@ -155,15 +155,15 @@ def finished(
     params: Params, averaged: Params, memory: dict[str, Params], numbers: Numbers
 ) -> tuple[Params, dict[str, Params]]:
     """`server.finish.step` on trees of arrays."""
-    kept: finish.Memory = {part: _flat(tree) for part, tree in memory.items()}
-    new, kept = finish.step(numbers, kept, _flat(params), _flat(averaged))
+    kept: optimizer.Memory = {part: _flat(tree) for part, tree in memory.items()}
+    new, kept = optimizer.step(numbers, kept, _flat(params), _flat(averaged))
     return _like(params, new), {part: _like(params, leaves) for part, leaves in kept.items()}
 
 
 def keep_better(memory: dict[str, Params], new: Params, better: Array) -> dict[str, Params]:
     """`server.finish.keep_better` on trees of arrays."""
-    kept: finish.Memory = {part: _flat(tree) for part, tree in memory.items()}
-    kept = finish.keep_better(kept, _flat(new), better, jnp.where)
+    kept: optimizer.Memory = {part: _flat(tree) for part, tree in memory.items()}
+    kept = optimizer.keep_better(kept, _flat(new), better, jnp.where)
     return {part: _like(new, leaves) for part, leaves in kept.items()}
 
 
@@ -171,7 +171,7 @@ def _flat(tree: Params) -> dict[int, Array]:
     return dict(enumerate(jax.tree.leaves(tree)))
 
 
-def _like(tree: Params, leaves: finish.Leaves) -> Params:
+def _like(tree: Params, leaves: optimizer.Leaves) -> Params:
     return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
 
 

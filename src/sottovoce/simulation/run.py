@@ -12,25 +12,27 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sottovoce import checkpoint, record
-from sottovoce import seeds as seeding
-from sottovoce.checkpoint import ServerState
+from sottovoce.data.federated import NUMBERS, Given, Pair
+from sottovoce.data.files import make_folder, require_empty
 from sottovoce.errors import InputError, RunError
-from sottovoce.federation import Federation, build
-from sottovoce.holdings import NUMBERS, Given, Pair
-from sottovoce.learning.gradients import ForeignModel
-from sottovoce.learning.models import Params
-from sottovoce.learning.names import AnyModel, named, unnamed
+from sottovoce.models.base import Params
+from sottovoce.models.gradients import ForeignModel
+from sottovoce.models.names import AnyModel, named, unnamed
 from sottovoce.plan import Plan
-from sottovoce.server import finish
-from sottovoce.simulation import ahead, course, loop, streamed
-from sottovoce.simulation.done import OnRound, done_of
-from sottovoce.simulation.finishing import closed
+from sottovoce.privacy import seeds as seeding
+from sottovoce.runs import checkpoint, record
+from sottovoce.runs.checkpoint import ServerState
+from sottovoce.runs.done import OnRound, done_of
+from sottovoce.runs.trained import Trained
+from sottovoce.schedules import optimizer
+from sottovoce.server import course
+from sottovoce.server.federation import Federation, build
+from sottovoce.server.finishing import closed
+from sottovoce.server.scoring import confused, fairness_of, first_model, scores
+from sottovoce.simulation import ahead, loop, streamed
 from sottovoce.simulation.given import adapted
 from sottovoce.simulation.interrupts import Interrupts
-from sottovoce.simulation.scoring import confused, fairness_of, first_model, scores
 from sottovoce.simulation.table import AfterRound, Run
-from sottovoce.trained import Trained
 
 CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
 
@@ -64,7 +66,7 @@ def simulate(
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
     plan = adapted(plan, given, model)
-    folder = None if out is None else checkpoint.require_free(Path(out))
+    folder = None if out is None else require_empty(Path(out))
     with Interrupts() as interrupts:
         federation = build(plan, seed=seed, data=given, model=model)
         return _one(started(federation, seed), on_round, folder, interrupts)
@@ -122,7 +124,7 @@ def _one(
     saved = time.monotonic()
     interrupts.check()
     if folder is not None:
-        checkpoint.make(folder)
+        make_folder(folder)
         record.write_rounds(folder, run.state)
         _save(run, folder, header)
 
@@ -205,7 +207,7 @@ def _loop_released(
     federation, began, before = run.federation, time.monotonic(), run.state.seconds
     while (paid := course.prepare(federation, run.state, run.seed)) is not None:
         params = named(run.params)
-        memory: finish.Memory = {part: named(tree) for part, tree in run.memory.items()}
+        memory: optimizer.Memory = {part: named(tree) for part, tree in run.memory.items()}
         loss, accuracy, heard, offered = float("nan"), float("nan"), None, float("nan")
         if paid.uploads.any():
             tank = run.state.tank
@@ -275,13 +277,13 @@ def _first(federation: Federation, seed: int) -> First:
 
 
 def _alone_at(
-    model: AnyModel, state: ServerState, params: finish.Leaves, memory: finish.Memory
+    model: AnyModel, state: ServerState, params: optimizer.Leaves, memory: optimizer.Memory
 ) -> tuple[ServerState, Params, int, dict[str, Params]]:
     kept = {part: _alone(unnamed(model, dict(leaves))) for part, leaves in memory.items()}
     return state, _alone(unnamed(model, dict(params))), 0, kept
 
 
-def _kept(run: Run) -> finish.Memory:
+def _kept(run: Run) -> optimizer.Memory:
     return {part: named(tree) for part, tree in run.memory.items()}
 
 

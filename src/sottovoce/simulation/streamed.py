@@ -20,21 +20,22 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from sottovoce import seeds
+from sottovoce.data.federated import Holdings
 from sottovoce.data.stored import is_stored
-from sottovoce.federation import Federation
-from sottovoce.holdings import Holdings
-from sottovoce.learning.clipping import clipped_sum
-from sottovoce.learning.evaluate import evaluate, losses
-from sottovoce.learning.models import Model, Params
-from sottovoce.noise import simulated
+from sottovoce.models.base import Model, Params
+from sottovoce.models.clipping import clipped_sum
+from sottovoce.models.evaluate import evaluate, losses
+from sottovoce.privacy import seeds
+from sottovoce.privacy.noise import simulated
 from sottovoce.privacy.normal import Floats
-from sottovoce.seeds import Purpose
-from sottovoce.server.finish import Numbers
-from sottovoce.simulation import course, interrupts
-from sottovoce.simulation.finishing import numbers
+from sottovoce.privacy.seeds import Purpose
+from sottovoce.schedules.optimizer import Numbers
+from sottovoce.server import course
+from sottovoce.server.federation import Federation
+from sottovoce.server.finishing import numbers
+from sottovoce.server.scoring import on_device
+from sottovoce.simulation import interrupts
 from sottovoce.simulation.round import finished, keep_better
-from sottovoce.simulation.scoring import on_device
 from sottovoce.simulation.table import AfterRound, Run
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block

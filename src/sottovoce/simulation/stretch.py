@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from sottovoce.learning.models import Model, Params
+from sottovoce.models.base import Model, Params
 from sottovoce.simulation.packed import Layout, unpack
 from sottovoce.simulation.round import Outcome, Rows, Signal, traced
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.checkpoint import ServerState
-from sottovoce.federation import Federation
-from sottovoce.learning.models import Model, Params
-from sottovoce.server import finish
-from sottovoce.simulation import course
+from sottovoce.models.base import Model, Params
+from sottovoce.runs.checkpoint import ServerState
+from sottovoce.schedules import optimizer
+from sottovoce.server import course
+from sottovoce.server.federation import Federation
 from sottovoce.simulation.batch import Seat, lasting, rows_of
 
 Asks = dict[int, course.Prepared]  # what each run of the batch asks for in a round
@@ -50,7 +50,7 @@ class Run:
     @property
     def handed(self) -> Params:
         """The model that is handed out if the run ends here."""
-        return finish.handed(self.memory, self.params)
+        return optimizer.handed(self.memory, self.params)
 
 
 AfterRound = Callable[[Run], None]

@@ -1,0 +1,453 @@
+"""The command line: one library call per command, one plain sentence per error.
+
+Exit codes: 0 ok, 1 failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, cast
+
+import click
+import typer
+import typer.core
+
+from sottovoce._version import __version__
+from sottovoce.cli.deploy import node_app, server_app
+from sottovoce.cli.ledger import ledger_app
+from sottovoce.cli.options import AsJson, Quick, Quiet, RecordAsJson, Resume, RunFolder, Settings
+from sottovoce.cli.pipe import pipe_of, reader_left
+from sottovoce.cli.rehearse import rehearse
+from sottovoce.errors import InputError, SottovoceError
+
+# With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
+typer.core.HAS_RICH = False
+
+app = typer.Typer(
+    name="sottovoce",
+    help="Federated learning in which no client has to trust the server.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit; every error becomes one sentence on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # ε in a latin-1 pipe must not end in a traceback
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(standalone_mode=False)
+        if code == 130:  # how typer tells of Ctrl-C
+            raise KeyboardInterrupt
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "")
+        code = 2
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "sottovoce"
+        message = " ".join(error.format_message().split()).rstrip(".")
+        code = _say(f"{message}; see {command} --help", 2)
+    except InputError as error:
+        code = _say(str(error), 2)
+    except SottovoceError as error:
+        code = _say(str(error), 1)
+    except (click.Abort, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed twice: still in order, still 130
+        code = _say("interrupted", 130)
+    except (OSError, SystemExit) as error:
+        error = pipe_of(error)
+        if reader_left(error):  # head or less has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(0)
+        code = _say(f"the system refused: {error.strerror or error}; nothing more was done", 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code or 0)
+
+
+def _say(sentence: str, code: int) -> int:
+    sys.stderr.write(f"sottovoce: {sentence}\n")
+    return code
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        click.echo(f"sottovoce {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float | None, typer.Option(help="Budget ε of a client.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Budget δ of a client.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds T.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients U.")] = None,
+    per_round: Annotated[
+        int | None, typer.Option(help="Clients in a round K (default: all of them).")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples n of a client.")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Norm C that per-sample gradients are cut to.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Step size η.")] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="What is protected: record | client.", metavar="UNIT")
+    ] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="exact | zcdp | paper.", metavar="NAME")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Numbers only: the noise a budget buys, and what the paper's noise really guarantees.
+
+    What you do not give is taken from the embedded default plan. Nothing is read or written.
+
+    \b
+    Examples:
+      sottovoce calibrate
+      sottovoce calibrate --epsilon 4 --delta 1e-6 --rounds 50 --clients 20 --samples 1000
+      sottovoce calibrate --unit client --json
+    """
+    from sottovoce.schedules.calibrate import calibrate, table
+
+    answer = calibrate(
+        epsilon=epsilon,
+        delta=delta,
+        rounds=rounds,
+        clients=clients,
+        per_round=per_round,
+        samples=samples,
+        clip=clip,
+        learning_rate=learning_rate,
+        unit=cast(Any, unit),
+        calibration=cast(Any, calibration),
+    )
+    click.echo(json.dumps(answer.to_json(), ensure_ascii=False) if as_json else table(answer))
+    if (sentence := answer.request.warning()) is not None:
+        click.echo(f"warning: {sentence}", err=True)
+
+
+@app.command()
+def train(
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")
+    ] = None,
+    settings: Settings = None,
+    out: RunFolder = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Make the simulation repeatable (default: from the OS).")
+    ] = None,
+    resume: Resume = False,
+    as_json: RecordAsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model in a private federation, simulated on this machine.
+
+    Shows every round, then what came out and what is guaranteed; writes the run's folder with
+    record.json, model.npz, trace.npz, splits.npz, rounds.jsonl and report.html.
+
+    \b
+    Examples:
+      sottovoce train
+      sottovoce train --set privacy.epsilon=4 --seed 1 --out runs/first
+      sottovoce train plan.toml --json > record.json
+      sottovoce train --resume --out runs/first
+    """
+    from sottovoce.cli.train import train
+
+    train(plan, settings or [], out=out, seed=seed, resume=resume, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+def federate(
+    plan: Annotated[
+        Path | None,
+        typer.Argument(help="A plan (TOML). Without one: 3 clients, 8 rounds of the digits."),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="How many clients (the same as --set data.clients=N).")
+    ] = None,
+    settings: Settings = None,
+    out: RunFolder = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds a round waits for answers (default: 600).")
+    ] = None,
+    minimum: Annotated[
+        int | None, typer.Option(help="Uploads without which a round does not count (default: 1).")
+    ] = None,
+    resume: Resume = False,
+    keep_uploads: Annotated[
+        bool, typer.Option("--keep-uploads", help="Keep every upload that counted.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS, no authentication: a demonstration.")
+    ] = False,
+    as_json: RecordAsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model in a real federation on Flower: a server and N clients on this machine.
+
+    Every client is a process with its own rows, its own vault and secure noise, over TLS, with keys
+    made on the spot. The folder is that of `train`, and has the clients below nodes/. Ctrl-C is
+    safe, and no process is left. Needs the extra `flower`.
+
+    \b
+    Examples:
+      sottovoce federate
+      sottovoce federate plan.toml --clients 5 --out runs/five
+      sottovoce federate --resume --out runs/five
+    """
+    from sottovoce.flower.federate import federate
+
+    federate(
+        plan,
+        settings or [],
+        clients=clients,
+        out=out,
+        resume=resume,
+        as_json=as_json,
+        quiet=quiet,
+        insecure=insecure,
+        keep_uploads=keep_uploads,
+        deadline=deadline,
+        minimum=minimum,
+    )
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("plan.toml"),
+    table: Annotated[
+        Path | None,
+        typer.Option("--from", help="Draft it from the header of this table (CSV, Parquet)."),
+    ] = None,
+) -> None:
+    """Write a plan with every key explained; it runs as it is.
+
+    With --from it is a draft for your own table, and runs once you have filled in what must be
+    public: bounds and categories are never copied from the data.
+
+    \b
+    Examples:
+      sottovoce init
+      sottovoce init hospital.toml
+      sottovoce init --from people.csv people.toml
+    """
+    from sottovoce.data.draft import draft
+    from sottovoce.plan import Plan
+
+    text = Plan.template() if table is None else draft(table, path)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InputError.of("PATH", str(path), "a new file", "name another or move it") from None
+    except OSError as error:
+        raise InputError.of(
+            "PATH", str(path), "a file that can be written", f"{error.strerror}: name another"
+        ) from None
+    todo = "edit it" if table is None else "fill in the label and what is public about the columns"
+    click.echo(f"{path} is written; {todo}, then run: sottovoce train {path}")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    file: Annotated[
+        Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv; a table: .csv, .parquet.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Print the class of each sample of a file, one a line.
+
+    Samples must be scaled as in training (digits: pixels / 16, images: pixels / 255). A table is
+    encoded as the training table was: it needs the same columns, and the label may be absent.
+
+    \b
+    Examples:
+      sottovoce predict runs/first samples.npy
+      sottovoce predict runs/people new.csv
+    """
+    from sottovoce.data.samples import read_samples
+    from sottovoce.runs.trained import load
+
+    arrays = None if file.suffix.lower() in (".csv", ".parquet") else read_samples(file)
+    model = load(run)
+    answer: list[Any]
+    if arrays is None and model.classes is not None:
+        answer = list(model.predict_table(file))
+    else:
+        answer = model.predict(read_samples(file) if arrays is None else arrays).tolist()
+        answer = answer if model.classes is None else [model.classes[label] for label in answer]
+    click.echo(json.dumps({"predictions": answer}) if as_json else "\n".join(map(str, answer)))
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of a run, or of figures.", metavar="DIR")
+    ],
+) -> None:
+    """Draw the page of a run, or of the figures in a folder, again; nothing is trained.
+
+    \b
+    Examples:
+      sottovoce report runs/first
+      sottovoce report results
+    """
+    if folder.is_dir() and not (folder / "record.json").exists():
+        from sottovoce.studies.paper.reproduce import write
+
+        click.echo(write(folder))
+        return
+    from sottovoce import reports as pages
+
+    click.echo(pages.write(folder))
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Figures, or all. Without one: a list of them.")
+    ] = None,
+    quick: Quick = False,
+    out: Annotated[
+        Path, typer.Option(help="The folder of the results; what it has is not run again.")
+    ] = Path("results"),
+    claims: Annotated[
+        bool, typer.Option("--claims", help="Print the table of claims of --out, and do no more.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make the figures of the paper, with a verdict on every claim.
+
+    Writes NAME.json and NAME.svg for each figure and one page, index.html. Ctrl-C is safe: the
+    same command goes on. Figures made elsewhere are merged by copying their files.
+
+    \b
+    Examples:
+      sottovoce reproduce
+      sottovoce reproduce fig2 fig4
+      sottovoce reproduce all --quick --out quick
+      sottovoce reproduce frontier
+      sottovoce reproduce --claims
+    """
+    from sottovoce.studies.paper import reproduce as figures
+    from sottovoce.studies.paper.claims import markdown
+
+    if claims:
+        click.echo(markdown(figures.finished(out)))
+    elif not names:
+        click.echo(figures.listing())
+    elif names == ["frontier"]:
+        folder = figures.reproduce_frontier(quick=quick, out=out, quiet=quiet)
+        click.echo((folder / "frontier.md").read_text("utf-8"), nl=False)
+        click.echo(f"picture   {folder / 'frontier.svg'}")
+    else:
+        found = figures.reproduce(names, quick=quick, out=out, quiet=quiet)
+        click.echo(markdown(found))
+        click.echo(f"page   {out / 'index.html'}")
+
+
+@app.command()
+def audit(
+    what: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A plan (TOML) or the folder of a run. Without one: the embedded default.",
+            metavar="[PLAN | RUN]",
+        ),
+    ] = None,
+    quick: Quick = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new or empty folder (default: runs/audit-… or RUN/audit)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play the curious server: attacks, and a measured ε beside the promised one.
+
+    Shows what each attack gets without noise and with it, and what no attacker can exceed; measures
+    the noise of real uploads; judges the paper's. Writes audit.html, audit.json and drawings. The
+    exit code is 1 if a measurement contradicts the promise, and 2 if there is no measurement.
+
+    \b
+    Examples:
+      sottovoce audit --quick
+      sottovoce audit plan.toml --out audit
+      sottovoce audit runs/first --json
+    """
+    from sottovoce.studies.audit.auditing import audit
+
+    raise typer.Exit(audit(what, quick=quick, out=out, as_json=as_json))
+
+
+data_app = typer.Typer(help="The data sets.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="mnist | cifar10 | acs | adult", metavar="NAME")],
+) -> None:
+    """Download a data set into the cache (unless SOTTOVOCE_DATA has it), and say where it is.
+
+    \b
+    Example:
+      sottovoce data fetch mnist
+    """
+    from sottovoce.data import datasets
+
+    click.echo(datasets.find(name))
+
+
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(server_app, name="server")
+app.add_typer(node_app, name="node")
+app.command()(rehearse)
+
+
+@app.command()
+def schema(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="plan | record | calibrate | certificate | audit | rehearsal", metavar="NAME"
+        ),
+    ],
+) -> None:
+    """Print the JSON Schema of something sottovoce reads or writes.
+
+    \b
+    Examples:
+      sottovoce schema plan
+      sottovoce schema calibrate
+    """
+    folder = resources.files("sottovoce").joinpath("schemas")
+    known = sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name[0] != "_")
+    if name not in known:
+        raise InputError.of("schema", name, " or ".join(known), "name what you want described")
+    click.echo(folder.joinpath(f"{name}.json").read_text("utf-8").rstrip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""`sottovoce ledger`: one library call per command; what each does is in `client.ledger`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from sottovoce.cli.options import AsJson
+
+ledger_app = typer.Typer(
+    help="A client's vault: its privacy budget and everything that was released under it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+VaultFile = Annotated[Path, typer.Argument(help="The vault.", metavar="VAULT")]
+NodeFile = Annotated[
+    Path | None, typer.Option(help="The client's node file, which names vault and data.")
+]
+SecondLedger = Annotated[
+    bool,
+    typer.Option(
+        "--second-ledger",
+        help="Your word, which is recorded: these rows had a ledger before, and budgets add up.",
+    ),
+]
+
+
+@ledger_app.command()
+def create(
+    vault: Annotated[
+        Path | None, typer.Argument(help="The vault to make.", metavar="VAULT", show_default=False)
+    ] = None,
+    node: NodeFile = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The client's rows: .npz (arrays x, y), or any other file.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget ε for all runs together.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Budget δ for all runs together.")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm C gradients may be cut to.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Number of rows n, where the file does not tell it.")
+    ] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="What is protected: record (default) | client.", metavar="UNIT"),
+    ] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="exact (default) | zcdp.", metavar="NAME")
+    ] = None,
+    floor: Annotated[
+        float | None,
+        typer.Option(help="Smallest σ/Δ of a turn (default: a quarter of the budget each)."),
+    ] = None,
+    max_rounds: Annotated[
+        int | None, typer.Option(help="Most rounds of one run (default 1000).")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Most steps of one turn (default 16).")
+    ] = None,
+    run_share: Annotated[
+        float | None, typer.Option(help="Part of the budget one run may take (default 0.25).")
+    ] = None,
+    disclose: Annotated[
+        bool | None,
+        typer.Option(
+            "--disclose/--no-disclose",
+            help="Whether servers are told ε, δ and what is spent (σ tells it to one that looks).",
+        ),
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="As root: make it as this user, who runs the worker.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="The worker's SOTTOVOCE_STATE: the second witness's folder.")
+    ] = None,
+    second_ledger: SecondLedger = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the vault of a data set. Its terms may later be tightened, never loosened.
+
+    A client with a node file takes everything from there. Vault and witnesses have to belong to the
+    user that answers requests; as root say which one that is.
+
+    \b
+    Examples:
+      sottovoce ledger create --node ward.toml
+      sottovoce ledger create --node ward.toml --user ward --state /var/lib/ward/state
+      sottovoce ledger create ward.vault --data rows.npz --epsilon 8 --delta 1e-5 --clip 1
+      sottovoce ledger create ward.vault --data rows.csv --samples 1200 --epsilon 4 --delta 1e-6 \\
+        --clip 1 --unit client --no-disclose
+    """
+    from sottovoce.client import ledger
+
+    ledger.act_as(user, state, beside=node or vault)
+    terms = {
+        "data": data,
+        "samples": samples,
+        "epsilon": epsilon,
+        "delta": delta,
+        "clip": clip,
+        "unit": unit,
+        "calibration": calibration,
+        "floor": floor,
+        "max_rounds": max_rounds,
+        "max_steps": max_steps,
+        "run_share": run_share,
+        "disclose": disclose,
+    }
+    given = {name: value for name, value in terms.items() if value is not None}
+    told = ledger.make(vault, node, second_ledger=second_ledger, **given)
+    click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else ledger.table(told))
+    if (sentence := told.policy.warning()) is not None:
+        click.echo(f"warning: {sentence}", err=True)
+
+
+@ledger_app.command()
+def show(
+    vault: VaultFile,
+    everything: Annotated[bool, typer.Option("--all", help="All releases, not the last.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What was released, when and to whom, and what is left.
+
+    \b
+    Examples:
+      sottovoce ledger show ward.vault
+      sottovoce ledger show ward.vault --json
+    """
+    from sottovoce.client import ledger
+
+    told, most = ledger.show(vault), None if everything else 20
+    shown = json.dumps(told.to_json(), ensure_ascii=False)
+    click.echo(shown if as_json else ledger.table(told, most=most))
+
+
+@ledger_app.command()
+def verify(vault: VaultFile, as_json: AsJson = False) -> None:
+    """Check everything: hashes, pages, stored uploads, witness, place. Exit code 1 if broken.
+
+    A backup is whole inside, has no witness and says that it is a backup.
+
+    \b
+    Example:
+      sottovoce ledger verify ward.vault
+    """
+    from sottovoce.client import ledger
+
+    found = ledger.verify(vault)
+    click.echo(json.dumps(found.to_json(), ensure_ascii=False) if as_json else found)
+    found.require()
+
+
+@ledger_app.command()
+def export(
+    vault: VaultFile,
+    out: Annotated[Path, typer.Option(help="A new or empty folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a certificate of what was promised and released: JSON, and a page to print.
+
+    \b
+    Example:
+      sottovoce ledger export ward.vault --out certificate
+    """
+    from sottovoce.reports import certificate
+
+    told, folder = certificate.export(vault, out)
+    said = f"{folder / 'certificate.html'} and certificate.json are written"
+    click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else said)
+
+
+@ledger_app.command()
+def resume(vault: VaultFile, as_json: AsJson = False) -> None:
+    """Let a client go on that has stopped: an answer was paid for and failed. Look why, first.
+
+    \b
+    Example:
+      sottovoce ledger resume ward.vault
+    """
+    from sottovoce.client import vault as vaults
+
+    receipt = vaults.resume(vault)
+    said = f"{vault} goes on; what was burnt stays spent"
+    click.echo(json.dumps(receipt.to_proof()) if as_json else said)
+
+
+@ledger_app.command()
+def backup(
+    vault: VaultFile,
+    out: Annotated[Path, typer.Option(help="A new file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a backup: a copy that cannot be used until it is restored. No witness goes with it.
+
+    \b
+    Example:
+      sottovoce ledger backup ward.vault --out /backup/ward-2026-07-01.vault
+    """
+    from sottovoce.client import ledger
+
+    receipt = ledger.backup(vault, out)
+    said = f"{out} is a backup of {vault} up to line {receipt.seq:,}"
+    click.echo(json.dumps(receipt.to_proof()) if as_json else said)
+
+
+@ledger_app.command()
+def rebind(
+    vault: Annotated[
+        Path | None, typer.Argument(help="The vault.", metavar="VAULT", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Argument(help="The changed rows.", metavar="DATA", show_default=False)
+    ] = None,
+    node: NodeFile = None,
+    overlap: Annotated[
+        str | None,
+        typer.Option(help="Which old records are in DATA: all | some | none.", metavar="WHICH"),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Number of rows of DATA, where the file does not tell it.")
+    ] = None,
+    moved: Annotated[
+        bool,
+        typer.Option("--moved", help="The file was moved, or this machine's witness was lost."),
+    ] = False,
+    restored: Annotated[
+        bool, typer.Option("--restored", help="This is a backup, or it may be an older state.")
+    ] = False,
+    receipt: Annotated[
+        list[str] | None,
+        typer.Option(help="A newer receipt (JSON or a file); may be repeated.", metavar="RECEIPT"),
+    ] = None,
+    burn_rest: Annotated[
+        bool, typer.Option("--burn-rest", help="Without proof: burn all that is left.")
+    ] = False,
+    nothing_since: Annotated[
+        bool,
+        typer.Option(
+            "--nothing-since",
+            help="Your word, which is recorded: nothing was released after this state.",
+        ),
+    ] = False,
+    second_ledger: SecondLedger = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bind a vault to changed records, to another place, or to what a backup has left.
+
+    Nothing is refunded: changed records keep every debit, and what may have been released since a
+    backup is burnt.
+
+    \b
+    Examples:
+      sottovoce ledger rebind --node ward.toml --overlap some
+      sottovoce ledger rebind ward.vault rows.npz --overlap some
+      sottovoce ledger rebind ward.vault --moved --nothing-since
+      sottovoce ledger rebind ward.vault --restored --receipt newest.json
+    """
+    from sottovoce.client import ledger
+
+    done = ledger.rebind(
+        vault,
+        data=data,
+        node=node,
+        overlap=overlap,
+        samples=samples,
+        moved=moved,
+        restored=restored,
+        receipts=receipt or [],
+        burn_rest=burn_rest,
+        nothing_since=nothing_since,
+        second_ledger=second_ledger,
+    )
+    click.echo(json.dumps(done.to_json(), ensure_ascii=False) if as_json else done.text)

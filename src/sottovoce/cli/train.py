@@ -1,0 +1,113 @@
+"""`sottovoce train`: load the plan, show the rounds, write the folder, say what came out."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sottovoce.data import tables
+from sottovoce.data.files import require_empty
+from sottovoce.errors import InputError
+from sottovoce.plan import Plan
+from sottovoce.privacy import seeds
+from sottovoce.reports import progress
+from sottovoce.runs import checkpoint
+
+SIMULATION = (
+    "Simulation: this is what a deployment of this plan would guarantee; "
+    "do not publish this model as private."
+)
+
+IN_SIMULATION_ONLY = (
+    "Simulation of what no deployment does (the paper's noise, or something of the clients' data "
+    "that nobody pays for); do not publish this model as private."
+)
+
+SECURE = (
+    "Secure noise: every client's uploads are released as a device would release them; "
+    "whoever runs this command sees the clients' data, and is trusted with them."
+)
+
+
+def train(
+    path: Path | None,
+    settings: Sequence[str],
+    *,
+    out: Path | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Run a plan (or go on with a run) and print what a person, or `--json`, wants to see."""
+    stream = sys.stderr if as_json else sys.stdout
+    if resume:
+        _refuse_with_resume(path, settings, out, seed)
+    plan = Plan.load(path, settings)
+    if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
+        raise InputError(
+            "data.name = arrays and model.name = custom are given from Python; "
+            "use sottovoce.simulate, or name a data set and a model (or where yours is: model.own)"
+        )
+    if seed is not None:
+        seeds.require_none_for(plan.noise, seed)
+        seeds.check(seed)
+    if plan.data.path is not None:
+        tables.check(tables.Source(**plan.data.table()))
+    folder = out if out is not None else progress.fresh_folder(plan)
+    if resume:
+        plan = Plan(**checkpoint.load(folder)[2]["plan"])
+    else:
+        require_empty(folder)
+
+    # Loaded only now: a bad plan is refused in a fraction of the second that JAX takes to start.
+    from sottovoce import reports
+    from sottovoce.simulation import run as engine
+
+    show = progress.show_for(stream, quiet=quiet, waiting="compiling the round …")
+    show.say(_words(plan))
+    try:
+        with show:
+            if resume:
+                done = engine.resume(folder, on_round=show.round)
+            else:
+                done = engine.simulate(plan, seed=seed, out=folder, on_round=show.round)
+    except KeyboardInterrupt:
+        if (folder / "record.json").exists():
+            print(
+                f"stopped; the record so far is in {folder}, "
+                f"go on with: sottovoce train --resume --out {shlex.quote(str(folder))}",
+                file=sys.stderr,
+                flush=True,
+            )
+            reports.write(folder)
+        raise
+    page = reports.write(folder)
+    progress.warn_of_loose_delta(done.record)
+    if as_json:
+        print(json.dumps(done.record, ensure_ascii=False))
+    else:
+        show.say(progress.summary(done.record, folder, page))
+
+
+def _words(plan: Plan) -> str:
+    """What this run is, before it begins."""
+    if plan.noise == "secure":
+        return SECURE
+    paper = (plan.privacy.calibration, plan.server.signal, plan.local.clip)
+    only = {"paper", "raw", "median"} & {*paper} or plan.data.infer or plan.evaluates_on_unit
+    return IN_SIMULATION_ONLY if only else SIMULATION
+
+
+def _refuse_with_resume(
+    path: Path | None, settings: Sequence[str], out: Path | None, seed: int | None
+) -> None:
+    checkpoint.require_out(out)
+    if path is not None or settings or seed is not None:
+        raise InputError(
+            "--resume goes on with the plan and the seed of the run; "
+            "leave PLAN, --set and --seed out"
+        )

@@ -1,0 +1,388 @@
+"""What a client's machine does with a request: one request in, one answer out, the budget first.
+
+The order is the promise (rules R1–R6, R10, R11 of the protocol):
+
+    read the request → hold it against the client's own policy → asked before? → price
+      → reserve, durable → compute and noise → store the upload, durable → answer
+
+A crash after the reserve burns budget; nothing is refunded. The disk has room for the upload, and
+the process memory for the work, before anything is booked; an answer that fails all the same stops
+the client until its operator has looked. The same content asked again gets the
+stored bytes; another content for the same round is refused. A request can only ask for less than
+the policy allows. `answer` never raises: a refusal is an answer too, in words that depend on the
+request, the policy and the tank alone, which are public. Whatever is wrong with the client's own
+files, its code or its machine is one constant refusal, `unavailable`: what it was is in its log.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce._version import __version__
+from sottovoce.client import messages, release, wire
+from sottovoce.client.messages import Request, refusal
+from sottovoce.client.node import Node, Rows
+from sottovoce.client.release import Price
+from sottovoce.client.vault import Policy, Reservation, Vault
+from sottovoce.client.vault.journal import MOST_BYTES
+from sottovoce.errors import (
+    DataError,
+    InputError,
+    Malformed,
+    OtherVersion,
+    PolicyRefusal,
+    Refusal,
+    RoundAnswered,
+    TankEmpty,
+    VaultRefusal,
+)
+from sottovoce.models import gradients
+from sottovoce.models.form import Shapes
+from sottovoce.privacy import grid
+from sottovoce.schedules.pricing import Terms
+
+log = logging.getLogger("sottovoce.device")
+
+MOST_PARAMETERS = 2**30  # D of the vault's correction: larger models are refused
+PATIENCE = 20.0  # seconds that an operator who looks, or another worker, may have the vault
+
+
+class Declined(Refusal):
+    """A request that the client's policy does not allow; its text may leave."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def answer(blob: bytes, node: Node) -> bytes:
+    """One request → one answer, both as bytes; hostile ones are answered with a refusal."""
+    return _guarded(lambda: _answer(Request.from_blob(blob), node), lambda: _asked(blob))
+
+
+def hello(node: Node) -> bytes:
+    """Who this client is, in public numbers: what a server needs to plan a run."""
+    return _guarded(lambda: _hello(node), lambda: "a greeting")
+
+
+def check(node: Node) -> None:
+    """What a message would meet in this client's own files, or what is wrong with them in words.
+
+    Nothing is booked and nothing is tightened. The words are for who asks on the machine itself.
+    """
+    rows = node.rows()
+    node.own_model()
+    with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
+        _require_as_many(node, rows, vault)
+        vault.require_tightening(node.policy(vault.policy.samples, vault.policy))
+        vault.require_going()
+
+
+def _asked(blob: bytes) -> str:
+    """Name a request in the client's log: public words alone."""
+    try:
+        request = Request.from_blob(blob)
+    except Malformed:
+        return f"a request of {len(blob)} bytes" if isinstance(blob, bytes) else "no bytes"
+    turn = request.round
+    server = request.server or "a server without a name"
+    return f"round {turn.t + 1} of {turn.horizon} of run {request.run[:8]} for {server}"
+
+
+def _guarded(say: Callable[[], bytes], what: Callable[[], str]) -> bytes:
+    """What is said, or a refusal in words that may leave.
+
+    The client's own log has what was asked and which rule refused it. Of its own failures it has
+    the kind of error: its words may hold a cell of a row, and logs are copied to other machines.
+    `check` has the words, for who asks on the machine itself.
+    """
+
+    def refused(code: str, text: str) -> bytes:
+        log.warning("refused %s (%s): %s", what(), code, text)
+        return refusal(code, text)
+
+    try:
+        return say()
+    except Declined as no:
+        return refused(no.code, str(no))
+    except Malformed as error:
+        return refused("version" if isinstance(error, OtherVersion) else "malformed", str(error))
+    except TankEmpty:
+        return refused("empty", "the privacy budget has nothing left for this release")
+    except PolicyRefusal as error:  # its text may name what the policy does not disclose
+        log.error("refused: %s", _kind(error))
+        return refused("policy", "the client's own terms do not allow this release")
+    except RoundAnswered:
+        return refused("replay", "this round has its answer already")
+    except Refusal as error:
+        log.error("the ledger cannot be used: %s", _kind(error))
+    except (DataError, InputError) as error:
+        log.error("the client's own files cannot be used: %s", _kind(error))
+    except Exception as error:  # whatever it was, its text may hold what must not leave
+        log.error("%s ended in an error of the client's own: %s", what(), _kind(error))
+    return unavailable()
+
+
+def unavailable() -> bytes:
+    """Return the one refusal for everything that is wrong on the client's side."""
+    return refusal("unavailable", "the client cannot answer now; its operator has to look")
+
+
+def _kind(error: Exception) -> str:
+    """An error without its words: its kind, and the file and line that it came from."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None:
+        return type(error).__name__
+    file = Path(place.tb_frame.f_code.co_filename).name
+    return f"{type(error).__name__} ({file}, line {place.tb_lineno})"
+
+
+def _hello(node: Node) -> bytes:
+    rows = node.rows()
+    with _open(node, rows) as vault:
+        return wire.pack(
+            {
+                "schema": messages.HELLO,
+                "name": node.name,
+                "version": __version__,
+                "features": int(rows.x.shape[1]),
+                "classes": rows.classes,
+                "policy": _public(vault.policy),
+                "budget": _budget(vault),
+                "receipt": vault.receipt().to_json(),
+            }
+        )
+
+
+def _answer(request: Request, node: Node) -> bytes:
+    rows, debits = node.rows(), list[Reservation]()
+    try:
+        return _answered(request, node, rows, debits)
+    except Exception as error:
+        if debits:  # paid for, and not sent
+            log.error("an answer failed after it was paid for; see `sottovoce ledger show`")
+            _stop(node, rows, _kind(error))
+        raise
+
+
+def _stop(node: Node, rows: Rows, why: str) -> None:
+    """Note in the vault that an answer failed: its next request would burn budget again.
+
+    Where even that cannot be written, the vault stops at the next debit without an upload.
+    """
+    try:
+        with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
+            vault.stop(why)
+    except Refusal as error:
+        log.error("that it failed could not be noted: %s", _kind(error))
+
+
+def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation]) -> bytes:
+    with _open(node, rows) as vault:
+        policy = vault.policy
+        _require_as_many(node, rows, vault)
+        own = node.own_model() if request.form.name == "own" else None
+        if request.form.name == "own" and own is None:
+            raise Declined("policy", "this client's node file names no model of its own")
+        shapes = request.form.shapes() if own is None else own.shapes()
+        _fits(request, shapes, rows)
+        _allowed(request, policy)
+        if request.receipt is not None and not vault.contains(request.receipt):
+            log.error("the server has a receipt that this vault does not know: it is an older copy")
+            raise VaultRefusal("this client's ledger does not contain the receipt it gave")
+        asked = request.hash()
+        if (before := vault.find(request.run, request.round.t)) is not None:
+            if before.request_hash != asked:
+                raise Declined("replay", "this round was asked with another model or other terms")
+            if before.upload is not None:
+                return before.upload
+            if before.dropped:
+                raise Declined("replay", "this round's answer was received and is kept no longer")
+        if own is not None:  # on rows of zeros
+            params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
+            gradients.require_rows(own, params, policy.samples, request.form.features)
+        vault.require_going()
+        if node.vault.stat().st_size + _upload_bytes(request) > policy.max_bytes:
+            raise Declined(
+                "policy", f"the client's ledger may have {policy.max_bytes} bytes at most"
+            )
+        paid = _price(request, policy, vault)
+        _require_memory(request, rows)
+        reserved = vault.reserve(
+            request.run,
+            request.round.t,
+            asked,
+            paid.units,
+            server=request.server,
+            facts={
+                "horizon": request.round.horizon,
+                "learning_rate": request.recipe.learning_rate,
+                "clip": request.recipe.clip,
+                "unit": request.recipe.unit,  # what Δ was taken for: at least the policy's
+                "noise": list(paid.noise),
+                "loss_bound": request.loss_bound,
+                "loss_noise": paid.loss_noise,
+            },
+            acknowledged=request.receipt,
+            room=_upload_bytes(request),
+        )
+        debits.append(reserved)
+        lens = request.form.seen
+        upload = release.release(
+            request.form,
+            request.params,
+            rows.x if lens is None else lens.apply(rows.x),
+            rows.y,
+            recipe=request.recipe,
+            paid=paid,
+            head={
+                "schema": messages.ANSWER,
+                "kind": "upload",
+                "run": request.run,
+                "t": request.round.t,
+                "request": asked,
+                "samples": policy.samples,
+                "receipt": reserved.receipt.to_json(),
+                "budget": _budget(vault),
+            },
+            loss_bound=request.loss_bound,
+            own=own,
+        )
+        vault.store(reserved, upload.blob)
+        return upload.blob
+
+
+def _open(node: Node, rows: Rows) -> Vault:
+    vault = Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE)
+    try:
+        wanted = node.policy(vault.policy.samples, vault.policy)
+        if wanted != vault.policy:
+            vault.tighten(wanted)
+    except BaseException:
+        vault.close()
+        raise
+    return vault
+
+
+def _require_as_many(node: Node, rows: Rows, vault: Vault) -> None:
+    if len(rows.y) != vault.policy.samples:
+        raise DataError(f"{node.data} has {len(rows.y)} rows, the vault was made for others")
+
+
+def _price(request: Request, policy: Policy, vault: Vault) -> Price:
+    terms = Terms(
+        clients=request.clients,
+        per_round=request.per_round,
+        cohort=request.cohort,
+        calibration=policy.calibration,
+        releases=request.recipe.releases,
+    )
+    return release.price(
+        vault.tank(request.run, request.server),
+        request.round,
+        terms,
+        change=grid.change(request.recipe.unit, policy.samples),
+        floor=policy.floor,
+        loss=request.loss_bound is not None,
+    )
+
+
+def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
+    """The model is whole, finite, and made for samples like these."""
+    if request.form.numbers != rows.x.shape[1] or request.form.classes != rows.classes:
+        raise Declined(
+            "policy",
+            f"the model is for {request.form.numbers} features and {request.form.classes} "
+            f"classes, and this client has {rows.x.shape[1]} and {rows.classes}",
+        )
+    given = {name: leaf.shape for name, leaf in request.params.items()}
+    if given != dict(shapes):
+        raise Malformed("the request's arrays are not those of its model")
+    count = sum(leaf.size for leaf in request.params.values())
+    if count > MOST_PARAMETERS:
+        raise Declined("policy", "the model has more than 2³⁰ parameters")
+    if _upload_bytes(request) > MOST_BYTES:  # found after the reserve it would burn budget
+        raise Declined("policy", "the model is larger than an answer that this client can keep")
+    if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
+        raise Malformed("the request's model is not finite")
+
+
+def _upload_bytes(request: Request) -> int:
+    """At most so many bytes has the answer to a request."""
+    return 4 * sum(leaf.size for leaf in request.params.values()) + wire.LONGEST_TEXT
+
+
+def _require_memory(request: Request, rows: Rows) -> None:
+    """Raise MemoryError where a release would find too little memory, before it is paid for.
+
+    It holds the rows as float64, two blocks of gradients, and the parameters a few times over:
+    as they are, summed, noised, moved and written; a cnn also what XLA takes, which is seen on rows
+    of zeros. Every page is touched: a kernel that promises more than it has ends this process now,
+    and not after the debit. Nothing of the rows is looked at.
+    """
+    count = sum(leaf.size for leaf in request.params.values())
+    width, block = max(rows.x.shape[1], request.form.features), None
+    if request.form.name == "cnn":
+        params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
+        zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), np.int64)
+        block = next(gradients.blocks(request.form, params, *zeros))
+    numbers = 2 * len(rows.y) * width + 3 * gradients.BLOCK_NUMBERS + 10 * count
+    np.empty(numbers)[:: mmap.PAGESIZE // 8] = 0
+    del block
+
+
+def _allowed(request: Request, policy: Policy) -> None:
+    """What the server says may only tighten what the client has fixed (R5)."""
+    count = sum(leaf.size for leaf in request.params.values())
+    if request.recipe.clip > policy.clip:
+        raise Declined(
+            "policy", f"clip must be at most {policy.clip:g}, got {request.recipe.clip:g}"
+        )
+    if policy.unit == "client" and request.recipe.unit == "record":
+        raise Declined("policy", "unit must be client, got record")
+    for name, value, most in (
+        ("rounds", request.round.horizon, policy.max_rounds),
+        ("steps", request.recipe.steps, min(policy.max_steps, policy.max_rounds)),
+        (
+            "parameters × steps × samples",
+            count * request.recipe.steps * policy.samples,
+            policy.max_work,
+        ),
+    ):
+        if value > most:
+            raise Declined("policy", f"{name} must be at most {most}, got {value}")
+
+
+def _budget(vault: Vault) -> dict[str, Any] | None:
+    """The promised ε and δ, capacity and what is spent, unless the policy says no (R9)."""
+    if not vault.policy.disclose:
+        return None
+    capacity, spent = vault.against_promise()
+    return {
+        "epsilon": vault.promised.epsilon,
+        "delta": vault.promised.delta,
+        "capacity": capacity,
+        "spent": spent,
+    }
+
+
+def _public(policy: Policy) -> dict[str, Any]:
+    return {
+        "samples": policy.samples,
+        "unit": policy.unit,
+        "clip": policy.clip,
+        "calibration": policy.calibration,
+        "floor": policy.floor if policy.disclose else None,
+        "max_rounds": policy.max_rounds,
+        "max_steps": policy.max_steps,
+        # What a server cannot know of its own earlier runs here is left out.
+        "run_share": policy.run_share if policy.server_share == 1 else None,
+    }

@@ -1,0 +1,255 @@
+"""The node file: what a client has decided for itself, before any server asks.
+
+    schema = 1
+    name = "ward-3"              # how the server may call this client
+    vault = "ward-3.vault"       # its ledger; made once by: sottovoce ledger create --node FILE
+    # answer_every = 0.5         # seconds: answers leave at multiples of it after their requests
+
+    [data]
+    path = "rows.npz"            # arrays x and y; or a table (.csv, .parquet)
+    classes = 10                 # public; of a table they are the categories of its label
+    # label = "readmitted"       # a table's label, and
+    # columns = { age = [0, 120], sex = ["f", "m"], readmitted = ["no", "yes"] }
+
+    [policy]                     # fixed when the vault is made; later it may only be tightened
+    epsilon = 8.0
+    delta = 1e-5
+    clip = 1.0
+
+    # [policy.limits]            # of one run, one server, one request and the vault's file
+    # run_share = 0.25           # the part of the budget that one run may take
+    # server_share = 1.0         # the part that one server may take, by the name it gives itself
+    # max_work = 1_099_511_627_776   # parameters × steps × samples
+    # max_bytes = 17_179_869_184
+
+    [model]                      # only for a model of your own
+    own = "net.py:model"         # or "package.module:name"
+
+Paths are relative to the file. The server cannot change any of it. No JAX, no pydantic: a device
+process starts in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.client.vault import Policy, fingerprint
+from sottovoce.client.vault.policy import LIMITS
+from sottovoce.data.files import read_npz, why
+from sottovoce.errors import DataError, InputError
+from sottovoce.models import imported
+from sottovoce.models.gradients import OwnModel
+
+TABLES = (".csv", ".parquet")
+_POLICY = (
+    "epsilon",
+    "delta",
+    "clip",
+    "unit",
+    "calibration",
+    "floor",
+    "max_rounds",
+    "disclose",
+    "max_steps",
+)
+ANSWER_EVERY = 0.5  # seconds: longer than what differs between two data sets of a client
+_KEYS = {
+    "": ("schema", "name", "vault", "answer_every", "data", "policy", "model"),
+    "data": ("path", "classes", "label", "columns"),
+    "policy": (*_POLICY, "limits"),
+    "policy.limits": LIMITS,
+    "model": ("own",),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A client's own samples, as numbers."""
+
+    x: NDArray[np.floating[Any]]
+    y: NDArray[np.int64]
+    classes: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Which data set this is, whatever the order of its rows."""
+        return fingerprint(self.x, self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A node file, read and checked; the data are read when they are asked for."""
+
+    name: str
+    vault: Path
+    data: Path
+    classes: int | None
+    table: Mapping[str, Any] | None
+    terms: Mapping[str, Any]  # the policy as written, without the number of samples
+    own: str | None
+    answer_every: float = ANSWER_EVERY
+
+    @classmethod
+    def load(cls, path: str | Path) -> Node:
+        """Read a node file; one sentence with name, bound, value and remedy if it is none."""
+        path = Path(path)
+        try:
+            values = tomllib.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            raise InputError.of("node", str(path), "a file that exists", "write one") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(
+                f"the node file {path.name} cannot be read as TOML: {why(error)}"
+            ) from None
+        _known("", values)
+        for section in ("data", "policy", "model"):
+            table = values.get(section, {} if section == "model" else None)
+            if not isinstance(table, dict):
+                raise InputError(f"the node file {path.name} has no table [{section}]; add it")
+            _known(section, table)
+        if type(values.get("schema")) is not int or values["schema"] != 1:
+            raise InputError.of("schema", values.get("schema"), "1", "it is the file's version")
+        data, folder = values["data"], path.parent
+        limits = values["policy"].pop("limits", {})
+        if not isinstance(limits, dict):
+            raise InputError.of("policy.limits", limits, "a table", "write [policy.limits]")
+        _known("policy.limits", limits)
+        rows = folder / _text("data.path", data.get("path"))
+        is_table = rows.suffix.lower() in TABLES
+        node = cls(
+            name=_text("name", values.get("name")),
+            vault=folder / _text("vault", values.get("vault")),
+            data=rows,
+            classes=None if is_table else _classes(data.get("classes")),
+            table=_table(data, is_table),
+            terms={**values["policy"], **limits},
+            own=_own(values.get("model", {}), folder),
+            answer_every=_seconds(values.get("answer_every", ANSWER_EVERY)),
+        )
+        node.policy(samples=1)  # whatever is wrong with it is said now, not at the first request
+        return node
+
+    def policy(self, samples: int, held: Policy | None = None) -> Policy:
+        """What the file promises, for so many samples.
+
+        Limits that it does not name are those of the policy that a vault holds: one that was made
+        before there were limits has none until its node file names them.
+        """
+        missing = [key for key in ("epsilon", "delta", "clip") if key not in self.terms]
+        if missing:
+            raise InputError(f"policy.{missing[0]} is missing in the node file; it has no default")
+        kept = {} if held is None else {name: getattr(held, name) for name in LIMITS}
+        return Policy(samples=samples, **{**kept, **self.terms})
+
+    def rows(self) -> Rows:
+        """The client's samples. Only the device reads them."""
+        if self.table is not None:
+            return _read_table(self.data, self.table)
+        return _read_arrays(self.data, cast(int, self.classes))
+
+    def own_model(self) -> OwnModel | None:
+        """The model that `model.own` names, imported; None where the file names none."""
+        if self.own is None:
+            return None
+        found = imported.find(self.own)
+        if all(hasattr(found, name) for name in ("shapes", "gradients", "losses")):
+            return cast(OwnModel, found)
+        from sottovoce.models.base import Model
+        from sottovoce.models.own import JaxModel
+
+        if isinstance(found, Model):
+            return JaxModel(found)
+        raise InputError.of(
+            "model.own", self.own, "a model", "make it with sottovoce.custom or TorchModel"
+        )
+
+
+def _read_arrays(path: Path, classes: int) -> Rows:
+    try:
+        x, y = read_npz(path, "x", "y").values()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as arrays x and y: {why(error)}") from None
+    if x.dtype.kind not in "fiu" or x.ndim < 2 or y.dtype.kind not in "iu" or y.ndim != 1:
+        raise DataError(f"{path}: x must be numbers with a row a sample, and y whole numbers")
+    if len(x) != len(y) or len(y) == 0:
+        raise DataError(f"{path}: x has {len(x)} rows and y {len(y)}; they must be equal, not 0")
+    if y.min() < 0 or y.max() >= classes:
+        raise DataError(f"{path}: a label of y is not from 0 to {classes - 1} (data.classes)")
+    rows = x.reshape(len(x), -1)
+    return Rows(rows if rows.dtype.kind == "f" else rows.astype(np.float64), y.astype(int), classes)
+
+
+def _read_table(path: Path, table: Mapping[str, Any]) -> Rows:
+    from sottovoce.data.tables import Source, read_table
+
+    read = read_table(Source(path, table["label"], columns=table["columns"]))
+    if len(read.y) == 0:
+        raise DataError(f"{path} has no rows; a client without samples takes no part")
+    return Rows(read.x, read.y.astype(np.int64), len(read.layout.classes))
+
+
+def _known(section: str, values: Mapping[str, Any]) -> None:
+    for key in values:
+        if key not in _KEYS[section]:
+            name = f"{section}.{key}" if section else key
+            known = ", ".join(_KEYS[section])
+            raise InputError(f"unknown key {name} in the node file; it may have {known}")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 200 or not value.isprintable():
+        raise InputError.of(name, value, "a text of one line", "write it in the node file")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 3600:
+        raise InputError.of(
+            "answer_every", value, "seconds from 0 to 3600", "with 0 the time of an answer shows"
+        )
+    return float(value)
+
+
+def _classes(value: Any) -> int:
+    if type(value) is not int or not 2 <= value <= 2**30:
+        raise InputError.of(
+            "data.classes", value, "a whole number ≥ 2", "it is public: how many labels there are"
+        )
+    return value
+
+
+def _table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
+    if not is_table:
+        for key in ("label", "columns"):
+            if key in data:
+                raise InputError(f"data.{key} belongs to a table; data.path names arrays")
+        return None
+    for key in ("label", "columns"):
+        if key not in data:
+            raise InputError(f"data.{key} is missing in the node file; a table needs it")
+    if "classes" in data:
+        raise InputError("data.classes is that of the label's categories; leave it out")
+    label = _text("data.label", data["label"])
+    if not isinstance(data["columns"], dict) or label not in data["columns"]:
+        raise InputError(
+            f"data.columns must say what is public of every column, {label} included; "
+            "a node infers nothing from its data"
+        )
+    from sottovoce.plan.columns import checked
+
+    return {"label": label, "columns": checked(data["columns"], label)}
+
+
+def _own(model: Mapping[str, Any], folder: Path) -> str | None:
+    if not model:
+        return None
+    where = _text("model.own", model.get("own"))
+    imported.require_named(where, "model.own")
+    return imported.beside(where, folder)

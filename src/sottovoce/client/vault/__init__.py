@@ -1,0 +1,29 @@
+"""A client's durable ledger and outbox: one file for one data set, for all runs and servers.
+
+    create → reserve (debit, durable) → compute → store (upload, durable) → send
+
+The vault refuses rather than guesses: a missing file, a copy, an older state, another data set, a
+second process, a second answer to a round. docs/ledger.md is the operator's page.
+"""
+
+from sottovoce.client.vault.backup import backup
+from sottovoce.client.vault.fingerprint import fingerprint, fingerprint_file
+from sottovoce.client.vault.policy import Policy
+from sottovoce.client.vault.rebinding import move, rebind, restore, resume
+from sottovoce.client.vault.vault import Entry, Reservation, Vault
+from sottovoce.client.vault.witness import Receipt
+
+__all__ = [
+    "Entry",
+    "Policy",
+    "Receipt",
+    "Reservation",
+    "Vault",
+    "backup",
+    "fingerprint",
+    "fingerprint_file",
+    "move",
+    "rebind",
+    "restore",
+    "resume",
+]

@@ -1,0 +1,478 @@
+"""The files of a vault, held together: lock, journal, books, witness. Policies live elsewhere.
+
+After every write the order is: commit (durable) → witness (durable) → books. A write that fails
+leaves the chest closed for good, because nobody can know what a failed sync has kept; opening it
+again reads what is there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from sottovoce.client.vault import lock, steps, witness
+from sottovoce.client.vault.books import Books, Turn
+from sottovoce.client.vault.chain import GENESIS, Line, chained, salted
+from sottovoce.client.vault.fingerprint import sha256
+from sottovoce.client.vault.journal import Journal
+from sottovoce.client.vault.records import Records
+from sottovoce.client.vault.witness import Place, Receipt
+from sottovoce.errors import InputError, VaultRefusal
+
+SUMMARY_EVERY = 32  # lines: so many, and those of one write, are read at an opening
+_PATIENCE = 20.0  # seconds that another creation on this machine may take
+_MOST_LINES = 2  # of one write: a reserve, and before the first one of a run the run itself
+
+
+class Chest:
+    """An open vault file with its lock and witness; `Chest.open` reads and checks the chain."""
+
+    def __init__(self, path: Path, held: int, journal: Journal, books: Books, summed: int) -> None:
+        self.path, self.books = path, books
+        self._held, self._journal = [held], journal
+        self._owner, self._usable = os.getpid(), True
+        self._inode = path.stat().st_ino
+        self._summed = summed  # the line up to which there is a summary
+        self.alone = threading.RLock()  # one thread at a time, from the check to the write
+
+    @staticmethod
+    def make(path: Path, facts: dict[str, Any], *, second_ledger: bool = False) -> None:
+        """Make a new vault; until the last step there is none, after it there is a whole one.
+
+        Rows that have a ledger on this machine get another only on the operator's word.
+        """
+        path = real(path)
+        held = [lock.take(path)]
+        try:
+            _require_unused(path)
+            with witness.state_for_writing() as state:  # one creation at a time, or two see none
+                held.append(lock.take(path, _PATIENCE, at=state / "create.lock"))
+            facts = {**facts, **word_on_ledgers(facts["dataset"], second_ledger=second_ledger)}
+            part = path.with_name(path.name + ".part")
+            for left in (part, part.with_name(part.name + "-journal")):
+                left.unlink(
+                    missing_ok=True
+                )  # of a creation that crashed before anything was booked
+            steps.reached("create: begun")
+            part.touch(mode=0o600, exist_ok=False)
+            facts = {**facts, "inode": part.stat().st_ino}  # which the new name will keep
+            first = chained(GENESIS, 1, _now(), "create", salted(facts))
+            Books().add(first)
+            Journal.make(part, first)
+            steps.reached("create: committed")
+            made = Receipt(facts["vault"], 1, first.hash, spent=0)
+            witness.keep(made)
+            witness.write(path, made, "create")
+            steps.reached("create: witnessed")
+            part.rename(path)
+            witness.sync_folder(path.parent)
+            steps.reached("create: named")
+            witness.note_ledger(facts["dataset"], facts["vault"])  # else the first opening does
+        except OSError as error:
+            raise VaultRefusal(
+                f"{path} cannot be made ({error.strerror}); check the folder and its permissions"
+            ) from None
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+
+    @classmethod
+    def open(cls, path: Path, *, wait: float = 0.0, whole: bool = False) -> Self:
+        """Lock and read a vault: its chain is checked, not yet whether it is the newest.
+
+        The lines after the newest summary are read, all of them if it has none or if the `whole`
+        is asked for. Where another process has it, `wait` is for how many seconds that may go on.
+        """
+        path = real(path)
+        require_there(path)  # before a lock file is left where there is no vault
+        held = lock.take(path, wait)
+        try:
+            require_there(path)
+            journal = Journal.open(path)
+            try:
+                books, summed = _read(path, journal, whole)
+            except BaseException:
+                journal.close()
+                raise
+        except BaseException:
+            os.close(held)
+            raise
+        return cls(path, held, journal, books, summed)
+
+    def close(self) -> None:
+        """Give the vault back; closing twice is no matter."""
+        with self.alone:
+            if self._held:
+                self._usable = False
+                self._journal.close()
+                for descriptor in self._held:
+                    os.close(descriptor)
+                self._held.clear()
+
+    def require_usable(self) -> None:
+        """A sentence if nothing may be asked of this chest any more."""
+        if os.getpid() != self._owner:
+            raise VaultRefusal(
+                f"{self.path} was opened by another process (a fork shares no vault); "
+                "open it in the process that uses it"
+            )
+        if not self._usable:
+            raise VaultRefusal(f"{self.path} is closed; open it again")
+
+    def receipt(self) -> Receipt:
+        """How far the ledger has come."""
+        books = self.books
+        return Receipt(books.id, books.seq, books.hash, books.spent)
+
+    def contains(self, place: Place) -> bool:
+        """Whether this ledger has that line, or has paid for the gap it was lost in."""
+        with self.alone:
+            self.require_usable()
+            if place.vault != self.books.id or type(place.seq) is not int:
+                return False
+            if not 1 <= place.seq <= self.books.seq:
+                return False
+            line = self._journal.line(place.seq)
+            return self._journal.has_gap(place.seq) if line is None else line.hash == place.hash
+
+    def is_copy(self) -> bool:
+        """Whether this file is another one than the vault was made, moved or restored as.
+
+        A copy mostly has another inode, and then it is refused before it has done anything. Where
+        an inode was used again, the machine's witness and its lock decide. The device number is
+        not compared: it may change at a reboot.
+        """
+        return self.path.stat().st_ino != self.books.inode
+
+    def require_newest(self, *, reading: bool = False) -> None:
+        """A refusal if this file is a backup, a copy, older than its witnesses, or unknown here.
+
+        Who only reads leaves the witnesses as they are: lines that no witness has seen have left
+        nothing, since an upload is sent after its own. The next use writes what is missing. A
+        reader may have a state folder of its own, and releases nothing.
+        """
+        self.require_in_service()
+        if not reading:
+            self.require_known()
+            self.claim()
+        ahead = self.require_witnessed()
+        self.require_original()
+        if reading:
+            return
+        if ahead:  # a crash came between commit and witness
+            self._bear_witness("open")
+        if self.is_second():  # made or used elsewhere, or before rows were noted
+            word_on_ledgers(self.books.dataset)
+        witness.note_ledger(self.books.dataset, self.books.id)
+
+    def claim(self) -> None:
+        """Keep every other file with this ledger's id out, on this machine, until `close`.
+
+        Two copies have two locks beside them and would each find the witness in order. Call this
+        before the machine's witness is read for a use.
+        """
+        with witness.state_for_writing():
+            at = witness.kept(self.books.id)
+        at = at.with_name(at.name + ".lock")
+        self._held.append(lock.take(self.path, at=at, what=f"another file with {self.path}'s id"))
+
+    def is_known(self) -> bool:
+        """Whether this machine's witness has seen all lines but those of one write.
+
+        A crash between commit and witness leaves no more. Lines beyond were written with another
+        state folder, which may have seen further ones; and so was a word that this machine has not
+        seen, unless the word names this machine's witness (a crash again).
+        """
+        known, last = witness.read_kept(self.books.id), self.books.seq
+        if known is None or last - known.seq > _MOST_LINES:
+            return False
+        lines = [line for n in range(known.seq + 1, last + 1) if (line := self.line(n))]
+        words = [line.facts for line in lines if line.kind in ("move", "restore")]
+        return all(facts.get("kept") == known.to_proof() for facts in words)
+
+    def is_second(self) -> bool:
+        """Whether this machine has seen other ledgers of these rows, and not this one."""
+        ledgers = witness.find_ledgers(self.books.dataset)
+        return bool(ledgers) and self.books.id not in ledgers
+
+    def require_known(self) -> None:
+        """Refuse a ledger that this machine's state folder does not know to its end.
+
+        A pair of vault and witness that was left long ago looks like one that was just moved here.
+        """
+        if not self.is_known():
+            known = witness.read_kept(self.books.id)
+            raise VaultRefusal(
+                f"{self.path} has no witness of its {self.books.seq} lines in this machine's state "
+                f"folder ({witness.state()}, which has seen {0 if known is None else known.seq}), "
+                "so an older copy would look the same; set SOTTOVOCE_STATE "
+                "to the folder that has it (in a container, one on a volume that lasts), or give "
+                f"your recorded word: `sottovoce ledger rebind {self.path.name} --moved "
+                "--nothing-since` states that this is the original and nothing was released after "
+                "this state, and burns nothing; `--restored` instead is for a backup, and burns "
+                "what newer receipts prove, or all that is left"
+            )
+
+    def require_original(self) -> None:
+        """A refusal if this file is a backup or a copy."""
+        self.require_in_service()
+        if self.is_copy():
+            name = self.path.name
+            raise VaultRefusal(
+                f"{self.path} is a copy of a vault, and two would spend the budget twice; use the "
+                f"original, or run `sottovoce ledger rebind {name} --restored` if this is a backup "
+                f"and `sottovoce ledger rebind {name} --moved` if the original itself was moved"
+            )
+
+    @property
+    def is_backup(self) -> bool:
+        """Whether `sottovoce ledger backup` made this file, and nobody has restored it."""
+        return self._journal.backup
+
+    def require_in_service(self) -> None:
+        """A refusal if this file is a backup."""
+        if self.is_backup:
+            raise VaultRefusal(
+                f"{self.path} is a backup, which does not know what was released after it; run "
+                f"`sottovoce ledger rebind {self.path.name} --restored` to take it into service"
+            )
+
+    def copy_to(self, part: Path) -> None:
+        """A consistent copy into an empty file, marked as a backup."""
+        with self.alone:
+            self.require_usable()
+            self._journal.copy_to(part)
+
+    def require_witnessed(self) -> bool:
+        """A refusal if this state is older than a witness; whether it is ahead of one."""
+        name = self.path.name
+        seen = witness.read(self.path)
+        if seen is None:
+            raise VaultRefusal(
+                f"{self.path} has no witness ({witness.beside(self.path).name}), so nobody can "
+                "tell whether it is the newest state; put it back, or run "
+                f"`sottovoce ledger rebind {name} --restored`"
+            )
+        if seen.vault != self.books.id:
+            raise VaultRefusal(
+                f"{self.path} lies beside the witness of another vault; put its own witness "
+                f"back, or run `sottovoce ledger rebind {name} --restored`"
+            )
+        if not self.contains(seen):
+            raise VaultRefusal(
+                f"{self.path} is an older or a parted copy: it has {self.books.seq} lines and its "
+                f"witness has seen {seen.seq}; put the newest file back, or run "
+                f"`sottovoce ledger rebind {name} --restored`"
+            )
+        known = witness.read_kept(self.books.id)
+        if known is not None and not self.contains(known):
+            raise VaultRefusal(
+                f"{self.path} is an older or a parted copy: it has {self.books.seq} lines and this "
+                f"machine has seen {known.seq} ({witness.kept(self.books.id)}); put the newest "
+                f"file back, or run `sottovoce ledger rebind {name} --restored`"
+            )
+        return min(seen.seq, 0 if known is None else known.seq) < self.books.seq
+
+    def append(
+        self,
+        kind: str,
+        entries: Sequence[tuple[str, dict[str, Any]]],
+        *,
+        upload: tuple[str, int, bytes] | None = None,
+        drop: tuple[str, int, int] | None = None,
+        seq: int | None = None,
+    ) -> Receipt:
+        """Add entries in one write: durable, witnessed and in the books when this returns.
+
+        Every so many lines the write begins with a summary of all lines before it.
+        """
+        with self.alone:
+            self.require_usable()
+            steps.reached(f"{kind}: begun")
+            lines: list[Line] = []
+            prev, place, now = self.books.hash, seq or self.books.seq + 1, _now()
+            self._usable = False  # until all of it has succeeded
+            summary, mark = None, dict[str, Any]()
+            if self.books.seq - self._summed >= SUMMARY_EVERY:
+                summary, self._summed = self.books.summary(), self.books.seq
+                mark = {"summary": sha256(summary[0].encode())}
+            for number, (what, facts) in enumerate(entries):
+                facts = facts if number else {**facts, **mark}
+                lines.append(chained(prev, place + number, now, what, salted(facts)))
+                prev = lines[-1].hash
+            try:
+                if self.path.stat().st_ino != self._inode:
+                    raise VaultRefusal(f"{self.path} was replaced while it was in use; look why")
+                self._journal.append(lines, kind, upload, summary=summary, drop=drop)
+                steps.reached(f"{kind}: committed")
+                for line in lines:
+                    self.books.add(line)
+                self._bear_witness(kind)
+            except FileNotFoundError:
+                raise VaultRefusal(f"{self.path} was removed while it was in use") from None
+            self._usable = True
+            steps.reached(f"{kind}: witnessed")
+            return self.receipt()
+
+    def line(self, seq: int) -> Line | None:
+        """One line by its number."""
+        with self.alone:
+            self.require_usable()
+            return self._journal.line(seq)
+
+    def reserve_of(self, turn: Turn) -> Line:
+        """The line of a round's newest reserve, as the books know it."""
+        line = self.line(turn.reserve)
+        if line is None or line.hash != turn.hash:
+            self._journal.refuse_damaged(f"line {turn.reserve} is not the one that was booked")
+        return line
+
+    def lines(self) -> list[Line]:
+        """All lines, from the first."""
+        with self.alone:
+            self.require_usable()
+            return list(self._journal.lines())
+
+    def upload(self, turn: Turn) -> bytes:
+        """The bytes stored for a round, checked against the hash in the books."""
+        assert turn.stored is not None
+        with self.alone:
+            self.require_usable()
+            content = self._journal.upload(turn.stored)
+        if sha256(content) != turn.sha256:
+            self._journal.refuse_damaged(
+                f"the upload of line {turn.stored} is not the one that was stored"
+            )
+        return content
+
+    def check_pages(self) -> None:
+        """SQLite's own check of the file."""
+        with self.alone:
+            self.require_usable()
+            self._journal.check_pages()
+
+    def _bear_witness(self, kind: str) -> None:
+        witness.keep(self.receipt())
+        try:
+            witness.write(self.path, self.receipt(), kind)
+        except OSError as error:
+            raise VaultRefusal(
+                f"{witness.beside(self.path)} cannot be written ({error.strerror}); make room and "
+                "check its permissions, then open the vault again"
+            ) from None
+
+
+def word_on_ledgers(
+    dataset: str, *, vault: str = "", second_ledger: bool = False
+) -> dict[str, Any]:
+    """Refuse a second ledger for rows that have one on this machine, or return the word for it.
+
+    The vault that these rows are for does not count. A ledger that was deleted does: what it
+    released is out.
+    """
+    others = [found for found in witness.find_ledgers(dataset) if found != vault]
+    if others and not second_ledger:
+        raise VaultRefusal(
+            f"these rows have a ledger on this machine already ({', '.join(others[:3])}"
+            f"{'' if len(others) <= 3 else ', …'}), and the budgets of two add up; use that one, "
+            "or add `--second-ledger`, your recorded word that you want another (for a vault that "
+            "there is already: `sottovoce ledger rebind VAULT --moved --nothing-since "
+            "--second-ledger`)"
+        )
+    return {"second": others} if second_ledger else {}
+
+
+def real(path: Path) -> Path:
+    """The path without links, so that one vault has one lock whatever it is called."""
+    return Path(os.path.realpath(path))
+
+
+def _require_unused(path: Path) -> None:
+    """No vault was ever in use under this name, as far as the folder tells."""
+    if path.exists() or path.with_name(path.name + "-journal").exists():
+        raise VaultRefusal(f"{path} exists already; a vault is never replaced, name another")
+    seen = witness.read(path)
+    # At its first line nothing has been released, so a creation that crashed may be repeated.
+    if seen is not None and seen.seq > 1:
+        raise VaultRefusal(
+            f"{path} is missing, but its witness is there; put the vault back, or name another "
+            "for another data set"
+        )
+
+
+def require_there(path: Path) -> None:
+    """A refusal if there is no such file; nothing is made."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise VaultRefusal(
+            f"{path} does not exist; put it back if it was there, or make one with "
+            "`sottovoce ledger create`"
+        ) from None
+    except OSError as error:
+        raise VaultRefusal(f"{path} cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise VaultRefusal(f"{path} is not a file; name the vault itself")
+    if found.st_nlink != 1:
+        raise VaultRefusal(f"{path} has a second name (a hard link); remove one of the two")
+
+
+def _read(path: Path, journal: Journal, whole: bool) -> tuple[Books, int]:
+    """Add the lines up, from the newest summary on or all of them; and how far the summary goes.
+
+    The first line after a summary holds its hash: an edited one does not fit the chain, and where
+    lines were taken away there is none after it. That the chain is the newest, the witnesses say.
+    """
+    content = journal.summary()
+    try:
+        earlier = None if content is None else Books.from_summary(content, journal.node)
+    except (ValueError, TypeError, KeyError, InputError, RecursionError):
+        journal.refuse_damaged("its summary cannot be read")
+    summed = 0 if earlier is None else earlier.seq  # one of another version counts as none
+    books = earlier
+    if books is None or whole:
+        books = Books(records=Records(journal.node))
+    complete, confirmed, books.line = books.seq == 0, earlier is None, journal.line
+    for line in journal.lines(books.seq, books.hash):
+        if earlier is not None and content is not None and books.seq == summed:
+            confirmed = line.facts.get("summary") == sha256(content.encode())
+            if whole:
+                _require_summary(journal, books, content)
+        books.add(line)
+    if not confirmed:
+        journal.refuse_damaged("its summary is not that of its lines")
+    if books.seq == 0:
+        raise VaultRefusal(f"{path} is damaged (it has no lines); put its backup back")
+    if complete:
+        _require_uploads(journal, books)
+    return books, summed
+
+
+def _require_summary(journal: Journal, books: Books, content: str) -> None:
+    """Refuse a summary, or a tree of its records, that is not what all lines up to it add up to."""
+    copy = replace(books, records=Records(lambda _: None))
+    copy.records.changed = dict(books.records.changed)
+    made, nodes = copy.summary()
+    if made != content or any(journal.node(place) != node for place, node in nodes.items()):
+        journal.refuse_damaged("its summary is not that of its lines")
+
+
+def _require_uploads(journal: Journal, books: Books) -> None:
+    """The stored uploads are those of the lines: not one more, and only dropped ones less."""
+    expected = {turn.stored: (run, t) for run, t, turn in books.stored()}
+    found = journal.answered()
+    missing = [place for seq, place in expected.items() if seq not in found]
+    if any(expected.get(seq) != place for seq, place in found.items()) or not all(
+        books.is_dropped(*place) for place in missing
+    ):
+        journal.refuse_damaged("its uploads are not those of its lines")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,192 @@
+"""The operator's rare moments: other data, another place, a backup. Debits are never taken back.
+
+A state is only taken into service if it is the newest that is known, or if everything that may have
+been released since is booked as burnt:
+
+    move      the original itself lies elsewhere now, or the machine's own witness of it is lost:
+              the witness beside it must fit, nothing is burnt
+    restore   a backup, or the witness was lost: what newer receipts prove beyond it is burnt; if
+              nothing newer is known, all that is left
+    rebind    the records changed: all debits stay with them
+
+What a file contains proves nothing about what came after it, and a pair of vault and witness that
+was moved looks like one that was copied long ago. So the operator can state that nothing was
+released since; the statement is a line of the chain, and certificates show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sottovoce.client.vault import witness
+from sottovoce.client.vault.books import OVERLAPS
+from sottovoce.client.vault.chest import Chest, word_on_ledgers
+from sottovoce.client.vault.vault import require_dataset
+from sottovoce.client.vault.witness import Receipt
+from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
+from sottovoce.privacy.tank import FULL
+
+NOTHING_SINCE = "nothing was released since"  # as it stands in the chain
+
+
+def rebind(
+    path: str | Path, *, dataset: str, samples: int, overlap: str, second_ledger: bool = False
+) -> Receipt:
+    """Bind a vault to changed data (R11). Every debit stays, for old and new records alike.
+
+    Data of which this machine has seen another ledger need `second_ledger`, as in `Vault.create`.
+    """
+    require_dataset(dataset)
+    if overlap == "none":
+        raise PolicyRefusal(
+            "records that have nothing in common with the old ones need a vault of their own; "
+            "run `sottovoce ledger create` and keep this one with the old records"
+        )
+    if overlap not in OVERLAPS:
+        raise InputError.of(
+            "overlap", overlap, "all, some or none", "say which old records are among the new ones"
+        )
+    with closing(Chest.open(Path(path))) as chest:
+        chest.require_newest()
+        books = chest.books
+        if (dataset, samples) == (books.dataset, books.policy.samples):
+            raise PolicyRefusal(f"{chest.path} is bound to these records already; just use it")
+        facts = {
+            "from": books.dataset,
+            "dataset": dataset,
+            "overlap": overlap,
+            "policy": replace(books.policy, samples=samples).to_json(),
+            **word_on_ledgers(dataset, vault=books.id, second_ledger=second_ledger),
+        }
+        receipt = chest.append("rebind", [("rebind", facts)])
+        witness.note_ledger(dataset, books.id)
+        return receipt
+
+
+def resume(path: str | Path) -> Receipt:
+    """Go on after answers that were paid for and failed, on the operator's word."""
+    with closing(Chest.open(Path(path))) as chest:
+        chest.require_newest()
+        if not (chest.books.failed or chest.books.unanswered):
+            raise PolicyRefusal(f"{chest.path} has not stopped; just use it")
+        return chest.append("resume", [("resume", {})])
+
+
+def move(path: str | Path, *, nothing_since: bool = False, second_ledger: bool = False) -> Receipt:
+    """Take the original into service at another place, on the operator's word that it is that.
+
+    Where its rows have another ledger already, that needs `second_ledger`, as in `Vault.create`.
+    """
+    with closing(Chest.open(Path(path), whole=True)) as chest:
+        chest.require_in_service()
+        chest.claim()
+        chest.require_witnessed()
+        if not chest.is_copy() and chest.is_known() and not chest.is_second():
+            raise PolicyRefusal(f"{chest.path} is where it was; just use it")
+        if not nothing_since:
+            name = chest.path.name
+            raise VaultRefusal(
+                f"{chest.path} may be an older copy, which looks like a moved original; run "
+                f"`sottovoce ledger rebind {name} --restored` if it is a backup, or add "
+                "`--nothing-since` to state that it is the original and nothing was released since"
+            )
+        facts = {"inode": chest.path.stat().st_ino, "stated": NOTHING_SINCE}
+        return _take_into_service(chest, "move", facts, second_ledger)
+
+
+def _take_into_service(
+    chest: Chest, kind: str, facts: dict[str, Any], second_ledger: bool, seq: int | None = None
+) -> Receipt:
+    """Write the operator's word, and only then note that these rows have this ledger."""
+    books = chest.books
+    known = witness.read_kept(books.id)  # after a crash, this tells whose word it was
+    facts["kept"] = None if known is None else known.to_proof()
+    if second_ledger or chest.is_second():
+        facts |= word_on_ledgers(books.dataset, vault=books.id, second_ledger=second_ledger)
+    receipt = chest.append(kind, [(kind, facts)], seq=seq)
+    witness.note_ledger(books.dataset, books.id)
+    return receipt
+
+
+def restore(
+    path: str | Path,
+    *,
+    receipts: Sequence[Receipt] = (),
+    burn_rest: bool = False,
+    nothing_since: bool = False,
+    second_ledger: bool = False,
+) -> tuple[Receipt, int]:
+    """Take a backup into service; the new receipt, and the units burnt for what is not in it.
+
+    A witness or a receipt that is newer than the file proves how much was spent up to itself. One
+    that the file contains proves nothing. Without a newer one the operator burns all that is left
+    (`burn_rest`), or states that nothing was released since (`nothing_since`), which is recorded.
+    To give a receipt is to state that nothing was released after it, which is recorded as well; a
+    witness that lies beside the file and that this machine did not write says no such thing.
+    """
+    if burn_rest and nothing_since:
+        raise InputError("--burn-rest and --nothing-since exclude each other; give one of the two")
+    with closing(Chest.open(Path(path), whole=True)) as chest:
+        chest.claim()
+        books, seen = chest.books, witness.read(chest.path)
+        known = witness.read_kept(books.id)
+        proofs = [*receipts, *(proof for proof in (seen, known) if proof is not None)]
+        for proof in proofs:
+            if proof.vault != books.id:
+                raise InputError.of(
+                    "receipt", proof.vault, f"of the vault {books.id}", "give one of this vault"
+                )
+        unknown = [proof for proof in proofs if not chest.contains(proof)]
+        witnessed = seen is not None and chest.is_known()
+        in_place = witnessed and not (chest.is_copy() or chest.is_backup or chest.is_second())
+        if not unknown and in_place and not burn_rest:
+            raise PolicyRefusal(f"{chest.path} is the newest state and in its place; just use it")
+        if not burn_rest:
+            _require_proof(chest, unknown, [*receipts, known], nothing_since)
+        spent = [proof.spent for proof in unknown if proof.spent is not None]
+        burnt = FULL - books.spent if burn_rest else max([0, *(s - books.spent for s in spent)])
+        newest = max([books.seq, *(proof.seq for proof in unknown)])
+        unseen = not burn_rest and newest > (0 if known is None else known.seq)
+        facts = {
+            "inode": chest.path.stat().st_ino,
+            "burnt": burnt,
+            "stated": NOTHING_SINCE if nothing_since or unseen else None,
+            "witness": None if seen is None else seen.to_proof(),
+            "receipts": [receipt.to_proof() for receipt in receipts],
+        }
+        # Lost lines keep their numbers, so that old receipts are not mistaken for new ones.
+        return _take_into_service(chest, "restore", facts, second_ledger, newest + 1), burnt
+
+
+def _require_proof(
+    chest: Chest, unknown: list[Receipt], trusted: list[Receipt | None], nothing_since: bool
+) -> None:
+    told = max((proof.seq for proof in unknown if proof.spent is not None), default=0)
+    if any(proof.seq <= chest.books.seq for proof in unknown):
+        why = "it has parted from the vault that gave the receipt: both were in use"
+    elif any(proof.seq > told for proof in unknown):
+        why = "the newer receipt does not say how much was spent"
+    elif any(proof.seq > max([0, *(t.seq for t in trusted if t)]) for proof in unknown):
+        beside = witness.beside(chest.path).name
+        why = (
+            "its witness was not written by this machine and may be an old copy (`--receipt "
+            f"{beside}` is your recorded word that nothing was released after it)"
+        )
+    elif unknown and nothing_since:
+        raise VaultRefusal(
+            f"{chest.path} has {chest.books.seq} lines and line {told} is known, so something was "
+            "released since; leave `--nothing-since` out, and what is known will be burnt"
+        )
+    elif unknown or nothing_since:
+        return
+    else:
+        why = "nothing newer than itself is known, and what it contains says nothing of later"
+    raise VaultRefusal(
+        f"{chest.path} cannot be restored without loss, because {why}; put the newest witness back "
+        "or give the newest `--receipt`, state with `--nothing-since` that nothing was released "
+        "after it, or burn all that is left with `--burn-rest`"
+    )

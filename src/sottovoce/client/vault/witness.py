@@ -1,0 +1,299 @@
+"""Receipts, and the witness beside a vault: how an older copy is told from the newest state.
+
+A receipt says how far a ledger had come: its last line's number and hash, and the units spent by
+then. The witness is the newest receipt, kept in a file of its own (NAME.witness) and replaced as a
+whole after every write of the vault. A vault may be one write ahead of its witness (a crash between
+the two), never behind it.
+
+Who puts an old copy of both files back puts back a pair that fits. Therefore the machine keeps a
+second witness in its state folder, by the vault's id, and a vault's identity rests on it: every
+line has a random salt, so that the hash of the newest one names one file's history and no other.
+
+    $SOTTOVOCE_STATE              else $XDG_STATE_HOME/sottovoce or ~/.local/state/sottovoce
+        witness/ID                the newest receipt of the vault with this id
+        witness/ID.lock           held by the one process that uses a file with this id
+        datasets/MARK/ID          the vault keeps, or has kept, a ledger of the rows with this mark
+        key                       32 random bytes; MARK = HMAC-SHA256(key, fingerprint)
+
+A vault without a witness here (another machine, a lost state folder, a fresh container) is used
+only on the operator's recorded word (`rebinding`). Who only looks writes nothing here: it may be
+another account, with a state folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+from sottovoce.client.vault import owner, steps
+from sottovoce.client.vault.chain import canonical, is_hash
+from sottovoce.errors import InputError, VaultRefusal
+from sottovoce.privacy.tank import FULL
+
+_SCHEMA = "sottovoce.receipt/1"
+_KEY_BYTES = 32
+
+
+class Place(Protocol):
+    """A place in a vault's chain, as a receipt names it."""
+
+    @property
+    def vault(self) -> str:
+        """The vault's id."""
+
+    @property
+    def seq(self) -> int:
+        """The line's number."""
+
+    @property
+    def hash(self) -> str:
+        """The line's hash."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """How far a ledger had come. `spent` is known to the client's side only.
+
+    >>> Receipt("ab" * 16, 3, "cd" * 32, spent=5).to_json().keys()
+    dict_keys(['vault', 'seq', 'hash'])
+    """
+
+    vault: str
+    seq: int
+    hash: str
+    spent: int | None = None  # units of 2⁵⁰, all runs together
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.vault, str) or not 1 <= len(self.vault) <= 64:
+            raise InputError.of("receipt.vault", self.vault, "an id", "copy the receipt whole")
+        if type(self.seq) is not int or not 1 <= self.seq < 2**53:
+            raise InputError.of("receipt.seq", self.seq, "a whole number ≥ 1", "copy it whole")
+        if not is_hash(self.hash):
+            raise InputError.of("receipt.hash", self.hash, "64 hex digits", "copy it whole")
+        if self.spent is not None and (type(self.spent) is not int or not 0 <= self.spent <= FULL):
+            raise InputError.of("receipt.spent", self.spent, "from 0 to 2^50", "copy it whole")
+
+    def to_json(self) -> dict[str, Any]:
+        """What leaves with an answer: place and hash, not what is spent."""
+        return {"vault": self.vault, "seq": self.seq, "hash": self.hash}
+
+    def to_proof(self) -> dict[str, Any]:
+        """All of it, for the client's own files."""
+        return {"schema": _SCHEMA, **self.to_json(), "spent": self.spent}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """What `to_json` or `to_proof` wrote; anything else is refused."""
+        if not isinstance(data, Mapping):
+            raise InputError.of("receipt", data, "an object", "copy the receipt whole")
+        keys = {"vault", "seq", "hash"}
+        if not keys <= data.keys() <= keys | {"spent", "schema"}:
+            raise InputError.of(
+                "receipt", sorted(map(str, data)), "vault, seq, hash (and spent)", "copy it whole"
+            )
+        if data.get("schema", _SCHEMA) != _SCHEMA:
+            raise InputError.of("receipt.schema", data["schema"], _SCHEMA, "copy it whole")
+        return cls(data["vault"], data["seq"], data["hash"], data.get("spent"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A receipt from its JSON text.
+
+        >>> Receipt.parse('{"vault": "ab", "seq": 1, "hash": "' + "0" * 64 + '"}').spent is None
+        True
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            raise InputError.of("receipt", text, "a JSON object", "copy it whole") from None
+        return cls.from_json(data)
+
+
+def beside(vault: Path) -> Path:
+    """Where the witness of a vault lies."""
+    return vault.with_name(vault.name + ".witness")
+
+
+def state() -> Path:
+    """Return the folder in which this machine keeps what it knows of its vaults."""
+    own, shared = os.environ.get("SOTTOVOCE_STATE"), os.environ.get("XDG_STATE_HOME")
+    try:
+        base = Path(shared) if shared else Path.home() / ".local" / "state"
+        return Path(own) if own else base / "sottovoce"
+    except RuntimeError:  # an account without a home
+        raise VaultRefusal(
+            "there is no place for the machine's own witness, because this account has no home; "
+            "set SOTTOVOCE_STATE to a folder that lasts"
+        ) from None
+
+
+def kept(vault: str) -> Path:
+    """Where this machine keeps its own witness of a vault, by the vault's id."""
+    return state() / "witness" / vault
+
+
+@contextlib.contextmanager
+def state_for_writing() -> Iterator[Path]:
+    """Yield the state folder, made if need be; a failed write there becomes a refusal."""
+    folder = state()
+    try:
+        if not (folder / "witness").is_dir():
+            (folder / "witness").mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_folder(folder)
+            sync_folder(folder.parent)
+        yield folder
+    except OSError as error:
+        raise VaultRefusal(
+            f"{folder}, where this machine keeps its own witnesses, cannot be written "
+            f"({error.strerror}); make room, or set SOTTOVOCE_STATE to a folder that lasts"
+        ) from None
+
+
+def find_ledgers(dataset: str) -> list[str]:
+    """Return the ids of all vaults that this machine has seen with a ledger of these rows."""
+    key = _read_key()
+    try:
+        return [] if key is None else sorted(file.name for file in _marked(key, dataset).iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def note_ledger(dataset: str, vault: str) -> None:
+    """Remember that a vault keeps the ledger of these rows; durable when this returns."""
+    with state_for_writing() as folder:
+        key = _read_key() or _make_key(folder)
+        path = _marked(key, dataset) / vault
+        if path.exists():
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _create(path, b"", like=folder)
+        for changed in (path.parent, path.parent.parent, folder):
+            sync_folder(changed)
+
+
+def _marked(key: bytes, dataset: str) -> Path:
+    return state() / "datasets" / hmac.new(key, dataset.encode(), "sha256").hexdigest()
+
+
+def _read_key() -> bytes | None:
+    """Return the key of the data sets' marks, None where no ledger was ever noted."""
+    path = state() / "key"
+    try:
+        key = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if not (state() / "datasets").is_dir():
+            return None
+        key = b""
+    except OSError as error:
+        raise VaultRefusal(f"{path} cannot be read ({error.strerror}); chown it back") from None
+    if len(key) != _KEY_BYTES:
+        raise VaultRefusal(
+            f"{path} is missing or damaged, so nobody can tell which rows have a ledger already; "
+            f"put it back, or remove it together with {state() / 'datasets'}"
+        )
+    return key
+
+
+def _make_key(folder: Path) -> bytes:
+    """Draw the key once: of two processes that do so at the same time one wins."""
+    part = folder / f"key.{os.getpid()}.part"
+    _create(part, os.urandom(_KEY_BYTES), like=folder)
+    with contextlib.suppress(FileExistsError):
+        os.link(part, folder / "key")
+    part.unlink()
+    sync_folder(folder)
+    return (folder / "key").read_bytes()
+
+
+def read_kept(vault: str) -> Receipt | None:
+    """What this machine has seen of a vault, None where it has seen nothing."""
+    path = kept(vault)
+    receipt = _read(path)
+    if receipt is False or (receipt and receipt.vault != vault):
+        raise VaultRefusal(
+            f"{path} is damaged, so nobody can tell whether this is the newest; remove it, and "
+            "open the vault again to see what to say instead"
+        )
+    return receipt or None
+
+
+def _read(path: Path) -> Receipt | Literal[False] | None:
+    """A witness with all it needs, None where there is no file, False if it is damaged.
+
+    One that may not be read is refused here: to remove it, or to restore, would be wrong.
+    """
+    try:
+        receipt = Receipt.parse(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):  # who writes it will say what is in the way
+        return None
+    except OSError as error:
+        raise VaultRefusal(
+            f"{path} cannot be read ({error.strerror}), so nobody can tell whether the vault is "
+            "the newest; run this as the account that the vault belongs to, and if it does, give "
+            "that account the file back (chown)"
+        ) from None
+    except (UnicodeDecodeError, InputError):
+        return False
+    return False if receipt.spent is None else receipt
+
+
+def read(vault: Path) -> Receipt | None:
+    """The witness of a vault, None where there is none; a damaged one is refused."""
+    path = beside(vault)
+    receipt = _read(path)
+    if receipt is False:
+        raise VaultRefusal(
+            f"{path} is damaged; put its backup back, or remove it and run "
+            f"`sottovoce ledger rebind {vault.name} --restored`"
+        )
+    return receipt
+
+
+def write(vault: Path, receipt: Receipt, kind: str) -> None:
+    """Replace the witness: durable when this returns, the old one or the new one after a crash."""
+    path = beside(vault)
+    part = _written(path, receipt, like=vault)
+    steps.reached(f"{kind}: witness written")
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def keep(receipt: Receipt) -> None:
+    """Replace the machine's own witness, as durably."""
+    path = kept(receipt.vault)
+    with state_for_writing():
+        like = path if path.exists() else path.parent
+        _written(path, receipt, like=like).replace(path)
+        sync_folder(path.parent)
+
+
+def _written(path: Path, receipt: Receipt, like: Path) -> Path:
+    part = path.with_name(path.name + ".part")
+    _create(part, (canonical(receipt.to_proof()) + "\n").encode(), like)
+    return part
+
+
+def _create(path: Path, content: bytes, like: Path) -> None:
+    """Write a small file that only its owner may read; its content is durable, its name not yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        owner.give(descriptor, like)
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were given, changed or removed in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

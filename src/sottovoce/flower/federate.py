@@ -1,0 +1,367 @@
+"""`sottovoce federate`: a real federation on Flower from one command, on this machine.
+
+The plan's data are dealt to nodes with vaults of their own (`dealing`), a SuperLink and a SuperNode
+for each are started over TLS (`flower.local`), the run is followed from here, and everything that
+was started is stopped, whatever happens. The run folder is that of `train`, and more:
+
+    OUT/federation.json   how it was started, for --resume
+    OUT/nodes/            the clients: rows, node file, vault
+    OUT/flower/1/         keys, certificates and logs of the first sitting (2/: of the next)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sottovoce.data import tables
+from sottovoce.data.files import require_empty, write_file
+from sottovoce.errors import FederationError, InputError, RunError
+from sottovoce.plan import Plan
+from sottovoce.reports import progress
+from sottovoce.runs import checkpoint
+
+if TYPE_CHECKING:
+    from sottovoce.flower.local import Federation
+
+# Where no plan is given: the embedded one with fewer clients and rounds, and all rows dealt.
+EMBEDDED: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 3},
+    "rounds": {"schedule": "fixed", "rounds": 8},
+}
+OPTIONS, SITTINGS, PROGRESS = "federation.json", "flower", "progress.jsonl"
+GATHERING = 180.0
+TORCH = "sottovoce.models.torch_model:warm"
+# The server writes its record when it is stopped; then it is ended.
+LAST_WORDS = 20.0
+GONE = 5.0  # seconds without the server after which it is not only slow to say that it is done
+MOST_SECONDS = 10.0**7
+
+SECURE = (
+    "A real federation: every client is a process with its own vault, every message is encrypted, "
+    "and the noise is real. This command plays all of them, and so sees their data."
+)
+INSECURE = (
+    "A demonstration: the clients' vaults and their noise are real, the transport is not "
+    "encrypted and nobody is authenticated. The record says so."
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a federation is run, kept in its folder for `--resume`."""
+
+    deadline: float = 600.0
+    minimum: int = 1
+    keep_uploads: bool = False
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deadline <= MOST_SECONDS:
+            raise InputError.of(
+                "deadline",
+                self.deadline,
+                f"seconds above 0, up to {MOST_SECONDS:g}",
+                "it is how long a round waits for answers",
+            )
+        if self.minimum < 1:
+            raise InputError.of(
+                "minimum", self.minimum, "a whole number ≥ 1", "a round needs an upload"
+            )
+
+
+def federate(
+    path: Path | None,
+    settings: Sequence[str],
+    *,
+    clients: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+    insecure: bool = False,
+    keep_uploads: bool = False,
+    deadline: float | None = None,
+    minimum: int | None = None,
+) -> None:
+    """Run a plan between real processes (or go on with such a run) and print what came out."""
+    stream = sys.stderr if as_json else sys.stdout
+    given: dict[str, Any] = {"deadline": deadline, "minimum": minimum}
+    given |= {"keep_uploads": keep_uploads or None, "insecure": insecure or None}
+    given = {key: value for key, value in given.items() if value is not None}
+    if resume:
+        _refuse_with_resume(path, settings, clients, out, insecure)
+        assert out is not None
+        folder = out
+        plan, options = _stopped(folder, given)
+    else:
+        plan, options = planned(path, settings, clients), Options(**given)
+        folder = out if out is not None else progress.fresh_folder(plan)
+        require_empty(folder)
+    warm = _check(plan, options, folder)
+    show = progress.show_for(stream, quiet=quiet, waiting="starting the nodes …")
+    show.say(INSECURE if options.insecure else SECURE)
+
+    from sottovoce import reports
+    from sottovoce.flower import dealing
+
+    if resume:
+        nodes = dealing.dealt(folder)[1]
+    else:
+        try:
+            nodes = dealing.deal(plan, folder)
+            write_file(folder / OPTIONS, json.dumps(asdict(options)).encode())
+        except BaseException:
+            # It was new or empty, and half of a federation can neither be started nor resumed.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    before = signal.signal(signal.SIGTERM, _as_ctrl_c)
+    try:
+        with show:
+            _lead(folder.resolve(), nodes, options, show, warm)
+    except KeyboardInterrupt:
+        print(_stopped_words(folder, "stopped"), file=sys.stderr, flush=True)
+        if (folder / "record.json").exists():
+            reports.write(folder)
+        raise
+    except FederationError as error:
+        raise FederationError(f"{error}\n{_stopped_words(folder, 'the run stopped')}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    page = reports.write(folder)
+    record = json.loads((folder / "record.json").read_text("utf-8"))
+    progress.warn_of_loose_delta(record)
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False))
+    else:
+        show.say(progress.summary(record, folder, page))
+
+
+def planned(path: Path | None, settings: Sequence[str], clients: int | None) -> Plan:
+    """The plan, for real clients; without a file a small one, all rows of the digits dealt.
+
+    >>> plan = planned(None, ["privacy.epsilon=4"], None)
+    >>> plan.clients, plan.rounds.schedule, plan.rounds.rounds, plan.noise
+    (3, 'fixed', 8, 'secure')
+    """
+    more = [*settings, *([] if clients is None else [f"data.clients={clients}"]), "noise=secure"]
+    if path is None:
+        plan = Plan(**EMBEDDED).replace(*more)
+    else:
+        plan = Plan.load(path, more)
+    if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
+        raise InputError(
+            "data.name = arrays and model.name = custom are given from Python; "
+            "name a data set, and where your model is (model.own)"
+        )
+    return plan
+
+
+def _check(plan: Plan, options: Options, folder: Path) -> str | None:
+    """Whatever can be refused is refused before a process is started or a file written.
+
+    Where the model is PyTorch's, what the nodes should import before they are asked.
+    """
+    if plan.data.path is not None:
+        tables.check(tables.Source(**plan.data.table()))
+    if plan.data.clients is not None and options.minimum > plan.per_round:
+        raise InputError.of(
+            "minimum",
+            options.minimum,
+            f"at most {plan.per_round}, the clients of a round",
+            "ask for fewer, or raise rounds.per_round",
+        )
+    if "'" in str(folder.resolve()):
+        raise InputError.of("out", str(folder), "a path without '", "Flower cannot read it")
+    for package in ("flwr", "cryptography"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"federate needs {package}, which is not installed; "
+                "install sottovoce with its extra: pip install '.[flower]'"
+            )
+    if plan.model.own is not None:
+        from sottovoce.models.gradients import ForeignModel
+        from sottovoce.models.names import own_model
+
+        if isinstance(own_model(plan.model.own), ForeignModel):
+            return TORCH
+    return None
+
+
+def _as_ctrl_c(*_: object) -> None:
+    """A service manager's SIGTERM: the server writes its record first."""
+    raise KeyboardInterrupt
+
+
+def _lead(
+    folder: Path, nodes: Sequence[Path], options: Options, show: progress.Quiet, warm: str | None
+) -> None:
+    # Loaded only now: Flower takes a second to import.
+    from sottovoce.flower import local
+
+    sitting = _sitting(folder)
+    configs = [{"node": str(node.resolve())} for node in nodes]
+    began = time.monotonic()
+    with local.federation(
+        sitting, configs, warm=warm, pinned=True, insecure=options.insecure
+    ) as running:
+        server = _Server(folder, running)
+        follow = _Follower(sitting / PROGRESS, show, server)
+        show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")
+        run = running.run(
+            local.APP,
+            {
+                "plan": str(folder / "plan.toml"),
+                "public": str(folder / "public.npz"),
+                "out": str(folder),
+                "clients": len(nodes),
+                "gathering": GATHERING,
+                "deadline": options.deadline,
+                "minimum": options.minimum,
+                "resume": (folder / checkpoint.NAME).exists(),
+                "keep-uploads": options.keep_uploads,
+                "insecure": options.insecure,
+                "name": "sottovoce federate",
+                "progress": str(follow.path),
+                "admitted": str(admitted) if (admitted := folder / "admitted.csv").exists() else "",
+            },
+        )
+        try:
+            running.wait(run, every=1.0, on_beat=follow)
+        except _Finished:
+            pass  # Flower tells the end of a run by the wall clock, which may have been set back
+        except BaseException:
+            server.let_it_write()
+            raise
+        follow()
+
+
+class _Finished(Exception):
+    """The server has written the record of a finished run, whatever Flower says of it."""
+
+
+class _Follower:
+    """Shows the rounds that the server has told of, and notices when it was killed.
+
+    Flower would notice too, a minute later.
+    """
+
+    def __init__(self, path: Path, show: progress.Quiet, server: _Server) -> None:
+        self.path = path
+        self.show = show
+        self.server = server
+        self.read = 0
+        self.lost: float | None = None  # since when the server is gone
+        self.seen = False
+
+    def __call__(self) -> None:
+        from sottovoce.runs.done import RoundDone
+
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self.read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self.read += len(whole) + len(newline)
+            for line in whole.splitlines():
+                self.show.round(RoundDone(**json.loads(line)))
+        here = self.server.pid() is not None
+        self.seen = self.seen or here
+        if here or not self.seen:
+            self.lost = None
+        elif self.lost is None:
+            self.lost = time.monotonic()
+        elif time.monotonic() - self.lost > GONE:
+            if self.server.has_finished():
+                raise _Finished
+            raise FederationError("the server was killed, or ended without a word")
+
+
+@dataclass(frozen=True)
+class _Server:
+    """The process that leads the run, known by the lock it holds."""
+
+    folder: Path
+    running: Federation
+
+    def pid(self) -> int | None:
+        """Its number, while it lives; only of a process of this federation: numbers are reused."""
+        from sottovoce.flower import keeper, leading
+
+        try:
+            pid = int((self.folder / leading.LOCK).read_text("ascii"))
+        except (OSError, ValueError):
+            return None
+        return pid if pid in keeper.descendants(self.running.processes.pid) else None
+
+    def has_finished(self) -> bool:
+        """Whether its record says that the run is over; before the run there was no such record."""
+        try:
+            record = json.loads((self.folder / "record.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        return record.get("status") == "finished" and not (self.folder / checkpoint.NAME).exists()
+
+    def let_it_write(self) -> None:
+        """Ask it to write its record and to end, and wait for that, but not for long."""
+        from sottovoce.flower import keeper
+
+        until = time.monotonic() + LAST_WORDS
+        if (pid := self.pid()) is not None:
+            keeper.send(pid, signal.SIGINT)
+        while self.pid() is not None and time.monotonic() < until:
+            time.sleep(0.1)
+
+
+def _sitting(folder: Path) -> Path:
+    """A new folder for keys and logs: keys are never overwritten."""
+    number = 1
+    while (path := folder / SITTINGS / str(number)).exists():
+        number += 1
+    path.mkdir(mode=0o700, parents=True)
+    return path
+
+
+def _stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
+    from sottovoce.flower import dealing
+
+    plan, _ = dealing.dealt(folder)
+    if (folder / "record.json").exists():
+        checkpoint.require_stopped(folder)
+    try:
+        kept = json.loads((folder / OPTIONS).read_text("utf-8"))
+        return plan, Options(**(kept | given))
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise RunError(
+            f"{folder / OPTIONS} is missing or damaged; start the run anew in another folder"
+        ) from None
+
+
+def _stopped_words(folder: Path, what: str) -> str:
+    return f"{what}; go on with: sottovoce federate --resume --out {shlex.quote(os.fspath(folder))}"
+
+
+def _refuse_with_resume(
+    path: Path | None,
+    settings: Sequence[str],
+    clients: int | None,
+    out: Path | None,
+    insecure: bool,
+) -> None:
+    checkpoint.require_out(out)
+    if path is not None or settings or clients is not None or insecure:
+        raise InputError(
+            "--resume goes on with the plan, the clients and the transport of the run; "
+            "leave PLAN, --set, --clients and --insecure out"
+        )

@@ -1,0 +1,125 @@
+"""A PyTorch model behind the same trust boundary: per-sample gradients by torch.func.
+
+    from sottovoce.models.torch_model import TorchModel
+    model = TorchModel(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
+
+The client's release path asks for every sample's own gradient in float64 and does the rest itself
+(clipping, grid, exact sum, noise), so that nothing here can weaken the guarantee except gradients
+that mix samples. A module that would (batch normalisation keeps buffers over the batch) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.func import functional_call, grad
+
+from sottovoce.errors import InputError
+from sottovoce.models.form import Shapes
+from sottovoce.models.gradients import ForeignModel
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def warm() -> None:
+    """Import what torch imports at its first gradient, which takes seconds; starts no thread."""
+    grad(lambda weight: (weight * weight).sum())(torch.zeros(1, dtype=torch.float64))
+
+
+class TorchModel(ForeignModel):
+    """`make` builds the module; `shape` is that of one sample (rows come flattened).
+
+    `loss(scores, y)` gives one loss a row; the default is the cross-entropy.
+
+    >>> model = TorchModel(lambda: torch.nn.Linear(2, 3))
+    >>> model.shapes()
+    {'bias': (3,), 'weight': (3, 2)}
+    >>> model.gradients(model.first(seed=1), np.ones((4, 2)), np.array([0, 1, 2, 0]))["bias"].shape
+    (4, 3)
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], torch.nn.Module],
+        *,
+        shape: tuple[int, ...] | None = None,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self._make, self._shape = make, shape
+        self._loss = loss or _cross_entropy
+
+    @cached_property
+    def _module(self) -> torch.nn.Module:
+        module = self._make().double().eval()
+        for name, part in module.named_modules():
+            if list(part.buffers(recurse=False)):
+                raise InputError.of(
+                    "the torch module",
+                    f"{name or 'itself'}: {type(part).__name__}",
+                    "without buffers",
+                    "batch normalisation mixes samples; use GroupNorm or LayerNorm",
+                )
+        return module
+
+    def shapes(self) -> Shapes:
+        """Names and shapes of the parameters, sorted by name."""
+        own = {name: tuple(leaf.shape) for name, leaf in self._module.named_parameters()}
+        return dict(sorted(own.items()))
+
+    def first(self, seed: int) -> dict[str, NDArray[np.float32]]:
+        """Fresh parameters, a function of the seed; torch's own state is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed % 2**63)
+            own = dict(self._make().named_parameters())
+        return {name: own[name].detach().numpy().astype(np.float32) for name in sorted(own)}
+
+    def gradients(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
+        """Every sample's own gradient in float64, each computed alone.
+
+        In one batch a row's last bits may depend on the others, and its NaN may reach them.
+        """
+        weights, rows, labels = self._tensors(params, x, y)
+        gradient = grad(self._of_one)
+        alone = [gradient(weights, *row) for row in zip(rows, labels, strict=True)]
+        return {name: torch.stack([own[name] for own in alone]).numpy() for name in weights}
+
+    def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
+        """The loss of every sample, each computed alone."""
+        weights, rows, labels = self._tensors(params, x, y)
+        with torch.no_grad():
+            alone = [self._of_one(weights, *row) for row in zip(rows, labels, strict=True)]
+        return np.asarray(torch.stack(alone).numpy(), dtype=np.float64)
+
+    def predict(self, params: Arrays, x: NDArray[Any]) -> NDArray[np.int64]:
+        """The class with the largest score."""
+        weights, rows, _ = self._tensors(params, x, np.zeros(len(x), np.int64))
+        with torch.no_grad():
+            scores = functional_call(self._module, weights, (rows,))
+        return np.asarray(scores.argmax(dim=-1).numpy(), dtype=np.int64)
+
+    def _of_one(
+        self, weights: dict[str, torch.Tensor], row: torch.Tensor, label: torch.Tensor
+    ) -> torch.Tensor:
+        scores = functional_call(self._module, weights, (row[None],))
+        return self._loss(scores, label[None])[0]
+
+    def _tensors(
+        self, params: Arrays, x: NDArray[Any], y: NDArray[Any]
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        weights = {
+            name: torch.tensor(np.asarray(leaf, np.float64)) for name, leaf in params.items()
+        }
+        _ = self._module  # made here: inside grad nothing may draw its first weights
+        rows = torch.tensor(np.asarray(x, np.float64))
+        if self._shape is not None:
+            rows = rows.reshape(len(rows), *self._shape)
+        return weights, rows, torch.tensor(np.asarray(y, np.int64))
+
+
+def _cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(scores, y, reduction="none")

@@ -1,7 +1,0 @@
-"""A run folder as one page that anyone can open: `write` makes it, `render` is its pure core."""
-
-from __future__ import annotations
-
-from sottovoce.report.page import render, write
-
-__all__ = ["render", "write"]

@@ -1,0 +1,174 @@
+"""The figures of a run, as inline SVG (`svg` says how they are drawn and coloured)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sottovoce.privacy import gaussian
+from sottovoce.privacy.budget import raised
+from sottovoce.privacy.normal import Floats
+from sottovoce.reports.run import Run
+from sottovoce.reports.svg import BLUE, GREEN, MUTED, ORANGE, svg, tidy
+
+_MOST_POINTS = 600  # of a band, which matplotlib does not thin by itself
+_HUGE = 1e100  # beyond this an axis cannot be ruled; such a loss has diverged anyway
+
+
+def loss(run: Run) -> str:
+    """Validation loss before the first and after every round; log axis if it spans decades."""
+
+    def paint(ax: Any) -> None:
+        values = _drawable(run.loss)
+        _curve(ax, values, BLUE)
+        _mark_triggers(ax, run)
+        _log_if_wide(ax, values)
+        ax.set(xlabel="rounds done", ylabel="validation loss")
+        _no_values(ax, values)
+
+    return _svg("loss", "Validation loss over the rounds. " + _ends(run.loss, "{:.3g}"), paint)
+
+
+def accuracy(run: Run) -> str:
+    """Validation accuracy, in per cent."""
+
+    def paint(ax: Any) -> None:
+        _curve(ax, 100 * _drawable(run.accuracy), BLUE)
+        _mark_triggers(ax, run)
+        ax.set(xlabel="rounds done", ylabel="validation accuracy (%)")
+        _no_values(ax, run.accuracy)
+
+    label = "Validation accuracy over the rounds. " + _ends(run.accuracy, "{:.1%}")
+    return _svg("accuracy", label, paint)
+
+
+def horizon(run: Run) -> str:
+    """The horizon T as steps, down to where the rounds done meet it."""
+    done = np.arange(run.used + 1)
+    steps = np.append(run.horizon, run.next_horizon[-1])
+    at = run.triggers
+
+    def paint(ax: Any) -> None:
+        ax.plot(done, steps, color=BLUE, drawstyle="steps-post", label="horizon T")
+        ax.plot(done, done, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), label="rounds done")
+        if len(at):
+            ax.plot(at, run.next_horizon[at - 1], "v", color=ORANGE, markersize=5, label="T shrank")
+        ax.set(xlabel="rounds done", ylabel="rounds", ylim=(0, 1.25 * float(steps.max()) + 1))
+        ax.legend(loc="upper left", ncols=3, borderaxespad=0.2, handlelength=1.6, columnspacing=1.2)
+
+    label = (
+        f"Horizon T over the rounds: from {steps[0]} to {steps[-1]}, lowered {len(at)} times; "
+        f"{run.used} rounds were done."
+    )
+    return _svg("horizon", label, paint)
+
+
+def noise(run: Run) -> str:
+    """σ of one coordinate of one upload: band from the least to the most, line at the median."""
+
+    def paint(ax: Any) -> None:
+        values = _drawable(run.sigma)
+        _band(ax, np.arange(1.0, run.used + 1), values, ORANGE, step="mid")
+        _mark_triggers(ax, run)
+        _log_if_wide(ax, values)
+        ax.set(xlabel="round", ylabel="noise σ (model units)")
+        _no_values(ax, values)
+
+    median = run.sigma[:, 1]
+    return _svg("noise", "Noise σ over the rounds, median. " + _ends(median, "{:.3g}"), paint)
+
+
+def fuel(left: Floats, run: Run) -> str:
+    """The part of the tanks that is left: band from the least to the most, line at the median."""
+
+    def paint(ax: Any) -> None:
+        _band(ax, np.arange(float(len(left))), 100 * left, GREEN)
+        _mark_triggers(ax, run)
+        ax.set(xlabel="rounds done", ylabel="fuel left (% of capacity)", ylim=(0, 104))
+
+    return _svg("fuel", "Fuel left over the rounds, median. " + _ends(left[:, 1], "{:.0%}"), paint)
+
+
+def attacker(mu: float) -> str:
+    """The best receiver operating characteristic any attacker can have: TPR ≤ Φ(Φ⁻¹(FPR) + μ)."""
+    # Dense at both ends, where the curve bends.
+    rate = 0.5 - 0.5 * np.cos(np.linspace(0, np.pi, 121)[1:-1])
+    fpr = np.concatenate(([0.0], rate, [1.0]))
+    tpr = np.concatenate(([0.0], gaussian.tpr(rate, mu), [1.0]))
+
+    def paint(ax: Any) -> None:
+        ax.fill_between(100 * fpr, 100 * fpr, 100 * tpr, color=BLUE, alpha=0.12, linewidth=0)
+        ax.plot(100 * fpr, 100 * tpr, color=BLUE, label="best attacker")
+        ax.plot((0, 100), (0, 100), color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), label="coin")
+        ax.plot(1, 100 * float(gaussian.tpr(0.01, mu)), "o", color=ORANGE, label="at 1 %")
+        ax.set(xlabel="false alarms (%)", ylabel="found (%)", xlim=(-2, 102), ylim=(-2, 104))
+        ax.legend(loc="lower right", handlelength=1.6)
+
+    label = (
+        "Share an attacker finds against its share of false alarms: at most "
+        f"{raised(float(gaussian.tpr(0.01, mu)), 3):.1%} at 1 % false alarms; a coin finds 1 %."
+    )
+    return _svg("attacker", label, paint)
+
+
+def _drawable(values: Floats) -> Floats:
+    return np.where(np.abs(values) < _HUGE, values, np.nan)
+
+
+def _curve(ax: Any, values: Floats, colour: str) -> None:
+    # One value alone has no line to be seen by, nor has a value between two NaN.
+    marker = "o" if np.isfinite(values).sum() < 25 else None
+    ax.plot(np.arange(len(values)), values, color=colour, marker=marker, markersize=3)
+
+
+def _band(ax: Any, x: Floats, rows: Floats, colour: str, step: str | None = None) -> None:
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int))
+    x, (low, middle, high) = x[keep], rows[keep].T
+    if np.nanmax(high - low, initial=0.0) > 1e-6 * np.nanmax(high, initial=0.0):
+        band = {"color": colour, "alpha": 0.22, "linewidth": 0, "label": "all clients"}
+        ax.fill_between(x, low, high, step=step, **band)
+    marker = "o" if len(x) < 25 else None
+    drawn = f"steps-{step}" if step else "default"
+    ax.plot(x, middle, color=colour, drawstyle=drawn, marker=marker, markersize=3, label="median")
+    if len(ax.get_legend_handles_labels()[0]) > 1:
+        ax.legend(loc="best", handlelength=1.6)
+
+
+def _mark_triggers(ax: Any, run: Run) -> None:
+    if len(run.triggers) <= 60:
+        for x in run.triggers:
+            ax.axvline(x, color=ORANGE, linewidth=0.7, linestyle=(0, (1, 2)), alpha=0.8, zorder=0.5)
+
+
+def _log_if_wide(ax: Any, values: Floats) -> None:
+    finite = values[np.isfinite(values)]
+    if finite.size and finite.min() > 0 and finite.max() / finite.min() > 50:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        ax.yaxis.set_minor_formatter(lambda *_: "")
+
+
+def _no_values(ax: Any, values: Floats) -> None:
+    if not np.isfinite(values).any():
+        ax.set(xticks=(), yticks=())
+        place = {"transform": ax.transAxes, "ha": "center", "va": "center", "color": MUTED}
+        ax.text(0.5, 0.5, "no finite values", **place)
+
+
+def _ends(values: Floats, form: str) -> str:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return "No finite values."
+    first, last = (form.format(v) for v in (finite[0], finite[-1]))
+    return f"First {first}, last {last}."
+
+
+def _svg(name: str, label: str, paint: Callable[[Any], None]) -> str:
+    def alone(figure: Any) -> None:
+        ax = figure.add_subplot()
+        paint(ax)
+        tidy(ax)
+
+    return svg(name, label, alone)

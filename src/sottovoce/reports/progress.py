@@ -1,0 +1,244 @@
+"""What a person sees of a run: the rounds while they happen, and what came out at the end."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import textwrap
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from sottovoce.plan import Plan
+from sottovoce.privacy.budget import undisclosed, warn_of_delta
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sottovoce.runs.done import RoundDone
+
+
+def show_for(stream: TextIO, *, quiet: bool, waiting: str) -> Quiet:
+    """How rounds are shown on this stream: not, as a table that redraws itself, or as lines."""
+    return (Quiet if quiet else Live if stream.isatty() else Lines)(stream, waiting)
+
+
+class Line:
+    """One line of progress: rewritten on a terminal, written now and then elsewhere.
+
+    >>> line = Line(sys.stdout, quiet=False, at_once=True)
+    >>> if line.due():
+    ...     line.say("3 of 9")
+    3 of 9
+    >>> line.due()
+    False
+    """
+
+    EVERY_S = 10.0
+
+    def __init__(self, stream: TextIO, *, quiet: bool, at_once: bool = False) -> None:
+        """Nothing is written if `quiet`; the first line waits like the others unless `at_once`."""
+        self.stream, self.quiet, self.live = stream, quiet, stream.isatty()
+        self.began = time.monotonic()
+        self.last = -math.inf if at_once else self.began
+        self.open = False  # whether a line of a terminal waits for its end
+
+    def due(self) -> bool:
+        """Whether it is time to say something again."""
+        waited = time.monotonic() - self.last
+        return not self.quiet and waited > (0.2 if self.live else self.EVERY_S)
+
+    def say(self, text: str) -> None:
+        """Say it now, unless nothing is to be said."""
+        if self.quiet:
+            return
+        self.last = time.monotonic()
+        self.open = self.live
+        self.stream.write(f"\r{text:<78}" if self.live else text + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """End the line."""
+        if self.open:
+            self.stream.write("\n")
+            self.open = False
+
+
+def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
+    """What a person wants to know at the end of a run."""
+    result, first = record["result"], record["plan"]["rounds"]["rounds"]
+    known = [c["spent"] / c["capacity"] for c in record.get("clients", ()) if c["capacity"]]
+    fuel = f"   fuel used {max(known):.0%}" if known else ""
+    told = record["guarantee"]  # null where every client keeps its budget to itself
+    text = undisclosed(record.get("not_covered", ())) if told is None else told["text"]
+    return "\n".join(
+        [
+            "",
+            f"test accuracy {result['test_accuracy']:.1%}   "
+            f"test loss {_number(result['test_loss'])}   "
+            f"{result['rounds_used']} rounds of {first}{fuel}",
+            *_not_finite(record),
+            "",
+            textwrap.fill(text, width=96, break_on_hyphens=False),
+            *_rehearsed(record),
+            "",
+            f"files  {folder}",
+            f"page   {page}",
+        ]
+    )
+
+
+def warn_of_loose_delta(record: dict[str, Any]) -> None:
+    """Print a warning about the client whose δ promises least, where it is not below 1 / units."""
+    clients = [c for c in record.get("clients", ()) if c["delta"] and c["samples"]]
+    unit = record["plan"]["local"]["unit"]
+    pairs = [(c["delta"], c["samples"] if unit == "record" else len(clients)) for c in clients]
+    delta, units = max(pairs, key=lambda pair: pair[0] * pair[1], default=(0.0, 1))
+    if (sentence := warn_of_delta(delta, units, unit=unit)) is not None:
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def _rehearsed(record: dict[str, Any]) -> list[str]:
+    told = record["plan"].get("rehearsed")
+    if told is None:
+        return []
+    text = f"Settings were chosen, as the plan says: {told}."
+    return ["", *textwrap.wrap(text, width=96, break_on_hyphens=False)]
+
+
+def _not_finite(record: dict[str, Any]) -> list[str]:
+    lost = [entry["t"] + 1 for entry in record["rounds"] if entry["validation_loss"] is None]
+    if not lost:
+        return []
+    return [f"the loss is not finite since round {lost[0]}: try a smaller local.learning_rate"]
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _sigma(done: RoundDone) -> str:
+    return "–" if math.isnan(done.sigma) else f"{done.sigma:.4g}"  # nobody discloses it
+
+
+def fresh_folder(plan: Plan) -> Path:
+    """Where a run goes that names no folder: a new one below runs/."""
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
+    base, number = Path("runs") / f"{plan.data.name or 'table'}-{stamp}", 1
+    folder = base
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+class Quiet:
+    """No progress; only the first word and the last."""
+
+    def __init__(self, stream: TextIO, waiting: str = "") -> None:
+        self.stream = stream
+        self.waiting = waiting  # what is going on before the first round
+
+    def say(self, text: str) -> None:
+        """Print, unless the reader has gone (as `head` does): the run goes on without it."""
+        try:
+            print(text, file=self.stream, flush=True)
+        except BrokenPipeError:
+            self.stream = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
+            os.dup2(self.stream.fileno(), sys.stdout.fileno())
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        """Hear what is going on before the first round, and say nothing."""
+
+    def round(self, done: RoundDone) -> None:
+        """Hear of a round and say nothing."""
+
+
+class Lines(Quiet):
+    """One plain line a round, for logs and pipes."""
+
+    def note(self, text: str) -> None:
+        """Print what is going on."""
+        self.say(text)
+
+    def round(self, done: RoundDone) -> None:
+        """Print the round."""
+        shrunk = f"  T {done.horizon} → {done.next_horizon}" * (done.next_horizon < done.horizon)
+        self.say(
+            f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}  "
+            f"accuracy {done.accuracy:.1%}  σ {_sigma(done)}  fuel {done.fuel:.1%}{shrunk}"
+        )
+
+
+class Live(Quiet):
+    """A table of the newest rounds that redraws itself, with an estimate of the time left."""
+
+    ROWS = 12
+
+    def __init__(self, stream: TextIO, waiting: str = "") -> None:
+        from rich.console import Console
+        from rich.live import Live as Drawn
+
+        super().__init__(stream, waiting)
+        self.done: list[RoundDone] = []
+        self.began = time.monotonic()
+        self.first = 0.0
+        self.live = Drawn(console=Console(file=stream), refresh_per_second=12, transient=False)
+
+    def __enter__(self) -> Live:
+        self.live.__enter__()
+        self.live.update(self.waiting)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.__exit__(None, None, None)
+
+    def note(self, text: str) -> None:
+        """Show what is going on in the table's place."""
+        self.live.update(text)
+
+    def round(self, done: RoundDone) -> None:
+        """Add the round to the table."""
+        if not self.done:
+            self.first = time.monotonic()  # compiling is over: from here on rounds take their time
+        self.done.append(done)
+        self.live.update(self._table())
+
+    def _table(self) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        last = self.done[-1]
+        table = Table(caption=self._caption(last), caption_justify="left", box=box.SIMPLE_HEAD)
+        for name in ("round", "of T", "loss", "accuracy", "noise σ", "fuel left"):
+            table.add_column(name, justify="right")
+        for done in self.done[-self.ROWS :]:
+            shrunk = done.next_horizon < done.horizon
+            horizon = f"{done.horizon} → {done.next_horizon}" if shrunk else f"{done.horizon}"
+            table.add_row(
+                f"{done.t + 1}",
+                horizon,
+                f"{done.loss:.4f}",
+                f"{done.accuracy:.1%}",
+                _sigma(done),
+                f"{done.fuel:.0%}",
+                style="yellow" if shrunk else None,
+            )
+        return table
+
+    def _caption(self, last: RoundDone) -> str:
+        count, left = len(self.done), max(0, last.next_horizon - last.t - 1)
+        if left == 0:
+            return f"{count} rounds in {time.monotonic() - self.began:.1f} s"
+        if count == 1:
+            return f"at most {left} rounds left"
+        pace = (time.monotonic() - self.first) / (count - 1)
+        return f"at most {left} rounds left, about {left * pace:.0f} s"

@@ -1,0 +1,1 @@
+"""A run on disk: its record, its checkpoint, its trace, and the trained model read back."""

@@ -1,0 +1,151 @@
+"""What comes out of a run: the record and the model, ready to predict; and how it is read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sottovoce.data import tables
+from sottovoce.data.files import read_npz, why
+from sottovoce.errors import InputError, RunError, SottovoceError
+from sottovoce.models import features
+from sottovoce.models.base import Params
+from sottovoce.models.base import build as build_model
+from sottovoce.models.features import Hog
+from sottovoce.models.gradients import ForeignModel
+from sottovoce.models.names import AnyModel, own_model, unnamed
+from sottovoce.privacy.budget import undisclosed
+from sottovoce.runs import record as records
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A model with the record of how it was trained.
+
+    `record` is the content of `record.json`; `folder` is where it lies, if it was written.
+    """
+
+    record: dict[str, Any]
+    model: AnyModel
+    params: Params
+    folder: Path | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """The part of the test rows that is predicted right."""
+        told = self.record["result"]["test_accuracy"]
+        return float("nan" if told is None else told)
+
+    @property
+    def rounds_used(self) -> int:
+        """Rounds done."""
+        return int(self.record["result"]["rounds_used"])
+
+    @property
+    def guarantee(self) -> str:
+        """What the loosest client is promised, as a paragraph."""
+        told = self.record["guarantee"]
+        codes = self.record.get("not_covered", ())
+        return undisclosed(codes) if told is None else str(told["text"])
+
+    def predict(self, x: ArrayLike) -> NDArray[np.int64]:
+        """The class of each row of x[n, …], scaled as the training data were.
+
+        Rows are samples as they were read: features (`model.features`) are made here.
+        """
+        rows = np.asarray(x, dtype=np.float32)
+        shape = tuple(self.record["model"]["shape"])
+        numbers = int(np.prod(shape, dtype=int))
+        if len(rows.shape) < 2 or int(np.prod(rows.shape[1:], dtype=int)) != numbers:
+            raise InputError.of(
+                "x",
+                rows.shape,
+                f"rows of {numbers} numbers (shape {shape})",
+                "give samples as the model was trained on",
+            )
+        flat = rows.reshape(len(rows), numbers)
+        bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+        if len(bad):
+            raise InputError(
+                f"row {bad[0]} of x holds a number that is not finite; leave such rows out"
+            )
+        if len(rows) == 0:
+            return np.zeros(0, dtype=np.int64)
+        if (lens := _features(self.record)) is not None:
+            flat = lens.apply(flat)
+        if isinstance(self.model, ForeignModel):
+            return self.model.predict(self.params, flat)
+        return np.asarray(self.model.predict(self.params, jnp.asarray(flat)), dtype=np.int64)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The categories of the label, where the model was trained on a table."""
+        table = self.record.get("table")
+        return None if table is None else tuple(table["classes"])
+
+    def predict_table(self, path: str | Path) -> list[str]:
+        """The label of each row of a CSV or Parquet file, encoded as the training table was.
+
+        The file needs the columns that the model uses, in any order; a label column is not read.
+        """
+        table = self.record.get("table")
+        if table is None:
+            raise InputError(
+                "this model was not trained on a table; use predict with an array of samples"
+            )
+        layout = tables.Layout.from_json(table)
+        rows = tables.read_rows(path, layout, labels=False, key="FILE")
+        return [layout.classes[label] for label in self.predict(rows.x).tolist()]
+
+
+def load(folder: str | Path, model: AnyModel | None = None) -> Trained:
+    """The trained model of a run folder; `model` is needed if it was one of your own."""
+    folder = Path(folder)
+    record = records.read(folder)
+    try:
+        model = _recorded_model(record, folder) if model is None else model
+        _features(record)
+        if (table := record.get("table")) is not None:
+            tables.Layout.from_json(table)
+    except SottovoceError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"record.json of {folder} does not say which model it is of ({why(error)}); restore it"
+        ) from None
+    path = folder / "model.npz"
+    try:
+        arrays = read_npz(path)
+    except (OSError, ValueError):
+        raise RunError(f"{path} is missing or damaged; run it again or restore it") from None
+    if records.model_sha256(arrays) != record["result"]["model_sha256"]:
+        raise RunError(f"{path} is not the model of record.json (its hash differs); restore it")
+    return Trained(record, model, unnamed(model, arrays), folder)
+
+
+def _recorded_model(record: dict[str, Any], folder: Path) -> AnyModel:
+    own, form = dict(record["plan"]["model"]), record["model"]
+    name = own.pop("name")
+    if name == "custom" and "own" in own:
+        return own_model(own["own"])
+    if name == "custom":
+        raise InputError(
+            f"the model of {folder} is one of your own; pass it as load(folder, model=…)"
+        )
+    lens = _features(record)
+    for key in ("features", "cell", "upright", "colours"):
+        own.pop(key, None)
+    shape = tuple(form["shape"]) if lens is None else (lens.width,)
+    return build_model(name, shape=shape, classes=form["classes"], **own)
+
+
+def _features(record: dict[str, Any]) -> Hog | None:
+    own = record["plan"]["model"]
+    shape = tuple(record["model"]["shape"])
+    keys = ("cell", "upright", "colours")
+    return features.build(own.get("features"), shape, *(own.get(key) for key in keys))

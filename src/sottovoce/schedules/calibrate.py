@@ -1,0 +1,267 @@
+"""`sottovoce calibrate` as a function: from a budget and a federation to the noise, numbers only.
+
+For a fixed number of rounds T and balanced cohorts: R = ⌈K·T/U⌉ releases of sensitivity Δ, each
+with σ = Δ·√(R / capacity). Beside it stands what the paper's Theorem 1 would add, and what that
+noise really guarantees.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from sottovoce.errors import InputError
+from sottovoce.privacy import calibration as calibrations
+from sottovoce.privacy import gaussian
+from sottovoce.privacy.budget import (
+    ALWAYS_NOT_COVERED,
+    Budget,
+    Calibration,
+    Guarantee,
+    Unit,
+    raised,
+    shown,
+    warn_of_delta,
+)
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import Tank
+from sottovoce.schedules.cohort import planned
+from sottovoce.schedules.schedule import require_rounds
+
+MOST = 10**9  # of rounds, clients and samples: more is a slip of the keyboard
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked, resolved: `per_round` is K (every client if it was not given)."""
+
+    epsilon: float
+    delta: float
+    rounds: int
+    clients: int
+    per_round: int
+    samples: int
+    clip: float
+    learning_rate: float
+    unit: Unit
+    calibration: Calibration
+
+    def warning(self) -> str | None:
+        """Return a sentence where δ promises too little."""
+        units = self.samples if self.unit == "record" else self.clients
+        return warn_of_delta(self.delta, units, unit=self.unit)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The answer. `to_json` is the contract of `sottovoce calibrate --json`."""
+
+    request: Request
+    sensitivity: float
+    participations: int
+    sigma: float
+    mu: float
+    mu_release: float
+    guarantee: Guarantee
+    paper_sigma: float
+    paper_true_epsilon: float
+    paper_true_delta: float
+    tpr_at_fpr_001: float
+    auc: float
+
+    def to_json(self) -> dict[str, Any]:
+        """One object, as `sottovoce schema calibrate` describes it."""
+        return {
+            "request": asdict(self.request),
+            "sensitivity": self.sensitivity,
+            "participations": self.participations,
+            "sigma": self.sigma,
+            "mu": self.mu,
+            "mu_release": self.mu_release,
+            "guarantee": self.guarantee.to_json(),
+            "paper": {
+                "sigma": self.paper_sigma,
+                "true_epsilon": self.paper_true_epsilon,
+                "true_delta": self.paper_true_delta,
+            },
+            "attacker": {"tpr_at_fpr_0.01": self.tpr_at_fpr_001, "auc": self.auc},
+        }
+
+
+def calibrate(
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    rounds: int | None = None,
+    clients: int | None = None,
+    per_round: int | None = None,
+    samples: int | None = None,
+    clip: float | None = None,
+    learning_rate: float | None = None,
+    unit: Unit | None = None,
+    calibration: Calibration | None = None,
+) -> Calibrated:
+    """The noise a budget buys. What is not given is taken from the embedded default plan.
+
+    >>> answer = calibrate(epsilon=20, delta=1e-3, rounds=200, clients=50, samples=800)
+    >>> round(answer.mu, 6), answer.participations
+    (4.053148, 200)
+    >>> round(answer.paper_true_epsilon, 1), round(answer.paper_true_delta, 3)
+    (30.3, 0.116)
+    """
+    plan = default_plan()
+    request = Request(
+        epsilon=_or(epsilon, plan["privacy"]["epsilon"]),
+        delta=_or(delta, plan["privacy"]["delta"]),
+        rounds=_or(rounds, plan["rounds"]["rounds"]),
+        clients=(u := _or(clients, plan["data"]["clients"])),
+        per_round=_or(per_round, u),
+        samples=_or(samples, plan["data"]["samples"]),
+        clip=_or(clip, plan["local"]["clip"]),
+        learning_rate=_or(learning_rate, plan["local"]["learning_rate"]),
+        unit=_or(unit, plan["local"]["unit"]),
+        calibration=_or(calibration, plan["privacy"]["calibration"]),
+    )
+    return _solve(request)
+
+
+def _solve(ask: Request) -> Calibrated:
+    budget = Budget(ask.epsilon, ask.delta)
+    recipe = Recipe(learning_rate=ask.learning_rate, clip=ask.clip, unit=ask.unit)
+    require_rounds(ask.rounds)
+    for name in ("rounds", "clients", "samples"):
+        _whole(name, getattr(ask, name), MOST, "say how large the federation is")
+    _whole("per_round", ask.per_round, ask.clients, "at most all clients upload in a round")
+
+    q = ask.per_round / ask.clients
+    absent = calibrations.charges_absent(ask.calibration)
+    capacity = calibrations.capacity(
+        budget.epsilon, budget.delta, calibration=ask.calibration, sampling=q
+    )
+    delta_s = float(recipe.sensitivity(ask.samples))
+    turns = planned("balanced", rounds=ask.rounds, clients=ask.clients, per_round=ask.per_round)
+    charged = ask.rounds if absent else turns
+    sigma = float(Tank.full(capacity).offer(delta_s, charged).require().sigma)
+    mu_release = delta_s / sigma
+    mu = math.sqrt(turns) * mu_release
+
+    by_paper = calibrations.paper_sigma(
+        budget.epsilon, budget.delta, sensitivity=delta_s, rounds=ask.rounds, sampling=q
+    )
+    paper_epsilon = calibrations.true_epsilon(
+        budget.delta, sensitivity=delta_s, sigma=by_paper, releases=turns
+    )
+    return Calibrated(
+        request=ask,
+        sensitivity=delta_s,
+        participations=turns,
+        sigma=sigma,
+        mu=mu,
+        mu_release=mu_release,
+        guarantee=Guarantee(
+            Budget(max(paper_epsilon, 1e-6), budget.delta) if absent else budget,
+            unit=ask.unit,
+            calibration=ask.calibration,
+            not_covered=(
+                *ALWAYS_NOT_COVERED,
+                *(("paper-calibration",) if absent else ()),
+                *(("loose-delta",) if ask.warning() else ()),
+            ),
+        ),
+        paper_sigma=by_paper,
+        paper_true_epsilon=paper_epsilon,
+        paper_true_delta=calibrations.true_delta(
+            budget.epsilon, sensitivity=delta_s, sigma=by_paper, releases=turns
+        ),
+        tpr_at_fpr_001=float(gaussian.tpr(0.01, mu)),
+        auc=float(gaussian.auc(mu)),
+    )
+
+
+def table(answer: Calibrated) -> str:
+    """The answer for people: what was asked, one upload, and the paper's noise beside ours.
+
+    >>> print(table(calibrate()).splitlines()[0])
+    asked for     (ε, δ) = (8, 1e-05) for one record, exact calibration
+    """
+    ask = answer.request
+    who = "all" if ask.per_round == ask.clients else f"{ask.per_round}"
+    what = "one record" if ask.unit == "record" else "a client's whole dataset"
+    formula = "2ηC/n" if ask.unit == "record" else "2ηC"
+    ratio = answer.sensitivity / answer.paper_sigma
+    mu_paper = math.sqrt(answer.participations) * ratio
+    short = answer.paper_true_epsilon > ask.epsilon
+    true = float(gaussian.delta(ask.epsilon, answer.mu))
+    absent = calibrations.charges_absent(ask.calibration)
+    rows = [
+        ("", f"{ask.calibration} (yours)", "Theorem 1 of the paper"),
+        ("noise σ of one upload", f"{answer.sigma:.6g}", f"{answer.paper_sigma:.6g}"),
+        ("μ of one upload, Δ/σ", f"{answer.mu_release:.6g}", f"{ratio:.6g}"),
+        ("μ of the whole run", f"{answer.mu:.6g}", f"{mu_paper:.6g}"),
+        (
+            f"ε that holds at δ = {shown(ask.delta, 3)}",
+            shown(answer.guarantee.budget.epsilon),
+            shown(answer.paper_true_epsilon),
+        ),
+        (
+            f"δ that holds at ε = {shown(ask.epsilon)}",
+            shown(min(ask.delta, true) if not absent else true, 3),
+            shown(answer.paper_true_delta, 3),
+        ),
+        (
+            "best attacker at 1 % false alarms",
+            f"finds {raised(answer.tpr_at_fpr_001, 3):.1%}",
+            f"finds {raised(float(gaussian.tpr(0.01, mu_paper)), 3):.1%}",
+        ),
+        (
+            "best attacker's AUC",
+            f"{raised(answer.auc, 4):.4f}",
+            f"{raised(float(gaussian.auc(mu_paper)), 4):.4f}",
+        ),
+    ]
+    lines = [
+        f"asked for     (ε, δ) = ({shown(ask.epsilon)}, {shown(ask.delta, 3)}) for {what}, "
+        f"{ask.calibration} calibration",
+        f"federation    {ask.clients} clients, {who} in each of {ask.rounds} rounds: "
+        f"{answer.participations} uploads a client (T fixed, cohorts balanced)",
+        f"one upload    Δ = {formula} = {answer.sensitivity:.6g} "
+        f"(n = {ask.samples}, C = {ask.clip:g}, η = {ask.learning_rate:g})",
+        "",
+        *(f"{name:<34}  {ours:>16}  {theirs:>24}" for name, ours, theirs in rows),
+        "",
+        *(
+            [
+                "The paper's formula adds too little noise here: it promises "
+                f"ε = {shown(ask.epsilon)} and gives {shown(answer.paper_true_epsilon, 3)}.",
+                "",
+            ]
+            if short
+            else []
+        ),
+        str(answer.guarantee),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+@cache
+def default_plan() -> dict[str, Any]:
+    """The embedded default plan as plain data, without the machinery that checks plans.
+
+    >>> default_plan()["privacy"]["epsilon"]
+    8.0
+    """
+    text = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _whole(name: str, value: object, most: int, remedy: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InputError.of(name, value, f"a whole number from 1 to {most}", remedy)

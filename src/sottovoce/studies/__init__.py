@@ -1,0 +1,5 @@
+"""Questions asked of many runs.
+
+`paper/` reproduces the figures, `audit/` attacks uploads and measures ε, `rehearsal/` chooses a
+plan on stand-in data.
+"""

@@ -1,0 +1,272 @@
+"""Worst-case neighbours through the real `client.release`: what uploads give away, measured.
+
+A server that knows both D and D′ and may send any model is the strongest attacker the guarantee
+speaks of. It sends a model at which replacing one record turns a clipped gradient around (the
+upload moves by all of Δ), and scores what comes back by its likelihood ratio. With independent
+noise as promised the score is N(±μ/2, 1), μ = Δ/σ over the whole run, and nothing beats it.
+
+From one round to the next the model's sign changes, and with it the direction in which D and D′
+differ: noise that two rounds share cancels out of the score, and is found out. Whatever else a
+message says is compared too: a head that only one of the two data sets writes decides at once. A
+noised loss, where clients tell it, is one more number of the score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.client import release, wire
+from sottovoce.client.release import Parameters, Price
+from sottovoce.models import gradients
+from sottovoce.models.form import Form
+from sottovoce.privacy import gaussian, grid
+from sottovoce.privacy.budget import Calibration
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import Tank
+from sottovoce.schedules.pricing import Terms
+from sottovoce.schedules.schedule import Round
+from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, Rates, counted, far_threshold
+from sottovoce.studies.audit.uploads import capacity
+
+Floats = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+FORM = Form("mlp", (4,), 2, hidden=1)
+SAMPLES = 3  # the canary and two others, which the server knows
+REHEARSED = (
+    20  # runs a side, and one in ten more, from which the server learns which heads there are
+)
+_CERTAIN = 1e300  # beyond every score but that of a head which decides
+_BEYOND = 1e3  # a μ of which no ε is worth telling
+_STEEP, _DIM = 1000.0, 3e-4  # last layer, and the hidden number it sees: their product is 0.3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is audited: a budget, the calibration that turns it into noise, and the recipe."""
+
+    epsilon: float
+    delta: float
+    recipe: Recipe
+    calibration: Calibration = "exact"
+    rounds: int = 2  # the whole budget is spent in so many uploads; even, see above
+    loss_bound: float | None = None  # B of the losses that clients tell, where they do
+
+    @property
+    def promised(self) -> float:
+        """μ of (ε, δ): what the best attacker may reach."""
+        return float(gaussian.mu(self.epsilon, self.delta))
+
+    def capacity(self) -> float:
+        """μ² that the calibration lets the run spend."""
+        return capacity(self.epsilon, self.delta, self.calibration)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What was counted, and the scores it was counted from (uploads of D, and of D′)."""
+
+    setting: Setting
+    true: float  # μ of the noise that the client says it drew
+    without: Floats
+    having: Floats
+    wrong: float = WRONG  # how often it may accuse a promise that is kept
+
+    @property
+    def messages(self) -> int:
+        """Transcripts a side."""
+        return self.having.size
+
+    @property
+    def rates(self) -> Rates:
+        """At the threshold 0, half-way between the two."""
+        return counted(self.having, self.without, 0.0)
+
+    @property
+    def mu(self) -> tuple[float, float, float]:
+        """Measured μ: proven, as counted, and at most."""
+        low, high = self.rates.mu_between()
+        return low, self.rates.mu, high
+
+    @property
+    def epsilon(self) -> tuple[float, float]:
+        """ε at the setting's δ, assuming the Gaussian shape: proven, and at most."""
+        low, high = (
+            float(gaussian.epsilon(self.setting.delta, m)) if m < _BEYOND else np.inf
+            for m in self.mu[::2]
+        )
+        return low, high
+
+    @property
+    def free_epsilon(self) -> float:
+        """ε proven without any assumption."""
+        return self._free(1 - CONFIDENCE)
+
+    def _free(self, wrong: float) -> float:
+        """At two thresholds fixed beforehand, each read from both sides with its part of the error.
+
+        One is where Gaussian scores prove most, the other is passed only by heads that decide.
+        """
+        far = far_threshold(self.true, self.messages, self.setting.delta)
+        sides = ((self.having, self.without), (-self.without, -self.having))
+        return max(
+            counted(*side, at).epsilon(self.setting.delta, 1 - wrong / 4)
+            for side in sides
+            for at in (far, _CERTAIN)
+        )
+
+    @property
+    def refutes_mu(self) -> bool:
+        """Whether the promised μ is refuted: the run is not μ-GDP, whatever the noise's shape.
+
+        That the run is not (ε, δ)-DP follows only where the noise has the Gaussian shape.
+        """
+        return self.rates.exceeds(self.setting.promised, 1 - self.wrong / 2)
+
+    @property
+    def refutes_epsilon(self) -> bool:
+        """Whether (ε, δ) itself is refuted, without any assumption."""
+        return self._free(self.wrong / 2) > self.setting.epsilon
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the promise is refuted in either way; by chance in `wrong` of audits at most."""
+        return self.refutes_mu or self.refutes_epsilon
+
+
+def neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """Rows, and the labels of D and of D′: one record differs, or all where all are protected.
+
+    >>> x, y, other = neighbours(Recipe(1.0, 1.0))
+    >>> y.tolist(), other.tolist()
+    ([0, 0, 0], [1, 0, 0])
+    """
+    x = np.full((SAMPLES, FORM.features), 5.0 * max(1.0, recipe.clip))
+    y, other = np.zeros(SAMPLES, np.int64), np.zeros(SAMPLES, np.int64)
+    other[: SAMPLES if recipe.unit == "client" else 1] = 1
+    return x, y, other
+
+
+def model(sign: float, loss_bound: float | None = None) -> Parameters:
+    """A model at which the label decides which way the clipped gradient points.
+
+    The last layer is steep, so that nearly all of a gradient is in the first; its sign says which
+    label pulls which way. The two labels have different losses: where losses are told, next to 0
+    and B, as far as the last layer stays steep enough for that.
+    """
+    params = {name: np.zeros(shape) for name, shape in FORM.shapes().items()}
+    params["b1"][:] = _DIM
+    params["w2"][:] = sign * _STEEP, -sign * _STEEP
+    if loss_bound is not None:
+        lean = min(max(loss_bound, 5.0) / 2 + 0.3, 4.0)
+        params["b2"][:] = lean, -lean
+    return params
+
+
+@dataclass(frozen=True, eq=False)
+class Duel:
+    """All that the server knows beforehand: models sent, what D and D′ would answer, the noise."""
+
+    setting: Setting
+    paid: tuple[Price, ...]
+    models: tuple[Parameters, ...]
+    middle: Floats  # [rounds, parameters and a loss]: half-way between the answers of D and D′
+    apart: Floats  # [rounds, the same]: their difference in units of σ²
+    mu: float
+
+    @classmethod
+    def of(cls, setting: Setting) -> Duel:
+        """Prices, as a client computes them from its tank, and the noiseless answers."""
+        recipe = replace(setting.recipe, steps=1)
+        x, y, other = neighbours(recipe)
+        tank, paid = Tank.full(setting.capacity()), []
+        terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
+        change = grid.change(recipe.unit, SAMPLES)
+        for t in range(setting.rounds):
+            told = setting.loss_bound is not None
+            price = release.price(tank, Round(t, setting.rounds), terms, change=change, loss=told)
+            tank = tank.spend(sum(price.units))
+            paid.append(price)
+        signs, bound = (1.0, -1.0) * (setting.rounds // 2 + 1), setting.loss_bound
+        models = tuple(model(sign, bound) for sign in signs[: setting.rounds])
+        ends = [
+            np.array([_expected(w, x, labels, recipe, bound) for w in models])
+            for labels in (y, other)
+        ]
+        one = recipe.learning_rate / SAMPLES * grid.unit(recipe.clip)
+        sigma = np.full(ends[0].shape, [[one * price.noise[0]] for price in paid])
+        if bound is not None:
+            sigma[:, -1] = [
+                bound * (price.loss_noise or 0) / grid.REPLACED / SAMPLES for price in paid
+            ]
+        difference = (ends[1] - ends[0]) / sigma
+        mu = float(np.sqrt(np.sum(difference**2)))
+        middle = (ends[0] + ends[1]) / 2
+        return cls(setting, tuple(paid), models, middle, difference / sigma / mu, mu)
+
+    def played(self, labels: NDArray[np.int64]) -> tuple[float, tuple[str, ...]]:
+        """One run of the client with these labels: the score of its uploads, and their heads."""
+        recipe = replace(self.setting.recipe, steps=1)
+        x, score, heads = neighbours(recipe)[0], 0.0, []
+        for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
+            upload = release.release(
+                FORM, sent, x, labels, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
+                loss_bound=self.setting.loss_bound,
+            )  # fmt: skip
+            head, arrays = wire.unpack(upload.blob)
+            seen = _flat(arrays)
+            if self.setting.loss_bound is not None:
+                seen = np.append(seen, float(head["loss"]))
+            score += float((seen - self.middle[t]) @ self.apart[t])
+            heads.append(repr(sorted(head.items())))
+        return score, tuple(heads)
+
+    def scores(self, labels: NDArray[np.int64], messages: int) -> Iterator[tuple[float, str]]:
+        """Scores of so many runs, each with all that its heads said."""
+        for _ in range(messages):
+            score, heads = self.played(labels)
+            yield score, "|".join(heads)
+
+
+def measure(
+    setting: Setting, messages: int, progress: Progress | None = None, wrong: float = WRONG
+) -> Measured:
+    """Play the duel so often a side, and count. False alarm: at most `wrong`.
+
+    >>> found = measure(Setting(4.0, 1e-3, Recipe(1.0, 1.0)), messages=500)
+    >>> bool(found.mu[0] <= found.setting.promised), round(found.true, 4)
+    (True, 1.215)
+    """
+    duel = Duel.of(setting)
+    _, y, other = neighbours(setting.recipe)
+    rehearsed = REHEARSED + messages // 10
+    known = [{head for _, head in duel.scores(labels, rehearsed)} for labels in (y, other)]
+    sides: list[Floats] = []
+    for place, labels in enumerate((y, other)):
+        found = np.empty(messages)
+        for i, (score, head) in enumerate(duel.scores(labels, messages)):
+            told = (head in known[1]) - (head in known[0])  # 0 where heads tell nothing
+            found[i] = np.inf * told if told else score
+            if progress is not None and i % 100 == 99:
+                progress(place * messages + i + 1, 2 * messages)
+        sides.append(found)
+    return Measured(setting, duel.mu, sides[0], sides[1], wrong)
+
+
+def _expected(
+    sent: Parameters, x: Floats, labels: NDArray[np.int64], recipe: Recipe, bound: float | None
+) -> Floats:
+    """What a client with these labels would answer without noise, with its mean loss if told."""
+    answer = _flat(release.step(FORM, sent, x, labels, recipe))
+    if bound is None:
+        return answer
+    each = gradients.losses(FORM, sent, x, labels)
+    return np.append(answer, bound * grid.bounded_sum(each, bound) / grid.REPLACED / len(labels))
+
+
+def _flat(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:
+    return np.concatenate([np.asarray(params[name], np.float64).ravel() for name in sorted(params)])

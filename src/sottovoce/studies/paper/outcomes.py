@@ -1,0 +1,272 @@
+"""What is kept of a run, and the files it is kept in.
+
+`runs.jsonl`   a line for every run as soon as it is done: an interrupted sweep goes on from there
+`NAME.json`    a finished figure: its plan, its cells with one number for every seed, and how made
+
+A run is named by its plan and seed, so that figures share runs, and folders made on different
+machines may be merged by copying files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sottovoce.data.files import why, write_file
+from sottovoce.errors import RunError
+from sottovoce.studies.paper.definition import Figure
+from sottovoce.studies.paper.expand import AXES, Cell, seeds_of
+
+SCHEMA = "sottovoce.figure/1"
+JOURNAL = "runs.jsonl"
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("figure", "command", "definition"), str),
+    **dict.fromkeys(("made", "cells", "moments"), list),
+    "quick": bool,
+    "plan": dict,
+}
+_LISTS = ("loss", "accuracy", "validation", "rounds", "horizon", "pictures", "distinct")
+Runs = dict[tuple[str, int], "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The numbers that figures are made of; `epsilon` is what holds, not what was asked for."""
+
+    loss: float
+    accuracy: float
+    validation: float
+    rounds: int
+    epsilon: float
+    delta: float
+    horizon: tuple[tuple[int, int], ...] = ()  # (t, T) from there on, where T shrank
+    made: str = ""  # versions and device
+    pictures: str = ""  # of prototypes: ten pictures, as text
+    distinct: float = math.nan
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], made: str) -> Outcome:
+        """From a run's record."""
+        rounds, result = record["rounds"], record["result"]
+        changes = [(0, rounds[0]["horizon"])] if rounds else []
+        for entry in rounds:
+            if entry["next_horizon"] != changes[-1][1]:
+                changes.append((entry["t"] + 1, entry["next_horizon"]))
+        last = rounds[-1] if rounds else record["initial"]
+        return cls(
+            loss=_number(result["test_loss"]),
+            accuracy=_number(result["test_accuracy"]),
+            validation=_number(last["validation_loss"]),
+            rounds=result["rounds_used"],
+            epsilon=record["guarantee"]["epsilon"],
+            delta=record["guarantee"]["delta"],
+            horizon=tuple(changes) if len(changes) > 1 else (),
+            made=made,
+        )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def append(folder: Path, key: str, seed: int, outcome: Outcome) -> None:
+    """Add a run to the journal."""
+    line = json.dumps({"key": key, "seed": seed, **_compact(asdict(outcome))}, ensure_ascii=False)
+    with (folder / JOURNAL).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def mend(folder: Path) -> None:
+    """End the journal's last line, which a process that was killed may have left open."""
+    journal = folder / JOURNAL
+    if journal.exists() and not journal.read_bytes().endswith(b"\n"):
+        with journal.open("a", encoding="utf-8") as file:
+            file.write("\n")
+
+
+def known(folder: Path) -> Runs:
+    """Every run that the folder holds, from its figures and its journal."""
+    runs: Runs = {}
+    for path in sorted(folder.glob("*.json")):
+        # A figure of pictures knows more of a run than the others that share it.
+        fuller = {place: run for place, run in runs.items() if run.pictures}
+        runs |= _of_figure(read(path)) | fuller
+    journal = folder / JOURNAL
+    if journal.exists():
+        lines = journal.read_text("utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # the last line of a process that was killed while it wrote
+            try:
+                key, seed = str(entry.pop("key")), int(entry.pop("seed"))
+                runs[key, seed] = _outcome(entry)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise RunError(
+                    f"line {number} of {journal} is no run; remove it and reproduce again"
+                ) from None
+    return runs
+
+
+def finish(folder: Path) -> None:
+    """Remove the journal: the figures hold everything now."""
+    (folder / JOURNAL).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished figure as it stands in its file."""
+
+    figure: Figure
+    quick: bool
+    cells: list[dict[str, Any]] = field(default_factory=list)
+    plan: dict[str, Any] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+    command: str = ""
+    moments: list[dict[str, Any]] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The content of NAME.json."""
+        content: dict[str, Any] = {
+            "schema": SCHEMA,
+            "figure": self.figure.name,
+            "quick": self.quick,
+            "command": self.command,
+            "made": self.made,
+            "definition": self.figure.text,
+            "plan": self.plan,
+            "cells": self.cells,
+            "moments": self.moments,
+        }
+        head = {k: v for k, v in content.items() if k not in ("cells", "moments")}
+        text = json.dumps(head, ensure_ascii=False, indent=1)[:-2]
+        for key in ("cells", "moments"):  # one line each: readable, and small
+            lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in content[key])
+            text += f',\n "{key}": [\n{lines}\n ]'
+        return text + "\n}\n"
+
+    def save(self, folder: Path) -> Path:
+        """Write NAME.json, whole or not at all."""
+        path = folder / f"{self.figure.name}.json"
+        write_file(path, self.text().encode())
+        return path
+
+
+def gathered(figure: Figure, quick: bool, cells: list[Cell], runs: Runs, command: str) -> Result:
+    """The result of a sweep, once all of its runs are known."""
+    seeds = seeds_of(figure, quick)
+    base = flat(cells[0].plan.to_dict())
+    made: dict[str, int] = {}
+    rows = []
+    for cell in cells:
+        own = [runs[cell.key, seed] for seed in seeds]
+        for one in own:
+            made.setdefault(one.made, len(made))
+        plan = flat(cell.plan.to_dict())
+        changes = {k: v for k, v in plan.items() if base.get(k) != v}
+        row: dict[str, Any] = {
+            "variant": cell.variant,
+            **dict(zip(AXES, cell.place, strict=True)),
+            "search": cell.search,
+            "key": cell.key,
+            "changes": changes,
+            "without": sorted(base.keys() - plan.keys()),
+            "epsilon": own[0].epsilon,
+            "delta": own[0].delta,
+            "made": [made[one.made] for one in own],
+            "seeds": seeds,
+        }
+        for name in _LISTS if figure.kind == "prototypes" else _LISTS[:-2]:
+            values = [_compact(asdict(one)).get(name) for one in own]
+            if any(value is not None for value in values):
+                row[name] = values
+        rows.append({k: v for k, v in row.items() if v not in (None, [], {})})
+    return Result(
+        figure=figure,
+        quick=quick,
+        cells=rows,
+        plan=cells[0].plan.to_dict(),
+        made=list(made),
+        command=command,
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a figure's file; other JSON files are none and give nothing."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read ({error}); remove it and reproduce it") from None
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        return {}
+    with intact(path):
+        for key, kind in _KINDS.items():
+            if not isinstance(content[key], kind):
+                raise ValueError(f"{key} is no {kind.__name__}")
+        _of_figure(content)
+    return content
+
+
+@contextmanager
+def intact(path: Path) -> Iterator[None]:
+    """While a figure's content is used: what it lacks is said in one sentence with its name."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else why(error)
+        raise RunError(f"{path} is damaged ({lacks}); remove it and reproduce it") from error
+
+
+def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan with dotted keys.
+
+    >>> flat({"noise": "simulated", "data": {"name": "digits"}})
+    {'noise': 'simulated', 'data.name': 'digits'}
+    """
+    out: dict[str, Any] = {}
+    for key, value in plan.items():
+        if isinstance(value, Mapping):
+            out |= {f"{key}.{name}": item for name, item in value.items()}
+        else:
+            out[key] = value
+    return out
+
+
+def _of_figure(content: Mapping[str, Any]) -> Runs:
+    runs: Runs = {}
+    made = content.get("made", [])
+    for cell in content.get("cells", []):
+        for i, seed in enumerate(cell["seeds"]):
+            own = {
+                f.name: cell[f.name][i]
+                for f in fields(Outcome)
+                if f.name in _LISTS and f.name in cell
+            }
+            own |= {"epsilon": cell["epsilon"], "delta": cell["delta"]}
+            own["made"] = made[cell["made"][i]] if cell.get("made") else ""
+            runs[cell["key"], seed] = _outcome({k: v for k, v in own.items() if v is not None})
+    return runs
+
+
+def _outcome(entry: Mapping[str, Any]) -> Outcome:
+    blank = {"loss": math.nan, "accuracy": math.nan, "validation": math.nan}
+    horizon = tuple((int(t), int(T)) for t, T in entry.get("horizon", ()))
+    return Outcome(**{**blank, **entry, "horizon": horizon})
+
+
+def _compact(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Six digits are more than any seed's spread knows; what is not there is left out."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, float):
+            if math.isfinite(value):
+                out[key] = float(f"{value:.6g}") if key in _LISTS else value
+        elif value not in ("", ()):
+            out[key] = value
+    return out

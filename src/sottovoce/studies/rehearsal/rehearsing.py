@@ -1,0 +1,407 @@
+"""`sottovoce rehearse`: choose on a stand-in, say why, predict, and write plan, data and page."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import statistics
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sottovoce._version import __version__
+from sottovoce.data.files import require_empty, write_file
+from sottovoce.errors import InputError, RunError
+from sottovoce.plan import Plan
+from sottovoce.privacy import seeds
+from sottovoce.reports.progress import Line
+from sottovoce.studies.rehearsal import page, reasons
+from sottovoce.studies.rehearsal.cost import Cost, cost_of
+from sottovoce.studies.rehearsal.prediction import Prediction, predicted, rows_tested
+from sottovoce.studies.rehearsal.scale import announced, fitted
+from sottovoce.studies.rehearsal.search import LEAST, search, seeds_of
+from sottovoce.studies.rehearsal.space import Setting, Space, identity, space_of
+from sottovoce.studies.rehearsal.standin import Public, StandIn, stand_in
+from sottovoce.studies.rehearsal.theorem import Theory
+from sottovoce.studies.rehearsal.trials import (
+    NAME,
+    NOISE,
+    PREDICTION,
+    UNNOISED,
+    WITHOUT,
+    Trial,
+    Trials,
+    begun,
+)
+
+RUNS = 120
+SCHEMA = "sottovoce.rehearsal/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """What was chosen and why, what it is expected to reach, and every federation that was run."""
+
+    plan: Plan  # as chosen, ready to train
+    given: Plan
+    space: Space
+    setting: Setting
+    rows: StandIn
+    factor: float  # f: a client of the stand-in holds 1/f of the rows, at the real noise
+    prediction: Prediction
+    reasons: dict[str, str]
+    theory: Theory | None
+    trials: tuple[Trial, ...]
+    seeds: tuple[int, ...]  # that chose
+    complete: bool  # whether the search came to its end before runs or minutes did
+    seed: int
+    sittings: tuple[dict[str, str], ...] = ()  # version and backend of each, the last one's last
+
+    @property
+    def baseline(self) -> Trial:
+        """The plan as it was given, with the first seed."""
+        return self.trials[0]
+
+    @property
+    def cost(self) -> Cost:
+        """What it cost in privacy, and on whose word."""
+        return cost_of(self.rows)
+
+    @property
+    def rounds(self) -> str:
+        """T₀ of the plan, and what is done of it where that is less."""
+        return reasons.rounds_told(self.plan.rounds.rounds, self.prediction.rounds)
+
+    @property
+    def mixed(self) -> str | None:
+        """A sentence where not all federations were run by the same program on the same kind."""
+        if len(self.sittings) < 2:
+            return None
+        each = ", ".join(f"{sat['version']} on {sat['backend']}" for sat in self.sittings)
+        return (
+            f"This rehearsal mixes federations run by sottovoce {each}: small gaps may be theirs."
+        )
+
+    @property
+    def chance(self) -> float:
+        """The standard error of one accuracy on the rows that choose: √(p(1−p)/n)."""
+        p = self.finalists[0]
+        return math.sqrt(p * (1 - p) / self.rows.choosing)
+
+    @property
+    def finalists(self) -> list[float]:
+        """The mean accuracies of the settings that all seeds tried, the choice first."""
+        by: dict[str, dict[int, float]] = {}
+        for trial in self.trials:
+            by.setdefault(identity(trial.setting), {})[trial.seed] = trial.accuracy
+        full = {
+            key: statistics.fmean(own[seed] for seed in self.seeds)
+            for key, own in by.items()
+            if all(seed in own for seed in self.seeds)
+        }
+        best = full.pop(identity(self.setting))
+        return [best, *sorted(full.values(), reverse=True)]
+
+    def doubt(self) -> str:
+        """How much the rows that choose can tell apart, and whether it was enough."""
+        rows, finalists = self.rows.choosing, self.finalists
+        told = f"{rows:,} rows chose: the standard error of an accuracy is {100 * self.chance:.1f} "
+        told += "points"
+        gap = max(0.0, finalists[0] - finalists[1]) if len(finalists) > 1 else math.inf
+        if gap >= self.chance:
+            return f"{told}."
+        return (
+            f"{told}, more than the {100 * gap:.1f} points between the best two settings, so "
+            "either may be the better one."
+        )
+
+    def toml(self, folder: Path | None = None) -> str:
+        """plan.toml; the files that it names are looked for from `folder`, where it will lie."""
+        return reasons.commented(
+            self.plan if folder is None else moved(self.plan, folder),
+            self.space,
+            self.setting,
+            self.reasons,
+            self.prediction,
+            self.rows.about,
+            self.rows.trust,
+            self.cost,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """rehearsal.json; `sottovoce schema rehearsal` describes it."""
+        x, _ = self.rows.train
+        return {
+            "schema": SCHEMA,
+            "version": __version__,
+            "given": self.given.to_dict(),
+            "plan": self.plan.to_dict(),
+            "seed": self.seed,
+            "chosen": {
+                "setting": dict(self.setting),
+                "reasons": self.reasons,
+                "seeds": list(self.seeds),
+                "complete": self.complete,
+                "standard_error": self.chance,
+                "doubt": self.doubt(),
+            },
+            "sittings": list(self.sittings),
+            "stand_in": {
+                "kind": self.rows.kind,
+                "about": self.rows.about,
+                "trust": self.rows.trust,
+                "rows": len(x),
+                "choosing": len(self.rows.validation[1]),
+                "telling": len(self.rows.test[1]),
+                "factor": self.factor,
+                "fingerprint": self.rows.fingerprint(),
+            },
+            "privacy_cost": self.cost.to_json(),
+            "prediction": self.prediction.to_json(),
+            "theory": None if self.theory is None else self.theory.to_json(),
+            "runs": [asdict(trial) for trial in self.trials],
+        }
+
+
+def rehearse(
+    plan: Plan | None = None,
+    *,
+    public: Public = None,
+    keep: Sequence[str] = (),
+    runs: int = RUNS,
+    minutes: float | None = None,
+    clients: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    told: Callable[[Trials], None] | None = None,
+) -> Rehearsal:
+    """Choose T₀, η, C, schedule, weights, model and features for a plan without its data.
+
+    Whole private federations like the plan's are run on a stand-in (`public` rows, or what the
+    kind of data allows), at the noise that the plan's budgets buy. `keep` names keys or sections
+    that stay as they are. With `out` a folder is written; with `resume` it is gone on with. `told`
+    is called before the first federation and after each.
+    """
+    plan = Plan.load() if plan is None else plan
+    seeds.check(seed)
+    if isinstance(runs, bool) or not isinstance(runs, int) or not LEAST <= runs <= 100_000:
+        raise InputError.of(
+            "--runs", runs, f"a whole number from {LEAST} to 100000", f"{RUNS} is the default"
+        )
+    if minutes is not None and not 0 < minutes < 1e6:
+        raise InputError.of("--minutes", minutes, "a number above 0", "how long it may take")
+    real = announced(plan, clients, samples)
+    folder = None if out is None else _folder(Path(out), resume)
+    rows = stand_in(plan, real, public, seed=seed)
+    stage, factor = fitted(plan, real, len(rows.train[1]))
+    space = space_of(plan, keep, shape=rows.shape, bodies=rows.kind != "synthetic")
+    if not (space.ladders or space.forks):
+        raise InputError("--keep leaves nothing to choose; keep fewer keys")
+    import jax
+
+    known: list[Trial] = []
+    sitting = {"version": __version__, "backend": jax.default_backend()}
+    sittings = [sitting]
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        head = {
+            "schema": SCHEMA,
+            "plan": plan.to_dict(),
+            "stand-in": rows.fingerprint(),
+            "seed": seed,
+            "keep": sorted(keep),
+            "federation": [len(real.sizes), sum(real.sizes), factor],  # --clients, --samples
+        }
+        known, sittings = begun(folder / NAME, head, sitting)
+    trials = Trials(
+        space,
+        stage,
+        rows,
+        limit=runs,
+        minutes=minutes,
+        journal=None if folder is None else folder / NAME,
+        known=known,
+        told=told,
+    )
+    _, fresh = seeds_of(seed)
+    made_up = rows.kind == "synthetic"
+    trials.promised = len(fresh) * (1 + made_up)
+    if told is not None:
+        told(trials)
+    found = search(space, trials, seed)
+    bare = {**found.setting, NOISE: WITHOUT}
+    trials.ask(PREDICTION, [(found.setting, s) for s in fresh], must=True)
+    if made_up:  # how well such rows can be learnt was made up with them: what noise costs was not
+        trials.ask(UNNOISED, [(bare, s) for s in fresh], must=True)
+    prediction = predicted(
+        [trials.done[identity(found.setting), s] for s in fresh],
+        rows.telling,
+        rows_tested(plan, real),
+        [trials.done[identity(bare), s] for s in fresh] if made_up else None,
+    )
+    done = trials.all()
+    told_why = reasons.reasons(space, found.setting, done, found.seeds)
+    result = Rehearsal(
+        plan=space.planned(found.setting).replace(rehearsed=provenance(rows, told_why, len(done))),
+        given=plan,
+        space=space,
+        setting=found.setting,
+        rows=rows,
+        factor=factor,
+        prediction=prediction,
+        reasons=told_why,
+        theory=trials.theory(found.setting, found.seeds[0]),
+        trials=tuple(done),
+        seeds=found.seeds,
+        complete=found.complete,
+        seed=seed,
+        sittings=tuple(sittings),
+    )
+    if folder is not None:
+        write(result, folder)
+    return result
+
+
+def provenance(rows: StandIn, keys: Iterable[str], federations: int) -> str:
+    """How settings were chosen, for the plan and the card of every run of it."""
+    made = {"drawn": "digits drawn anew", "synthetic": "synthetic rows of the schema"}
+    return (
+        f"{', '.join(keys)} by sottovoce rehearse on {made.get(rows.kind, rows.name)} "
+        f"({federations} federations; fingerprint of the rows {rows.fingerprint()}); "
+        f"cost in privacy: {cost_of(rows).told}"
+    )
+
+
+def write(result: Rehearsal, folder: Path) -> None:
+    """plan.toml, rehearsal.json and report.html, each whole or not at all."""
+    content = json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    write_file(folder / "rehearsal.json", content.encode())
+    write_file(folder / "report.html", page.render(result).encode())
+    write_file(folder / "plan.toml", result.toml(folder).encode())
+
+
+def moved(plan: Plan, folder: Path) -> Plan:
+    """The plan with its table, its files and its own model named as seen from a folder."""
+    changes: dict[str, Any] = {}
+    model = plan.model.own
+    for key in ("path", "validation", "test"):
+        if isinstance(file := getattr(plan.data, key), str):
+            changes[f"data.{key}"] = Path(os.path.relpath(file, folder)).as_posix()
+    if model is not None and model.rpartition(":")[0].endswith(".py"):
+        file, _, name = model.rpartition(":")
+        changes["model.own"] = f"{Path(os.path.relpath(file, folder)).as_posix()}:{name}"
+    return plan.replace(rehearsed=plan.rehearsed, **changes) if changes else plan
+
+
+def _folder(out: Path, resume: bool) -> Path:
+    if not resume:
+        return require_empty(out)
+    if not (out / NAME).is_file():
+        raise RunError(f"{out} holds no rehearsal to go on with; leave --resume out to begin one")
+    return out
+
+
+def command(
+    path: Path | None,
+    settings: Sequence[str],
+    *,
+    public: str | None,
+    keep: Sequence[str],
+    runs: int | None,
+    minutes: float | None,
+    clients: int | None,
+    samples: int | None,
+    seed: int,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """The command: what a person, or `--json`, wants to see."""
+    if resume and out is None:
+        raise InputError("--resume goes on with the rehearsal in --out; name its folder")
+    plan = Plan.load(path, settings)
+    folder = out or Path("runs") / f"rehearsal-{datetime.now():%Y%m%d-%H%M%S}"
+    show = Line(sys.stderr, quiet=quiet, at_once=True)
+    wanted = RUNS if runs is None else runs
+    try:
+        result = rehearse(
+            plan,
+            public=public,
+            keep=keep,
+            runs=wanted if runs is not None or minutes is None else 100_000,
+            minutes=minutes,
+            clients=clients,
+            samples=samples,
+            seed=seed,
+            out=folder,
+            resume=resume,
+            told=partial(_told, show),
+        )
+    except KeyboardInterrupt:
+        show.close()
+        if (folder / NAME).exists():
+            text = "stopped; go on with the same command, --resume and --out"
+            print(text, shlex.quote(str(folder)), file=sys.stderr, flush=True)
+        raise
+    show.close()
+    print(json.dumps(result.to_json(), ensure_ascii=False) if as_json else summary(result, folder))
+
+
+def summary(result: Rehearsal, folder: Path) -> str:
+    """What a person wants to know at the end."""
+    lines = [f"{key:<20} {_value(result, key)}" for key in result.reasons]
+    theory = "" if result.theory is None else f"Theorem 2 prefers T = {result.theory.best_rounds}"
+    return "\n".join(
+        [
+            *lines,
+            *([] if result.rounds.isdigit() else [f"{'rounds of the plan':<20} {result.rounds}"]),
+            "",
+            *_folded(result.prediction.words()),
+            *_folded(result.doubt()),
+            f"as given: {result.baseline.accuracy:.1%} on the rows that chose   {theory}".rstrip(),
+            *_folded(f"stand-in: {result.rows.about}"),
+            *_folded(result.rows.trust),
+            *_folded(result.mixed or ""),
+            *_folded(f"cost in privacy: {result.cost.told}"),
+            f"federations: {len(result.trials)}",
+            "",
+            f"plan   {folder / 'plan.toml'}",
+            f"page   {folder / 'report.html'}",
+            f"train  sottovoce train {folder / 'plan.toml'}",
+        ]
+    )
+
+
+def _folded(text: str) -> list[str]:
+    return textwrap.wrap(text, 96, break_on_hyphens=False)
+
+
+def _value(result: Rehearsal, key: str) -> str:
+    value = result.setting[key]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _told(line: Line, trials: Trials) -> None:
+    """Before the first trial what is going on; after each how many, the best, how long at most."""
+    if not line.due():
+        return
+    if not trials.ran:
+        known = f"{len(trials.done)} federations are done; " if trials.done else ""
+        line.say(f"{known}the first federation is compiled and run, which takes longest")
+        return
+    private = [trial.accuracy for trial in trials.done.values() if NOISE not in trial.setting]
+    stage = next(reversed(trials.asked.values()))
+    line.say(
+        f"{len(trials.done)} federations, {stage}, best {max(private):.1%}, about "
+        f"{trials.left():.0f} s left at most"
+    )
