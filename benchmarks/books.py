@@ -23,10 +23,9 @@ from kept import keep
 from sottovoce import Plan
 from sottovoce.data.federated import hold
 from sottovoce.server.federation import build
-from sottovoce.simulation import ahead, loop, run
-from sottovoce.simulation.packed import pack
-from sottovoce.simulation.round import Outcome
-from sottovoce.simulation.stretch import Launch, Place, Words
+from sottovoce.simulation import accelerator, simulate, table
+from sottovoce.simulation.accelerator import Launch, Place, Words
+from sottovoce.simulation.compiled import Outcome, pack
 
 BATCHES = (1, 32)
 REPEATS = 5
@@ -70,9 +69,9 @@ def measure(count: int) -> float:
     federations = [build(own, seed=1, held=held) for own in plans]
     found = []
     for _ in range(REPEATS + 1):  # the first one compiles
-        batch = [run.started(own, seed) for seed, own in enumerate(federations, 1)]
+        batch = [simulate.started(own, seed) for seed, own in enumerate(federations, 1)]
         began = time.process_time()
-        engine: Any = ahead if count == 1 else loop
+        engine: Any = accelerator if count == 1 else table
         for _ in engine.rounds_of(batch[0].federation.model, batch):
             pass
         spent = time.process_time() - began
@@ -82,7 +81,7 @@ def measure(count: int) -> float:
 
 def main() -> None:
     """Print a line for each batch."""
-    loop.play, ahead.program = at_once, at_once_in_stretches  # type: ignore[assignment]
+    table.play, accelerator.program = at_once, at_once_in_stretches  # type: ignore[assignment]
     kept, began = {}, time.perf_counter()
     for count in BATCHES:
         kept[str(count)] = found = measure(count)

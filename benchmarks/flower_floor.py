@@ -29,7 +29,7 @@ from pathlib import Path
 
 from kept import keep
 
-from sottovoce.flower import local, loopback
+from sottovoce.flower import local
 
 EMPTY = {
     "pyproject.toml": """
@@ -142,7 +142,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="floor-") as away:
         folder = Path(away)
         app = write(folder / "app", OURS if kind == "ours" else EMPTY)
-        os.environ[POLL] = "1.0" if kind == "Flower as it comes" else loopback.TASK_POLL
+        os.environ[POLL] = "1.0" if kind == "Flower as it comes" else local.TASK_POLL
         os.environ["PYTHONPATH"] = os.pathsep.join([str(app), *filter(None, sys.path)])
         configs = [{"node": str(folder / f"n{i}")} for i in range(nodes)]
         ours = "empty_client:app" if kind == "ours" else None

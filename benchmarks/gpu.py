@@ -31,11 +31,11 @@ import numpy as np
 from sottovoce import Plan, __version__, simulate_many
 from sottovoce.data.federated import Given, hold
 from sottovoce.models import clipping
-from sottovoce.server import scoring
+from sottovoce.server import rounds as scoring
 from sottovoce.server.federation import build
-from sottovoce.simulation.round import compilations
-from sottovoce.simulation.run import rounds_of, started
-from sottovoce.simulation.stretch import versions
+from sottovoce.simulation.accelerator import versions
+from sottovoce.simulation.compiled import compilations
+from sottovoce.simulation.simulate import rounds_of, started
 
 CLIENTS, SAMPLES, TESTED, REPEATS = 50, 800, 10_000, 5
 ROWS, FEATURES, HIDDEN, CLASSES = CLIENTS * SAMPLES, 784, 256, 10

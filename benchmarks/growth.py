@@ -97,7 +97,7 @@ def measure(case: Case, folder: Path) -> dict[str, float]:
     import numpy as np
 
     from sottovoce import Plan, simulate
-    from sottovoce.server import course
+    from sottovoce.server import rounds as course
     from sottovoce.simulation import streamed
 
     random = np.random.default_rng(0)

@@ -31,19 +31,18 @@ from typing import Any
 import numpy as np
 
 from sottovoce import Plan
-from sottovoce.client import release, wire
+from sottovoce.client import messages, release
 from sottovoce.client.messages import ANSWER, Receipt
-from sottovoce.models.names import named, unnamed
-from sottovoce.models.own import as_device
+from sottovoce.models.base import named, unnamed
+from sottovoce.models.custom import as_device
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import FULL, Tank
-from sottovoce.schedules.aggregate import combine
-from sottovoce.schedules.schedule import Round
+from sottovoce.schedules.aggregate import by_samples, combine, limit_noise, limit_samples
+from sottovoce.schedules.base import Round
 from sottovoce.server.checks import SLACK, Accepted, Expected, read
 from sottovoce.server.federation import Federation, build
-from sottovoce.server.registry import Account, Member
-from sottovoce.server.scoring import first_model, scores
-from sottovoce.server.weights import by_samples, limit_noise, limit_samples
+from sottovoce.server.members import Account, Member
+from sottovoce.server.rounds import first_model, scores
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, PAGE = ROOT / "results" / "bench" / "hostile.json", ROOT / "docs" / "threat-model.md"
@@ -157,7 +156,7 @@ def _hostile(attack: str, way: str, expected: Expected, upload: Any, head: Array
     honest = upload.sigma[0]
     if attack == "sign flip":
         away = {k: (start[k] - m).astype(np.float32) for k, m in moved.items()}
-        return wire.pack({**head, "sigma": [honest]}, away)
+        return messages.pack({**head, "sigma": [honest]}, away)
     # σ/Δ as it is, with Δ of the samples that it declares; or a larger one.
     claim = honest * HELD / head["samples"]
     claim *= FURTHER if attack == "more noise" and way == "before" else 1.0
@@ -167,7 +166,7 @@ def _hostile(attack: str, way: str, expected: Expected, upload: Any, head: Array
     away = {
         k: (start[k] - m * 0.999 * furthest / length).astype(np.float32) for k, m in moved.items()
     }
-    return wire.pack({**head, "sigma": [claim]}, away)
+    return messages.pack({**head, "sigma": [claim]}, away)
 
 
 def _length(arrays: Arrays) -> float:

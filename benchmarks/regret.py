@@ -89,9 +89,9 @@ def summary(trials: list[Any]) -> dict[str, Any]:
 def case(name: str, epsilon: float, rows: Any, runs: int) -> dict[str, Any]:
     """One data set at one ε."""
     from sottovoce import rehearse
-    from sottovoce.studies.rehearsal.scale import announced, fitted
+    from sottovoce.studies.rehearsal.search import Trials
     from sottovoce.studies.rehearsal.space import identity
-    from sottovoce.studies.rehearsal.trials import Trials
+    from sottovoce.studies.rehearsal.standin import announced, fitted
 
     began = time.monotonic()
     plan = planned(name, epsilon)

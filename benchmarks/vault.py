@@ -65,13 +65,13 @@ def answer(folder: Path) -> dict[str, float]:
     import numpy as np
     from vault_play import counted
 
-    from sottovoce.client import device, wire
+    from sottovoce.client import device, messages
     from sottovoce.client.messages import Request
     from sottovoce.client.node import Node
     from sottovoce.client.vault import Receipt, Vault
     from sottovoce.models.form import Form
     from sottovoce.privacy.sensitivity import Recipe
-    from sottovoce.schedules.schedule import Round
+    from sottovoce.schedules.base import Round
 
     inside = [0.0]
 
@@ -91,7 +91,7 @@ def answer(folder: Path) -> dict[str, float]:
             cohort="balanced", recipe=Recipe(1.0, 1.0), form=form, receipt=seen, server="s",
             params={name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()},
         )  # fmt: skip
-        head = wire.unpack(device.answer(request.to_blob(), node))[0]
+        head = messages.unpack(device.answer(request.to_blob(), node))[0]
         if head["kind"] != "upload":
             raise SystemExit(f"the client refused: {head}")
         return Receipt.from_json(head["receipt"])

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.client import device, wire
+from sottovoce.client import device, messages
 from sottovoce.client.messages import Receipt, Request
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
@@ -28,7 +28,7 @@ from sottovoce.models.form import Form
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
-from sottovoce.schedules.schedule import Round
+from sottovoce.schedules.base import Round
 
 RUN = "0badc0de"
 FEATURES, SAMPLES = 4, 12
@@ -138,7 +138,7 @@ def memory() -> Iterator[Path]:
 
 def told(blob: bytes) -> dict[str, Any]:
     """The head of an answer."""
-    return wire.unpack(blob)[0]
+    return messages.unpack(blob)[0]
 
 
 def kind(blob: bytes) -> str:
@@ -149,14 +149,14 @@ def kind(blob: bytes) -> str:
 
 def sealed(text: bytes, body: bytes = b"") -> bytes:
     """A message with any text and any bytes for arrays: its checksum is right, nothing else is."""
-    whole = wire.MAGIC + struct.pack("<I", len(text)) + text + body
+    whole = messages.MAGIC + struct.pack("<I", len(text)) + text + body
     return whole + hashlib.sha256(whole).digest()
 
 
 def opened(blob: bytes) -> tuple[dict[str, Any], bytes]:
     """The text of a message as plain data, and the bytes of its arrays."""
-    start = len(wire.MAGIC) + 4
-    length = int.from_bytes(blob[len(wire.MAGIC) : start], "little")
+    start = len(messages.MAGIC) + 4
+    length = int.from_bytes(blob[len(messages.MAGIC) : start], "little")
     return json.loads(blob[start : start + length]), blob[start + length : -32]
 
 

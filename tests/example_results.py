@@ -12,11 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.studies.paper import moments, reproduce
-from sottovoce.studies.paper.definition import Figure, figure, names
-from sottovoce.studies.paper.expand import REFERENCE, Cell, expand, seeds_of
+from sottovoce.studies.paper import reproduce
+from sottovoce.studies.paper.definition import (
+    REFERENCE,
+    Cell,
+    Figure,
+    expand,
+    figure,
+    names,
+    seeds_of,
+)
+from sottovoce.studies.paper.draw import to_text
 from sottovoce.studies.paper.outcomes import Outcome, Result, gathered
-from sottovoce.studies.paper.prototypes import to_text
 
 LOSS = {
     "udp": 0.6,
@@ -85,7 +92,7 @@ def result(name: str, *, reverse: bool = False, quick: bool = False) -> Result:
     """A figure filled with made-up runs."""
     own = figure(name)
     if own.moments is not None:
-        return Result(own, quick, command="made up", moments=moments.compute(own.moments))
+        return Result(own, quick, command="made up", moments=reproduce.compute(own.moments))
     cells = expand(own, quick)
     runs = {
         (cell.key, seed): outcome(own, cell, seed, reverse=reverse)

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 from devices import opened, written
 
-from sottovoce.client import messages, wire
+from sottovoce.client import messages
 from sottovoce.client.messages import Request
 from sottovoce.flower import client_app
 
 
 def changed(blob, arrays=lambda a: a, **head):
     """An honest upload with other arrays or another head, sealed again."""
-    said, own = wire.unpack(blob)
+    said, own = messages.unpack(blob)
     budget = {**said["budget"], **head.pop("budget", {})}
-    return wire.pack({**said, "budget": budget, **head}, arrays(own))
+    return messages.pack({**said, "budget": budget, **head}, arrays(own))
 
 
 def every(number):
@@ -48,7 +48,7 @@ WAYS = {
     "beyond floats": lambda asked, told: changed(told, sigma=[10**400]),
     "spent beyond floats": lambda asked, told: changed(told, budget={"spent": 10**400}),
     "samples for weight": lambda asked, told: changed(told, samples=2**32),
-    "a refusal of its own making": lambda asked, told: wire.pack(
+    "a refusal of its own making": lambda asked, told: messages.pack(
         {"schema": messages.ANSWER, "kind": "refusal", "code": ["\x1b"], "text": 7}
     ),
     "silence": lambda asked, told: None,
@@ -76,12 +76,12 @@ def claim_samples(samples):
         return greeting(told, "policy.samples", samples)
 
     def answer(asked, told):
-        said, own = wire.unpack(told)
+        said, own = messages.unpack(told)
         sigma = [s * said["samples"] / samples for s in said["sigma"]]  # the same σ/Δ
         start = Request.from_blob(asked).params
         far = {k: w + (own[k] - w) * np.float32(said["samples"] / samples)
                for k, w in start.items()}  # fmt: skip
-        return wire.pack({**said, "samples": samples, "sigma": sigma}, far)
+        return messages.pack({**said, "samples": samples, "sigma": sigma}, far)
 
     return hello, answer
 

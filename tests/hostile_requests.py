@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from devices import ask, model, opened, sealed, written
 
-from sottovoce.client import messages, wire
+from sottovoce.client import messages
 from sottovoce.client.messages import Request
 from sottovoce.models.form import Form
 from sottovoce.privacy.sensitivity import Recipe
@@ -58,7 +58,7 @@ MALFORMED: dict[str, bytes] = {
     # bytes
     "nothing": b"",
     "one byte": b"s",
-    "the magic alone": wire.MAGIC,
+    "the magic alone": messages.MAGIC,
     "an answer's magic": b"sottovoce/2\n" + ask().to_blob()[12:],
     "cut by one": ask().to_blob()[:-1],
     "cut in half": ask().to_blob()[: len(ask().to_blob()) // 2],

@@ -22,11 +22,10 @@ from scipy.special import log_ndtr, ndtr
 
 from sottovoce.client import device, release
 from sottovoce.client.vault import Policy, Receipt, Vault, chest, fingerprint, journal
-from sottovoce.client.vault.backup import backup
 from sottovoce.client.vault.chain import canonical, salted
 from sottovoce.client.vault.chest import Chest
 from sottovoce.client.vault.policy import require_tighter, withheld_units
-from sottovoce.client.vault.rebinding import move, rebind, restore, resume
+from sottovoce.client.vault.rebinding import backup, move, rebind, restore, resume
 from sottovoce.errors import InputError, PolicyRefusal, SottovoceError
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.client import release
-from sottovoce.models import gradients, reference
+from sottovoce.models import gradients
 from sottovoce.models.base import Cnn, custom
+from sottovoce.models.custom import as_device
 from sottovoce.models.form import Form
-from sottovoce.models.own import as_device
 from sottovoce.privacy import grid
 
 SAMPLES = (1, 2, 6)
@@ -247,7 +247,7 @@ class _Counted:
         return call
 
 
-def work(call, modules=(grid, gradients, reference, release)):
+def work(call, modules=(grid, gradients, gradients, release)):
     """What a call does, counted: lines of these modules, numpy's functions and their arrays.
 
     Two data sets of one size must cost the same; seconds are not looked at.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
-from sottovoce.models.reference import Floats, _given, _hidden, _scores, softmax_error
+from sottovoce.models.gradients import Floats, _given, _hidden, _scores, softmax_error
 
 
 def clipped_sum_numpy(

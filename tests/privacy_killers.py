@@ -30,17 +30,16 @@ from sottovoce.privacy import calibration, grid
 from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
+from sottovoce.schedules.base import Round
 from sottovoce.schedules.cohort import pick
 from sottovoce.schedules.pricing import Terms
-from sottovoce.schedules.schedule import Round
 
 MOVED = 2**31  # grid units by which one record may move a sum: twice the clipped norm
 ONE = Terms(clients=1, per_round=1)
 WIDE = Form("svm", (20_000,), 2, kappa=0.0)
 SMALL = Form("mlp", (4,), 3, hidden=3)
 BESIDE = (  # rooms that print, deal out or carry on what training has made, and that it never loads
-    "audit.", "calibrator", "dealing", "federating", "flower.", "ledger.", "public", "rehearsal.",
-    "report.",
+    "schedules.calibrate", "flower.", "client.ledger", "studies.", "reports.",
 )  # fmt: skip
 
 
@@ -439,7 +438,7 @@ def trains(module="simulation.round"):
         bool(np.isfinite(loss))
         and first == "upload"
         and (not module.startswith("flower.") or answers(node))
-        and (not module.startswith("ledger.") or states(node))
+        and (module != "client.ledger" or states(node))
         and (module.startswith(BESIDE) or f"sottovoce.{module}" in sys.modules or runs(module))
         and importlib.import_module(f"sottovoce.{module}") is not None
     )

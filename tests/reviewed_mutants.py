@@ -288,7 +288,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "what a restore burns fixes no promise",
-        "client.vault.books",
+        "client.vault.journal",
         "The promise is the budget that stood at the first release: after a backup from before it was restored, tightening makes the lost releases look as if they had been under the smaller ε.",
         "what_a_restore_burns_was_promised_before",
         (("        if burnt:\n            self.promised = self.promised or self.policy\n", ""),),
@@ -350,7 +350,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a backup is readable by every account",
-        "client.vault.backup",
+        "client.vault.rebinding",
         "A backup is treated as data, for the client's account alone: it holds the fingerprint, against which whoever reads it tries out the one cell that it does not know.",
         "tests/test_promises.py::test_backups_and_keys_are_for_their_owner_alone",
         (("part.touch(mode=0o600, exist_ok=False)", "part.touch(exist_ok=False)"),),
@@ -369,7 +369,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "certificates keep quiet about the operator's word",
-        "client.ledger.account",
+        "client.ledger",
         "What rests on the operator's word alone stands on the certificate: without it a restore with --nothing-since looks proven, and who relies on it cannot see the gap.",
         "tests/test_promises.py::test_a_certificate_says_what_rests_on_the_operators_word",
         (
@@ -381,7 +381,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "verify does not ask the witnesses",
-        "client.ledger.verification",
+        "client.ledger",
         "`ledger verify` says whether a newer state is known: without that a rolled-back vault is called whole, and its refunded budget goes unnoticed.",
         "tests/test_promises.py::test_a_vault_that_is_not_the_newest_is_not_called_whole",
         (
@@ -424,7 +424,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a budget may be worth more than its (ε, δ)",
-        "server.registry",
+        "server.members",
         "A record's (ε, δ) holds for every client: a client whose capacity is more than its ε buys is taken in, and the record states an ε that its noise does not keep.",
         "tests/test_promises.py::test_a_client_whose_budget_is_worth_more_than_its_epsilon_is_not_taken_in",
         (
@@ -436,7 +436,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a vault of records takes part in a plan for clients",
-        "server.asking",
+        "server.coordinator",
         "The record's unit is that of every client's vault: a vault whose other releases protect single records is promised (ε, δ) for its whole data set.",
         "tests/test_guarantee.py::test_a_client_takes_part_for_the_unit_of_its_vault_only",
         (
@@ -448,7 +448,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "requests bring no receipt",
-        "server.asking",
+        "server.coordinator",
         "Only the receipts that servers bring back give away an image of a whole machine: packed once for all clients, requests have none, and a client set back to an image spends twice.",
         "tests/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
         (
@@ -498,7 +498,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the public file has the clients' rows",
-        "data.public",
+        "data.federated",
         "What the server is given holds no training rows: here every client's rows stand in the file that the server reads, unnoised.",
         "tests/test_promises.py::test_the_file_of_public_rows_holds_no_clients_row",
         (
@@ -510,7 +510,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "vaults made for one run are taken for lasting ones",
-        "data.public",
+        "data.federated",
         "The guarantee of a run with fresh vaults speaks of this run alone: read back without the mark, it claims (ε, δ) for all runs over the same rows, each of which has a budget of its own.",
         "tests/test_promises.py::test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults",
         (
@@ -522,7 +522,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "dealt rows are readable by every account",
-        "flower.dealing",
+        "flower.federate",
         "A client's rows lie in folders for their owner alone: made with the usual mode, every account of the machine reads the rows and the vaults' fingerprints.",
         "tests/test_promises.py::test_dealt_rows_are_in_folders_for_their_owner_alone",
         (
@@ -535,7 +535,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "clients share the noise of a local step",
-        "simulation.round",
+        "simulation.compiled",
         "Every client draws noise of its own: with one draw for all in each of several local steps, the server takes one upload from another and has the difference of two raw steps.",
         "simulated_steps_have_noise_of_their_own",
         (("jax.random.fold_in(key, e * clients + i)", "jax.random.fold_in(key, e)"),),
@@ -549,14 +549,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a secure run's debit is not written before its release",
-        "simulation.run",
+        "simulation.simulate",
         "A debit is on the disk before anything is released: killed in a round, `train --resume` goes on from the books before it and releases the round a second time for nothing.",
         "tests/test_secure_run.py::test_a_round_released_before_a_kill_is_never_free",
         (("            before_release(run.state)\n", ""),),
     ),
     (
         "a run without a vault promises for all runs",
-        "simulation.run",
+        "simulation.simulate",
         "A secure run whose budget is in no vault speaks of itself alone: without the code the text claims (ε, δ) for each client's uploads as such, and five runs have five times the budget.",
         "tests/test_secure_run.py::test_a_run_with_secure_noise_spends_no_more_than_it_has",
         (
@@ -568,7 +568,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "accuracy by client is told on training rows",
-        "server.scoring",
+        "server.rounds",
         "Accuracy by client is shown only on rows that clients declared public: on training rows it is one more release of each client, exact and unpaid, in the record.",
         "tests/test_tables.py::test_accuracy_by_client_is_not_shown_without_declared_rows",
         (
@@ -616,7 +616,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the card rounds its ε to the nearest",
-        "reports.text",
+        "reports.document",
         "An ε or δ that is claimed is rounded up: 30.3142 is shown as 30.31, which does not hold.",
         "tests/test_promises.py::test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds",
         (
@@ -647,7 +647,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a transport that cannot tell counts as encrypted",
-        "flower.leading",
+        "flower.server_app",
         "A record must not promise what is not known: a grid that does not say whether it is encrypted is taken for TLS, and the record keeps quiet about a listener.",
         "tests/test_promises.py::test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told",
         (
@@ -659,7 +659,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a run that goes on may do so in plaintext",
-        "flower.leading",
+        "flower.server_app",
         "Plaintext is refused unless it was allowed: a run that was begun over TLS and is resumed without it goes on, and a listener reads every upload.",
         "tests/test_promises.py::test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told",
         (
@@ -692,7 +692,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a log line has the traceback's words",
-        "flower.logs",
+        "flower.processes",
         "A line of a node's log has the kind of an exception and never its words, which may hold a value of a row; whatever collects logs is another machine.",
         "tests/test_worker.py::test_a_formatter_keeps_the_kind_of_an_exception_alone",
         (

@@ -13,7 +13,7 @@ FEATURES = 20_000
 
 def _orders(weight, sigma, *, signal=0.0, std=0.0, bound=0.0):
     """One run's orders: the weights of its clients, and σ of every step and client."""
-    from sottovoce.simulation.round import Orders
+    from sottovoce.simulation.compiled import Orders
 
     one = np.ones(1, np.float32)
     return Orders(
@@ -27,7 +27,7 @@ def _rows(x, y, samples):
     """Rows of clients, one after the other, as a split of their own."""
     import jax.numpy as jnp
 
-    from sottovoce.simulation.round import Rows
+    from sottovoce.simulation.compiled import Rows
 
     owner = np.repeat(np.arange(len(samples)), samples)
     return Rows(
@@ -42,7 +42,7 @@ def _played(rows, orders, *, t=0, **more):
     import jax.numpy as jnp
 
     from sottovoce.models.base import Svm
-    from sottovoce.simulation.round import play
+    from sottovoce.simulation.compiled import play
 
     features = rows.x.shape[2]
     start = {"w": jnp.zeros((1, features)), "b": jnp.zeros(1)}
@@ -118,7 +118,7 @@ def losses_have_their_whole_sensitivity():
 
     from sottovoce.data.federated import Given
     from sottovoce.privacy.sensitivity import Recipe
-    from sottovoce.server import course
+    from sottovoce.server import rounds as course
     from sottovoce.server.checks import Expected
     from sottovoce.server.federation import build
 

@@ -17,9 +17,8 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.studies.audit import auditing, page
 from sottovoce.studies.audit.ceiling import COMPARISONS, EACH
-from sottovoce.studies.audit.table import table
-from sottovoce.studies.audit.target import target
-from sottovoce.studies.audit.uploads import Level
+from sottovoce.studies.audit.page import table
+from sottovoce.studies.audit.target import Level, target
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 
@@ -45,7 +44,7 @@ def test_a_quick_audit(tmp_path):
 
 
 def test_the_json_is_what_its_schema_says():
-    schema = json.loads((Path(auditing.__file__).parents[1] / "schemas/audit.json").read_text())
+    schema = json.loads((Path(auditing.__file__).parents[2] / "schemas/audit.json").read_text())
     for found in (example(), refuted()):
         jsonschema.validate(json.loads(json.dumps(found.to_json())), schema)
 

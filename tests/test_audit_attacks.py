@@ -10,12 +10,11 @@ from scipy import stats
 
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.studies.audit import canaries, inversion, matching, membership, naming, traps
+from sottovoce.studies.audit import inversion, membership, messages
 from sottovoce.studies.audit.ceiling import between, guess
+from sottovoce.studies.audit.inversion import mse, psnr, recognised, ssim
 from sottovoce.studies.audit.messages import Setting
-from sottovoce.studies.audit.similarity import mse, psnr, recognised, ssim
-from sottovoce.studies.audit.target import target
-from sottovoce.studies.audit.uploads import Level, Victim
+from sottovoce.studies.audit.target import Level, Victim, target
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 
@@ -31,7 +30,9 @@ def on():
 @pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
 def test_one_sample_is_read_off_exactly_however_it_was_clipped(clip):
     recipe = Recipe(2.0, clip)
-    found = inversion.attack(on().form, recipe, on().model, on().x[:30], on().y[:30], CLEAN)
+    found = inversion.invert_first_layer(
+        on().form, recipe, on().model, on().x[:30], on().y[:30], CLEAN
+    )
     assert found.error < 1e-5 * min(1.0, clip)  # the grid's own rounding is all that is lost
     assert found.identified == 1.0
     assert found.labels.all()
@@ -42,7 +43,9 @@ def test_one_sample_is_read_off_exactly_however_it_was_clipped(clip):
 @pytest.mark.parametrize("level", NOISY, ids=str)
 def test_noise_keeps_samples_and_labels_under_their_ceilings(level):
     """Of 60 samples each; a rate above its ceiling by chance: < 1e-3."""
-    found = inversion.attack(on().form, on().recipe, on().model, on().x[:60], on().y[:60], level)
+    found = inversion.invert_first_layer(
+        on().form, on().recipe, on().model, on().x[:60], on().y[:60], level
+    )
     for right, candidates in ((found.names, 60), (found.labels, on().form.classes)):
         assert between(int(right.sum()), 60)[0] <= guess(candidates, level.mu)
     assert found.error > 0.05
@@ -51,7 +54,9 @@ def test_noise_keeps_samples_and_labels_under_their_ceilings(level):
 def test_several_samples_are_found_by_matching_gradients_and_not_with_noise():
     own, (x, y) = np.array([31, 7, 12]), pool()  # somewhere in the pool
     clean, noisy = (
-        matching.attack(level, on().recipe, on().form, on().model, x, y, own, seed=0, steps=900)
+        inversion.match_gradients(
+            level, on().recipe, on().form, on().model, x, y, own, seed=0, steps=900
+        )
         for level in (CLEAN, Level(4.0))
     )
     assert np.array_equal(clean.originals, x[own])
@@ -63,11 +68,11 @@ def test_several_samples_are_found_by_matching_gradients_and_not_with_noise():
 
 def test_trap_weights_isolate_samples_of_an_honest_client_and_not_with_noise():
     victim = Victim(on().form, on().recipe, on().x, on().y)
-    clean = traps.attack(victim, on().public, CLEAN)
+    clean = inversion.set_trap(victim, on().public, CLEAN)
     assert clean.rates.hits >= 5
     assert clean.rates.alarms == 0
     for level in NOISY:
-        noisy = traps.attack(victim, on().public, level)
+        noisy = inversion.set_trap(victim, on().public, level)
         assert noisy.rates.hits == 0
         assert not noisy.rates.exceeds(level.mu)
 
@@ -76,10 +81,10 @@ def test_a_bin_with_one_sample_holds_that_sample():
     """By construction: three samples of different brightness, and thresholds between them."""
     x = np.array([[0.2, 0.1], [0.5, 0.6], [0.9, 0.8]])
     form = inversion.Form("mlp", (2,), 2, hidden=3)
-    trap = traps.model(form, np.random.default_rng(0).random((500, 2)), 3)
+    trap = inversion.model(form, np.random.default_rng(0).random((500, 2)), 3)
     trap["b1"] = -np.array([0.1, 0.4, 0.7]) * trap["w1"][:, 0].sum()
     victim = Victim(form, Recipe(1.0, 1.0), x, np.array([0, 1, 0]))
-    assert traps.bins(victim.gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
+    assert inversion.bins(victim.gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
 
 
 def pool():
@@ -89,9 +94,9 @@ def pool():
 def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_with_it():
     """60 samples; above the ceiling by chance: < 1e-3. At ε = 20 it knows more than nothing."""
     x, y = on().pool_x[:60], on().pool_y[:60]
-    assert naming.attack(on().form, on().recipe, on().model, x, y, CLEAN).names.all()
+    assert inversion.name_labels(on().form, on().recipe, on().model, x, y, CLEAN).names.all()
     for level in NOISY:
-        found = naming.attack(on().form, on().recipe, on().model, x, y, level)
+        found = inversion.name_labels(on().form, on().recipe, on().model, x, y, level)
         assert between(int(found.names.sum()), 60)[0] <= guess(60, level.mu)
     assert found.names.sum() >= 3  # of 60; blindly 3 or more happen in 8 %, here less than 1e-3
 
@@ -182,17 +187,17 @@ def test_the_ceiling_of_an_area_is_reached_by_the_best_attack_on_two_records(shi
 def test_one_run_bounds_are_those_of_jax_privacy(guesses, right):
     oracle = pytest.importorskip("jax_privacy.auditing")
     for delta in (0.0, 1e-5):
-        ours = canaries.free_epsilon(1000, guesses, right, delta, 0.95)
+        ours = messages.free_epsilon(1000, guesses, right, delta, 0.95)
         wanted = oracle._epsilon_one_run(0.0, 1000, guesses, right, 0.05, delta)
         assert ours == pytest.approx(wanted, abs=1e-4)
-    ours = float(gaussian.epsilon(1e-5, canaries.gaussian_mu(1000, guesses, right, 0.95)))
+    ours = float(gaussian.epsilon(1e-5, messages.gaussian_mu(1000, guesses, right, 0.95)))
     wanted = oracle._epsilon_one_run_fdp(1e-6, 1000, guesses, right, 0.05, 1e-5)
     assert ours == pytest.approx(wanted, abs=1e-3)
 
 
 def test_one_run_proves_something_and_never_too_much():
     """400 canaries in each of 12 runs at ε = 8: none is refuted (false alarm < 2 %)."""
-    found = [canaries.play(Setting(8.0, 1e-5, Recipe(2.0, 1.0)), 400, seed=s) for s in range(12)]
+    found = [messages.play(Setting(8.0, 1e-5, Recipe(2.0, 1.0)), 400, seed=s) for s in range(12)]
     assert not any(run.contradicts for run in found)
     assert np.median([run.gaussian_epsilon for run in found]) > 0.8
     expected = stats.norm.cdf(found[0].setting.promised / 2)  # of all coins, not of the surest
@@ -200,9 +205,9 @@ def test_one_run_proves_something_and_never_too_much():
 
 
 def test_one_run_refutes_a_client_that_draws_too_little_noise(monkeypatch):
-    draw = canaries.client.secure.draw
-    monkeypatch.setattr(canaries.client.secure, "draw", lambda n, sigma: draw(n, sigma // 20))
-    assert canaries.play(Setting(1.0, 1e-5, Recipe(2.0, 1.0)), 1000).contradicts
+    draw = messages.client.secure.draw
+    monkeypatch.setattr(messages.client.secure, "draw", lambda n, sigma: draw(n, sigma // 20))
+    assert messages.play(Setting(1.0, 1e-5, Recipe(2.0, 1.0)), 1000).contradicts
 
 
 def test_pictures_are_compared_as_pictures():

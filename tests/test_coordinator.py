@@ -20,7 +20,7 @@ from in_process import FEATURES, HIDDEN, Direct, clients, draw, plan, public
 from scipy.stats import trim_mean
 
 from sottovoce import Plan, reports, simulate
-from sottovoce.client import device, ledger, wire
+from sottovoce.client import device, ledger, messages
 from sottovoce.client.messages import Request, refusal
 from sottovoce.client.vault import Vault
 from sottovoce.errors import InputError, RunError
@@ -29,10 +29,9 @@ from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports.progress import summary
 from sottovoce.runs import checkpoint
-from sottovoce.schedules.aggregate import average
+from sottovoce.schedules.aggregate import average, by_samples
 from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
-from sottovoce.server.weights import by_samples
 
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably
 
@@ -52,7 +51,7 @@ def replayed(out):
     """Every round's model again, from the uploads that were kept (weights by samples)."""
     rounds = {}
     for path in sorted((out / "uploads").iterdir()):
-        head, arrays = wire.unpack(path.read_bytes())
+        head, arrays = messages.unpack(path.read_bytes())
         rounds.setdefault(int(path.name[:5]), []).append((head["samples"], arrays))
     models = {}
     for t, uploads in rounds.items():
@@ -139,8 +138,8 @@ def test_uploads_are_combined_as_the_plan_says(kind, tmp_path):
         sent[request.round.t] = request.params
         if route != "route-3":
             return told
-        head, own = wire.unpack(told)
-        return wire.pack(head, {k: 2 * w - own[k] for k, w in request.params.items()})
+        head, own = messages.unpack(told)
+        return messages.pack(head, {k: 2 * w - own[k] for k, w in request.params.items()})
 
     transport.on_answer = away
     own = plan(**{"noise": "secure", "server.aggregation": kind, "rounds.rounds": 2})
@@ -150,7 +149,7 @@ def test_uploads_are_combined_as_the_plan_says(kind, tmp_path):
     assert words[kind] in done.record["result"]["aggregation"]
     assert words[kind] in reports.write(tmp_path / "run").read_text("utf-8")
     blobs = [p.read_bytes() for p in sorted((tmp_path / "run" / "uploads").glob("00001-*"))]
-    uploads = [wire.unpack(blob)[1] for blob in blobs]
+    uploads = [messages.unpack(blob)[1] for blob in blobs]
     assert len(uploads) == 5
     with np.load(tmp_path / "run" / "model.npz") as final:
         moved = [np.concatenate([(u[k] - sent[1][k].astype(float)).ravel() for k in sorted(u)])
@@ -492,7 +491,7 @@ def test_every_client_is_asked_with_the_newest_receipt_it_gave(tmp_path):
         receipt = Request.from_blob(request).receipt
         assert receipt is not None
         assert newest.get(route) in (None, receipt.to_json())
-        newest[route] = wire.unpack(answer)[0]["receipt"]
+        newest[route] = messages.unpack(answer)[0]["receipt"]
         return answer
 
     transport.on_answer = asked

@@ -8,7 +8,7 @@ import pytest
 from sottovoce.data.federated import hold
 from sottovoce.plan import Plan
 from sottovoce.privacy.tank import FULL
-from sottovoce.server import course
+from sottovoce.server import rounds as course
 from sottovoce.server.federation import build
 
 SMALL = Plan().replace(**{"data.clients": 6, "data.samples": 12, "rounds.rounds": 9})
@@ -101,8 +101,8 @@ def test_horizons_part_ways_in_one_batch():
 
 def test_turns_that_differ_in_more_than_the_horizon_are_refused():
     from sottovoce.privacy.tank import Tank
+    from sottovoce.schedules.base import Round
     from sottovoce.schedules.pricing import Terms, offers
-    from sottovoce.schedules.schedule import Round
 
     tank = Tank.side_by_side([Tank.full([1.0]), Tank.full([1.0])])
     with pytest.raises(ValueError, match="horizon alone"):

@@ -21,20 +21,19 @@ from example_results import result
 from sottovoce.cli import commands
 from sottovoce.client.node import _read_arrays
 from sottovoce.client.vault.fingerprint import fingerprint_file
-from sottovoce.data import files, public
-from sottovoce.data.samples import read_samples
+from sottovoce.data import federated, files
+from sottovoce.data.tables import read_samples
 from sottovoce.errors import DataError, InputError, RunError, SottovoceError
-from sottovoce.models.names import own_model
+from sottovoce.models.base import own_model
 from sottovoce.plan import Plan
 from sottovoce.privacy.tank import Tank
 from sottovoce.reports import run as reports
 from sottovoce.runs import checkpoint, trained
 from sottovoce.runs.record import model_sha256
-from sottovoce.schedules.schedule import Progress
-from sottovoce.studies.paper import claims, outcomes
+from sottovoce.schedules.base import Progress
+from sottovoce.studies.paper import checks, outcomes
 from sottovoce.studies.paper.reproduce import _folder
-from sottovoce.studies.rehearsal.scale import announced
-from sottovoce.studies.rehearsal.standin import stand_in
+from sottovoce.studies.rehearsal.standin import announced, stand_in
 
 X, Y = np.linspace(0, 1, 96, dtype=np.float32).reshape(24, 4), np.arange(24) % 2
 ROWS = Plan(data={"name": "arrays", "clients": 2, "samples": 5})
@@ -72,7 +71,7 @@ def save_run(path):
 
 def save_public(path):
     good = {"shape": np.array([4]), "classes": np.array(2)}
-    for part in public.PARTS:
+    for part in federated.PARTS:
         good |= {f"{part}_x": X, f"{part}_y": Y}
     np.savez(path, **good)
 
@@ -88,7 +87,7 @@ READERS = {
     "node": ("rows.npz", save_rows, lambda path: _read_arrays(path, 2)),
     "fingerprint": ("rows.npz", save_rows, fingerprint_file),
     "stand-in": ("rows.npz", save_rows, as_public),
-    "public": ("public.npz", save_public, public.load),
+    "public": ("public.npz", save_public, federated.load),
     "checkpoint": ("checkpoint.npz", save_checkpoint, lambda path: checkpoint.load(path.parent)),
     "model": ("model.npz", save_run, lambda path: trained.load(path.parent)),
     "trace": ("trace.npz", save_run, lambda path: reports.read(path.parent)),
@@ -286,11 +285,11 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
     result(name, quick=True).save(tmp_path)
     path = tmp_path / f"{name}.json"
     whole = json.loads(path.read_text("utf-8"))
-    assert claims.judged(tmp_path)
+    assert checks.judged(tmp_path)
     whole["plan"] = {}
     for content in damaged(whole, others=(None, "text")):
         path.write_text(json.dumps(content), "utf-8")
-        for read in (outcomes.known, claims.judged, lambda folder: _folder(folder, True)):
+        for read in (outcomes.known, checks.judged, lambda folder: _folder(folder, True)):
             try:
                 read(tmp_path)
             except SottovoceError:
@@ -300,7 +299,7 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
     del whole["quick"]
     path.write_text(json.dumps(whole), "utf-8")
     with pytest.raises(RunError, match=r"is damaged .it lacks 'quick'.; remove it"):
-        claims.judged(tmp_path)
+        checks.judged(tmp_path)
 
 
 @pytest.mark.parametrize("line", ['{"seed": 1}', "[]", "5", '{"key": "a", "seed": 1, "no": 2}'])

@@ -20,8 +20,7 @@ import numpy as np
 import pooch
 import pytest
 
-from sottovoce.data.datasets import DATASETS, Dataset, fetch, load
-from sottovoce.data.images import parse_cifar10, parse_idx
+from sottovoce.data.datasets import DATASETS, Dataset, fetch, load, parse_cifar10, parse_idx
 from sottovoce.errors import DataError, InputError
 
 DEAD = "http://127.0.0.1:9/"  # the discard port: nothing listens there

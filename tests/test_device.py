@@ -37,7 +37,7 @@ from mutants import mutated
 
 from device_schedules import play_all
 from device_twins import WAYS, conversation, pair, spoken
-from sottovoce.client import device, release, wire
+from sottovoce.client import device, messages, release
 from sottovoce.client.ledger import show
 from sottovoce.client.messages import Receipt
 from sottovoce.client.node import Node
@@ -48,7 +48,7 @@ from sottovoce.models import features, gradients
 from sottovoce.models.form import Form
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
-from sottovoce.server.registry import Account, Member
+from sottovoce.server.members import Account, Member
 
 UPLOAD = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
@@ -66,7 +66,7 @@ def test_an_honest_request_is_answered_with_public_numbers_and_a_noised_model(ra
     classes = FORMS[form].classes
     node = make_node(ram, rows(4, classes), classes=classes, own="devices:LINE")
     request = ask(form, params=model(form, seed=1))
-    head, arrays = wire.unpack(device.answer(request.to_blob(), node))
+    head, arrays = messages.unpack(device.answer(request.to_blob(), node))
     assert head.keys() == UPLOAD
     assert (head["kind"], head["t"], head["samples"]) == ("upload", 0, devices.SAMPLES)
     assert head["request"] == request.hash()
@@ -327,7 +327,7 @@ def test_an_answer_too_large_for_the_vault_is_refused_before_it_is_paid_for(ram,
     # Found after the reserve it would burn a share of the budget at every request.
     node, size = make_node(ram), 4 * sum(leaf.size for leaf in model().values())
     for place in ("sottovoce.client.device.MOST_BYTES", "sottovoce.client.vault.vault.MOST_BYTES"):
-        monkeypatch.setattr(place, size + wire.LONGEST_TEXT - 1)
+        monkeypatch.setattr(place, size + messages.LONGEST_TEXT - 1)
     assert kind(device.answer(ask().to_blob(), node)) == "policy"
     assert books_hold(node).spent == 0
 
@@ -536,14 +536,14 @@ def _replayed(folder: Path) -> bool:
 def test_the_replay_sees_a_device_that_leaks(ram, monkeypatch, mutant):
     match mutant:
         case "statistic in the head":
-            monkeypatch.setattr(device, "client", _leaky_client())
+            monkeypatch.setattr(device, "release", _leaky_client())
         case "error on NaN":
-            monkeypatch.setattr(device, "client", _fussy_client())
+            monkeypatch.setattr(device, "release", _fussy_client())
         case "label in the head":
-            monkeypatch.setattr(device, "client", _first_loss())
+            monkeypatch.setattr(device, "release", _first_loss())
         case "error's text":
             whole, talkative = device.answer, _talkative()
-            talkative.client = _fussy_client()  # type: ignore[attr-defined]
+            talkative.release = _fussy_client()  # type: ignore[attr-defined]
             monkeypatch.setattr(device, "answer", talkative.answer)
             assert device.answer is not whole
         case _:

@@ -18,11 +18,19 @@ from example_results import fill, result
 import sottovoce.studies.paper
 from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.plan import Plan
-from sottovoce.studies.paper import claims, definition, outcomes, page, reproduce, runner, story
-from sottovoce.studies.paper.checks import CHECKS
-from sottovoce.studies.paper.definition import LEAST_SEEDS, figure, methods, names, parse, setting
-from sottovoce.studies.paper.expand import expand, seeds_of, together
-from sottovoce.studies.paper.verdict import interval, judge
+from sottovoce.studies.paper import checks, definition, outcomes, page, reproduce
+from sottovoce.studies.paper.checks import CHECKS, interval, judge
+from sottovoce.studies.paper.definition import (
+    LEAST_SEEDS,
+    expand,
+    figure,
+    methods,
+    names,
+    parse,
+    seeds_of,
+    setting,
+    together,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = names()
@@ -161,8 +169,8 @@ def test_made_up_results_that_are_right_by_every_claim_hold_and_reversed_ones_do
                     assert no[variant].word == "contradicted", (name, variant, claim, no[variant])
 
 
-def judged(made: outcomes.Result) -> claims.Judged:
-    return claims.of(json.loads(made.text()))
+def judged(made: outcomes.Result) -> checks.Judged:
+    return checks.of(json.loads(made.text()))
 
 
 def test_the_moment_bound_is_contradicted_and_a_larger_one_would_hold():
@@ -171,7 +179,7 @@ def test_the_moment_bound_is_contradicted_and_a_larger_one_would_hold():
     content = json.loads(made.text())
     for panel in content["moments"]:
         panel["bound"] = [value + 1 for value in panel["truth"]]
-    assert claims.of(content).verdicts[0][1]["printed"].word == "holds"
+    assert checks.of(content).verdicts[0][1]["printed"].word == "holds"
 
 
 @pytest.mark.slow
@@ -236,12 +244,14 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_p
 
     parts.mkdir()
     with pytest.raises(KeyboardInterrupt):
-        runner.complete([digits], quick=True, folder=parts, progress=stop)
+        reproduce.complete([digits], quick=True, folder=parts, progress=stop)
     with (parts / outcomes.JOURNAL).open("a") as file:
         file.write('{"key": "torn')  # as a kill leaves it
     trained = []
-    real = runner._train
-    monkeypatch.setattr(runner, "_train", lambda jobs: (trained.append(x) or x for x in real(jobs)))
+    real = reproduce._train
+    monkeypatch.setattr(
+        reproduce, "_train", lambda jobs: (trained.append(x) or x for x in real(jobs))
+    )
     reproduce.reproduce(["digits"], quick=True, out=parts, quiet=True)
     assert len(trained) == 3 * 2 * 2 * 2 - 5  # T × ε × variants × seeds, less what was there
     first, second = (json.loads((f / "digits.json").read_text("utf-8")) for f in (whole, parts))
@@ -288,7 +298,7 @@ def test_a_run_with_pictures_keeps_them_whatever_else_shares_it(tmp_path):
     runs, own = outcomes.known(tmp_path), figure("fig3")
     cells = expand(own, False)
     assert {cell.key for cell in cells} & {cell.key for cell in expand(figure("fig8"), False)}
-    assert runner.missing(cells, seeds_of(own, False), runs, own) == []
+    assert reproduce.missing(cells, seeds_of(own, False), runs, own) == []
 
 
 @pytest.mark.slow
@@ -351,7 +361,7 @@ def test_the_page_of_the_results_claims_what_holds():
     table = one.tables["printed"]
     panel = table.axis("panel")[0]
     true = [table.points[panel, "udp", x].epsilon for x in table.axis("x")]
-    told = re.search(r"all clients in every round: (.*?)\.( |$)", " ".join(story.lead(found)))[1]
+    told = re.search(r"all clients in every round: (.*?)\.( |$)", " ".join(page.lead(found)))[1]
     shown = [float(pair.split(" → ")[1]) for pair in told.split(", ")]
     assert all(0 <= a - b <= 0.01 * b for a, b in zip(shown, true, strict=True))
     cells = re.findall(r'<td class="n">([\d.]+)</td>', page._guaranteed(table))
@@ -366,9 +376,9 @@ def test_the_story_says_what_the_results_say():
         for claim in figure(name).claims
     )
     # All but the moment bound, which is computed, not made up.
-    assert f"{total - 1} of {total} hold as printed; 1 contradicted" in story.tally(right)
-    assert int(re.search(r"printed; (\d+) contradicted", story.tally(wrong))[1]) > total / 2
-    assert "20 → 24" in " ".join(story.lead(right))  # what the made-up noise guarantees
+    assert f"{total - 1} of {total} hold as printed; 1 contradicted" in page.tally(right)
+    assert int(re.search(r"printed; (\d+) contradicted", page.tally(wrong))[1]) > total / 2
+    assert "20 → 24" in " ".join(page.lead(right))  # what the made-up noise guarantees
 
 
 @pytest.mark.slow
@@ -385,14 +395,14 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
 @pytest.mark.slow
 def test_readme_shows_the_committed_results():
     results = ROOT / "results"
-    found = claims.judged(results)
+    found = checks.judged(results)
     assert [one.figure.name for one in found] == list(FIGURES)
     for one in found:
         assert not one.result.quick
         assert all(len(cell["seeds"]) >= LEAST_SEEDS for cell in one.result.cells)
         assert one.figure == figure(one.figure.name)
     readme = (ROOT / "README.md").read_text("utf-8")
-    assert claims.insert(readme, claims.markdown(found)) == readme
+    assert checks.insert(readme, checks.markdown(found)) == readme
 
 
 @pytest.mark.slow

@@ -20,13 +20,13 @@ from sottovoce import Plan
 from sottovoce.cli import commands
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
-from sottovoce.data import datasets, public
+from sottovoce.data import datasets, federated
 from sottovoce.data.federated import hold
 from sottovoce.errors import DataError, FederationError, RunError
-from sottovoce.flower import dealing, federate, leading
+from sottovoce.flower import federate, server_app
 from sottovoce.flower.federate import planned
 from sottovoce.reports import progress
-from sottovoce.server.asking import read_admitted
+from sottovoce.server.coordinator import read_admitted
 
 BAD = {
     "--clients 0": "data.clients must be",
@@ -80,11 +80,11 @@ def test_the_command_to_go_on_with_can_be_pasted():
 
 def test_without_a_plan_three_clients_hold_all_rows_but_the_servers(tmp_path):
     plan = planned(None, ["privacy.epsilon=[1, 4, 8]", "local.unit=client"], None)
-    files = dealing.deal(plan, tmp_path / "run")
-    again, found = dealing.dealt(tmp_path / "run")
+    files = federate.deal(plan, tmp_path / "run")
+    again, found = federate.dealt(tmp_path / "run")
     assert found == files
     assert again == plan
-    held = public.load(tmp_path / "run" / "public.npz")
+    held = federated.load(tmp_path / "run" / "public.npz")
     nodes = [Node.load(path) for path in files]
     rows = [node.rows() for node in nodes]
     dealt = [bytes(x) for part in (*rows, held.validation, held.test) for x in part.x]
@@ -109,7 +109,7 @@ def test_a_model_of_your_own_is_named_absolutely_in_every_node_file(tmp_path, mo
         '[data]\nclients = 2\n[model]\nname = "custom"\nown = "net.py:model"\n'
     )
     monkeypatch.chdir(tmp_path)
-    files = dealing.deal(planned(Path("plan.toml"), [], None), tmp_path / "run")
+    files = federate.deal(planned(Path("plan.toml"), [], None), tmp_path / "run")
     monkeypatch.chdir("/")
     assert Plan.load(tmp_path / "run" / "plan.toml").model.own == f"{tmp_path}/net.py:model"
     for path in files:
@@ -131,7 +131,7 @@ def test_sites_keep_their_names_and_their_samples_are_declared(sites, folders, t
               "columns": {"a": [0, 9], "y": ["0", "1"]}},
         model={"name": "softmax"},
     )  # fmt: skip
-    files = dealing.deal(own, tmp_path / "out")
+    files = federate.deal(own, tmp_path / "out")
     assert [file.parent.name for file in files] == folders
     assert [Node.load(file).name for file in files] == folders
     admitted = read_admitted(tmp_path / "out" / "admitted.csv")
@@ -142,16 +142,16 @@ def test_sites_keep_their_names_and_their_samples_are_declared(sites, folders, t
 
 
 def test_a_folder_whose_dealing_was_cut_short_is_no_federation(tmp_path):
-    dealing.deal(planned(None, [], 2), tmp_path / "run")
+    federate.deal(planned(None, [], 2), tmp_path / "run")
     (tmp_path / "run" / "plan.toml").unlink()  # it is written last
     with pytest.raises(RunError, match="holds no federation to go on with"):
-        dealing.dealt(tmp_path / "run")
+        federate.dealt(tmp_path / "run")
 
 
 def test_the_servers_rows_come_back_as_they_were(tmp_path):
     held = hold(Plan(data={"name": "digits", "clients": 3}), seed=1)
-    public.save(tmp_path / "public.npz", held)
-    read = public.load(tmp_path / "public.npz")
+    federated.save(tmp_path / "public.npz", held)
+    read = federated.load(tmp_path / "public.npz")
     for part in ("validation", "test"):
         before, after = getattr(held, part), getattr(read, part)
         assert before.x.tobytes() == after.x.tobytes()
@@ -177,18 +177,18 @@ def test_the_servers_rows_come_back_as_they_were(tmp_path):
 )
 def test_public_rows_that_are_none_are_refused(change, tmp_path):
     good = {"shape": np.array([4]), "classes": np.array(3)}
-    for part in public.PARTS:
+    for part in federated.PARTS:
         good |= {f"{part}_x": np.zeros((2, 4)), f"{part}_y": np.array([0, 2])}
     np.savez(tmp_path / "good.npz", **good)
-    assert len(public.load(tmp_path / "good.npz").test.y) == 2
+    assert len(federated.load(tmp_path / "good.npz").test.y) == 2
     bad = {key: value for key, value in (good | change).items() if value is not None}
     np.savez(tmp_path / "bad.npz", **bad)
     with pytest.raises(DataError, match="cannot be read as public rows"):
-        public.load(tmp_path / "bad.npz")
+        federated.load(tmp_path / "bad.npz")
 
 
 def _hold(folder, ready):
-    with leading.alone(folder):
+    with server_app.alone(folder):
         ready.set()
         time.sleep(900)
 
@@ -201,15 +201,15 @@ def test_one_process_leads_a_run_and_its_lock_dies_with_it(tmp_path):
     other.start()
     try:
         assert ready.wait(900)
-        assert int((tmp_path / leading.LOCK).read_text()) == other.pid
+        assert int((tmp_path / server_app.LOCK).read_text()) == other.pid
         with (
             pytest.raises(RunError, match="is led by another process"),
-            leading.alone(tmp_path, seconds=0.3),
+            server_app.alone(tmp_path, seconds=0.3),
         ):
             pass
         other.kill()
-        with leading.alone(tmp_path, seconds=900):
-            assert int((tmp_path / leading.LOCK).read_text()) == os.getpid()
+        with server_app.alone(tmp_path, seconds=900):
+            assert int((tmp_path / server_app.LOCK).read_text()) == os.getpid()
     finally:
         other.kill()
         other.join()
@@ -273,7 +273,7 @@ def test_a_start_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):
         (folder / "nodes").mkdir(parents=True)
         raise DataError("no rows")
 
-    monkeypatch.setattr(dealing, "deal", fails)
+    monkeypatch.setattr(federate, "deal", fails)
     with pytest.raises(DataError):
         federate.federate(None, [], out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
@@ -283,10 +283,10 @@ def test_a_run_that_is_stopped_gets_to_write_and_flower_gets_its_signal_back():
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("Flower's"))
     try:
-        with pytest.raises(KeyboardInterrupt), leading.interruptible():
+        with pytest.raises(KeyboardInterrupt), server_app.interruptible():
             _conducts(heard)
         assert heard == ["the record", "Flower's"]
-        with leading.interruptible():
+        with server_app.interruptible():
             pass
         signal.raise_signal(signal.SIGTERM)
         assert heard[2:] == ["Flower's"]
@@ -308,5 +308,5 @@ def _conducts(heard):
 
 
 def _in_a_thread():
-    with leading.interruptible():  # signals belong to the main thread: nothing to do
+    with server_app.interruptible():  # signals belong to the main thread: nothing to do
         return True

@@ -18,13 +18,13 @@ from sottovoce.errors import TankEmpty
 from sottovoce.privacy import tank as real_tank
 from sottovoce.privacy.calibration import capacity, charges_absent
 from sottovoce.privacy.tank import FULL
+from sottovoce.schedules.base import Round
 from sottovoce.schedules.cohort import pick
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds
 from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.pricing import Terms
 from sottovoce.schedules.pricing import offer as price
-from sottovoce.schedules.schedule import Round
 
 
 def random_schedule(rng):

@@ -15,8 +15,9 @@ from test_coordinator import replayed, same
 from sottovoce import Plan, load, reports, resume, simulate
 from sottovoce.client.messages import Request
 from sottovoce.errors import PlanError, RunError
-from sottovoce.models.names import named, unnamed
+from sottovoce.models.base import named, unnamed
 from sottovoce.schedules import optimizer
+from sottovoce.schedules.aggregate import by_samples
 from sottovoce.schedules.optimizer import (
     Decay,
     ExponentialAverage,
@@ -26,12 +27,11 @@ from sottovoce.schedules.optimizer import (
     TailAverage,
 )
 from sottovoce.server.coordinator import Patience, conduct
-from sottovoce.server.scoring import scores
-from sottovoce.server.weights import by_samples
-from sottovoce.simulation import released
-from sottovoce.simulation import run as running
+from sottovoce.server.rounds import scores
+from sottovoce.simulation import simulate as released
+from sottovoce.simulation import simulate as running
+from sottovoce.simulation.compiled import play
 from sottovoce.simulation.many import simulate_many
-from sottovoce.simulation.round import play
 from test_round import MODELS, SIZES, orders, rows_of, samples
 
 EVERY = {

@@ -23,7 +23,7 @@ import pytest
 from devices import books_hold, digest
 from test_coordinator import replayed, same
 
-from sottovoce.client import wire
+from sottovoce.client import messages
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
 from sottovoce.flower import keeper, local
@@ -226,7 +226,7 @@ def the_uploads_give_the_model_bit_for_bit(story):
     kept = [blob for node in nodes_of(story.out) for blob in answers_of(node).values()]
     for path in (story.out / "uploads").iterdir():  # what was averaged, a vault has stored
         assert digest(path.read_bytes()) in kept
-        assert wire.unpack(path.read_bytes())[0]["kind"] == "upload"
+        assert messages.unpack(path.read_bytes())[0]["kind"] == "upload"
 
 
 def no_log_holds_more_than_kinds_of_errors(story):

@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from sottovoce.client import device as sottovoce_device
 from sottovoce.client.vault import Vault
 from sottovoce.flower import certificates, client_app, transport
-from sottovoce.flower.leading import Routes
+from sottovoce.flower.server_app import Routes
 from sottovoce.flower.transport import Failure, Roll, ask
 from test_project import modules_after
 

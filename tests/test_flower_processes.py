@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from sottovoce.errors import FederationError, InputError
-from sottovoce.flower import certificates, control, keeper, local, loopback, processes
+from sottovoce.flower import certificates, control, keeper, local, processes
 from sottovoce.flower.processes import Process, Processes
 
 
@@ -356,21 +356,21 @@ class TestProcesses:
 
 class TestLocal:
     def test_a_free_port_is_free(self):
-        ports = {loopback.free_port() for _ in range(50)}
+        ports = {local.free_port() for _ in range(50)}
         assert len(ports) > 40
-        assert ports <= set(loopback.PORTS)
+        assert ports <= set(local.PORTS)
 
     def test_ports_differ_from_each_other(self, monkeypatch):
         """Nobody listens on them before all are drawn, so that looking is not enough."""
-        monkeypatch.setattr(loopback, "PORTS", range(21_000, 21_040))
-        ports = loopback.free_ports(20)
+        monkeypatch.setattr(local, "PORTS", range(21_000, 21_040))
+        ports = local.free_ports(20)
         assert len(set(ports)) == len(ports) == 20
         with pytest.raises(FederationError, match="41 free ports"):
-            loopback.free_ports(41)
+            local.free_ports(41)
 
     def test_nothing_is_sent_to_anyone(self, tmp_path, monkeypatch):
         monkeypatch.setenv("NO_PROXY", "intranet")
-        told = loopback.environment(tmp_path)
+        told = local.environment(tmp_path)
         assert told["FLWR_TELEMETRY_ENABLED"] == "0"
         assert told["FLWR_DISABLE_UPDATE_CHECK"] == "1"
         assert told["FLWR_HOME"] == str(tmp_path)

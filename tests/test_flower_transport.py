@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.flower import certificates, control, keeper, local, loopback
+from sottovoce.flower import certificates, control, keeper, local
 
 pytestmark = pytest.mark.slow
 
@@ -174,7 +174,7 @@ def test_strangers_are_refused(running, tmp_path):
         folder = tmp_path / kind
         folder.mkdir()
         argv = [local._tool("flower-supernode"), "--superlink", running.link.address]
-        argv += ["--host", loopback.HOST, "--port", str(loopback.free_port()), "--max-retries", "0"]
+        argv += ["--host", local.HOST, "--port", str(local.free_port()), "--max-retries", "0"]
         trust = running.link.authority
         if kind == "another authority":
             trust = certificates.authority(folder).certificate
@@ -182,7 +182,7 @@ def test_strangers_are_refused(running, tmp_path):
         if kind in ("unregistered", "another authority"):
             key = certificates.node_key(folder, "stranger")
             argv += ["--auth-supernode-private-key", str(key.private)]
-        env = loopback.environment(folder / "home")
+        env = local.environment(folder / "home")
         tried[kind] = running.processes.start(kind, argv, log=folder / "log", env=env)
     for kind, process in tried.items():
         assert process.wait(60) not in (0, None), (kind, process.tail())

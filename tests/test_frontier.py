@@ -12,7 +12,7 @@ from sottovoce.data import datasets
 from sottovoce.data.federated import hold
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
-from sottovoce.studies.paper import fitted, frontier, frontier_page, outcomes, reproduce, runner
+from sottovoce.studies.paper import frontier, outcomes, reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -65,14 +65,14 @@ def test_a_layer_fitted_in_the_open_is_the_best_there_is():
     """The slope of the objective is nought at what `fit` finds, and scores are its own."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(300, 4)), random.integers(0, 3, 300)
-    layer = fitted.fit(x, y, 3)
+    layer = frontier.fit(x, y, 3)
     rows = np.column_stack([x, np.ones(300)])
     chance = np.exp(rows @ layer)
     chance /= chance.sum(axis=1, keepdims=True)
     slope = rows.T @ (chance - np.eye(3)[y]) / 300
-    slope[:-1] += fitted.PENALTY * layer[:-1]
+    slope[:-1] += frontier.PENALTY * layer[:-1]
     assert np.abs(slope).max() < 1e-4
-    assert (fitted.predict(layer, x) == np.argmax(chance, axis=1)).all()
+    assert (frontier.predict(layer, x) == np.argmax(chance, axis=1)).all()
 
 
 def test_public_rows_alone_are_the_first_ones_and_no_clients():
@@ -80,13 +80,13 @@ def test_public_rows_alone_are_the_first_ones_and_no_clients():
     plan = Plan(data={"clients": 5, "samples": 100, "validation": 50})
     held, few = hold(plan, seed=1), plan.replace("data.public=500")
     rows = held.validation
-    wanted = np.mean(fitted.predict(fitted.fit(rows.x, rows.y, 10), held.test.x) == held.test.y)
-    assert fitted.accuracy(plan, "public", 1) == pytest.approx(wanted)
+    wanted = np.mean(frontier.predict(frontier.fit(rows.x, rows.y, 10), held.test.x) == held.test.y)
+    assert frontier.accuracy(plan, "public", 1) == pytest.approx(wanted)
     digits, test = datasets.load("digits"), hold(few, seed=1).test
-    layer = fitted.fit(digits.train_x[:500], digits.train_y[:500], 10)
-    wanted = np.mean(fitted.predict(layer, test.x) == test.y)
-    assert fitted.accuracy(few, "public", 1) == pytest.approx(wanted)
-    assert fitted.accuracy(few, "clients", 1) != pytest.approx(wanted)
+    layer = frontier.fit(digits.train_x[:500], digits.train_y[:500], 10)
+    wanted = np.mean(frontier.predict(layer, test.x) == test.y)
+    assert frontier.accuracy(few, "public", 1) == pytest.approx(wanted)
+    assert frontier.accuracy(few, "clients", 1) != pytest.approx(wanted)
 
 
 def test_the_papers_curves_share_the_runs_of_its_figures():
@@ -106,10 +106,10 @@ def test_the_quick_version_runs_once(tmp_path, monkeypatch):
     points = frontier.load(folder)
     assert len(points) == len(frontier.wanted(quick=True))
     assert all(0 <= point.mean <= 1 and point.spread == 0 for point in points)
-    assert (folder / "frontier.md").read_text("utf-8") == frontier_page.table(points)
+    assert (folder / "frontier.md").read_text("utf-8") == frontier.table(points)
     assert "<svg" in (folder / "frontier.svg").read_text("utf-8")
     asked = []
-    monkeypatch.setattr(runner, "train", lambda jobs, *rest: asked.extend(jobs) or [])
+    monkeypatch.setattr(reproduce, "train", lambda jobs, *rest: asked.extend(jobs) or [])
     reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
     assert asked == []
     assert frontier.load(folder) == points
@@ -117,7 +117,7 @@ def test_the_quick_version_runs_once(tmp_path, monkeypatch):
 
 def test_the_page_shows_the_measured_table():
     points = frontier.load(RESULTS / "frontier")
-    table = frontier_page.table(points)
+    table = frontier.table(points)
     assert (RESULTS / "frontier" / "frontier.md").read_text("utf-8") == table
     assert table in (ROOT / "docs" / "frontier.md").read_text("utf-8")
     found = {(point.panel, point.curve, point.key): point.seeds for point in points}
@@ -127,7 +127,7 @@ def test_the_page_shows_the_measured_table():
 def test_an_epsilon_that_holds_is_never_printed_smaller_than_it_is():
     points = frontier.load(RESULTS / "frontier")
     for point in points:
-        (line,) = frontier_page.table([point]).splitlines()[2:] or [None]
+        (line,) = frontier.table([point]).splitlines()[2:] or [None]
         if line is None or (shown := line.split(" | ")[2]) in ("none", "0, no client"):
             continue
         assert point.epsilon <= float(shown) <= point.epsilon * 1.01

@@ -11,9 +11,9 @@ from in_process import public as public_rows
 
 from sottovoce import Plan, reports, simulate
 from sottovoce.client.messages import Receipt
-from sottovoce.data import public
+from sottovoce.data import federated
 from sottovoce.errors import InputError, PlanError
-from sottovoce.flower import dealing
+from sottovoce.flower import federate
 from sottovoce.flower.federate import planned
 from sottovoce.models.gradients import ForeignModel
 from sottovoce.privacy import calibration, gaussian
@@ -31,7 +31,7 @@ from sottovoce.privacy.budget import (
 from sottovoce.reports import progress
 from sottovoce.server.coordinator import misfit
 from sottovoce.server.federation import build, of_members
-from sottovoce.server.registry import Account, Member
+from sottovoce.server.members import Account, Member
 
 
 def member(i, account, kind="exact", unit="record"):
@@ -192,8 +192,8 @@ def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
 
 
 def test_the_record_of_a_dealt_federation_says_that_its_vaults_are_new(tmp_path):
-    dealing.deal(planned(None, [], 2), tmp_path / "run")
-    held = public.load(tmp_path / "run" / "public.npz")
+    federate.deal(planned(None, [], 2), tmp_path / "run")
+    held = federated.load(tmp_path / "run" / "public.npz")
     asked = plan(**{"data.clients": 1})
     found = of_members(asked, [member(0, account(8.0))], held).guarantee()
     assert "fresh-vaults" in found.not_covered
@@ -344,9 +344,9 @@ def test_the_card_of_single_records_names_the_clients_own_rows(tmp_path):
 
 def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path):
     own = of_wards(hospital(tmp_path, last="no"), unit="record", noise="secure")
-    dealing.deal(own, tmp_path / "run")
-    plan, _ = dealing.dealt(tmp_path / "run")
-    held = public.load(tmp_path / "run" / "public.npz")
+    federate.deal(own, tmp_path / "run")
+    plan, _ = federate.dealt(tmp_path / "run")
+    held = federated.load(tmp_path / "run" / "public.npz")
     found = of_members(plan, [member(0, account(8.0))], held)
     assert OWN_ROWS in found.guarantee().text
     hidden = of_members(plan, [member(0, None)], held)

@@ -17,7 +17,7 @@ from test_coordinator import SCHEMA, go, settled
 
 import sottovoce
 from sottovoce import reports
-from sottovoce.client import device, messages, wire
+from sottovoce.client import device, messages
 from sottovoce.client.messages import Request
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy
@@ -27,7 +27,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import average
 from sottovoce.server import checks, coordinator
 from sottovoce.server.coordinator import Patience, combined
-from sottovoce.server.registry import Member
+from sottovoce.server.members import Member
 
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably
 
@@ -69,14 +69,14 @@ def test_what_is_accepted_moves_the_model_by_no_more_than_its_weight(tmp_path):
     def push(route, asked, told):
         if route != BAD:
             return told
-        said, own = wire.unpack(told)
+        said, own = messages.unpack(told)
         start = Request.from_blob(asked).params
         count = sum(v.size for v in own.values())
         most = 1.0 + said["sigma"][0] * (math.sqrt(count) + 8)
         kept.append((most, start))
         far = {k: (v + 0.999 * most / math.sqrt(count)).astype(np.float32)
                for k, v in start.items()}  # fmt: skip
-        return wire.pack(said, far)
+        return messages.pack(said, far)
 
     transport.on_answer = push
     done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 2}))
@@ -101,11 +101,11 @@ def test_a_small_share_of_a_budget_is_no_way_to_go_further(tmp_path, share):
     def push(route, asked, told):
         if route != BAD:
             return told
-        said, own = wire.unpack(told)
+        said, own = messages.unpack(told)
         start, sigma = Request.from_blob(asked).params, 40 * said["sigma"][0]
         size = sum(v.size for v in own.values())
         far.append(sigma)
-        return wire.pack(
+        return messages.pack(
             {**said, "sigma": [sigma]},
             {k: (w + sigma * 0.99).astype(np.float32) for k, w in start.items()} if size else own,
         )
@@ -155,11 +155,11 @@ def test_greetings_that_are_none(hello, key):
         blob = greeting(hello, key, value)
         with pytest.raises(Malformed):
             Member.from_hello(blob)
-    assert Member.from_hello(hello).to_head() == wire.unpack(hello)[0]
+    assert Member.from_hello(hello).to_head() == messages.unpack(hello)[0]
 
 
 def test_bytes_that_are_no_greeting(hello):
-    upload = wire.pack({**wire.unpack(hello)[0]}, {"w": np.ones(1, np.float32)})
+    upload = messages.pack({**messages.unpack(hello)[0]}, {"w": np.ones(1, np.float32)})
     for blob in (b"", hello[:-1], hello + b"\0", upload, ask().to_blob(), b"\0" * (1 << 17), None,
                  messages.refusal("vault", "no")):  # fmt: skip
         with pytest.raises(Malformed):
@@ -276,7 +276,7 @@ def test_a_client_counts_for_at_most_twice_the_median_whatever_it_declares(tmp_p
     assert "1,000,000" in page
     with np.load(tmp_path / "run" / "model.npz") as final:  # and the model is the mean by these
         blobs = [p.read_bytes() for p in sorted((tmp_path / "run" / "uploads").glob("00001-*"))]
-        total = average([wire.unpack(b)[1] for b in blobs], weights_of(done))
+        total = average([messages.unpack(b)[1] for b in blobs], weights_of(done))
         assert all(np.array_equal(final[k], total[k].astype(np.float32)) for k in total)
 
 

@@ -19,7 +19,7 @@ from devices import FORMS, SAMPLES, ask, books_hold, digest, kind, make_node, me
 
 from device_fuzz import heads_with_anything
 from hostile_requests import ANSWERED, MALFORMED, NOT_ALLOWED, shaped, trap
-from sottovoce.client import device, messages, wire
+from sottovoce.client import device, messages
 from sottovoce.client.messages import Receipt
 from sottovoce.client.node import Node
 from sottovoce.privacy.sensitivity import Recipe
@@ -166,7 +166,7 @@ def test_a_trap_for_one_sample_moves_an_upload_by_no_more_than_the_sensitivity(
     for value, label in itertools.product((1e4, -1e4, 0.0), (0, 1)):
         x[0], y[0] = value, label
         node = make_node(tmp_path / f"{value} {label}", (x, y), classes=classes, own=own)
-        head, arrays = wire.unpack(device.answer(asked.to_blob(), node))
+        head, arrays = messages.unpack(device.answer(asked.to_blob(), node))
         assert head["kind"] == "upload"
         uploads.append(np.concatenate([arrays[k].astype(float).ravel() for k in sorted(arrays)]))
     start = np.concatenate([params[k].astype(float).ravel() for k in sorted(params)])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from in_process import CLASSES, FEATURES, HIDDEN, draw
 from scipy.stats import chi2
 
-from sottovoce.client import device, release, wire
+from sottovoce.client import device, messages, release
 from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError, Malformed, OtherVersion
 from sottovoce.models.form import Form
@@ -28,7 +28,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.pricing import Terms
 from sottovoce.server import checks
 from sottovoce.server.checks import Accepted, Declined, Expected
-from sottovoce.server.registry import Member
+from sottovoce.server.members import Member
 
 MLP = Form("mlp", (FEATURES,), CLASSES, hidden=HIDDEN)  # 275 parameters
 WIDE = Form("mlp", (FEATURES,), CLASSES, hidden=64)  # 2,179
@@ -73,7 +73,7 @@ class Scene:
         self.member = Member.from_hello(device.hello(self.node))
         self.expected = expected(self.member, self.asked)
         self.blob = device.answer(self.asked.to_blob(), self.node)
-        self.head, self.arrays = wire.unpack(self.blob)
+        self.head, self.arrays = messages.unpack(self.blob)
 
     def _rows(self, form):
         x, y = draw(40, 7)
@@ -94,10 +94,10 @@ class Scene:
                 del place[last]
             else:
                 place[last] = value
-        return wire.pack(head, self.arrays)
+        return messages.pack(head, self.arrays)
 
     def with_arrays(self, arrays):
-        return wire.pack(self.head, {k: np.asarray(v, np.float32) for k, v in arrays.items()})
+        return messages.pack(self.head, {k: np.asarray(v, np.float32) for k, v in arrays.items()})
 
     def with_number(self, name, place, value):
         leaf = self.arrays[name].copy()
@@ -310,13 +310,13 @@ def test_a_client_without_disclosed_budget_has_noise_that_a_vault_could_buy(tmp_
     own = Scene(tmp_path, request(recipe=Recipe(1.0, 1.0, steps=steps)), disclose=False)
     assert own.member.account is own.member.floor is None
     least = own.expected.sensitivity / math.sqrt(capacity(*LOOSEST))
-    bare = wire.unpack(own.blob)[0]
+    bare = messages.unpack(own.blob)[0]
     for sigma in (5e-324, 1e-300, 1e-12, 0.999 * least, least * math.sqrt(steps) * 0.999):
         # The model as it was, and the model one float32 further: no noise in either.
         for arrays in (own.asked.params, {n: np.nextafter(a, np.float32(1))
                                           for n, a in own.asked.params.items()}):  # fmt: skip
             with pytest.raises(Malformed, match="than any vault could have paid"):
-                own.read(wire.pack(bare | {"sigma": [sigma] * steps}, dict(arrays)))
+                own.read(messages.pack(bare | {"sigma": [sigma] * steps}, dict(arrays)))
 
 
 @pytest.mark.parametrize("calibration", ["exact", "zcdp"])
@@ -452,7 +452,9 @@ def push(own, by):
     far = (1 + sigma * (math.sqrt(275) + 8)) * 0.98 / math.sqrt(275)
     head = copy.deepcopy(own.head)
     head["sigma"] = [sigma]
-    return wire.pack(head, {n: (w + far).astype(np.float32) for n, w in own.asked.params.items()})
+    return messages.pack(
+        head, {n: (w + far).astype(np.float32) for n, w in own.asked.params.items()}
+    )
 
 
 @pytest.mark.parametrize("spread", [None, 8])
@@ -469,7 +471,7 @@ def test_a_claim_of_more_noise_than_the_budget_calls_for_goes_no_further(tmp_pat
             checks.read(push(own, by), known)
     silent = replace(known, member=replace(own.member, account=None))
     head = copy.deepcopy(own.head) | {"budget": None}
-    assert isinstance(checks.read(wire.pack(head, own.arrays), silent), Accepted)
+    assert isinstance(checks.read(messages.pack(head, own.arrays), silent), Accepted)
 
 
 LOSSES = [
@@ -574,7 +576,7 @@ def test_edits_with_a_right_checksum_break_nothing(scene, place, value, few):
     body = bytearray(scene.blob[:-32])
     for i in range(few):
         body[12 + (place + 7919 * i) % (len(body) - 12)] ^= value
-    start = len(wire.MAGIC) + 4
+    start = len(messages.MAGIC) + 4
     length = int.from_bytes(body[12:start], "little")
     blob = sealed(bytes(body[start : start + length]), bytes(body[start + length :]))
     try:
@@ -589,11 +591,11 @@ def test_edits_with_a_right_checksum_break_nothing(scene, place, value, few):
 
 def test_refusals_are_read_and_their_words_are_not_kept(scene):
     for code in ("empty", "policy", "replay", "vault"):
-        said = wire.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code,
+        said = messages.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code,
                           "text": "\x1b[2J<script>"})  # fmt: skip
         assert scene.read(said) == Declined(code)
     for code in ("\x1b[2J", "", None, 10**400, ["empty"], {"a": 1}):
-        said = wire.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code})
+        said = messages.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code})
         assert scene.read(said) == Declined("internal")
 
 
@@ -636,4 +638,4 @@ def test_an_own_model_of_many_arrays_fits_into_its_limit(scene):
     """3,000 arrays with long names: naming them takes more than a head has room for."""
     many = {f"layer/{i:05d}/{'x' * 60}": np.zeros(1, np.float32) for i in range(3000)}
     own = replace(scene.expected, params=many)
-    assert len(wire.pack(scene.head, many)) < own.longest
+    assert len(messages.pack(scene.head, many)) < own.longest

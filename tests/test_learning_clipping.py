@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy_twin import clipped_sum_numpy
 
 from sottovoce.errors import InputError
-from sottovoce.models import chunks, clipping
+from sottovoce.models import clipping
 from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
 from sottovoce.models.clipping import clipped_sum
-from sottovoce.models.reference import NAMES, losses_numpy
+from sottovoce.models.gradients import NAMES, losses_numpy
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -31,7 +31,7 @@ few = settings(derandomize=True, deadline=None, max_examples=25)
 def _small_pieces() -> Iterator[None]:
     """Pieces of a few rows, so that small data already come in several, the last one uneven."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CPU_BYTES", 300)
+        patch.setattr(clipping, "CPU_BYTES", 300)
         patch.setattr(clipping, "GENERIC_ROWS", 4)
         clipping._clipped_sum.clear_cache()
         yield
@@ -292,5 +292,5 @@ def test_numpy_losses_equal_the_models(kind, shape, seed):
 @pytest.mark.parametrize("rows", [1, 2, 4, 100])
 def test_every_row_is_folded_once(n, rows):
     x = jnp.arange(1.0, n + 1)
-    total = chunks.fold(lambda x, y, weight: weight @ (x * y), x, x, jnp.ones(n), rows)
+    total = clipping.fold(lambda x, y, weight: weight @ (x * y), x, x, jnp.ones(n), rows)
     assert float(total) == sum(i * i for i in range(1, n + 1))

@@ -13,10 +13,10 @@ import pytest
 import scipy.signal
 
 from sottovoce.errors import InputError
-from sottovoce.models import chunks
+from sottovoce.models import clipping
 from sottovoce.models.base import MODELS, Cnn, Mlp, Model, Softmax, Svm, build, custom
 from sottovoce.models.evaluate import _evaluate, evaluate
-from sottovoce.models.reference import losses_numpy
+from sottovoce.models.gradients import losses_numpy
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -96,7 +96,7 @@ def test_the_convolution_is_the_one_of_scipy():
 @pytest.mark.parametrize("budget", [200, 5 << 20])
 @pytest.mark.parametrize("kind", ["svm", "softmax", "mlp"])
 def test_evaluation_equals_numpy(kind, budget, monkeypatch):
-    monkeypatch.setattr(chunks, "CPU_BYTES", budget)
+    monkeypatch.setattr(clipping, "CPU_BYTES", budget)
     _evaluate.clear_cache()
     random = np.random.default_rng(0)
     model = {"svm": Svm(5, 0.1), "softmax": Softmax(5, 2), "mlp": Mlp(5, 4, 2)}[kind]
@@ -145,5 +145,5 @@ def test_the_numpy_twin_knows_its_models():
 
 
 def test_a_device_with_the_numpy_twin_does_not_load_jax():
-    code = "import sys, sottovoce.models.reference; sys.exit('jax' in sys.modules)"
+    code = "import sys, sottovoce.models.gradients; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

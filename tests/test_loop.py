@@ -15,8 +15,8 @@ from sottovoce.models.base import Mlp, custom
 from sottovoce.models.clipping import Inspected, clipped_sum, inspect
 from sottovoce.privacy.tank import FULL
 from sottovoce.server.federation import build
-from sottovoce.simulation import ahead, loop, many, stretch
-from sottovoce.simulation.run import started
+from sottovoce.simulation import accelerator, many, table
+from sottovoce.simulation.simulate import started
 
 BASE = {
     "data": {"name": "digits", "clients": 6, "samples": 40},
@@ -55,9 +55,9 @@ def played(plan: Plan, most: int | None):
 def rounds_of(batch, after, most):
     model = batch[0].federation.model
     return (
-        loop.rounds_of(model, batch, after)
+        table.rounds_of(model, batch, after)
         if most is None
-        else ahead.rounds_of(model, batch, after, most=most)
+        else accelerator.rounds_of(model, batch, after, most=most)
     )
 
 
@@ -79,13 +79,13 @@ def assert_same(one, other):
 @pytest.fixture
 def counted(monkeypatch):
     """How many rounds each stretch had that was begun."""
-    begun, program = [], ahead.program
+    begun, program = [], accelerator.program
 
     def counting(*args, **options):
         launch = program(*args, **options)
         return lambda start, words, count: begun.append(count) or launch(start, words, count)
 
-    monkeypatch.setattr(ahead, "program", counting)
+    monkeypatch.setattr(accelerator, "program", counting)
     return begun
 
 
@@ -127,7 +127,7 @@ def test_a_batch_in_stretches_is_the_batch_round_by_round(counted):
     for most in (None, 4):
         plans = [PLANS["fixed"].replace(**change) for change in changes]
         batch = [started(build(own, seed=3, held=held), i) for i, own in enumerate(plans)]
-        assert ahead.may_go_ahead(batch)
+        assert accelerator.may_go_ahead(batch)
         for _ in rounds_of(batch, None, most):
             pass
         both.append(batch)
@@ -157,13 +157,13 @@ def test_a_tank_that_runs_dry_is_no_surprise(counted):
 @pytest.mark.slow
 def test_the_same_program_serves_every_length_and_run():
     plan = PLANS["fixed"].replace("data.samples=41")  # a shape that no other test has
-    before, compiled = stretch.versions(), []
+    before, compiled = accelerator.versions(), []
     played(plan.replace("rounds.rounds=3"), 4)
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **_: compiled.append(event) if "backend" in event else None
     )
     played(plan.replace("rounds.rounds=11"), 4)
-    assert stretch.versions() == before + 1
+    assert accelerator.versions() == before + 1
     assert not compiled
     jax.jit(lambda x: x + 41)(np.ones(43))
     assert compiled  # there is something to hear
@@ -173,12 +173,12 @@ def test_the_same_program_serves_every_length_and_run():
 def test_settings_of_the_caller_count_in_the_other_thread():
     """JAX's settings belong to a thread: a program compiled in the other one would miss them."""
     plan = PLANS["fixed"].replace("data.samples=43")
-    before = stretch.versions()
+    before = accelerator.versions()
     with jax.default_matmul_precision("float32"):
         played(plan, 4)
-    assert stretch.versions() == before + 1
+    assert accelerator.versions() == before + 1
     played(plan, 4)
-    assert stretch.versions() == before + 2
+    assert accelerator.versions() == before + 2
 
 
 def threads():
@@ -204,7 +204,7 @@ def test_what_stops_a_run_leaves_no_thread_and_a_whole_run(error):
 
 
 def test_what_fails_in_the_other_thread_is_raised_in_this_one(monkeypatch):
-    program = ahead.program
+    program = accelerator.program
 
     def failing(*args, **options):
         launch, left = program(*args, **options), [3]
@@ -217,7 +217,7 @@ def test_what_fails_in_the_other_thread_is_raised_in_this_one(monkeypatch):
 
         return sometimes
 
-    monkeypatch.setattr(ahead, "program", failing)
+    monkeypatch.setattr(accelerator, "program", failing)
     run = started(build(PLANS["fixed"], seed=3), 3)
     with pytest.raises(MemoryError, match="full"):
         list(rounds_of([run], None, 4))
@@ -236,11 +236,11 @@ def test_a_loop_that_is_left_ends_its_thread():
 def test_stretches_are_as_short_as_memory_and_time_ask(counted, monkeypatch):
     run = started(build(PLANS["fixed"], seed=3), 3)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
-    monkeypatch.setattr(ahead, "STACK_BYTES", 3 * size)
+    monkeypatch.setattr(accelerator, "STACK_BYTES", 3 * size)
     played(PLANS["fixed"], 5)
     assert max(counted) == 3
     counted.clear()
-    monkeypatch.setattr(ahead, "SECONDS", 1e-9)
+    monkeypatch.setattr(accelerator, "SECONDS", 1e-9)
     played(PLANS["fixed"], 5)
     assert counted == [1] * 13
 
@@ -252,7 +252,7 @@ def test_batches_in_stretches_side_by_side_are_those_round_by_round(monkeypatch,
     monkeypatch.setattr(many, "TOGETHER", 2)
     plain = many.simulate_many(plans, seeds=[1, 2], together=True)
     assert not counted
-    monkeypatch.setattr("sottovoce.simulation.run.loop", ahead)
+    monkeypatch.setattr("sottovoce.simulation.simulate.loop", accelerator)
     quick = many.simulate_many(plans, seeds=[1, 2], together=True)
     assert sum(counted) == 2 * (13 + 6)
     assert not threads()
@@ -279,7 +279,7 @@ def test_who_goes_ahead():
 
     def may(*changes):
         plans = [PLANS["fixed"].replace(**change) for change in changes]
-        return ahead.may_go_ahead([started(build(own, seed=3), 3) for own in plans])
+        return accelerator.may_go_ahead([started(build(own, seed=3), 3) for own in plans])
 
     losses = {"rounds.schedule": "discounted"}
     assert may({})
@@ -350,8 +350,8 @@ def test_a_row_that_rounds_to_infinity_spoils_nothing(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 5, 10, 11])  # pieces of five rows
 def test_facts_found_in_pieces_are_those_of_all_rows(n, monkeypatch):
-    from sottovoce.models import chunks
-    from sottovoce.server import scoring
+    from sottovoce.models import clipping as chunks
+    from sottovoce.server import rounds as scoring
 
     monkeypatch.setattr(chunks, "CPU_BYTES", 5 * 2 * 3 * 4)
     x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
@@ -364,7 +364,7 @@ def test_facts_found_in_pieces_are_those_of_all_rows(n, monkeypatch):
 
 
 def test_the_rows_of_one_split_are_not_copied_to_be_stacked():
-    from sottovoce.simulation.batch import _stacked
+    from sottovoce.simulation.table import _stacked
 
     x = jax.numpy.ones((50, 7))
     assert _stacked([x]).shape == (1, 50, 7)

@@ -32,8 +32,8 @@ from scipy import stats
 from support_attack import float_normals, float_possible, secure_possible
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.noise import comparison, secure
 from sottovoce.privacy.noise import envelope as staircases
+from sottovoce.privacy.noise import secure
 from sottovoce.privacy.noise.envelope import FINE_BITS, MARGIN, SLOTS, envelope
 from sottovoce.privacy.noise.secure import draw
 
@@ -76,7 +76,7 @@ def test_against_opendps_proved_sampler(sigma):
 
 def bell_enclosure(staircase, value):
     """Fractions of 2⁸⁰ around S·exp(−y²/2σ²)."""
-    low, high = comparison.exp_enclosure(int(value) ** 2, 2 * staircase.sigma**2, 80)
+    low, high = secure.exp_enclosure(int(value) ** 2, 2 * staircase.sigma**2, 80)
     return staircase.scale * low, staircase.scale * high
 
 
@@ -125,12 +125,12 @@ def test_the_exponential_is_enclosed(bits):
     for _ in range(300):
         numerator = int(rng.integers(0, 2**62)) * 2 ** int(rng.integers(0, 60))
         denominator = int(rng.integers(1, 2**62)) * 2 ** int(rng.integers(40, 60))
-        low, high = comparison.exp_enclosure(numerator, denominator, bits)
+        low, high = secure.exp_enclosure(numerator, denominator, bits)
         with mpmath.workprec(2 * bits + 200):
             exact = mpmath.ldexp(mpmath.exp(-mpmath.mpf(numerator) / denominator), bits)
             assert 0 <= low <= exact <= high
         assert high - low <= 3
-    assert comparison.exp_enclosure(0, 1, bits) == (2**bits, 2**bits)
+    assert secure.exp_enclosure(0, 1, bits) == (2**bits, 2**bits)
 
 
 @pytest.mark.parametrize("sigma", [7, 1000, 2**33, 2**52])
@@ -149,19 +149,19 @@ def test_where_floating_point_is_sure_whole_numbers_agree(sigma):
     for i in np.flatnonzero(yes | no):
         for bit in (0, 1):
             late = [int(height[i]), 1, staircase.scale, int(values[i]) ** 2, 2 * sigma**2]
-            exact = comparison.below(*late, random_bits=lambda k, bit=bit: bit * (2**k - 1))
+            exact = secure.below(*late, random_bits=lambda k, bit=bit: bit * (2**k - 1))
             assert exact == yes[i]
 
 
 def test_undecided_bits_are_drawn_until_they_decide():
-    low, _ = comparison.exp_enclosure(1, 2, 192)
+    low, _ = secure.exp_enclosure(1, 2, 192)
     asked = []
 
     def bits(k):  # U agrees with e^-½ for 192 bits, and then is below it
         asked.append(k)
         return low >> (192 - sum(asked)) & (2**k - 1) if sum(asked) <= 192 else 0
 
-    assert comparison.below(0, 1, 1, 1, 2, bits)
+    assert secure.below(0, 1, 1, 1, 2, bits)
     assert sum(asked) > 192
 
 
@@ -175,8 +175,8 @@ def coarse(module, monkeypatch, margin, reach=1):
 
 @pytest.mark.parametrize("sigma", [1, 2, 11, 16])
 def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
-    slow = []
-    monkeypatch.setattr(secure, "below", lambda *a: slow.append(1) or comparison.below(*a))
+    slow, below = [], secure.below
+    monkeypatch.setattr(secure, "below", lambda *a: slow.append(1) or below(*a))
     assert fit(coarse(secure, monkeypatch, margin=0.9), sigma, 15_000) > FALSE_ALARM
     assert len(slow) > 3_000
 

@@ -6,7 +6,7 @@ import mpmath as mp
 import numpy as np
 import scipy.special as sc
 
-from sottovoce.privacy.normal import cdf, mills, quantile
+from sottovoce.privacy.gaussian import cdf, mills, quantile
 
 X = np.concatenate([np.linspace(-40, 8, 2001), -np.geomspace(1e-12, 1e12, 400), [0.0]])
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.models import clipping, tiles
+from sottovoce.models import clipping
 from sottovoce.models.base import Cnn
 
 RANDOM = np.random.default_rng(5)
@@ -18,7 +18,7 @@ def test_windows_are_the_same_numbers_however_they_are_copied(shape):
     model = Cnn(shape, channels=8, classes=10)
     high, wide, colours = shape
     seen = jnp.asarray(RANDOM.random((3, high + 8, wide + 8, colours)), jnp.float32)
-    np.testing.assert_array_equal(tiles._copied(model, seen), tiles._taken(model, seen))
+    np.testing.assert_array_equal(clipping._copied(model, seen), clipping._taken(model, seen))
 
 
 def products(x, error):

@@ -14,11 +14,11 @@ from test_coordinator import go, settled
 from sottovoce.client.messages import refusal
 from sottovoce.errors import RunError
 from sottovoce.flower import client_app
-from sottovoce.flower.leading import Routes, client_of
+from sottovoce.flower.server_app import Routes, client_of
 from sottovoce.flower.transport import Roll as Seats
-from sottovoce.server import asking
+from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
-from sottovoce.server.roll import SILENT, Roll
+from sottovoce.server.members import SILENT, Roll
 from test_flower_messages import FakeGrid, identity, said  # noqa: F401 - for every test of a grid
 
 DEVICE = client_app.build(client_app.Installed())
@@ -156,7 +156,9 @@ def run_on_a_clock(monkeypatch):
     def sleep(seconds):
         clock[0] += seconds
 
-    monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(
+        coordinator, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    )
     return clock
 
 

@@ -12,8 +12,8 @@ from sottovoce.client import release
 from sottovoce.errors import PolicyRefusal, TankEmpty
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import FULL, Tank
+from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import Terms
-from sottovoce.schedules.schedule import Round
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 

@@ -38,7 +38,7 @@ def test_the_package_as_it_is_trains_and_every_mutated_module_with_it():
 def test_training_loads_nothing_that_is_called_beside_it():
     """A mutant of such a module trains as the package does, and need not show it again."""
     code = (
-        "import sys, privacy_killers as own; assert own.trains('simulation.round');"
+        "import sys, privacy_killers as own; assert own.trains('simulation.compiled');"
         "names = [name.removeprefix('sottovoce.') for name in sys.modules];"
         "print([n for n in names if n.startswith(own.BESIDE) and f'sottovoce.{n}' in sys.modules])"
     )
@@ -69,9 +69,11 @@ def test_there_are_enough_of_them_and_each_is_one_of_a_kind():
 
 def test_a_harmless_change_is_no_kill():
     """The harness does not count what breaks nothing, nor what only crashes."""
-    same = Mutant("comment", "client", "", (("_MINT = object()", "_MINT = object()  # mint"),))
+    same = Mutant(
+        "comment", "client.release", "", (("_MINT = object()", "_MINT = object()  # mint"),)
+    )
     assert trial(same, ["only_release_makes_uploads", "heads_say_nothing_private"])[0] == "survived"
-    dead = Mutant("crash", "client", "", (("_MINT = object()", "_MINT = 1 / 0"),))
+    dead = Mutant("crash", "client.release", "", (("_MINT = object()", "_MINT = 1 / 0"),))
     assert trial(dead, ["only_release_makes_uploads"])[0] == "idle"
     test = "tests/test_hostile_uploads.py::test_every_step_of_an_upload_is_paid_for"
     assert trial(same, [test])[0] == "survived"

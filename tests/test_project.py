@@ -85,7 +85,7 @@ def test_every_error_is_in_the_tree_drawn_at_the_head_of_its_file():
 
 
 PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
-PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PAGES += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 
 
 def anchors(page: Path) -> set[str]:
@@ -139,7 +139,7 @@ def test_commands_of_documents_can_be_typed(name):
             assert {word for word in rest if word.startswith("-")} <= known, f"{name}: {line}"
 
 
-def test_architecture_names_every_room():
+def test_architecture_names_every_package():
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     for path in (ROOT / "src" / "sottovoce").iterdir():
         if path.name.startswith("_") or path.name == "py.typed":
@@ -149,16 +149,16 @@ def test_architecture_names_every_room():
 
 
 def test_architecture_has_the_order_that_import_linter_checks():
-    """A room uses only those below it; rooms of one layer do not use each other."""
+    """A package uses only those below it; packages of one layer do not use each other."""
     house = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     layers = house["contracts"][0]["layers"]
     place = {room.strip(): i for i, layer in enumerate(layers) for room in layer.split(":")}
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
-    table = text[text.index("| room |") :].partition("\n\n")[0]
-    rooms = [
+    table = text[text.index("| package |") :].partition("\n\n")[0]
+    packages = [
         room.rstrip("/").removesuffix(".py") for room in re.findall(r"^\| `(.*?)` \|", table, re.M)
     ]
-    known = [place[room] for room in rooms if room in place]
+    known = [place[room] for room in packages if room in place]
     assert len(known) == len(place)
     assert known == sorted(known)
 

@@ -24,15 +24,14 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from sottovoce import Plan, calibrate
-from sottovoce.client.ledger import verification
-from sottovoce.client.ledger.account import account
+from sottovoce.client import ledger
+from sottovoce.client.ledger import account
 from sottovoce.client.vault import Policy, Vault
-from sottovoce.client.vault.backup import backup
-from sottovoce.client.vault.rebinding import move
-from sottovoce.data import public
+from sottovoce.client.vault.rebinding import backup, move
+from sottovoce.data import federated
 from sottovoce.data.federated import Given, hold
 from sottovoce.errors import InputError, Malformed, VaultRefusal
-from sottovoce.flower import certificates, dealing, federate, leading, local, worker
+from sottovoce.flower import certificates, federate, local, server_app, worker
 from sottovoce.flower.federate import planned
 from sottovoce.flower.transport import Roll
 from sottovoce.models import gradients
@@ -41,16 +40,15 @@ from sottovoce.privacy.budget import NOT_COVERED, raised, shown, undisclosed
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports import certificate
+from sottovoce.reports.document import ceiling
 from sottovoce.reports.run import Run
-from sottovoce.reports.text import ceiling
 from sottovoce.server import coordinator
 from sottovoce.server.federation import build, of_members
-from sottovoce.server.registry import Member
+from sottovoce.server.members import Member
 from sottovoce.studies.audit.findings import Findings
 from sottovoce.studies.audit.messages import Measured, Setting
-from sottovoce.studies.rehearsal.cost import cost_of
-from sottovoce.studies.rehearsal.scale import announced
-from sottovoce.studies.rehearsal.standin import stand_in
+from sottovoce.studies.rehearsal.rehearsing import cost_of
+from sottovoce.studies.rehearsal.standin import announced, stand_in
 from test_guarantee import account as promised
 from test_guarantee import member
 
@@ -204,8 +202,8 @@ def test_a_client_whose_budget_is_worth_more_than_its_epsilon_is_not_taken_in():
 
 def test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults(tmp_path):
     """Vaults of one run promise nothing about other runs, and the record must say so."""
-    dealing.deal(planned(None, [], 2), tmp_path / "run")
-    held = public.load(tmp_path / "run" / "public.npz")
+    federate.deal(planned(None, [], 2), tmp_path / "run")
+    held = federated.load(tmp_path / "run" / "public.npz")
     found = of_members(plan(**{"data.clients": 1}), [member(0, promised(8.0))], held).guarantee()
     assert found.text.startswith("Each client's uploads in this run are")
 
@@ -214,7 +212,7 @@ def test_the_file_of_public_rows_holds_no_clients_row(tmp_path):
     """The server reads it: neither a row of a client nor its label is in it, by any name."""
     own = plan(**{"data.clients": 3})
     held = hold(own, data=Given(draw(200, 3)), seed=1)
-    public.save(tmp_path / "public.npz", held)
+    federated.save(tmp_path / "public.npz", held)
     private = {row.tobytes() for i in range(3) for row in np.asarray(held.client(i).x, np.float32)}
     with np.load(tmp_path / "public.npz") as file:
         for name in file.files:
@@ -243,7 +241,7 @@ def others_may(path: Path) -> bool:
 
 def test_dealt_rows_are_in_folders_for_their_owner_alone(tmp_path):
     with careless():
-        files = dealing.deal(planned(None, [], 2), tmp_path / "run")
+        files = federate.deal(planned(None, [], 2), tmp_path / "run")
     for file in files:
         assert not others_may(file.parent)
         assert not others_may(file.parent.parent)
@@ -299,7 +297,7 @@ def test_a_vault_that_is_not_the_newest_is_not_called_whole(tmp_path):
         vault.reserve("run", 1, "cd" * 32, [FULL // 50], server="s", facts={})
     for file, content in zip(files, before, strict=True):
         file.write_bytes(content)
-    assert verification.verify(place).broken is not None
+    assert ledger.verify(place).broken is not None
     with pytest.raises(VaultRefusal):
         certificate.export(place, tmp_path / "out")
 
@@ -312,7 +310,7 @@ def test_a_damaged_vault_gets_no_certificate(tmp_path):
     with place.open("r+b") as file:
         file.seek(whole.index(b"noised"))
         file.write(b"spoilt")
-    assert verification.verify(place).broken is not None
+    assert ledger.verify(place).broken is not None
     with pytest.raises(VaultRefusal):
         certificate.export(place, tmp_path / "out")
     assert not (tmp_path / "out" / "certificate.json").exists()
@@ -341,19 +339,19 @@ class NobodyIsAsked:
 def test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text("[rounds]\nrounds = 3\n")
-    monkeypatch.setattr(public, "load", lambda path: path)
+    monkeypatch.setattr(federated, "load", lambda path: path)
     calls = []
     monkeypatch.setattr(coordinator, "conduct", lambda *one, **more: calls.append(more["insecure"]))
-    config = {key: kinds[0][-1]() for key, kinds in leading.KINDS.items()}
+    config = {key: kinds[0][-1]() for key, kinds in server_app.KINDS.items()}
     config |= {"plan": "plan.toml", "public": "p", "out": "run", "clients": 2, "minimum": 1,
                "gathering": 1.0, "deadline": 1.0, "name": "s", "progress": ""}  # fmt: skip
     for resume in (False, True):
         for plain in (NobodyIsAsked(_insecure=True), NobodyIsAsked()):
             asked = {**config, "resume": resume}
             with pytest.raises(InputError):
-                leading.lead(Roll(plain, str, limit=1), {**asked, "insecure": False})
-            leading.lead(Roll(plain, str, limit=1), {**asked, "insecure": True})
-        leading.lead(
+                server_app.lead(Roll(plain, str, limit=1), {**asked, "insecure": False})
+            server_app.lead(Roll(plain, str, limit=1), {**asked, "insecure": True})
+        server_app.lead(
             Roll(NobodyIsAsked(_insecure=False), str, limit=1), asked | {"insecure": False}
         )
     assert calls == [True, True, False] * 2
@@ -402,7 +400,7 @@ def test_a_demonstration_in_plaintext_does_not_call_itself_encrypted(
 
     show = SimpleNamespace(say=said.append)
     monkeypatch.setattr(federate.progress, "show_for", lambda *_, **__: show)
-    monkeypatch.setattr(dealing, "deal", stops)
+    monkeypatch.setattr(federate, "deal", stops)
     with pytest.raises(Stop):
         federate.federate(None, [], clients=2, out=tmp_path / "run", insecure=insecure, quiet=True)
     (words,) = said

@@ -19,12 +19,12 @@ from sottovoce.data.federated import Given
 from sottovoce.errors import InputError, PlanError, RunError
 from sottovoce.privacy import calibration
 from sottovoce.server.federation import build
-from sottovoce.studies.rehearsal import pictures, rows, trials
+from sottovoce.studies.rehearsal import search as trials
+from sottovoce.studies.rehearsal import standin
 from sottovoce.studies.rehearsal.page import points, render
 from sottovoce.studies.rehearsal.prediction import predicted
 from sottovoce.studies.rehearsal.rehearsing import write
-from sottovoce.studies.rehearsal.scale import Federation, announced, fitted
-from sottovoce.studies.rehearsal.search import search, seeds_of
+from sottovoce.studies.rehearsal.search import NAME, Spent, Trial, Trials, search, seeds_of
 from sottovoce.studies.rehearsal.space import (
     AS_PLANNED,
     CLIP,
@@ -34,8 +34,7 @@ from sottovoce.studies.rehearsal.space import (
     identity,
     space_of,
 )
-from sottovoce.studies.rehearsal.standin import stand_in
-from sottovoce.studies.rehearsal.trials import NAME, Spent, Trial, Trials
+from sottovoce.studies.rehearsal.standin import RealFederation, announced, fitted, stand_in
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "job": ["a", "b", "c"], "rich": ["no", "yes"]}
 KEEP = ("rounds.schedule", "server")
@@ -369,13 +368,13 @@ def test_the_federation_is_the_plans():
 
 def test_rows_that_judge_come_from_digits_that_no_client_holds(monkeypatch):
     picked = []
-    draw = pictures.drawn
+    draw = standin.drawn
 
     def seen(sources, pick, shape, rng):
         picked.append(set(pick.tolist()))
         return draw(sources, pick, shape, rng)
 
-    monkeypatch.setattr(pictures, "drawn", seen)
+    monkeypatch.setattr(standin, "drawn", seen)
     plan = Plan(data={"name": "cifar10", "clients": 4, "samples": 100})
     found = stand_in(plan, announced(plan))
     train, validation, test = picked
@@ -388,7 +387,7 @@ def test_rows_that_judge_come_from_digits_that_no_client_holds(monkeypatch):
 
 def test_synthetic_rows_can_be_learnt_as_well_as_it_says():
     """The Bayes rule is right in about 85 %: a sum of 4,000 chances, 0.0002 beyond four sigma."""
-    x, y = rows.synthetic(rows.fields_of("acs", {}, None), 2, 4000, np.random.default_rng(3))
+    x, y = standin.synthetic(standin.fields_of("acs", {}, None), 2, 4000, np.random.default_rng(3))
     design = np.c_[x, np.ones(len(x))]
     weights = np.linalg.lstsq(design[:2000], 2.0 * y[:2000] - 1, rcond=None)[0]
     right = np.mean((design[2000:] @ weights > 0) == y[2000:])
@@ -405,7 +404,7 @@ def test_public_rows_may_be_a_file_or_arrays(kind, tmp_path):
             for i in range(300)
         ]
         path.write_text("age,sex,job,rich\n" + "\n".join(lines), "utf-8")
-        found = stand_in(table_plan(), Federation((60,) * 5), str(path))
+        found = stand_in(table_plan(), RealFederation((60,) * 5), str(path))
         assert found.shape == (6,)
         assert len(found.validation[1]) == len(found.test[1]) == 60
         return

@@ -11,16 +11,13 @@ import pytest
 
 from browser import WIDTHS, browser, legible, measured, requests, self_contained
 from sottovoce import Plan
-from sottovoce.studies.rehearsal import reasons
+from sottovoce.studies.rehearsal import rehearsing
 from sottovoce.studies.rehearsal.page import render
 from sottovoce.studies.rehearsal.prediction import predicted
 from sottovoce.studies.rehearsal.rehearsing import Rehearsal
-from sottovoce.studies.rehearsal.scale import announced
-from sottovoce.studies.rehearsal.search import search, seeds_of
+from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, search, seeds_of
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS, space_of
-from sottovoce.studies.rehearsal.standin import stand_in
-from sottovoce.studies.rehearsal.theorem import Theory
-from sottovoce.studies.rehearsal.trials import Trial, Trials
+from sottovoce.studies.rehearsal.standin import announced, stand_in
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -57,7 +54,7 @@ def page(tmp_path_factory):
         rows=rows,
         factor=4.0,
         prediction=predicted(done[-5:], 4000, 10_000),
-        reasons=reasons.reasons(space, found.setting, done, found.seeds)
+        reasons=rehearsing.reasons(space, found.setting, done, found.seeds)
         | {"local.clip": "<script>alert(1)</script>"},
         theory=Theory(1.0, 0.01, 2.3, 0.0, 1.0, 3930, 12),
         trials=tuple(done),

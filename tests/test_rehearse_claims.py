@@ -18,15 +18,13 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import calibration
 from sottovoce.server.federation import build
 from sottovoce.studies.paper import definition as experiments
-from sottovoce.studies.rehearsal import reasons, rehearsing, trials
-from sottovoce.studies.rehearsal.cost import cost_of
+from sottovoce.studies.rehearsal import rehearsing, search
 from sottovoce.studies.rehearsal.page import render
 from sottovoce.studies.rehearsal.prediction import predicted, rows_tested
-from sottovoce.studies.rehearsal.rehearsing import Rehearsal, summary
-from sottovoce.studies.rehearsal.scale import announced, fitted
+from sottovoce.studies.rehearsal.rehearsing import Rehearsal, cost_of, summary
+from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials
 from sottovoce.studies.rehearsal.space import ROUNDS, space_of
-from sottovoce.studies.rehearsal.standin import StandIn, stand_in
-from sottovoce.studies.rehearsal.trials import NOISE, WITHOUT, Trial, Trials
+from sottovoce.studies.rehearsal.standin import StandIn, announced, fitted, stand_in
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "rich": ["no", "yes"]}
 TABLE = {"path": "people.csv", "label": "rich", "columns": COLUMNS}
@@ -52,7 +50,7 @@ def made(plan: Plan, rows: StandIn, **changes) -> Rehearsal:
         "rows": rows,
         "factor": 1.0,
         "prediction": predicted(own[1:], rows.telling, 1000),
-        "reasons": reasons.reasons(space, start, own, (1,)),
+        "reasons": rehearsing.reasons(space, start, own, (1,)),
         "theory": None,
         "trials": tuple(own),
         "seeds": (1,),
@@ -253,11 +251,11 @@ def test_means_of_all_seeds_are_compared_with_means_and_the_first_seed_with_the_
         for s, accuracies in seen
         for seed, a in enumerate(accuracies, 1)
     ]
-    told = reasons.reasons(space, chosen, own, (1, 2))[ROUNDS]
+    told = rehearsing.reasons(space, chosen, own, (1, 2))[ROUNDS]
     assert "mean of 2 seeds: 160: 80.0 %, 80: 79.0 %" in told
     assert "first seed: 160: 70.0 %, 80: 84.0 %, 40: 75.0 %" in told
     for seeds in ((1,), (1, 2)):
-        alone = reasons.reasons(space, chosen, own[:2], seeds)[ROUNDS]
+        alone = rehearsing.reasons(space, chosen, own[:2], seeds)[ROUNDS]
         assert "nothing else was tried beside it" in alone
 
 
@@ -315,9 +313,9 @@ def clock(monkeypatch):
                 ),
             )
 
-    monkeypatch.setattr(trials, "simulate_each", each)
-    monkeypatch.setattr(trials, "scores", lambda *_: (0.5, 0.8))
-    monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(search, "simulate_each", each)
+    monkeypatch.setattr(search, "scores", lambda *_: (0.5, 0.8))
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Trials, "theory", lambda *_: now.__setitem__(0, now[0] + 6.0))
     return now
 

@@ -8,12 +8,11 @@ import pytest
 from example_record import example
 
 from sottovoce import Plan, simulate
-from sottovoce.reports.card import card
+from sottovoce.reports.page import card
 from sottovoce.reports.progress import summary
 from sottovoce.reports.run import Run
 from sottovoce.studies.rehearsal.rehearsing import moved, provenance
-from sottovoce.studies.rehearsal.scale import announced
-from sottovoce.studies.rehearsal.standin import stand_in
+from sottovoce.studies.rehearsal.standin import announced, stand_in
 
 TEXT = 'local.clip by sottovoce rehearse on "rows.npz" <b>; cost in privacy: none'
 

@@ -32,8 +32,8 @@ from sottovoce.client.release import Price, Upload
 from sottovoce.errors import InputError
 from sottovoce.models import gradients
 from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
+from sottovoce.models.custom import JaxModel
 from sottovoce.models.form import Form
-from sottovoce.models.own import JaxModel
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 

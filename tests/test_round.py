@@ -12,11 +12,10 @@ import pytest
 
 from sottovoce.client import release
 from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
-from sottovoce.models.own import as_device
+from sottovoce.models.custom import as_device
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.schedules.aggregate import average
-from sottovoce.server.weights import by_samples
-from sottovoce.simulation.round import Orders, Rows, play
+from sottovoce.schedules.aggregate import average, by_samples
+from sottovoce.simulation.compiled import Orders, Rows, play
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 

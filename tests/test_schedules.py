@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.tank import Tank
+from sottovoce.schedules.base import Progress
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds
 from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.pricing import Terms, offer
-from sottovoce.schedules.schedule import Progress
 
 schedules = st.one_of(
     st.builds(FixedRounds, st.integers(1, 80)),

@@ -126,7 +126,7 @@ def test_secure_and_simulated_noise_learn_equally_well():
 KILLED = """
 import os, signal, sys
 from sottovoce import Plan, simulate
-from sottovoce.simulation import released
+from sottovoce.simulation import simulate as released
 real, calls = released.play, []
 def play(*given):
     made = real(*given)  # the uploads exist, and somebody may have seen them

@@ -18,7 +18,15 @@ from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 
 from sottovoce.client import ledger
 from sottovoce.errors import FederationError, InputError
-from sottovoce.flower import certificates, deploy, grid, server_worker, supernode, worker
+from sottovoce.flower import (
+    certificates,
+    deploy,
+    grid,
+    server_app,
+    server_worker,
+    supernode,
+    worker,
+)
 from sottovoce.flower.transport import REFUSED, Failure, _checked
 
 # What a submitter may say
@@ -47,7 +55,7 @@ def test_what_is_not_given_is_the_installed_apps_default(tmp_path):
     plan = str(tmp_path / "study" / "plan.toml")
     config = server_worker.configuration({"plan": plan, "clients": 3}, tmp_path)
     assert (config["plan"], config["clients"], config["minimum"]) == (plan, 3, 1)
-    assert set(config) == set(server_worker.leading.KINDS)
+    assert set(config) == set(server_app.KINDS)
 
 
 # What is downloaded of a reply

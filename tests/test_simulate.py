@@ -23,12 +23,12 @@ from sottovoce.privacy.calibration import capacity
 from sottovoce.privacy.seeds import Purpose, words
 from sottovoce.runs.record import require_private
 from sottovoce.runs.trained import load
-from sottovoce.server import course
+from sottovoce.server import rounds as course
 from sottovoce.server.federation import build
+from sottovoce.simulation import compiled as rounds
 from sottovoce.simulation import many
-from sottovoce.simulation import round as rounds
 from sottovoce.simulation.many import simulate_each, simulate_many
-from sottovoce.simulation.run import resume, simulate
+from sottovoce.simulation.simulate import resume, simulate
 
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 6})
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from sottovoce.data.federated import Given
-from sottovoce.data.stored import Stored, streams
+from sottovoce.data.streaming import Stored, streams
 from sottovoce.errors import InputError
 from sottovoce.models.base import custom
 from sottovoce.plan import Plan
 from sottovoce.server.federation import build
 from sottovoce.simulation import interrupts, streamed
 from sottovoce.simulation.many import simulate_many
-from sottovoce.simulation.run import resume, simulate
+from sottovoce.simulation.simulate import resume, simulate
 
 ROWS, FEATURES, CLIENTS = 700, 20, 6
 

@@ -19,7 +19,7 @@ import pytest
 from devices import ask, make_vault, memory, told
 
 from device_twins import frozen
-from sottovoce.client import device, wire
+from sottovoce.client import device, messages
 from sottovoce.client.node import Node
 from sottovoce.models.features import Hog
 from sottovoce.models.form import Form
@@ -216,7 +216,7 @@ def released_by(node: Node, blob: bytes) -> np.ndarray:
     """What a node uploads for noise that is zero, in one vector: the clipped mean alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secure, "draw", lambda count, sigma: np.zeros(count, np.int64))
-        head, arrays = wire.unpack(device.answer(blob, node))
+        head, arrays = messages.unpack(device.answer(blob, node))
     assert head["kind"] == "upload"
     return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)]).astype(float)
 

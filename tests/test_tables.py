@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce import Plan, load, reports, resume, simulate, simulate_many
-from sottovoce.data import scan as scanning
-from sottovoce.data.column import split_by_column
-from sottovoce.data.tables import Layout, Source, Table, read_rows, read_table
+from sottovoce.data import tables as scanning
+from sottovoce.data.tables import Layout, Source, Table, read_rows, read_table, split_by_column
 from sottovoce.errors import DataError, InputError, PlanError, SottovoceError
 from sottovoce.server.federation import build
 

@@ -8,11 +8,10 @@ import pytest
 from sottovoce import reports
 from sottovoce.data.federated import Given
 from sottovoce.plan import Plan
-from sottovoce.runs.checkpoint import MANY_CLIENTS
-from sottovoce.runs.trace import together
-from sottovoce.server import course
+from sottovoce.runs.checkpoint import MANY_CLIENTS, together
+from sottovoce.server import rounds
 from sottovoce.server.federation import build
-from sottovoce.simulation.run import simulate
+from sottovoce.simulation.simulate import simulate
 
 CLIENTS = MANY_CLIENTS + 1
 PLAN = Plan(
@@ -42,10 +41,10 @@ def test_one_release_is_worth_many():
 
 def test_memory_of_the_books_does_not_grow_with_the_rounds():
     federation = build(PLAN, seed=1, data=Given(rows()))
-    state, sigmas = course.start(federation, 1.0, 0.5, 1.0), []
-    while (paid := course.prepare(federation, state, 1)) is not None:
+    state, sigmas = rounds.start(federation, 1.0, 0.5, 1.0), []
+    while (paid := rounds.prepare(federation, state, 1)) is not None:
         sigmas.append(paid.sigma[0])
-        state = course.finish(
+        state = rounds.finish(
             federation, state, paid, loss=1.0, accuracy=0.5, signal=1.0, seconds=1.0
         )
     assert len(state.rounds) == len(sigmas) == 4

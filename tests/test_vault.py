@@ -48,7 +48,7 @@ from sottovoce.client.vault import (
     resume,
 )
 from sottovoce.client.vault.chain import canonical
-from sottovoce.client.vault.records import Records
+from sottovoce.client.vault.journal import Records
 from sottovoce.client.vault.steps import STEPS
 from sottovoce.errors import (
     DatasetChanged,

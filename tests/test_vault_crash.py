@@ -129,7 +129,7 @@ def mutated_log(folder: Path, shim: Path, name: str) -> list[str]:
     package = folder / "package"
     original = Path(sottovoce.__file__).parent
     shutil.copytree(original, package / "sottovoce", ignore=shutil.ignore_patterns("__pycache__"))
-    path = package / "sottovoce" / "vault" / file
+    path = package / "sottovoce" / "client" / "vault" / file
     source = path.read_text("utf-8")
     assert source.count(old) == 1
     path.write_text(source.replace(old, new), "utf-8")

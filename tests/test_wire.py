@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from sottovoce.client import wire
+from sottovoce.client import messages
 from sottovoce.errors import InputError, Malformed
 
-GOOD = wire.pack(
+GOOD = messages.pack(
     {"kind": "greeting", "n": 3, "x": [0.5, None, True, "ε"]},
     {"b": np.float32(1.5), "w": np.arange(6, dtype=np.float32).reshape(2, 3)},
 )
@@ -39,8 +39,8 @@ LEAVES = arrays(np.float32, array_shapes(min_dims=0, max_dims=4, min_side=0, max
 @given(st.dictionaries(st.text(max_size=6), PLAIN), st.dictionaries(NAMES, LEAVES, max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_what_is_packed_comes_back_bit_for_bit_and_packs_to_the_same_bytes(head, leaves):
-    blob = wire.pack(head, leaves)
-    read, got = wire.unpack(blob)
+    blob = messages.pack(head, leaves)
+    read, got = messages.unpack(blob)
     assert read == json.loads(json.dumps(head))
     assert got.keys() == leaves.keys()
     for name, leaf in leaves.items():
@@ -48,7 +48,7 @@ def test_what_is_packed_comes_back_bit_for_bit_and_packs_to_the_same_bytes(head,
         assert got[name].dtype == np.float32
         assert got[name].tobytes() == leaf.tobytes()  # NaNs with their bits
         assert got[name].flags.writeable
-    assert wire.pack(read, got) == blob
+    assert messages.pack(read, got) == blob
 
 
 def _edits(seed: int, count: int) -> list[bytes]:
@@ -74,13 +74,13 @@ def test_every_edit_of_a_byte_is_refused():
     for edited in _edits(7, 2000):
         if edited != GOOD:
             with pytest.raises(Malformed):
-                wire.unpack(edited)
+                messages.unpack(edited)
 
 
 @pytest.mark.parametrize("length", range(0, len(GOOD), 7))
 def test_a_message_that_was_cut_is_refused(length):
     with pytest.raises(Malformed):
-        wire.unpack(GOOD[:length])
+        messages.unpack(GOOD[:length])
 
 
 TEXT, BODY = opened(GOOD)
@@ -91,7 +91,7 @@ def _arrays(*described: object) -> bytes:
 
 
 def _claiming(length: int) -> bytes:
-    whole = wire.MAGIC + length.to_bytes(4, "little") + b"{}"
+    whole = messages.MAGIC + length.to_bytes(4, "little") + b"{}"
     return whole + hashlib.sha256(whole).digest()
 
 
@@ -156,7 +156,7 @@ NO_MESSAGE = {
 @pytest.mark.parametrize("name", NO_MESSAGE)
 def test_a_message_that_is_none_is_refused_in_one_sentence(name):
     with pytest.raises(Malformed) as told:
-        wire.unpack(NO_MESSAGE[name])
+        messages.unpack(NO_MESSAGE[name])
     assert len(str(told.value)) < 120
     assert "\n" not in str(told.value)
 
@@ -164,13 +164,13 @@ def test_a_message_that_is_none_is_refused_in_one_sentence(name):
 @pytest.mark.parametrize("what", [None, "text", bytearray(GOOD), memoryview(GOOD), 3, [GOOD]])
 def test_what_is_not_bytes_is_refused(what):
     with pytest.raises(Malformed):
-        wire.unpack(what)
+        messages.unpack(what)
 
 
 def test_a_message_above_the_limit_is_refused_unread():
-    assert wire.unpack(GOOD, limit=len(GOOD))[0]["n"] == 3
+    assert messages.unpack(GOOD, limit=len(GOOD))[0]["n"] == 3
     with pytest.raises(Malformed, match="at most"):
-        wire.unpack(GOOD, limit=len(GOOD) - 1)
+        messages.unpack(GOOD, limit=len(GOOD) - 1)
 
 
 @pytest.mark.parametrize(
@@ -178,19 +178,19 @@ def test_a_message_above_the_limit_is_refused_unread():
 )
 def test_nothing_but_float32_is_packed(dtype):
     with pytest.raises(InputError):
-        wire.pack({}, {"w": np.zeros(2).astype(dtype)})
+        messages.pack({}, {"w": np.zeros(2).astype(dtype)})
 
 
 @pytest.mark.parametrize("head", [{"a": np.nan}, {"a": np.inf}, {"a": b"x"}, {"a": {1, 2}}])
 def test_a_head_holds_plain_json_only(head):
     with pytest.raises(Malformed):
-        wire.pack(head)
+        messages.pack(head)
 
 
 def test_big_endian_and_strided_arrays_are_sent_as_the_same_bytes():
     leaf = np.arange(12, dtype=np.float32).reshape(3, 4)
-    want = wire.pack({}, {"w": leaf.T.copy()})
-    assert wire.pack({}, {"w": leaf.T}) == want
+    want = messages.pack({}, {"w": leaf.T.copy()})
+    assert messages.pack({}, {"w": leaf.T}) == want
 
 
 def test_the_device_starts_without_the_heavy_libraries():

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.models import chunks, clipping
+from sottovoce.models import clipping
 from sottovoce.models.base import Cnn, Mlp, Softmax, Svm
-from sottovoce.models.tiles import tile
+from sottovoce.models.clipping import tile
 from sottovoce.plan import Plan
-from sottovoce.simulation import round as rounds
+from sottovoce.simulation import compiled as rounds
 from sottovoce.simulation import streamed
+from sottovoce.simulation.compiled import pack
 from sottovoce.simulation.many import simulate_many
-from sottovoce.simulation.packed import pack
-from sottovoce.simulation.run import simulate
+from sottovoce.simulation.simulate import simulate
 
 CLIENTS = 50
 ROWS = 8000  # a round's; a quarter as many are evaluated. Few rows are fused in other ways
@@ -135,7 +135,7 @@ def one_piece(monkeypatch):
 
     What was traced before keeps its pieces: no other test has so many rows (or 23 and 46).
     """
-    monkeypatch.setattr(chunks, "CPU_BYTES", 1 << 40)
+    monkeypatch.setattr(clipping, "CPU_BYTES", 1 << 40)
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_the_memory_of_a_round_does_not_grow_with_its_rows():
     model = MLP
     few, many = (temporaries(compiled_round(model, n)) for n in (20_000, 40_000))
     # A piece, the gradients' sum and the noise; of a row only its weight.
-    assert few <= 2 * chunks.CPU_BYTES + 6 * 4 * size(model) + 4 * 20_000 + (1 << 20)
+    assert few <= 2 * clipping.CPU_BYTES + 6 * 4 * size(model) + 4 * 20_000 + (1 << 20)
     assert many - few <= 2 * 4 * 20_000
     assert many < 4 * 40_000 * size(model) / 1000  # nowhere near samples × parameters
 
@@ -186,8 +186,8 @@ def test_a_round_needs_no_more_memory_than_it_did(kind):
 def test_pieces_hold_every_row_about_once(n):
     """Operations are counted without a loop; this counts what the loop is given."""
     y = jnp.zeros(n, jnp.int32)
-    given = chunks.fold(lambda x, y, weight: jnp.array(y.shape[0]), y, y, jnp.ones(n), rows=1000)
-    counted = chunks.fold(lambda x, y, weight: jnp.sum(weight), y, y, jnp.ones(n), rows=1000)
+    given = clipping.fold(lambda x, y, weight: jnp.array(y.shape[0]), y, y, jnp.ones(n), rows=1000)
+    counted = clipping.fold(lambda x, y, weight: jnp.sum(weight), y, y, jnp.ones(n), rows=1000)
     assert n <= int(given) <= 1.003 * n + 1
     assert int(counted) == n
 

@@ -21,7 +21,7 @@ from sottovoce.client import messages as protocol
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
 from sottovoce.errors import VaultRefusal
-from sottovoce.flower import client_app, command, logs, transport, worker
+from sottovoce.flower import client_app, processes, transport, worker
 
 TABLE = """
 schema = 1
@@ -48,7 +48,7 @@ def written(request, monkeypatch):
     handler.emit = lambda record: stream.write(handler.format(record) + "\n")
     monkeypatch.setattr(root, "handlers", [])
     level = logging.getLogger("sottovoce").level
-    logs.begin(as_json=request.param)
+    processes.begin(as_json=request.param)
     yield stream
     logging.getLogger("sottovoce").setLevel(level)
 
@@ -262,7 +262,7 @@ def test_a_supernode_without_a_node_file_is_told_how_to_name_one(written):
 def run(capsys, *words):
     """Exit code, and the one line that a command ends with."""
     with pytest.raises(SystemExit) as end:
-        command.run(lambda: worker.main(list(map(str, words))))
+        processes.run(lambda: worker.main(list(map(str, words))))
     said = capsys.readouterr()
     lines = (said.out + said.err).splitlines()
     assert len(lines) == 1, lines
@@ -298,7 +298,7 @@ def test_check_of_a_bad_table_names_the_cell(tmp_path, capsys):
 
 def test_a_worker_that_cannot_begin_says_so_in_a_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(worker, "serve", lambda *_: None)
-    monkeypatch.setattr(logs, "begin", lambda **_: None)
+    monkeypatch.setattr(processes, "begin", lambda **_: None)
     secret = tmp_path / "secret"
     at = ("--node", "127.0.0.1:9", "--secret", secret)
     assert "secret must be a file that can be read (No such file" in run(capsys, *at)[1]
@@ -329,7 +329,7 @@ def test_errors_of_the_system_and_a_key_pressed_are_sentences(capsys, error, cod
         raise error
 
     with pytest.raises(SystemExit) as end:
-        command.run(fails)
+        processes.run(fails)
     assert end.value.code == code
     assert capsys.readouterr().err.startswith(f"sottovoce: {words}")
 

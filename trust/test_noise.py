@@ -25,8 +25,8 @@ from noise_statistics import (
 from scipy import stats
 from support_attack import float_normals, float_possible, secure_possible
 
-from sottovoce.privacy.noise import comparison, secure
 from sottovoce.privacy.noise import envelope as staircases
+from sottovoce.privacy.noise import secure
 from sottovoce.privacy.noise.envelope import envelope
 from sottovoce.privacy.noise.secure import draw
 
@@ -72,7 +72,7 @@ def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
     monkeypatch.setattr(staircases, "BARS", 1)
     monkeypatch.setattr(secure, "MARGIN", 0.9)
     monkeypatch.setattr(secure, "envelope", lambda sigma: envelope.__wrapped__(sigma, 1))
-    monkeypatch.setattr(secure, "below", lambda *a: slow.append(1) or comparison.below(*a))
+    monkeypatch.setattr(secure, "below", lambda *a: slow.append(1) or secure.below(*a))
     assert fit(draw, sigma, 300_000) > FALSE_ALARM
     assert len(slow) > 60_000
 

@@ -1,4 +1,4 @@
-"""Ours: the compiled round of `sottovoce.simulation.round`, as `sottovoce train` calls it."""
+"""Ours: the compiled round of `sottovoce.simulation.compiled`, as `sottovoce train` calls it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from work import Work
 
 from sottovoce.data.federated import Samples
 from sottovoce.models import base
-from sottovoce.server.scoring import inspected, on_device
-from sottovoce.simulation.round import Orders, Rows, play
+from sottovoce.server.rounds import inspected, on_device
+from sottovoce.simulation.compiled import Orders, Rows, play
 
 
 def model_of(work: Work) -> base.Model:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sottovoce.models.base import custom
     from sottovoce.plan import Plan
     from sottovoce.privacy.budget import Budget, Guarantee
-    from sottovoce.runs.done import RoundDone
+    from sottovoce.runs.checkpoint import RoundDone
     from sottovoce.runs.trained import Trained, load
     from sottovoce.schedules.calibrate import calibrate
     from sottovoce.simulation.many import simulate_many
-    from sottovoce.simulation.run import resume, simulate
+    from sottovoce.simulation.simulate import resume, simulate
     from sottovoce.studies.rehearsal.rehearsing import rehearse
 
 _HOMES = {
@@ -38,17 +38,17 @@ _HOMES = {
     "Plan": "plan",
     "PlanError": "errors",
     "Refusal": "errors",
-    "RoundDone": "simulation.done",
+    "RoundDone": "runs.checkpoint",
     "RunError": "errors",
     "SottovoceError": "errors",
     "TankEmpty": "errors",
-    "Trained": "trained",
-    "calibrate": "calibrator",
-    "custom": "learning.models",
-    "load": "trained",
-    "rehearse": "rehearsal.rehearsing",
-    "resume": "simulation.run",
-    "simulate": "simulation.run",
+    "Trained": "runs.trained",
+    "calibrate": "schedules.calibrate",
+    "custom": "models.base",
+    "load": "runs.trained",
+    "rehearse": "studies.rehearsal.rehearsing",
+    "resume": "simulation.simulate",
+    "simulate": "simulation.simulate",
     "simulate_many": "simulation.many",
 }
 

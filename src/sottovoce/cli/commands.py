@@ -21,10 +21,95 @@ import typer.core
 from sottovoce._version import __version__
 from sottovoce.cli.deploy import node_app, server_app
 from sottovoce.cli.ledger import ledger_app
-from sottovoce.cli.options import AsJson, Quick, Quiet, RecordAsJson, Resume, RunFolder, Settings
-from sottovoce.cli.pipe import pipe_of, reader_left
-from sottovoce.cli.rehearse import rehearse
+from sottovoce.cli.options import (
+    AsJson,
+    Quick,
+    Quiet,
+    RecordAsJson,
+    Resume,
+    RunFolder,
+    Settings,
+    pipe_of,
+    reader_left,
+)
 from sottovoce.errors import InputError, SottovoceError
+
+# `sottovoce rehearse` on the command line.
+
+
+def rehearse(
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")
+    ] = None,
+    settings: Settings = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Public rows: a data set's name, a table, an .npz with x and y."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="A key or section that stays as it is; may be repeated."),
+    ] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(help="Private federations at most (default: 120, or what --minutes allows)."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="How long it may take, about; five runs are made in any case."),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Clients there will be, where the table says it.")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows of each client, where the table says it (with data.client: all that name "
+            "it, validation and test rows among them; else those it trains on)."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another stand-in and other noise.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A new or empty folder (default: runs/rehearsal-…).")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the rehearsal that was stopped in --out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="rehearsal.json on stdout.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Choose rounds, step, clipping, schedule, model and features before any private row is read.
+
+    Runs whole private federations like the plan's on a stand-in: public rows, or what can be made
+    up for this kind of data. Costs no privacy, provided that what --public names is public: that
+    cannot be checked. Writes plan.toml (ready to train, every choice with its reason),
+    rehearsal.json and report.html. Ctrl-C keeps what is done.
+
+    \b
+    Examples:
+      sottovoce rehearse
+      sottovoce rehearse plan.toml --minutes 10 --out rehearsed
+      sottovoce rehearse plan.toml --public survey.csv --keep model
+      sottovoce rehearse plan.toml --resume --out rehearsed
+    """
+    from sottovoce.studies.rehearsal.rehearsing import command
+
+    command(
+        plan,
+        settings or [],
+        public=public,
+        keep=keep or [],
+        runs=runs,
+        minutes=minutes,
+        clients=clients,
+        samples=samples,
+        seed=seed,
+        out=out,
+        resume=resume,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
 
 # With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
 typer.core.HAS_RICH = False
@@ -287,7 +372,7 @@ def predict(
       sottovoce predict runs/first samples.npy
       sottovoce predict runs/people new.csv
     """
-    from sottovoce.data.samples import read_samples
+    from sottovoce.data.tables import read_samples
     from sottovoce.runs.trained import load
 
     arrays = None if file.suffix.lower() in (".csv", ".parquet") else read_samples(file)
@@ -352,7 +437,7 @@ def reproduce(
       sottovoce reproduce --claims
     """
     from sottovoce.studies.paper import reproduce as figures
-    from sottovoce.studies.paper.claims import markdown
+    from sottovoce.studies.paper.checks import markdown
 
     if claims:
         click.echo(markdown(figures.finished(out)))

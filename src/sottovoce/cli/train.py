@@ -65,7 +65,7 @@ def train(
 
     # Loaded only now: a bad plan is refused in a fraction of the second that JAX takes to start.
     from sottovoce import reports
-    from sottovoce.simulation import run as engine
+    from sottovoce.simulation import simulate as engine
 
     show = progress.show_for(stream, quiet=quiet, waiting="compiling the round …")
     show.say(_words(plan))

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from sottovoce._version import __version__
-from sottovoce.client import messages, release, wire
+from sottovoce.client import messages, release
 from sottovoce.client.messages import Request, refusal
 from sottovoce.client.node import Node, Rows
 from sottovoce.client.release import Price
@@ -148,7 +148,7 @@ def _kind(error: Exception) -> str:
 def _hello(node: Node) -> bytes:
     rows = node.rows()
     with _open(node, rows) as vault:
-        return wire.pack(
+        return messages.pack(
             {
                 "schema": messages.HELLO,
                 "name": node.name,
@@ -317,7 +317,7 @@ def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
 
 def _upload_bytes(request: Request) -> int:
     """At most so many bytes has the answer to a request."""
-    return 4 * sum(leaf.size for leaf in request.params.values()) + wire.LONGEST_TEXT
+    return 4 * sum(leaf.size for leaf in request.params.values()) + messages.LONGEST_TEXT
 
 
 def _require_memory(request: Request, rows: Rows) -> None:

@@ -162,7 +162,7 @@ class Node:
         if all(hasattr(found, name) for name in ("shapes", "gradients", "losses")):
             return cast(OwnModel, found)
         from sottovoce.models.base import Model
-        from sottovoce.models.own import JaxModel
+        from sottovoce.models.custom import JaxModel
 
         if isinstance(found, Model):
             return JaxModel(found)
@@ -242,7 +242,7 @@ def _table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
             f"data.columns must say what is public of every column, {label} included; "
             "a node infers nothing from its data"
         )
-    from sottovoce.plan.columns import checked
+    from sottovoce.plan.data import checked
 
     return {"label": label, "columns": checked(data["columns"], label)}
 

@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.client import wire
+from sottovoce.client import messages
 from sottovoce.errors import InputError, PolicyRefusal, TankEmpty
 from sottovoce.models import gradients
 from sottovoce.models.form import Form
@@ -28,8 +28,8 @@ from sottovoce.privacy import grid
 from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank, most_units
+from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import LOSS_SHARE, Terms, offer
-from sottovoce.schedules.schedule import Round
 
 Parameters = dict[str, NDArray[np.float64]]
 
@@ -204,7 +204,7 @@ def release(
     sigma = tuple(one * units for units in paid.noise)
     with np.errstate(over="ignore"):  # a step beyond float32 is ∞, which the server refuses
         sent = {name: leaf.astype(np.float32) for name, leaf in now.items()}
-    blob = wire.pack({**head, "sigma": list(sigma), **told}, sent)
+    blob = messages.pack({**head, "sigma": list(sigma), **told}, sent)
     return Upload(_MINT, blob, sent, sigma, told.get("loss"))
 
 

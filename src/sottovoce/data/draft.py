@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sottovoce.data.scan import glance
+from sottovoce.data.tables import glance
 from sottovoce.errors import InputError
 from sottovoce.plan.data import TABLE_FILES
-from sottovoce.plan.text import key_text, value_text
+from sottovoce.plan.plan import key_text, value_text
 
 HEAD = """\
 # A plan for sottovoce train, drafted from the header of {file}.

@@ -8,24 +8,158 @@ guarantee says so.
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import datasets, tables
-from sottovoce.data.column import split_by_column
+from sottovoce.data.files import read_npz, why, write_file
 from sottovoce.data.partition import Split, sizes_in_order, split
-from sottovoce.data.stored import Stored, is_stored, streams
-from sottovoce.errors import InputError
+from sottovoce.data.streaming import Stored, is_stored, streams
+from sottovoce.data.tables import Layout, split_by_column
+from sottovoce.errors import DataError, InputError
 from sottovoce.models import features
 from sottovoce.models.features import Hog
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds
 from sottovoce.privacy.seeds import Purpose
+
+# What the server of a real federation holds itself: public rows to validate and to test on.
+#
+# One `.npz` file: `validation_x`, `validation_y`, `test_x`, `test_y`; `shape` (of one sample) and
+# `classes`; of a table also `layout`, how its rows became numbers; `fresh_vaults`, where the
+# clients were dealt with them and have vaults for one run only. No pickle, and no training rows.
+
+
+PARTS = ("validation", "test")
+
+
+def save(path: Path, held: Holdings) -> None:
+    """Write the public part of holdings; what clients hold is not in it."""
+    arrays: dict[str, NDArray[np.generic]] = {
+        "shape": np.array(held.shape, dtype=np.int64),
+        "classes": np.array(held.classes, dtype=np.int64),
+    }
+    for part in PARTS:
+        rows: Samples = getattr(held, part)
+        arrays |= {f"{part}_x": rows.x, f"{part}_y": rows.y}
+    if held.layout is not None:
+        text = json.dumps(held.layout.to_json()).encode()
+        arrays["layout"] = np.frombuffer(text, dtype=np.uint8)
+    if held.fresh_vaults:
+        arrays["fresh_vaults"] = np.array(True)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_file(path, buffer.getvalue())
+
+
+def load(path: Path) -> Holdings:
+    """Read what `save` wrote, or what an operator made; a sentence if it cannot be used."""
+    try:
+        arrays = read_npz(path)
+        shape = tuple(int(size) for size in arrays["shape"].reshape(-1))
+        classes = int(arrays["classes"])
+        validation, test = (_samples(arrays, part, shape, classes) for part in PARTS)
+        text = arrays["layout"].tobytes() if "layout" in arrays else None
+        layout = None if text is None else Layout.from_json(json.loads(text))
+        fresh = "fresh_vaults" in arrays
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} cannot be read as public rows: {why(error)}; it needs validation_x, "
+            "validation_y, test_x, test_y, shape and classes"
+        ) from None
+    nobody = Samples(validation.x[:0], validation.y[:0])
+    none = np.zeros(0, dtype=np.int64)
+    return Holdings(
+        none, nobody, validation, test, None, shape, classes, layout, fresh_vaults=fresh
+    )
+
+
+def _samples(
+    arrays: dict[str, NDArray[np.generic]], part: str, shape: tuple[int, ...], classes: int
+) -> Samples:
+    x, y = arrays[f"{part}_x"], arrays[f"{part}_y"]
+    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu" or y.ndim != 1 or len(y) == 0:
+        raise ValueError(f"{part}_x must be numbers and {part}_y whole numbers, one row or more")
+    rows = x.astype(np.float32).reshape(len(x), -1)
+    if len(rows) != len(y) or rows.shape[1] != int(np.prod(shape, dtype=int)):
+        raise ValueError(f"{part}_x and {part}_y are no rows of shape {shape}")
+    if y.min() < 0 or y.max() >= classes or not np.isfinite(rows).all():
+        raise ValueError(f"{part} has a label beyond {classes - 1}, or a number that is not finite")
+    return Samples(rows, y.astype(np.int32))
+
+
+# Who is served how well: accuracy by client and by budget, where that may be known.
+#
+# It is computed on test rows only, and only where they are clients' own (a table with a client
+# column and rows of it for the test), which the guarantee then names as unprotected. On a client's
+# training rows it would be one more release, which nobody paid for; so elsewhere the record says
+# why it is not shown.
+
+
+WHY_NOT = (
+    "nothing tells whose the test rows are, if they are any client's: only a simulation of a table "
+    "with data.client and no file as data.test does"
+)
+
+
+def fairness(
+    right: NDArray[np.bool_],
+    owner: NDArray[np.int32] | None,
+    epsilon: NDArray[np.float64],
+    delta: NDArray[np.float64],
+) -> dict[str, Any]:
+    """Accuracy by client (least, quartiles, most) and by budget, or why there is none.
+
+    `right` says of each test row whether it was predicted right, `owner` whose row it is.
+
+    >>> told = fairness(np.array([True, False, True, True]), np.array([0, 0, 1, 1]),
+    ...                 np.array([1.0, 8.0]), np.array([1e-5, 1e-5]))
+    >>> told["accuracy"]["min"], [group["accuracy"] for group in told["by_budget"]]
+    (0.5, [0.5, 1.0])
+    >>> fairness(np.array([True]), None, np.array([1.0]), np.array([1e-5]))["shown"]
+    False
+    """
+    if owner is None or len(owner) == 0:
+        return {"shown": False, "why": WHY_NOT}
+    rows = np.bincount(owner, minlength=len(epsilon))
+    hits = np.bincount(owner, weights=right, minlength=len(epsilon))
+    tested = rows > 0
+    each = hits[tested] / rows[tested]
+    least, low, middle, high, most = np.quantile(each, [0, 0.25, 0.5, 0.75, 1])
+    pairs, group = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    by_budget = [
+        {
+            "epsilon": float(pairs[g, 0]),
+            "delta": float(pairs[g, 1]),
+            "clients": int((tested & (group == g)).sum()),
+            "rows": int(rows[group == g].sum()),
+            "accuracy": float(hits[group == g].sum() / rows[group == g].sum()),
+        }
+        for g in range(len(pairs))
+        if rows[group == g].sum() > 0
+    ]
+    return {
+        "shown": True,
+        "clients": int(tested.sum()),
+        "accuracy": {
+            "min": float(least),
+            "q1": float(low),
+            "median": float(middle),
+            "q3": float(high),
+            "max": float(most),
+        },
+        "by_budget": by_budget,
+    }
+
 
 Pair: TypeAlias = tuple[ArrayLike, ArrayLike]  # rows and their labels
 NUMBERS = "numbers:"  # begins a fingerprint that is no function of rows

@@ -49,7 +49,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sottovoce.errors import InputError
-from sottovoce.flower import command
+from sottovoce.flower import processes
 
 LOOPBACK = ("localhost", "127.0.0.1")
 YEAR = 365
@@ -341,4 +341,4 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    processes.run(main)

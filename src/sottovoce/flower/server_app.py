@@ -6,15 +6,242 @@ own ids in plain bytes, and the run's configuration. The app of this room lets `
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import logging
-from collections.abc import Callable, Mapping
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from sottovoce.errors import SottovoceError
-from sottovoce.flower import leading
-from sottovoce.flower.transport import Roll
+from sottovoce.errors import InputError, RunError, SottovoceError
+from sottovoce.flower.transport import Failure, Roll, Seat
+
+if TYPE_CHECKING:
+    from sottovoce.runs.checkpoint import RoundDone
+
+
+# A run led through Flower: the run's configuration in, `coordinator.conduct`, the run folder out.
+#
+# | run config | what it is |
+# |---|---|
+# | `plan` | the plan's file (TOML) |
+# | `public` | the server's own rows (`sottovoce.data.federated`) |
+# | `out` | the folder of the run |
+# | `clients` | how many have to be there before it begins |
+# | `gathering` | seconds to wait for them |
+# | `deadline` | seconds for the answers of a round |
+# | `minimum` | uploads without which a round does not count |
+# | `resume` | go on with the run that was stopped in `out` |
+# | `keep-uploads` | keep every upload that counted, in `out`/uploads |
+# | `insecure` | allow a transport that is not encrypted: the record then says so |
+# | `name` | the server's name, as the clients' ledgers note it |
+# | `admitted` | a CSV file with the clients that may take part and their samples; none if empty |
+# | `progress` | a file that gets a line of JSON a round; none if empty |
+#
+# All of it is checked before anyone is greeted. One process leads a run: it holds a lock on
+# `out`/server.lock, which dies with it.
+
+
+LOCK = "server.lock"
+# A server that is being stopped may still write its record.
+LOCK_SECONDS = 60.0
+STOPS = (signal.SIGINT, signal.SIGTERM)
+# Each key of the run config: its types, what it must be, and how it is given.
+KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
+    **dict.fromkeys(("plan", "public", "out"), ((str,), "a path", "'…'")),
+    **dict.fromkeys(("clients", "minimum"), ((int,), "a whole number ≥ 1", "3")),
+    **dict.fromkeys(
+        ("gathering", "deadline"), ((int, float), "seconds above 0, up to 1e+07", "60")
+    ),
+    **dict.fromkeys(("resume", "keep-uploads", "insecure"), ((bool,), "true or false", "true")),
+    "name": ((str,), "at most 80 letters, digits and . _ : - or spaces", "'…'"),
+    "progress": ((str,), "a file in a folder that exists", "'…'"),
+    "admitted": ((str,), "a file that exists, or empty", "'…'"),
+}
+
+
+class Routes:
+    """The coordinator's transport on a roll; a route is the id of the client at its end."""
+
+    def __init__(self, roll: Roll) -> None:
+        self.roll = roll
+        self.rounds = 0
+        self._announced: dict[str, Seat | bytes] = {}
+
+    def greet(self, seconds: float) -> dict[str, bytes]:
+        """What nodes said that have appeared, or have been greeted anew."""
+        seats = self.roll.call(wanted=0, seconds=seconds)
+        # What is no greeting is handed on as well: the coordinator has words for it.
+        strange = {f"node {node}": words for node, words in self.roll.strange.items()}
+        now: dict[str, Seat | bytes] = {**seats, **strange}
+        new = {route: it for route, it in now.items() if self._announced.get(route) is not it}
+        self._announced = now
+        return {route: it.hello if isinstance(it, Seat) else it for route, it in new.items()}
+
+    def key(self, route: str) -> str | None:
+        """The fingerprint of the client's key, where its node is authenticated."""
+        seat = self.roll.seats.get(route)
+        return None if seat is None else seat.key
+
+    def ask(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes]:
+        """The answers that came in time."""
+        self.rounds += 1
+        said = self.roll.ask(requests, group=str(self.rounds), seconds=seconds)
+        return {route: blob for route, blob in said.items() if not isinstance(blob, Failure)}
+
+
+def client_of(hello: bytes) -> str:
+    """A client's id: that of its vault, as the server's own registry reads it."""
+    from sottovoce.server.members import Member
+
+    return Member.from_hello(hello).vault
+
+
+def lead(roll: Roll, config: Mapping[str, Any]) -> None:
+    """Lead a run from the first greeting to the record."""
+    from sottovoce.data import federated
+    from sottovoce.plan import Plan
+    from sottovoce.server.coordinator import Patience, conduct, read_admitted
+
+    for key in KINDS:
+        _require(key, config.get(key))
+    secure = encrypted(roll.grid)
+    if not secure and not config["insecure"]:
+        raise InputError.of(
+            "insecure",
+            "false",
+            "true where nothing is encrypted",
+            "start the SuperLink with its certificate, or allow it with: "
+            "flwr run --run-config insecure=true",
+        )
+    paths = {key: Path(config[key]) for key in ("plan", "public", "out")}
+    plan, held = Plan.load(paths["plan"]), federated.load(paths["public"])
+    admitted = read_admitted(config["admitted"]) if config["admitted"] else None
+    patience = Patience(
+        clients=config["clients"],
+        gathering=config["gathering"],
+        round=config["deadline"],
+        minimum=config["minimum"],
+    )
+    with alone(paths["out"]):
+        conduct(
+            plan,
+            held,
+            Routes(roll),
+            patience,
+            out=paths["out"],
+            on_round=_teller(config["progress"]),
+            resume=config["resume"],
+            keep_uploads=config["keep-uploads"],
+            insecure=not secure,
+            server=config["name"],
+            versions={"flwr": metadata.version("flwr")},
+            admitted=admitted,
+        )
+
+
+@contextlib.contextmanager
+def alone(out: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Be the only process that leads the run of this folder; its number stands in the lock."""
+    out.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + seconds
+    with (out / LOCK).open("a+", encoding="ascii") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise RunError(
+                        f"{out} is led by another process; wait for its end or stop it"
+                    ) from None
+                time.sleep(0.1)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """While this lasts, SIGINT and SIGTERM are a KeyboardInterrupt, and Flower's again after it.
+
+    Flower would end the process in the middle of whatever it does; a run wants to write its record.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOPS}
+
+    def stop(*_: object) -> None:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)  # once is enough: the record is being written
+        raise KeyboardInterrupt
+
+    for number in STOPS:
+        signal.signal(number, stop)
+    interrupted = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if interrupted:
+        signal.raise_signal(signal.SIGTERM)  # Flower's own end of a run that was stopped
+        raise KeyboardInterrupt
+
+
+def _teller(path: str) -> Callable[[RoundDone], None]:
+    def tell(done: RoundDone) -> None:
+        if path:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(done)) + "\n")
+
+    return tell
+
+
+def encrypted(grid: object) -> bool:
+    """Whether the SuperLink speaks TLS, as this app's own connection to it: it has one port.
+
+    A grid that cannot tell counts as plaintext: a record must not promise what is not known.
+    """
+    return getattr(grid, "_insecure", True) is False
+
+
+def _require(key: str, value: Any) -> None:
+    """One sentence for a setting that would otherwise become a run that spends and fails."""
+    from sottovoce.client.messages import SERVER
+    from sottovoce.server.members import MOST_SECONDS
+
+    types, bound, given = KINDS[key]
+    good = type(value) in types
+    if good and key in ("plan", "public", "out"):
+        good = value != ""
+    elif good and types == (int,):
+        good = value >= 1
+    elif good and types == (int, float):
+        good = 0 < value <= MOST_SECONDS
+    elif good and key == "name":
+        good = SERVER.fullmatch(value) is not None
+    elif good and key == "progress":
+        good = value == "" or Path(value).parent.is_dir()
+    elif good and key == "admitted":
+        good = value == "" or Path(value).is_file()
+    if not good:
+        raise InputError.of(key, value, bound, f"give it as: flwr run --run-config {key}={given}")
+
 
 Scalar = str | int | float | bool
 Conductor = Callable[[Roll, Mapping[str, Scalar]], None]
@@ -30,7 +257,7 @@ def build(conduct: Conductor, identify: Callable[[bytes], str], *, limit: int = 
     def main(grid: Grid, context: Context) -> None:
         if _say_in_one_sentence not in logging.getLogger("flwr").filters:
             logging.getLogger("flwr").addFilter(_say_in_one_sentence)
-        with leading.interruptible():
+        with interruptible():
             conduct(Roll(grid, identify, limit=limit), dict(context.run_config))
 
     return app
@@ -44,4 +271,4 @@ def _say_in_one_sentence(record: logging.LogRecord) -> bool:
     return True
 
 
-app = build(leading.lead, leading.client_of)
+app = build(lead, client_of)

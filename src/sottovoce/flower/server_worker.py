@@ -40,7 +40,7 @@ from flwr.supercore.logger import (
 from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.errors import InputError
-from sottovoce.flower import command, leading, logs, worker
+from sottovoce.flower import processes, server_app, worker
 from sottovoce.flower.grid import BoundedGrid
 
 APP = "sottovoce.flower.server_app:app"
@@ -73,7 +73,7 @@ def load(name: str) -> ServerApp:
 
 def lead(link: str, authority: bytes | None, app: ServerApp, token: str, runs: Path | None) -> None:
     """Lead the one run that this token stands for, and tell the SuperLink how it ended."""
-    for number in leading.STOPS:
+    for number in server_app.STOPS:
         signal.signal(number, _interrupt)
     lines: Queue[str | None] = Queue()
     mirror_output_to_queue(lines)  # so that `flwr log` shows what the app says
@@ -123,8 +123,8 @@ def configuration(given: Mapping[str, Any], runs: Path | None) -> dict[str, Any]
     app = tomllib.loads((BUNDLE / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]
     settings: dict[str, Any] = {**app["config"], **given}
     for key in settings:
-        if key not in leading.KINDS:
-            known = ", ".join(leading.KINDS)
+        if key not in server_app.KINDS:
+            known = ", ".join(server_app.KINDS)
             raise InputError(f"unknown key {key} in the run config; it may have {known}")
     for key in PATHS:
         value = settings[key]
@@ -154,10 +154,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, help="the folder that every path of a run lies in")
     parser.add_argument("--log", choices=["plain", "json"], default="plain")
     given = parser.parse_args(words)
-    logs.begin(as_json=given.log == "json")
+    processes.begin(as_json=given.log == "json")
     authority = None if given.authority is None else given.authority.read_bytes()
     serve(given.link, authority, worker.read_secret(given.secret), given.runs)
 
 
 if __name__ == "__main__":
-    command.run(main)
+    processes.run(main)

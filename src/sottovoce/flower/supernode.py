@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import FederationError
-from sottovoce.flower import logs
+from sottovoce.flower import processes
 
 # A sign of life is sent every 20 to 25 seconds, and counts for 60.
 SILENT = 120.0
@@ -116,7 +116,7 @@ def main() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
-    logs.begin(as_json=False)
+    processes.begin(as_json=False)
     watch = Watch()
 
     class Watched(FleetHttpClient):

@@ -51,7 +51,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from sottovoce.errors import InputError
-from sottovoce.flower import command, keeper, logs, supernode
+from sottovoce.flower import keeper, processes, supernode
 from sottovoce.flower.client_app import FAILED, SORRY
 
 APP = "sottovoce.flower.client_app:app"
@@ -272,7 +272,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     if given.node is None or given.secret is None:
         parser.error("--node and --secret are needed, or --check alone")
-    logs.begin(as_json=given.log == "json")
+    processes.begin(as_json=given.log == "json")
     secret = read_secret(given.secret)
     importlib.import_module("sottovoce.client.device")  # once, and not in the fork of every message
     if given.warm is not None:
@@ -295,4 +295,4 @@ def read_secret(path: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    processes.run(main)

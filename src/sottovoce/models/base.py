@@ -18,13 +18,40 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from functools import cache, lru_cache
+from typing import Any, TypeAlias, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.models import imported
+from sottovoce.models.gradients import ForeignModel
+
+# The first model w⁰ of a run, drawn from a key.
+
+
+def first(model: Model, key: jax.Array) -> Params:
+    """`model.init(key)` as one program.
+
+    It runs once, so that a CPU compiles it without optimising: that takes a quarter of the time.
+
+    >>> from sottovoce.models.base import Svm
+    >>> sorted(first(Svm(2), jax.random.key(0)))
+    ['b', 'w']
+    """
+    own: Params = _drawn(jax.default_backend())(model, key)
+    return own
+
+
+@cache
+def _drawn(backend: str) -> Any:
+    options = {"xla_backend_optimization_level": 0} if backend == "cpu" else None
+    return jax.jit(lambda model, key: model.init(key), static_argnums=0, compiler_options=options)
+
 
 Params = Any  # a tree of arrays: JAX has no narrower name for it
 
@@ -340,3 +367,58 @@ def _uniform(key: Array, shape: tuple[int, ...], fan_in: int) -> tuple[Array, Ar
 def _at_least(name: str, value: int, least: int, remedy: str) -> None:
     if value < least:
         raise InputError.of(name, value, f"a whole number ≥ {least}", remedy)
+
+
+# Parameters by name: a tree of arrays as a flat mapping, and back; and models by theirs.
+
+
+AnyModel: TypeAlias = Model | ForeignModel
+
+
+def named(params: Params) -> dict[str, NDArray[Any]]:
+    """The leaves of a tree of parameters by name, as they stand in `model.npz`.
+
+    >>> sorted(named({"w": jnp.zeros(2), "deep": [jnp.zeros(()), jnp.ones(1)]}))
+    ['deep/0', 'deep/1', 'w']
+    """
+    paths = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {_name(path): np.asarray(leaf) for path, leaf in paths}
+
+
+def unnamed(model: AnyModel, arrays: dict[str, NDArray[Any]]) -> Params:
+    """The tree of parameters that `named` took apart; the model knows its form."""
+    if isinstance(model, ForeignModel):
+        _require_names(list(model.shapes()), arrays)
+        return dict(arrays)
+    names, tree = _form(model)
+    _require_names(names, arrays)
+    return jax.tree.unflatten(tree, [jnp.asarray(arrays[name]) for name in names])
+
+
+@lru_cache(64)
+def _form(model: Model) -> tuple[list[str], Any]:
+    """The names of a model's leaves, and the tree they make; of many runs of it once."""
+    form = jax.eval_shape(model.init, jax.random.key(0))
+    paths, tree = jax.tree_util.tree_flatten_with_path(form)
+    return [_name(path) for path, _ in paths], tree
+
+
+def own_model(where: str) -> AnyModel:
+    """The model that `model.own` names; importing it runs its code."""
+    found = imported.find(where)
+    if not isinstance(found, Model | ForeignModel):
+        raise InputError.of(
+            "model.own", where, "a model", "make it with sottovoce.custom or TorchModel"
+        )
+    return found
+
+
+def _require_names(names: list[str], arrays: dict[str, NDArray[Any]]) -> None:
+    if set(names) != set(arrays):
+        raise InputError.of(
+            "model", sorted(names), f"the one with {sorted(arrays)}", "pass the model that was run"
+        )
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "params"

@@ -17,12 +17,241 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from sottovoce.errors import InputError
-from sottovoce.models import tiles
-from sottovoce.models.base import Cnn, Mlp, Model, Params, Softmax, Svm, precision, signs
-from sottovoce.models.chunks import fold, rows_per_chunk
+from sottovoce.models.base import (
+    KERNEL,
+    PADDING,
+    Cnn,
+    Mlp,
+    Model,
+    Params,
+    Softmax,
+    Svm,
+    precision,
+    signs,
+)
+
+# Rows in pieces of fixed size: memory follows the piece, not the data, and shapes stay static.
+
+
+# A CPU wants a piece that stays in its cache between the forward and the backward product
+# (the MNIST round is fastest around 1,000 rows of 784+2·256 floats: 5 MB); an accelerator wants
+# few, large kernels.
+CPU_BYTES = 5 << 20
+DEVICE_BYTES = 256 << 20
+
+
+def rows_per_chunk(numbers_a_row: int, item_bytes: int) -> int:
+    """How many rows to take at once when each needs `numbers_a_row` temporary numbers.
+
+    >>> rows_per_chunk(784 + 2 * 256, 4) >= 1000
+    True
+    """
+    budget = CPU_BYTES if jax.default_backend() == "cpu" else DEVICE_BYTES
+    return max(1, budget // max(1, numbers_a_row * item_bytes))
+
+
+def fold(
+    step: Callable[[Any, Array, Array], Any], x: Any, y: Array, weight: Array, rows: int
+) -> Any:
+    """Σ over pieces of `step(x, y, weight)`, each piece at most `rows` rows of the three.
+
+    x may be a tree of arrays that all have a row for each label.
+
+    The last piece is moved back to end with the data, and the rows it shares with the one before
+    get weight 0 there: every piece has the same shape and nothing is padded or copied. So `step`
+    must give rows of weight 0 no influence at all.
+
+    >>> x = jnp.arange(7.0)
+    >>> float(fold(lambda x, y, weight: jnp.sum(x * weight), x, x, jnp.ones(7), rows=3))
+    21.0
+    """
+    n = y.shape[0]
+    if n <= rows:
+        return step(x, y, weight)
+    pieces = -(-n // rows)
+    rows = -(-n // pieces)  # even pieces, so that the last one repeats few rows
+
+    def add(total: Any, index: Array) -> tuple[Any, None]:
+        start = jnp.minimum(index * rows, n - rows)
+        xs, ys, ws = jax.tree.map(
+            lambda a: jax.lax.dynamic_slice_in_dim(a, start, rows), (x, y, weight)
+        )
+        is_new = start + jnp.arange(rows) >= index * rows
+        return jax.tree.map(jnp.add, total, step(xs, ys, jnp.where(is_new, ws, 0))), None
+
+    shapes = jax.eval_shape(step, *jax.tree.map(lambda a: a[:rows], (x, y, weight)))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(add, zero, jnp.arange(pieces))[0]
+
+
+# The cnn's convolution as one product of a size that processors are good at.
+#
+# Written as a product with the 25 · colours × channels numbers of a kernel, a convolution is thin
+# (8 channels) and its patches are 25 times the picture. Instead the map is covered with tiles of
+# a×b places. All places of a tile look at one window of (a+4)×(b+4)×colours numbers of the picture,
+# so
+#
+#     maps = windows · band,
+#
+# where the band holds the kernel at the a·b shifts of a tile, and zeros elsewhere. For the paper's
+# cnn (a×b = 2×4) a picture's windows take a quarter of the memory of its patches; the products do
+# (a+4)(b+4)/25 = 1.92 times the multiplications, the band's zeros among them, in a fifth of the
+# time.
+#
+# A row's own gradient by the kernel is the sum, over a tile's places, of the band's gradient at
+# their shift. The hidden layer stays in the order of the tiles: the dense weights are put in that
+# order once, instead of every row's maps in theirs.
+
+
+# A tile has at most so many places in each direction, and numbers of the map in all: more makes the
+# product wider, but it multiplies by more zeros.
+MOST_PLACES = 4
+MOST_NUMBERS = 64
+
+
+class Tiled(NamedTuple):
+    """The parameters of a cnn as the products take them; tiles × numbers is one hidden layer."""
+
+    band: Array  # (window, numbers)
+    bias: Array  # (numbers,)
+    w: Array  # (tiles, numbers, classes)
+    back: Array  # (classes, tiles, numbers): w again, so that no piece of the rows turns it round
+    b: Array  # (classes,)
+
+
+def tile(model: Cnn) -> tuple[int, int]:
+    """Height and width of a tile: they divide the map's, whatever it is.
+
+    >>> tile(Cnn((32, 32, 3), channels=8, classes=10)), tile(Cnn((9, 1, 1), channels=8, classes=10))
+    ((2, 4), (1, 1))
+    """
+    channels, height, width = model.map_shape
+    sides = range(1, MOST_PLACES + 1)
+    every = [(a, b) for a in sides for b in sides if height % a == 0 and width % b == 0]
+    fitting = [(a, b) for a, b in every if a * b * channels <= MOST_NUMBERS] or [(1, 1)]
+    # Many places in a small window, i.e. nearly square; wide ones are copied in longer runs.
+    return max(fitting, key=lambda sides: (sides[0] * sides[1], -sum(sides), sides[1]))
+
+
+def numbers_a_row(model: Cnn) -> int:
+    """Temporary numbers of a row whose windows and maps are held: what a piece is sized by."""
+    channels, height, width = model.map_shape
+    (a, b), colours = tile(model), model.shape[2]
+    high, wide = (size + KERNEL - 1 for size in (height, width))
+    strips = high * (wide + width // b * (b + KERNEL - 1)) * colours
+    window = (a + KERNEL - 1) * (b + KERNEL - 1) * colours
+    return strips + height * width // (a * b) * window + channels * height * width
+
+
+def tiled(model: Cnn, params: Params) -> Tiled:
+    """The band, and the dense weights in the order of the tiles."""
+    (a, b), kernel, (channels, height, width) = tile(model), params["kernel"], model.map_shape
+    shifts = [
+        jnp.pad(kernel, [(r, a - 1 - r), (s, b - 1 - s), (0, 0), (0, 0)])
+        for r in range(a)
+        for s in range(b)
+    ]
+    w = params["w"].reshape(channels, height // a, a, width // b, b, model.classes)
+    w = w.transpose(1, 3, 2, 4, 0, 5).reshape(-1, a * b * channels, model.classes)
+    return Tiled(
+        jnp.stack(shifts, axis=3).reshape(-1, a * b * channels),
+        jnp.tile(params["bias"], a * b),
+        w,
+        jnp.moveaxis(w, 2, 0),
+        params["b"],
+    )
+
+
+def in_order(model: Cnn, values: Array) -> Array:
+    """What is in the order of the tiles, (…, tiles, numbers), in that of the map: (…, places)."""
+    (a, b), (channels, height, width), first = tile(model), model.map_shape, values.shape[:-2]
+    values = values.reshape(math.prod(first), height // a, width // b, a, b, channels)
+    return values.transpose(0, 5, 1, 3, 2, 4).reshape(*first, -1)
+
+
+def windows(model: Cnn, x: Array) -> Array:
+    """What each tile looks at, (n, tiles, window)."""
+    around = [(0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0)]
+    seen = jnp.pad(x.reshape(-1, *model.shape), around)
+    return _copied(model, seen) if jax.default_backend() == "cpu" else _taken(model, seen)
+
+
+def _copied(model: Cnn, seen: Array) -> Array:
+    """Line by line, as a CPU copies them fastest."""
+    (a, b), (_, height, width) = tile(model), model.map_shape
+    # Side by side first, then one above the other: the second copies whole lines of a window.
+    last = width - b + 1
+    strips = [seen[:, :, j : j + last : b] for j in range(b + KERNEL - 1)]
+    strip = jnp.concatenate(strips, axis=3)
+    last = height - a + 1
+    lines = [strip[:, i : i + last : a] for i in range(a + KERNEL - 1)]
+    every = jnp.concatenate(lines, axis=3)
+    return every.reshape(seen.shape[0], (height // a) * (width // b), every.shape[3])
+
+
+def _taken(model: Cnn, seen: Array) -> Array:
+    """Number by number from where it is, as an accelerator does fastest: one kernel, not many."""
+    (a, b), (_, height, width) = tile(model), model.map_shape
+    sides = (height // a, width // b, a + KERNEL - 1, b + KERNEL - 1, model.shape[2])
+    down, right, i, j, colour = np.ogrid[tuple(slice(side) for side in sides)]
+    line, place = down * a + i, right * b + j
+    where = (line * seen.shape[2] + place) * model.shape[2] + colour
+    flat = seen.reshape(seen.shape[0], -1)
+    every = jnp.take(flat, where.reshape(-1).astype(np.int32), axis=1, mode="clip")
+    return every.reshape(seen.shape[0], sides[0] * sides[1], -1)
+
+
+def alike(left: Array, right: Array, kind: jnp.dtype) -> tuple[Array, Array]:
+    """Both in the type of `left`; the CPU has few products of bfloat16 and takes them in `kind`."""
+    right = right.astype(left.dtype)
+    on_cpu = jax.default_backend() == "cpu"
+    return (left.astype(kind), right.astype(kind)) if on_cpu else (left, right)
+
+
+def maps(found: Array, with_params: Tiled) -> Array:
+    """Before the relu, (n, tiles, numbers); in the type of the windows, added up in the band's."""
+    kind = with_params.band.dtype
+    found, band = alike(found, with_params.band, kind)
+    return jnp.matmul(found, band, preferred_element_type=kind) + with_params.bias
+
+
+def dense(hidden: Array, with_params: Tiled) -> Array:
+    """The scores, (n, classes)."""
+    kind = with_params.w.dtype
+    hidden, w = alike(hidden, with_params.w, kind)
+    places = ((1, 2), (0, 1))
+    return jnp.tensordot(hidden, w, places, preferred_element_type=kind) + with_params.b
+
+
+def own_kernels(model: Cnn, found: Array, error: Array, kind: jnp.dtype) -> Array:
+    """Each row's own gradient by the kernel, (n, channels, 5, 5, colours)."""
+    (a, b), colours = tile(model), model.shape[2]
+    found, error = alike(found, error, kind)
+    # Error first: the longer of the two sides runs along the memory.
+    by_band = jnp.einsum("ntm,ntk->nmk", error, found, preferred_element_type=kind)
+    high, wide = a + KERNEL - 1, b + KERNEL - 1
+    by_band = by_band.reshape(-1, a, b, model.channels, high, wide, colours)
+    parts = [
+        by_band[:, r, s, :, r : r + KERNEL, s : s + KERNEL] for r in range(a) for s in range(b)
+    ]
+    return sum(parts[1:], start=parts[0])
+
+
+def scores(model: Cnn, with_params: Tiled, x: Array) -> Array:
+    """`Cnn.apply` for many rows.
+
+    >>> model = Cnn((8, 8, 1), channels=2, classes=3)
+    >>> params, x = model.init(jax.random.key(0)), jnp.ones((2, 64))
+    >>> found = scores(model, tiled(model, params), x)
+    >>> bool(jnp.allclose(found, model.apply(params, x), atol=1e-5))
+    True
+    """
+    return dense(jax.nn.relu(maps(windows(model, x), with_params)), with_params)
+
 
 # Per-sample gradients of a custom model held at once; the rows are limited too, because what the
 # model needs besides its gradients is not known.
@@ -140,8 +369,8 @@ def _clipped_sum(
         case Mlp():
             step, numbers = partial(_mlp, params, clip), model.features + 2 * model.hidden
         case Cnn():
-            step = partial(_cnn, model, tiles.tiled(model, params), clip)
-            numbers = tiles.numbers_a_row(model) + 2 * math.prod(model.map_shape)
+            step = partial(_cnn, model, tiled(model, params), clip)
+            numbers = numbers_a_row(model) + 2 * math.prod(model.map_shape)
         case _:
             step, numbers = partial(_generic, model, params, clip), 0
     if numbers:
@@ -258,19 +487,19 @@ class CnnParts(NamedTuple):
     error: Array  # (n, classes): the derivative by the scores
 
 
-def cnn_parts(model: Cnn, params: tiles.Tiled, rows: Inspected, y: Array) -> CnnParts:
+def cnn_parts(model: Cnn, params: Tiled, rows: Inspected, y: Array) -> CnnParts:
     """The convolution's own gradient of every row, and the two factors of the dense layer's."""
-    found, kind = tiles.windows(model, rows.x), params.w.dtype
-    hidden = _relu(tiles.maps(found, params), found.dtype)
-    error2 = _softmax_error(tiles.dense(hidden, params), y)
+    found, kind = windows(model, rows.x), params.w.dtype
+    hidden = _relu(maps(found, params), found.dtype)
+    error2 = _softmax_error(dense(hidden, params), y)
     error1 = jnp.where(hidden > 0, jnp.tensordot(error2, params.back, 1), 0)
-    own = tiles.own_kernels(model, found, error1, kind)
+    own = own_kernels(model, found, error1, kind)
     by_place = jnp.sum(error1, axis=1).reshape(y.shape[0], -1, model.channels)
     return CnnParts(rows.is_clean, own, jnp.sum(by_place, axis=1), hidden, error2)
 
 
 def _cnn(
-    model: Cnn, params: tiles.Tiled, clip: Array, rows: Inspected, y: Array, weight: Array
+    model: Cnn, params: Tiled, clip: Array, rows: Inspected, y: Array, weight: Array
 ) -> Params:
     is_clean, own, own_bias, hidden, error2 = cnn_parts(model, params, rows, y)
     squared = jnp.sum(own**2, axis=(1, 2, 3, 4)) + _norms(own_bias)
@@ -279,7 +508,7 @@ def _cnn(
     squared += _norms(error2) * (squared_hidden + 1)
     factor = _factor(squared, is_clean, weight, clip)
     error2 = _kept(error2, factor)
-    left, right = tiles.alike(hidden, error2, error2.dtype)
+    left, right = alike(hidden, error2, error2.dtype)
     return {
         "kernel": jnp.tensordot(factor, _only(own, factor), 1),
         "bias": factor @ _only(own_bias, factor),
@@ -290,7 +519,7 @@ def _cnn(
 
 def _in_order(model: Cnn, total: Params) -> Params:
     """The sum by the parameters as they are: kernel (5, 5, colours, channels), w (places, 10)."""
-    kernel, w = jnp.moveaxis(total["kernel"], 0, 3), tiles.in_order(model, total["w"]).T
+    kernel, w = jnp.moveaxis(total["kernel"], 0, 3), in_order(model, total["w"]).T
     return total | {"kernel": kernel, "w": w}
 
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from sottovoce.errors import InputError
-from sottovoce.models import tiles
+from sottovoce.models import clipping
 from sottovoce.models.base import Cnn, Mlp, Model, Params, cross_entropy, precision
-from sottovoce.models.chunks import fold, rows_per_chunk
+from sottovoce.models.clipping import fold, rows_per_chunk
 
 
 def evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
@@ -41,8 +41,8 @@ def _evaluate(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, 
         case Mlp():
             numbers = model.features + model.hidden
         case Cnn():
-            numbers = tiles.numbers_a_row(model)
-            judge = partial(_judged_cnn, model, tiles.tiled(model, params))
+            numbers = clipping.numbers_a_row(model)
+            judge = partial(_judged_cnn, model, clipping.tiled(model, params))
         case _:
             numbers = max(1, x.size // x.shape[0])
 
@@ -61,9 +61,9 @@ def _judged(model: Model, params: Params, x: Array, y: Array) -> tuple[Array, Ar
     return model.loss(params, x, y), model.correct(params, x, y)
 
 
-def _judged_cnn(model: Cnn, params: tiles.Tiled, x: Array, y: Array) -> tuple[Array, Array]:
+def _judged_cnn(model: Cnn, params: clipping.Tiled, x: Array, y: Array) -> tuple[Array, Array]:
     """The same, by the products of the training."""
-    scores = tiles.scores(model, params, x)
+    scores = clipping.scores(model, params, x)
     return cross_entropy(scores, y), jnp.argmax(scores, axis=1) == y
 
 

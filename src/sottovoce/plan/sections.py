@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from sottovoce.errors import InputError, PlanError
-from sottovoce.plan import text as plan_text
+from sottovoce.plan import plan as plan_text
 from sottovoce.plan.data import Data
 from sottovoce.plan.section import MOST, TABLES, Few, Number, Section, When, Whole
 from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import Aggregation
+from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.cohort import CohortKind
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds
@@ -32,7 +33,6 @@ from sottovoce.schedules.optimizer import (
     Momentum,
     TailAverage,
 )
-from sottovoce.schedules.schedule import Schedule
 
 ModelName: TypeAlias = Literal["svm", "softmax", "mlp", "cnn", "custom"]
 FeatureName: TypeAlias = Literal["hog"]

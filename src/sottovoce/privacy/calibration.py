@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import CALIBRATIONS, Calibration
-from sottovoce.privacy.normal import Floats
+from sottovoce.privacy.gaussian import Floats
 
 LOOSEST = (1e6, 0.5)  # the largest ε and δ that are calibrated, and that any vault can have
 

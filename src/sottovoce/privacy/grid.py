@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.budget import Unit
-from sottovoce.privacy.normal import Floats
+from sottovoce.privacy.gaussian import Floats
 
 Integers = NDArray[np.int64]
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaln, logsumexp
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.normal import Floats
+from sottovoce.privacy.gaussian import Floats
 
 
 def log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 
 from sottovoce.errors import InputError, NoSensitivity
 from sottovoce.privacy.budget import UNITS, Unit
-from sottovoce.privacy.normal import Floats
+from sottovoce.privacy.gaussian import Floats
 
 NoiseAt: TypeAlias = Literal["every-step", "last-step"]
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError, TankEmpty
-from sottovoce.privacy.normal import Floats
+from sottovoce.privacy.gaussian import Floats
 
 Units: TypeAlias = NDArray[np.int64]
 

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from sottovoce._version import __version__
-from sottovoce.client.ledger.account import (
+from sottovoce.client.ledger import (
     Account,
     Release,
     account,
@@ -20,9 +20,9 @@ from sottovoce.client.ledger.account import (
     percent_left,
     tightened,
     turns,
+    verify,
     when,
 )
-from sottovoce.client.ledger.verification import verify
 from sottovoce.client.vault import Vault
 from sottovoce.data.files import make_folder, require_empty
 from sottovoce.errors import RunError

@@ -17,7 +17,7 @@ from sottovoce.privacy.budget import undisclosed, warn_of_delta
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sottovoce.runs.done import RoundDone
+    from sottovoce.runs.checkpoint import RoundDone
 
 
 def show_for(stream: TextIO, *, quiet: bool, waiting: str) -> Quiet:

@@ -22,9 +22,9 @@ from sottovoce.errors import RunError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import CALIBRATIONS, undisclosed
-from sottovoce.privacy.normal import Floats
-from sottovoce.runs import recorded
-from sottovoce.runs.recorded import AGAIN
+from sottovoce.privacy.gaussian import Floats
+from sottovoce.runs import record as recorded
+from sottovoce.runs.record import AGAIN
 
 STATUSES = ("finished", "interrupted", "failed")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,82 @@ from numpy.typing import NDArray
 from sottovoce.data.files import read_npz, write_file
 from sottovoce.errors import InputError, RunError
 from sottovoce.privacy.tank import Tank
+from sottovoce.schedules.base import Progress
 from sottovoce.schedules.optimizer import NO_MARKS, Marks, Memory
-from sottovoce.schedules.schedule import Progress
+
+# What is kept of each client round by round, and of very many clients only of all rounds together.
+#
+# A line a round of a million clients would fill a machine. Releases with σ_1, σ_2, … of the same
+# sensitivity are worth as much as one with σ = (Σ 1/σ_t²)^(−1/2), so one line says what was
+# released in the first step of every round; what was booked adds up.
+
+
+Line: TypeAlias = NDArray[np.float64]
+
+
+def kept(
+    lines: tuple[Line, ...], newest: Line, join: Callable[[Line, Line], Line]
+) -> tuple[Line, ...]:
+    """The trace with the newest round, as a line more or, of many clients, within the one there is.
+
+    >>> len(kept((np.zeros(3),), np.ones(3), np.add))
+    2
+    >>> many = np.ones(MANY_CLIENTS + 1)
+    >>> [float(line[0]) for line in kept((many,), many, np.add)]
+    [2.0]
+    """
+    if len(newest) <= MANY_CLIENTS or not lines:
+        return (*lines, newest)
+    return (join(lines[0], newest),)
+
+
+def together(before: Line, newest: Line) -> Line:
+    """σ of one release that is worth two, (1/σ₁² + 1/σ₂²)^(−1/2); NaN is no release.
+
+    >>> together(np.array([3.0, 5.0, np.nan]), np.array([4.0, np.nan, np.nan])).round(6).tolist()
+    [2.4, 5.0, nan]
+    """
+    both = before * newest / np.hypot(before, newest)
+    return np.where(np.isnan(newest), before, np.where(np.isnan(before), newest, both))
+
+
+# What is told of a round when it is over, in every engine.
+
+
+OnRound = Callable[["RoundDone"], None]
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """What `on_round` is told after each round."""
+
+    t: int
+    horizon: int
+    next_horizon: int
+    uploads: int
+    sigma: float  # the median over those of the cohort that disclose it; NaN if nobody does
+    loss: float
+    accuracy: float
+    fuel: float  # the least any client has left: 1 is full, 0 is empty
+
+
+def done_of(state: ServerState) -> RoundDone | None:
+    """The newest round in the words of `on_round`; None where the last one came to nothing."""
+    if not state.rounds or state.exhausted:
+        return None
+    last = state.rounds[-1]
+    loss, sigma = last["validation_loss"], last["sigma"]["median"]
+    return RoundDone(
+        t=last["t"],
+        horizon=last["horizon"],
+        next_horizon=last["next_horizon"],
+        uploads=last["uploads"],
+        sigma=float("nan") if sigma is None else sigma,
+        loss=float("nan") if loss is None else loss,
+        accuracy=last["validation_accuracy"],
+        fuel=float(state.tank.left_fraction.min()),
+    )
+
 
 NAME = "checkpoint.npz"
 MANY_CLIENTS = 10_000  # above this, what is said of each client goes to npz only

@@ -14,11 +14,10 @@ from sottovoce.data import tables
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models import features
-from sottovoce.models.base import Params
+from sottovoce.models.base import AnyModel, Params, own_model, unnamed
 from sottovoce.models.base import build as build_model
 from sottovoce.models.features import Hog
 from sottovoce.models.gradients import ForeignModel
-from sottovoce.models.names import AnyModel, own_model, unnamed
 from sottovoce.privacy.budget import undisclosed
 from sottovoce.runs import record as records
 

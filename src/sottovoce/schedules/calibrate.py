@@ -29,8 +29,8 @@ from sottovoce.privacy.budget import (
 )
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
+from sottovoce.schedules.base import require_rounds
 from sottovoce.schedules.cohort import planned
-from sottovoce.schedules.schedule import require_rounds
 
 MOST = 10**9  # of rounds, clients and samples: more is a slip of the keyboard
 

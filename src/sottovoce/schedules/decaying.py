@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.tank import FULL, scaled_units
-from sottovoce.schedules.schedule import Progress, Round, require_rounds
+from sottovoce.schedules.base import Progress, Round, require_rounds
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from sottovoce.errors import InputError
-from sottovoce.schedules.schedule import Progress, Round, require_rounds
+from sottovoce.schedules.base import Progress, Round, require_rounds
 
 
 @dataclass(frozen=True)

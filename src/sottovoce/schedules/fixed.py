@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sottovoce.schedules.schedule import Progress, Round, require_rounds
+from sottovoce.schedules.base import Progress, Round, require_rounds
 
 
 @dataclass(frozen=True)

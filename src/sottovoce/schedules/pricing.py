@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from sottovoce.privacy.budget import Calibration
 from sottovoce.privacy.calibration import charges_absent
 from sottovoce.privacy.tank import Offer, Tank
+from sottovoce.schedules.base import Round
 from sottovoce.schedules.cohort import CohortKind, planned
-from sottovoce.schedules.schedule import Round
 
 LOSS_SHARE = 10  # one part in ten of a turn's first release pays for the loss, where it is told
 

@@ -28,15 +28,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.client import wire
+from sottovoce.client import messages
 from sottovoce.client.messages import ANSWER, CODES, Receipt, is_finite, require_version
 from sottovoce.errors import Malformed, OtherSamples
 from sottovoce.privacy import calibration, grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
+from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import LOSS_SHARE, Terms, offer
-from sottovoce.schedules.schedule import Round
-from sottovoce.server.registry import Account, Member
+from sottovoce.server.members import Account, Member
 
 SLACK = 8.0  # standard deviations of ‖Z‖: e⁻³² = 1.3e-14 on either side
 HEAD_BYTES = 1 << 16  # of a head, beside what names its arrays and states its σ
@@ -106,7 +106,7 @@ class Declined:
 
 def read(blob: bytes, expected: Expected) -> Accepted | Declined:
     """An upload that counts, a client's refusal, or `Malformed` with what is wrong."""
-    head, arrays = wire.unpack(blob, limit=expected.longest)
+    head, arrays = messages.unpack(blob, limit=expected.longest)
     require_version(head, ANSWER)
     if head.get("kind") == "refusal":
         code = head.get("code")

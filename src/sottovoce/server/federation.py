@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from sottovoce.data.federated import Given, Holdings, hold, seen
 from sottovoce.errors import InputError
+from sottovoce.models.base import AnyModel, first, own_model
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import gradient_norms
-from sottovoce.models.first import first
 from sottovoce.models.gradients import ForeignModel
-from sottovoce.models.names import AnyModel, own_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian, seeds
 from sottovoce.privacy.budget import (
@@ -31,16 +30,16 @@ from sottovoce.privacy.budget import (
     Guarantee,
     evaluation_code,
 )
-from sottovoce.privacy.normal import Floats
+from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
+from sottovoce.schedules.aggregate import limit_samples
+from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.optimizer import Finish
 from sottovoce.schedules.pricing import Terms
-from sottovoce.schedules.schedule import Schedule
-from sottovoce.server.registry import Account, Member
-from sottovoce.server.weights import limit_samples
+from sottovoce.server.members import Account, Member
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
 MEDIAN_OF = 4096  # rows that a median clip looks at

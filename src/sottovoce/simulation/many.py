@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import jax
 
 from sottovoce.data.federated import Given, Holdings, Pair, hold
-from sottovoce.models.names import AnyModel
+from sottovoce.models.base import AnyModel
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.runs.trained import Trained
 from sottovoce.server.federation import Federation, build
-from sottovoce.simulation.given import adapted
-from sottovoce.simulation.run import First, rounds_of, started, trained
+from sottovoce.simulation.simulate import First, adapted, rounds_of, started, trained
 from sottovoce.simulation.table import Run
 
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway

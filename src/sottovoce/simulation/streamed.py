@@ -21,21 +21,20 @@ from jax import Array
 from numpy.typing import NDArray
 
 from sottovoce.data.federated import Holdings
-from sottovoce.data.stored import is_stored
+from sottovoce.data.streaming import is_stored
 from sottovoce.models.base import Model, Params
 from sottovoce.models.clipping import clipped_sum
 from sottovoce.models.evaluate import evaluate, losses
 from sottovoce.privacy import seeds
+from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.noise import simulated
-from sottovoce.privacy.normal import Floats
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.schedules.optimizer import Numbers
-from sottovoce.server import course
+from sottovoce.server import rounds
 from sottovoce.server.federation import Federation
-from sottovoce.server.finishing import numbers
-from sottovoce.server.scoring import on_device
+from sottovoce.server.rounds import numbers, on_device
 from sottovoce.simulation import interrupts
-from sottovoce.simulation.round import finished, keep_better
+from sottovoce.simulation.compiled import finished, keep_better
 from sottovoce.simulation.table import AfterRound, Run
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
@@ -63,7 +62,7 @@ def loop(run: Run, after_round: AfterRound | None) -> None:
     valid = on_device(federation.held.validation)
     key = seeds.words(run.seed, Purpose.NOISE)
     tells = federation.plan.server.signal == "clients"
-    while (paid := course.prepare(federation, run.state, run.seed)) is not None:
+    while (paid := rounds.prepare(federation, run.state, run.seed)) is not None:
         made, score = run.at[1:], np.full(4, np.nan)
         if paid.uploads.any():
             # JAX's arrays from the first round on: numpy's would be compiled for once more.
@@ -79,7 +78,7 @@ def loop(run: Run, after_round: AfterRound | None) -> None:
             if tells:
                 score[2] = _heard(told, *noise[:2], paid.signal_std)
             made = (_stacked(new), 0, {part: _stacked(tree) for part, tree in memory.items()})
-        state = course.finish(
+        state = rounds.finish(
             federation,
             run.state,
             paid,

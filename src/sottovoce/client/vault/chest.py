@@ -7,23 +7,84 @@ again reads what is there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sottovoce.client.vault import lock, steps, witness
-from sottovoce.client.vault.books import Books, Turn
+from sottovoce.client.vault import steps, witness
 from sottovoce.client.vault.chain import GENESIS, Line, chained, salted
 from sottovoce.client.vault.fingerprint import sha256
-from sottovoce.client.vault.journal import Journal
-from sottovoce.client.vault.records import Records
+from sottovoce.client.vault.journal import Books, Journal, Records, Turn
 from sottovoce.client.vault.witness import Place, Receipt
 from sottovoce.errors import InputError, VaultRefusal
+
+# One process at a time: an operating system's lock that dies with its holder.
+
+
+_AGAIN = 0.05
+
+
+def take(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = "") -> int:
+    """Lock the vault or refuse; the descriptor holds the lock until it is closed.
+
+    Who comes second is told at once, or waits so many seconds for the first to end.
+    The lock lies on a file beside the vault, because closing any descriptor of a SQLite file drops
+    SQLite's own locks on it. SQLite's lock on the vault itself is the second line. `at` names
+    another file to lock, and `what` says in the refusal what that lock protects.
+    """
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover
+        raise VaultRefusal(
+            "a vault needs POSIX file locks, which this system has not; keep it on Linux or macOS"
+        ) from None
+    file = at or vault.with_name(vault.name + ".lock")
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        witness.give(descriptor, vault)
+    except OSError as error:
+        raise VaultRefusal(
+            f"{vault} cannot be locked ({error.strerror}); check the folder and its permissions, "
+            "and run this as the account that the vault belongs to"
+        ) from None
+    until = time.monotonic() + wait
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_AGAIN)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        holder = _holder(descriptor)
+        os.close(descriptor)
+        raise VaultRefusal(
+            f"{what or vault} is in use{holder}; wait until it has ended, then try again"
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise VaultRefusal(
+            f"{vault} cannot be locked ({error.strerror}); keep it on a local disk with room left"
+        ) from None
+    return descriptor
+
+
+def _holder(descriptor: int) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return f" by process {int(os.pread(descriptor, 20, 0))}"
+    return ""
+
 
 SUMMARY_EVERY = 32  # lines: so many, and those of one write, are read at an opening
 _PATIENCE = 20.0  # seconds that another creation on this machine may take
@@ -48,11 +109,11 @@ class Chest:
         Rows that have a ledger on this machine get another only on the operator's word.
         """
         path = real(path)
-        held = [lock.take(path)]
+        held = [take(path)]
         try:
             _require_unused(path)
             with witness.state_for_writing() as state:  # one creation at a time, or two see none
-                held.append(lock.take(path, _PATIENCE, at=state / "create.lock"))
+                held.append(take(path, _PATIENCE, at=state / "create.lock"))
             facts = {**facts, **word_on_ledgers(facts["dataset"], second_ledger=second_ledger)}
             part = path.with_name(path.name + ".part")
             for left in (part, part.with_name(part.name + "-journal")):
@@ -91,7 +152,7 @@ class Chest:
         """
         path = real(path)
         require_there(path)  # before a lock file is left where there is no vault
-        held = lock.take(path, wait)
+        held = take(path, wait)
         try:
             require_there(path)
             journal = Journal.open(path)
@@ -180,7 +241,7 @@ class Chest:
         with witness.state_for_writing():
             at = witness.kept(self.books.id)
         at = at.with_name(at.name + ".lock")
-        self._held.append(lock.take(self.path, at=at, what=f"another file with {self.path}'s id"))
+        self._held.append(take(self.path, at=at, what=f"another file with {self.path}'s id"))
 
     def is_known(self) -> bool:
         """Whether this machine's witness has seen all lines but those of one write.

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import DataError, InputError
 
-_VERSION = b"sottovoce.rows/1\n"
+_ROWS_VERSION = b"sottovoce.rows/1\n"
 _BLOCK = 4096
 
 
@@ -34,7 +34,7 @@ def fingerprint(x: ArrayLike, y: ArrayLike) -> str:
         raise InputError.of(
             "y", len(labels), f"as many labels as x has rows ({len(rows)})", "one for each row"
         )
-    total = hashlib.sha256(_VERSION)
+    total = hashlib.sha256(_ROWS_VERSION)
     width = rows.size // max(1, len(rows)), labels.size // max(1, len(labels))
     kind = "<f8" if labels.dtype.kind == "f" else "<i8"
     total.update(f"{width} {kind}\n".encode())

@@ -16,6 +16,7 @@ released since; the statement is a line of the chain, and certificates show it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -23,12 +24,41 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.client.vault import witness
-from sottovoce.client.vault.books import OVERLAPS
-from sottovoce.client.vault.chest import Chest, word_on_ledgers
+from sottovoce.client.vault.chest import Chest, real, word_on_ledgers
+from sottovoce.client.vault.journal import OVERLAPS
 from sottovoce.client.vault.vault import require_dataset
-from sottovoce.client.vault.witness import Receipt
+from sottovoce.client.vault.witness import Receipt, sync_folder
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from sottovoce.privacy.tank import FULL
+
+# A backup: the vault file alone, marked as what it is, so that it is never served as it is.
+#
+# No witness goes with it. A witness that was backed up with its vault fits it for ever, and would
+# vouch for a state that was left long ago.
+
+
+def backup(path: str | Path, out: str | Path) -> Receipt:
+    """Write a backup of the newest state to a new file; how far the vault has come in it."""
+    target = real(Path(out))
+    with closing(Chest.open(Path(path), whole=True)) as chest:
+        chest.require_newest(reading=True)
+        if target.exists():
+            raise VaultRefusal(f"{target} exists already; name another file for the backup")
+        part = target.with_name(target.name + ".part")
+        try:
+            part.unlink(missing_ok=True)
+            part.touch(mode=0o600, exist_ok=False)
+            chest.copy_to(part)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.rename(target)
+            sync_folder(target.parent)
+        except OSError as error:
+            raise VaultRefusal(
+                f"{target} cannot be written ({error.strerror}); check the folder and its room"
+            ) from None
+        return chest.receipt()
+
 
 NOTHING_SINCE = "nothing was released since"  # as it stands in the chain
 

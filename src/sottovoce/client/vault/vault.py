@@ -20,11 +20,10 @@ import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.client.vault import witness
-from sottovoce.client.vault.books import Books
 from sottovoce.client.vault.chain import Line, canonical, is_hash
 from sottovoce.client.vault.chest import Chest
 from sottovoce.client.vault.fingerprint import sha256
-from sottovoce.client.vault.journal import MOST_BYTES
+from sottovoce.client.vault.journal import MOST_BYTES, Books
 from sottovoce.client.vault.policy import Policy, require_tighter, withheld_units
 from sottovoce.client.vault.witness import Place, Receipt
 from sottovoce.errors import (

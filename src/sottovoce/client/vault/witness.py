@@ -31,10 +31,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-from sottovoce.client.vault import owner, steps
+from sottovoce.client.vault import steps
 from sottovoce.client.vault.chain import canonical, is_hash
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.tank import FULL
+
+# Whom a file belongs to: what root writes for a client stays readable to that client.
+
+
+def give(descriptor: int, like: Path) -> None:
+    """Give a file that was just made to the owner of another, where that may be done.
+
+    Root alone may give files away, and root alone opens a vault that belongs to somebody else.
+    """
+    try:
+        wanted = like.stat()
+    except OSError:  # nothing there yet: who makes the first file keeps it
+        return
+    made = os.fstat(descriptor)
+    if (made.st_uid, made.st_gid) != (wanted.st_uid, wanted.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.fchown(descriptor, wanted.st_uid, wanted.st_gid)
+
 
 _SCHEMA = "sottovoce.receipt/1"
 _KEY_BYTES = 32
@@ -283,7 +301,7 @@ def _create(path: Path, content: bytes, like: Path) -> None:
     """Write a small file that only its owner may read; its content is durable, its name not yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        owner.give(descriptor, like)
+        give(descriptor, like)
         os.write(descriptor, content)
         os.fsync(descriptor)
     finally:

@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.privacy.normal import Floats
+from sottovoce.privacy.gaussian import Floats
 
 Integers = NDArray[np.int64]
 

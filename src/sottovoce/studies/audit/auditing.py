@@ -20,21 +20,12 @@ import numpy as np
 from sottovoce.data.files import make_folder, require_empty, write_file
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.studies.audit import (
-    canaries,
-    inversion,
-    matching,
-    membership,
-    messages,
-    naming,
-    traps,
-)
+from sottovoce.studies.audit import inversion, membership, messages
 from sottovoce.studies.audit.ceiling import COMPARISONS, EACH, WRONG
 from sottovoce.studies.audit.findings import Findings
 from sottovoce.studies.audit.messages import Setting
-from sottovoce.studies.audit.table import table
-from sottovoce.studies.audit.target import SEED, Target, target
-from sottovoce.studies.audit.uploads import Level, Victim
+from sottovoce.studies.audit.page import table
+from sottovoce.studies.audit.target import SEED, Level, Target, Victim, target
 
 Progress = Callable[[int, int], None]
 
@@ -96,9 +87,7 @@ def _audited(path: Path | None, quick: bool, out: Path | None, as_json: bool) ->
     found = replace(
         play(on, QUICK if quick else FULL, show), command=_command(path, quick, out, as_json)
     )
-    from sottovoce.studies.audit import (
-        page,  # matplotlib is not loaded for what may still be refused
-    )
+    from sottovoce.studies.audit import page
 
     text = json.dumps(found.to_json(), ensure_ascii=False, indent=1)
     write_file(folder / "audit.json", f"{text}\n".encode())
@@ -140,21 +129,23 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
     one_runs = []
     if on.recipe.unit == "record":
         with show.stage("one run full of canaries"):
-            one_runs = [canaries.play(one, sizes.canaries, wrong=EACH) for one in settings]
+            one_runs = [messages.play(one, sizes.canaries, wrong=EACH) for one in settings]
     x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]
     with show.stage("first-layer inversion"):
-        inverted = [inversion.attack(on.form, on.recipe, on.model, x, y, lv) for lv in levels]
+        inverted = [
+            inversion.invert_first_layer(on.form, on.recipe, on.model, x, y, lv) for lv in levels
+        ]
     with show.stage("the likeliest candidate"):
-        named = [naming.attack(on.form, on.recipe, on.model, x, y, lv) for lv in levels]
+        named = [inversion.name_labels(on.form, on.recipe, on.model, x, y, lv) for lv in levels]
     matched = []
-    if matching.fits(x):
+    if inversion.fits(x):
         with show.stage("gradient matching") as progress:
             for place, level in enumerate(levels):
                 matched.append(_matched(on, sizes, level))
                 progress(place + 1, len(levels))
     with show.stage("trap weights"):
         victim = Victim(on.form, on.recipe, on.x, on.y)
-        looted = [traps.attack(victim, on.public, level) for level in levels]
+        looted = [inversion.set_trap(victim, on.public, level) for level in levels]
     members = []
     for level in levels:
         with show.stage(f"membership with {level.name}") as progress:
@@ -196,9 +187,9 @@ def _matched(on: Target, sizes: Sizes, level: Level) -> inversion.Reconstruction
     rng = np.random.default_rng(SEED)
     x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]
     together = min(sizes.together, len(y) - 1)
-    return matching.joined(
+    return inversion.joined(
         [
-            matching.attack(
+            inversion.match_gradients(
                 level, on.recipe, on.form, on.model, x, y, rng.permutation(len(y))[:together],
                 seed=SEED, steps=sizes.steps,
             )

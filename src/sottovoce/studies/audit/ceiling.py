@@ -18,7 +18,7 @@ import numpy as np
 
 from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.normal import cdf, quantile
+from sottovoce.privacy.gaussian import cdf, quantile
 
 CONFIDENCE = 0.999  # of every bound that is shown
 WRONG = 1e-3  # how often a whole audit accuses a promise that is kept, at most

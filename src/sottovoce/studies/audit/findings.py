@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from sottovoce._version import __version__
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import NOT_COVERED
-from sottovoce.studies.audit.canaries import OneRun
 from sottovoce.studies.audit.ceiling import CONFIDENCE, EACH, WRONG, Rates, between, guess, least
-from sottovoce.studies.audit.inversion import Reconstructions
+from sottovoce.studies.audit.inversion import Loot, Reconstructions
 from sottovoce.studies.audit.membership import JUDGED_AT, Attack
-from sottovoce.studies.audit.messages import Measured
-from sottovoce.studies.audit.target import Target
-from sottovoce.studies.audit.traps import Loot
-from sottovoce.studies.audit.uploads import Level
+from sottovoce.studies.audit.messages import Measured, OneRun
+from sottovoce.studies.audit.target import Level, Target
 
 SCHEMA = "sottovoce.audit/1"
 

@@ -8,19 +8,332 @@ The bias of the last layer gets p − onehot(y): its most negative number is at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.client.release import Parameters
 from sottovoce.errors import InputError
+from sottovoce.models import gradients
+from sottovoce.models.base import Mlp, Params
 from sottovoce.models.form import Form
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.studies.audit.similarity import mse, psnr, recognised, ssim
-from sottovoce.studies.audit.uploads import Labels, Level, Rows, Victim
+from sottovoce.studies.audit.ceiling import Rates
+from sottovoce.studies.audit.target import Labels, Level, Rows, Victim
+
+# The best guess of a server that knows the candidates: the one most likely under the noise.
+#
+# Before noise a client with one sample uploads that sample's clipped gradient g, and the server
+# knows the g of every candidate; noise is Gaussian, so that the likeliest candidate is the one with
+# the largest ⟨told, g⟩ − |g|²/2. Nothing names more often where all are equally likely, at a model
+# that an honest server sends. Other samples of the client change nothing if the server knows them:
+# it takes their gradients out of the sum, and the noise is the same.
+
 
 Floats = NDArray[np.float64]
+
+
+def clipped(form: Form, model: Parameters, x: Rows, y: Labels, clip: float) -> Floats:
+    """[rows, parameters]: each record's gradient, cut to the norm C.
+
+    >>> form = Form("svm", (1,), 2, kappa=0.0)
+    >>> start = {"b": np.zeros(()), "w": np.zeros(1)}
+    >>> clipped(form, start, np.full((1, 1), 3.0), np.ones(1, np.int64), 1.0).round(3).tolist()
+    [[-0.316, -0.949]]
+    """
+    own = gradients.written(form, model, x, y)
+    own /= np.maximum(1.0, np.linalg.norm(own, axis=1, keepdims=True) / clip)
+    return np.asarray(own)
+
+
+def name_labels(
+    form: Form, recipe: Recipe, model: Parameters, x: Rows, y: Labels, level: Level
+) -> Reconstructions:
+    """Every sample as a client of its own, which uploads once and spends its whole budget on it."""
+    candidates = clipped(form, model, x, y, recipe.clip)
+    lengths = np.sum(candidates**2, axis=1) / 2
+    named = np.empty(len(y), dtype=np.int64)
+    for i in range(len(y)):
+        told = Victim(form, recipe, x[i : i + 1], y[i : i + 1]).gradient(level, model)
+        flat = np.concatenate([told[name].ravel() for name in sorted(told)])
+        named[i] = np.argmax(candidates @ flat - lengths)
+    right, every = named == np.arange(len(y)), np.ones(len(y), dtype=bool)
+    return Reconstructions(level, x, y, x[named], right, y[named] == y, every, len(y))
+
+
+# Several samples found by matching gradients: pictures whose gradients add up to what came.
+#
+# The server looks for x that minimise 1 − cos(Σ clip(g(x, y)), told) with Adam from several random
+# starts, all at once (Zhu et al. 2019, Geiping et al. 2020; the code is our own). Labels are read
+# off the last bias first. Without noise a handful of small pictures is found; the more noise, the
+# less.
+
+
+def labels(gradient: Parameters, count: int, shares: Floats) -> NDArray[np.int64]:
+    """So many labels, greedily: each takes its share out of where the last bias was pulled up.
+
+    >>> labels({"b2": np.array([-1.9, 0.6, -0.6])}, 3, np.full(3, 0.95)).tolist()
+    [0, 0, 2]
+    """
+    pulled, found = np.array(gradient["b2"], dtype=np.float64), []
+    for _ in range(count):
+        found.append(int(np.argmin(pulled)))
+        pulled[found[-1]] += shares[found[-1]]
+    return np.array(sorted(found))
+
+
+def match(
+    model: Mlp,
+    params: Parameters,
+    told: Parameters,
+    y: NDArray[np.int64],
+    clip: float,
+    *,
+    seed: int,
+    steps: int,
+    starts: int = 4,
+) -> Floats:
+    """The samples with these labels whose clipped gradients fit best what was told."""
+    tree = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in params.items()}
+    goal = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in told.items()}
+    keys = jax.random.split(jax.random.key(seed), starts)
+    found, misfit = _search(model, steps, tree, goal, jnp.asarray(y), clip, keys)
+    return np.asarray(found[int(np.argmin(np.asarray(misfit)))], dtype=np.float64)
+
+
+def _misfit(
+    model: Mlp, params: Params, goal: Params, clip: float, x: jax.Array, y: jax.Array
+) -> Any:
+    def one(row: jax.Array, label: jax.Array) -> Params:
+        own = jax.grad(lambda p: model.loss(p, row[None], label[None])[0])(params)
+        norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(own)) + 1e-20)
+        return jax.tree.map(lambda leaf: leaf / jnp.maximum(1.0, norm / clip), own)
+
+    total = jax.tree.map(lambda leaf: leaf.sum(axis=0), jax.vmap(one)(x, y))
+    pairs = list(zip(jax.tree.leaves(total), jax.tree.leaves(goal), strict=True))
+    inner = sum(jnp.sum(a * b) for a, b in pairs)
+    sizes = [jnp.sqrt(sum(jnp.sum(pair[i] ** 2) for pair in pairs) + 1e-20) for i in (0, 1)]
+    return 1 - inner / (sizes[0] * sizes[1])
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _search(
+    model: Mlp,
+    steps: int,
+    params: Params,
+    goal: Params,
+    y: jax.Array,
+    clip: float,
+    keys: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    slope = jax.value_and_grad(lambda x: _misfit(model, params, goal, clip, jax.nn.sigmoid(x), y))
+
+    def from_one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        start = jax.random.normal(key, (y.shape[0], model.features))
+
+        def step(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            x, mean, square, _ = state
+            value, g = slope(x)
+            mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g**2
+            t = i + 1.0
+            rate = 0.1 * 0.5 * (1 + jnp.cos(jnp.pi * i / steps))
+            move = (mean / (1 - 0.9**t)) / (jnp.sqrt(square / (1 - 0.999**t)) + 1e-12)
+            return x - rate * move, mean, square, value
+
+        zero = jnp.zeros_like(start)
+        x, _, _, value = jax.lax.fori_loop(0, steps, step, (start, zero, zero, jnp.inf))
+        return jax.nn.sigmoid(x), value
+
+    return jax.vmap(from_one)(keys)
+
+
+def match_gradients(
+    level: Level, recipe: Recipe, form: Form, params: Parameters, pool: Rows, y: Labels,
+    own: NDArray[np.int64], *, seed: int, steps: int,
+) -> Reconstructions:  # fmt: skip
+    """The samples `own` of the pool from one upload, each beside the find that it is most like.
+
+    An original is recognised if one of the finds resembles it more than any other of the pool. The
+    first of `own` is judged. Given the others it is equally likely to be any of the rest of the
+    pool, and a server that names k is right in Φ(Φ⁻¹(k/rest) + μ) at most.
+    """
+    victim, count = Victim(form, recipe, pool[own], y[own]), len(own)
+    told = victim.gradient(level, params)
+    model = Mlp(form.features, form.hidden, form.classes)
+    guessed = labels(told, count, np.full(form.classes, _share(told)))
+    found = match(model, params, told, guessed, victim.recipe.clip, seed=seed, steps=steps)
+    named = recognised(found, pool)
+    shown = found[recognised(victim.x, found)]
+    left, hits = list(guessed), np.zeros(count, dtype=bool)
+    for i, label in enumerate(victim.y):
+        if int(label) in left:
+            left.remove(int(label))
+            hits[i] = True
+    names, judged = np.isin(own, named), np.arange(count) == 0
+    rest = len(pool) - count + 1
+    return Reconstructions(level, victim.x, victim.y, shown, names, hits, judged, rest, count)
+
+
+def joined(each: Sequence[Reconstructions]) -> Reconstructions:
+    """Reconstructions of several clients as one."""
+    parts = ("originals", "truth", "found", "names", "labels", "judged")
+    whole: dict[str, Any] = {
+        part: np.concatenate([getattr(one, part) for one in each]) for part in parts
+    }
+    return replace(each[0], **whole)
+
+
+def _share(told: Parameters) -> float:
+    """How far one label pulls: the bias moves sum to zero, so what is below it is all of them."""
+    pulled = np.asarray(told["b2"])
+    return float(max(-pulled.min() / 2, 1e-12))
+
+
+def fits(rows: Rows) -> bool:
+    """Whether samples are pictures with pixels from 0 to 1, as the search assumes.
+
+    >>> fits(np.array([[0.0, 1.0]])), fits(np.array([[-3.0, 1.0]]))
+    (True, False)
+    """
+    return bool(np.min(rows) >= 0 and np.max(rows) <= 1)
+
+
+# A dishonest server: weights that isolate single samples in an honest client's sum.
+#
+# All hidden units look at the same brightness m·x, with thresholds that rise from unit to unit. A
+# sample between the thresholds of units j and j + 1 lights unit j and not unit j + 1: the
+# difference of their gradients holds the samples of that bin alone, and where there is one, its
+# quotient is that sample exactly, however many others the client has (Fowl et al. 2022). Clipping
+# scales a sample's gradient as a whole, and so does not help; noise does. The server needs to know
+# no more than how bright samples usually are, for which it has its public validation set.
+
+
+EXACT = 1e-5  # mean squared error below which a sample counts as stolen
+_QUIET = 1e-3  # weight of the last layer: scores stay near 0, and so every class near likely
+
+
+@dataclass(frozen=True, eq=False)
+class Loot:
+    """What the bins gave: pictures, the client's sample each resembles most, and who was stolen.
+
+    `rates` count a record as found if a picture equals it to EXACT: the client's own records, and
+    as negatives records that the client does not have. They are all of one upload and so share its
+    noise: the rates are shown, and decide nothing.
+    """
+
+    level: Level
+    found: Floats
+    nearest: NDArray[np.int64]
+    rates: Rates
+
+
+def model(form: Form, public: Rows, samples: int) -> Parameters:
+    """The weights that a dishonest server sends, from public samples and the client's n alone.
+
+    Bins are as wide as one sample in n: each of the brightest has its chance to be alone.
+
+    >>> trap = model(Form("mlp", (2,), 2, hidden=3), np.random.default_rng(0).random((99, 2)), 9)
+    >>> bool(np.all(np.diff(trap["b1"]) < 0))
+    True
+    """
+    if form.name != "mlp":
+        raise InputError.of("model", form.name, "mlp", "the trap is set in the first dense layer")
+    look = np.linspace(0.8, 1.2, form.features) / form.features
+    width = min(1 / samples, 1 / (form.hidden + 1))
+    at = np.quantile(public @ look, 1 - width * np.arange(form.hidden, 0, -1))
+    pull = _QUIET * np.cos(np.arange(form.classes))  # differs between any two classes
+    return {
+        "b1": -at,
+        "b2": np.zeros(form.classes),
+        "w1": np.tile(look[:, None], (1, form.hidden)),
+        "w2": np.tile(pull, (form.hidden, 1)),
+    }
+
+
+def bins(gradient: Parameters) -> Floats:
+    """One picture a bin: the quotient of what adjacent units did not have in common."""
+    w = np.diff(gradient["w1"], axis=1, append=0.0)
+    b = np.diff(gradient["b1"], append=0.0)
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.asarray((w / b).T), posinf=0.0, neginf=0.0)
+
+
+def set_trap(victim: Victim, public: Rows, level: Level) -> Loot:
+    """One upload of the victim at the trap; it may spend its whole budget on it."""
+    told = victim.gradient(level, model(victim.form, public, len(victim.y)))
+    found = bins(told)
+    mine, others = _stolen(found, victim.x), _stolen(found, public)
+    rates = Rates(mine, len(victim.y), others, len(public))
+    return Loot(level, found, recognised(found, victim.x), rates)
+
+
+def _stolen(found: Floats, rows: Rows) -> int:
+    nearest = recognised(found, rows)
+    return len({int(i) for i, x in zip(nearest, found, strict=True) if mse(x, rows[i]) < EXACT})
+
+
+# How alike a picture and its reconstruction are: MSE, PSNR, SSIM, and whether it is recognised.
+
+
+_C1, _C2 = 0.01**2, 0.03**2  # of SSIM, for pixels from 0 to 1
+
+
+def mse(one: ArrayLike, other: ArrayLike) -> float:
+    """Mean squared error.
+
+    >>> mse([0.0, 1.0], [0.0, 0.5])
+    0.125
+    """
+    return float(np.mean((_array(one) - _array(other)) ** 2))
+
+
+def psnr(one: ArrayLike, other: ArrayLike) -> float:
+    """Peak signal-to-noise ratio in decibels, for pixels from 0 to 1; at most 200.
+
+    >>> round(psnr([0.0, 1.0], [0.0, 0.9]), 2)
+    23.01
+    """
+    return float(-10 * np.log10(max(mse(one, other), 1e-20)))
+
+
+def ssim(one: ArrayLike, other: ArrayLike) -> float:
+    """Structural similarity over the whole picture (one window), for pixels from 0 to 1.
+
+    >>> picture = [0.0, 0.2, 1.0, 0.4]
+    >>> round(ssim(picture, picture), 6), ssim(picture, [1.0, 0.8, 0.0, 0.6]) < 0
+    (1.0, True)
+    """
+    x, y = _array(one).ravel(), _array(other).ravel()
+    joint = np.cov(x, y, bias=True)
+    top = (2 * x.mean() * y.mean() + _C1) * (2 * joint[0, 1] + _C2)
+    bottom = (x.mean() ** 2 + y.mean() ** 2 + _C1) * (joint[0, 0] + joint[1, 1] + _C2)
+    return float(top / bottom)
+
+
+def recognised(found: ArrayLike, candidates: ArrayLike) -> NDArray[np.int64]:
+    """For every reconstruction the candidate it resembles most (by correlation).
+
+    >>> recognised([[0.1, 0.9]], [[1.0, 0.0], [0.0, 1.0]]).tolist()
+    [1]
+    """
+    return np.asarray(np.argmax(_standard(found) @ _standard(candidates).T, axis=1))
+
+
+def _standard(rows: ArrayLike) -> Floats:
+    values = _array(rows)
+    values = values - values.mean(axis=1, keepdims=True)
+    length = np.linalg.norm(values, axis=1, keepdims=True)
+    return np.asarray(values / np.where(length > 0, length, 1.0))
+
+
+def _array(values: ArrayLike) -> Floats:
+    return np.nan_to_num(np.asarray(values, dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +393,7 @@ def label(gradient: Parameters) -> int:
     return int(np.argmin(gradient["b2"]))
 
 
-def attack(
+def invert_first_layer(
     form: Form, recipe: Recipe, model: Parameters, x: Rows, y: Labels, level: Level
 ) -> Reconstructions:
     """Every sample as a client of its own, which uploads once and spends its whole budget on it.

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from sottovoce.client.release import Parameters
 from sottovoce.data.federated import Given
 from sottovoce.models import gradients
+from sottovoce.models.base import named
 from sottovoce.models.form import Form
-from sottovoce.models.names import named
 from sottovoce.plan import Plan
-from sottovoce.privacy.normal import cdf
+from sottovoce.privacy.gaussian import cdf
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.server.federation import build
 from sottovoce.simulation.many import simulate_each
@@ -42,8 +42,8 @@ from sottovoce.studies.audit.ceiling import (
     mean_between,
     threshold_at,
 )
-from sottovoce.studies.audit.naming import clipped
-from sottovoce.studies.audit.uploads import Labels, Level, Rows, Victim
+from sottovoce.studies.audit.inversion import clipped
+from sottovoce.studies.audit.target import Labels, Level, Rows, Victim
 
 Floats = NDArray[np.float64]
 Members = NDArray[np.bool_]  # [runs, rows]: which rows each run had

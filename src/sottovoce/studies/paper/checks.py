@@ -13,17 +13,247 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import stdtrit
 
 from sottovoce.errors import InputError
-from sottovoce.studies.paper.definition import Claim
-from sottovoce.studies.paper.expand import AXES, REFERENCE
-from sottovoce.studies.paper.table import Floats, Place, Table, label
-from sottovoce.studies.paper.verdict import Verdict, judge
+from sottovoce.studies.paper import definition, outcomes
+from sottovoce.studies.paper.definition import AXES, REFERENCE, Claim, Figure
+from sottovoce.studies.paper.outcomes import Floats, Place, Result, Table, label, tables
+
+# Every claim with what became of it, and the table of them.
+
+
+START, END = "<!-- claims -->", "<!-- /claims -->"
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A finished figure with the verdict on each of its claims, variant by variant."""
+
+    figure: Figure
+    result: Result
+    tables: dict[str, Table]
+    verdicts: list[tuple[Claim, dict[str, Verdict]]]
+
+
+def judged(folder: Path) -> list[Judged]:
+    """All figures of a folder, in their order, judged by the claims of their own definitions."""
+    found = []
+    for path in folder.glob("*.json"):
+        content = outcomes.read(path)
+        if content:
+            with outcomes.intact(path):
+                found.append(of(content))
+    known = definition.names()
+    place = {name: i for i, name in enumerate(known)}
+    return sorted(found, key=lambda one: place.get(one.figure.name, len(place)))
+
+
+def of(content: dict[str, object]) -> Judged:
+    """A figure from the content of its file."""
+    figure = definition.parse(str(content["definition"]), str(content["figure"]))
+    result = Result(
+        figure=figure,
+        quick=bool(content["quick"]),
+        cells=list(content["cells"]),  # type: ignore[call-overload]
+        plan=dict(content["plan"]),  # type: ignore[call-overload]
+        made=list(content["made"]),  # type: ignore[call-overload]
+        command=str(content["command"]),
+        moments=list(content["moments"]),  # type: ignore[call-overload]
+    )
+    by_variant = tables(figure, result.cells)
+    verdicts: list[tuple[Claim, dict[str, Verdict]]] = []
+    for claim in figure.claims:
+        if figure.kind == "moments":
+            verdicts.append((claim, {"printed": check_moments(result.moments)}))
+            continue
+        kept = {v: t for v, t in by_variant.items() if v in claim.variants}
+        verdicts.append((claim, {v: check(claim, table) for v, table in kept.items()}))
+    return Judged(figure, result, by_variant, verdicts)
+
+
+def shown(verdict: Verdict | None) -> str:
+    """A verdict in a few words, with its number.
+
+    >>> from sottovoce.studies.paper.checks import judge
+    >>> shown(judge({"": [0.2, 0.3, 0.25]}))
+    'holds (0.25, 0.13 to 0.37)'
+    >>> shown(None)
+    '–'
+    """
+    if verdict is None:
+        return "–"
+    if not verdict.points:
+        return f"{verdict.word} (no such point here)"
+    if len(verdict.points) == 1:
+        one = verdict.points[0].interval
+        if one.low == one.high:
+            return f"{verdict.word} ({_signed(one.mean)})"
+        numbers = ", ".join((_signed(one.mean), f"{_signed(one.low)} to {_signed(one.high)}"))
+        return f"{verdict.word} ({numbers})"
+    means = [point.interval.mean for point in verdict.points]
+    span = f"{_signed(min(means))} to {_signed(max(means))}"
+    return f"{verdict.word} ({verdict.tally}; means {span})"
+
+
+def _signed(value: float) -> str:
+    return (f"{value:.0f}" if 10 <= abs(value) < 1e6 else f"{value:.2g}").replace("-", "−")
+
+
+def rows(found: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]]:
+    """One row a claim: what is said, where, as printed, corrected, and whether it is ours."""
+    return [
+        (
+            claim.words,
+            one.figure.paper if one.figure.paper != "ours" else one.figure.name,
+            shown(verdicts.get("printed")),
+            shown(verdicts.get("corrected")),
+            claim.ours,
+        )
+        for one in found
+        for claim, verdicts in one.verdicts
+    ]
+
+
+def markdown(found: Iterable[Judged]) -> str:
+    """The table of claims, for the README."""
+    lines = ["| claim | figure | as printed | corrected |", "|---|---|---|---|"]
+    for words, figure, printed, corrected, ours in rows(found):
+        words = words + (" *(ours)*" if ours else "")
+        lines.append(f"| {words} | {figure} | {printed} | {corrected} |")
+    return "\n".join(lines)
+
+
+def insert(text: str, table: str) -> str:
+    """A document with the table between its marks.
+
+    >>> print(insert("a\\n<!-- claims -->\\nold\\n<!-- /claims -->\\nb", "new"))
+    a
+    <!-- claims -->
+    new
+    <!-- /claims -->
+    b
+    """
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}\n{table}\n{END}{after}"
+
+
+def main(document: str, folder: str) -> None:
+    """Write the table of a folder's claims between the marks of a document."""
+    path = Path(document)
+    path.write_text(insert(path.read_text("utf-8"), markdown(judged(Path(folder)))), "utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+
+
+# From differences over the seeds to a verdict.
+#
+# A claim is tested at one or several points. At each there is one number a seed, positive where the
+# claim is right for that seed (runs of one seed share split, first model and noise: the numbers are
+# paired), and their mean has a 95 % interval (Student's t).
+#
+# - *holds*: at every point the interval lies above 0. If the claim is false at any point, this is
+#   said with probability 2.5 % at most, whatever the number of points.
+# - *contradicted*: at some point the interval lies below 0, at 95 % for all points together
+#   (Bonferroni), so that many points do not make a contradiction by chance.
+# - *undecided*: anything else, a number that is not finite included.
+
+
+Word = Literal["holds", "contradicted", "undecided"]
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def word(self) -> Word:
+        """What this point says by itself."""
+        if self.low > 0:
+            return "holds"
+        return "contradicted" if self.high < 0 else "undecided"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One point of a claim: where, and what the seeds say there."""
+
+    at: str
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim."""
+
+    word: Word
+    points: tuple[Tested, ...]
+
+    @property
+    def tally(self) -> str:
+        """Which points say what, in a few words.
+
+        >>> judge({"ε = 4": [1.0, 1.1, 1.2], "ε = 8": [-1.0, -1.1, -1.2]}).tally
+        'holds at 1 of 2, contradicted at 1'
+        """
+        words = [point.interval.word for point in self.points]
+        parts = [f"holds at {words.count('holds')} of {len(words)}"]
+        if words.count("contradicted"):
+            parts.append(f"contradicted at {words.count('contradicted')}")
+        return ", ".join(parts)
+
+
+def interval(differences: ArrayLike, level: float = LEVEL) -> Interval:
+    """The mean and its interval, mean ± t·s/√n; one number is its own interval.
+
+    >>> found = interval([1.0, 2.0, 3.0])
+    >>> round(found.low, 3), found.mean, round(found.high, 3)
+    (-0.484, 2.0, 4.484)
+    """
+    values = np.atleast_1d(np.asarray(differences, dtype=np.float64))
+    mean, n = float(values.mean()), len(values)
+    if n == 1:
+        return Interval(mean, mean, mean)
+    t = float(stdtrit(n - 1, 0.5 + level / 2))
+    half = t * float(values.std(ddof=1)) / float(np.sqrt(n))
+    return Interval(mean, mean - half, mean + half)
+
+
+def judge(differences: Mapping[str, ArrayLike], guards: Sequence[ArrayLike] = ()) -> Verdict:
+    """The verdict on a claim from its points; `guards` may contradict it and cannot support it.
+
+    >>> judge({"": [0.2, 0.3, 0.25, 0.2, 0.3]}).word
+    'holds'
+    >>> judge({"": [-0.2, -0.3, -0.25, -0.2, -0.3]}).word
+    'contradicted'
+    >>> judge({"": [-0.2, 0.3, 0.1, -0.3, 0.2]}).word
+    'undecided'
+    """
+    points = tuple(Tested(at, interval(values)) for at, values in differences.items())
+    every = [*differences.values(), *guards]
+    strict = 1 - (1 - LEVEL) / max(1, len(every))
+    if any(interval(values, strict).high < 0 for values in every):
+        return Verdict("contradicted", points)
+    if points and all(point.interval.low > 0 for point in points):
+        return Verdict("holds", points)
+    return Verdict("undecided", points)
+
 
 Points = dict[str, Any]
 

@@ -15,20 +15,230 @@ from __future__ import annotations
 import json
 import statistics
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce._version import __version__
 from sottovoce.data.files import make_folder, write_file
 from sottovoce.errors import DataError, RunError
 from sottovoce.plan import Plan
-from sottovoce.studies.paper import fitted, outcomes, runner
-from sottovoce.studies.paper.definition import figure
-from sottovoce.studies.paper.expand import Cell, expand
+from sottovoce.privacy.budget import shown
+from sottovoce.privacy.gaussian import Floats
+from sottovoce.reports.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
+from sottovoce.studies.paper import outcomes
+from sottovoce.studies.paper import reproduce as runner
+from sottovoce.studies.paper.definition import Cell, expand, figure
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flat
+
+# The frontier as a picture, accuracy against the ε that holds, and as a table.
+
+
+MOST_LISTED = 8  # the largest ε of the paper's curves that the table lists; the picture shows all
+_LOOKS: dict[str, tuple[str, str, Any]] = {
+    "paper": (ORANGE, "o", (0, (5, 2))),
+    "corrected": (MUTED, "s", "solid"),
+    "ours": (BLUE, "D", "solid"),
+    "ours, fewer": (GREEN, "^", "solid"),
+    "adult": (PURPLE, "v", "solid"),
+    "rehearsed": (GREEN, "^", "solid"),
+}
+
+
+def write(folder: Path, points: Sequence[Point]) -> None:
+    """frontier.svg and frontier.md."""
+    write_file(folder / f"{NAME}.md", table(points).encode())
+    write_file(folder / f"{NAME}.svg", picture(points).encode())
+
+
+def table(points: Sequence[Point]) -> str:
+    """One line for each point: panel, curve, true ε, accuracy over the seeds, rounds, what is set.
+
+    >>> table([]).splitlines()[1]
+    '|---|---|---|---|---|---|'
+    """
+    lines = [
+        "| data | how | ε that holds | test accuracy | rounds | T₀, η, C, after the noise |",
+        "|---|---|---|---|---|---|",
+    ]
+    for panel in panels():
+        for curve in panel.curves:
+            for point in points:
+                theirs = point.curve in ("paper", "corrected")
+                listed = point.asked <= MOST_LISTED or not theirs
+                if (point.panel, point.curve) == (panel.name, curve) and listed:
+                    lines.append(_line(panel, point))
+    return "\n".join(lines) + "\n"
+
+
+def _line(panel: Panel, point: Point) -> str:
+    own = point.plan
+    if _level(point):
+        return _level_line(panel, point)
+    score = f"{100 * point.mean:.2f} ± {100 * point.spread:.2f} %"
+    ours = point.curve.startswith("ours") or point.curve == "rehearsed"
+    score = f"**{score}**" if ours else score
+    rounds = f"{min(point.rounds)}" + (
+        f"–{max(point.rounds)}" if min(point.rounds) < max(point.rounds) else ""
+    )
+    after = [str(own[key]) for key in ("server.decay", "server.average") if key in own]
+    if "server.momentum" in own:
+        after.append(f"momentum {own['server.momentum']:g}")
+    settings = [
+        f"{own['rounds.rounds']}",
+        f"{own['local.learning_rate']:g}",
+        f"{own['local.clip']:g}",
+        " + ".join(after) or "–",
+    ]
+    holds = shown(point.epsilon, 3)
+    cells = [panel.title, panel.labels[point.curve], holds, score, rounds, ", ".join(settings)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _level_line(panel: Panel, point: Point) -> str:
+    """A layer fitted in the open: no rounds, and an ε of 0 (no client) or none."""
+    score = f"{100 * point.mean:.2f}"
+    # Where nothing is left over, every seed deals the same rows.
+    score += f" ± {100 * point.spread:.2f} %" if len(set(point.accuracy)) > 1 else " %"
+    how = panel.labels[point.curve] + _public_rows(point)
+    holds = "0, no client" if point.asked == 0 else "none"
+    return f"| {panel.title} | {how} | {holds} | {score} | – | – |"
+
+
+def _public_rows(point: Point) -> str:
+    """How many they were, where no client took part."""
+    rows = point.plan.get("data.public") if point.asked == 0 else None
+    return f" ({rows:,})" if rows else ""
+
+
+def picture(points: Sequence[Point]) -> str:
+    """A panel for each federation that was measured at more than one ε; a file by itself."""
+    drawn = [
+        panel for panel in panels() if len({p.asked for p in points if p.panel == panel.name}) > 1
+    ]
+
+    def paint(page: Any) -> None:
+        parts = page.subfigures(1, max(1, len(drawn)), squeeze=False)[0]
+        for part, panel in zip(parts, drawn, strict=False):
+            part.suptitle(panel.title, fontsize=9.6, color=INK)
+            ax = part.add_subplot()
+            _lines(ax, panel, [p for p in points if p.panel == panel.name])
+            tidy(ax)
+            handles, names = ax.get_legend_handles_labels()
+            part.legend(handles, names, loc="outside lower center", ncols=1, fontsize=8.6)
+
+    return svg(NAME, "", paint, size=(4.3 * max(1, len(drawn)), 4.0), inline=False)
+
+
+def _level(point: Point) -> bool:
+    """Whether it was fitted in the open: a level to hold a curve against, not a point of one."""
+    return point.asked in (0.0, OPEN)
+
+
+def _lines(ax: Any, panel: Panel, points: Sequence[Point]) -> None:
+    ticks: set[float] = set()
+    for curve in panel.curves:
+        own = sorted((p for p in points if p.curve == curve), key=lambda p: p.epsilon)
+        if not own:
+            continue
+        if _level(own[0]):
+            for level in own:
+                rows = _public_rows(level)
+                stroke = (0, (1.5, 1.5)) if level.asked else (0, (4, 1.5, 1, 1.5))
+                ax.axhline(
+                    100 * level.mean,
+                    color=MUTED,
+                    linewidth=0.9,
+                    linestyle=stroke,
+                    label=panel.labels[curve] + rows,
+                )
+            continue
+        colour, marker, stroke = _LOOKS[curve]
+        ax.errorbar(
+            [p.epsilon for p in own],
+            [100 * p.mean for p in own],
+            yerr=[100 * p.spread for p in own],
+            color=colour,
+            marker=marker,
+            markersize=4.5,
+            linestyle=stroke,
+            elinewidth=0.8,
+            capsize=1.8,
+            label=panel.labels[curve],
+        )
+        ticks |= {p.asked for p in own}
+    ax.set_xscale("log")
+    ax.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+    ax.minorticks_off()
+    ax.set(xlabel="ε that holds", ylabel="test accuracy (%)")
+
+
+# A softmax layer fitted to rows in the open: what no federation, or no noise, would reach.
+#
+# Two levels that a private curve is to be held against: the layer fitted to the public rows alone,
+# which no client takes part in, and to all clients' rows at one place, without clipping or noise.
+
+
+Whose: TypeAlias = Literal["public", "clients"]
+
+PENALTY = 1e-4  # λ; fixed beforehand for all data sets, chosen on none
+MOST_STEPS = 500
+
+
+def accuracy(plan: Plan, whose: Whose, seed: int) -> float:
+    """Test accuracy of the layer on the plan's features, fitted to these rows of its data set.
+
+    `public` are the first `data.public` rows (without it: the rows that steer), `clients` are
+    those that the seed deals to them.
+    """
+    from sottovoce.data.federated import hold
+
+    if whose == "public" and plan.data.public is not None:  # let all of them steer
+        plan = plan.replace(**{"data.validation": plan.data.public})
+    held = hold(plan, seed=seed)
+    rows = held.validation if whose == "public" else held.train
+    layer = fit(np.asarray(rows.x), np.asarray(rows.y), held.classes)
+    return float(np.mean(predict(layer, np.asarray(held.test.x)) == held.test.y))
+
+
+def fit(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:
+    """The least mean cross-entropy + λ/2·‖w‖² (biases, the last row, go free), by L-BFGS.
+
+    >>> layer = fit(np.array([[-1.0], [-2.0], [1.0], [3.0]]), np.array([0, 0, 1, 1]), 2)
+    >>> predict(layer, np.array([[-5.0], [5.0]])).tolist()
+    [0, 1]
+    """
+    from scipy.optimize import minimize
+
+    rows = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
+    told = np.zeros((len(y), classes))
+    told[np.arange(len(y)), y] = 1
+
+    def objective(flat: Floats) -> tuple[float, Floats]:
+        w = flat.reshape(rows.shape[1], classes)
+        scores = rows @ w
+        scores -= scores.max(axis=1, keepdims=True)
+        total = np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        held = w.copy()
+        held[-1] = 0
+        loss = float(np.mean(total[:, 0] - np.sum(told * scores, axis=1)))
+        slope = rows.T @ (np.exp(scores - total) - told) / len(rows) + PENALTY * held
+        return loss + PENALTY / 2 * float(np.sum(held**2)), slope.ravel()
+
+    start = np.zeros(rows.shape[1] * classes)
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": MOST_STEPS})
+    return np.asarray(found.x).reshape(rows.shape[1], classes)
+
+
+def predict(layer: Floats, x: NDArray[Any]) -> NDArray[np.int64]:
+    """The class of every row."""
+    return np.asarray(np.argmax(x @ layer[:-1] + layer[-1], axis=1))
+
 
 NAME, SCHEMA = "frontier", "sottovoce.frontier/1"
 #: The ε asked for that stands for a layer fitted to the clients' rows in the open.
@@ -134,7 +344,7 @@ class Fit:
     """A layer to be fitted in the open, to whose rows, with which seeds."""
 
     cell: Cell
-    whose: fitted.Whose
+    whose: Whose
     seeds: tuple[int, ...]
 
     @property
@@ -194,7 +404,6 @@ def reproduce(
     *, quick: bool, out: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Point]:
     """Run what is missing in `out` and `out/frontier`, and write the files; the points."""
-    from sottovoce.studies.paper import frontier_page
 
     folder = out / NAME
     make_folder(folder)
@@ -222,7 +431,7 @@ def reproduce(
         if all((key, seed) in runs for seed in own)
     ]
     save(folder, points, quick)
-    frontier_page.write(folder, points)
+    write(folder, points)
     if absent:
         raise DataError(f"the frontier is not complete: {' '.join(absent)}")
     outcomes.finish(folder)
@@ -235,7 +444,7 @@ def _fitted(fit: Fit, folder: Path, runs: Runs) -> Runs:
     for seed in fit.seeds:
         if (fit.key, seed) in runs:
             continue
-        score = fitted.accuracy(fit.cell.plan, fit.whose, seed)
+        score = accuracy(fit.cell.plan, fit.whose, seed)
         found[fit.key, seed] = Outcome(
             loss=float("nan"),
             accuracy=score,

@@ -2,20 +2,176 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from sottovoce._version import __version__
 from sottovoce.data.files import write_file
 from sottovoce.errors import DataError, InputError, RunError
+from sottovoce.privacy import moments as exact
+from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.progress import Line
-from sottovoce.studies.paper import definition, draw, frontier, moments, outcomes, page, runner
-from sottovoce.studies.paper.claims import Judged, judged
-from sottovoce.studies.paper.definition import Figure
-from sottovoce.studies.paper.expand import expand, seeds_of
-from sottovoce.studies.paper.outcomes import Result
+from sottovoce.studies.paper import definition, draw, frontier, outcomes, page
+from sottovoce.studies.paper.checks import Judged, judged
+from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
+from sottovoce.studies.paper.outcomes import Outcome, Result, Runs
+
+# Trains what is missing and stores it as it comes; nothing here knows what a figure shows.
+
+
+Progress = Callable[[int, int], None]  # rounds done at most, rounds in all at most
+Job = tuple[Cell, int, Prototypes | None]
+
+
+def complete(
+    figures: Sequence[Figure], *, quick: bool, folder: Path, progress: Progress
+) -> list[str]:
+    """Run whatever the figures still lack; where data are missing, the sentences that say so."""
+    outcomes.mend(folder)
+    runs = outcomes.known(folder)
+    cells = {figure.name: expand(figure, quick) for figure in figures}
+    todo: dict[tuple[str, int], tuple[Cell, int, Prototypes | None]] = {}
+    for figure in figures:
+        for cell, seed in missing(cells[figure.name], seeds_of(figure, quick), runs, figure):
+            # Pictures are made beside the run, so the figure that wants them goes first.
+            known = todo.get((cell.key, seed))
+            if known is None or known[2] is None:
+                todo[cell.key, seed] = (cell, seed, figure.prototypes)
+    return train(list(todo.values()), folder, progress)
+
+
+def train(jobs: list[Job], folder: Path, progress: Progress) -> list[str]:
+    """Run these and store each as it comes; where data are missing, the sentences that say so."""
+    total = sum(cell.plan.rounds.rounds for cell, _, _ in jobs)
+    done, absent = 0, []
+    for batch in _portions(jobs):
+        try:
+            for cell, seed, outcome in _train(batch):
+                outcomes.append(folder, cell.key, seed, outcome)
+                done += cell.plan.rounds.rounds
+                progress(done, total)
+        except DataError as error:
+            absent.append(str(error))
+            done += sum(cell.plan.rounds.rounds for cell, _, _ in batch)
+    return list(dict.fromkeys(absent))
+
+
+def missing(
+    cells: Sequence[Cell], seeds: Sequence[int], runs: Runs, figure: Figure
+) -> list[tuple[Cell, int]]:
+    """The runs that are still to be made, each once."""
+    wanted = {(cell.key, seed): (cell, seed) for cell in cells for seed in seeds}
+    drawn = figure.kind == "prototypes"
+    return [
+        pair
+        for place, pair in wanted.items()
+        if place not in runs or (drawn and not runs[place].pictures)
+    ]
+
+
+def _portions(jobs: list[Job]) -> list[list[Job]]:
+    """Jobs on the same data with the same seeds: one call of the simulator each, read once."""
+    by_plan: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_plan.setdefault(job[0].key, []).append(job)
+    portions: dict[Any, list[Job]] = {}
+    for own in by_plan.values():
+        seeds = tuple(seed for _, seed, _ in own)
+        portions.setdefault((own[0][0].plan.data, seeds), []).extend(own)
+    return list(portions.values())
+
+
+def _train(jobs: list[Job]) -> Any:
+    # Loaded only now: what is there already is drawn without JAX.
+    from sottovoce.simulation.many import simulate_each
+
+    cells = {cell.key: cell for cell, _, _ in jobs}
+    seeds = list(dict.fromkeys(seed for _, seed, _ in jobs))
+    how = {cell.key: own for cell, _, own in jobs}
+    made = _made()
+    plans = list(cells.values())
+    for i, trained in simulate_each([cell.plan for cell in plans], seeds=seeds):
+        cell, seed = plans[i // len(seeds)], seeds[i % len(seeds)]
+        outcome = Outcome.of(trained.record, made)
+        own = how[cell.key]
+        if own is not None:
+            outcome = _pictured(outcome, trained, own)
+        yield cell, seed, outcome
+
+
+def _pictured(outcome: Outcome, trained: Any, how: Prototypes) -> Outcome:
+    from dataclasses import replace
+
+    from sottovoce.data import datasets
+
+    drawn = draw.draw_prototypes(trained, how)
+    images = datasets.load(str(trained.record["plan"]["data"]["name"]))
+    score = draw.distinct(drawn, images.test_x, images.test_y)
+    return replace(outcome, pictures=draw.to_text(drawn), distinct=score)
+
+
+def _made() -> str:
+    """The versions and the device that make a run, in words."""
+    import jax
+    import numpy as np
+
+    device = jax.devices()[0]
+    name = f"{platform.machine()} CPU" if device.platform == "cpu" else device.device_kind
+    return (
+        f"sottovoce {__version__}, Python {platform.python_version()}, jax {jax.__version__}, "
+        f"numpy {np.__version__}, on {name}"
+    )
+
+
+# Fig. 2: the paper's bound on the moments beside their true values.
+
+
+def compute(what: Moments) -> list[dict[str, Any]]:
+    """One entry a panel: λ, bound, truth, the first λ at which the bound is none, for every C.
+
+    >>> from sottovoce.studies.paper.definition import figure
+    >>> panels = compute(figure("fig2").moments)
+    >>> [panel["breaks"]["1.0"] for panel in panels]
+    [28, 80, 7, 28]
+    """
+    first, last = what.orders
+    orders = np.arange(first, last + 1)
+    panels = []
+    for place in what.panels:
+        own = {"sampling": float(place["sampling"]), "ratio": _ratio(what, place, what.clip)}
+        breaks = {}
+        for clip in what.other_clips:
+            end = exact.first_break(sampling=own["sampling"], ratio=_ratio(what, place, clip))
+            breaks[str(clip)] = end
+        panels.append(
+            {
+                **place,
+                "ratio": own["ratio"],
+                "order": orders.tolist(),
+                "bound": _short(exact.log_paper_bound(orders, **own)),
+                "truth": _short(exact.log_moment(orders, **own)),
+                "breaks": breaks,
+            }
+        )
+    return panels
+
+
+def _ratio(what: Moments, place: Any, clip: float) -> float:
+    """Δ/σ with Δ = 2ηC/n."""
+    recipe = Recipe(what.learning_rate, clip)
+    return float(recipe.sensitivity([place["samples"]])[0]) / what.sigma
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
 
 ALL = "all"
 
@@ -46,7 +202,7 @@ def reproduce(
     began = time.monotonic()
     show = Line(sys.stderr, quiet=quiet)
     sweeps = [figure for figure in wanted if figure.kind != "moments"]
-    absent = runner.complete(sweeps, quick=quick, folder=folder, progress=partial(_told, show))
+    absent = complete(sweeps, quick=quick, folder=folder, progress=partial(_told, show))
     show.close()
     runs = outcomes.known(folder)
     skipped = []
@@ -98,7 +254,7 @@ def chosen(names: Sequence[str]) -> list[Figure]:
 
 def draw_file(result: Result, folder: Path) -> None:
     """NAME.svg: the figure by itself, for print."""
-    from sottovoce.studies.paper.table import tables
+    from sottovoce.studies.paper.outcomes import tables
 
     drawn = draw.pictures(result.figure, tables(result.figure, result.cells), result.moments)
     write_file(folder / f"{result.figure.name}.svg", draw.file(drawn).encode())
@@ -123,10 +279,10 @@ def finished(folder: Path) -> list[Judged]:
 
 def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> Result | None:
     if figure.moments is not None:
-        panels = moments.compute(figure.moments)
+        panels = compute(figure.moments)
         return Result(figure, quick, command=command, moments=panels)
     cells, seeds = expand(figure, quick), seeds_of(figure, quick)
-    if runner.missing(cells, seeds, runs, figure):
+    if missing(cells, seeds, runs, figure):
         return None
     return outcomes.gathered(figure, quick, cells, runs, command)
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sottovoce._version import __version__
-from sottovoce.reports.document import document, sheet
-from sottovoce.reports.svg import BLUE, INK, ORANGE, svg, tidy
-from sottovoce.reports.text import count, escape, number, percent
+from sottovoce.reports.document import count, document, escape, number, percent, sheet
+from sottovoce.reports.figures import BLUE, INK, ORANGE, svg, tidy
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS
-from sottovoce.studies.rehearsal.scale import Federation, aside
-from sottovoce.studies.rehearsal.trials import Trial
+from sottovoce.studies.rehearsal.search import Trial
+from sottovoce.studies.rehearsal.standin import RealFederation, aside
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ def predicted(
     )
 
 
-def rows_tested(plan: Plan, real: Federation) -> int | None:
+def rows_tested(plan: Plan, real: RealFederation) -> int | None:
     """How many rows the plan will be tested on; None: a file's, which is not opened.
 
     A part is that of the whole table, of which `real` has what validation and test leave.
 
-    >>> from sottovoce.studies.rehearsal.scale import announced
+    >>> from sottovoce.studies.rehearsal.standin import announced
     >>> [rows_tested(own, announced(own)) for own in (Plan(), Plan(data={"name": "mnist"}))]
     [184, 10000]
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import statistics
 import sys
@@ -22,24 +23,240 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds
 from sottovoce.reports.progress import Line
-from sottovoce.studies.rehearsal import page, reasons
-from sottovoce.studies.rehearsal.cost import Cost, cost_of
+from sottovoce.studies.rehearsal import page
 from sottovoce.studies.rehearsal.prediction import Prediction, predicted, rows_tested
-from sottovoce.studies.rehearsal.scale import announced, fitted
-from sottovoce.studies.rehearsal.search import LEAST, search, seeds_of
-from sottovoce.studies.rehearsal.space import Setting, Space, identity, space_of
-from sottovoce.studies.rehearsal.standin import Public, StandIn, stand_in
-from sottovoce.studies.rehearsal.theorem import Theory
-from sottovoce.studies.rehearsal.trials import (
+from sottovoce.studies.rehearsal.search import (
+    LEAST,
     NAME,
     NOISE,
     PREDICTION,
     UNNOISED,
     WITHOUT,
+    Theory,
     Trial,
     Trials,
     begun,
+    search,
+    seeds_of,
 )
+from sottovoce.studies.rehearsal.space import (
+    AS_PLANNED,
+    ROUNDS,
+    Fork,
+    Ladder,
+    Setting,
+    Space,
+    identity,
+    space_of,
+)
+from sottovoce.studies.rehearsal.standin import Public, StandIn, announced, fitted, stand_in
+
+# Why each value was chosen, and the plan with these reasons as comments: ready to train.
+
+
+HEAD = """\
+# Rehearsed: {choices} {when}.
+# Stand-in: {about}.
+# Cost in privacy: {cost}.
+# {predicted}
+# {trust}
+"""
+
+
+def reasons(
+    space: Space, chosen: Setting, trials: Sequence[Trial], seeds: Sequence[int]
+) -> dict[str, str]:
+    """For each key that was searched: what was tried beside the choice, and how it did.
+
+    Like is compared with like: means over all `seeds` that chose among those that have them (the
+    finalists), and the first seed's accuracies among all.
+    """
+    found: dict[str, dict[int, Trial]] = {}
+    for trial in trials:
+        found.setdefault(identity(trial.setting), {})[trial.seed] = trial
+    told: dict[str, str] = {}
+    knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
+    for knob in knobs:
+        groups, alone = [], True
+        for own, name in ((tuple(seeds), f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")):
+            known = [
+                (next(iter(by.values())).setting, statistics.fmean(by[s].accuracy for s in own))
+                for by in found.values()
+                if all(s in by for s in own)
+            ]
+            at = next(mean for setting, mean in known if setting == chosen)
+            others = _beside(knob.key, chosen, known)
+            alone = alone and not others
+            if others or len(own) > 1:
+                first = [f"{_shown(chosen[knob.key])}: {100 * at:.1f} %"]
+                rest = [f"{_shown(v)}: {100 * a:.1f} %" for v, a in others[:4]]
+                groups.append(f"{name}: {', '.join(first + rest)}")
+            if len(seeds) == 1:
+                break
+        groups += ["nothing else was tried beside it"] if alone else []
+        told[knob.key] = f"{knob.why} ({'; '.join(groups)})"
+    return told
+
+
+def _beside(
+    key: str, chosen: Setting, known: Sequence[tuple[Setting, float]]
+) -> list[tuple[Any, float]]:
+    """Other values of a key and their accuracy, the rest as chosen; the best first."""
+    others = [
+        (setting[key], accuracy)
+        for setting, accuracy in known
+        if setting[key] != chosen[key]
+        and all(setting[k] == v for k, v in chosen.items() if k != key)
+    ]
+    if not others and key == "model":  # compared at other T and η: the best of each
+        best: dict[str, float] = {}
+        for setting, accuracy in known:
+            best[setting[key]] = max(best.get(setting[key], 0.0), accuracy)
+        best.pop(chosen[key], None)
+        others = list(best.items())
+    return sorted(others, key=lambda pair: -pair[1])
+
+
+def rounds_told(planned: int, used: float) -> str:
+    """The rounds of a plan, and of the runs that predict where those are others.
+
+    >>> rounds_told(160, 160.0), rounds_told(320, 160.2)
+    ('160', '320 at most, about 160 done')
+    """
+    return f"{planned:,}" + ("" if round(used) == planned else f" at most, about {used:,.0f} done")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def commented(
+    plan: Plan,
+    space: Space,
+    chosen: Setting,
+    why: dict[str, str],
+    prediction: Prediction,
+    about: str,
+    trust: str,
+    cost: Cost,
+) -> str:
+    """plan.toml: the plan as TOML, a comment above every key that was chosen.
+
+    Loading it gives the plan that was chosen.
+    """
+    changes = space.changes(chosen)
+    by_key = {key: why[key] for key in why if key in changes}
+    for fork in space.forks:
+        name = chosen[fork.key]
+        own = list(fork.options[name](1.0)) if name != AS_PLANNED else _own_keys(fork.key)
+        for key in own[:1]:
+            by_key.setdefault(key, why[fork.key])
+    if ROUNDS in by_key and round(prediction.rounds) != plan.rounds.rounds:
+        told = rounds_told(plan.rounds.rounds, prediction.rounds)
+        by_key[ROUNDS] += f"; with the schedule chosen {told}"
+    lines, section = [], ""
+    for line in plan.to_toml().splitlines():
+        if found := re.fullmatch(r"\[(\w+)\]", line):
+            section = found[1]
+        key = f"{section}.{line.partition(' = ')[0]}"
+        if " = " in line and key in by_key:
+            lines += _comment(by_key[key])
+        lines.append(line)
+    head = HEAD.format(
+        choices=", ".join(why) or "nothing",
+        when=cost.when,
+        about=about,
+        cost=cost.told,
+        predicted=prediction.words(),
+        trust=trust,
+    )
+    head_lines = [wrapped for line in head.splitlines() for wrapped in _comment(line[2:])]
+    return "\n".join([*head_lines, *lines]) + "\n"
+
+
+def _own_keys(key: str) -> list[str]:
+    return ["model.name"] if key == "model" else [key]
+
+
+def _comment(text: str) -> list[str]:
+    import textwrap
+
+    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), 96)]
+
+
+# What a rehearsal costs in privacy, and on whose word that rests.
+#
+# made        drawn digits, synthetic rows: nothing
+# published   a data set that sottovoce knows by name, other than the plan's: nothing
+# said        a file or arrays: nothing, provided that they are public, which cannot be checked
+# own         the plan's own rows (the embedded digits): a demonstration, nothing is claimed
+
+
+DEMONSTRATION = "a demonstration: these are the plan's own rows, which are public"
+UNCHECKED = "you say so, sottovoce cannot check"
+_NOTHING = (
+    "every row that was read is public or made up, no client was asked, and no vault or budget was "
+    "touched. What depends on no private row tells nothing about one."
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The same claim, as long as it is told: in a tile, a sentence, a paragraph."""
+
+    mu2: float | None  # None: not counted
+    provided: str | None  # what the claim rests on
+    tile: str
+    short: str  # ends a headline
+    told: str
+    why: str
+    when: str  # how the plan's first comment ends
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in rehearsal.json."""
+        return {"mu2": self.mu2, "provided": self.provided, "why": self.why}
+
+
+def cost_of(rows: StandIn) -> Cost:
+    """What a rehearsal on these rows may claim.
+
+    >>> pair = ([[0.0]], [0])
+    >>> rows = StandIn("public", "", "", pair, pair, pair, (1,), 2, origin="said", name="a.csv")
+    >>> cost_of(rows).told
+    'none, provided that a.csv is public: you say so, sottovoce cannot check'
+    """
+    if rows.origin == "own":
+        return Cost(
+            mu2=None,
+            provided=None,
+            tile="not counted",
+            short="a demonstration on the plan's own rows",
+            told=f"not counted, {DEMONSTRATION}",
+            why=f"Not counted, {DEMONSTRATION}. With your own data, other rows stand in.",
+            when="chosen on the plan's own rows",
+        )
+    if rows.origin == "said":
+        name = rows.name
+        return Cost(
+            mu2=0.0,
+            provided=f"{name} is public",
+            tile="0, if public",
+            short=f"no privacy spent if {name} is public",
+            told=f"none, provided that {name} is public: {UNCHECKED}",
+            why=f"None, provided that {name} is public: {UNCHECKED}. No client was asked, and no "
+            "vault or budget was touched; but rows of a client would have been used unpaid.",
+            when="chosen on a stand-in",
+        )
+    return Cost(
+        mu2=0.0,
+        provided=None,
+        tile="0",
+        short="no privacy spent",
+        told="none; no private row was read",
+        why=f"Nothing: {_NOTHING}",
+        when="chosen on a stand-in, before any private row was touched",
+    )
+
 
 RUNS = 120
 SCHEMA = "sottovoce.rehearsal/1"
@@ -77,7 +294,7 @@ class Rehearsal:
     @property
     def rounds(self) -> str:
         """T₀ of the plan, and what is done of it where that is less."""
-        return reasons.rounds_told(self.plan.rounds.rounds, self.prediction.rounds)
+        return rounds_told(self.plan.rounds.rounds, self.prediction.rounds)
 
     @property
     def mixed(self) -> str | None:
@@ -124,7 +341,7 @@ class Rehearsal:
 
     def toml(self, folder: Path | None = None) -> str:
         """plan.toml; the files that it names are looked for from `folder`, where it will lie."""
-        return reasons.commented(
+        return commented(
             self.plan if folder is None else moved(self.plan, folder),
             self.space,
             self.setting,
@@ -249,7 +466,7 @@ def rehearse(
         [trials.done[identity(bare), s] for s in fresh] if made_up else None,
     )
     done = trials.all()
-    told_why = reasons.reasons(space, found.setting, done, found.seeds)
+    told_why = reasons(space, found.setting, done, found.seeds)
     result = Rehearsal(
         plan=space.planned(found.setting).replace(rehearsed=provenance(rows, told_why, len(done))),
         given=plan,

@@ -7,6 +7,7 @@ pays for. Three parts: rows to train on, rows that choose, and rows that only te
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -14,14 +15,409 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.data import datasets, tables
+from sottovoce.data import census, datasets, tables
+from sottovoce.data.census import Choice, Number
 from sottovoce.data.files import read_npz
+from sottovoce.data.tables import Spec, is_bounds
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
-from sottovoce.privacy import seeds
+from sottovoce.plan.data import DATASETS
+from sottovoce.privacy import calibration, seeds
 from sottovoce.privacy.seeds import Purpose
-from sottovoce.studies.rehearsal import pictures, rows
-from sottovoce.studies.rehearsal.scale import Federation, spare
+
+# Digits drawn anew: the 1,797 embedded pictures shifted, turned, scaled, thicker or thinner.
+#
+# A few hundred sources become as many rows as a federation has. Everything follows from the seed.
+
+
+Floats = NDArray[np.float32]
+
+TURN = 0.22  # radians, either way
+LEAN = 0.15  # x moved by this part of y, either way
+SIZE = (0.85, 1.15)
+SHIFT = 0.06  # of the side, either way
+STROKE = (0.10, 0.40)  # ink below this becomes paper: thick strokes to thin ones
+SHARP = (1.5, 3.0)
+BOX = 20 / 28  # of the side that a digit fills in larger pictures, as in MNIST
+CHUNK = 2048
+
+
+def drawn(
+    sources: Floats, pick: NDArray[np.int64], shape: tuple[int, ...], rng: np.random.Generator
+) -> Floats:
+    """Row i is sources[pick[i]] drawn anew as a picture of `shape` (height, width, colours).
+
+    >>> rng = np.random.default_rng(1)
+    >>> cross = np.zeros((1, 8, 8), np.float32)
+    >>> cross[0, 3:5], cross[0, :, 3:5] = 1, 1
+    >>> seen = drawn(cross, np.zeros(3, int), (28, 28, 1), rng)
+    >>> seen.shape, bool(seen.min() >= 0), bool(seen.max() <= 1), bool((seen[0] != seen[1]).any())
+    ((3, 28, 28, 1), True, True, True)
+    """
+    high, wide, colours = shape[0], shape[1], shape[2] if len(shape) > 2 else 1
+    out = np.empty((len(pick), high, wide, colours), np.float32)
+    for start in range(0, len(pick), CHUNK):
+        own = pick[start : start + CHUNK]
+        ink = _strokes(_moved(sources[own], high, wide, rng), rng)
+        out[start : start + CHUNK] = _coloured(ink, colours, rng)
+    return out
+
+
+def resized(pictures: Floats, shape: tuple[int, ...]) -> Floats:
+    """Pictures (n, height, width, colours) as pictures of `shape`, between pixels linearly.
+
+    Colours become grey as their mean, grey becomes colours by repetition.
+
+    >>> resized(np.ones((1, 28, 28, 1), np.float32), (8, 8, 3)).shape
+    (1, 8, 8, 3)
+    """
+    n, high, wide, colours = pictures.shape
+    wanted = shape[2] if len(shape) > 2 else 1
+    if colours != wanted:
+        grey = pictures.mean(axis=3, keepdims=True)
+        pictures = np.repeat(grey, wanted, axis=3)
+    if (high, wide) == tuple(shape[:2]):
+        return np.ascontiguousarray(pictures, np.float32)
+    y = (np.arange(shape[0]) + 0.5) * high / shape[0] - 0.5
+    x = (np.arange(shape[1]) + 0.5) * wide / shape[1] - 0.5
+    lines = _between(pictures, y, axis=1)
+    return np.asarray(_between(lines, x, axis=2), np.float32).reshape(n, *shape[:2], wanted)
+
+
+def _between(values: Floats, at: NDArray[np.float64], axis: int) -> Floats:
+    last = values.shape[axis] - 1
+    at = np.clip(at, 0, last)
+    low = np.floor(at).astype(int)
+    part = (at - low).astype(np.float32)
+    form = [1] * values.ndim
+    form[axis] = len(at)
+    part = part.reshape(form)
+    below, above = (np.take(values, i, axis=axis) for i in (low, np.minimum(low + 1, last)))
+    return np.asarray((1 - part) * below + part * above)
+
+
+def _moved(pictures: Floats, high: int, wide: int, rng: np.random.Generator) -> Floats:
+    """Each picture enlarged, turned, leant and shifted: every new pixel looks up its old place."""
+    n, rows, columns = pictures.shape
+    turn = rng.uniform(-TURN, TURN, n)
+    lean: NDArray[np.float64] = np.asarray(rng.uniform(-LEAN, LEAN, n))
+    box = BOX if min(high, wide) >= 16 else 1.0
+    size: NDArray[np.float64] = box * rng.uniform(SIZE[0], SIZE[1], (2, n))
+    shift: NDArray[np.float64] = rng.uniform(-SHIFT, SHIFT, (2, n))
+    y = ((np.arange(high) + 0.5) / high - 0.5)[None, :, None] - shift[0][:, None, None]
+    x = ((np.arange(wide) + 0.5) / wide - 0.5)[None, None, :] - shift[1][:, None, None]
+    cosine, sine = np.cos(turn)[:, None, None], np.sin(turn)[:, None, None]
+    down = (cosine * y + sine * x) / size[0][:, None, None]
+    across = (cosine * x - sine * y) / size[1][:, None, None] + lean[:, None, None] * down
+    padded = np.pad(pictures, ((0, 0), (1, 1), (1, 1)))  # beyond the rim there is nothing
+    at_y = np.clip((down + 0.5) * rows + 0.5, 0, rows + 1 - 1e-6)
+    at_x = np.clip((across + 0.5) * columns + 0.5, 0, columns + 1 - 1e-6)
+    top, left = at_y.astype(int), at_x.astype(int)
+    part_y, part_x = (at_y - top).astype(np.float32), (at_x - left).astype(np.float32)
+    own = np.arange(n)[:, None, None]
+    upper = (1 - part_x) * padded[own, top, left] + part_x * padded[own, top, left + 1]
+    lower = (1 - part_x) * padded[own, top + 1, left] + part_x * padded[own, top + 1, left + 1]
+    return np.asarray((1 - part_y) * upper + part_y * lower, np.float32)
+
+
+def _strokes(ink: Floats, rng: np.random.Generator) -> Floats:
+    n = len(ink)
+    paper = rng.uniform(*STROKE, n).astype(np.float32)[:, None, None]
+    sharp = rng.uniform(*SHARP, n).astype(np.float32)[:, None, None]
+    return np.asarray(np.clip((ink - paper) * sharp, 0, 1), np.float32)
+
+
+def _coloured(ink: Floats, colours: int, rng: np.random.Generator) -> Floats:
+    if colours == 1:
+        return ink[..., None]
+    pair = rng.uniform(0, 1, (2, len(ink), 1, 1, colours)).astype(np.float32)
+    return np.asarray(pair[0] + ink[..., None] * (pair[1] - pair[0]), np.float32)
+
+
+# Synthetic rows of a public schema: which columns there are, and nothing of what stands in them.
+#
+# A row is of one of eight kinds; each kind has its own shares of every category and its own middle
+# of every number, so that columns go together as they do in real tables. The label follows from a
+# linear rule drawn at random, with chance (a softmax of its scores): how noisy is set so that the
+# best possible prediction is right in about 85 of 100 rows.
+
+
+KINDS = 8
+BEST = 0.85  # of the rows, by whoever knows the rule
+NUMBERED = {"ipums": 57}  # features of a table of which the columns are not listed here
+
+
+class Field:
+    """One column: `width` features, of which a category sets one and a number the first."""
+
+    def __init__(self, width: int, categories: int) -> None:
+        """`categories` is 0 for a number; a category beyond the width is all zeros."""
+        self.width, self.categories = width, categories
+
+
+def fields_of(name: str | None, columns: Mapping[str, Spec], label: str | None) -> list[Field]:
+    """The columns of a census table by its name, or those that a plan declares.
+
+    >>> sum(field.width for field in fields_of("acs", {}, None))
+    76
+    >>> found = fields_of(None, {"age": (0.0, 9.0), "sex": ("f", "m"), "y": ("0", "1")}, "y")
+    >>> [(field.width, field.categories) for field in found]
+    [(1, 0), (2, 2)]
+    """
+    known = {"acs": census.ACS, "adult": census.ADULT}
+    if name in known:
+        return [_census(column) for column in known[name]]
+    if name in NUMBERED:
+        return [Field(1, 0) for _ in range(NUMBERED[name])]
+    own = [spec for column, spec in columns.items() if column != label and spec]
+    return [Field(1, 0) if is_bounds(spec) else Field(len(spec), len(spec)) for spec in own]
+
+
+def _census(column: Choice | Number) -> Field:
+    if isinstance(column, Number):
+        return Field(column.width, 0)
+    return Field(column.width, len(column.categories))
+
+
+def synthetic(
+    fields: Sequence[Field], classes: int, rows: int, rng: np.random.Generator
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """So many rows of these columns and their labels.
+
+    >>> x, y = synthetic(fields_of("adult", {}, None), 2, 500, np.random.default_rng(1))
+    >>> x.shape, float(x.min()), float(x.max()) <= 1, 0.3 < y.mean() < 0.7
+    ((500, 103), 0.0, True, np.True_)
+    """
+    if not fields:
+        raise InputError(
+            "the plan declares no columns to make rows from; list them in data.columns, or give "
+            "public rows with --public"
+        )
+    kind = rng.integers(0, KINDS, rows)
+    parts = [_column(field, kind, rng) for field in fields]
+    x = np.concatenate(parts, axis=1)
+    rule = rng.normal(size=(x.shape[1], classes)) / np.sqrt(len(fields))
+    scores = x @ rule
+    scores -= np.median(scores, axis=0)
+    scores /= max(float(scores.std()), 1e-9)
+    chances = _chances(scores)
+    draw = rng.random((rows, 1))
+    y = np.minimum((np.cumsum(chances, axis=1) < draw).sum(axis=1), classes - 1)
+    y[: min(classes, rows)] = np.arange(min(classes, rows))  # every class is shown
+    return x.astype(np.float32), y.astype(np.int32)
+
+
+def _chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """softmax(s·scores) with the s at which the most likely class is right BEST of the time."""
+    low, high = 1e-3, 1e3
+    for _ in range(40):
+        middle = np.sqrt(low * high)
+        low, high = (middle, high) if _best(_softmax(middle * scores)) < BEST else (low, middle)
+    return _softmax(low * scores)
+
+
+def _best(chances: NDArray[np.float64]) -> float:
+    return float(chances.max(axis=1).mean())
+
+
+def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    raised = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+
+
+def _column(field: Field, kind: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
+    out = np.zeros((len(kind), field.width))
+    if field.categories == 0:
+        middle = rng.uniform(0.15, 0.85, KINDS)[kind]
+        out[:, 0] = rng.beta(4 * middle, 4 * (1 - middle))
+        if field.width > 1:  # the second feature says that there is no number
+            absent = rng.random(len(kind)) < rng.uniform(0, 0.5)
+            out[absent, 0], out[absent, 1] = 0.0, 1.0
+        return out
+    shares = rng.dirichlet(np.full(field.categories, 0.7), KINDS)
+    draw = rng.random((len(kind), 1))
+    code = np.minimum((np.cumsum(shares[kind], axis=1) < draw).sum(axis=1), field.categories - 1)
+    (seen,) = np.nonzero(code < field.width)
+    out[seen, code[seen]] = 1.0
+    return out
+
+
+# The plan's federation on as many rows as there are, with the noise of the real one.
+#
+# A step's noise is 2ηC√T/(n·μ). A client with n/f rows and a budget that is worth f·μ therefore
+# adds what the real client will add: only the gradients are means over fewer rows. Where a client's
+# whole data is the unit, n plays no part and the budget stays.
+
+
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RealFederation:
+    """U clients that train on `sizes` rows each: what is public of the real federation."""
+
+    sizes: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Of all clients together."""
+        return sum(self.sizes)
+
+
+def announced(plan: Plan, clients: int | None = None, samples: int | None = None) -> RealFederation:
+    """The federation that a plan announces, without a look at its data.
+
+    `samples` are the rows that a client holds; with `data.client` those that name it in the table,
+    of which validation and test take theirs (as `data.column.split_by_column` does).
+
+    >>> announced(Plan()).sizes[:2], announced(Plan(data={"name": "mnist", "clients": 50})).rows
+    ((143, 143), 50000)
+    """
+    own = plan.data
+    for key, given, told in (("clients", clients, own.clients), ("samples", samples, own.samples)):
+        if given is not None and told is not None:
+            raise InputError.of(
+                f"--{key}", given, f"absent where the plan has data.{key}", f"it says {told}"
+            )
+        if given is not None and given < 1:
+            raise InputError.of(f"--{key}", given, "a whole number ≥ 1", "as announced")
+    U = own.clients or clients
+    if U is None:
+        raise InputError(
+            "data.clients follows from the table, which a rehearsal does not open; say how many "
+            "clients there will be with --clients"
+        )
+    _require_budgets(plan, U)
+    if isinstance(own.samples, tuple):
+        parts = own.samples
+        return RealFederation(tuple(parts[i * len(parts) // U] for i in range(U)))
+    each = own.samples if own.samples is not None else samples
+    if each is not None:
+        return RealFederation((each if own.client is None else _kept(plan, each, U),) * U)
+    if own.name is None or own.name == "arrays":
+        raise InputError(
+            "data.samples is what a client holds and the plan leaves it to the data, which a "
+            "rehearsal does not open; say how many rows with --samples"
+        )
+    facts = DATASETS[own.name]
+    aside = int(own.validation) if own.public is None else own.public
+    rest = facts.rows - aside - (0 if own.test == 0 else int(float(own.test)))
+    return RealFederation((max(1, rest // U),) * U)
+
+
+def _require_budgets(plan: Plan, U: int) -> None:
+    """A plan that leaves the clients to its table cannot check its own lists."""
+    for key in ("epsilon", "delta"):
+        values = getattr(plan.privacy, key)
+        if isinstance(values, tuple) and len(values) != U:
+            raise InputError(
+                f"privacy.{key} is a list of {len(values)} and --clients is {U}; give one number "
+                "for all, or one for each client"
+            )
+
+
+def aside(plan: Plan) -> tuple[float, int]:
+    """What validation and test take of a table: a part of all rows, and so many rows.
+
+    >>> aside(Plan(data={"path": "a.csv", "label": "y", "infer": True, "test": 50}))
+    (0.1, 50)
+    """
+    taken = [v for v in (plan.data.validation, plan.data.test) if not isinstance(v, str)]
+    part = sum(v for v in taken if isinstance(v, float))
+    return float(part), sum(v for v in taken if isinstance(v, int))
+
+
+def _kept(plan: Plan, held: int, U: int) -> int:
+    """The rows that a client trains on, of those that name it in the table."""
+    part, rows = aside(plan)
+    kept = int(round(held * U * (1 - part) - rows, 6) // U)
+    if kept < 1:
+        raise InputError.of(
+            "--samples",
+            held,
+            f"more than data.validation = {plan.data.validation} and data.test = {plan.data.test} "
+            f"take of {U} clients",
+            "these are all rows of a client, and one or more must be left to train on",
+        )
+    return kept
+
+
+def spare(plan: Plan) -> int:
+    """How many times the dealt rows must be there: clients of few classes do not use all alike.
+
+    >>> spare(Plan()), spare(Plan(data={"split": "dirichlet"}))
+    (1, 3)
+    """
+    return 3 if plan.data.split in ("labels", "dirichlet") else 1
+
+
+def fitted(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
+    """The plan for a federation dealt from `rows` rows with the real one's noise, and f.
+
+    >>> plan, f = fitted(Plan(), announced(Plan()), rows=715)
+    >>> plan.data.samples, round(f, 2), round(plan.privacy.epsilon, 1)
+    (71, 2.01, 19.3)
+    """
+    least, rows = plan.data.labels_per_client or 1, rows // spare(plan)
+    if rows < least * len(real.sizes):
+        raise InputError(
+            f"the stand-in has {rows} rows to train on and {len(real.sizes)} clients need "
+            f"{least * len(real.sizes)} or more; give more public rows"
+        )
+    f = max(1.0, real.rows / rows)
+    sizes = np.maximum(least, np.floor(np.array(real.sizes) / f + 1e-9)).astype(int)
+    while sizes.sum() > rows:  # clients that were lifted to the least
+        sizes[np.argmax(sizes)] -= 1
+    alike = len(set(sizes.tolist())) == 1
+    changes: dict[str, object] = {
+        "data.name": "arrays",
+        "data.clients": len(sizes),
+        "data.samples": int(sizes[0]) if alike else sizes.tolist(),
+        "noise": "simulated",
+    }
+    if plan.data.split in ("column", "sizes"):
+        changes["data.split"] = "iid" if alike else "sizes"
+    elif not alike and plan.data.split == "iid":
+        changes["data.split"] = "sizes"
+    else:
+        changes["data.split"] = plan.data.split
+        for key in ("labels_per_client", "alpha"):
+            if getattr(plan.data, key) is not None:
+                changes[f"data.{key}"] = getattr(plan.data, key)
+    scale = np.array(real.sizes) / sizes
+    if plan.local.unit == "record" and scale.max() > 1:
+        changes["privacy.epsilon"] = _worth_more(plan, scale)
+    return plan.replace(**changes), float(scale.max())
+
+
+def _worth_more(plan: Plan, scale: NDArray[np.float64]) -> float | list[float]:
+    """ε_i that is worth f_i²·c_i, c_i what the plan's ε_i is worth: Σμ² grows by f²."""
+    epsilon = np.broadcast_to(np.asarray(plan.privacy.epsilon, dtype=float), scale.shape)
+    delta = np.broadcast_to(np.asarray(plan.privacy.delta, dtype=float), scale.shape)
+    pairs = sorted(set(zip(epsilon.tolist(), delta.tolist(), scale.tolist(), strict=True)))
+    found = {pair: _epsilon(*pair, plan) for pair in pairs}
+    if len(pairs) == 1:
+        return found[pairs[0]]
+    return [
+        found[pair] for pair in zip(epsilon.tolist(), delta.tolist(), scale.tolist(), strict=True)
+    ]
+
+
+def _epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
+    def worth(e: float) -> float:
+        return float(calibration.capacity(e, delta, calibration=plan.privacy.calibration))
+
+    wanted = f * f * worth(epsilon)
+    low, high = epsilon, 1e6
+    if worth(high) < wanted:
+        raise InputError.of(
+            "the stand-in", f"1/{f:.0f} of the rows", "larger", "its budget would pass all bounds"
+        )
+    for _ in range(80):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if worth(middle) < wanted else (low, middle)
+    return low
+
 
 MOST_ROWS = 10_000  # to train on: beyond, clients hold fewer rows and the noise stays the real one
 MOST_JUDGES = 4_000  # that choose, and as many that tell
@@ -67,11 +463,11 @@ class StandIn:
 
 
 def stand_in(
-    plan: Plan, real: Federation, public: Public = None, *, seed: int = 0, most: int = MOST_ROWS
+    plan: Plan, real: RealFederation, public: Public = None, *, seed: int = 0, most: int = MOST_ROWS
 ) -> StandIn:
     """The stand-in for a plan: `public` rows if they are given, else what its kind of data allows.
 
-    >>> from sottovoce.studies.rehearsal.scale import announced
+    >>> from sottovoce.studies.rehearsal.standin import announced
     >>> plan = Plan(data={"name": "mnist", "clients": 5, "samples": 20})
     >>> found = stand_in(plan, announced(plan))
     >>> found.kind, found.train[0].shape, found.shape
@@ -107,7 +503,7 @@ def _drawn(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
 
     def part(own: NDArray[np.int64], count: int) -> Pair:
         pick = own[rng.integers(0, len(own), count)]
-        x = pictures.drawn(sources, pick, known.shape, rng)
+        x = drawn(sources, pick, known.shape, rng)
         return x.reshape(count, -1), digits.train_y[pick]
 
     return StandIn(
@@ -139,10 +535,10 @@ def _synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
             "data.infer = true leaves the columns to the table, which a rehearsal does not open; "
             "declare them in data.columns, or give public rows with --public"
         )
-    fields = rows.fields_of(own.name, own.columns or {}, own.label)
+    fields = fields_of(own.name, own.columns or {}, own.label)
     classes = own.classes or 2
     judges = _judges(wanted)
-    x, y = rows.synthetic(fields, classes, wanted + 2 * judges, rng)
+    x, y = synthetic(fields, classes, wanted + 2 * judges, rng)
     x, y = np.roll(x, -wanted, axis=0), np.roll(y, -wanted)  # each class once among the judges
     y[judges : judges + classes] = np.arange(classes)
     return StandIn(
@@ -150,7 +546,7 @@ def _synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
         about=(
             f"synthetic rows of the public schema ({len(fields)} columns, {x.shape[1]} features, "
             f"{classes} classes): eight kinds of rows, a random linear rule with chance, of which "
-            f"the best prediction is right in about {rows.BEST:.0%}"
+            f"the best prediction is right in about {BEST:.0%}"
         ),
         trust=(
             "Only the form of the rows is yours. Rounds, step and clipping follow mostly from the "
@@ -170,7 +566,7 @@ def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -
     pictured = known is not None and len(known) == 3
     name, x, y, shape = _rows_of(plan, public, pictured)
     if pictured and len(shape) in (2, 3) and known is not None:
-        x = pictures.resized(x.reshape(len(x), *shape[:2], -1), known)
+        x = resized(x.reshape(len(x), *shape[:2], -1), known)
         x, shape = x.reshape(len(x), -1), known
     elif known is not None and shape != known:
         raise InputError.of(
@@ -235,7 +631,7 @@ def _shape(plan: Plan) -> tuple[int, ...] | None:
         return None if own.name == "arrays" else datasets.DATASETS[own.name].shape
     if own.infer:
         return None
-    fields = rows.fields_of(None, own.columns or {}, own.label)
+    fields = fields_of(None, own.columns or {}, own.label)
     return (sum(field.width for field in fields),)
 
 

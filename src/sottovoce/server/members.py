@@ -1,0 +1,458 @@
+"""Who the clients are, as they have said themselves: public facts, kept for the length of a run.
+
+A client is known by its vault's id and the key that it is authenticated by, if there is one, never
+by a connection. Weights, sensitivities and the bounds
+that uploads are held against come from here, not from the uploads. What a client says of itself is
+checked as far as it can be: a number that is none, or a budget that is worth less or more than its
+own (ε, δ), is no greeting.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.client import messages
+from sottovoce.client.messages import HELLO, Receipt, is_finite, require_version
+from sottovoce.errors import InputError, Malformed, RunError
+from sottovoce.privacy import calibration
+from sottovoce.privacy.budget import UNITS, Budget, Calibration, Unit
+
+# Who takes part in a run, by which route, and who is not asked any more. No transport of its own.
+#
+# A client is known by its vault and its key; a route is the transport's name for a connection, and
+# carries one client. Whoever greets with something that is no greeting, or that the plan has no use
+# for, is left out: one client must not keep the others from beginning. Nor must one that knows
+# another's vault: with another key it is another client, and without keys the first route that
+# greets is kept while its client answers.
+
+
+LASTING = ("empty", "policy", "replay", "samples")  # reasons for no that will not go away
+SILENT = "silent"
+MISSES = 3  # rounds in a row that a client may miss before it has to sit some out
+GREETING_SECONDS = 60.0  # for a client that appears in the middle of a run
+MOST_SECONDS = 10.0**7
+
+log = logging.getLogger("sottovoce.roll")
+
+
+class Transport(Protocol):
+    """Carries bytes. Routes are its own names for connections; a client is its vault."""
+
+    def greet(self, seconds: float) -> Mapping[str, bytes]:
+        """The greetings of clients that have appeared since the last call, by route."""
+        ...
+
+    def ask(self, requests: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes]:
+        """What came back in time, by route; silence and failure are absent."""
+        ...
+
+    def key(self, route: str) -> str | None:
+        """The fingerprint of the key that this route is authenticated by, if there is one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, and for how many.
+
+    >>> Patience(clients=3, minimum=0)
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: minimum must be a whole number ≥ 1, got 0; a round without \
+uploads would teach nothing
+    """
+
+    clients: int  # that must greet before the run begins
+    gathering: float = 120.0  # seconds for that
+    round: float = 600.0  # seconds for the answers of a round
+    minimum: int = 1  # uploads without which a round does not count
+    tries: int = 3  # how often silent clients are asked in one round before the run stops
+    pause: float = 5.0  # seconds until the second of these; four times as long until the next, …
+
+    def __post_init__(self) -> None:
+        for name, why in (
+            ("clients", "somebody has to take part"),
+            ("minimum", "a round without uploads would teach nothing"),
+            ("tries", "a round is asked at least once"),
+        ):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise InputError.of(name, value, "a whole number ≥ 1", why)
+        for name, least, why in (
+            ("gathering", "above", "clients need time to appear"),
+            ("round", "above", "clients need time to answer"),
+            ("pause", "of at least", "leave it out for 5 seconds"),
+        ):
+            seconds = getattr(self, name)
+            known = type(seconds) in (int, float) and 0 <= seconds <= MOST_SECONDS
+            if not known or (seconds == 0 and name != "pause"):
+                bound = f"seconds {least} 0, up to {MOST_SECONDS:g}"
+                raise InputError.of(name, seconds, bound, why)
+
+    def before(self, tried: int) -> float:
+        """Seconds from one ask of a round to the next, after so many; at most the deadline.
+
+        >>> [Patience(clients=3).before(tried) for tried in (1, 2, 9)]
+        [5.0, 20.0, 600.0]
+        """
+        return float(min(self.pause * 4 ** (tried - 1), self.round))
+
+
+@dataclass(eq=False)
+class Roll:
+    """The members of a run, how they are reached, and what became of them.
+
+    Who misses three rounds in a row sits out 1, then gets one try, sits out 2, 4, …: a client that
+    greets and never answers must not cost every round the whole deadline. Nobody is tried of whom
+    nothing was heard since: a greeting, or an answer that was no upload. An upload ends it all.
+    """
+
+    members: list[Member]
+    routes: dict[str, str] = field(default_factory=dict)  # `Member.identity` → route
+    gone: dict[int, str] = field(default_factory=dict)  # not asked any more, and why
+    missed: dict[int, int] = field(default_factory=dict)  # rounds in a row without an upload
+    rests: dict[int, int] = field(default_factory=dict)  # rounds that a silent one sits out yet
+    heard: set[int] = field(default_factory=set)  # who has said something since it was silent
+    # Σ‖w̃ − w‖²/σ² and Σd of a client's uploads that counted: what `checks` holds its noise against.
+    shown: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    def online(self) -> NDArray[np.bool_]:
+        """Who is asked."""
+        return np.array([i not in self.gone for i in range(len(self.members))], dtype=bool)
+
+    def place(self, member: Member, route: str, *, movable: bool = False) -> bool:
+        """Reach a client by this route from now on, and nobody else; False if it has another."""
+        if self.routes.get(member.identity, route) != route and not movable:
+            log.warning("%s greets as %s, which has another route", route, member.name)
+            return False
+        others = {who: r for who, r in self.routes.items() if r != route}
+        self.routes = others | {member.identity: route}
+        return True
+
+    def close(self, missing: Mapping[int, str]) -> None:
+        """A round closed without these, for reasons of their own or because of their silence."""
+        self.rests = {i: rounds - 1 for i, rounds in self.rests.items() if rounds > 1}
+        for i, why in missing.items():
+            (self.heard.discard if why == SILENT else self.heard.add)(i)
+            self.missed[i] = self.missed.get(i, 0) + 1
+            if self.missed[i] >= MISSES:
+                self.gone[i], self.rests[i] = SILENT, 2 ** (self.missed[i] - MISSES)
+
+    def recall(self, *, at_once: bool = False) -> None:
+        """One more try for the silent that were heard of since, now or when they have sat out."""
+        for i in [i for i, why in self.gone.items() if why == SILENT and i in self.heard]:
+            if at_once or i not in self.rests:
+                del self.gone[i]
+
+    def over(self, besides: Sequence[int] = ()) -> bool:
+        """Whether everyone has declined for good, apart from those named."""
+        every = range(len(self.members))
+        return all(self.gone.get(i) in LASTING for i in every if i not in besides)
+
+    def welcome(self, transport: Transport, seconds: float = GREETING_SECONDS) -> None:
+        """Members that have come back, perhaps by another route: the silent may be tried again."""
+        for route, blob in transport.greet(seconds).items():
+            try:
+                greeting = replace(Member.from_hello(blob), key=transport.key(route))
+            except Malformed:
+                continue
+            for i, member in enumerate(self.members):
+                here = self.routes.get(member.identity)
+                away = here is None or i in self.missed or transport.key(here) != member.key
+                # Under another key only one that nobody has spoken for since the server began.
+                same = greeting.key == member.key or here is None
+                if (
+                    greeting.vault == member.vault
+                    and same
+                    and self.place(member, route, movable=away)
+                ):
+                    self.heard.add(i)
+                    break
+        self.recall()
+
+    def to_json(self) -> dict[str, Any]:
+        """What a server must not forget: receipts and what was spent, too."""
+        return {
+            "members": [member.to_head() for member in self.members],
+            "gone": {str(i): why for i, why in self.gone.items()},
+            "shown": {str(i): list(pair) for i, pair in self.shown.items()},
+            "registered": [[member.key, member.registered] for member in self.members],
+        }
+
+
+def gather(
+    transport: Transport,
+    patience: Patience,
+    misfit: Callable[[Member], str | None],
+    admitted: Mapping[str, int] | None = None,
+) -> Roll:
+    """The members of a new run: whoever greets in time and fits, at least so many, by name.
+
+    `misfit` says in a few words why the plan has no use for a client. `admitted` are the samples of
+    the clients that may take part, by key fingerprint or name; without it anyone may.
+    """
+    deadline, found = time.monotonic() + patience.gathering, dict[str, Member]()
+    roll, why, taken = Roll([]), "", dict[str, str]()
+    while len(found) < patience.clients and time.monotonic() < deadline:
+        for route, blob in transport.greet(max(1.0, deadline - time.monotonic())).items():
+            try:
+                member = replace(Member.from_hello(blob), key=transport.key(route))
+                wrong = misfit(member)
+                if wrong is None and admitted is not None:
+                    entry = str(member.key if member.key in admitted else member.name)
+                    holder = taken.get(entry, member.identity)
+                    if entry not in admitted or (holder != member.identity and holder in found):
+                        wrong = "is not in the table of admitted clients, or was admitted before"
+                    else:
+                        taken[entry] = member.identity
+                    member = replace(member, registered=admitted.get(entry))
+                if wrong is not None:
+                    raise Malformed(f"client {member.name} {wrong}")
+            except Malformed as error:
+                log.warning("%s cannot take part: %s", route, error)
+                why = f" (and of one that did, {error})"
+                continue
+            if roll.place(member, route):
+                if member.key is not None:  # a key is one client: it has another vault now
+                    found = {who: own for who, own in found.items() if own.key != member.key}
+                found[member.identity] = member
+                found = {who: own for who, own in found.items() if who in roll.routes}
+        if len(found) < patience.clients:
+            time.sleep(0.2)
+    if len(found) < patience.clients:
+        raise RunError(
+            f"{len(found)} of {patience.clients} clients that can take part greeted within "
+            f"{patience.gathering:g} seconds{why}; start the others, or ask for fewer"
+        )
+    names = Counter(member.name for member in found.values())
+    roll.members = sorted(
+        (
+            # Also of one that ends as if it had been told apart: nobody can choose another's name.
+            replace(m, name=f"{m.name[:100]} ({m.key or m.vault})")
+            if names[m.name] > 1 or m.name.endswith(")")
+            else m
+            for m in found.values()
+        ),
+        key=lambda member: (member.name, member.vault),
+    )
+    return roll
+
+
+def rejoin(transport: Transport, patience: Patience, told: Mapping[str, Any]) -> Roll:
+    """The members of a run that goes on, as the server knew them; who is not back yet is silent.
+
+    It waits for all that may still answer, and goes on with those that came in time, if they are
+    enough for a round.
+    """
+    gone = {int(i): why for i, why in told["gone"].items() if why != SILENT}
+    members = [Member.from_head(head) for head in told["members"]]
+    facts = told.get("registered", [(None, None)] * len(members))
+    roll = Roll(
+        [replace(m, key=key, registered=n) for m, (key, n) in zip(members, facts, strict=True)],
+        gone=gone,
+    )
+    roll.shown = {int(i): (pair[0], pair[1]) for i, pair in told.get("shown", {}).items()}
+    awaited = {m.identity for i, m in enumerate(roll.members) if i not in gone}
+    deadline = time.monotonic() + patience.gathering
+    while awaited - roll.routes.keys() and time.monotonic() < deadline:
+        roll.welcome(transport, max(1.0, deadline - time.monotonic()))
+        if awaited - roll.routes.keys():
+            time.sleep(0.2)
+    here = len(awaited & roll.routes.keys())
+    if awaited and here < min(patience.minimum, len(awaited)):
+        raise RunError(
+            f"{here} of the run's {len(roll.members)} clients greeted within "
+            f"{patience.gathering:g} seconds, and a round needs {patience.minimum}; start them"
+        )
+    return roll
+
+
+LARGEST_HELLO = 1 << 16
+MOST_SAMPLES = 2**32  # what a vault takes
+_VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,40}")
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a client discloses of its tank: its budget, its worth and what is spent (μ²)."""
+
+    epsilon: float
+    delta: float
+    capacity: float
+    spent: float
+
+    @classmethod
+    def from_json(cls, values: Any) -> Account | None:
+        """Read from a message; None where the client keeps it to itself.
+
+        >>> Account.from_json({"epsilon": 8.0, "delta": 1e-5, "capacity": 2.7, "spent": 0.0}).delta
+        1e-05
+        """
+        if values is None:
+            return None
+        keys = ("epsilon", "delta", "capacity", "spent")
+        if not isinstance(values, Mapping) or values.keys() != set(keys):
+            raise Malformed("the client's budget has not the keys of one")
+        numbers = [values[key] for key in keys]
+        if not all(is_finite(n) and n >= 0 for n in numbers):
+            raise Malformed("the client's budget holds what is no finite number ≥ 0")
+        own = cls(*map(float, numbers))
+        try:
+            Budget(own.epsilon, own.delta)
+        except InputError as error:
+            raise Malformed(f"the client's {error}") from None
+        if not own.capacity > 0:
+            raise Malformed("the client's budget is worth nothing")
+        if own.spent > own.capacity * (1 + 1e-9):
+            raise Malformed("the client says it has spent more than its budget is worth")
+        return own
+
+    def to_json(self) -> dict[str, float]:
+        """As it stands in a message."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "capacity": self.capacity,
+            "spent": self.spent,
+        }
+
+    def require_worth(self, kind: Calibration) -> None:
+        """Refuse a capacity that is not what (ε, δ) is worth.
+
+        A promise made by exact calibration may be kept by zcdp from some release on: its capacity
+        then is the exact one. That is the most that any (ε, δ) is worth.
+        """
+        try:
+            least, most = (
+                float(calibration.capacity(self.epsilon, self.delta, calibration=each))
+                for each in (kind, "exact")
+            )
+        except InputError as error:
+            raise Malformed(f"the client's {error}") from None
+        if self.capacity < least * (1 - 1e-6):
+            raise Malformed("the client's budget is worth less than its (ε, δ)")
+        if self.capacity > most * (1 + 1e-6):
+            raise Malformed("the client's budget is worth more than its (ε, δ)")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One client of the run."""
+
+    name: str
+    vault: str
+    samples: int
+    features: int
+    classes: int
+    unit: Unit
+    clip: float
+    calibration: Calibration
+    floor: float | None
+    max_rounds: int
+    account: Account | None
+    receipt: Receipt
+    max_steps: int | None = None  # None: a client of an older version, which did not say
+    version: str | None = None  # of its sottovoce
+    key: str | None = None  # fingerprint of the key that its route is authenticated by
+    registered: int | None = None  # the samples that the server's operator knows it to have
+    run_share: float | None = 1.0  # part of its budget that a run may take; None: not told
+
+    @classmethod
+    def from_hello(cls, blob: bytes) -> Member:
+        """Read a greeting, schema first; `Malformed` if it is none (a refusal is none either)."""
+        head, arrays = messages.unpack(blob, limit=LARGEST_HELLO)
+        if head.get("kind") == "refusal":
+            raise Malformed(f"the client declined to greet ({str(head.get('code'))[:20]!a})")
+        if arrays:
+            raise Malformed("the greeting has not the keys of one")
+        return cls.from_head(head)
+
+    @classmethod
+    def from_head(cls, head: Mapping[str, Any]) -> Member:
+        """Read what a greeting says, or what `to_head` has kept of one."""
+        keys = {"schema", "name", "features", "classes", "policy", "budget", "receipt"}
+        require_version(head, HELLO)
+        if head.keys() - {"version"} != keys:
+            raise Malformed("the greeting has not the keys of one")
+        version = head.get("version")
+        if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
+            raise Malformed("the greeting's version is none")
+        policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
+        expected = {"samples", "unit", "clip", "calibration", "floor", "max_rounds"}
+        if (
+            not isinstance(policy, Mapping)
+            or policy.keys() - {"max_steps", "run_share"} != expected
+        ):
+            raise Malformed("the greeting's policy has not the keys of one")
+        whole = [head["features"], head["classes"], policy["samples"], policy["max_rounds"]]
+        whole += [policy["max_steps"]] if "max_steps" in policy else []
+        if not all(type(n) is int and 1 <= n <= MOST_SAMPLES for n in whole):
+            raise Malformed("the greeting has a size that is no whole number from 1 to 2³²")
+        if policy["unit"] not in UNITS or policy["calibration"] not in ("exact", "zcdp"):
+            raise Malformed("the greeting's unit or calibration is not one that a vault has")
+        floor = 0.0 if policy["floor"] is None else policy["floor"]
+        share = policy.get("run_share", 1.0)
+        if share is not None and not (is_finite(share) and 0 < share <= 1):
+            raise Malformed("the greeting's run_share is no number above 0, up to 1")
+        for name, number in (("clip", policy["clip"]), ("floor", floor)):
+            if not is_finite(number) or number < 0:
+                raise Malformed(f"the greeting's {name} is no finite number ≥ 0")
+        name = head["name"]
+        # Printable, because it is printed: a name must not steer a terminal.
+        if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+            raise Malformed("the greeting has no plain name")
+        account = Account.from_json(head["budget"])
+        if account is not None:
+            account.require_worth(policy["calibration"])
+        return cls(
+            name=name,
+            vault=receipt.vault,
+            samples=policy["samples"],
+            features=head["features"],
+            classes=head["classes"],
+            unit=policy["unit"],
+            clip=float(policy["clip"]),
+            calibration=policy["calibration"],
+            floor=None if policy["floor"] is None else float(policy["floor"]),
+            max_rounds=policy["max_rounds"],
+            account=account,
+            receipt=receipt,
+            max_steps=policy.get("max_steps"),
+            version=version,
+            run_share=share,
+        )
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other client: its vault and, where there is one, its key."""
+        return self.vault if self.key is None else f"{self.vault} {self.key}"
+
+    def to_head(self) -> dict[str, Any]:
+        """What a greeting would say now: the newest receipt and account included."""
+        return {
+            "schema": HELLO,
+            "name": self.name,
+            "features": self.features,
+            "classes": self.classes,
+            "policy": {
+                "samples": self.samples,
+                "unit": self.unit,
+                "clip": self.clip,
+                "calibration": self.calibration,
+                "floor": self.floor,
+                "max_rounds": self.max_rounds,
+                **({} if self.max_steps is None else {"max_steps": self.max_steps}),
+                "run_share": self.run_share,
+            },
+            "budget": None if self.account is None else self.account.to_json(),
+            "receipt": self.receipt.to_json(),
+            **({} if self.version is None else {"version": self.version}),
+        }

@@ -1,0 +1,409 @@
+"""`simulate` and `resume`: the loop of Algorithms 1 and 2, and what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.client import release
+from sottovoce.data.federated import NUMBERS, Given, Pair, is_pair
+from sottovoce.data.files import make_folder, require_empty
+from sottovoce.errors import InputError, RunError
+from sottovoce.models.base import AnyModel, Params, named, unnamed
+from sottovoce.models.custom import as_device
+from sottovoce.models.gradients import ForeignModel
+from sottovoce.plan import Plan
+from sottovoce.privacy import grid
+from sottovoce.privacy import seeds as seeding
+from sottovoce.privacy.tank import Tank
+from sottovoce.runs import checkpoint, record
+from sottovoce.runs.checkpoint import OnRound, ServerState, done_of
+from sottovoce.runs.trained import Trained
+from sottovoce.schedules import optimizer
+from sottovoce.schedules.aggregate import combine
+from sottovoce.server import rounds
+from sottovoce.server.federation import Federation, build
+from sottovoce.server.rounds import Prepared, closed, confused, fairness_of, first_model, scores
+from sottovoce.simulation import accelerator, streamed, table
+from sottovoce.simulation.interrupts import Interrupts
+from sottovoce.simulation.table import AfterRound, Run
+
+# A round with secure noise: every client of the cohort makes its own upload, as a device would.
+#
+# Slower than `round`, which draws the cohort's averaged noise at once, but nothing here is
+# simulated except the network: `client.release` for each client, then `server.average`. The tanks
+# are those of the run; a device's would be in its vault.
+
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+def play(
+    federation: Federation, before: Tank, prepared: Prepared, params: Arrays
+) -> tuple[Arrays, Prepared, float | None]:
+    """The new model, what was paid with the noise that was drawn, and the clients' noised loss."""
+    held, plan = federation.held, federation.plan
+    device = as_device(federation.model, shape=held.inputs, classes=held.classes)
+    bound = plan.server.loss_bound if plan.server.signal == "clients" else None
+    uploads, told, sigma = [], [], prepared.sigma.copy()
+    present = np.flatnonzero(prepared.uploads)
+    for i in present:
+        own, rows = _tank(before, int(i)), held.client(int(i))
+        paid = release.price(
+            own,
+            prepared.turn,
+            federation.terms,
+            change=grid.change(plan.local.unit, len(rows.y)),
+            loss=bound is not None,
+        )
+        booked = int(prepared.tank.spent[i] - before.spent[i])
+        if sum(paid.units) != booked:
+            raise AssertionError("a client's price is not what the server booked for it")
+        upload = release.release(
+            device.form,
+            params,
+            rows.x,
+            rows.y,
+            recipe=federation.recipe,
+            paid=paid,
+            head={"kind": "upload"},
+            loss_bound=bound,
+            own=device.own,
+        )
+        uploads.append(upload.params)
+        told.append(upload.loss)
+        sigma[:, i] = upload.sigma
+    weight = prepared.weight[present]
+    one = combine(uploads, weight, params, kind=plan.server.aggregation, trim=plan.server.trim)
+    with np.errstate(over="ignore"):
+        new = {name: leaf.astype(np.float32) for name, leaf in one.items()}
+    heard = None if bound is None else float(weight @ np.array(told, dtype=np.float64))
+    return new, replace(prepared, sigma=sigma), heard
+
+
+def _tank(tank: Tank, i: int) -> Tank:
+    return Tank(tank.capacity[i], tank.spent[i], tank.opened[i], tank.debits[i])
+
+
+# A plan and the arrays or the model that Python gives beside it, brought into agreement.
+
+
+def adapted(plan: Plan, given: Given | None, model: AnyModel | None) -> Plan:
+    """The plan with what the arrays and the model given from Python say themselves."""
+    changes: dict[str, object] = {}
+    if model is not None:
+        changes["model.name"] = "custom"
+    if given is not None:
+        changes |= _of_arrays(plan, given)
+    return plan.replace(**changes) if changes else plan
+
+
+def _of_arrays(plan: Plan, given: Given) -> dict[str, object]:
+    changes: dict[str, object] = {}
+    if plan.data.name != "arrays":
+        changes["data.name"] = "arrays"
+        if is_pair(given.train):
+            part = max(1, _length(given.train) // 10)
+            changes |= {"data.validation": part, "data.test": part}
+    for name, pair in (("validation", given.validation), ("test", given.test)):
+        if pair is not None:
+            changes[f"data.{name}"] = _length(pair)
+    if not is_pair(given.train):
+        sizes = [_length(pair) for pair in given.train]
+        changes |= {"data.clients": len(sizes), "data.split": "sizes", "data.samples": sizes}
+    return changes
+
+
+def _length(pair: Any) -> int:
+    try:
+        return max(1, len(pair[1]))
+    except (TypeError, LookupError):
+        return 1  # no pair at all: `build` says so, in its own words
+
+
+CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
+
+
+def simulate(
+    plan: Plan | None = None,
+    *,
+    data: Pair | Sequence[Pair] | None = None,
+    validation: Pair | None = None,
+    test: Pair | None = None,
+    model: AnyModel | None = None,
+    seed: int | None = None,
+    on_round: OnRound | None = None,
+    out: str | Path | None = None,
+) -> Trained:
+    """Run one federation to its end and return the trained model with its record.
+
+    `data` is (X, y), to be split as the plan says, or a list with one (X, y) per client, which
+    needs `validation` and `test` beside it. `model` is one of your own (`sottovoce.custom`).
+    `out` is a new or empty folder for the run's files. `on_round` is called after each round; a
+    KeyboardInterrupt leaves a valid record and a checkpoint in `out`.
+
+    >>> trained = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
+    >>> trained.rounds_used, trained.record["status"]
+    (2, 'finished')
+    """
+    plan = Plan() if plan is None else plan
+    seeding.require_none_for(plan.noise, seed)
+    seed = seeding.fresh() if seed is None else seeding.check(seed)
+    given = None if data is None else Given(data, validation, test)
+    if data is None and (validation is not None or test is not None):
+        raise InputError("validation and test are given together with data; pass data=(X, y) too")
+    plan = adapted(plan, given, model)
+    folder = None if out is None else require_empty(Path(out))
+    with Interrupts() as interrupts:
+        federation = build(plan, seed=seed, data=given, model=model)
+        return _one(started(federation, seed), on_round, folder, interrupts)
+
+
+def resume(
+    out: str | Path,
+    *,
+    data: Pair | Sequence[Pair] | None = None,
+    validation: Pair | None = None,
+    test: Pair | None = None,
+    model: AnyModel | None = None,
+    on_round: OnRound | None = None,
+) -> Trained:
+    """Go on with a run that was stopped: on a CPU it ends in the very same model.
+
+    With secure noise it cannot: a round that was under way is debited and asked again.
+    """
+    folder = Path(out)
+    state, arrays, header, kept = checkpoint.load(folder)
+    plan, seed = Plan(**header["plan"]), int(header["seed"])
+    given = None if data is None else Given(data, validation, test)
+    with Interrupts() as interrupts:
+        federation = build(plan, seed=seed, data=given, model=model)
+        by_rows = not header["data"].startswith(NUMBERS)
+        if federation.held.fingerprint(rows=by_rows) != header["data"]:
+            raise RunError(
+                f"the data differ from those that {folder} was begun with; a budget belongs to its "
+                "data, so resume with the same, or start a new run"
+            )
+        run = Run(federation, seed, _alone_at(federation.model, state, arrays, kept))
+        return _one(run, on_round, folder, interrupts, header.get("not_covered", ()))
+
+
+def _one(
+    run: Run,
+    on_round: OnRound | None,
+    folder: Path | None,
+    interrupts: Interrupts,
+    not_covered: Sequence[str] = (),
+) -> Trained:
+    """One run with its folder, whatever becomes of it; `not_covered` are codes of its beginning."""
+    began, status = datetime.now(UTC), "finished"
+    # A hash of the rows would let whoever has the folder, and all rows but one, try out that one.
+    # A salt beside it does not help: it would be at hand. So a release keeps none: its debits stand
+    # in the checkpoint, and hold whichever rows it goes on with. A simulation keeps it: its seed is
+    # there, too, with which anyone can take its noise away.
+    release = run.federation.plan.noise == "secure"
+    header: dict[str, Any] = {
+        "plan": run.federation.plan.to_dict(),
+        "seed": run.seed,
+        "data": run.federation.held.fingerprint(rows=not release) if folder is not None else "",
+        "not_covered": list(run.federation.not_covered(*not_covered)),
+    }
+    saved = time.monotonic()
+    interrupts.check()
+    if folder is not None:
+        make_folder(folder)
+        record.write_rounds(folder, run.state)
+        _save(run, folder, header)
+
+    def after_round(run: Run) -> None:
+        nonlocal saved
+        done = done_of(run.state)
+        if done is None:
+            return
+        if folder is not None:
+            record.append_round(folder, run.state)
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                _save(run, folder, header)
+                saved = time.monotonic()
+        if on_round is not None:
+            on_round(done)
+        interrupts.check()
+
+    def before_release(debited: ServerState) -> None:
+        """A debit is on the disk before anything is released: a crash burns it."""
+        if folder is not None:
+            checkpoint.save(folder, debited, named(run.params), header, _kept(run))
+
+    try:
+        if run.federation.plan.noise == "secure":
+            _loop_released(run, after_round, before_release)
+        else:
+            for _ in rounds_of([run], after_round):
+                pass
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    except BaseException:
+        status = "failed"
+        raise
+    finally:
+        if folder is not None:
+            _save(run, folder, header)
+        done = trained(run, status, began, header["not_covered"])
+        if folder is not None:
+            record.write(folder, done.record, run.federation, run.state, named(done.params))
+            if status == "finished":
+                (folder / checkpoint.NAME).unlink()
+    return replace(done, folder=folder)
+
+
+def rounds_of(
+    batch: list[Run], after_round: AfterRound | None = None, *, guess: bool = True
+) -> Iterator[None]:
+    """Algorithms 1 and 2 for a batch of runs, round by round, whichever noise they draw.
+
+    `guess`: an accelerator may begin rounds before the losses of those before are known (`ahead`).
+    """
+    first = batch[0].federation
+    if first.plan.noise == "secure":
+        for run in batch:
+            _loop_released(run, after_round, lambda debited: None)
+        return
+    assert not isinstance(first.model, ForeignModel)  # `started` refuses it
+    if streamed.is_streamed(first.held):
+        for run in batch:
+            streamed.loop(run, after_round)
+        return
+    # A CPU is busy with the round at hand.
+    guess = guess and jax.default_backend() != "cpu" and accelerator.may_go_ahead(batch)
+    yield from (accelerator if guess else table).rounds_of(first.model, batch, after_round)
+
+
+def _loop_released(
+    run: Run,
+    after_round: AfterRound | None,
+    before_release: Callable[[ServerState], None],
+) -> None:
+    """The same for one run whose clients make their uploads themselves, with secure noise.
+
+    `before_release` is told the state with the round's debits and without the round: what a run
+    that was killed in the middle of it goes on from, so that nothing is released for free.
+    """
+
+    federation, began, before = run.federation, time.monotonic(), run.state.seconds
+    while (paid := rounds.prepare(federation, run.state, run.seed)) is not None:
+        params = named(run.params)
+        memory: optimizer.Memory = {part: named(tree) for part, tree in run.memory.items()}
+        loss, accuracy, heard, offered = float("nan"), float("nan"), None, float("nan")
+        if paid.uploads.any():
+            tank = run.state.tank
+            run.at = (replace(run.state, tank=paid.tank, asked=paid.asked), *run.at[1:])
+            before_release(run.state)
+            averaged, paid, heard = play(federation, tank, paid, params)
+            params, memory, offered = closed(
+                federation, run.state, paid.turn, memory, params, averaged
+            )
+            tree = unnamed(federation.model, dict(params))
+            loss, accuracy = scores(federation.model, tree, federation.held.validation)
+        state = rounds.finish(
+            federation,
+            run.state,
+            paid,
+            loss=loss,
+            accuracy=accuracy,
+            signal=loss if heard is None else heard,
+            seconds=before + time.monotonic() - began,
+            offered=offered,
+        )
+        run.at = _alone_at(federation.model, state, params, memory)
+        if after_round is not None:
+            after_round(run)
+
+
+class First(NamedTuple):
+    """A first model, in numpy, and how good it is."""
+
+    params: Params
+    loss: float
+    accuracy: float
+    heard: float | None  # the loss that steers, if it is known
+
+
+def started(
+    federation: Federation, seed: int, known: dict[tuple[Any, ...], First] | None = None
+) -> Run:
+    """A run before its first round; nothing is written yet, so what cannot run is refused here.
+
+    `known` are first models by model, seed, rows and signal: runs that share them share the model.
+    """
+    if federation.plan.noise == "simulated" and isinstance(federation.model, ForeignModel):
+        raise InputError(
+            "a model that is not JAX's has no simulated noise; "
+            "set noise = secure, or train it in a federation (sottovoce federate)"
+        )
+    known = {} if known is None else known
+    key = (federation.model, seed, id(federation.held), federation.plan.server.signal)
+    if key not in known:
+        known[key] = _first(federation, seed)
+    own = known[key]
+    state = rounds.start(federation, own.loss, own.accuracy, own.heard)
+    memory = federation.finish.begin(named(own.params))
+    kept = {part: _alone(unnamed(federation.model, dict(tree))) for part, tree in memory.items()}
+    return Run(federation, seed, (state, _alone(own.params), 0, kept))
+
+
+def _first(federation: Federation, seed: int) -> First:
+    params = first_model(federation.model, seed)
+    held, signal = federation.held, federation.plan.server.signal
+    loss, accuracy = scores(federation.model, params, held.validation)
+    heard = {"public": loss, "clients": None}.get(signal, 0.0)
+    if signal == "raw":
+        heard, _ = scores(federation.model, params, held.train)
+    return First(jax.tree.map(np.asarray, params), loss, accuracy, heard)
+
+
+def _alone_at(
+    model: AnyModel, state: ServerState, params: optimizer.Leaves, memory: optimizer.Memory
+) -> tuple[ServerState, Params, int, dict[str, Params]]:
+    kept = {part: _alone(unnamed(model, dict(leaves))) for part, leaves in memory.items()}
+    return state, _alone(unnamed(model, dict(params))), 0, kept
+
+
+def _kept(run: Run) -> optimizer.Memory:
+    return {part: named(tree) for part, tree in run.memory.items()}
+
+
+def _alone(params: Params) -> Params:
+    """A batch of one."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
+
+
+def trained(run: Run, status: str, began: datetime, not_covered: Sequence[str] = ()) -> Trained:
+    """What comes out of a run as it stands: its record and its model."""
+    federation, params = run.federation, run.handed
+    test = federation.held.test
+    made = record.make(
+        federation,
+        run.state,
+        named(params),
+        seed=None if federation.plan.noise == "secure" else run.seed,
+        status=status,
+        started=began,
+        test=scores(federation.model, params, test),
+        confusion=confused(federation.model, federation.held.classes, params, test),
+        fairness=fairness_of(federation, params),
+        not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
+    )
+    return Trained(made, federation.model, params)
+
+
+def _save(run: Run, folder: Path, header: dict[str, Any]) -> None:
+    checkpoint.save(folder, run.state, named(run.params), header, _kept(run))
