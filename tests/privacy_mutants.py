@@ -71,10 +71,10 @@ def trial(mutant: Mutant, killers: Sequence[str]) -> tuple[str, str]:
         own = [killer for killer in killers if killer not in tests] or ["none"] * bool(tests)
         words = [str(HERE / "mutant_trial.py"), *own]
         known = {**environment(folder), "MUTANT_MODULE": mutant.module}
-        code, said = _run(words, folder, known, seconds=300)
+        code, said = _run(words, folder, known, seconds=900)
         if code != SURVIVED or not tests:
             return WORDS.get(code, "idle"), said[-900:]
-        seen, said = hunt(mutant, folder, tests, seconds=300)
+        seen, said = hunt(mutant, folder, tests, seconds=900)
         if seen["killer"]:
             return "killed", seen["killer"]
         return ("idle" if seen["noticed"] or not seen["ran"] else "survived"), said[-600:]
