@@ -545,14 +545,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "simulation.streamed",
         "Every release has fresh noise: with round 0's in all rounds, the difference of two rounds is the difference of two raw gradients.",
         "streamed_rounds_have_noise_of_their_own",
-        (("noise = (key, np.uint32(paid.turn.t), std)", "noise = (key, np.uint32(0), std)"),),
+        (("np.uint32(paid.turn.t), np.float32(paid.std))", "np.uint32(0), np.float32(paid.std))"),),
     ),
     (
         "a secure run's debit is not written before its release",
         "simulation.simulate",
         "A debit is on the disk before anything is released: killed in a round, `train --resume` goes on from the books before it and releases the round a second time for nothing.",
         "tests/test_secure_run.py::test_a_round_released_before_a_kill_is_never_free",
-        (("            before_release(run.state)\n", ""),),
+        (("            self.before_release(run.state)\n", ""),),
     ),
     (
         "a run without a vault promises for all runs",

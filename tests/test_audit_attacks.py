@@ -205,8 +205,8 @@ def test_one_run_proves_something_and_never_too_much():
 
 
 def test_one_run_refutes_a_client_that_draws_too_little_noise(monkeypatch):
-    draw = messages.client.secure.draw
-    monkeypatch.setattr(messages.client.secure, "draw", lambda n, sigma: draw(n, sigma // 20))
+    draw = messages.release.secure.draw
+    monkeypatch.setattr(messages.release.secure, "draw", lambda n, sigma: draw(n, sigma // 20))
     assert messages.play(Setting(1.0, 1e-5, Recipe(2.0, 1.0)), 1000).contradicts
 
 

@@ -158,7 +158,7 @@ def test_the_papers_noise_does_not_keep_its_promise():
 
 
 RAW = "gradients.losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)"
-DRAW = "noise = [secure.draw(count, sigma) for sigma in paid.noise]"
+DRAW = "noise = (secure.draw(count, sigma) for sigma in paid.noise)"
 
 #: Bugs of a release: how each is written into the real code, and how many runs show it.
 BUGS = {
@@ -193,7 +193,7 @@ def test_the_audit_can_fail(bug, monkeypatch):
     """Each bug is found (missed: < 1e-5), where the code as it stands would not be accused."""
     old, new, runs = BUGS[bug]
     kept = ("_MINT = object()", "_MINT, _KEPT = object(), {}")
-    monkeypatch.setattr(messages, "client", mutated("sottovoce.client.release", old, new, kept))
+    monkeypatch.setattr(messages, "release", mutated("sottovoce.client.release", old, new, kept))
     budget = 1.0 if "message of ten" in bug else 12.0
     assert measure(Setting(budget, 1e-5, RECIPE), runs).contradicts
 
@@ -204,7 +204,7 @@ def test_the_audit_hears_a_told_loss(monkeypatch):
     setting = Setting(8.0, 1e-5, RECIPE, loss_bound=5.0)
     assert not measure(setting, 200).contradicts
     silent = mutated("sottovoce.client.release", "+ loss_noise\n", "+ 0 * loss_noise\n")
-    monkeypatch.setattr(messages, "client", silent)
+    monkeypatch.setattr(messages, "release", silent)
     assert measure(setting, 200).contradicts
 
 

@@ -446,15 +446,15 @@ def test_a_checkpoint_that_does_not_say_how_it_was_carried_counts_as_plaintext(t
 def test_only_uploads_that_counted_are_kept(tmp_path, monkeypatch):
     """Killed when a round's uploads were kept and its checkpoint was not: one comes no more."""
     transport, out, killed = Direct(clients(tmp_path)), tmp_path / "run", tmp_path / "killed"
-    closed = coordinator._closed
+    played = coordinator._played
 
-    def copied(federation, roll, state, *more):
-        if state.progress.done == 1:
+    def copied(run, *more):
+        if run.state.progress.done == 1:
             shutil.copytree(out, killed)  # what kill -9 would leave
             raise KeyboardInterrupt
-        return closed(federation, roll, state, *more)
+        return played(run, *more)
 
-    monkeypatch.setattr(coordinator, "_closed", copied)
+    monkeypatch.setattr(coordinator, "_played", copied)
     with pytest.raises(KeyboardInterrupt):
         go(transport, out)
     assert sorted(replayed(out)) == [0]  # the second round has not counted

@@ -72,9 +72,10 @@ def test_side_by_side_is_each_alone(kind):
                 (both.std, both.signal_std), rel=0, abs=0, nan_ok=True
             )
             losses = told(alone[i], i)
-            common = {"loss": losses, "accuracy": 0.5, "signal": losses, "seconds": 0.0}
-            alone[i] = course.finish(federation, alone[i], one, **common)
-            together[i] = course.finish(federation, together[i], both, **common)
+            scores = (losses, 0.5, losses, losses, ())
+            one, both = course.Played(one, *scores), course.Played(both, *scores)
+            alone[i] = course.finish(federation, alone[i], one, seconds=0.0)
+            together[i] = course.finish(federation, together[i], both, seconds=0.0)
             assert alone[i].rounds == together[i].rounds
     assert {own.progress.done for own in alone} - {0}
     assert all(np.all(own.tank.spent <= FULL) for own in together)
@@ -93,9 +94,8 @@ def test_horizons_part_ways_in_one_batch():
         seen.add(tuple(float(own.sigma[0, 0]) for own in paid))
         for i, own in enumerate(paid):
             loss = told(states[i], i)
-            states[i] = course.finish(
-                federations[i], states[i], own, loss=loss, accuracy=0.5, signal=loss, seconds=0.0
-            )
+            played = course.Played(own, loss, 0.5, loss, loss, ())
+            states[i] = course.finish(federations[i], states[i], played, seconds=0.0)
     assert any(left != right for left, right in seen)
 
 

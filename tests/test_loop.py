@@ -252,7 +252,7 @@ def test_batches_in_stretches_side_by_side_are_those_round_by_round(monkeypatch,
     monkeypatch.setattr(many, "TOGETHER", 2)
     plain = many.simulate_many(plans, seeds=[1, 2], together=True)
     assert not counted
-    monkeypatch.setattr("sottovoce.simulation.simulate.loop", accelerator)
+    monkeypatch.setattr("sottovoce.simulation.simulate.table", accelerator)
     quick = many.simulate_many(plans, seeds=[1, 2], together=True)
     assert sum(counted) == 2 * (13 + 6)
     assert not threads()

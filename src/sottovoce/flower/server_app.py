@@ -1,7 +1,7 @@
 """The server's side of Flower: a ServerApp around whoever conducts the rounds.
 
 A conductor knows nothing of Flower: it gets the roll of clients, whom it calls and asks by their
-own ids in plain bytes, and the run's configuration. The app of this room lets `leading.lead` do it.
+own ids in plain bytes, and the run's configuration. `lead` does it here.
 """
 
 from __future__ import annotations

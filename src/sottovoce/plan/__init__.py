@@ -1,11 +1,7 @@
 """What will run: one frozen value, from TOML or from Python, checked before any data is read.
 
-`plan`      `Plan`: the whole, loading, overriding, writing
-`data`      the table `[data]`, with `columns`: what is public about the columns of your own table
-`sections`  the tables `[model]`, `[local]`, `[privacy]`, `[rounds]`, `[server]`
-`section`   what all of them are
-`text`      TOML, `--set` and the file of budgets as plain data, and back
-`refusals`  one sentence for everything that cannot be a plan
+`plan` is the whole (`Plan`: loading, overriding, writing), `data` the table `[data]`, `sections`
+the other tables, `section` what all of them are and the sentence for what cannot be a plan.
 """
 
 from sottovoce.plan.data import Data

@@ -1,1 +1,3 @@
-"""A run on disk: its record, its checkpoint, its trace, and the trained model read back."""
+"""A run on disk: `record` (record.json), `checkpoint` (the state after a round and what follows
+from it), `trained` (the model with its record, read back with `load`).
+"""

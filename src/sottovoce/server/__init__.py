@@ -1,9 +1,7 @@
-"""What the server makes of uploads. It never sees samples or un-noised values.
+"""What a server decides; it never sees a sample of a client or a value without noise.
 
-`registry`  who the clients are, as they have said themselves
-`roll`      who takes part in a run, by which route, and who is not asked any more
-`checks`    is this an upload?
-`weights`   how much each upload counts, and how much at most
-`average`   how uploads become one: their weighted mean, or one that few cannot pull away
-`finish`    what is made of that mean, and which model is handed out
+`federation` turns a plan into clients, model, schedule and guarantee. `rounds` holds the loop of
+Algorithms 1 and 2 over an `Engine`. `coordinator` is the engine whose clients are real, with
+`members` (who takes part) and `checks` (is this an upload?). From outside use `federation.build`,
+`rounds.play_rounds` and `coordinator.conduct`.
 """

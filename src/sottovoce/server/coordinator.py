@@ -44,7 +44,7 @@ from sottovoce.runs.trained import Trained
 from sottovoce.schedules.aggregate import combine, limit_noise
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.cohort import pick
-from sottovoce.schedules.optimizer import Memory, handed
+from sottovoce.schedules.optimizer import handed
 from sottovoce.schedules.pricing import LOSS_SHARE, Terms
 from sottovoce.server import checks, rounds
 from sottovoce.server.checks import Accepted, Expected
@@ -360,7 +360,7 @@ def conduct(
     where the run may be interrupted (between rounds). `insecure` says that the
     transport was not encrypted, and is written into the record, also of a run that goes on later.
     `admitted` are the samples of the clients that may take part, by key fingerprint or name
-    (`asking.read_admitted`).
+    (`read_admitted`).
     """
     plan = plan.replace(noise="secure")  # refuses what exists in simulation only (R7, R10)
     rows = public.fingerprint()  # the server's own: its checkpoint may know them
@@ -409,26 +409,19 @@ def conduct(
     for name, why in limited(federation, roll.members).items():
         log.warning("client %s %s, and counts for fewer", name, why)
     record.write_rounds(out, state)
-    status, began, since = "finished", datetime.now(UTC), time.monotonic() - state.seconds
-    try:
-        while (turn := federation.schedule.round(state.progress)) is not None:
-            if state.exhausted:
-                break
-            header |= {"plan": federation.plan.to_dict()} | roll.to_json()
-            checkpoint.save(out, state, params, header, memory)
-            check()
-            came = ask_round(federation, roll, state, params, turn, header, transport, patience)
-            if came.uploads and keep_uploads:
-                _keep(out, turn.t, came)
-            federation = _with_budgets_of(federation, roll.members)
-            state, params, memory = _closed(
-                federation, roll, state, params, memory, turn, came, since
-            )
-            if state.exhausted:
-                break
-            record.append_round(out, state)
-            if on_round is not None and (done := done_of(state)) is not None:
+    status, began = "finished", datetime.now(UTC)
+    run = rounds.Run(federation, header["seed"], (state, params, memory))
+    engine = Clients(run, roll, header, transport, patience, out, keep_uploads, check)
+
+    def after_round(run: rounds.Run) -> None:
+        if not run.state.exhausted:
+            record.append_round(out, run.state)
+            if on_round is not None and (done := done_of(run.state)) is not None:
                 on_round(done)
+
+    try:
+        for _ in rounds.play_rounds([run], engine, after_round):
+            pass
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -436,15 +429,58 @@ def conduct(
         status = "failed"
         raise
     finally:
+        state, params, memory = run.at
         if status != "finished":
             checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
             _keep_none_of(out, state.progress.done)
         final = dict(handed(memory, params))
-        made = _record(federation, roll.members, state, final, status, began, codes, versions or {})
-        record.write(out, made, federation, state, final)
+        made = _record(
+            run.federation, roll.members, state, final, status, began, codes, versions or {}
+        )
+        record.write(out, made, run.federation, state, final)
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
-    return Trained(made, federation.model, unnamed(federation.model, final), out)
+    return Trained(made, run.federation.model, unnamed(run.federation.model, final), out)
+
+
+@dataclass(eq=False)
+class Clients:
+    """The engine of a run whose clients are real: they are asked, and price and pay themselves."""
+
+    run: rounds.Run
+    roll: Roll
+    header: dict[str, Any]
+    transport: Transport
+    patience: Patience
+    out: Path
+    keep_uploads: bool
+    check: Callable[[], None]
+
+    def ask(self, live: Sequence[int]) -> rounds.Asks:
+        """The next turn, with the state saved before anybody is asked; nothing when it is over."""
+        run, (state, params, memory) = self.run, self.run.at
+        turn = run.federation.schedule.round(state.progress)
+        if turn is None or state.exhausted:
+            return {}
+        self.header |= {"plan": run.federation.plan.to_dict()} | self.roll.to_json()
+        checkpoint.save(self.out, state, params, self.header, memory)
+        self.check()
+        return {0: turn}
+
+    def begin(self, asks: rounds.Asks) -> None:
+        """Ask the clients, and wait for their uploads."""
+        run, (state, params, _), turn = self.run, self.run.at, asks[0]
+        federation = run.federation
+        self.came = ask_round(
+            federation, self.roll, state, params, turn, self.header, self.transport, self.patience
+        )
+        if self.came.uploads and self.keep_uploads:
+            _keep(self.out, turn.t, self.came)
+        run.federation = _with_budgets_of(federation, self.roll.members)
+
+    def end(self, asks: rounds.Asks) -> dict[int, rounds.Played]:
+        """Average what counts and make the next model of it."""
+        return {0: _played(self.run, self.roll, asks[0], self.came)}
 
 
 def _require_unused(out: Path) -> None:
@@ -459,17 +495,9 @@ def _require_unused(out: Path) -> None:
             )
 
 
-def _closed(
-    federation: Federation,
-    roll: Roll,
-    state: ServerState,
-    params: Arrays,
-    memory: Memory,
-    turn: Round,
-    came: Came,
-    since: float,
-) -> tuple[ServerState, Arrays, Memory]:
-    """Average what counts, make the next model of it, evaluate, tell the schedule, write books."""
+def _played(run: rounds.Run, roll: Roll, turn: Round, came: Came) -> rounds.Played:
+    """Average what counts, make the next model of it and evaluate it."""
+    federation, (state, params, memory) = run.federation, run.at
     clients = len(roll.members)
     uploads = np.zeros(clients, dtype=bool)
     uploads[list(came.uploads)] = True
@@ -503,19 +531,7 @@ def _closed(
         if federation.plan.server.signal == "clients":
             told = np.array([came.uploads[i].loss for i in sorted(came.uploads)], np.float64)
             heard = float(prepared.weight[sorted(came.uploads)] @ told)
-    state = rounds.finish(
-        federation,
-        state,
-        prepared,
-        loss=loss,
-        accuracy=accuracy,
-        signal=heard,
-        seconds=time.monotonic() - since,
-        offered=offered,
-    )
-    if state.exhausted:
-        return state, params, memory
-    last, down = state.rounds[-1], limited(federation, roll.members)
+    down, entry = limited(federation, roll.members), dict[str, Any]()
     noisy = weight < plain * (1 - 1e-9)
     down |= {
         own.name: "has more noise than twice the median"
@@ -526,12 +542,12 @@ def _closed(
         missing = {
             roll.members[i].name: why for i, why in came.why.items() if i not in came.uploads
         }
-        last = {**last, "asked": sorted(came.asked), "refused": came.refused, "missing": missing}
+        entry |= {"asked": sorted(came.asked), "refused": came.refused, "missing": missing}
     if cut := {
         name: down[name] for i in sorted(came.uploads) if (name := roll.members[i].name) in down
     }:
-        last = {**last, "limited": cut}
-    return replace(state, rounds=(*state.rounds[:-1], last)), params, memory
+        entry["limited"] = cut
+    return rounds.Played(prepared, loss, accuracy, heard, offered, (params, memory), entry)
 
 
 def _with_budgets_of(federation: Federation, members: Sequence[Member]) -> Federation:

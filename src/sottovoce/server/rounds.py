@@ -1,17 +1,19 @@
-"""The host's side of one run: whom to ask, what it costs, and when to stop.
+"""The rounds of Algorithms 1 and 2: one loop over an `Engine`, and the server's side of a round.
 
-Everything here is a few numbers a client; the arrays are trained in `round`. A round is
-`prepare` (cohort, prices, debits: checked and booked before noise is drawn), then the compiled
-round, then `finish` (the loss is told to the schedule).
+`play_rounds` is the loop. A round is `prepare` (the schedule's turn, the cohort, each client's
+price, booked before any noise is drawn), then the engine (clipped and noised updates, their mean,
+the server's optimiser), then `finish` (the schedule hears the loss, the books are written).
+Everything here is a few numbers a client; arrays are trained by the engines.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import jax
@@ -252,6 +254,78 @@ def start(
     )
 
 
+@dataclass(eq=False)
+class Run:
+    """A run on its way: `at`, its state and models, is replaced whole, so that it is never torn."""
+
+    federation: Federation
+    seed: int
+    at: tuple[Any, ...]  # the state, then the models as the engine keeps them
+
+    @property
+    def state(self) -> ServerState:
+        """The state after the last complete round."""
+        return cast(ServerState, self.at[0])
+
+
+class Played(NamedTuple):
+    """One run's round as an engine computed it."""
+
+    paid: Prepared  # what was booked, with the noise that was drawn
+    loss: float  # of the new model on the public validation rows
+    accuracy: float
+    signal: float  # the loss that steers the schedule
+    offered: float  # the loss of the model that could be handed out now
+    models: tuple[Any, ...]  # as the engine keeps them; ignored where nothing was uploaded
+    entry: Mapping[str, Any] = {}  # what else the record says of this round
+
+
+Asks = dict[int, Any]  # what each run of a batch asks for in a round, by its place in the batch
+
+
+class Engine(Protocol):
+    """Computes the rounds of a batch of runs: each cohort's mean update, and the next model.
+
+    `simulation.table` (compiled), `simulation.accelerator` (rounds begun ahead),
+    `simulation.streamed`, `simulation.simulate.Secure` and `server.coordinator` are engines.
+    """
+
+    def ask(self, live: Sequence[int]) -> Asks:
+        """Return the next round of each of these runs that is not over, priced and booked."""
+
+    def begin(self, asks: Asks) -> None:
+        """Begin to compute these rounds; an accelerator goes on while the host does other work."""
+
+    def end(self, asks: Asks) -> Mapping[int, Played]:
+        """Wait for these rounds."""
+
+
+def play_rounds(
+    runs: Sequence[RunOf], engine: Engine, after_round: Callable[[RunOf], None] | None = None
+) -> Iterator[None]:
+    """Algorithms 1 and 2 for a batch of runs side by side; each is left at a complete round.
+
+    Yields while the engine computes, before its answer is awaited: whoever drives two batches in
+    turn has one on the accelerator while the other keeps its books.
+    """
+    began, before = time.monotonic(), [run.state.seconds for run in runs]
+    live = list(range(len(runs)))
+    while asks := engine.ask(live):
+        engine.begin(asks)
+        yield
+        for i, played in engine.end(asks).items():
+            run, seconds = runs[i], before[i] + time.monotonic() - began
+            state = finish(run.federation, run.state, played, seconds=seconds)
+            # Where nothing was uploaded there is nothing to make a step of: the model stays.
+            run.at = (state, *(run.at[1:] if state.exhausted else played.models))
+        if after_round is not None:
+            after_round(runs[0])
+        live = list(asks)
+
+
+RunOf = TypeVar("RunOf", bound=Run)
+
+
 class Asked(NamedTuple):
     """A run that wants its next round."""
 
@@ -389,20 +463,10 @@ def weights(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -
 
 
 def finish(
-    federation: Federation,
-    state: ServerState,
-    prepared: Prepared,
-    *,
-    loss: float,
-    accuracy: float,
-    signal: float,
-    seconds: float,
-    offered: float = math.nan,
+    federation: Federation, state: ServerState, played: Played, *, seconds: float
 ) -> ServerState:
-    """The state after the round: the schedule hears the signal, the books are written.
-
-    `offered` is the public loss of the model that could be handed out now (`server.finish`).
-    """
+    """Return the state after the round: the schedule hears the signal, the books are written."""
+    prepared, loss, signal = played.paid, played.loss, played.signal
     uploads = np.flatnonzero(prepared.uploads)
     if not len(uploads):  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
@@ -416,10 +480,11 @@ def finish(
         "uploads": len(uploads),
         "sigma": _spread(prepared.sigma[:, uploads]),
         "validation_loss": loss if math.isfinite(loss) else None,
-        "validation_accuracy": accuracy,
+        "validation_accuracy": played.accuracy,
     }
     if federation.plan.server.signal != "public":
         entry["signal"] = signal if math.isfinite(signal) else None
+    entry |= played.entry
     turn = prepared.turn
     return replace(
         state,
@@ -431,7 +496,7 @@ def finish(
         sigma=checkpoint.kept(state.sigma, prepared.sigma[0], checkpoint.together),
         mu2=checkpoint.kept(state.mu2, prepared.mu2, np.add),
         seconds=seconds,
-        marks=federation.finish.marked(state.marks, turn.t, turn.horizon, offered),
+        marks=federation.finish.marked(state.marks, turn.t, turn.horizon, played.offered),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, TypeAlias, cast
@@ -163,14 +163,10 @@ def may_go_ahead(batch: list[Run]) -> bool:
 def rounds_of(
     model: Model, batch: list[Run], after_round: AfterRound | None = None, *, most: int = AHEAD
 ) -> Iterator[None]:
-    """Stretch by stretch: yields while the accelerator computes, before its answer is awaited.
-
-    `after_round` is called after each round, by the caller's thread. Each run is left at its last
-    complete round. `most` is the number of rounds in a stretch.
-    """
+    """Stretch by stretch; `most` is the number of rounds in a stretch."""
     thread = ThreadPoolExecutor(1, "stretches")
     try:
-        yield from _Ahead(model, batch, thread, most).rounds(after_round)
+        yield from rounds.play_rounds(batch, Ahead(model, batch, thread, most), after_round)
     finally:
         thread.shutdown(cancel_futures=True)  # what is on its way comes to its end first
 
@@ -183,8 +179,12 @@ class _Begun(NamedTuple):
     began: float
 
 
-class _Ahead:
-    """Where a batch stands: what is known of it, what is guessed, and what is on its way."""
+class Ahead:
+    """The engine of an accelerator: what is known of a batch, what is guessed, what is on its way.
+
+    A stretch that has come is gone through round by round: `ask` hands out the next round as it was
+    guessed, or prices it anew where the guess was wrong.
+    """
 
     def __init__(
         self, model: Model, batch: list[Run], thread: ThreadPoolExecutor, most: int
@@ -198,56 +198,63 @@ class _Ahead:
         self.right = 0  # guesses in a row that were right
         self.pace, self.ended = math.inf, 0.0  # seconds a round, and when the newest one came
         self.begun: deque[_Begun] = deque()
+        self.done: _Begun | None = None  # the stretch that has come, gone through up to `at`
+        self.at = -1
         self.seating = Seating([], {})
         self.launch: Launch | None = None
         self.start: Future[Outcome] = Future()  # where the next stretch starts, and at which round
         self.index = 0
         self.live, self.guess = list(range(len(batch))), [run.state for run in batch]
 
-    def rounds(self, after_round: AfterRound | None) -> Iterator[None]:
-        while True:
-            while len(self.begun) < AT_ONCE and self._begin():
-                pass
-            if not self.begun:
-                return
-            yield
-            done = self.begun.popleft()
-            stack = done.stack.result()
-            scores, made = np.asarray(stack.score), (stack.params, stack.memory)
-            waited, self.ended = max(self.ended, done.began), time.monotonic()
-            self.pace = (self.ended - waited) / len(done.asks)
-            for index, asks in enumerate(done.asks):
-                self.table.book(self.seating, asks, scores[index], made, index)
-                is_right = self._is_right(done, index)
-                if after_round is not None:
-                    after_round(self.table.batch[0])
-                if not is_right:
-                    break
-
-    def _is_right(self, done: _Begun, index: int) -> bool:
-        """Whether the round that was begun after this one is the one that is next now.
-
-        If not, or if none was begun, the next stretch starts from what is known.
-        """
-        later = [*done.asks[index + 1 :], *(own.asks[0] for own in self.begun)]
+    def ask(self, live: Sequence[int]) -> Asks:
+        """The next round of each run that is not over: the one that was begun, if it was right."""
+        asks = self._begun_next()
         batch = self.table.batch
-        if later and all(
-            rounds.same_turn(batch[i].federation, batch[i].state, ask)
-            for i, ask in later[0].items()
+        if asks is not None and all(
+            rounds.same_turn(batch[i].federation, batch[i].state, ask) for i, ask in asks.items()
         ):
             self.right += 1
-            return True
-        self.right = 0 if later else self.right
-        for own in self.begun:
-            own.stack.cancel()
+            return asks
+        self.right = 0 if asks is not None else self.right
+        for begun in self.begun:
+            begun.stack.cancel()
         self.begun.clear()
-        self.start, self.index = done.stack, index
-        self.live, self.guess = list(done.asks[index]), [run.state for run in batch]
-        return False
+        if self.done is not None:  # the next stretch starts from what is known
+            self.start, self.index = self.done.stack, self.at
+        self.done = None
+        self.live, self.guess = list(live), [run.state for run in batch]
+        return self.table.asked(self.live, self.guess)
 
-    def _begin(self) -> bool:
-        """Begin the next stretch; False where there is none, or where seats must change first."""
-        asks = self.table.asked(self.live, self.guess)
+    def begin(self, asks: Asks) -> None:
+        """Begin stretches, as many as may be on their way; this round is the first of the next."""
+        if self.done is not None and self.at + 1 < len(self.done.asks):
+            return  # it has been computed
+        while len(self.begun) < AT_ONCE and self._begin(None if self.begun else asks):
+            pass
+
+    def end(self, asks: Asks) -> dict[int, rounds.Played]:
+        """Wait for the stretch that holds this round, unless it is there."""
+        self.at += 1
+        if self.done is None or self.at == len(self.done.asks):
+            self.done, self.at = self.begun.popleft(), 0
+            stack = self.done.stack.result()
+            self.scores, self.made = np.asarray(stack.score), (stack.params, stack.memory)
+            waited, self.ended = max(self.ended, self.done.began), time.monotonic()
+            self.pace = (self.ended - waited) / len(self.done.asks)
+        return self.table.played(self.seating, asks, self.scores[self.at], self.made, self.at)
+
+    def _begun_next(self) -> Asks | None:
+        """What was asked for, on a guess, in the round after the last one; None: none was begun."""
+        if self.done is not None and self.at + 1 < len(self.done.asks):
+            return self.done.asks[self.at + 1]
+        return self.begun[0].asks[0] if self.begun else None
+
+    def _begin(self, known: Asks | None) -> bool:
+        """Begin the next stretch; False where there is none, or where seats must change first.
+
+        `known` is what its first round asks for, where that is not a guess.
+        """
+        asks = self.table.asked(self.live, self.guess) if known is None else known
         if not asks or (self.begun and self._are_few(asks)):
             return False
         if self._are_few(asks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -243,11 +244,8 @@ def _one(
             checkpoint.save(folder, debited, named(run.params), header, _kept(run))
 
     try:
-        if run.federation.plan.noise == "secure":
-            _loop_released(run, after_round, before_release)
-        else:
-            for _ in rounds_of([run], after_round):
-                pass
+        for _ in rounds_of([run], after_round, before_release=before_release):
+            pass
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -266,66 +264,68 @@ def _one(
 
 
 def rounds_of(
-    batch: list[Run], after_round: AfterRound | None = None, *, guess: bool = True
+    batch: list[Run],
+    after_round: AfterRound | None = None,
+    *,
+    guess: bool = True,
+    before_release: Callable[[ServerState], None] = lambda debited: None,
 ) -> Iterator[None]:
-    """Algorithms 1 and 2 for a batch of runs, round by round, whichever noise they draw.
+    """Algorithms 1 and 2 for a batch of runs, round by round, with the engine that fits them.
 
     `guess`: an accelerator may begin rounds before the losses of those before are known (`ahead`).
     """
     first = batch[0].federation
     if first.plan.noise == "secure":
         for run in batch:
-            _loop_released(run, after_round, lambda debited: None)
+            yield from rounds.play_rounds([run], Secure(run, before_release), after_round)
         return
     assert not isinstance(first.model, ForeignModel)  # `started` refuses it
     if streamed.is_streamed(first.held):
         for run in batch:
-            streamed.loop(run, after_round)
+            yield from rounds.play_rounds([run], streamed.Streamed(run), after_round)
         return
     # A CPU is busy with the round at hand.
     guess = guess and jax.default_backend() != "cpu" and accelerator.may_go_ahead(batch)
     yield from (accelerator if guess else table).rounds_of(first.model, batch, after_round)
 
 
-def _loop_released(
-    run: Run,
-    after_round: AfterRound | None,
-    before_release: Callable[[ServerState], None],
-) -> None:
-    """The same for one run whose clients make their uploads themselves, with secure noise.
+class Secure:
+    """The engine of one run whose clients make their uploads themselves, with secure noise.
 
     `before_release` is told the state with the round's debits and without the round: what a run
     that was killed in the middle of it goes on from, so that nothing is released for free.
     """
 
-    federation, began, before = run.federation, time.monotonic(), run.state.seconds
-    while (paid := rounds.prepare(federation, run.state, run.seed)) is not None:
+    def __init__(self, run: Run, before_release: Callable[[ServerState], None]) -> None:
+        self.run, self.before_release = run, before_release
+
+    def ask(self, live: Sequence[int]) -> rounds.Asks:
+        """The next round, priced, or nothing when the run is over."""
+        paid = rounds.prepare(self.run.federation, self.run.state, self.run.seed)
+        return {} if paid is None else {0: paid}
+
+    def begin(self, asks: rounds.Asks) -> None:
+        """Book the debits, and have them on the disk, before anything is released."""
+        run, paid = self.run, asks[0]
+        self.tank = run.state.tank
+        if paid.uploads.any():
+            run.at = (replace(run.state, tank=paid.tank, asked=paid.asked), *run.at[1:])
+            self.before_release(run.state)
+
+    def end(self, asks: rounds.Asks) -> dict[int, rounds.Played]:
+        """Let every client of the cohort make its upload, and make the next model of their mean."""
+        run, paid, federation = self.run, asks[0], self.run.federation
+        if not paid.uploads.any():
+            return {0: rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ())}
         params = named(run.params)
         memory: optimizer.Memory = {part: named(tree) for part, tree in run.memory.items()}
-        loss, accuracy, heard, offered = float("nan"), float("nan"), None, float("nan")
-        if paid.uploads.any():
-            tank = run.state.tank
-            run.at = (replace(run.state, tank=paid.tank, asked=paid.asked), *run.at[1:])
-            before_release(run.state)
-            averaged, paid, heard = play(federation, tank, paid, params)
-            params, memory, offered = closed(
-                federation, run.state, paid.turn, memory, params, averaged
-            )
-            tree = unnamed(federation.model, dict(params))
-            loss, accuracy = scores(federation.model, tree, federation.held.validation)
-        state = rounds.finish(
-            federation,
-            run.state,
-            paid,
-            loss=loss,
-            accuracy=accuracy,
-            signal=loss if heard is None else heard,
-            seconds=before + time.monotonic() - began,
-            offered=offered,
-        )
-        run.at = _alone_at(federation.model, state, params, memory)
-        if after_round is not None:
-            after_round(run)
+        averaged, paid, heard = play(federation, self.tank, paid, params)
+        params, memory, offered = closed(federation, run.state, paid.turn, memory, params, averaged)
+        tree = unnamed(federation.model, dict(params))
+        loss, accuracy = scores(federation.model, tree, federation.held.validation)
+        models = _alone_at(federation.model, run.state, params, memory)[1:]
+        signal = loss if heard is None else heard
+        return {0: rounds.Played(paid, loss, accuracy, signal, offered, models)}
 
 
 class First(NamedTuple):

@@ -8,8 +8,8 @@ outside the cohort are not even read. Noise, what the server adds, and evaluatio
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -35,7 +35,7 @@ from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import numbers, on_device
 from sottovoce.simulation import interrupts
 from sottovoce.simulation.compiled import finished, keep_better
-from sottovoce.simulation.table import AfterRound, Run
+from sottovoce.simulation.table import Run
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
 # Which rows, and what each of them weighs.
@@ -55,42 +55,41 @@ def is_streamed(held: Holdings) -> bool:
     return is_stored(held.train.x)
 
 
-def loop(run: Run, after_round: AfterRound | None) -> None:
-    """Algorithms 1 and 2 for one run whose rows are streamed."""
-    federation, began, before = run.federation, time.monotonic(), run.state.seconds
-    model: Any = federation.model
-    valid = on_device(federation.held.validation)
-    key = seeds.words(run.seed, Purpose.NOISE)
-    tells = federation.plan.server.signal == "clients"
-    while (paid := rounds.prepare(federation, run.state, run.seed)) is not None:
-        made, score = run.at[1:], np.full(4, np.nan)
-        if paid.uploads.any():
-            # JAX's arrays from the first round on: numpy's would be compiled for once more.
-            params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
-            step, told = total(federation, params, paid.weight)
-            own = numbers([federation.finish], [run.state.marks], [paid.turn])
-            alone = None if own is None else Numbers(*(part[0] for part in own))
-            std = np.float32(paid.std)
-            noise = (key, np.uint32(paid.turn.t), std)
-            new, memory, said = _close(model, params, memory, step, noise, alone, *valid)
-            score[[0, 1, 3]] = np.asarray(said)
-            score[2] = score[0]
-            if tells:
-                score[2] = _heard(told, *noise[:2], paid.signal_std)
-            made = (_stacked(new), 0, {part: _stacked(tree) for part, tree in memory.items()})
-        state = rounds.finish(
-            federation,
-            run.state,
-            paid,
-            loss=float(score[0]),
-            accuracy=float(score[1]),
-            signal=float(score[2]),
-            seconds=before + time.monotonic() - began,
-            offered=float(score[3]),
-        )
-        run.at = (state, *made)
-        if after_round is not None:
-            after_round(run)
+class Streamed:
+    """The engine of one run whose rows are streamed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.valid = on_device(run.federation.held.validation)
+        self.key = seeds.words(run.seed, Purpose.NOISE)
+
+    def ask(self, live: Sequence[int]) -> rounds.Asks:
+        """The next round, paid for, or nothing when the run is over."""
+        paid = rounds.prepare(self.run.federation, self.run.state, self.run.seed)
+        return {} if paid is None else {0: paid}
+
+    def begin(self, asks: rounds.Asks) -> None:
+        """Nothing goes on beside the host: it reads the rows."""
+
+    def end(self, asks: rounds.Asks) -> dict[int, rounds.Played]:
+        """Compute the round, block by block."""
+        run, paid = self.run, asks[0]
+        federation, model = run.federation, cast(Model, run.federation.model)
+        if not paid.uploads.any():
+            return {0: rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ())}
+        # JAX's arrays from the first round on: numpy's would be compiled for once more.
+        params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
+        step, told = total(federation, params, paid.weight)
+        own = numbers([federation.finish], [run.state.marks], [paid.turn])
+        alone = None if own is None else Numbers(*(part[0] for part in own))
+        noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
+        new, memory, said = _close(model, params, memory, step, noise, alone, *self.valid)
+        loss, accuracy, offered = np.asarray(said).tolist()
+        signal = loss
+        if federation.plan.server.signal == "clients":
+            signal = _heard(told, noise[0], noise[1], paid.signal_std)
+        models = (_stacked(new), 0, {part: _stacked(tree) for part, tree in memory.items()})
+        return {0: rounds.Played(paid, loss, accuracy, signal, offered, models)}
 
 
 def _stacked(tree: Params) -> Params:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -23,46 +21,6 @@ from sottovoce.server import rounds as course
 from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import inspected, numbers, on_device
 from sottovoce.simulation.compiled import Orders, Rows, play
-
-# Algorithms 1 and 2 for a batch of runs in step: who is asked, the compiled round, the books.
-
-
-def rounds_of(
-    model: Model, batch: list[Run], after_round: AfterRound | None = None
-) -> Iterator[None]:
-    """Round by round: yields while the accelerator computes, before its answer is awaited.
-
-    Whoever drives two batches in turn has one on the accelerator while the other keeps its books.
-    Each run is left at its last complete round.
-    """
-    table, t = Table(model, batch), batch[0].state.progress.done
-    seating = Seating([], {})
-    params: Params = None
-    memory: dict[str, Params] = {}
-    live: Iterable[int] = range(len(batch))
-    while asks := table.asked(live, states := [run.state for run in batch]):
-        live = asks
-        if 2 * len(asks) <= len(seating.runs) or params is None:  # they shrink by halves
-            seating = table.seated(asks)
-            params, memory = table.models(seating)
-        orders = orders_of(table.places(seating, states, asks), seating.always)
-        outcome = play(
-            model,
-            table.rows,
-            params,
-            orders,
-            t,
-            signal=table.signal,
-            longest=table.longest,
-            memory=memory,
-        )
-        outcome.score.copy_to_host_async()  # it is on its way before it is asked for
-        params, memory, t = outcome.params, outcome.memory, t + 1
-        yield
-        table.book(seating, asks, np.asarray(outcome.score), (params, memory))
-        if after_round is not None:
-            after_round(batch[0])
-
 
 # A batch of runs as arrays: the rows they look at, and what each asks for in a round.
 
@@ -184,19 +142,12 @@ def lasting(federations: Sequence[Federation], seeds: Sequence[int]) -> dict[str
 Asks = dict[int, rounds.Prepared]  # what each run of the batch asks for in a round
 
 
-@dataclass(eq=False)
-class Run:
-    """One run of the batch: `at` is replaced whole after each round, so that it is never torn."""
+class Run(rounds.Run):
+    """One run of the batch, and its models: a seat of those of the batch."""
 
-    federation: Federation
-    seed: int
     # The state, stacked models, its own place among them, and what the server keeps, stacked. The
     # place is a seat of the batch, or a round of a stretch and a seat.
     at: tuple[ServerState, Params, int | tuple[int, int], dict[str, Params]]
-
-    @property
-    def state(self) -> ServerState:
-        return self.at[0]
 
     @property
     def params(self) -> Params:
@@ -237,7 +188,6 @@ class Table:
         self.rows, self.split = rows_of([run.federation for run in batch], model)
         self.signal = first.plan.server.signal
         self.longest = int(max(first.samples))
-        self._began, self._before = time.monotonic(), [run.state.seconds for run in batch]
 
     def asked(self, live: Iterable[int], states: list[ServerState]) -> Asks:
         """The next round of each run that is not over, from its state, paid for."""
@@ -272,35 +222,24 @@ class Table:
             for i in seating.runs
         ]
 
-    def book(
+    def played(
         self,
         seating: Seating,
         asks: Asks,
         score: NDArray[Any],
         made: Models,
         index: int | None = None,
-    ) -> None:
-        """Each run after its round: the score by seat, the models by (index of the round and) seat.
-
-        Where nothing was uploaded there is nothing to make a step of: the model stays.
-        """
-        seconds = time.monotonic() - self._began
+    ) -> dict[int, rounds.Played]:
+        """Each run's round: the score by seat, the models by (index of the round and) seat."""
         seats = {i: seat for seat, i in reversed([*enumerate(seating.runs)])}
+        found = {}
         for i, ask in asks.items():
-            run, seat = self.batch[i], seats[i]
-            loss, accuracy, signal, offered = score[seat].tolist()
-            state = rounds.finish(
-                run.federation,
-                run.state,
-                ask,
-                loss=loss,
-                accuracy=accuracy,
-                signal=signal,
-                seconds=self._before[i] + seconds,
-                offered=offered,
-            )
+            seat = seats[i]
             place = seat if index is None else (index, seat)
-            run.at = (state, *(run.at[1:] if state.exhausted else (made[0], place, made[1])))
+            loss, accuracy, signal, offered = score[seat].tolist()
+            models = (made[0], place, made[1])
+            found[i] = rounds.Played(ask, loss, accuracy, signal, offered, models)
+        return found
 
 
 @jax.jit
@@ -308,3 +247,49 @@ def _taken(stacked: Any, places: jax.Array) -> Any:
     """The models at these places, [runs] or [runs, 2], of a stack."""
     where = tuple(places.T) if places.ndim == 2 else places
     return jax.tree.map(lambda leaf: leaf[where], stacked)
+
+
+class Compiled:
+    """The engine of a CPU, and of batches whose next rounds cannot be guessed: a launch a round."""
+
+    def __init__(self, model: Model, batch: list[Run]) -> None:
+        self.table, self.model, self.batch = Table(model, batch), model, batch
+        self.seating = Seating([], {})
+        self.params: Params = None
+        self.memory: dict[str, Params] = {}
+
+    def ask(self, live: Sequence[int]) -> Asks:
+        """The next round of each run that is not over, paid for."""
+        return self.table.asked(live, [run.state for run in self.batch])
+
+    def begin(self, asks: Asks) -> None:
+        """Launch the round; its scores are on their way before they are asked for."""
+        if 2 * len(asks) <= len(self.seating.runs) or self.params is None:  # they shrink by halves
+            self.seating = self.table.seated(asks)
+            self.params, self.memory = self.table.models(self.seating)
+        states = [run.state for run in self.batch]
+        places = self.table.places(self.seating, states, asks)
+        outcome = play(
+            self.model,
+            self.table.rows,
+            self.params,
+            orders_of(places, self.seating.always),
+            next(iter(asks.values())).turn.t,
+            signal=self.table.signal,
+            longest=self.table.longest,
+            memory=self.memory,
+        )
+        outcome.score.copy_to_host_async()
+        self.params, self.memory, self.score = outcome.params, outcome.memory, outcome.score
+
+    def end(self, asks: Asks) -> dict[int, rounds.Played]:
+        """Wait for the scores."""
+        made = self.params, self.memory
+        return self.table.played(self.seating, asks, np.asarray(self.score), made)
+
+
+def rounds_of(
+    model: Model, batch: list[Run], after_round: AfterRound | None = None
+) -> Iterator[None]:
+    """Round by round, compiled."""
+    return rounds.play_rounds(batch, Compiled(model, batch), after_round)
