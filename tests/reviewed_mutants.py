@@ -549,7 +549,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a secure run's debit is not written before its release",
-        "simulation.simulate",
+        "simulation.secure",
         "A debit is on the disk before anything is released: killed in a round, `train --resume` goes on from the books before it and releases the round a second time for nothing.",
         "tests/test_secure_run.py::test_a_round_released_before_a_kill_is_never_free",
         (("            self.before_release(run.state)\n", ""),),

@@ -28,7 +28,7 @@ from sottovoce.schedules.optimizer import (
 )
 from sottovoce.server.coordinator import Patience, conduct
 from sottovoce.server.rounds import scores
-from sottovoce.simulation import simulate as released
+from sottovoce.simulation import secure as released
 from sottovoce.simulation import simulate as running
 from sottovoce.simulation.compiled import play
 from sottovoce.simulation.many import simulate_many

@@ -48,9 +48,9 @@ def outlaws(text, name):
     heads = heads_of_releases(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom | ast.Import):
-            names = {alias.name.rpartition(".")[2] for alias in node.names}
-            module = getattr(node, "module", None) or ""
-            if ("secure" in names or module.endswith("noise.secure")) and name != RELEASE:
+            module = f"{getattr(node, 'module', None) or ''}."
+            names = [(module + alias.name).lstrip(".") for alias in node.names]
+            if any("noise.secure" in own for own in names) and name != RELEASE:
                 found.append("imports secure noise")
         if isinstance(node, ast.Dict) and id(node) not in heads:
             for key, value in zip(node.keys, node.values, strict=True):
@@ -128,7 +128,7 @@ def test_secure_and_simulated_noise_learn_equally_well():
 KILLED = """
 import os, signal, sys
 from sottovoce import Plan, simulate
-from sottovoce.simulation import simulate as released
+from sottovoce.simulation import secure as released
 real, calls = released.play, []
 def play(*given):
     made = real(*given)  # the uploads exist, and somebody may have seen them

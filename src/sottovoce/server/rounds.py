@@ -287,7 +287,7 @@ class Engine(Protocol):
     """Computes the rounds of a batch of runs: each cohort's mean update, and the next model.
 
     `simulation.table` (compiled), `simulation.accelerator` (rounds begun ahead),
-    `simulation.streamed`, `simulation.simulate.Secure` and `server.coordinator` are engines.
+    `simulation.streamed`, `simulation.secure` and `server.coordinator` are engines.
     """
 
     def ask(self, live: Sequence[int]) -> Asks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,87 +11,24 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
-from sottovoce.client import release
 from sottovoce.data.federated import NUMBERS, Given, Pair, is_pair
 from sottovoce.data.files import make_folder, require_empty
 from sottovoce.errors import InputError, RunError
 from sottovoce.models.base import AnyModel, Params, named, unnamed
-from sottovoce.models.custom import as_device
 from sottovoce.models.gradients import ForeignModel
 from sottovoce.plan import Plan
-from sottovoce.privacy import grid
 from sottovoce.privacy import seeds as seeding
-from sottovoce.privacy.tank import Tank
 from sottovoce.runs import checkpoint, record
 from sottovoce.runs.checkpoint import OnRound, ServerState, done_of
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules import optimizer
-from sottovoce.schedules.aggregate import combine
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, build
-from sottovoce.server.rounds import Prepared, closed, confused, fairness_of, first_model, scores
+from sottovoce.server.rounds import confused, fairness_of, first_model, scores
 from sottovoce.simulation import accelerator, streamed, table
 from sottovoce.simulation.interrupts import Interrupts
-from sottovoce.simulation.table import AfterRound, Run
-
-# A round with secure noise: every client of the cohort makes its own upload, as a device would.
-#
-# Slower than `round`, which draws the cohort's averaged noise at once, but nothing here is
-# simulated except the network: `client.release` for each client, then `server.average`. The tanks
-# are those of the run; a device's would be in its vault.
-
-
-Arrays = dict[str, NDArray[np.float32]]
-
-
-def play(
-    federation: Federation, before: Tank, prepared: Prepared, params: Arrays
-) -> tuple[Arrays, Prepared, float | None]:
-    """The new model, what was paid with the noise that was drawn, and the clients' noised loss."""
-    held, plan = federation.held, federation.plan
-    device = as_device(federation.model, shape=held.inputs, classes=held.classes)
-    bound = plan.server.loss_bound if plan.server.signal == "clients" else None
-    uploads, told, sigma = [], [], prepared.sigma.copy()
-    present = np.flatnonzero(prepared.uploads)
-    for i in present:
-        own, rows = _tank(before, int(i)), held.client(int(i))
-        paid = release.price(
-            own,
-            prepared.turn,
-            federation.terms,
-            change=grid.change(plan.local.unit, len(rows.y)),
-            loss=bound is not None,
-        )
-        booked = int(prepared.tank.spent[i] - before.spent[i])
-        if sum(paid.units) != booked:
-            raise AssertionError("a client's price is not what the server booked for it")
-        upload = release.release(
-            device.form,
-            params,
-            rows.x,
-            rows.y,
-            recipe=federation.recipe,
-            paid=paid,
-            head={"kind": "upload"},
-            loss_bound=bound,
-            own=device.own,
-        )
-        uploads.append(upload.params)
-        told.append(upload.loss)
-        sigma[:, i] = upload.sigma
-    weight = prepared.weight[present]
-    one = combine(uploads, weight, params, kind=plan.server.aggregation, trim=plan.server.trim)
-    with np.errstate(over="ignore"):
-        new = {name: leaf.astype(np.float32) for name, leaf in one.items()}
-    heard = None if bound is None else float(weight @ np.array(told, dtype=np.float64))
-    return new, replace(prepared, sigma=sigma), heard
-
-
-def _tank(tank: Tank, i: int) -> Tank:
-    return Tank(tank.capacity[i], tank.spent[i], tank.opened[i], tank.debits[i])
-
+from sottovoce.simulation.table import AfterRound, Run, alone, models_alone
 
 # A plan and the arrays or the model that Python gives beside it, brought into agreement.
 
@@ -193,7 +129,7 @@ def resume(
                 f"the data differ from those that {folder} was begun with; a budget belongs to its "
                 "data, so resume with the same, or start a new run"
             )
-        run = Run(federation, seed, _alone_at(federation.model, state, arrays, kept))
+        run = Run(federation, seed, (state, *models_alone(federation.model, arrays, kept)))
         return _one(run, on_round, folder, interrupts, header.get("not_covered", ()))
 
 
@@ -276,8 +212,10 @@ def rounds_of(
     """
     first = batch[0].federation
     if first.plan.noise == "secure":
+        from sottovoce.simulation import secure  # it wants the parts of a device
+
         for run in batch:
-            yield from rounds.play_rounds([run], Secure(run, before_release), after_round)
+            yield from rounds.play_rounds([run], secure.Secure(run, before_release), after_round)
         return
     assert not isinstance(first.model, ForeignModel)  # `started` refuses it
     if streamed.is_streamed(first.held):
@@ -287,45 +225,6 @@ def rounds_of(
     # A CPU is busy with the round at hand.
     guess = guess and jax.default_backend() != "cpu" and accelerator.may_go_ahead(batch)
     yield from (accelerator if guess else table).rounds_of(first.model, batch, after_round)
-
-
-class Secure:
-    """The engine of one run whose clients make their uploads themselves, with secure noise.
-
-    `before_release` is told the state with the round's debits and without the round: what a run
-    that was killed in the middle of it goes on from, so that nothing is released for free.
-    """
-
-    def __init__(self, run: Run, before_release: Callable[[ServerState], None]) -> None:
-        self.run, self.before_release = run, before_release
-
-    def ask(self, live: Sequence[int]) -> rounds.Asks:
-        """The next round, priced, or nothing when the run is over."""
-        paid = rounds.prepare(self.run.federation, self.run.state, self.run.seed)
-        return {} if paid is None else {0: paid}
-
-    def begin(self, asks: rounds.Asks) -> None:
-        """Book the debits, and have them on the disk, before anything is released."""
-        run, paid = self.run, asks[0]
-        self.tank = run.state.tank
-        if paid.uploads.any():
-            run.at = (replace(run.state, tank=paid.tank, asked=paid.asked), *run.at[1:])
-            self.before_release(run.state)
-
-    def end(self, asks: rounds.Asks) -> dict[int, rounds.Played]:
-        """Let every client of the cohort make its upload, and make the next model of their mean."""
-        run, paid, federation = self.run, asks[0], self.run.federation
-        if not paid.uploads.any():
-            return {0: rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ())}
-        params = named(run.params)
-        memory: optimizer.Memory = {part: named(tree) for part, tree in run.memory.items()}
-        averaged, paid, heard = play(federation, self.tank, paid, params)
-        params, memory, offered = closed(federation, run.state, paid.turn, memory, params, averaged)
-        tree = unnamed(federation.model, dict(params))
-        loss, accuracy = scores(federation.model, tree, federation.held.validation)
-        models = _alone_at(federation.model, run.state, params, memory)[1:]
-        signal = loss if heard is None else heard
-        return {0: rounds.Played(paid, loss, accuracy, signal, offered, models)}
 
 
 class First(NamedTuple):
@@ -356,8 +255,8 @@ def started(
     own = known[key]
     state = rounds.start(federation, own.loss, own.accuracy, own.heard)
     memory = federation.finish.begin(named(own.params))
-    kept = {part: _alone(unnamed(federation.model, dict(tree))) for part, tree in memory.items()}
-    return Run(federation, seed, (state, _alone(own.params), 0, kept))
+    kept = {part: alone(unnamed(federation.model, dict(tree))) for part, tree in memory.items()}
+    return Run(federation, seed, (state, alone(own.params), 0, kept))
 
 
 def _first(federation: Federation, seed: int) -> First:
@@ -370,20 +269,8 @@ def _first(federation: Federation, seed: int) -> First:
     return First(jax.tree.map(np.asarray, params), loss, accuracy, heard)
 
 
-def _alone_at(
-    model: AnyModel, state: ServerState, params: optimizer.Leaves, memory: optimizer.Memory
-) -> tuple[ServerState, Params, int, dict[str, Params]]:
-    kept = {part: _alone(unnamed(model, dict(leaves))) for part, leaves in memory.items()}
-    return state, _alone(unnamed(model, dict(params))), 0, kept
-
-
 def _kept(run: Run) -> optimizer.Memory:
     return {part: named(tree) for part, tree in run.memory.items()}
-
-
-def _alone(params: Params) -> Params:
-    """A batch of one."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
 
 
 def trained(run: Run, status: str, began: datetime, not_covered: Sequence[str] = ()) -> Trained:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.models.base import Model, Params
+from sottovoce.models.base import AnyModel, Model, Params, unnamed
 from sottovoce.privacy import seeds as seeding
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import side_by_side
@@ -167,6 +167,19 @@ class Run(rounds.Run):
 
 
 AfterRound = Callable[[Run], None]
+
+
+def alone(params: Params) -> Params:
+    """Return a model as a batch of one."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
+
+
+def models_alone(
+    model: AnyModel, params: optimizer.Leaves, memory: optimizer.Memory
+) -> tuple[Params, int, dict[str, Params]]:
+    """Return models by the names of their parameters as those of a batch of one."""
+    kept = {part: alone(unnamed(model, dict(leaves))) for part, leaves in memory.items()}
+    return alone(unnamed(model, dict(params))), 0, kept
 
 
 Models = tuple[Params, dict[str, Params]]  # of a batch, stacked, and what the server keeps
