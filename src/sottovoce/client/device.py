@@ -1,6 +1,6 @@
 """What a client's machine does with a request: one request in, one answer out, the budget first.
 
-The order is the promise (rules R1–R6, R10, R11 of the protocol):
+The order is the promise (rules R1–R6, R10, R11 of docs/protocol.md):
 
     read the request → hold it against the client's own policy → asked before? → price
       → reserve, durable → compute and noise → store the upload, durable → answer

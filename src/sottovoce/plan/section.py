@@ -212,7 +212,7 @@ class Section(BaseModel):
         return values
 
     def _borrowed(self, check: Callable[[], object]) -> None:
-        """Run a check that another room makes of its own values, and put our names into it."""
+        """Run a check that another package makes of its own values, and put our names into it."""
         try:
             check()
         except InputError as error:

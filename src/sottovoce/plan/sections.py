@@ -2,7 +2,7 @@
 
 To add a key: add a field. Its description is its line in `sottovoce init`, in the JSON Schema and
 in the sentence that refuses a bad value; `When` says with which option it applies. Bounds that
-another room knows (a budget, a recipe, a schedule) are checked by making that room's value.
+another package knows (a budget, a recipe, a schedule) are checked by making its value.
 """
 
 from __future__ import annotations

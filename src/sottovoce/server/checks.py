@@ -1,5 +1,7 @@
 """Is this an upload? Schema first, then size, then whether noise of the claimed size is in it.
 
+Rule R8 of docs/protocol.md.
+
 An honest upload is w̃ = w − s + Z with ‖s‖ ≤ E·η·C and Z of d coordinates with standard deviation
 σ (over E steps: √Σσ²), rounded to float32. With probability above 1 − 1e-13 (all checks together)
 

@@ -4,9 +4,10 @@
       → checks → weights → average → evaluate on public rows → schedule …
 
 What carries the messages is a `Transport`: Flower's in `flower/`, or a function call in the tests.
-The state is saved before a round is asked and after it is closed, so that a server that was killed
-asks the same clients the same thing again and gets the stored answers: nothing that was stored is
-debited twice, and the model is the one that the uploads give (rule R12).
+The state is saved before a round is asked, with all rounds before it, so that a server that was
+killed asks the same clients the same thing again and gets the stored answers: nothing that was stored is
+debited twice, and the model is the one that the uploads give (R12 of
+docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -467,7 +468,7 @@ class Clients:
         self.check()
         return {0: turn}
 
-    def begin(self, asks: rounds.Asks) -> None:
+    def begin(self, asks: rounds.Asks) -> bool:
         """Ask the clients, and wait for their uploads."""
         run, (state, params, _), turn = self.run, self.run.at, asks[0]
         federation = run.federation
@@ -477,10 +478,11 @@ class Clients:
         if self.came.uploads and self.keep_uploads:
             _keep(self.out, turn.t, self.came)
         run.federation = _with_budgets_of(federation, self.roll.members)
+        return False
 
-    def end(self, asks: rounds.Asks) -> dict[int, rounds.Played]:
+    def end(self, asks: rounds.Asks) -> list[tuple[int, rounds.Played]]:
         """Average what counts and make the next model of it."""
-        return {0: _played(self.run, self.roll, asks[0], self.came)}
+        return [(0, _played(self.run, self.roll, asks[0], self.came))]
 
 
 def _require_unused(out: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -293,11 +293,11 @@ class Engine(Protocol):
     def ask(self, live: Sequence[int]) -> Asks:
         """Return the next round of each of these runs that is not over, priced and booked."""
 
-    def begin(self, asks: Asks) -> None:
-        """Begin to compute these rounds; an accelerator goes on while the host does other work."""
+    def begin(self, asks: Asks) -> bool:
+        """Begin to compute these rounds; return whether the host may do other work meanwhile."""
 
-    def end(self, asks: Asks) -> Mapping[int, Played]:
-        """Wait for these rounds."""
+    def end(self, asks: Asks) -> Iterable[tuple[int, Played]]:
+        """Wait for these rounds, and return each run's."""
 
 
 def play_rounds(
@@ -311,11 +311,14 @@ def play_rounds(
     began, before = time.monotonic(), [run.state.seconds for run in runs]
     live = list(range(len(runs)))
     while asks := engine.ask(live):
-        engine.begin(asks)
-        yield
-        for i, played in engine.end(asks).items():
-            run, seconds = runs[i], before[i] + time.monotonic() - began
-            state = finish(run.federation, run.state, played, seconds=seconds)
+        if engine.begin(asks):
+            yield
+        seconds = -began
+        for i, played in engine.end(asks):
+            if seconds < 0:  # the engine has been waited for
+                seconds += time.monotonic()
+            run = runs[i]
+            state = finish(run.federation, run.state, played, seconds=before[i] + seconds)
             # Where nothing was uploaded there is nothing to make a step of: the model stays.
             run.at = (state, *(run.at[1:] if state.exhausted else played.models))
         if after_round is not None:
@@ -484,7 +487,8 @@ def finish(
     }
     if federation.plan.server.signal != "public":
         entry["signal"] = signal if math.isfinite(signal) else None
-    entry |= played.entry
+    if played.entry:
+        entry |= played.entry
     turn = prepared.turn
     return replace(
         state,

@@ -225,14 +225,15 @@ class Ahead:
         self.live, self.guess = list(live), [run.state for run in batch]
         return self.table.asked(self.live, self.guess)
 
-    def begin(self, asks: Asks) -> None:
+    def begin(self, asks: Asks) -> bool:
         """Begin stretches, as many as may be on their way; this round is the first of the next."""
         if self.done is not None and self.at + 1 < len(self.done.asks):
-            return  # it has been computed
+            return False  # it has been computed
         while len(self.begun) < AT_ONCE and self._begin(None if self.begun else asks):
             pass
+        return True
 
-    def end(self, asks: Asks) -> dict[int, rounds.Played]:
+    def end(self, asks: Asks) -> Iterator[tuple[int, rounds.Played]]:
         """Wait for the stretch that holds this round, unless it is there."""
         self.at += 1
         if self.done is None or self.at == len(self.done.asks):

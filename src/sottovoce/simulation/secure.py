@@ -92,19 +92,20 @@ class Secure:
         paid = rounds.prepare(self.run.federation, self.run.state, self.run.seed)
         return {} if paid is None else {0: paid}
 
-    def begin(self, asks: rounds.Asks) -> None:
+    def begin(self, asks: rounds.Asks) -> bool:
         """Book the debits, and have them on the disk, before anything is released."""
         run, paid = self.run, asks[0]
         self.tank = run.state.tank
         if paid.uploads.any():
             run.at = (replace(run.state, tank=paid.tank, asked=paid.asked), *run.at[1:])
             self.before_release(run.state)
+        return False
 
-    def end(self, asks: rounds.Asks) -> dict[int, rounds.Played]:
+    def end(self, asks: rounds.Asks) -> list[tuple[int, rounds.Played]]:
         """Let every client of the cohort make its upload, and make the next model of their mean."""
         run, paid, federation = self.run, asks[0], self.run.federation
         if not paid.uploads.any():
-            return {0: rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ())}
+            return [(0, rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ()))]
         params = named(run.params)
         memory: optimizer.Memory = {part: named(tree) for part, tree in run.memory.items()}
         averaged, paid, heard = play(federation, self.tank, paid, params)
@@ -113,4 +114,4 @@ class Secure:
         loss, accuracy = scores(federation.model, tree, federation.held.validation)
         models = models_alone(federation.model, params, memory)
         signal = loss if heard is None else heard
-        return {0: rounds.Played(paid, loss, accuracy, signal, offered, models)}
+        return [(0, rounds.Played(paid, loss, accuracy, signal, offered, models))]

@@ -68,15 +68,16 @@ class Streamed:
         paid = rounds.prepare(self.run.federation, self.run.state, self.run.seed)
         return {} if paid is None else {0: paid}
 
-    def begin(self, asks: rounds.Asks) -> None:
+    def begin(self, asks: rounds.Asks) -> bool:
         """Nothing goes on beside the host: it reads the rows."""
+        return False
 
-    def end(self, asks: rounds.Asks) -> dict[int, rounds.Played]:
+    def end(self, asks: rounds.Asks) -> list[tuple[int, rounds.Played]]:
         """Compute the round, block by block."""
         run, paid = self.run, asks[0]
         federation, model = run.federation, cast(Model, run.federation.model)
         if not paid.uploads.any():
-            return {0: rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ())}
+            return [(0, rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ()))]
         # JAX's arrays from the first round on: numpy's would be compiled for once more.
         params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
         step, told = total(federation, params, paid.weight)
@@ -89,7 +90,7 @@ class Streamed:
         if federation.plan.server.signal == "clients":
             signal = _heard(told, noise[0], noise[1], paid.signal_std)
         models = (_stacked(new), 0, {part: _stacked(tree) for part, tree in memory.items()})
-        return {0: rounds.Played(paid, loss, accuracy, signal, offered, models)}
+        return [(0, rounds.Played(paid, loss, accuracy, signal, offered, models))]
 
 
 def _stacked(tree: Params) -> Params:

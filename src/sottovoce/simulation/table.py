@@ -242,17 +242,16 @@ class Table:
         score: NDArray[Any],
         made: Models,
         index: int | None = None,
-    ) -> dict[int, rounds.Played]:
+    ) -> Iterator[tuple[int, rounds.Played]]:
         """Each run's round: the score by seat, the models by (index of the round and) seat."""
         seats = {i: seat for seat, i in reversed([*enumerate(seating.runs)])}
-        found = {}
+        params, memory = made
         for i, ask in asks.items():
             seat = seats[i]
             place = seat if index is None else (index, seat)
             loss, accuracy, signal, offered = score[seat].tolist()
-            models = (made[0], place, made[1])
-            found[i] = rounds.Played(ask, loss, accuracy, signal, offered, models)
-        return found
+            models = (params, place, memory)
+            yield i, rounds.Played(ask, loss, accuracy, signal, offered, models)
 
 
 @jax.jit
@@ -275,7 +274,7 @@ class Compiled:
         """The next round of each run that is not over, paid for."""
         return self.table.asked(live, [run.state for run in self.batch])
 
-    def begin(self, asks: Asks) -> None:
+    def begin(self, asks: Asks) -> bool:
         """Launch the round; its scores are on their way before they are asked for."""
         if 2 * len(asks) <= len(self.seating.runs) or self.params is None:  # they shrink by halves
             self.seating = self.table.seated(asks)
@@ -294,8 +293,9 @@ class Compiled:
         )
         outcome.score.copy_to_host_async()
         self.params, self.memory, self.score = outcome.params, outcome.memory, outcome.score
+        return True
 
-    def end(self, asks: Asks) -> dict[int, rounds.Played]:
+    def end(self, asks: Asks) -> Iterator[tuple[int, rounds.Played]]:
         """Wait for the scores."""
         made = self.params, self.memory
         return self.table.played(self.seating, asks, np.asarray(self.score), made)
