@@ -5,9 +5,8 @@
 
 What carries the messages is a `Transport`: Flower's in `flower/`, or a function call in the tests.
 The state is saved before a round is asked, with all rounds before it, so that a server that was
-killed asks the same clients the same thing again and gets the stored answers: nothing that was stored is
-debited twice, and the model is the one that the uploads give (R12 of
-docs/protocol.md).
+killed asks the same clients the same thing again and gets the stored answers: nothing that was
+stored is debited twice, and the model is the one that the uploads give (R12 of docs/protocol.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The vault: what a client may still release, what it has released, and nothing twice.
 
-Rules R1 to R4, R10 and R11 of docs/protocol.md. A reserve is durable before anything is computed, an
-upload is durable before it is sent, and nothing is ever refunded. A round of a run has at most one
-stored upload; a reserve without one stays spent, and the round may be reserved anew.
+Rules R1 to R4, R10 and R11 of docs/protocol.md. A reserve is durable before anything is computed,
+an upload is durable before it is sent, and nothing is ever refunded. A round of a run has at most
+one stored upload; a reserve without one stays spent, and the round may be reserved anew.
 """
 
 from __future__ import annotations
