@@ -326,6 +326,17 @@ def test_an_upload_with_much_noise_moves_the_model_no_more_than_twice_the_median
         assert done.record["rounds"][0]["limited"] == why
 
 
+def test_a_client_that_keeps_its_numbers_is_not_told_by_what_it_counts_for(tmp_path):
+    """That it declares more than twice the median, or has more noise, says something of n and σ."""
+    for name, many in (("many samples", {"samples": 200}), ("much noise", {"epsilon": 0.8})):
+        hidden = clients(tmp_path / name / "b", 2, disclose=False, **many)[BAD]
+        nodes = clients(tmp_path / name, 4) | {BAD: hidden}
+        done = go(Direct(nodes), tmp_path / name / "run", own=plan(**{"rounds.rounds": 1}))
+        assert done.record["rounds"][0]["uploads"] == 4
+        assert "limited" not in done.record["rounds"][0]
+        assert not any("limited" in own for own in done.record["clients"])
+
+
 @pytest.mark.parametrize("n", [60, 80])
 def test_an_honest_larger_client_counts_whole(tmp_path, n):
     """The paper's clients hold 400 to 1200, at most one and a half times the median."""

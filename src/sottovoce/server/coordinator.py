@@ -533,7 +533,7 @@ def _played(run: rounds.Run, roll: Roll, turn: Round, came: Came) -> rounds.Play
             told = np.array([came.uploads[i].loss for i in sorted(came.uploads)], np.float64)
             heard = float(prepared.weight[sorted(came.uploads)] @ told)
     down, entry = limited(federation, roll.members), dict[str, Any]()
-    noisy = weight < plain * (1 - 1e-9)
+    noisy = (weight < plain * (1 - 1e-9)) & ~hidden
     down |= {
         own.name: "has more noise than twice the median"
         for own, cut in zip(roll.members, noisy.tolist(), strict=True)
@@ -560,13 +560,16 @@ def _with_budgets_of(federation: Federation, members: Sequence[Member]) -> Feder
 
 
 def limited(federation: Federation, members: Sequence[Member]) -> dict[str, str]:
-    """Say of each client that counts for fewer samples than it declares why, by name."""
+    """Say of each client that counts for fewer samples than it declares why, by name.
+
+    Not of one that keeps its numbers to itself: it would say something of them (R9).
+    """
     assert federation.counted is not None
     return {
         own.name: "declares more samples than "
         + ("twice the median" if own.registered is None else "were registered for it")
         for own, most in zip(members, federation.counted.tolist(), strict=True)
-        if own.samples > most
+        if own.samples > most and own.account is not None
     }
 
 
