@@ -24,8 +24,8 @@ from sottovoce import Plan
 from sottovoce.data.federated import hold
 from sottovoce.server.federation import build
 from sottovoce.simulation import accelerator, simulate, table
-from sottovoce.simulation.accelerator import Launch, Place, Words
-from sottovoce.simulation.compiled import Outcome, pack
+from sottovoce.simulation.accelerator import BatchPosition, Launch, Words
+from sottovoce.simulation.compiled import RoundResult, pack
 
 BATCHES = (1, 32)
 REPEATS = 5
@@ -39,24 +39,24 @@ class Score(np.ndarray):
         """Nothing to wait for."""
 
 
-def at_once(model: Any, rows: Any, params: Any, orders: Any, t: int, **_: Any) -> Outcome:
+def at_once(model: Any, rows: Any, params: Any, orders: Any, t: int, **_: Any) -> RoundResult:
     """In the place of the compiled round: orders are packed, and the loss falls a little."""
     pack((orders, np.full(len(orders.std), t, np.uint32)))
     loss = 1 / (t + 1)
     score = np.tile(np.array([loss, 0.5, loss, loss], np.float32), (len(orders.std), 1))
-    return Outcome(params, score.view(Score), {})  # type: ignore[arg-type]
+    return RoundResult(params, score.view(Score), {})  # type: ignore[arg-type]
 
 
 def at_once_in_stretches(*_: Any, **__: Any) -> Launch:
     """In the place of the compiled stretch."""
     played = 0
 
-    def launch(start: Place, words: Words, count: int) -> Outcome:
+    def launch(start: BatchPosition, words: Words, count: int) -> RoundResult:
         nonlocal played
         loss = 1 / (1 + played + np.arange(len(words), dtype=np.float32))
         played += count
         score = np.stack([loss, np.full_like(loss, 0.5), loss, loss], axis=1)[:, None]
-        return Outcome(start.stack.params, score, {})  # type: ignore[arg-type]
+        return RoundResult(start.stack.params, score, {})  # type: ignore[arg-type]
 
     return launch
 

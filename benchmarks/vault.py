@@ -68,7 +68,7 @@ def answer(folder: Path) -> dict[str, float]:
     from sottovoce.client import device, messages
     from sottovoce.client.messages import Request
     from sottovoce.client.node import Node
-    from sottovoce.client.vault import Receipt, Vault
+    from sottovoce.client.vault import Vault, VaultReceipt
     from sottovoce.models.form import Form
     from sottovoce.privacy.sensitivity import Recipe
     from sottovoce.schedules.base import Round
@@ -85,7 +85,7 @@ def answer(folder: Path) -> dict[str, float]:
 
         return call
 
-    def ask(t: int, seen: Receipt | None) -> Receipt:
+    def ask(t: int, seen: VaultReceipt | None) -> VaultReceipt:
         request = Request(
             run="0badc0de", round=Round(t, ANSWERS + 9, 1.0, None), clients=1, per_round=1,
             cohort="balanced", recipe=Recipe(1.0, 1.0), form=form, receipt=seen, server="s",
@@ -94,7 +94,7 @@ def answer(folder: Path) -> dict[str, float]:
         head = messages.unpack(device.answer(request.to_blob(), node))[0]
         if head["kind"] != "upload":
             raise SystemExit(f"the client refused: {head}")
-        return Receipt.from_json(head["receipt"])
+        return VaultReceipt.from_json(head["receipt"])
 
     node, form = Node.load(folder / "ward.toml"), Form("svm", (4,), 2, kappa=0.01)
     for name in ("find", "reserve", "store", "close"):

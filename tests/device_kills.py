@@ -49,7 +49,7 @@ from mutants import mutated
 
 from sottovoce.client import device
 from sottovoce.client.node import Node
-from sottovoce.client.vault import Receipt, Reservation, Vault, chest, resume, steps
+from sottovoce.client.vault import Reservation, Vault, VaultReceipt, chest, resume, steps
 from sottovoce.privacy import grid
 
 HORIZON = 40  # rounds of one vault; then a new one begins
@@ -132,7 +132,7 @@ class Life:
     at: str | None  # the named step; None: at any moment
     times: int  # it is killed when it comes there so often
     seconds: float
-    seen: Receipt | None = None  # the newest that the server has
+    seen: VaultReceipt | None = None  # the newest that the server has
 
 
 def lived(node: Node, module: ModuleType, life: Life) -> tuple[list[bytes], int]:
@@ -156,13 +156,13 @@ def lived(node: Node, module: ModuleType, life: Life) -> tuple[list[bytes], int]
     return answers, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _request(t: int, seen: Receipt | None = None) -> bytes:
+def _request(t: int, seen: VaultReceipt | None = None) -> bytes:
     params = model("svm", 0.1 + t)
     return ask("svm", t=t, horizon=HORIZON, params=params, receipt=seen).to_blob()
 
 
-def _receipt(blob: bytes) -> Receipt | None:
-    return Receipt.from_json(told(blob)["receipt"]) if kind(blob) == "upload" else None
+def _receipt(blob: bytes) -> VaultReceipt | None:
+    return VaultReceipt.from_json(told(blob)["receipt"]) if kind(blob) == "upload" else None
 
 
 def _send(pipe: int, blob: bytes) -> None:

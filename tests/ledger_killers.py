@@ -21,7 +21,7 @@ from devices import ask, books_hold, kind, make_node, model, rows, told
 from scipy.special import log_ndtr, ndtr
 
 from sottovoce.client import device, release
-from sottovoce.client.vault import Policy, Receipt, Vault, chest, fingerprint, journal
+from sottovoce.client.vault import Policy, Vault, VaultReceipt, chest, fingerprint, journal
 from sottovoce.client.vault.chain import canonical, salted
 from sottovoce.client.vault.chest import Chest
 from sottovoce.client.vault.policy import require_tighter, withheld_units
@@ -351,7 +351,7 @@ def a_copied_witness_restores_nothing_by_itself():
         file.write_bytes(content)
     with machine(home / "there"):
         assert _refused(restore, place)
-        restore(place, receipts=[Receipt.parse(seen.decode())])
+        restore(place, receipts=[VaultReceipt.parse(seen.decode())])
         with Vault.open(place, dataset=DATA) as vault:
             assert vault.lines()[-1].facts["stated"]
 
@@ -534,7 +534,7 @@ def _run_of(node, rounds, run="0badc0de"):
     for t in rounds:
         blobs.append(device.answer(ask(t=t, run=run, horizon=40, receipt=seen).to_blob(), node))
         head = told(blobs[-1])
-        seen = Receipt.from_json(head["receipt"])
+        seen = VaultReceipt.from_json(head["receipt"])
     return blobs
 
 
@@ -573,8 +573,8 @@ def what_nobody_acknowledged_is_kept():
     with _often():
         first = _run_of(node, range(4))
         other = _run_of(node, range(5), run="0badc0df")
-    last = Receipt.from_json(told(other[4])["receipt"])
-    greeting = Receipt.from_json(told(device.hello(node))["receipt"])
+    last = VaultReceipt.from_json(told(other[4])["receipt"])
+    greeting = VaultReceipt.from_json(told(device.hello(node))["receipt"])
     for t, seen in ((4, last), (5, greeting), (6, None)):
         device.answer(ask(t=t, horizon=40, receipt=seen).to_blob(), node)
     for t in (2, 3):  # the answer to 2 was acknowledged, and it is the newest of which that is so
@@ -634,7 +634,7 @@ def an_old_line_is_known_by_its_content():
     place = _made_long(folder())
     with Vault.open(place, dataset=DATA) as vault:
         line = vault.lines()[4]
-        receipt = Receipt(vault.id, line.seq, line.hash)
+        receipt = VaultReceipt(vault.id, line.seq, line.hash)
         assert vault.contains(receipt)
     with _summed_up(place) as db:
         db.execute("DROP TRIGGER entries_update")
@@ -648,7 +648,7 @@ def no_gap_is_opened_by_a_lost_line():
     """A line that is gone was paid for only if a restore says so."""
     place = _made_long(folder())
     with Vault.open(place, dataset=DATA) as vault:
-        receipt = Receipt(vault.id, 5, "00" * 32)  # made up: any hash would do in a gap
+        receipt = VaultReceipt(vault.id, 5, "00" * 32)  # made up: any hash would do in a gap
         assert not vault.contains(receipt)
     with _summed_up(place) as db:
         db.execute("DROP TRIGGER entries_delete")

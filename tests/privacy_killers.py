@@ -270,9 +270,9 @@ def noise_has_its_shape():
 
 def uploads_keep_mu():
     """The audit of messages, 600 runs a side at ε = 20: not refuted (false alarm < 1e-3)."""
-    from sottovoce.studies.audit.messages import Setting, measure
+    from sottovoce.studies.audit.messages import AuditSetting, measure
 
-    assert not measure(Setting(20.0, 1e-5, Recipe(2.0, 1.0)), 600).contradicts
+    assert not measure(AuditSetting(20.0, 1e-5, Recipe(2.0, 1.0)), 600).contradicts
 
 
 def heads_say_nothing_private():

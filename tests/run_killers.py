@@ -27,10 +27,10 @@ def _rows(x, y, samples):
     """Rows of clients, one after the other, as a split of their own."""
     import jax.numpy as jnp
 
-    from sottovoce.simulation.compiled import Rows
+    from sottovoce.simulation.compiled import StackedRows
 
     owner = np.repeat(np.arange(len(samples)), samples)
-    return Rows(
+    return StackedRows(
         x=jnp.asarray(x[None], jnp.float32), y=jnp.asarray(y[None]), owner=jnp.asarray(owner[None]),
         samples=jnp.asarray([samples], jnp.float32), valid_x=jnp.zeros((1, 1, x.shape[1])),
         valid_y=jnp.zeros((1, 1), int),

@@ -13,7 +13,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import inversion, membership, messages
 from sottovoce.studies.audit.ceiling import between, guess
 from sottovoce.studies.audit.inversion import mse, psnr, recognised, ssim
-from sottovoce.studies.audit.messages import Setting
+from sottovoce.studies.audit.messages import AuditSetting
 from sottovoce.studies.audit.target import Level, Victim, target
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
@@ -197,7 +197,9 @@ def test_one_run_bounds_are_those_of_jax_privacy(guesses, right):
 
 def test_one_run_proves_something_and_never_too_much():
     """400 canaries in each of 12 runs at ε = 8: none is refuted (false alarm < 2 %)."""
-    found = [messages.play(Setting(8.0, 1e-5, Recipe(2.0, 1.0)), 400, seed=s) for s in range(12)]
+    found = [
+        messages.play(AuditSetting(8.0, 1e-5, Recipe(2.0, 1.0)), 400, seed=s) for s in range(12)
+    ]
     assert not any(run.contradicts for run in found)
     assert np.median([run.gaussian_epsilon for run in found]) > 0.8
     expected = stats.norm.cdf(found[0].setting.promised / 2)  # of all coins, not of the surest
@@ -207,7 +209,7 @@ def test_one_run_proves_something_and_never_too_much():
 def test_one_run_refutes_a_client_that_draws_too_little_noise(monkeypatch):
     draw = messages.release.secure.draw
     monkeypatch.setattr(messages.release.secure, "draw", lambda n, sigma: draw(n, sigma // 20))
-    assert messages.play(Setting(1.0, 1e-5, Recipe(2.0, 1.0)), 1000).contradicts
+    assert messages.play(AuditSetting(1.0, 1e-5, Recipe(2.0, 1.0)), 1000).contradicts
 
 
 def test_pictures_are_compared_as_pictures():

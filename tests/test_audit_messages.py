@@ -27,9 +27,9 @@ from sottovoce.studies.audit.ceiling import (
 )
 from sottovoce.studies.audit.messages import (
     FORM,
+    AuditSetting,
     Duel,
     Measured,
-    Setting,
     measure,
     model,
     neighbours,
@@ -99,12 +99,12 @@ def _scored(mu, telling, runs=10_000):
     rng = np.random.default_rng(3)
     without, having = rng.normal(-mu / 2, size=runs), rng.normal(mu / 2, size=runs)
     having[: int(telling * runs)] = np.inf  # as a head that only D′ writes
-    return Measured(Setting(1.0, 1e-5, RECIPE), mu, without, having)
+    return Measured(AuditSetting(1.0, 1e-5, RECIPE), mu, without, having)
 
 
 def test_a_head_that_tells_in_one_message_of_a_hundred_refutes_epsilon():
     """μ at the threshold 0 does not see it; the ε without an assumption does."""
-    mu = Setting(1.0, 1e-5, RECIPE).promised
+    mu = AuditSetting(1.0, 1e-5, RECIPE).promised
     assert not _scored(mu, telling=0.0).contradicts
     found = _scored(mu, telling=0.01)
     assert found.free_epsilon > 1.5
@@ -126,10 +126,10 @@ def test_the_neighbours_are_as_far_apart_as_neighbours_can_be(unit, clip):
 
 def test_the_noise_that_is_audited_is_the_noise_that_was_bought():
     for setting in (
-        Setting(4, 1e-3, RECIPE),
-        Setting(8, 1e-5, RECIPE, "zcdp", rounds=6),
-        Setting(8, 1e-5, RECIPE, loss_bound=5.0),
-        Setting(8, 1e-5, Recipe(2.0, 1.0, unit="client"), loss_bound=5.0),
+        AuditSetting(4, 1e-3, RECIPE),
+        AuditSetting(8, 1e-5, RECIPE, "zcdp", rounds=6),
+        AuditSetting(8, 1e-5, RECIPE, loss_bound=5.0),
+        AuditSetting(8, 1e-5, Recipe(2.0, 1.0, unit="client"), loss_bound=5.0),
     ):
         assert Duel.of(setting).mu == pytest.approx(setting.capacity() ** 0.5, rel=1e-4)
         assert Duel.of(setting).mu <= setting.promised
@@ -138,7 +138,7 @@ def test_the_noise_that_is_audited_is_the_noise_that_was_bought():
 @pytest.mark.slow
 def test_the_measured_mu_is_the_promised_one():
     """20,000 messages a side at μ = 1.67: proven ≥ 0.85 μ (false alarm < 1e-9), ≤ μ (1e-3)."""
-    found = measure(Setting(8.0, 1e-5, RECIPE), 10_000)
+    found = measure(AuditSetting(8.0, 1e-5, RECIPE), 10_000)
     low, _, high = found.mu
     assert 0.85 * found.setting.promised <= low <= found.setting.promised <= high
     assert 0 < found.free_epsilon <= 8.0
@@ -149,7 +149,7 @@ def test_the_measured_mu_is_the_promised_one():
 @pytest.mark.slow
 def test_the_papers_noise_does_not_keep_its_promise():
     """The proven ε of Theorem 1's noise at ε = 20, δ = 1e-3 is beyond 20 (true: 30.3)."""
-    found = measure(Setting(20.0, 1e-3, Recipe(1.0, 5.0), "paper"), 2_000)
+    found = measure(AuditSetting(20.0, 1e-3, Recipe(1.0, 5.0), "paper"), 2_000)
     assert found.contradicts
     assert found.true == pytest.approx(5.3808, abs=1e-3)
     assert found.mu[0] <= found.true
@@ -195,13 +195,13 @@ def test_the_audit_can_fail(bug, monkeypatch):
     kept = ("_MINT = object()", "_MINT, _KEPT = object(), {}")
     monkeypatch.setattr(messages, "release", mutated("sottovoce.client.release", old, new, kept))
     budget = 1.0 if "message of ten" in bug else 12.0
-    assert measure(Setting(budget, 1e-5, RECIPE), runs).contradicts
+    assert measure(AuditSetting(budget, 1e-5, RECIPE), runs).contradicts
 
 
 @pytest.mark.slow
 def test_the_audit_hears_a_told_loss(monkeypatch):
     """As it stands it accuses nobody (false alarm < 1e-3); a loss without noise is heard."""
-    setting = Setting(8.0, 1e-5, RECIPE, loss_bound=5.0)
+    setting = AuditSetting(8.0, 1e-5, RECIPE, loss_bound=5.0)
     assert not measure(setting, 200).contradicts
     silent = mutated("sottovoce.client.release", "+ loss_noise\n", "+ 0 * loss_noise\n")
     monkeypatch.setattr(messages, "release", silent)
@@ -217,7 +217,7 @@ def test_the_audit_finds_a_reused_key(monkeypatch):
         "algorithms.AES(bytes(32)), modes.CTR(bytes(16))",
     )
     monkeypatch.setattr(release, "secure", fixed)
-    assert measure(Setting(12.0, 1e-5, RECIPE), 200).contradicts
+    assert measure(AuditSetting(12.0, 1e-5, RECIPE), 200).contradicts
 
 
 def test_what_no_number_of_messages_can_show():

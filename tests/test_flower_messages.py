@@ -19,7 +19,7 @@ from sottovoce.client import device as sottovoce_device
 from sottovoce.client.vault import Vault
 from sottovoce.flower import certificates, client_app, transport
 from sottovoce.flower.server_app import Routes
-from sottovoce.flower.transport import Failure, Roll, ask
+from sottovoce.flower.transport import Failure, NodeDirectory, ask
 from test_project import modules_after
 
 
@@ -176,7 +176,7 @@ class TestRoll:
             )
 
         nodes = {node: greeting(name) for node, name in names.items()}
-        return Roll(FakeGrid({**nodes, **more}), self.identify, limit=100)
+        return NodeDirectory(FakeGrid({**nodes, **more}), self.identify, limit=100)
 
     @staticmethod
     def identify(hello):

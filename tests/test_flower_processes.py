@@ -125,7 +125,7 @@ class TestRenewal:
 
     def made(self, folder, *words):
         certificates.main(["server", str(folder), *words])
-        return certificates.Server(
+        return certificates.ServerKeys(
             *(folder / name for name in ("ca.crt", "server.crt", "server.key"))
         )
 
@@ -390,10 +390,10 @@ class TestLocal:
         """A federation of one node whose worker has ended with these last words."""
         (tmp_path / "node0.worker.log").write_text(f"{words}\n")
         worker = Process("node0.worker", tmp_path / "node0.worker.log", pid=1, code=code)
-        running = local.Federation(
+        running = local.LocalFederation(
             tmp_path, SimpleNamespace(all={}), control.Link("127.0.0.1:1", None), app="a:b"
         )
-        running.nodes.append(local.Node("node0", {}, None, None, 1, worker=worker))
+        running.nodes.append(local.SuperNodeProcess("node0", {}, None, None, 1, worker=worker))
         return running
 
     def test_a_worker_that_cannot_start_is_named_with_its_last_words(self, tmp_path, monkeypatch):

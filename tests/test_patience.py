@@ -15,7 +15,7 @@ from sottovoce.client.messages import refusal
 from sottovoce.errors import RunError
 from sottovoce.flower import client_app
 from sottovoce.flower.server_app import Routes, client_of
-from sottovoce.flower.transport import Roll as Seats
+from sottovoce.flower.transport import NodeDirectory as Seats
 from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
 from sottovoce.server.members import SILENT, Roll

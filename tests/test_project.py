@@ -73,6 +73,16 @@ def test_every_module_and_public_function_says_what_it_is():
                 assert inspect.getdoc(thing), f"{module.__name__}.{name}"
 
 
+def test_a_class_name_means_one_thing():
+    """`Model` is the exception: a plan's section has that name in the published schema."""
+    owners: dict[str, set[str]] = {}
+    for module in every_module():
+        for name, thing in vars(module).items():
+            if inspect.isclass(thing) and thing.__module__.startswith("sottovoce."):
+                owners.setdefault(name, set()).add(f"{thing.__module__}.{thing.__qualname__}")
+    assert {name: where for name, where in owners.items() if len(where) > 1}.keys() == {"Model"}
+
+
 def test_every_error_is_in_the_tree_drawn_at_the_head_of_its_file():
     drawn = set(re.findall(r"[├└]── (\w+)", errors.__doc__)) | {"SottovoceError"}
     classes = {

@@ -33,7 +33,7 @@ from sottovoce.data.federated import Given, hold
 from sottovoce.errors import InputError, Malformed, VaultRefusal
 from sottovoce.flower import certificates, federate, local, server_app, worker
 from sottovoce.flower.federate import planned
-from sottovoce.flower.transport import Roll
+from sottovoce.flower.transport import NodeDirectory
 from sottovoce.models import gradients
 from sottovoce.models.form import Form
 from sottovoce.privacy.budget import NOT_COVERED, raised, shown, undisclosed
@@ -41,12 +41,12 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports import certificate
 from sottovoce.reports.document import ceiling
-from sottovoce.reports.run import Run
+from sottovoce.reports.run import CheckedRun
 from sottovoce.server import coordinator
 from sottovoce.server.federation import build, of_members
 from sottovoce.server.members import Member
 from sottovoce.studies.audit.findings import Findings
-from sottovoce.studies.audit.messages import Measured, Setting
+from sottovoce.studies.audit.messages import AuditSetting, Measured
 from sottovoce.studies.rehearsal.rehearsing import cost_of
 from sottovoce.studies.rehearsal.standin import announced, stand_in
 from test_guarantee import account as promised
@@ -113,7 +113,7 @@ def test_the_attacker_on_the_card_is_the_one_at_the_cap():
         record, trace = example(calibration=kind, stop_after=5)
         cap = math.sqrt(max(client["capacity"] for client in record["clients"]))
         assert min(client["spent"] for client in record["clients"]) < 0.9 * cap**2
-        assert Run.of(record, trace).attacker_mu() >= cap * (1 - 1e-9)
+        assert CheckedRun.of(record, trace).attacker_mu() >= cap * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("cohort", ["balanced", "random"])
@@ -349,10 +349,10 @@ def test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told(monkeypa
         for plain in (NobodyIsAsked(_insecure=True), NobodyIsAsked()):
             asked = {**config, "resume": resume}
             with pytest.raises(InputError):
-                server_app.lead(Roll(plain, str, limit=1), {**asked, "insecure": False})
-            server_app.lead(Roll(plain, str, limit=1), {**asked, "insecure": True})
+                server_app.lead(NodeDirectory(plain, str, limit=1), {**asked, "insecure": False})
+            server_app.lead(NodeDirectory(plain, str, limit=1), {**asked, "insecure": True})
         server_app.lead(
-            Roll(NobodyIsAsked(_insecure=False), str, limit=1), asked | {"insecure": False}
+            NodeDirectory(NobodyIsAsked(_insecure=False), str, limit=1), asked | {"insecure": False}
         )
     assert calls == [True, True, False] * 2
 
@@ -368,14 +368,14 @@ def test_nodes_authenticate_themselves_and_run_what_is_installed(tmp_path, monke
     link = SimpleNamespace(address="127.0.0.1:9", authority=tmp_path / "ca")
     processes = SimpleNamespace(start=start)
     default = inspect.signature(local.federation).parameters["app"].default
-    running = local.Federation(tmp_path, processes, link, app=default, warm=None)
+    running = local.LocalFederation(tmp_path, processes, link, app=default, warm=None)
     own = SimpleNamespace(authority=Path("ca"), certificate=Path("crt"), key=Path("key"))
     running.start_link(own)
     assert "--insecure" not in lines[0]
     assert "--enable-supernode-auth" in lines[0]
     (tmp_path / "keys").mkdir()
     key = certificates.node_key(tmp_path / "keys", "node0")
-    node = local.Node("node0", {"node": "file"}, key, 1, 9094)
+    node = local.SuperNodeProcess("node0", {"node": "file"}, key, 1, 9094)
     running.nodes.append(node)
     running.start_node(node)
     running.start_worker(node)
@@ -437,7 +437,7 @@ def test_what_a_rehearsal_cost_rests_on_the_operators_word_where_a_file_was_give
 
 def test_an_audit_that_refutes_mu_says_so():
     """Half the noise: μ is refuted long before ε without assumptions is, and that is enough."""
-    setting = Setting(8.0, 1e-5, Recipe(2.0, 1.0))
+    setting = AuditSetting(8.0, 1e-5, Recipe(2.0, 1.0))
     rng, mu = np.random.default_rng(3), setting.promised
     sides = [rng.normal(sign * 0.55 * mu, size=10_000) for sign in (-1, 1)]
     found = Measured(setting, 1.1 * mu, *sides)

@@ -10,7 +10,7 @@ from example_record import example
 from sottovoce import Plan, simulate
 from sottovoce.reports.page import card
 from sottovoce.reports.progress import summary
-from sottovoce.reports.run import Run
+from sottovoce.reports.run import CheckedRun
 from sottovoce.studies.rehearsal.rehearsing import moved, provenance
 from sottovoce.studies.rehearsal.standin import announced, stand_in
 
@@ -21,7 +21,7 @@ def test_a_record_keeps_it_and_card_and_summary_show_it(tmp_path):
     plan = Plan(rehearsed=TEXT, rounds={"schedule": "fixed", "rounds": 1})
     done = simulate(plan, seed=1)
     assert done.record["plan"]["rehearsed"] == TEXT
-    run = Run.of(done.record)
+    run = CheckedRun.of(done.record)
     shown = card(run, run.attacker_mu())
     assert "<b>" not in shown
     assert f"as the plan says: {TEXT}" in html.unescape(shown)
@@ -31,7 +31,7 @@ def test_a_record_keeps_it_and_card_and_summary_show_it(tmp_path):
 def test_plans_and_records_without_it_are_as_before(tmp_path):
     assert "rehearsed" not in Plan().to_dict()
     assert "rehearsed" not in Plan().to_toml()
-    run = Run.of(example()[0])
+    run = CheckedRun.of(example()[0])
     assert "as the plan says" not in card(run, run.attacker_mu())
 
 

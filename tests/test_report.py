@@ -25,7 +25,7 @@ from sottovoce.errors import RunError
 from sottovoce.privacy.budget import LEAKS, NOT_COVERED
 from sottovoce.reports import figures, render, write
 from sottovoce.reports.page import _article, budget_groups
-from sottovoce.reports.run import Run
+from sottovoce.reports.run import CheckedRun
 
 BANNER = (
     "Simulation: this is what a deployment of this plan would guarantee; "
@@ -141,7 +141,7 @@ def test_the_attacker_is_the_one_at_the_cap(calibration, no_drawing):
     assert f"{found:.1%}".replace("%", "\u00a0%") in render(record)
     assert f"{up(normal.cdf(mu / math.sqrt(2)), 1000):.3f}" in text
     del record["clients"]  # the cap follows from the guarantee just as well
-    assert Run.of(record).attacker_mu() == pytest.approx(mu, rel=1e-9)
+    assert CheckedRun.of(record).attacker_mu() == pytest.approx(mu, rel=1e-9)
 
 
 def test_the_attackers_view_claims_no_more_than_the_guarantee(no_drawing):
@@ -165,7 +165,7 @@ def test_under_paper_the_attacker_is_the_one_at_the_cap_too(no_drawing):
         for i, client in enumerate(record["clients"])
     )
     cap = math.sqrt(record["clients"][0]["capacity"])
-    run = Run.of(record, trace)
+    run = CheckedRun.of(record, trace)
     assert math.sqrt(went) < 0.9 * cap
     assert run.attacker_mu() == pytest.approx(cap, rel=1e-9)
     text = Page(render(record, trace)).text
@@ -244,7 +244,7 @@ def test_a_page_warns_of_every_leak_and_of_hidden_budgets(no_drawing):
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_fuel_ends_where_the_record_does(calibration):
     record, trace = example(calibration=calibration, epsilon=[2.0, 4.0, 8.0] * 2, clients=6)
-    left = Run.of(record, trace).fuel()
+    left = CheckedRun.of(record, trace).fuel()
     assert left.shape == (len(record["rounds"]) + 1, 3)
     assert left[0].tolist() == pytest.approx([1, 1, 1], abs=1e-9)
     ends = [1 - client["spent"] / client["capacity"] for client in record["clients"]]
@@ -256,13 +256,13 @@ def test_fuel_that_earlier_runs_used_is_gone_from_the_start():
     record, trace = example(clients=2, stop_after=3)
     for client in record["clients"]:
         client["spent"] += 0.25 * client["capacity"]
-    assert Run.of(record, trace).fuel()[0].tolist() == pytest.approx([0.75] * 3, abs=1e-9)
+    assert CheckedRun.of(record, trace).fuel()[0].tolist() == pytest.approx([0.75] * 3, abs=1e-9)
 
 
 def test_charges_of_several_releases_come_from_mu2():
     record, trace = example(clients=2, stop_after=3)
     doubled = trace | {"mu2": 2 * np.nan_to_num((4 / 143 / trace["sigma"]) ** 2)}
-    once, twice = (sum(Run.of(record, t).charges()) for t in (trace, doubled))
+    once, twice = (sum(CheckedRun.of(record, t).charges()) for t in (trace, doubled))
     assert twice.tolist() == pytest.approx((2 * once).tolist())
 
 
@@ -277,13 +277,13 @@ def test_budgets_that_differ_have_a_table(no_drawing):
 
 def test_many_budgets_are_gathered():
     record, _ = example(epsilon=np.linspace(1, 9, 40), clients=40, stop_after=0)
-    groups = budget_groups(Run.of(record).clients)
+    groups = budget_groups(CheckedRun.of(record).clients)
     assert len(groups) == 12
     assert sorted(np.concatenate(groups).tolist()) == list(range(40))
 
 
 def test_where_the_horizon_shrank_is_marked(default):
-    run = Run.of(*default)
+    run = CheckedRun.of(*default)
     shrank = [r["t"] + 1 for r in default[0]["rounds"] if r["next_horizon"] < r["horizon"]]
     assert run.triggers.tolist() == shrank
     assert len(shrank) > 2

@@ -15,7 +15,7 @@ from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
 from sottovoce.models.custom import as_device
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import average, by_samples
-from sottovoce.simulation.compiled import Orders, Rows, play
+from sottovoce.simulation.compiled import Orders, StackedRows, play
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -59,7 +59,7 @@ def orders(weight, rate, *, clip=np.inf, std=0.0, sigma=None, told=0.0, bound=1.
 def rows_of(x, y):
     owner = np.repeat(np.arange(len(SIZES)), SIZES)
     samples = SIZES.astype(x.dtype)
-    return Rows(*(jnp.asarray(part)[None] for part in (x, y, owner, samples, x, y)))
+    return StackedRows(*(jnp.asarray(part)[None] for part in (x, y, owner, samples, x, y)))
 
 
 @pytest.mark.parametrize("name", MODELS)

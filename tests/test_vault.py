@@ -35,8 +35,8 @@ from vault_play import (
 
 from sottovoce.client.vault import (
     Policy,
-    Receipt,
     Vault,
+    VaultReceipt,
     backup,
     chest,
     fingerprint,
@@ -550,7 +550,7 @@ def test_looking_writes_no_witness(place, tmp_path, monkeypatch):
     # The next use still catches up, and an older state is still refused to who looks.
     monkeypatch.undo()
     Vault.open(place, dataset=DATASET).close()
-    assert Receipt.parse(witness.read_text()).seq > Receipt.parse(before.decode()).seq
+    assert VaultReceipt.parse(witness.read_text()).seq > VaultReceipt.parse(before.decode()).seq
     ahead = witness.read_text().replace('"seq":', '"seq":9')
     witness.write_text(ahead)
     for dataset in (None, DATASET):
@@ -674,7 +674,7 @@ def test_a_pair_of_vault_and_witness_gives_nothing_back(place, tmp_path, elsewhe
     early = json.loads(pair.with_name("backup.vault.witness").read_text())
     if machine == "another":
         elsewhere()
-        inner = Receipt.parse(json.dumps(early))  # contained in the file
+        inner = VaultReceipt.parse(json.dumps(early))  # contained in the file
         for attempt in ({}, {"receipts": [inner]}):
             with pytest.raises(VaultRefusal, match="--burn-rest"):
                 restore(pair, **attempt)
@@ -705,7 +705,7 @@ def test_a_machine_that_cannot_remember_books_nothing(place, tmp_path, monkeypat
     move(place, nothing_since=True)
     with Vault.open(place, dataset=DATASET) as vault:  # a fresh machine begins to remember
         seen = tmp_path / "new" / "witness" / vault.id
-        assert Receipt.parse(seen.read_text()) == vault.receipt()
+        assert VaultReceipt.parse(seen.read_text()) == vault.receipt()
     seen.write_text("{}")
     with pytest.raises(VaultRefusal, match="is damaged"):
         Vault.open(place, dataset=DATASET)
@@ -734,7 +734,7 @@ def test_a_backup_is_restored_with_what_the_witness_proves_burnt(place, tmp_path
 def test_a_backup_is_restored_with_what_a_receipt_proves_burnt(place, tmp_path, elsewhere):
     known, backup, receipt = backup_and_go_on(place, tmp_path)
     elsewhere()
-    silent = Receipt.from_json(receipt.to_json())
+    silent = VaultReceipt.from_json(receipt.to_json())
     with pytest.raises(VaultRefusal, match="does not say how much"):
         restore(backup, receipts=[silent])
     _, burnt = restore(backup, receipts=[receipt])
@@ -1042,7 +1042,7 @@ def test_an_old_line_that_was_edited_is_not_believed(place, long):
     """Where it is asked for; `verify` and whoever looks find it anyway."""
     with Vault.open(place, dataset=DATASET) as vault:
         old = vault.find("run-a", 1).seq
-        mark = Receipt(vault.id, old, vault.lines()[old - 1].hash)
+        mark = VaultReceipt(vault.id, old, vault.lines()[old - 1].hash)
         assert vault.contains(mark)
     with unguarded_file(place) as db:
         payload = db.execute("SELECT payload FROM entries WHERE seq = ?", (old,)).fetchone()[0]
@@ -1065,7 +1065,7 @@ def test_an_old_line_that_was_edited_is_not_believed(place, long):
 
 def test_old_receipts_are_known_and_a_paid_gap_stays_one(place, long, tmp_path, elsewhere):
     with Vault.open(place, dataset=DATASET) as vault:
-        early = [Receipt(vault.id, line.seq, line.hash) for line in vault.lines()[:9]]
+        early = [VaultReceipt(vault.id, line.seq, line.hash) for line in vault.lines()[:9]]
     copied(place, tmp_path / "copy.vault")
     with Vault.open(place, dataset=DATASET) as vault:
         play(vault, long, "run-c", range(3))
@@ -1156,7 +1156,7 @@ def test_records_are_a_dictionary_and_their_tree_is_that_of_their_content(puts, 
 def acknowledge(vault, t, seen, run="run-1", units=3):
     paid = vault.reserve(run, t, request(run, t), [units], server="s", facts={}, acknowledged=seen)
     vault.store(paid, f"{run} {t}".encode() * 50)
-    return Receipt.from_json(paid.receipt.to_json())  # as it leaves, with the answer
+    return VaultReceipt.from_json(paid.receipt.to_json())  # as it leaves, with the answer
 
 
 def uploads_in(place):
@@ -1225,7 +1225,7 @@ def test_many_old_uploads_are_dropped_a_few_at_a_write(vault, place):
     assert len(uploads_in(place)) == len(seen) + 1 - journal.MOST_DROPPED
     with Vault.open(place, dataset=DATASET) as vault:
         newest = vault.find("run-1", last)
-        mark = Receipt(vault.id, newest.seq, vault.lines()[newest.seq - 1].hash)
+        mark = VaultReceipt(vault.id, newest.seq, vault.lines()[newest.seq - 1].hash)
         mark = acknowledge(vault, last + 1, mark)
         acknowledge(vault, last + 2, mark)
     assert uploads_in(place) == {("run-1", t) for t in range(last + 1, last + 3)}
@@ -1279,9 +1279,9 @@ def test_a_file_s_fingerprint(tmp_path):
 
 
 def test_receipts_read_back_and_nonsense_is_refused():
-    receipt = Receipt("ab" * 16, 7, "cd" * 32, spent=9)
-    assert Receipt.from_json(receipt.to_proof()) == receipt
-    assert Receipt.from_json(receipt.to_json()) == replace(receipt, spent=None)
+    receipt = VaultReceipt("ab" * 16, 7, "cd" * 32, spent=9)
+    assert VaultReceipt.from_json(receipt.to_proof()) == receipt
+    assert VaultReceipt.from_json(receipt.to_json()) == replace(receipt, spent=None)
     assert "spent" not in receipt.to_json()
     good = receipt.to_proof()
     bad = [
@@ -1291,7 +1291,7 @@ def test_receipts_read_back_and_nonsense_is_refused():
     ]  # fmt: skip
     for text in bad:
         with pytest.raises(InputError):
-            Receipt.parse(text)
+            VaultReceipt.parse(text)
 
 
 def test_a_start_without_anything_heavy():

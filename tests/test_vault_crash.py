@@ -116,7 +116,7 @@ MUTANTS = {
     "the witness before the vault": (
         "chest.py",
         "                self._journal.append(lines, kind, upload, summary=summary, drop=drop)\n",
-        "                witness.write(self.path, Receipt(self.books.id, lines[-1].seq, "
+        "                witness.write(self.path, VaultReceipt(self.books.id, lines[-1].seq, "
         "lines[-1].hash, 0), kind)\n"
         "                self._journal.append(lines, kind, upload, summary=summary, drop=drop)\n",
     ),

@@ -21,7 +21,7 @@ import pytest
 from vault_play import DATASET, OTHER, POLICY, play, request, used
 
 from sottovoce.client import ledger
-from sottovoce.client.vault import Receipt, Vault, backup, move, rebind, restore
+from sottovoce.client.vault import Vault, VaultReceipt, backup, move, rebind, restore
 from sottovoce.client.vault.chest import Chest
 from sottovoce.client.vault.steps import STEPS
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
@@ -389,7 +389,7 @@ def test_a_copied_witness_is_no_word_where_the_state_folder_is_new(place, tmp_pa
         restore(out)
     with pytest.raises(VaultRefusal, match="cannot be restored without loss"):
         restore(out, nothing_since=True)
-    restore(out, receipts=[Receipt.parse(beside.read_text())])  # a word, and recorded as one
+    restore(out, receipts=[VaultReceipt.parse(beside.read_text())])  # a word, and recorded as one
     with Vault.open(out, dataset=DATASET) as vault:
         assert vault.lines()[-1].facts["stated"] == "nothing was released since"
 
@@ -550,5 +550,5 @@ def test_receipts_of_the_state_folder_stay_plain(place, state):
     used(place)
     with Vault.open(place, dataset=DATASET) as vault:
         kept = state / "witness" / vault.id
-        assert Receipt.parse(kept.read_text()) == vault.receipt()
+        assert VaultReceipt.parse(kept.read_text()) == vault.receipt()
         assert not vault.contains(replace(vault.receipt(), seq=1))

@@ -83,7 +83,7 @@ def compiled_round(model, n, members=None):
         lambda leaf: of(1, *leaf.shape), jax.eval_shape(model.init, jax.random.key(0))
     )
     f, i = width(model), jnp.int32
-    rows = rounds.Rows(
+    rows = rounds.StackedRows(
         x=clipping.Inspected(of(1, n, f), of(1, n, dtype=bool), of(1, n)),
         y=of(1, n, dtype=i),
         owner=of(1, n, dtype=i),

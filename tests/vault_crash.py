@@ -25,7 +25,7 @@ from pathlib import Path
 
 from vault_play import POLICY, request
 
-from sottovoce.client.vault import Entry, Receipt, Vault, chest, steps
+from sottovoce.client.vault import Entry, Vault, VaultReceipt, chest, steps
 from sottovoce.errors import VaultRefusal
 
 UNITS = 1_000_003
@@ -46,7 +46,7 @@ Moment = tuple[str, int]  # die when this step is reached for the (n+1)-th time
 
 
 def client(
-    path: Path, ask: list[tuple[str, int]], seen: Receipt | None, out: int,
+    path: Path, ask: list[tuple[str, int]], seen: VaultReceipt | None, out: int,
     die_at: Moment | None, careless: bool,
 ) -> None:  # fmt: skip
     """Open the vault and answer rounds until killed: reserve → compute → store → send."""
@@ -70,7 +70,7 @@ def client(
                 continue
             if found is not None and found.upload is not None:
                 upload, place = found.upload, found.seq
-                seen = Receipt(vault.id, place, vault._chest.line(place).hash)
+                seen = VaultReceipt(vault.id, place, vault._chest.line(place).hash)
             elif careless:
                 upload = os.urandom(200)
                 os.write(out, _told(run, t, upload, vault.receipt()))
@@ -89,13 +89,13 @@ def client(
             os.write(out, _told(run, t, upload, seen))
 
 
-def _told(run: str, t: int, upload: bytes, receipt: Receipt) -> bytes:
+def _told(run: str, t: int, upload: bytes, receipt: VaultReceipt) -> bytes:
     place = f"{receipt.vault} {receipt.seq} {receipt.hash}"
     return f"{run} {t} {hashlib.sha256(upload).hexdigest()} {place}\n".encode()
 
 
 def lifetime(
-    path: Path, ask: list[tuple[str, int]], seen: Receipt | None, die_at: Moment | None,
+    path: Path, ask: list[tuple[str, int]], seen: VaultReceipt | None, die_at: Moment | None,
     delay: float, careless: bool,
 ) -> tuple[list[str], str]:  # fmt: skip
     """Fork one client, let it die, and return the lines that left it and how it died."""
@@ -149,7 +149,7 @@ def kill_and_look(
         turn = turn[1:]
         for line in lines:
             run, t, digest, vault_id, seq, mark = line.split()
-            seen = Receipt(vault_id, int(seq), mark)
+            seen = VaultReceipt(vault_id, int(seq), mark)
             answers.setdefault((run, int(t)), set()).add(digest)
             left += 1
         if died == "exit 1":

@@ -26,7 +26,7 @@ from unittest import mock
 
 from vault_play import DATASET, POLICY, request
 
-from sottovoce.client.vault import Receipt, Vault, chest
+from sottovoce.client.vault import Vault, VaultReceipt, chest
 from sottovoce.errors import VaultRefusal
 
 SHIM = Path(__file__).with_name("vault_power.c")
@@ -56,7 +56,7 @@ def work(folder: Path, rounds: int) -> None:
                 "run", t, request("run", t), [UNITS], server="s", facts={}, acknowledged=seen
             )
             told("debit")
-            seen = Receipt.from_json(paid.receipt.to_json())  # leaves with the answer
+            seen = VaultReceipt.from_json(paid.receipt.to_json())  # leaves with the answer
             upload = hashlib.sha512(f"{t}".encode()).digest() * (1 + 20 * (t % 5))
             vault.store(paid, upload)
             told(f"left {t} {hashlib.sha256(upload).hexdigest()}")

@@ -9,15 +9,15 @@ import sys
 import pytest
 
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.studies.audit.messages import Setting, measure
+from sottovoce.studies.audit.messages import AuditSetting, measure
 
 SETTINGS = [
-    Setting(4.35, 1e-5, Recipe(2.0, 1.0)),  # μ ≈ 1
-    Setting(8.0, 1e-5, Recipe(1.0, 5.0)),
-    Setting(9.9, 1e-5, Recipe(2.0, 1.0), rounds=4),  # μ ≈ 2
-    Setting(8.0, 1e-3, Recipe(0.5, 1e-3), "zcdp"),
-    Setting(8.0, 1e-5, Recipe(2.0, 1.0, unit="client")),
-    Setting(7.0, 1e-3, Recipe(1.0, 100.0)),
+    AuditSetting(4.35, 1e-5, Recipe(2.0, 1.0)),  # μ ≈ 1
+    AuditSetting(8.0, 1e-5, Recipe(1.0, 5.0)),
+    AuditSetting(9.9, 1e-5, Recipe(2.0, 1.0), rounds=4),  # μ ≈ 2
+    AuditSetting(8.0, 1e-3, Recipe(0.5, 1e-3), "zcdp"),
+    AuditSetting(8.0, 1e-5, Recipe(2.0, 1.0, unit="client")),
+    AuditSetting(7.0, 1e-3, Recipe(1.0, 100.0)),
 ]
 
 
@@ -39,7 +39,7 @@ def test_the_measured_mu_is_the_promised_one(setting, record_property):
 def test_the_papers_calibration_is_refuted(record_property):
     """ε = 20 at δ = 1e-3 is claimed, 30.3 is true; 26.5 is proven but for 2 times in a million."""
     record_property("size", "40,000 messages a side")
-    found = measure(Setting(20.0, 1e-3, Recipe(1.0, 5.0), "paper"), 20_000)
+    found = measure(AuditSetting(20.0, 1e-3, Recipe(1.0, 5.0), "paper"), 20_000)
     assert found.contradicts
     assert 26.5 < found.epsilon[0] < 30.4
 

@@ -11,7 +11,7 @@ from work import Work
 from sottovoce.data.federated import Samples
 from sottovoce.models import base
 from sottovoce.server.rounds import inspected, on_device
-from sottovoce.simulation.compiled import Orders, Rows, play
+from sottovoce.simulation.compiled import Orders, StackedRows, play
 
 
 def model_of(work: Work) -> base.Model:
@@ -29,7 +29,7 @@ def build(work: Work) -> Play:
     # as a simulation does before its first round: is every number finite, and how long is a row
     samples = Samples(work.x, work.y)
     seen = inspected(model, samples)
-    rows = Rows(
+    rows = StackedRows(
         x=jax.tree.map(lambda part: part[None], seen),
         y=on_device(samples)[1][None],
         owner=jnp.repeat(jnp.arange(shape.clients), shape.samples)[None],

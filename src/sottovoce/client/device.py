@@ -53,7 +53,7 @@ MOST_PARAMETERS = 2**30  # D of the vault's correction: larger models are refuse
 PATIENCE = 20.0  # seconds that an operator who looks, or another worker, may have the vault
 
 
-class Declined(Refusal):
+class RequestDeclined(Refusal):
     """A request that the client's policy does not allow; its text may leave."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -109,7 +109,7 @@ def _guarded(say: Callable[[], bytes], what: Callable[[], str]) -> bytes:
 
     try:
         return say()
-    except Declined as no:
+    except RequestDeclined as no:
         return refused(no.code, str(no))
     except Malformed as error:
         return refused("version" if isinstance(error, OtherVersion) else "malformed", str(error))
@@ -191,7 +191,7 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
         _require_as_many(node, rows, vault)
         own = node.own_model() if request.form.name == "own" else None
         if request.form.name == "own" and own is None:
-            raise Declined("policy", "this client's node file names no model of its own")
+            raise RequestDeclined("policy", "this client's node file names no model of its own")
         shapes = request.form.shapes() if own is None else own.shapes()
         _fits(request, shapes, rows)
         _allowed(request, policy)
@@ -201,17 +201,21 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
         asked = request.hash()
         if (before := vault.find(request.run, request.round.t)) is not None:
             if before.request_hash != asked:
-                raise Declined("replay", "this round was asked with another model or other terms")
+                raise RequestDeclined(
+                    "replay", "this round was asked with another model or other terms"
+                )
             if before.upload is not None:
                 return before.upload
             if before.dropped:
-                raise Declined("replay", "this round's answer was received and is kept no longer")
+                raise RequestDeclined(
+                    "replay", "this round's answer was received and is kept no longer"
+                )
         if own is not None:  # on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
             gradients.require_rows(own, params, policy.samples, request.form.features)
         vault.require_going()
         if node.vault.stat().st_size + _upload_bytes(request) > policy.max_bytes:
-            raise Declined(
+            raise RequestDeclined(
                 "policy", f"the client's ledger may have {policy.max_bytes} bytes at most"
             )
         paid = _price(request, policy, vault)
@@ -298,7 +302,7 @@ def _price(request: Request, policy: Policy, vault: Vault) -> Price:
 def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
     """The model is whole, finite, and made for samples like these."""
     if request.form.numbers != rows.x.shape[1] or request.form.classes != rows.classes:
-        raise Declined(
+        raise RequestDeclined(
             "policy",
             f"the model is for {request.form.numbers} features and {request.form.classes} "
             f"classes, and this client has {rows.x.shape[1]} and {rows.classes}",
@@ -308,9 +312,11 @@ def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
         raise Malformed("the request's arrays are not those of its model")
     count = sum(leaf.size for leaf in request.params.values())
     if count > MOST_PARAMETERS:
-        raise Declined("policy", "the model has more than 2³⁰ parameters")
+        raise RequestDeclined("policy", "the model has more than 2³⁰ parameters")
     if _upload_bytes(request) > MOST_BYTES:  # found after the reserve it would burn budget
-        raise Declined("policy", "the model is larger than an answer that this client can keep")
+        raise RequestDeclined(
+            "policy", "the model is larger than an answer that this client can keep"
+        )
     if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
         raise Malformed("the request's model is not finite")
 
@@ -343,11 +349,11 @@ def _allowed(request: Request, policy: Policy) -> None:
     """What the server says may only tighten what the client has fixed (R5)."""
     count = sum(leaf.size for leaf in request.params.values())
     if request.recipe.clip > policy.clip:
-        raise Declined(
+        raise RequestDeclined(
             "policy", f"clip must be at most {policy.clip:g}, got {request.recipe.clip:g}"
         )
     if policy.unit == "client" and request.recipe.unit == "record":
-        raise Declined("policy", "unit must be client, got record")
+        raise RequestDeclined("policy", "unit must be client, got record")
     for name, value, most in (
         ("rounds", request.round.horizon, policy.max_rounds),
         ("steps", request.recipe.steps, min(policy.max_steps, policy.max_rounds)),
@@ -358,7 +364,7 @@ def _allowed(request: Request, policy: Policy) -> None:
         ),
     ):
         if value > most:
-            raise Declined("policy", f"{name} must be at most {most}, got {value}")
+            raise RequestDeclined("policy", f"{name} must be at most {most}, got {value}")
 
 
 def _budget(vault: Vault) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from sottovoce._version import __version__
 from sottovoce.client import vault as vaults
 from sottovoce.client.node import Node
-from sottovoce.client.vault import Policy, Receipt, Vault, fingerprint_file
+from sottovoce.client.vault import Policy, Vault, VaultReceipt, fingerprint_file
 from sottovoce.client.vault.chain import Line
 from sottovoce.client.vault.chest import Chest, require_there
 from sottovoce.client.vault.journal import Turn
@@ -69,7 +69,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Account:
+class Statement:
     """A vault's statement. `to_json` is `ledger show --json` and certificate.json."""
 
     vault: str
@@ -85,7 +85,7 @@ class Account:
     spent: float  # μ², what was burnt included
     burnt: float  # μ² that restores have booked for what they could not know
     left: float  # share of the budget
-    receipt: Receipt
+    receipt: VaultReceipt
     releases: tuple[Release, ...]
     notes: tuple[Note, ...]
     only_ledger: bool  # of these rows, as far as it is recorded or this machine has seen
@@ -127,7 +127,7 @@ class Account:
         }
 
 
-def account(vault: Vault) -> Account:
+def account(vault: Vault) -> Statement:
     """The statement of an open vault."""
     unit = float(vault.tank("").capacity) / FULL
     releases = []
@@ -165,7 +165,7 @@ def account(vault: Vault) -> Account:
         since |= dict.fromkeys(changed, line.seq)
         terms, most = new, max(most, new["samples"])
     others = tuple(sorted({*vault.other_ledgers, *(found for ids in second for found in ids)}))
-    return Account(
+    return Statement(
         vault=vault.id,
         made=vault.made,
         issued=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -188,7 +188,7 @@ def account(vault: Vault) -> Account:
     )
 
 
-def table(told: Account, *, most: int | None = 20) -> str:
+def table(told: Statement, *, most: int | None = 20) -> str:
     """The statement for people; of the releases the last `most`, or all of them."""
     policy, promised = told.policy, told.promised
     what = "one record" if promised.unit == "record" else "the whole data set"
@@ -223,7 +223,7 @@ def table(told: Account, *, most: int | None = 20) -> str:
     return "\n".join([*lines, "", str(told.guarantee)])
 
 
-def turns(told: Account) -> str:
+def turns(told: Statement) -> str:
     """What the fuel went into, in a clause.
 
     Debits that no upload was stored for are counted too: nothing is refunded.
@@ -237,7 +237,7 @@ def turns(told: Account) -> str:
     return ", ".join(parts)
 
 
-def describe_term(told: Account, name: str, words: str) -> str:
+def describe_term(told: Statement, name: str, words: str) -> str:
     """Say what has held of a term for everything released, and since which line it is tighter.
 
     Terms are only tightened, so that the loosest is the one that stood at the first release.
@@ -249,7 +249,7 @@ def describe_term(told: Account, name: str, words: str) -> str:
     return now if now == then else f"{then} ({now} since line {told.since[name]:,})"
 
 
-def tightened(told: Account) -> str:
+def tightened(told: Statement) -> str:
     """What a budget tightened after the first release means, in a clause; else nothing."""
     now, then = told.policy, told.promised
     if (now.epsilon, now.delta, now.calibration) == (
@@ -265,7 +265,7 @@ def tightened(told: Account) -> str:
     )
 
 
-def other_ledgers(told: Account) -> str:
+def other_ledgers(told: Statement) -> str:
     """Say what other ledgers of the same rows mean, in a clause."""
     known = f"{len(told.other_ledgers)} known" if told.other_ledgers else "none known here"
     return f"these rows may have other ledgers ({known}), and budgets add up"
@@ -281,7 +281,7 @@ def gauge(left: float) -> str:
     return "█" * full + "░" * (_WIDTH - full)
 
 
-def percent_left(told: Account) -> str:
+def percent_left(told: Statement) -> str:
     """The share that is left, never shown as more than it is."""
     return f"{math.floor(1e4 * told.left) / 100:.2f} %"
 
@@ -462,7 +462,7 @@ def create(
     samples: int | None = None,
     second_ledger: bool = False,
     **terms: Any,
-) -> Account:
+) -> Statement:
     """Make the vault of a data file; `terms` are those of `Policy`. The new vault's statement.
 
     The number of samples is the file's where the file tells it (.npz), and must be given else.
@@ -480,7 +480,7 @@ def make(
     *,
     second_ledger: bool = False,
     **terms: Any,
-) -> Account:
+) -> Statement:
     """Make a vault from a node file alone, or from a path, a data file and terms."""
     if node is not None:
         if path is not None or terms:
@@ -495,7 +495,7 @@ def make(
     return create(path, second_ledger=second_ledger, **terms)
 
 
-def create_for(node: str | Path, *, second_ledger: bool = False) -> Account:
+def create_for(node: str | Path, *, second_ledger: bool = False) -> Statement:
     """Make the vault that a node file names, for its data and with its policy."""
     client = Node.load(node)
     rows = client.rows()
@@ -506,13 +506,13 @@ def create_for(node: str | Path, *, second_ledger: bool = False) -> Account:
         return account(vault)
 
 
-def show(path: str | Path) -> Account:
+def show(path: str | Path) -> Statement:
     """The statement of a vault; its data are not needed."""
     with Vault.open(path, dataset=None) as vault:
         return account(vault)
 
 
-def backup(path: str | Path, out: str | Path) -> Receipt:
+def backup(path: str | Path, out: str | Path) -> VaultReceipt:
     """Write a backup of a vault to a new file; how far the vault has come in it."""
     return vaults.backup(path, out)
 
@@ -522,7 +522,7 @@ class Rebound:
     """What binding a vault anew did."""
 
     text: str
-    receipt: Receipt
+    receipt: VaultReceipt
     burnt: float = 0.0  # share of the first budget
 
     def to_json(self) -> dict[str, Any]:
@@ -610,7 +610,7 @@ def _rows(given: int | None, dataset: str, counted: int | None) -> tuple[str, in
     return dataset, given if counted is None else counted  # type: ignore[return-value]
 
 
-def _receipt(text: str) -> Receipt:
+def _receipt(text: str) -> VaultReceipt:
     """A receipt as JSON, or the file that holds it: alone, in a statement or in a certificate."""
     if not text.lstrip().startswith("{"):
         try:
@@ -623,15 +623,15 @@ def _receipt(text: str) -> Receipt:
         data = json.loads(text)
     except (ValueError, RecursionError):
         raise InputError.of("receipt", text, "a JSON object", "copy it whole") from None
-    return Receipt.from_json(
+    return VaultReceipt.from_json(
         data["receipt"] if isinstance(data, dict) and "receipt" in data else data
     )
 
 
 __all__ = [
-    "Account",
     "Check",
     "Release",
+    "Statement",
     "Verified",
     "account",
     "act_as",

@@ -71,7 +71,7 @@ class Authority:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerKeys:
     """What a SuperLink needs for TLS."""
 
     authority: Path
@@ -112,11 +112,11 @@ def server(
     names: Sequence[str] = (),
     days: int = YEAR,
     stem: str = "server",
-) -> Server:
+) -> ServerKeys:
     """Make `server.crt` and `server.key` for localhost, 127.0.0.1 and the `names` given."""
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = _signed(signed_by, key.public_key(), names, days)
-    return Server(
+    return ServerKeys(
         authority=signed_by.certificate,
         certificate=_write(folder / f"{stem}.crt", certificate),
         key=_write(folder / f"{stem}.key", _pem(key)),
@@ -130,12 +130,12 @@ def renew(
     days: int = YEAR,
     stem: str = "server",
     signed_by: Authority | None = None,
-) -> Server:
+) -> ServerKeys:
     """Replace `server.crt` by one for another year: the same authority, the same `server.key`.
 
     It is for the `names` given, else for those of the old one.
     """
-    made = Server(folder / "ca.crt", folder / f"{stem}.crt", folder / f"{stem}.key")
+    made = ServerKeys(folder / "ca.crt", folder / f"{stem}.crt", folder / f"{stem}.key")
     old, key = _certificate(made.certificate), _key(made.key)
     if not names:
         known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -259,7 +259,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print("\n".join(map(str, files)))
 
 
-def _server(folder: Path, names: Sequence[str], *, renewed: bool) -> Server:
+def _server(folder: Path, names: Sequence[str], *, renewed: bool) -> ServerKeys:
     if renewed:
         return renew(folder, names=names)
     for path in (folder / "server.crt", folder / "server.key"):

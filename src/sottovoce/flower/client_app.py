@@ -35,7 +35,7 @@ LIMIT = 2**31 - 2**20
 log = logging.getLogger("sottovoce")
 
 
-class Device(Protocol):
+class Answerer(Protocol):
     """What answers on a node; `node` is the path of the node's own file."""
 
     def hello(self, node: Path) -> bytes:
@@ -77,7 +77,7 @@ def _node(path: Path) -> Node | None:
         return None
 
 
-def build(device: Device) -> ClientApp:
+def build(device: Answerer) -> ClientApp:
     """A ClientApp that lets `device` answer `train` and `query` messages."""
     app = ClientApp()
 

@@ -43,7 +43,7 @@ from sottovoce.runs import checkpoint
 from sottovoce.server.federation import told
 
 if TYPE_CHECKING:
-    from sottovoce.flower.local import Federation
+    from sottovoce.flower.local import LocalFederation
 
 
 # A plan's data dealt to nodes on this machine: each gets rows, a node file and a vault of its own.
@@ -405,7 +405,7 @@ class _Server:
     """The process that leads the run, known by the lock it holds."""
 
     folder: Path
-    running: Federation
+    running: LocalFederation
 
     def pid(self) -> int | None:
         """Its number, while it lives; only of a process of this federation: numbers are reused."""

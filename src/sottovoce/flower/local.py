@@ -119,7 +119,7 @@ LAST_STEP = 20.0
 
 
 @dataclass
-class Node:
+class SuperNodeProcess:
     """One SuperNode: what it needs to start, and to start again."""
 
     name: str
@@ -138,7 +138,7 @@ class Node:
         return self.falls < AT_ONCE
 
 
-class Federation:
+class LocalFederation:
     """A running SuperLink with its SuperNodes."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Federation:
         self.warm = warm
         self.pinned = pinned
         self.home = folder / "home"
-        self.nodes: list[Node] = []
+        self.nodes: list[SuperNodeProcess] = []
         self._link_process: Process | None = None
         self._server: Process | None = None
         self._closing = threading.Event()
@@ -219,7 +219,7 @@ class Federation:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         return environment(home)
 
-    def start_link(self, server: certificates.Server | None) -> None:
+    def start_link(self, server: certificates.ServerKeys | None) -> None:
         """Start the SuperLink and wait until it answers."""
         port = self.link.address.rpartition(":")[2]
         argv = [_tool("flower-superlink"), "--host", HOST, "--port", port]
@@ -256,7 +256,7 @@ class Federation:
             grace=LAST_STEP,
         )
 
-    def start_node(self, node: Node) -> None:
+    def start_node(self, node: SuperNodeProcess) -> None:
         """Start a SuperNode; it dials the SuperLink by itself."""
         argv = [_tool("flower-supernode"), "--superlink", self.link.address]
         argv += ["--host", HOST, "--port", str(node.port)]
@@ -278,7 +278,7 @@ class Federation:
             env=self.environment(node.name),
         )
 
-    def start_worker(self, node: Node) -> None:
+    def start_worker(self, node: SuperNodeProcess) -> None:
         """Start the process that answers a SuperNode's messages with the installed app."""
         if self.app is None:
             return
@@ -334,7 +334,7 @@ class Federation:
         path = self.folder / "keys" / f"{name}.secret"
         return path if path.exists() else certificates.worker_secret(path.parent, name)
 
-    def _release(self, node: Node) -> bool:
+    def _release(self, node: SuperNodeProcess) -> bool:
         """Whether a SuperNode that fell may come back at once: its old session is over."""
         if node.key is None or node.id is None:
             return node.starts < AT_ONCE
@@ -351,7 +351,7 @@ def federation(
     pinned: bool = False,
     insecure: bool = False,
     ready: float = READY,
-) -> Iterator[Federation]:
+) -> Iterator[LocalFederation]:
     """Start a SuperLink and a SuperNode for each config; all are online when this enters.
 
     `configs` become each node's `--node-config`. The folder gets keys, logs and FLWR_HOMEs, for its
@@ -374,14 +374,14 @@ def federation(
     first, *ports = free_ports(1 + len(configs))
     link = Link(f"{HOST}:{first}", None if server is None else server.authority)
     with Processes() as processes:
-        running = Federation(folder, processes, link, app=app, warm=warm, pinned=pinned)
+        running = LocalFederation(folder, processes, link, app=app, warm=warm, pinned=pinned)
         _write_connection(running.home / "superlink", link)
         running.start_link(server)
         try:
             for index, (config, port) in enumerate(zip(configs, ports, strict=True)):
                 name = f"node{index}"
                 key = None if insecure else certificates.node_key(folder / "keys", name)
-                running.nodes.append(Node(name, config, key, None, port))
+                running.nodes.append(SuperNodeProcess(name, config, key, None, port))
             running.start_server()
             _wait_for_link(running, ready)
             for node in running.nodes:
@@ -414,13 +414,13 @@ def answers(link: Link) -> bool:
         return False
 
 
-def _wait_for_link(running: Federation, seconds: float) -> None:
+def _wait_for_link(running: LocalFederation, seconds: float) -> None:
     if not control.wait_for(lambda: answers(running.link), seconds, check=running.check):
         process = running.processes.all["superlink"]
         raise FederationError(_said(process, f"the SuperLink did not answer in {seconds:.0f} s"))
 
 
-def _wait_for_nodes(running: Federation, seconds: float) -> None:
+def _wait_for_nodes(running: LocalFederation, seconds: float) -> None:
     wanted = len(running.nodes)
 
     def check() -> None:

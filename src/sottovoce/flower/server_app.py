@@ -24,7 +24,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.errors import InputError, RunError, SottovoceError
-from sottovoce.flower.transport import Failure, Roll, Seat
+from sottovoce.flower.transport import Failure, NodeClient, NodeDirectory
 
 if TYPE_CHECKING:
     from sottovoce.runs.checkpoint import RoundDone
@@ -73,20 +73,20 @@ KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
 class Routes:
     """The coordinator's transport on a roll; a route is the id of the client at its end."""
 
-    def __init__(self, roll: Roll) -> None:
+    def __init__(self, roll: NodeDirectory) -> None:
         self.roll = roll
         self.rounds = 0
-        self._announced: dict[str, Seat | bytes] = {}
+        self._announced: dict[str, NodeClient | bytes] = {}
 
     def greet(self, seconds: float) -> dict[str, bytes]:
         """What nodes said that have appeared, or have been greeted anew."""
         seats = self.roll.call(wanted=0, seconds=seconds)
         # What is no greeting is handed on as well: the coordinator has words for it.
         strange = {f"node {node}": words for node, words in self.roll.strange.items()}
-        now: dict[str, Seat | bytes] = {**seats, **strange}
+        now: dict[str, NodeClient | bytes] = {**seats, **strange}
         new = {route: it for route, it in now.items() if self._announced.get(route) is not it}
         self._announced = now
-        return {route: it.hello if isinstance(it, Seat) else it for route, it in new.items()}
+        return {route: it.hello if isinstance(it, NodeClient) else it for route, it in new.items()}
 
     def key(self, route: str) -> str | None:
         """The fingerprint of the client's key, where its node is authenticated."""
@@ -107,7 +107,7 @@ def client_of(hello: bytes) -> str:
     return Member.from_hello(hello).vault
 
 
-def lead(roll: Roll, config: Mapping[str, Any]) -> None:
+def lead(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
     """Lead a run from the first greeting to the record."""
     from sottovoce.data import federated
     from sottovoce.plan import Plan
@@ -244,7 +244,7 @@ def _require(key: str, value: Any) -> None:
 
 
 Scalar = str | int | float | bool
-Conductor = Callable[[Roll, Mapping[str, Scalar]], None]
+Conductor = Callable[[NodeDirectory, Mapping[str, Scalar]], None]
 # What an answer may weigh: 2 GiB is where protobuf ends.
 LIMIT = 2**31 - 2**20
 
@@ -258,7 +258,7 @@ def build(conduct: Conductor, identify: Callable[[bytes], str], *, limit: int = 
         if _say_in_one_sentence not in logging.getLogger("flwr").filters:
             logging.getLogger("flwr").addFilter(_say_in_one_sentence)
         with interruptible():
-            conduct(Roll(grid, identify, limit=limit), dict(context.run_config))
+            conduct(NodeDirectory(grid, identify, limit=limit), dict(context.run_config))
 
     return app
 

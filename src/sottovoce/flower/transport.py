@@ -69,7 +69,7 @@ class Grid(Protocol):
 
 
 @runtime_checkable
-class BoundedGrid(Protocol):
+class SizedReplies(Protocol):
     """A grid that refuses a reply by its announced size (`sottovoce.flower.grid`)."""
 
     def pull_within(self, message_id: str, limit: int) -> Iterable[Message]:
@@ -180,7 +180,7 @@ def read(message: Message, key: str, limit: int) -> bytes | None:
 
 
 @dataclass(frozen=True)
-class Seat:
+class NodeClient:
     """A client and the Flower node it speaks through; `hello` is what it said of itself.
 
     `key` is the fingerprint of the node's key, where nodes are authenticated.
@@ -192,7 +192,7 @@ class Seat:
     key: str | None = None
 
 
-class Roll:
+class NodeDirectory:
     """Who is there: our clients by their own ids, each with the Flower node it sits at.
 
     Flower's node ids change (a node without authentication gets a new one at every start), so that
@@ -208,7 +208,7 @@ class Roll:
         self.grid = grid
         self.identify = identify
         self.limit = limit
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, NodeClient] = {}
         self.doubles: set[int] = set()
         self.strange: dict[int, bytes] = {}
         self._keys: dict[int, str] = {}
@@ -217,7 +217,7 @@ class Roll:
         self._shy: dict[int, tuple[float, float]] = {}  # node → not before, and the wait after it
         self._greetings: list[Asking] = []  # those that have not all come
 
-    def call(self, *, wanted: int, seconds: float, patience: float = 60.0) -> dict[str, Seat]:
+    def call(self, *, wanted: int, seconds: float, patience: float = 60.0) -> dict[str, NodeClient]:
         """Ask nodes that are new who they are, until `wanted` clients are there or time is up.
 
         A greeting may take `patience` seconds, but one that is slow is not waited for.
@@ -290,7 +290,7 @@ class Roll:
             self.doubles.discard(node)
             self.strange.pop(node, None)
             self.seats = {c: seat for c, seat in self.seats.items() if seat.node != node}
-            self.seats[client] = Seat(client, node, cast(bytes, hello), self._keys.get(node))
+            self.seats[client] = NodeClient(client, node, cast(bytes, hello), self._keys.get(node))
 
     def _client(self, node: int, hello: bytes | Failure) -> str | None:
         """Whom a node speaks for; None if it did not say, or if that client sits elsewhere."""
@@ -326,7 +326,7 @@ def _reply(
 ) -> bytes | Failure:
     while time.monotonic() < until:
         try:
-            if isinstance(grid, BoundedGrid):
+            if isinstance(grid, SizedReplies):
                 replies = list(grid.pull_within(message, limit))
             else:
                 replies = list(grid.pull_messages([message]))

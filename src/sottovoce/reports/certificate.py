@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sottovoce._version import __version__
 from sottovoce.client.ledger import (
-    Account,
     Release,
+    Statement,
     account,
     describe_term,
     other_ledgers,
@@ -32,7 +32,7 @@ from sottovoce.reports.document import document, sheet
 _MOST_LISTED = 500  # releases on the page; all of them are in certificate.json
 
 
-def export(path: str | Path, out: str | Path) -> tuple[Account, Path]:
+def export(path: str | Path, out: str | Path) -> tuple[Statement, Path]:
     """Write certificate.json and certificate.html into a new or empty folder."""
     folder = require_empty(Path(out), resumable=False)
     verify(path).require()
@@ -48,7 +48,7 @@ def export(path: str | Path, out: str | Path) -> tuple[Account, Path]:
     return told, folder
 
 
-def page(told: Account) -> str:
+def page(told: Statement) -> str:
     """The certificate as one HTML page that asks nothing of the network."""
     policy, promised = told.policy, told.promised
     what = "any one record" if promised.unit == "record" else "the whole data set"
@@ -107,7 +107,7 @@ line cannot show it again. <code>sottovoce ledger verify</code> checks the vault
     )
 
 
-def _fuel(told: Account) -> str:
+def _fuel(told: Statement) -> str:
     left = percent_left(told).replace(" ", "\u00a0")
     return f"""<section><h2>Fuel</h2>
 <div class="gauge" role="img" aria-label="{left} of the budget is left">\
@@ -116,7 +116,7 @@ def _fuel(told: Account) -> str:
 </section>"""
 
 
-def _releases(told: Account) -> str:
+def _releases(told: Statement) -> str:
     if not told.releases:
         return "<section><h2>Releases</h2><p>Nothing has been released.</p></section>"
     listed = told.releases[-_MOST_LISTED:]
@@ -148,7 +148,7 @@ def _row(release: Release) -> str:
     )
 
 
-def _notes(told: Account) -> str:
+def _notes(told: Statement) -> str:
     if not told.notes:
         return ""
     items = "".join(

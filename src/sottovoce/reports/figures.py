@@ -12,7 +12,7 @@ import numpy as np
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import raised
 from sottovoce.privacy.gaussian import Floats
-from sottovoce.reports.run import Run
+from sottovoce.reports.run import CheckedRun
 
 # One way to draw: matplotlib's lines as inline SVG, coloured by the page.
 #
@@ -124,7 +124,7 @@ _MOST_POINTS = 600  # of a band, which matplotlib does not thin by itself
 _HUGE = 1e100  # beyond this an axis cannot be ruled; such a loss has diverged anyway
 
 
-def loss(run: Run) -> str:
+def loss(run: CheckedRun) -> str:
     """Validation loss before the first and after every round; log axis if it spans decades."""
 
     def paint(ax: Any) -> None:
@@ -138,7 +138,7 @@ def loss(run: Run) -> str:
     return _svg("loss", "Validation loss over the rounds. " + _ends(run.loss, "{:.3g}"), paint)
 
 
-def accuracy(run: Run) -> str:
+def accuracy(run: CheckedRun) -> str:
     """Validation accuracy, in per cent."""
 
     def paint(ax: Any) -> None:
@@ -151,7 +151,7 @@ def accuracy(run: Run) -> str:
     return _svg("accuracy", label, paint)
 
 
-def horizon(run: Run) -> str:
+def horizon(run: CheckedRun) -> str:
     """The horizon T as steps, down to where the rounds done meet it."""
     done = np.arange(run.used + 1)
     steps = np.append(run.horizon, run.next_horizon[-1])
@@ -172,7 +172,7 @@ def horizon(run: Run) -> str:
     return _svg("horizon", label, paint)
 
 
-def noise(run: Run) -> str:
+def noise(run: CheckedRun) -> str:
     """σ of one coordinate of one upload: band from the least to the most, line at the median."""
 
     def paint(ax: Any) -> None:
@@ -187,7 +187,7 @@ def noise(run: Run) -> str:
     return _svg("noise", "Noise σ over the rounds, median. " + _ends(median, "{:.3g}"), paint)
 
 
-def fuel(left: Floats, run: Run) -> str:
+def fuel(left: Floats, run: CheckedRun) -> str:
     """The part of the tanks that is left: band from the least to the most, line at the median."""
 
     def paint(ax: Any) -> None:
@@ -243,7 +243,7 @@ def _band(ax: Any, x: Floats, rows: Floats, colour: str, step: str | None = None
         ax.legend(loc="best", handlelength=1.6)
 
 
-def _mark_triggers(ax: Any, run: Run) -> None:
+def _mark_triggers(ax: Any, run: CheckedRun) -> None:
     if len(run.triggers) <= 60:
         for x in run.triggers:
             ax.axvline(x, color=ORANGE, linewidth=0.7, linestyle=(0, (1, 2)), alpha=0.8, zorder=0.5)

@@ -23,12 +23,12 @@ from sottovoce.reports.document import (
     sheet,
     value,
 )
-from sottovoce.reports.run import Clients, Run, read
+from sottovoce.reports.run import CheckedRun, Clients, read
 
 # The confusion matrix of the test: which class is taken for which.
 
 
-def confusion(run: Run) -> str:
+def confusion(run: CheckedRun) -> str:
     """The matrix as a table, each row shaded by its shares; nothing where the record has none."""
     table = run.confusion
     if table is None or not table.sum():
@@ -70,7 +70,7 @@ _CALIBRATIONS = {
 }
 
 
-def card(run: Run, mu: float) -> str:
+def card(run: CheckedRun, mu: float) -> str:
     """The card as one section. `mu` is the attacker's, `Run.attacker_mu`."""
     unit = _UNITS.get(run.unit, run.unit)
     if {*TRAINING_ONLY} & {*run.not_covered}:
@@ -118,7 +118,7 @@ def card(run: Run, mu: float) -> str:
 </section>"""
 
 
-def _free(run: Run) -> str:
+def _free(run: CheckedRun) -> str:
     """What was done after the noise, and why the card is the same without it."""
     if run.finish is None:
         return ""
@@ -139,7 +139,7 @@ def _free(run: Run) -> str:
     )
 
 
-def _rehearsed(run: Run) -> str:
+def _rehearsed(run: CheckedRun) -> str:
     """How the settings were chosen: a word of the plan, which no run can check."""
     told = run.plan.get("rehearsed")
     if told is None:
@@ -147,7 +147,7 @@ def _rehearsed(run: Run) -> str:
     return f"<p>Settings were chosen, as the plan says: {escape(told)}.</p>\n"
 
 
-def tighter(run: Run) -> int:
+def tighter(run: CheckedRun) -> int:
     """How many clients have another budget than the loosest, whose (ε, δ) stands on the card."""
     own = run.clients
     if own is None or not run.disclosed:
@@ -160,7 +160,7 @@ def tighter(run: Run) -> int:
     return int((told & ((own.epsilon != loosest[0]) | (own.delta != loosest[1]))).sum())
 
 
-def asked(run: Run) -> float | None:
+def asked(run: CheckedRun) -> float | None:
     """The largest ε that was asked for, if it is not the one that holds (`paper` only)."""
     if run.calibration != "paper":
         return None
@@ -174,7 +174,7 @@ def asked(run: Run) -> float | None:
     return epsilon if epsilon != run.epsilon else None
 
 
-def _asked(run: Run) -> str:
+def _asked(run: CheckedRun) -> str:
     wanted = asked(run)
     if wanted is None:
         return ""
@@ -185,7 +185,7 @@ def _asked(run: Run) -> str:
     )
 
 
-def _leaks(run: Run) -> str:
+def _leaks(run: CheckedRun) -> str:
     """A visible warning where something outside the budget left the clients."""
     codes = [code for code in LEAKS if code in run.not_covered]
     if not codes:
@@ -197,7 +197,7 @@ def _leaks(run: Run) -> str:
     )
 
 
-def _gauge(run: Run) -> str:
+def _gauge(run: CheckedRun) -> str:
     if run.clients is None or not run.disclosed:
         return ""
     used = float(np.nanmax(run.clients.used))
@@ -217,7 +217,7 @@ def _gauge(run: Run) -> str:
 <p><strong>{percent(used)}</strong> spent by the client that used most of its tank. {meaning}</p>"""
 
 
-def _attacker(run: Run, mu: float) -> str:
+def _attacker(run: CheckedRun, mu: float) -> str:
     if not run.disclosed:
         return ""
     thing = "dataset" if run.unit == "client" else "record"
@@ -266,10 +266,10 @@ def write(folder: Path) -> Path:
 
 def render(record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> str:
     """The page of a record (and its trace.npz, if there is one) as text; nothing is read."""
-    return _page(Run.of(record, trace))
+    return _page(CheckedRun.of(record, trace))
 
 
-def headline(run: Run) -> str:
+def headline(run: CheckedRun) -> str:
     """Status, accuracy, data and model, rounds and ε in one sentence."""
     data, model = run.section("data"), run.section("model")
     name = str(data.get("name") or data.get("path") or "your data")
@@ -298,7 +298,7 @@ def _article(name: object) -> str:
     return "an" if word[:1] in ("aeiou" if {*word} & {*"aeiou"} else "fhlmnrsx") else "a"
 
 
-def _page(run: Run) -> str:
+def _page(run: CheckedRun) -> str:
     mu = run.attacker_mu()
     sentence = escape(headline(run))
     only = any(code in run.not_covered for code in ("paper-calibration", *LEAKS))
@@ -329,7 +329,7 @@ def _page(run: Run) -> str:
     return document(title=headline(run), css=sheet("sottovoce.reports", "page.css"), body=body)
 
 
-def _tiles(run: Run) -> str:
+def _tiles(run: CheckedRun) -> str:
     clients = len(run.clients) if run.clients is not None else run.section("data").get("clients")
     shown = f"{clients:,}" if isinstance(clients, int) else "–"
     tiles = [
@@ -343,7 +343,7 @@ def _tiles(run: Run) -> str:
     return f'\n<dl class="tiles">{rows}</dl>'
 
 
-def _figures(run: Run, mu: float) -> str:
+def _figures(run: CheckedRun, mu: float) -> str:
     drawn: list[tuple[str, str, str]] = []
     if run.used:
         marked = " Dotted lines: T shrank." if 0 < len(run.triggers) <= 60 else ""
@@ -377,13 +377,13 @@ def _figures(run: Run, mu: float) -> str:
 </section>"""
 
 
-def _watched(run: Run) -> str:
+def _watched(run: CheckedRun) -> str:
     if run.section("data").get("validation") == 0:
         return "On the test rows, which steer this run as in the paper: the test is no fresh one."
     return "What the schedule watches."
 
 
-def _shrinking(run: Run) -> str:
+def _shrinking(run: CheckedRun) -> str:
     times = len(run.triggers)
     if not times:
         return "T, the number of rounds planned, did not change."
@@ -393,7 +393,7 @@ def _shrinking(run: Run) -> str:
     return f"Learning stopped paying: T shrank {often}, to {end:,}."
 
 
-def _budgets(run: Run) -> str:
+def _budgets(run: CheckedRun) -> str:
     if run.clients is None:
         return ""
     groups = budget_groups(run.clients)
@@ -420,7 +420,7 @@ def _budgets(run: Run) -> str:
 </section>"""
 
 
-def _fairness(run: Run) -> str:
+def _fairness(run: CheckedRun) -> str:
     """Accuracy by client and by budget, where the test rows are clients' own."""
     if not run.fairness:
         return ""
@@ -458,7 +458,7 @@ def budget_groups(clients: Clients) -> list[np.ndarray[Any, np.dtype[np.int64]]]
     return np.array_split(order, _MOST_GROUPS)
 
 
-def _epsilon(run: Run) -> str:
+def _epsilon(run: CheckedRun) -> str:
     """What stands over the clients' own ε: the paper's noise does not give what was asked for."""
     return "ε asked for" if run.calibration == "paper" else "ε"
 
@@ -468,7 +468,7 @@ def _range(values: Any, form: Callable[[float], str] = number) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _plan(run: Run) -> str:
+def _plan(run: CheckedRun) -> str:
     general = {key: v for key, v in run.plan.items() if not isinstance(v, dict)}
     sections = [(f"[{key}]", v) for key, v in run.plan.items() if isinstance(v, dict)]
     if general:
@@ -491,7 +491,7 @@ def _plan(run: Run) -> str:
 </section>"""
 
 
-def _clients(run: Run) -> str:
+def _clients(run: CheckedRun) -> str:
     c = run.clients
     if c is None or len(c) > _MOST_LISTED:
         return ""
@@ -537,7 +537,7 @@ def _clients(run: Run) -> str:
 </section>"""
 
 
-def _origin(run: Run) -> str:
+def _origin(run: CheckedRun) -> str:
     facts = [
         ("engine", run.engine),
         ("noise", run.noise),

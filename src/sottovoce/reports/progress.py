@@ -25,10 +25,10 @@ def show_for(stream: TextIO, *, quiet: bool, waiting: str) -> Quiet:
     return (Quiet if quiet else Live if stream.isatty() else Lines)(stream, waiting)
 
 
-class Line:
+class ProgressLine:
     """One line of progress: rewritten on a terminal, written now and then elsewhere.
 
-    >>> line = Line(sys.stdout, quiet=False, at_once=True)
+    >>> line = ProgressLine(sys.stdout, quiet=False, at_once=True)
     >>> if line.due():
     ...     line.say("3 of 9")
     3 of 9

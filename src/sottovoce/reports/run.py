@@ -63,7 +63,7 @@ class Who:
 
 
 @dataclass(frozen=True)
-class Run:
+class CheckedRun:
     """One run. `loss` and `accuracy` have one value more than there are rounds: before the first.
 
     `cohorts` is None where the record leaves them out, `clients` and `trace` where there are none.
@@ -108,7 +108,7 @@ class Run:
     def of(cls, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> Self:
         """The run that a record tells of; what does not belong together is refused.
 
-        >>> Run.of({"schema": "something else"})
+        >>> CheckedRun.of({"schema": "something else"})
         Traceback (most recent call last):
             ...
         sottovoce.errors.RunError: record.json must have schema "sottovoce.record/1", got \
@@ -268,9 +268,9 @@ class Run:
         return math.sqrt(float(calibrations.capacity(self.epsilon, self.delta, calibration=kind)))
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> CheckedRun:
     """The run in a folder: record.json, and trace.npz if it is there."""
-    return Run.of(recorded.read(folder), _trace(folder / "trace.npz"))
+    return CheckedRun.of(recorded.read(folder), _trace(folder / "trace.npz"))
 
 
 def _trace(path: Path) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ MOST = 10**9  # of rounds, clients and samples: more is a slip of the keyboard
 
 
 @dataclass(frozen=True)
-class Request:
+class CalibrationRequest:
     """What is asked, resolved: `per_round` is K (every client if it was not given)."""
 
     epsilon: float
@@ -60,7 +60,7 @@ class Request:
 class Calibrated:
     """The answer. `to_json` is the contract of `sottovoce calibrate --json`."""
 
-    request: Request
+    request: CalibrationRequest
     sensitivity: float
     participations: int
     sigma: float
@@ -114,7 +114,7 @@ def calibrate(
     (30.3, 0.116)
     """
     plan = default_plan()
-    request = Request(
+    request = CalibrationRequest(
         epsilon=_or(epsilon, plan["privacy"]["epsilon"]),
         delta=_or(delta, plan["privacy"]["delta"]),
         rounds=_or(rounds, plan["rounds"]["rounds"]),
@@ -129,7 +129,7 @@ def calibrate(
     return _solve(request)
 
 
-def _solve(ask: Request) -> Calibrated:
+def _solve(ask: CalibrationRequest) -> Calibrated:
     budget = Budget(ask.epsilon, ask.delta)
     recipe = Recipe(learning_rate=ask.learning_rate, clip=ask.clip, unit=ask.unit)
     require_rounds(ask.rounds)

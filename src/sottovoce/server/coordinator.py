@@ -411,7 +411,7 @@ def conduct(
     record.write_rounds(out, state)
     status, began = "finished", datetime.now(UTC)
     run = rounds.Run(federation, header["seed"], (state, params, memory))
-    engine = Clients(run, roll, header, transport, patience, out, keep_uploads, check)
+    engine = RealClients(run, roll, header, transport, patience, out, keep_uploads, check)
 
     def after_round(run: rounds.Run) -> None:
         if not run.state.exhausted:
@@ -444,7 +444,7 @@ def conduct(
 
 
 @dataclass(eq=False)
-class Clients:
+class RealClients:
     """The engine of a run whose clients are real: they are asked, and price and pay themselves."""
 
     run: rounds.Run

@@ -25,8 +25,24 @@ from numpy.typing import NDArray
 
 from sottovoce.models.base import Model, Params
 from sottovoce.server import rounds
-from sottovoce.simulation.compiled import Layout, Outcome, Rows, Signal, pack, traced, unpack
-from sottovoce.simulation.table import AfterRound, Asks, Run, Seat, Seating, Table, orders_of
+from sottovoce.simulation.compiled import (
+    Packing,
+    RoundResult,
+    Signal,
+    StackedRows,
+    pack,
+    traced,
+    unpack,
+)
+from sottovoce.simulation.table import (
+    AfterRound,
+    Asks,
+    BatchRun,
+    RunTable,
+    Seat,
+    Seating,
+    orders_of,
+)
 
 # Several rounds in one launch: a host that asks an accelerator for each round waits for it.
 #
@@ -39,20 +55,20 @@ from sottovoce.simulation.table import AfterRound, Asks, Run, Seat, Seating, Tab
 Words: TypeAlias = NDArray[np.uint32]
 
 
-class Place(NamedTuple):
+class BatchPosition(NamedTuple):
     """A round of a stretch that was played: where the next one starts."""
 
-    stack: Outcome  # every leaf is [rounds, runs, …]; beyond the last round played it is zero
+    stack: RoundResult  # every leaf is [rounds, runs, …]; beyond the last round played it is zero
     at: int
 
 
-Launch: TypeAlias = Callable[[Place, Words, int], Outcome]
+Launch: TypeAlias = Callable[[BatchPosition, Words, int], RoundResult]
 
 
-def first(params: Params, memory: dict[str, Params], rounds: int) -> Place:
+def first(params: Params, memory: dict[str, Params], rounds: int) -> BatchPosition:
     """Models [runs, …] as the place where a run's first stretch starts."""
     params, memory, score = _repeated(params, memory, rounds)
-    return Place(Outcome(params, score, memory), 0)
+    return BatchPosition(RoundResult(params, score, memory), 0)
 
 
 @partial(jax.jit, static_argnums=2)
@@ -67,10 +83,10 @@ def _repeated(
 
 def program(
     model: Model,
-    rows: Rows,
-    start: Place,
+    rows: StackedRows,
+    start: BatchPosition,
     words: Words,
-    layout: Layout,
+    layout: Packing,
     *,
     signal: Signal = "public",
     longest: int = 0,
@@ -85,9 +101,9 @@ def program(
     lowered = _stretch.lower(model, rows, stack.params, stack.memory, words, where, **options)
     compiled = lowered.compile()  # JAX remembers it: the next run finds it made
 
-    def launch(start: Place, words: Words, count: int) -> Outcome:
+    def launch(start: BatchPosition, words: Words, count: int) -> RoundResult:
         stack, where = start.stack, np.array([start.at, count], np.int32)
-        made: Outcome = compiled(rows, stack.params, stack.memory, words, where)
+        made: RoundResult = compiled(rows, stack.params, stack.memory, words, where)
         made.score.copy_to_host_async()  # it is on its way before it is asked for
         return made
 
@@ -97,7 +113,7 @@ def program(
 @partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest", "layout"))
 def _stretch(
     model: Model,
-    rows: Rows,
+    rows: StackedRows,
     params: Params,
     memory: dict[str, Params],
     words: Array,
@@ -105,13 +121,13 @@ def _stretch(
     *,
     signal: Signal,
     longest: int,
-    layout: Layout,
-) -> Outcome:
+    layout: Packing,
+) -> RoundResult:
     _VERSIONS.append(model)
     start, count = where
-    before = Outcome(params, jnp.zeros((*words.shape[:2], 4)), memory)
+    before = RoundResult(params, jnp.zeros((*words.shape[:2], 4)), memory)
 
-    def step(k: Array, carried: tuple[Outcome, Outcome]) -> tuple[Outcome, Outcome]:
+    def step(k: Array, carried: tuple[RoundResult, RoundResult]) -> tuple[RoundResult, RoundResult]:
         last, stack = carried
         orders, now = unpack(_round(words, k), layout)
         new = traced(
@@ -121,10 +137,10 @@ def _stretch(
             lambda kept, leaf: jax.lax.dynamic_update_index_in_dim(kept, leaf, k, 0), stack, new
         )
 
-    last: Outcome = jax.tree.map(lambda leaf: _round(leaf, start), before)
-    stack: Outcome = jax.tree.map(jnp.zeros_like, before)
+    last: RoundResult = jax.tree.map(lambda leaf: _round(leaf, start), before)
+    stack: RoundResult = jax.tree.map(jnp.zeros_like, before)
     _, played = jax.lax.fori_loop(0, count, step, (last, stack))
-    return cast(Outcome, played)
+    return cast(RoundResult, played)
 
 
 def _round(leaf: Array, k: Array) -> Array:
@@ -145,7 +161,7 @@ SECONDS = 0.1  # of a stretch at most: Ctrl-C and whoever watches the rounds wai
 AT_ONCE = 2  # stretches: one is played while the next one waits
 
 
-def may_go_ahead(batch: list[Run]) -> bool:
+def may_go_ahead(batch: list[BatchRun]) -> bool:
     """Whether to guess: for one run always, for a batch where no loss can prove a guess wrong.
 
     Not where the best of all rounds is kept, which its loss decides, nor with a model of one's own
@@ -161,7 +177,7 @@ def may_go_ahead(batch: list[Run]) -> bool:
 
 
 def rounds_of(
-    model: Model, batch: list[Run], after_round: AfterRound | None = None, *, most: int = AHEAD
+    model: Model, batch: list[BatchRun], after_round: AfterRound | None = None, *, most: int = AHEAD
 ) -> Iterator[None]:
     """Stretch by stretch; `most` is the number of rounds in a stretch."""
     thread = ThreadPoolExecutor(1, "stretches")
@@ -175,7 +191,7 @@ class _Begun(NamedTuple):
     """A stretch on its way: what the runs ask for in each of its rounds, and what comes of it."""
 
     asks: list[Asks]
-    stack: Future[Outcome]
+    stack: Future[RoundResult]
     began: float
 
 
@@ -187,9 +203,9 @@ class Ahead:
     """
 
     def __init__(
-        self, model: Model, batch: list[Run], thread: ThreadPoolExecutor, most: int
+        self, model: Model, batch: list[BatchRun], thread: ThreadPoolExecutor, most: int
     ) -> None:
-        self.table, self.model, self.thread = Table(model, batch), model, thread
+        self.table, self.model, self.thread = RunTable(model, batch), model, thread
         _, params, _, memory = batch[0].at
         size = sum(leaf[0].nbytes for leaf in jax.tree.leaves((params, memory)))
         seats = 1 << (len(batch) - 1).bit_length()
@@ -202,7 +218,9 @@ class Ahead:
         self.at = -1
         self.seating = Seating([], {})
         self.launch: Launch | None = None
-        self.start: Future[Outcome] = Future()  # where the next stretch starts, and at which round
+        self.start: Future[RoundResult] = (
+            Future()
+        )  # where the next stretch starts, and at which round
         self.index = 0
         self.live, self.guess = list(range(len(batch))), [run.state for run in batch]
 
@@ -301,7 +319,7 @@ class Ahead:
         sure = self.most if self.steady else max(1, self.right)
         return max(1, min(self.most, sure, int(SECONDS / max(self.pace, 1e-6))))
 
-    def _packed(self, told: list[Asks], places: list[Seat]) -> tuple[Words, Layout]:
+    def _packed(self, told: list[Asks], places: list[Seat]) -> tuple[Words, Packing]:
         """[rounds, runs, …], beyond the last round zeros."""
         seats = len(self.seating.runs)
         now = np.array([next(iter(asks.values())).turn.t for asks in told], np.uint32)
@@ -313,7 +331,7 @@ class Ahead:
 
 
 def _played(
-    launch: Launch, start: Future[Outcome], index: int, words: Words, count: int
-) -> Outcome:
+    launch: Launch, start: Future[RoundResult], index: int, words: Words, count: int
+) -> RoundResult:
     """In the other thread: the stretch before was launched by the same, and is there."""
-    return launch(Place(start.result(), index), words, count)
+    return launch(BatchPosition(start.result(), index), words, count)

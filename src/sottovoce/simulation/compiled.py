@@ -35,14 +35,14 @@ from sottovoce.schedules.optimizer import Numbers
 Shape = tuple[int, ...]
 
 
-class Layout(NamedTuple):
+class Packing(NamedTuple):
     """How to read it: the tree's structure, and of each leaf its shape without runs and type."""
 
     structure: Any
     leaves: tuple[tuple[Shape, str], ...]
 
 
-def pack(orders: Any) -> tuple[NDArray[np.uint32], Layout]:
+def pack(orders: Any) -> tuple[NDArray[np.uint32], Packing]:
     """A tree of arrays [runs, …] of four- or eight-byte numbers → [runs, words], how to read it.
 
     >>> words, layout = pack({"a": np.array([1.5], np.float32), "b": np.array([[7, 8]], np.uint32)})
@@ -54,10 +54,10 @@ def pack(orders: Any) -> tuple[NDArray[np.uint32], Layout]:
     runs = len(leaves[0])
     words = [np.ascontiguousarray(leaf).view(np.uint32).reshape(runs, -1) for leaf in leaves]
     kinds = tuple((leaf.shape[1:], leaf.dtype.str) for leaf in leaves)
-    return np.concatenate(words, axis=1), Layout(structure, kinds)
+    return np.concatenate(words, axis=1), Packing(structure, kinds)
 
 
-def unpack(words: Array, layout: Layout) -> Any:
+def unpack(words: Array, layout: Packing) -> Any:
     """The tree again, where JAX computes."""
     leaves, at = [], 0
     for shape, kind in layout.leaves:
@@ -73,7 +73,7 @@ def unpack(words: Array, layout: Layout) -> Any:
 Signal: TypeAlias = Literal["public", "clients", "raw"]
 
 
-class Rows(NamedTuple):
+class StackedRows(NamedTuple):
     """The samples of one or several splits, stacked: a run names the split it uses."""
 
     x: Any  # [splits, n, features], or `Inspected` with the same leading axis
@@ -101,7 +101,7 @@ class Orders(NamedTuple):
     members: Any = None
 
 
-class Outcome(NamedTuple):
+class RoundResult(NamedTuple):
     """The new models and how good they are, one entry a run."""
 
     params: Params
@@ -113,7 +113,7 @@ class Outcome(NamedTuple):
 
 def play(
     model: Model,
-    rows: Rows,
+    rows: StackedRows,
     params: Params,
     orders: Orders,
     t: int,
@@ -121,7 +121,7 @@ def play(
     signal: Signal = "public",
     longest: int = 0,
     memory: dict[str, Params] | None = None,
-) -> Outcome:
+) -> RoundResult:
     """Round t of every run. One compilation per model, number of runs and shape of the rows.
 
     `longest` is the largest number of rows any client has; it matters where the round goes client
@@ -131,28 +131,28 @@ def play(
     now = np.full(len(orders.std), t, np.uint32)
     words, layout = pack((orders, now))
     options = {"signal": signal, "longest": longest, "layout": layout}
-    return cast(Outcome, _play(model, rows, params, memory or {}, words, **options))
+    return cast(RoundResult, _play(model, rows, params, memory or {}, words, **options))
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest", "layout"))
 def _play(
     model: Model,
-    rows: Rows,
+    rows: StackedRows,
     params: Params,
     memory: dict[str, Params],
     words: Array,
     *,
     signal: Signal,
     longest: int,
-    layout: Layout,
-) -> Outcome:
+    layout: Packing,
+) -> RoundResult:
     orders, now = unpack(words, layout)
     return traced(model, rows, params, memory, orders, now, signal=signal, longest=longest)
 
 
 def traced(
     model: Model,
-    rows: Rows,
+    rows: StackedRows,
     params: Params,
     memory: dict[str, Params],
     orders: Orders,
@@ -160,11 +160,11 @@ def traced(
     *,
     signal: Signal,
     longest: int,
-) -> Outcome:
+) -> RoundResult:
     """The round inside a compiled program: of this file, or of `stretch`."""
 
-    def one(params: Params, memory: dict[str, Params], order: Orders, t: Array) -> Outcome:
-        own: Rows = jax.tree.map(lambda part: _of(part, order.split), rows)
+    def one(params: Params, memory: dict[str, Params], order: Orders, t: Array) -> RoundResult:
+        own: StackedRows = jax.tree.map(lambda part: _of(part, order.split), rows)
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
         if order.sigma.shape[0] == 1:
             new = _one_step(model, own, params, order, key, longest)
@@ -185,12 +185,12 @@ def traced(
             if "average" in memory:
                 offered = evaluate(model, memory["average"], own.valid_x, own.valid_y)[0]
             memory = keep_better(memory, new, offered < order.finish.best)
-        return Outcome(new, jnp.stack([loss, accuracy, heard, offered]), memory)
+        return RoundResult(new, jnp.stack([loss, accuracy, heard, offered]), memory)
 
     if now.shape[0] > 1:
         return jax.vmap(one)(params, memory, orders, now)
     alone = one(*jax.tree.map(lambda part: part[0], (params, memory, orders, now)))
-    return cast(Outcome, jax.tree.map(lambda part: part[None], alone))
+    return cast(RoundResult, jax.tree.map(lambda part: part[None], alone))
 
 
 def finished(
@@ -228,7 +228,7 @@ def _of(part: Array, split: Array) -> Array:
 
 
 def _one_step(
-    model: Model, rows: Rows, params: Params, order: Orders, key: Array, longest: int
+    model: Model, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
 ) -> Params:
     """w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
     coefficient = order.weight * order.rate / rows.samples
@@ -247,7 +247,7 @@ def _one_step(
     return jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
 
 
-def _window(rows: Rows, i: Array, longest: int) -> tuple[Any, Array, Array]:
+def _window(rows: StackedRows, i: Array, longest: int) -> tuple[Any, Array, Array]:
     """`longest` rows with those of client i among them, their labels, and which of them are its."""
     first = (jnp.cumsum(rows.samples) - rows.samples)[i]
     # The window may end beyond the data: it is moved back, and rows of others weigh nothing.
@@ -260,7 +260,7 @@ def _window(rows: Rows, i: Array, longest: int) -> tuple[Any, Array, Array]:
 
 
 def _several_steps(
-    model: Model, rows: Rows, params: Params, order: Orders, key: Array, longest: int
+    model: Model, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
 ) -> Params:
     """Σ_i p_i·w_i, where each client takes its steps from w with noise at every one of them."""
     steps, clients = order.sigma.shape
@@ -283,7 +283,9 @@ def _several_steps(
     return jax.lax.scan(client, zero, members)[0]
 
 
-def _told_by_clients(model: Model, rows: Rows, params: Params, order: Orders, key: Array) -> Array:
+def _told_by_clients(
+    model: Model, rows: StackedRows, params: Params, order: Orders, key: Array
+) -> Array:
     """Σ_i p_i·(mean of client i's losses, each cut to [0, B], of the model received) + noise."""
     plain, is_clean = _plain(rows.x)
     told = jnp.where(is_clean, losses(model, params, plain, rows.y), jnp.inf)

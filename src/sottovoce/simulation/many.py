@@ -17,7 +17,7 @@ from sottovoce.privacy import seeds as seeding
 from sottovoce.runs.trained import Trained
 from sottovoce.server.federation import Federation, build
 from sottovoce.simulation.simulate import First, adapted, rounds_of, started, trained
-from sottovoce.simulation.table import Run
+from sottovoce.simulation.table import BatchRun
 
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
 AT_ONCE = 2  # batches in turn: one is on the accelerator while the host keeps the other's books
@@ -93,7 +93,7 @@ def simulate_each(
     guess = not together or all(federation.schedule.steady for federation, _ in runs)
     waiting = _batches(runs, TOGETHER if together else 1)
     live = _begun(waiting, runs, AT_ONCE if together else 1, guess=guess)
-    over: deque[tuple[int, Run, datetime]] = deque()
+    over: deque[tuple[int, BatchRun, datetime]] = deque()
     while live or over:
         for own in tuple(live):
             if next(own.rounds, _OVER) is _OVER:
@@ -113,7 +113,7 @@ class _Batch(NamedTuple):
     """A batch on its way."""
 
     members: list[int]
-    batch: list[Run]
+    batch: list[BatchRun]
     rounds: Iterator[object]
     began: datetime
 

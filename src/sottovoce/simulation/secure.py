@@ -25,7 +25,7 @@ from sottovoce.schedules.aggregate import combine
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import Prepared, closed, scores
-from sottovoce.simulation.table import Run, models_alone
+from sottovoce.simulation.table import BatchRun, models_alone
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -84,7 +84,7 @@ class Secure:
     that was killed in the middle of it goes on from, so that nothing is released for free.
     """
 
-    def __init__(self, run: Run, before_release: Callable[[ServerState], None]) -> None:
+    def __init__(self, run: BatchRun, before_release: Callable[[ServerState], None]) -> None:
         self.run, self.before_release = run, before_release
 
     def ask(self, live: Sequence[int]) -> rounds.Asks:

@@ -28,7 +28,7 @@ from sottovoce.server.federation import Federation, build
 from sottovoce.server.rounds import confused, fairness_of, first_model, scores
 from sottovoce.simulation import accelerator, streamed, table
 from sottovoce.simulation.interrupts import Interrupts
-from sottovoce.simulation.table import AfterRound, Run, alone, models_alone
+from sottovoce.simulation.table import AfterRound, BatchRun, alone, models_alone
 
 # A plan and the arrays or the model that Python gives beside it, brought into agreement.
 
@@ -129,12 +129,12 @@ def resume(
                 f"the data differ from those that {folder} was begun with; a budget belongs to its "
                 "data, so resume with the same, or start a new run"
             )
-        run = Run(federation, seed, (state, *models_alone(federation.model, arrays, kept)))
+        run = BatchRun(federation, seed, (state, *models_alone(federation.model, arrays, kept)))
         return _one(run, on_round, folder, interrupts, header.get("not_covered", ()))
 
 
 def _one(
-    run: Run,
+    run: BatchRun,
     on_round: OnRound | None,
     folder: Path | None,
     interrupts: Interrupts,
@@ -160,7 +160,7 @@ def _one(
         record.write_rounds(folder, run.state)
         _save(run, folder, header)
 
-    def after_round(run: Run) -> None:
+    def after_round(run: BatchRun) -> None:
         nonlocal saved
         done = done_of(run.state)
         if done is None:
@@ -200,7 +200,7 @@ def _one(
 
 
 def rounds_of(
-    batch: list[Run],
+    batch: list[BatchRun],
     after_round: AfterRound | None = None,
     *,
     guess: bool = True,
@@ -238,7 +238,7 @@ class First(NamedTuple):
 
 def started(
     federation: Federation, seed: int, known: dict[tuple[Any, ...], First] | None = None
-) -> Run:
+) -> BatchRun:
     """A run before its first round; nothing is written yet, so what cannot run is refused here.
 
     `known` are first models by model, seed, rows and signal: runs that share them share the model.
@@ -256,7 +256,7 @@ def started(
     state = rounds.start(federation, own.loss, own.accuracy, own.heard)
     memory = federation.finish.begin(named(own.params))
     kept = {part: alone(unnamed(federation.model, dict(tree))) for part, tree in memory.items()}
-    return Run(federation, seed, (state, alone(own.params), 0, kept))
+    return BatchRun(federation, seed, (state, alone(own.params), 0, kept))
 
 
 def _first(federation: Federation, seed: int) -> First:
@@ -269,11 +269,13 @@ def _first(federation: Federation, seed: int) -> First:
     return First(jax.tree.map(np.asarray, params), loss, accuracy, heard)
 
 
-def _kept(run: Run) -> optimizer.Memory:
+def _kept(run: BatchRun) -> optimizer.Memory:
     return {part: named(tree) for part, tree in run.memory.items()}
 
 
-def trained(run: Run, status: str, began: datetime, not_covered: Sequence[str] = ()) -> Trained:
+def trained(
+    run: BatchRun, status: str, began: datetime, not_covered: Sequence[str] = ()
+) -> Trained:
     """What comes out of a run as it stands: its record and its model."""
     federation, params = run.federation, run.handed
     test = federation.held.test
@@ -292,5 +294,5 @@ def trained(run: Run, status: str, began: datetime, not_covered: Sequence[str] =
     return Trained(made, federation.model, params)
 
 
-def _save(run: Run, folder: Path, header: dict[str, Any]) -> None:
+def _save(run: BatchRun, folder: Path, header: dict[str, Any]) -> None:
     checkpoint.save(folder, run.state, named(run.params), header, _kept(run))

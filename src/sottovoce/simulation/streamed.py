@@ -35,7 +35,7 @@ from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import numbers, on_device
 from sottovoce.simulation import interrupts
 from sottovoce.simulation.compiled import finished, keep_better
-from sottovoce.simulation.table import Run
+from sottovoce.simulation.table import BatchRun
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
 # Which rows, and what each of them weighs.
@@ -58,7 +58,7 @@ def is_streamed(held: Holdings) -> bool:
 class Streamed:
     """The engine of one run whose rows are streamed."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BatchRun) -> None:
         self.run = run
         self.valid = on_device(run.federation.held.validation)
         self.key = seeds.words(run.seed, Purpose.NOISE)

@@ -20,12 +20,12 @@ from sottovoce.server import rounds
 from sottovoce.server import rounds as course
 from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import inspected, numbers, on_device
-from sottovoce.simulation.compiled import Orders, Rows, play
+from sottovoce.simulation.compiled import Orders, StackedRows, play
 
 # A batch of runs as arrays: the rows they look at, and what each asks for in a round.
 
 
-def rows_of(federations: Sequence[Federation], model: Model) -> tuple[Rows, list[int]]:
+def rows_of(federations: Sequence[Federation], model: Model) -> tuple[StackedRows, list[int]]:
     """The rows of all splits of the batch, stacked, and which of them each run uses."""
     splits = list({id(own.held): own for own in federations}.values())
     places = {id(own.held): i for i, own in enumerate(splits)}
@@ -33,7 +33,7 @@ def rows_of(federations: Sequence[Federation], model: Model) -> tuple[Rows, list
     train, valid = [], [on_device(own.validation) for own in held]
     for own in held:
         train.append((inspected(model, own.train), on_device(own.train)[1]))
-    rows = Rows(
+    rows = StackedRows(
         x=jax.tree.map(lambda *parts: _stacked(parts), *(x for x, _ in train)),
         y=_stacked([y for _, y in train]),
         owner=_stacked([own.owner for own in held]),
@@ -142,7 +142,7 @@ def lasting(federations: Sequence[Federation], seeds: Sequence[int]) -> dict[str
 Asks = dict[int, rounds.Prepared]  # what each run of the batch asks for in a round
 
 
-class Run(rounds.Run):
+class BatchRun(rounds.Run):
     """One run of the batch, and its models: a seat of those of the batch."""
 
     # The state, stacked models, its own place among them, and what the server keeps, stacked. The
@@ -166,7 +166,7 @@ class Run(rounds.Run):
         return optimizer.handed(self.memory, self.params)
 
 
-AfterRound = Callable[[Run], None]
+AfterRound = Callable[[BatchRun], None]
 
 
 def alone(params: Params) -> Params:
@@ -192,10 +192,10 @@ class Seating(NamedTuple):
     always: dict[str, NDArray[Any]]  # what they ask for in every round
 
 
-class Table:
+class RunTable:
     """The batch with its rows where JAX computes, and the time it has taken."""
 
-    def __init__(self, model: Model, batch: list[Run]) -> None:
+    def __init__(self, model: Model, batch: list[BatchRun]) -> None:
         first = batch[0].federation
         self.batch = batch
         self.rows, self.split = rows_of([run.federation for run in batch], model)
@@ -264,8 +264,8 @@ def _taken(stacked: Any, places: jax.Array) -> Any:
 class Compiled:
     """The engine of a CPU, and of batches whose next rounds cannot be guessed: a launch a round."""
 
-    def __init__(self, model: Model, batch: list[Run]) -> None:
-        self.table, self.model, self.batch = Table(model, batch), model, batch
+    def __init__(self, model: Model, batch: list[BatchRun]) -> None:
+        self.table, self.model, self.batch = RunTable(model, batch), model, batch
         self.seating = Seating([], {})
         self.params: Params = None
         self.memory: dict[str, Params] = {}
@@ -302,7 +302,7 @@ class Compiled:
 
 
 def rounds_of(
-    model: Model, batch: list[Run], after_round: AfterRound | None = None
+    model: Model, batch: list[BatchRun], after_round: AfterRound | None = None
 ) -> Iterator[None]:
     """Round by round, compiled."""
     return rounds.play_rounds(batch, Compiled(model, batch), after_round)

@@ -10,14 +10,14 @@ from sottovoce.client.vault.fingerprint import fingerprint, fingerprint_file
 from sottovoce.client.vault.policy import Policy
 from sottovoce.client.vault.rebinding import backup, move, rebind, restore, resume
 from sottovoce.client.vault.vault import Entry, Reservation, Vault
-from sottovoce.client.vault.witness import Receipt
+from sottovoce.client.vault.witness import VaultReceipt
 
 __all__ = [
     "Entry",
     "Policy",
-    "Receipt",
     "Reservation",
     "Vault",
+    "VaultReceipt",
     "backup",
     "fingerprint",
     "fingerprint_file",

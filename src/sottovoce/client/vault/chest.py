@@ -22,7 +22,7 @@ from sottovoce.client.vault import steps, witness
 from sottovoce.client.vault.chain import GENESIS, Line, chained, salted
 from sottovoce.client.vault.fingerprint import sha256
 from sottovoce.client.vault.journal import Books, Journal, Records, Turn
-from sottovoce.client.vault.witness import Place, Receipt
+from sottovoce.client.vault.witness import Place, VaultReceipt
 from sottovoce.errors import InputError, VaultRefusal
 
 # One process at a time: an operating system's lock that dies with its holder.
@@ -127,7 +127,7 @@ class Chest:
             Books().add(first)
             Journal.make(part, first)
             steps.reached("create: committed")
-            made = Receipt(facts["vault"], 1, first.hash, spent=0)
+            made = VaultReceipt(facts["vault"], 1, first.hash, spent=0)
             witness.keep(made)
             witness.write(path, made, "create")
             steps.reached("create: witnessed")
@@ -186,10 +186,10 @@ class Chest:
         if not self._usable:
             raise VaultRefusal(f"{self.path} is closed; open it again")
 
-    def receipt(self) -> Receipt:
+    def receipt(self) -> VaultReceipt:
         """How far the ledger has come."""
         books = self.books
-        return Receipt(books.id, books.seq, books.hash, books.spent)
+        return VaultReceipt(books.id, books.seq, books.hash, books.spent)
 
     def contains(self, place: Place) -> bool:
         """Whether this ledger has that line, or has paid for the gap it was lost in."""
@@ -348,7 +348,7 @@ class Chest:
         upload: tuple[str, int, bytes] | None = None,
         drop: tuple[str, int, int] | None = None,
         seq: int | None = None,
-    ) -> Receipt:
+    ) -> VaultReceipt:
         """Add entries in one write: durable, witnessed and in the books when this returns.
 
         Every so many lines the write begins with a summary of all lines before it.

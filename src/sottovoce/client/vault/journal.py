@@ -128,7 +128,7 @@ _ID = re.compile(r"[0-9a-f]{32}")  # a file of the machine's own witness is name
 
 
 @dataclass(frozen=True)
-class Run:
+class LedgerRun:
     """One run as this ledger saw it."""
 
     opened: int  # units spent when it began
@@ -174,10 +174,10 @@ class Books:
     records: Records = field(default_factory=lambda: Records(lambda _: None))
     line: Callable[[int], Line | None] = _no_line  # how an earlier line is read
 
-    def run(self, name: str) -> Run | None:
+    def run(self, name: str) -> LedgerRun | None:
         """Return what is known of a run."""
         known = self.records.get("run", name)
-        return None if known is None else Run(*known)
+        return None if known is None else LedgerRun(*known)
 
     def turn(self, run: str, t: int) -> Turn | None:
         """Return what is known of a round."""
@@ -255,7 +255,7 @@ class Books:
     def _run(self, line: Line, facts: dict[str, Any]) -> None:
         name = facts["run"]
         self._require(isinstance(name, str) and self.run(name) is None, "its run")
-        self._put_run(name, Run(opened=self.spent))
+        self._put_run(name, LedgerRun(opened=self.spent))
 
     def _reserve(self, line: Line, facts: dict[str, Any]) -> None:
         name, t, units, server = facts["run"], facts["t"], facts["units"], facts["server"]
@@ -305,7 +305,7 @@ class Books:
         self.records.put("turn", name, t, value=astuple(turn))
         self.unanswered = 0
 
-    def _put_run(self, name: str, run: Run) -> None:
+    def _put_run(self, name: str, run: LedgerRun) -> None:
         self.records.put("run", name, value=astuple(run))
 
     def _tighten(self, line: Line, facts: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from sottovoce.client.vault import witness
 from sottovoce.client.vault.chest import Chest, real, word_on_ledgers
 from sottovoce.client.vault.journal import OVERLAPS
 from sottovoce.client.vault.vault import require_dataset
-from sottovoce.client.vault.witness import Receipt, sync_folder
+from sottovoce.client.vault.witness import VaultReceipt, sync_folder
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from sottovoce.privacy.tank import FULL
 
@@ -37,7 +37,7 @@ from sottovoce.privacy.tank import FULL
 # vouch for a state that was left long ago.
 
 
-def backup(path: str | Path, out: str | Path) -> Receipt:
+def backup(path: str | Path, out: str | Path) -> VaultReceipt:
     """Write a backup of the newest state to a new file; how far the vault has come in it."""
     target = real(Path(out))
     with closing(Chest.open(Path(path), whole=True)) as chest:
@@ -65,7 +65,7 @@ NOTHING_SINCE = "nothing was released since"  # as it stands in the chain
 
 def rebind(
     path: str | Path, *, dataset: str, samples: int, overlap: str, second_ledger: bool = False
-) -> Receipt:
+) -> VaultReceipt:
     """Bind a vault to changed data (R11). Every debit stays, for old and new records alike.
 
     Data of which this machine has seen another ledger need `second_ledger`, as in `Vault.create`.
@@ -97,7 +97,7 @@ def rebind(
         return receipt
 
 
-def resume(path: str | Path) -> Receipt:
+def resume(path: str | Path) -> VaultReceipt:
     """Go on after answers that were paid for and failed, on the operator's word."""
     with closing(Chest.open(Path(path))) as chest:
         chest.require_newest()
@@ -106,7 +106,9 @@ def resume(path: str | Path) -> Receipt:
         return chest.append("resume", [("resume", {})])
 
 
-def move(path: str | Path, *, nothing_since: bool = False, second_ledger: bool = False) -> Receipt:
+def move(
+    path: str | Path, *, nothing_since: bool = False, second_ledger: bool = False
+) -> VaultReceipt:
     """Take the original into service at another place, on the operator's word that it is that.
 
     Where its rows have another ledger already, that needs `second_ledger`, as in `Vault.create`.
@@ -130,7 +132,7 @@ def move(path: str | Path, *, nothing_since: bool = False, second_ledger: bool =
 
 def _take_into_service(
     chest: Chest, kind: str, facts: dict[str, Any], second_ledger: bool, seq: int | None = None
-) -> Receipt:
+) -> VaultReceipt:
     """Write the operator's word, and only then note that these rows have this ledger."""
     books = chest.books
     known = witness.read_kept(books.id)  # after a crash, this tells whose word it was
@@ -145,11 +147,11 @@ def _take_into_service(
 def restore(
     path: str | Path,
     *,
-    receipts: Sequence[Receipt] = (),
+    receipts: Sequence[VaultReceipt] = (),
     burn_rest: bool = False,
     nothing_since: bool = False,
     second_ledger: bool = False,
-) -> tuple[Receipt, int]:
+) -> tuple[VaultReceipt, int]:
     """Take a backup into service; the new receipt, and the units burnt for what is not in it.
 
     A witness or a receipt that is newer than the file proves how much was spent up to itself. One
@@ -193,7 +195,10 @@ def restore(
 
 
 def _require_proof(
-    chest: Chest, unknown: list[Receipt], trusted: list[Receipt | None], nothing_since: bool
+    chest: Chest,
+    unknown: list[VaultReceipt],
+    trusted: list[VaultReceipt | None],
+    nothing_since: bool,
 ) -> None:
     told = max((proof.seq for proof in unknown if proof.spent is not None), default=0)
     if any(proof.seq <= chest.books.seq for proof in unknown):

@@ -25,7 +25,7 @@ from sottovoce.client.vault.chest import Chest
 from sottovoce.client.vault.fingerprint import sha256
 from sottovoce.client.vault.journal import MOST_BYTES, Books
 from sottovoce.client.vault.policy import Policy, require_tighter, withheld_units
-from sottovoce.client.vault.witness import Place, Receipt
+from sottovoce.client.vault.witness import Place, VaultReceipt
 from sottovoce.errors import (
     DatasetChanged,
     InputError,
@@ -68,7 +68,7 @@ class Reservation:
     t: int
     request_hash: str
     units: tuple[int, ...]
-    receipt: Receipt
+    receipt: VaultReceipt
 
 
 class Vault:
@@ -420,7 +420,7 @@ or make one with `sottovoce ledger create`
         before = line.facts["t"]
         return (run, before, seen.seq) if self._books.may_drop(run, t, before, seen.seq) else None
 
-    def store(self, reservation: Reservation, upload: bytes) -> Receipt:
+    def store(self, reservation: Reservation, upload: bytes) -> VaultReceipt:
         """Keep a reservation's upload: durable when this returns, and only then may it leave."""
         if type(upload) is not bytes or not 1 <= len(upload) <= MOST_BYTES:
             shown = len(upload) if isinstance(upload, bytes) else type(upload).__name__
@@ -450,7 +450,7 @@ or make one with `sottovoce ledger create`
             del self._live[reservation.seq]
             return receipt
 
-    def tighten(self, policy: Policy) -> Receipt:
+    def tighten(self, policy: Policy) -> VaultReceipt:
         """Narrow the policy for everything that follows; an equal one changes nothing.
 
         Before the first release this is a new promise; after it `promised` stays what it was.
@@ -473,7 +473,7 @@ or make one with `sottovoce ledger create`
                 "released; a promise cannot be made for the past, so choose a larger budget"
             )
 
-    def receipt(self) -> Receipt:
+    def receipt(self) -> VaultReceipt:
         """How far the ledger has come: its last line's number and hash."""
         return self._chest.receipt()
 

@@ -75,10 +75,10 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Receipt:
+class VaultReceipt:
     """How far a ledger had come. `spent` is known to the client's side only.
 
-    >>> Receipt("ab" * 16, 3, "cd" * 32, spent=5).to_json().keys()
+    >>> VaultReceipt("ab" * 16, 3, "cd" * 32, spent=5).to_json().keys()
     dict_keys(['vault', 'seq', 'hash'])
     """
 
@@ -123,7 +123,8 @@ class Receipt:
     def parse(cls, text: str) -> Self:
         """A receipt from its JSON text.
 
-        >>> Receipt.parse('{"vault": "ab", "seq": 1, "hash": "' + "0" * 64 + '"}').spent is None
+        >>> text = '{"vault": "ab", "seq": 1, "hash": "' + "0" * 64 + '"}'
+        >>> VaultReceipt.parse(text).spent is None
         True
         """
         try:
@@ -229,7 +230,7 @@ def _make_key(folder: Path) -> bytes:
     return (folder / "key").read_bytes()
 
 
-def read_kept(vault: str) -> Receipt | None:
+def read_kept(vault: str) -> VaultReceipt | None:
     """What this machine has seen of a vault, None where it has seen nothing."""
     path = kept(vault)
     receipt = _read(path)
@@ -241,13 +242,13 @@ def read_kept(vault: str) -> Receipt | None:
     return receipt or None
 
 
-def _read(path: Path) -> Receipt | Literal[False] | None:
+def _read(path: Path) -> VaultReceipt | Literal[False] | None:
     """A witness with all it needs, None where there is no file, False if it is damaged.
 
     One that may not be read is refused here: to remove it, or to restore, would be wrong.
     """
     try:
-        receipt = Receipt.parse(path.read_text("utf-8"))
+        receipt = VaultReceipt.parse(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # who writes it will say what is in the way
         return None
     except OSError as error:
@@ -261,7 +262,7 @@ def _read(path: Path) -> Receipt | Literal[False] | None:
     return False if receipt.spent is None else receipt
 
 
-def read(vault: Path) -> Receipt | None:
+def read(vault: Path) -> VaultReceipt | None:
     """The witness of a vault, None where there is none; a damaged one is refused."""
     path = beside(vault)
     receipt = _read(path)
@@ -273,7 +274,7 @@ def read(vault: Path) -> Receipt | None:
     return receipt
 
 
-def write(vault: Path, receipt: Receipt, kind: str) -> None:
+def write(vault: Path, receipt: VaultReceipt, kind: str) -> None:
     """Replace the witness: durable when this returns, the old one or the new one after a crash."""
     path = beside(vault)
     part = _written(path, receipt, like=vault)
@@ -282,7 +283,7 @@ def write(vault: Path, receipt: Receipt, kind: str) -> None:
     sync_folder(path.parent)
 
 
-def keep(receipt: Receipt) -> None:
+def keep(receipt: VaultReceipt) -> None:
     """Replace the machine's own witness, as durably."""
     path = kept(receipt.vault)
     with state_for_writing():
@@ -291,7 +292,7 @@ def keep(receipt: Receipt) -> None:
         sync_folder(path.parent)
 
 
-def _written(path: Path, receipt: Receipt, like: Path) -> Path:
+def _written(path: Path, receipt: VaultReceipt, like: Path) -> Path:
     part = path.with_name(path.name + ".part")
     _create(part, (canonical(receipt.to_proof()) + "\n").encode(), like)
     return part

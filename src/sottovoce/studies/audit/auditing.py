@@ -23,7 +23,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import inversion, membership, messages
 from sottovoce.studies.audit.ceiling import COMPARISONS, EACH, WRONG
 from sottovoce.studies.audit.findings import Findings
-from sottovoce.studies.audit.messages import Setting
+from sottovoce.studies.audit.messages import AuditSetting
 from sottovoce.studies.audit.page import table
 from sottovoce.studies.audit.target import SEED, Level, Target, Victim, target
 
@@ -116,7 +116,7 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
     began = time.monotonic()
     settings, levels = promises(on), promised(on)
     epsilon, delta, recipe = PAPER
-    both = [Setting(epsilon, delta, recipe), Setting(epsilon, delta, recipe, "paper")]
+    both = [AuditSetting(epsilon, delta, recipe), AuditSetting(epsilon, delta, recipe, "paper")]
     measured = []
     for place, one in enumerate((*settings, *both)):
         beside = place >= len(settings)
@@ -168,12 +168,12 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
     return found
 
 
-def promises(on: Target) -> list[Setting]:
+def promises(on: Target) -> list[AuditSetting]:
     """What uploads are held against: the usual budgets and the plan's own, by its calibration."""
     by, server = on.plan.privacy.calibration, on.plan.server
     told = server.loss_bound if server.signal == "clients" else None
     budgets = sorted({*BUDGETS, on.epsilon})
-    return [Setting(e, on.delta, on.recipe, by, loss_bound=told) for e in budgets]
+    return [AuditSetting(e, on.delta, on.recipe, by, loss_bound=told) for e in budgets]
 
 
 def promised(on: Target) -> list[Level]:

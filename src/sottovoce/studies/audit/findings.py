@@ -33,7 +33,7 @@ LIKENESS: tuple[tuple[str, Callable[[Reconstructions], float], bool], ...] = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class Finding:
     """A measured number with what any attacker can reach, and whether it contradicts that.
 
     `counts` are what it was counted from; a share of right answers has no negatives.
@@ -51,7 +51,7 @@ class Row:
 
     attack: str
     measure: str
-    cells: Mapping[Level, Cell]
+    cells: Mapping[Level, Finding]
     share: bool = True  # a share of 1, printed in per cent
     decides: bool = True  # whether it may contradict; what shares one upload's noise may not
 
@@ -109,7 +109,11 @@ class Findings:
                 continue  # what it shows are other candidates, and no reconstructions
             rows += [
                 Row(
-                    name, measure, {one.level: Cell(of(one)) for one in found}, share, decides=False
+                    name,
+                    measure,
+                    {one.level: Finding(of(one)) for one in found},
+                    share,
+                    decides=False,
                 )
                 for measure, of, share in LIKENESS
                 if measure == ERROR or self.target.pictures is not None
@@ -125,7 +129,7 @@ class Findings:
         cells = {}
         for one in self.looted:
             most = one.level.ceiling(1 / one.rates.negatives)
-            cells[one.level] = Cell(one.rates.tpr, most, counts=one.rates)
+            cells[one.level] = Finding(one.rates.tpr, most, counts=one.rates)
         n = self.looted[0].rates.positives
         return [Row(TRAPS, f"of {n} samples, exact", cells, decides=False)]
 
@@ -140,9 +144,9 @@ class Findings:
                 for attack in own:
                     rates, level = attack.at(fpr), attack.level
                     most = level.ceiling(min(max(rates.fpr, fpr), 0.5))
-                    cells[level] = Cell(rates.tpr, most, attack.exceeds(fpr), rates)
+                    cells[level] = Finding(rates.tpr, most, attack.exceeds(fpr), rates)
                 rows.append(Row(name, f"found at {100 * fpr:g} % false alarms", cells))
-            areas = {a.level: Cell(a.auc, a.auc_ceiling, a.area_exceeds) for a in own}
+            areas = {a.level: Finding(a.auc, a.auc_ceiling, a.area_exceeds) for a in own}
             rows.append(Row(name, "AUC", areas, share=False))
         return rows
 
@@ -277,7 +281,7 @@ class Findings:
         }
 
 
-def _level(level: Level, cell: Cell) -> dict[str, Any]:
+def _level(level: Level, cell: Finding) -> dict[str, Any]:
     counts = cell.counts
     return {
         "epsilon": level.epsilon,
@@ -310,15 +314,15 @@ def _message(one: Measured) -> dict[str, Any]:
     }
 
 
-def _counted(right: NDArray[np.bool_], of: Reconstructions, odds: float) -> Cell:
+def _counted(right: NDArray[np.bool_], of: Reconstructions, odds: float) -> Finding:
     """A share of right answers, held against the best guesser at such odds; one of each upload."""
     judged = right[of.judged]
     counts, share = Rates(int(judged.sum()), judged.size, 0, 0), float(np.mean(right))
     if of.level.epsilon is None:
-        return Cell(share, 1.0, counts=counts)
+        return Finding(share, 1.0, counts=counts)
     most = guess(max(odds, 1.0), of.level.mu)
     low, _ = between(counts.hits, counts.positives, 1 - 2 * EACH)
-    return Cell(share, most, low > most, counts)
+    return Finding(share, most, low > most, counts)
 
 
 def _plain(value: float) -> float | None:

@@ -59,7 +59,7 @@ _MOST = 60.0  # ε and μ beyond which no one run can see
 class OneRun:
     """What the guesses of one run prove."""
 
-    setting: Setting
+    setting: AuditSetting
     canaries: int
     guesses: int
     right: int
@@ -160,14 +160,14 @@ def guesses_for(canaries: int, mu: float) -> int:
     return counts[int(np.argmax(proven))]
 
 
-def play(setting: Setting, canaries: int, *, seed: int = 0, wrong: float = WRONG) -> OneRun:
+def play(setting: AuditSetting, canaries: int, *, seed: int = 0, wrong: float = WRONG) -> OneRun:
     """One run of a client whose rows are all canaries, through the real release.
 
     The server answers with models of its own choice: its canaries are seen best there, and the
     promise is made against any. A coin decides one record, so that records are what is protected.
 
     >>> from sottovoce.privacy.sensitivity import Recipe
-    >>> run = play(Setting(8.0, 1e-5, Recipe(1.0, 1.0)), canaries=100)
+    >>> run = play(AuditSetting(8.0, 1e-5, Recipe(1.0, 1.0)), canaries=100)
     >>> run.canaries, run.contradicts
     (100, False)
     """
@@ -184,7 +184,7 @@ def play(setting: Setting, canaries: int, *, seed: int = 0, wrong: float = WRONG
     return OneRun(setting, canaries, count, right, wrong)
 
 
-def _scores(setting: Setting, coins: NDArray[np.int64]) -> Floats:
+def _scores(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
     recipe, canaries = setting.recipe, len(coins)
     form = Form("mlp", (canaries,), 2, hidden=1)
     x = np.eye(canaries) * 1000.0 * max(1.0, recipe.clip)
@@ -220,7 +220,7 @@ _BEYOND = 1e3  # a μ of which no ε is worth telling
 
 
 @dataclass(frozen=True)
-class Setting:
+class AuditSetting:
     """What is audited: a budget, the calibration that turns it into noise, and the recipe."""
 
     epsilon: float
@@ -244,7 +244,7 @@ class Setting:
 class Measured:
     """What was counted, and the scores it was counted from (uploads of D, and of D′)."""
 
-    setting: Setting
+    setting: AuditSetting
     true: float  # μ of the noise that the client says it drew
     without: Floats
     having: Floats
@@ -345,7 +345,7 @@ def model(sign: float, loss_bound: float | None = None) -> Parameters:
 class Duel:
     """All that the server knows beforehand: models sent, what D and D′ would answer, the noise."""
 
-    setting: Setting
+    setting: AuditSetting
     paid: tuple[Price, ...]
     models: tuple[Parameters, ...]
     middle: Floats  # [rounds, parameters and a loss]: half-way between the answers of D and D′
@@ -353,7 +353,7 @@ class Duel:
     mu: float
 
     @classmethod
-    def of(cls, setting: Setting) -> Duel:
+    def of(cls, setting: AuditSetting) -> Duel:
         """Prices, as a client computes them from its tank, and the noiseless answers."""
         recipe = replace(setting.recipe, steps=1)
         x, y, other = neighbours(recipe)
@@ -407,11 +407,11 @@ class Duel:
 
 
 def measure(
-    setting: Setting, messages: int, progress: Progress | None = None, wrong: float = WRONG
+    setting: AuditSetting, messages: int, progress: Progress | None = None, wrong: float = WRONG
 ) -> Measured:
     """Play the duel so often a side, and count. False alarm: at most `wrong`.
 
-    >>> found = measure(Setting(4.0, 1e-3, Recipe(1.0, 1.0)), messages=500)
+    >>> found = measure(AuditSetting(4.0, 1e-3, Recipe(1.0, 1.0)), messages=500)
     >>> bool(found.mu[0] <= found.setting.promised), round(found.true, 4)
     (True, 1.215)
     """

@@ -19,7 +19,7 @@ from sottovoce.privacy import gaussian
 from sottovoce.reports.document import document, duration, escape, number, percent, sheet
 from sottovoce.reports.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
 from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, least
-from sottovoce.studies.audit.findings import Cell, Findings, Row
+from sottovoce.studies.audit.findings import Finding, Findings, Row
 from sottovoce.studies.audit.inversion import Reconstructions, chosen
 from sottovoce.studies.audit.messages import Measured, OneRun
 
@@ -223,13 +223,15 @@ def brackets(found: Findings) -> str:
     )
 
 
-def shown(row: Row, cell: Cell) -> str:
+def shown(row: Row, cell: Finding) -> str:
     """A cell as it is printed, its ceiling in brackets.
 
-    >>> shown(Row("", "", {}), Cell(0.021, 0.09)), shown(Row("", "", {}, False), Cell(1.2e-17))
-    ('2.1 % (9.0 %)', '1.2e-17')
+    >>> shown(Row("", "", {}), Finding(0.021, 0.09))
+    '2.1 % (9.0 %)'
+    >>> shown(Row("", "", {}, False), Finding(1.2e-17))
+    '1.2e-17'
     >>> from sottovoce.studies.audit.ceiling import Rates
-    >>> shown(Row("", "", {}), Cell(0.5, 0.9, counts=Rates(1, 2, 1, 100)))
+    >>> shown(Row("", "", {}), Finding(0.5, 0.9, counts=Rates(1, 2, 1, 100)))
     '50.0 % at 1.0 % (90.0 %)'
     """
     value = f"{100 * cell.value:.1f} %" if row.share else f"{cell.value:.3g}"

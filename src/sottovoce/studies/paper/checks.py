@@ -26,7 +26,7 @@ from scipy.special import stdtrit
 from sottovoce.errors import InputError
 from sottovoce.studies.paper import definition, outcomes
 from sottovoce.studies.paper.definition import AXES, REFERENCE, Claim, Figure
-from sottovoce.studies.paper.outcomes import Floats, Place, Result, Table, label, tables
+from sottovoce.studies.paper.outcomes import Floats, Place, PointTable, Result, label, tables
 
 # Every claim with what became of it, and the table of them.
 
@@ -40,7 +40,7 @@ class Judged:
 
     figure: Figure
     result: Result
-    tables: dict[str, Table]
+    tables: dict[str, PointTable]
     verdicts: list[tuple[Claim, dict[str, Verdict]]]
 
 
@@ -258,7 +258,7 @@ def judge(differences: Mapping[str, ArrayLike], guards: Sequence[ArrayLike] = ()
 Points = dict[str, Any]
 
 
-def check(claim: Claim, table: Table) -> Verdict:
+def check(claim: Claim, table: PointTable) -> Verdict:
     """The verdict on a claim in one variant of its figure."""
     own = replace(claim, **claim.corrected) if table.variant == "corrected" else claim
     if own.check not in CHECKS:
@@ -279,7 +279,7 @@ def check_moments(panels: list[dict[str, Any]]) -> Verdict:
     return judge(points)
 
 
-def _kept(claim: Claim, table: Table, free: tuple[str, ...]) -> list[dict[str, Any]]:
+def _kept(claim: Claim, table: PointTable, free: tuple[str, ...]) -> list[dict[str, Any]]:
     """All combinations of the axes that the check leaves alone, as far as `where` allows."""
     combos: list[dict[str, Any]] = [{}]
     for axis in AXES:
@@ -296,7 +296,7 @@ def _place(combo: Mapping[str, Any]) -> Place:
     return combo.get("panel"), combo.get("line"), combo.get("x")
 
 
-def _at(table: Table, combo: Mapping[str, Any]) -> str:
+def _at(table: PointTable, combo: Mapping[str, Any]) -> str:
     """Where, in words; an axis of one value says nothing."""
     named = [
         label(table.figure, axis, combo[axis])
@@ -306,7 +306,7 @@ def _at(table: Table, combo: Mapping[str, Any]) -> str:
     return ", ".join(named)
 
 
-def _differences(claim: Claim, table: Table) -> list[tuple[str, Floats, Floats]]:
+def _differences(claim: Claim, table: PointTable) -> list[tuple[str, Floats, Floats]]:
     """The places where `first` can be set against `than`, with both."""
     free = tuple(claim.first.keys() | claim.than.keys())
     rows = []
@@ -318,20 +318,20 @@ def _differences(claim: Claim, table: Table) -> list[tuple[str, Floats, Floats]]
     return rows  # type: ignore[return-value]
 
 
-def _lower(claim: Claim, table: Table) -> Points:
+def _lower(claim: Claim, table: PointTable) -> Points:
     return {at: than - first for at, first, than in _differences(claim, table)}
 
 
-def _higher(claim: Claim, table: Table) -> Points:
+def _higher(claim: Claim, table: PointTable) -> Points:
     return {at: first - than for at, first, than in _differences(claim, table)}
 
 
-def _close(claim: Claim, table: Table) -> Points:
+def _close(claim: Claim, table: PointTable) -> Points:
     rows = _differences(claim, table)
     return {at: claim.within - (first - than) / than for at, first, than in rows}
 
 
-def _convex(claim: Claim, table: Table) -> tuple[Points, list[Floats]]:
+def _convex(claim: Claim, table: PointTable) -> tuple[Points, list[Floats]]:
     points, guards = {}, []
     x = np.array(table.axis("x"), dtype=np.float64)
     for combo in _kept(claim, table, ("x",)):
@@ -345,7 +345,7 @@ def _convex(claim: Claim, table: Table) -> tuple[Points, list[Floats]]:
     return points, guards
 
 
-def _rises(claim: Claim, table: Table) -> Points:
+def _rises(claim: Claim, table: PointTable) -> Points:
     axis = claim.along
     at = np.array(table.axis(axis), dtype=np.float64)
     if claim.measure == "best":
@@ -362,7 +362,7 @@ def _rises(claim: Claim, table: Table) -> Points:
     return points
 
 
-def _best(table: Table, combo: Mapping[str, Any], axis: str, value: float) -> Floats:
+def _best(table: PointTable, combo: Mapping[str, Any], axis: str, value: float) -> Floats:
     """ln of the x with the lowest loss, for every seed."""
     xs = table.axis("x")
     named = next(v for v in table.axis(axis) if v == value)
@@ -381,11 +381,11 @@ def _slope(at: Floats, values: Floats) -> Floats:
     return np.asarray(np.where(np.abs(rise) <= noise, 0.0, rise) / np.sum(centred**2))
 
 
-def _falls(claim: Claim, table: Table) -> Points:
+def _falls(claim: Claim, table: PointTable) -> Points:
     return {at: -np.asarray(values) for at, values in _rises(claim, table).items()}
 
 
-def _is_best(claim: Claim, table: Table) -> Points:
+def _is_best(claim: Claim, table: PointTable) -> Points:
     points = {}
     for x in table.axis("x"):
         if x == claim.at:
@@ -401,7 +401,7 @@ def _is_best(claim: Claim, table: Table) -> Points:
     return points
 
 
-def _nearer(claim: Claim, table: Table) -> Points:
+def _nearer(claim: Claim, table: PointTable) -> Points:
     points = {}
     x = np.array(table.axis("x"), dtype=np.float64)
     for combo in _kept(claim, table, ("x",)):
@@ -414,7 +414,7 @@ def _nearer(claim: Claim, table: Table) -> Points:
     return points
 
 
-def _overdrawn(claim: Claim, table: Table) -> Points:
+def _overdrawn(claim: Claim, table: PointTable) -> Points:
     points = {}
     for combo in _kept(claim, table, ()):
         point = table.points[_place(combo)]
@@ -422,7 +422,7 @@ def _overdrawn(claim: Claim, table: Table) -> Points:
     return points
 
 
-CHECKS: dict[str, Callable[[Claim, Table], Points]] = {
+CHECKS: dict[str, Callable[[Claim, PointTable], Points]] = {
     "lower": _lower,
     "higher": _higher,
     "close": _close,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sottovoce.reports.figures import AMBER, BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, svg, tidy
 from sottovoce.studies.paper.checks import interval
 from sottovoce.studies.paper.definition import Figure, Prototypes
-from sottovoce.studies.paper.outcomes import Table, label
+from sottovoce.studies.paper.outcomes import PointTable, label
 
 if TYPE_CHECKING:
     from sottovoce.runs.trained import Trained
@@ -134,7 +134,7 @@ class Picture:
 
 
 def pictures(
-    figure: Figure, tables: Mapping[str, Table], moments: list[dict[str, Any]]
+    figure: Figure, tables: Mapping[str, PointTable], moments: list[dict[str, Any]]
 ) -> list[Picture]:
     """Every panel of a figure, variant after variant."""
     if figure.kind == "moments":
@@ -153,7 +153,7 @@ def pictures(
             words = f"{figure.title}, {_VARIANTS[variant]}" + (f", {title}" if title else "")
 
             def painted(
-                ax: Any, table: Table = table, panel: Any = panel, how: Any = paint
+                ax: Any, table: PointTable = table, panel: Any = panel, how: Any = paint
             ) -> None:
                 how(ax, table, panel)
 
@@ -231,7 +231,7 @@ def look(figure: Figure, line: Any, index: int) -> Look:
     return _LEVELS[index % len(_LEVELS)]
 
 
-def _lines(ax: Any, table: Table, panel: Any) -> None:
+def _lines(ax: Any, table: PointTable, panel: Any) -> None:
     figure, xs = table.figure, table.axis("x")
     scale = 100 if figure.measure == "accuracy" else 1
     seen = []
@@ -281,7 +281,7 @@ def _logarithmic(ax: Any, finite: Any) -> None:
     ax.minorticks_off()
 
 
-def _horizons(ax: Any, table: Table, panel: Any) -> None:
+def _horizons(ax: Any, table: PointTable, panel: Any) -> None:
     """T over the rounds of the first seed's runs, each down to where the rounds done meet it."""
     longest = 1
     for i, line in enumerate(table.axis("line")):
@@ -329,7 +329,7 @@ def _moment_panel(i: int, panel: dict[str, Any]) -> Picture:
     return Picture("", title, f"Bound and true moment, {title}. {ends}", paint)
 
 
-def _digits(table: Table, line: Any) -> Picture:
+def _digits(table: PointTable, line: Any) -> Picture:
     """The ten pictures of one model, in two rows; the first seed's."""
     name = label(table.figure, "line", line)
 

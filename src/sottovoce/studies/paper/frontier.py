@@ -50,13 +50,13 @@ _LOOKS: dict[str, tuple[str, str, Any]] = {
 }
 
 
-def write(folder: Path, points: Sequence[Point]) -> None:
+def write(folder: Path, points: Sequence[FrontierPoint]) -> None:
     """frontier.svg and frontier.md."""
     write_file(folder / f"{NAME}.md", table(points).encode())
     write_file(folder / f"{NAME}.svg", picture(points).encode())
 
 
-def table(points: Sequence[Point]) -> str:
+def table(points: Sequence[FrontierPoint]) -> str:
     """One line for each point: panel, curve, true ε, accuracy over the seeds, rounds, what is set.
 
     >>> table([]).splitlines()[1]
@@ -76,7 +76,7 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(panel: Panel, point: Point) -> str:
+def _line(panel: Panel, point: FrontierPoint) -> str:
     own = point.plan
     if _level(point):
         return _level_line(panel, point)
@@ -100,7 +100,7 @@ def _line(panel: Panel, point: Point) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _level_line(panel: Panel, point: Point) -> str:
+def _level_line(panel: Panel, point: FrontierPoint) -> str:
     """A layer fitted in the open: no rounds, and an ε of 0 (no client) or none."""
     score = f"{100 * point.mean:.2f}"
     # Where nothing is left over, every seed deals the same rows.
@@ -110,13 +110,13 @@ def _level_line(panel: Panel, point: Point) -> str:
     return f"| {panel.title} | {how} | {holds} | {score} | – | – |"
 
 
-def _public_rows(point: Point) -> str:
+def _public_rows(point: FrontierPoint) -> str:
     """How many they were, where no client took part."""
     rows = point.plan.get("data.public") if point.asked == 0 else None
     return f" ({rows:,})" if rows else ""
 
 
-def picture(points: Sequence[Point]) -> str:
+def picture(points: Sequence[FrontierPoint]) -> str:
     """A panel for each federation that was measured at more than one ε; a file by itself."""
     drawn = [
         panel for panel in panels() if len({p.asked for p in points if p.panel == panel.name}) > 1
@@ -135,12 +135,12 @@ def picture(points: Sequence[Point]) -> str:
     return svg(NAME, "", paint, size=(4.3 * max(1, len(drawn)), 4.0), inline=False)
 
 
-def _level(point: Point) -> bool:
+def _level(point: FrontierPoint) -> bool:
     """Whether it was fitted in the open: a level to hold a curve against, not a point of one."""
     return point.asked in (0.0, OPEN)
 
 
-def _lines(ax: Any, panel: Panel, points: Sequence[Point]) -> None:
+def _lines(ax: Any, panel: Panel, points: Sequence[FrontierPoint]) -> None:
     ticks: set[float] = set()
     for curve in panel.curves:
         own = sorted((p for p in points if p.curve == curve), key=lambda p: p.epsilon)
@@ -248,7 +248,7 @@ QUICK = {"data.name": "digits", "data.clients": 10, "rounds.rounds": 2, "rounds.
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontierPoint:
     """A measured point: the plan's ε, what holds, and one accuracy for every seed."""
 
     panel: str
@@ -402,7 +402,7 @@ def _quick(plan: Plan) -> Plan:
 
 def reproduce(
     *, quick: bool, out: Path, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[Point]:
+) -> list[FrontierPoint]:
     """Run what is missing in `out` and `out/frontier`, and write the files; the points."""
 
     folder = out / NAME
@@ -458,9 +458,9 @@ def _fitted(fit: Fit, folder: Path, runs: Runs) -> Runs:
     return found
 
 
-def _point(cell: Cell, key: str, own: list[tuple[int, Outcome]]) -> Point:
+def _point(cell: Cell, key: str, own: list[tuple[int, Outcome]]) -> FrontierPoint:
     first = own[0][1]
-    return Point(
+    return FrontierPoint(
         panel=cell.panel,
         curve=cell.line,
         asked=cell.x,
@@ -475,7 +475,7 @@ def _point(cell: Cell, key: str, own: list[tuple[int, Outcome]]) -> Point:
     )
 
 
-def save(folder: Path, points: list[Point], quick: bool) -> None:
+def save(folder: Path, points: list[FrontierPoint], quick: bool) -> None:
     """Write frontier.json, a line for every point."""
     head = json.dumps({"schema": SCHEMA, "quick": quick})[:-1]
     lines = ",\n".join(json.dumps(vars(point), ensure_ascii=False) for point in points)
@@ -483,7 +483,7 @@ def save(folder: Path, points: list[Point], quick: bool) -> None:
     write_file(folder / f"{NAME}.json", text.encode())
 
 
-def load(folder: Path) -> list[Point]:
+def load(folder: Path) -> list[FrontierPoint]:
     """The points of a folder, or a sentence why there are none."""
     path = folder / f"{NAME}.json"
     try:
@@ -491,7 +491,7 @@ def load(folder: Path) -> list[Point]:
         if content["schema"] != SCHEMA:
             raise ValueError(content["schema"])
         listed: list[dict[str, Any]] = content["points"]
-        return [Point(**{k: _frozen(v) for k, v in one.items()}) for one in listed]
+        return [FrontierPoint(**{k: _frozen(v) for k, v in one.items()}) for one in listed]
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {NAME}.json; sottovoce reproduce {NAME}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -54,7 +54,7 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class PointTable:
     """All points of one variant of a figure."""
 
     figure: Figure
@@ -71,14 +71,14 @@ class Table:
         return self.points[place].values[measure]
 
 
-def tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, Table]:
+def tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]:
     """Every variant of a figure, from the cells of its file."""
     found: dict[str, dict[Place, list[dict[str, Any]]]] = {}
     for cell in cells:
         place = (cell.get("panel"), cell.get("line"), cell.get("x"))
         found.setdefault(cell["variant"], {}).setdefault(place, []).append(cell)
     return {
-        variant: Table(figure, variant, {place: _point(own) for place, own in places.items()})
+        variant: PointTable(figure, variant, {place: _point(own) for place, own in places.items()})
         for variant, places in found.items()
     }
 

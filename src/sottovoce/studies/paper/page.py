@@ -18,7 +18,7 @@ from sottovoce.reports.document import ceiling, document, escape, number, sheet
 from sottovoce.studies.paper import draw
 from sottovoce.studies.paper.checks import Judged, Verdict, rows, shown
 from sottovoce.studies.paper.definition import Claim, methods, setting
-from sottovoce.studies.paper.outcomes import Table, label
+from sottovoce.studies.paper.outcomes import PointTable, label
 
 # What all figures say together, in a few sentences; every number is counted or computed.
 
@@ -274,7 +274,7 @@ def _guarantees(one: Judged) -> str:
     )
 
 
-def _guaranteed(table: Table) -> str:
+def _guaranteed(table: PointTable) -> str:
     figure = table.figure
     axis = next(
         (

@@ -17,7 +17,7 @@ from sottovoce.data.files import write_file
 from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.privacy import moments as exact
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.reports.progress import Line
+from sottovoce.reports.progress import ProgressLine
 from sottovoce.studies.paper import definition, draw, frontier, outcomes, page
 from sottovoce.studies.paper.checks import Judged, judged
 from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
@@ -200,7 +200,7 @@ def reproduce(
         ["sottovoce reproduce", *names, *(["--quick"] if quick else []), f"--out {out.name}"]
     )
     began = time.monotonic()
-    show = Line(sys.stderr, quiet=quiet)
+    show = ProgressLine(sys.stderr, quiet=quiet)
     sweeps = [figure for figure in wanted if figure.kind != "moments"]
     absent = complete(sweeps, quick=quick, folder=folder, progress=partial(_told, show))
     show.close()
@@ -227,7 +227,7 @@ def reproduce_frontier(
     *, quick: bool = False, out: Path = Path("results"), quiet: bool = False
 ) -> Path:
     """Make `out/frontier`: records, picture and table; what is there already is not run again."""
-    folder, show = _folder(out, quick), Line(sys.stderr, quiet=quiet)
+    folder, show = _folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
     try:
         frontier.reproduce(quick=quick, out=folder, progress=partial(_told, show))
     finally:
@@ -310,7 +310,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _told(line: Line, done: int, total: int) -> None:
+def _told(line: ProgressLine, done: int, total: int) -> None:
     """Rounds done and rounds in all; runs that stop early make the estimate one from above."""
     if not line.due() and done != total:
         return

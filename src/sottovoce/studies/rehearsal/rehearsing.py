@@ -22,7 +22,7 @@ from sottovoce.data.files import require_empty, write_file
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds
-from sottovoce.reports.progress import Line
+from sottovoce.reports.progress import ProgressLine
 from sottovoce.studies.rehearsal import page
 from sottovoce.studies.rehearsal.prediction import Prediction, predicted, rows_tested
 from sottovoce.studies.rehearsal.search import (
@@ -548,7 +548,7 @@ def command(
         raise InputError("--resume goes on with the rehearsal in --out; name its folder")
     plan = Plan.load(path, settings)
     folder = out or Path("runs") / f"rehearsal-{datetime.now():%Y%m%d-%H%M%S}"
-    show = Line(sys.stderr, quiet=quiet, at_once=True)
+    show = ProgressLine(sys.stderr, quiet=quiet, at_once=True)
     wanted = RUNS if runs is None else runs
     try:
         result = rehearse(
@@ -608,7 +608,7 @@ def _value(result: Rehearsal, key: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _told(line: Line, trials: Trials) -> None:
+def _told(line: ProgressLine, trials: Trials) -> None:
     """Before the first trial what is going on; after each how many, the best, how long at most."""
     if not line.due():
         return
