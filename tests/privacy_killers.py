@@ -452,7 +452,10 @@ def states(node):
 
 
 def runs(module):
-    """Whether it simulates two rounds and coordinates one, to finite losses, by this module."""
+    """Whether it simulates two runs and coordinates a third, to finite losses, by this module.
+
+    Once with simulated noise and once with secure noise, whose engine is loaded for it.
+    """
     from in_process import Direct, clients, draw, plan, public
 
     from sottovoce import simulate
@@ -460,13 +463,16 @@ def runs(module):
 
     short = plan(**{"rounds.rounds": 2, "data.validation": 20, "data.test": 20})
     records = [simulate(short, data=draw(200, 3), seed=1).record]
+    rows = {"data": [draw(40, 100 + i) for i in range(3)], "validation": draw(60, 1)}
+    secure_plan = plan(**{"rounds.rounds": 2}).replace(noise="secure")
+    records.append(simulate(secure_plan, test=draw(60, 2), **rows).record)
     own, where = plan(**{"rounds.rounds": 1, "data.clients": 2}), folder()
     nodes = Direct(clients(where, 2))
     done = conduct(own, public(), nodes, Patience(2, gathering=0.5), out=where / "run")
     records.append(done.record)
     losses = [entry["validation_loss"] for record in records for entry in record["rounds"]]
     finite = all(loss is not None and np.isfinite(loss) for loss in losses)
-    return len(losses) == 3 and finite and f"sottovoce.{module}" in sys.modules
+    return len(losses) == 5 and finite and f"sottovoce.{module}" in sys.modules
 
 
 def answers(node):
