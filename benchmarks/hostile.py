@@ -5,7 +5,7 @@
 
 Ten clients share the digits (softmax, ε = 8, δ = 1e-5, 25 rounds). Every upload is made by
 `client.release` with secure noise, passes `server.checks.read`, is weighed by `limit_samples` and
-`limit_noise` of `server.weights` and combined by `average.combine`: what a real server does, but
+`limit_noise` and combined by `combine` of `schedules.aggregate`: what a real server does, but
 for vaults and network. The hostile ones know the checks and go as far as these let them:
 
 - label flip    trains on class 9 − y, with honest noise;

@@ -225,29 +225,32 @@ def _again_and_again(look):
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch):
     """Flower would say so a minute later. One that has not begun is waited for, however long."""
-    monkeypatch.setattr(federate, "GONE", 0.3)
+    clock = [0.0]
+    monkeypatch.setattr(federate, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     other = context.Process(target=_hold, args=(tmp_path, ready))
     below = SimpleNamespace(processes=SimpleNamespace(pid=os.getpid()))
     server = federate._Server(tmp_path, below)
     follow = federate._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
-    for _ in range(6):  # longer than GONE: nobody has led yet
-        follow()
-        time.sleep(0.1)
+
+    def follow_until(last):
+        while clock[0] < last:
+            follow()
+            clock[0] += 1.0
+
+    follow_until(2 * federate.GONE)  # nobody has led yet
     other.start()
     try:
         assert ready.wait(900)
         assert server.pid() == other.pid
-        for _ in range(6):
-            follow()
-            time.sleep(0.1)
+        follow_until(clock[0] + 2 * federate.GONE)
         other.kill()
         other.join()
-        began = time.monotonic()
+        gone = clock[0]
         with pytest.raises(FederationError, match="the server was killed"):
-            _again_and_again(follow)
-        assert time.monotonic() > began + 0.3  # not before it is sure
+            follow_until(gone + 2 * federate.GONE)
+        assert clock[0] > gone + federate.GONE  # not before it is sure
     finally:
         other.kill()
         other.join()

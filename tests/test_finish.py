@@ -212,7 +212,7 @@ def retraced(own: Plan, federation_first, rounds, loss):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "tail", "all"])
 def test_a_federation_finishes_as_the_simulation_does(name, tmp_path, monkeypatch):
-    """Both send and hand out what `server.finish` makes of their uploads, bit for bit.
+    """Both send and hand out what the server's optimiser makes of their uploads, bit for bit.
 
     The federation is stopped once and goes on; its vaults have debited what the plan without a
     finish debits.

@@ -1,6 +1,6 @@
 """The compiled round: gradient descent without noise, the right noise with it, the right weights.
 
-`client.step` (one client at a time, on the grid of a real release) is the oracle.
+`release.step` (one client at a time, on the grid of a real release) is the oracle.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_without_noise_and_clipping_it_is_gradient_descent(name):
 @pytest.mark.parametrize("clip", [0.05, 1.0, np.inf])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip):
-    """Unbalanced clients, some absent: simulation and `client.step` agree to 1e-6 in float64."""
+    """Unbalanced clients, some absent: simulation and `release.step` agree to 1e-6 in float64."""
     model = MODELS[name]
     x, y = samples(model, seed=3)
     present = np.array([True, False, True, True, True])
@@ -173,7 +173,7 @@ def test_the_noise_is_gaussian_and_fresh():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_several_noiseless_steps_are_the_clients_own(name):
-    """E steps at each client, then the mean: equal to `client.step` taken E times."""
+    """E steps at each client, then the mean: equal to `release.step` taken E times."""
     model, steps = MODELS[name], 3
     x, y = samples(model, seed=4)
     present = np.array([True, True, False, True, True])

@@ -1,6 +1,6 @@
 """`sottovoce federate`: a real federation on Flower from one command, on this machine.
 
-The plan's data are dealt to nodes with vaults of their own (`dealing`), a SuperLink and a SuperNode
+The plan's data are dealt to nodes with vaults of their own, a SuperLink and a SuperNode
 for each are started over TLS (`flower.local`), the run is followed from here, and everything that
 was started is stopped, whatever happens. The run folder is that of `train`, and more:
 

@@ -4,8 +4,8 @@ Steps 6–9 of Algorithm 1 (UDP) and the average over clients in one go: a round
 clipped gradients, so a row may carry the weight of its client. No samples × parameters array ever
 exists. A dense layer's per-sample gradient is an outer product h δᵀ, so its norm is ‖h‖‖δ‖ and the
 scaled sum is one matrix product; a convolution's own gradient is small (25 × colours × channels)
-and is formed for one piece of the rows at a time (`tiles`); a custom model's gradients are formed
-for as many rows as fit in a fixed amount of memory.
+and is formed for one piece of the rows at a time, tile by tile; a custom model's gradients are
+formed for as many rows as fit in a fixed amount of memory.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Form:
         return self.numbers if self.seen is None else self.seen.width
 
     def shapes(self) -> Shapes:
-        """Names and shapes of the parameters, sorted by name, as in `learning.models`."""
+        """Names and shapes of the parameters, sorted by name, as in `models.base`."""
         f, c = self.features, self.classes
         if self.name == "svm":
             return {"b": (), "w": (f,)}

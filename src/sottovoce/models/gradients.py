@@ -27,7 +27,7 @@ from sottovoce.privacy.grid import Products, flushed
 
 # svm, softmax and mlp in float64 numpy: what a device computes, and what JAX is held against.
 #
-# No JAX here: a client that trains one of them never loads it. The losses are those of `models`;
+# No JAX here: a client that trains one of them never loads it. The losses are those of `base`;
 # only the precision and the library differ.
 
 
@@ -46,7 +46,7 @@ def losses_numpy(
     *,
     kappa: float = 0.01,
 ) -> Floats:
-    """F(D_m, w) for every row of svm, softmax or mlp; see `models` for the formulas.
+    """F(D_m, w) for every row of svm, softmax or mlp; see `base` for the formulas.
 
     >>> losses_numpy("svm", {"w": [1.0], "b": 0.0}, [[2.0], [-0.5]], [1, 1], kappa=0.0).tolist()
     [0.0, 1.5]

@@ -69,13 +69,13 @@ def percent(fraction: float, digits: int = 1) -> str:
 def duration(seconds: float) -> str:
     """A time span for reading.
 
-    >>> duration(0.0021), duration(7.26), duration(754.0), duration(7300.0)
-    ('2.1 ms', '7.3 s', '12 min 34 s', '2 h 1 min')
+    >>> duration(0.0021), duration(0.98), duration(7.26), duration(754.0), duration(7300.0)
+    ('2.1 ms', '980 ms', '7.3 s', '12 min 34 s', '2 h 1 min')
     """
     if not math.isfinite(seconds):
         return "–"
     if seconds < 1:
-        return f"{1000 * seconds:.2g} ms"
+        return f"{float(f'{1000 * seconds:.2g}'):g} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""The figures of a run, as inline SVG (`svg` says how they are drawn and coloured)."""
+"""The figures of a run, as inline SVG, and how they are drawn and coloured."""
 
 from __future__ import annotations
 

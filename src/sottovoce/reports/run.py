@@ -23,8 +23,8 @@ from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import CALIBRATIONS, undisclosed
 from sottovoce.privacy.gaussian import Floats
-from sottovoce.runs import record as recorded
-from sottovoce.runs.record import AGAIN
+from sottovoce.runs.record import AGAIN, require_schema
+from sottovoce.runs.record import read as read_record
 
 STATUSES = ("finished", "interrupted", "failed")
 
@@ -114,7 +114,7 @@ class CheckedRun:
         sottovoce.errors.RunError: record.json must have schema "sottovoce.record/1", got \
 'something else'; use the version of sottovoce that wrote it
         """
-        recorded.require_schema(record)
+        require_schema(record)
         try:
             return cls._parsed(record, dict(trace or {}))
         except KeyError as error:
@@ -270,7 +270,7 @@ class CheckedRun:
 
 def read(folder: Path) -> CheckedRun:
     """The run in a folder: record.json, and trace.npz if it is there."""
-    return CheckedRun.of(recorded.read(folder), _trace(folder / "trace.npz"))
+    return CheckedRun.of(read_record(folder), _trace(folder / "trace.npz"))
 
 
 def _trace(path: Path) -> dict[str, Any] | None:

@@ -114,7 +114,7 @@ class ServerState:
     initial: tuple[float, float, float | None]  # loss, accuracy and signal of the first model
     seconds: float  # spent so far, in all sittings
     exhausted: bool = False  # nobody could pay the last round that was announced
-    marks: Marks = NO_MARKS  # what `server.finish` counts; its arrays stand beside the model
+    marks: Marks = NO_MARKS  # what the server's optimiser counts; its arrays stand beside the model
 
 
 Parameters = dict[str, NDArray[Any]]
@@ -144,7 +144,7 @@ def save(
 ) -> None:
     """Write state, model and header (plan, seed, …): all of it, or the old one stays.
 
-    `memory` are the models that `server.finish` keeps beside the newest.
+    `memory` are the models that the server's optimiser keeps beside the newest.
     """
     tank = state.tank
     arrays = {f"param:{name}": leaf for name, leaf in params.items()}

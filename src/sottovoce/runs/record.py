@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "sottovoce.record/1"
 AGAIN = "restore the file, or run the plan again into a new folder"
-#: What every reader of a record relies on; `report/run.py` asks for more.
+#: What every reader of a record relies on; `reports/run.py` asks for more.
 _NEEDS: dict[str, tuple[type, ...]] = {
     "initial": (dict,),
     "rounds": (list,),

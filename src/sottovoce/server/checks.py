@@ -203,7 +203,7 @@ def _booked(account: Account | None, released: float, expected: Expected) -> Non
 def _called_for(account: Account | None, released: float, expected: Expected) -> float:
     """Return the most σ/Δ that the client's own budget calls for in this round.
 
-    It is what `client.price` gives for the books that the client shows: what it had spent before
+    It is what `release.price` gives for the books that the client shows: what it had spent before
     this upload, of the capacity that it disclosed, over the releases that the horizon leaves. A
     client that discloses no budget is held to the ceiling alone.
     """

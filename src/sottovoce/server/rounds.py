@@ -42,7 +42,7 @@ from sottovoce.schedules.pricing import LOSS_SHARE
 from sottovoce.schedules.pricing import offers as price
 from sottovoce.server.federation import Federation
 
-# What the server makes of averaged uploads (`server.finish`): a batch of them, or one in numpy.
+# What the server makes of averaged uploads (`schedules.optimizer`): a batch, or one in numpy.
 
 
 def numbers(
@@ -313,10 +313,9 @@ def play_rounds(
     while asks := engine.ask(live):
         if engine.begin(asks):
             yield
-        seconds = -began
-        for i, played in engine.end(asks):
-            if seconds < 0:  # the engine has been waited for
-                seconds += time.monotonic()
+        outcome = engine.end(asks)
+        seconds = time.monotonic() - began
+        for i, played in outcome:
             run = runs[i]
             state = finish(run.federation, run.state, played, seconds=before[i] + seconds)
             # Where nothing was uploaded there is nothing to make a step of: the model stays.

@@ -1,10 +1,10 @@
 """A batch of runs on an accelerator: the next rounds begin before the losses of these are known.
 
-Rounds go there in stretches (`stretch`), on the guess that the horizon stays; a wrong guess is
-thrown away and the run goes on from the round before it, so that the result is the same, bit for
-bit. A program whose loop has a length of its own keeps the thread that launched it waiting until
-its last round, without Python's lock: so stretches are launched by a thread of their own, while
-this one keeps the books of those before and prices those to come.
+Several rounds go in one launch, on the guess that the horizon stays. A wrong guess is thrown away
+and the run goes on from the round before it, so that the result is the same, bit for bit. A
+program whose loop has a length of its own keeps the thread that launched it waiting until its last
+round, without Python's lock: so a thread of its own launches the rounds, while this one keeps the
+books of the rounds before and prices those to come.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def play(
 
     `longest` is the largest number of rows any client has; it matters where the round goes client
     by client.
-    `memory` is what the server keeps beside the newest model (`server.finish`).
+    `memory` is what the server keeps beside the newest model (`schedules.optimizer`).
     """
     now = np.full(len(orders.std), t, np.uint32)
     words, layout = pack((orders, now))
@@ -161,7 +161,7 @@ def traced(
     signal: Signal,
     longest: int,
 ) -> RoundResult:
-    """The round inside a compiled program: of this file, or of `stretch`."""
+    """The round inside a compiled program: of this file, or of `accelerator`."""
 
     def one(params: Params, memory: dict[str, Params], order: Orders, t: Array) -> RoundResult:
         own: StackedRows = jax.tree.map(lambda part: _of(part, order.split), rows)
@@ -196,14 +196,14 @@ def traced(
 def finished(
     params: Params, averaged: Params, memory: dict[str, Params], numbers: Numbers
 ) -> tuple[Params, dict[str, Params]]:
-    """`server.finish.step` on trees of arrays."""
+    """`optimizer.step` on trees of arrays."""
     kept: optimizer.Memory = {part: _flat(tree) for part, tree in memory.items()}
     new, kept = optimizer.step(numbers, kept, _flat(params), _flat(averaged))
     return _like(params, new), {part: _like(params, leaves) for part, leaves in kept.items()}
 
 
 def keep_better(memory: dict[str, Params], new: Params, better: Array) -> dict[str, Params]:
-    """`server.finish.keep_better` on trees of arrays."""
+    """`optimizer.keep_better` on trees of arrays."""
     kept: optimizer.Memory = {part: _flat(tree) for part, tree in memory.items()}
     kept = optimizer.keep_better(kept, _flat(new), better, jnp.where)
     return {part: _like(new, leaves) for part, leaves in kept.items()}

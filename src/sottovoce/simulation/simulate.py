@@ -208,7 +208,7 @@ def rounds_of(
 ) -> Iterator[None]:
     """Algorithms 1 and 2 for a batch of runs, round by round, with the engine that fits them.
 
-    `guess`: an accelerator may begin rounds before the losses of those before are known (`ahead`).
+    `guess`: an accelerator may begin rounds before the losses of those before are known.
     """
     first = batch[0].federation
     if first.plan.noise == "secure":

@@ -1,9 +1,9 @@
 """A round over rows that do not fit in memory: block by block, each read while one is computed.
 
-The round of `round` is a sum over rows, Σ_m c_i·clip(g_m) with c_i = p_i·η/n_i of the row's client,
-so it may be taken in blocks: the same compiled sum for each, added to one that is carried along in
-place. Memory is that of two blocks and two models, however many rows there are, and rows of clients
-outside the cohort are not even read. Noise, what the server adds, and evaluation are as ever.
+The round of `compiled` is a sum over rows, Σ_m c_i·clip(g_m) with c_i = p_i·η/n_i of the row's
+client, so it may be taken in blocks: the same compiled sum for each, added to one that is carried
+along in place. Memory is that of two blocks and two models, however many rows there are, and rows
+of clients outside the cohort are not even read. Noise, optimiser and evaluation are the same.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _close(
 ) -> tuple[Params, dict[str, Params], Array]:
     """The rest of a round: noise, what the server adds, and loss, accuracy, loss of what is kept.
 
-    The same key and draw as in `round`, so that a streamed run has the noise of the other.
+    The same key and draw as in `compiled`, so that a streamed run has the noise of the other.
     """
     words, t, std = noise
     drawn = simulated.draw(jax.random.fold_in(jax.random.wrap_key_data(words), t), params, std)

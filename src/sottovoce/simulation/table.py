@@ -17,7 +17,6 @@ from sottovoce.privacy.tank import side_by_side
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
 from sottovoce.server import rounds
-from sottovoce.server import rounds as course
 from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import inspected, numbers, on_device
 from sottovoce.simulation.compiled import Orders, StackedRows, play
@@ -59,7 +58,7 @@ class Seat(NamedTuple):
     federation: Federation
     split: int
     state: ServerState
-    asks: course.Prepared | None  # None: the run is over; its seat computes what nobody reads
+    asks: rounds.Prepared | None  # None: the run is over; its seat computes what nobody reads
 
 
 def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
@@ -67,18 +66,18 @@ def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
 
     The seats may be those of several rounds, one after the other.
     """
-    rounds = len(seats) // len(always["rate"])
-    if rounds > 1:
-        always = {name: np.concatenate([own] * rounds) for name, own in always.items()}
+    turns = len(seats) // len(always["rate"])
+    if turns > 1:
+        always = {name: np.concatenate([own] * turns) for name, own in always.items()}
     asked = [own.asks for own in seats]
     weight, sigma = _column(asked, "weight"), _column(asked, "sigma")
     return Orders(
         **always,
         split=np.array([own.split for own in seats], np.int32),
         weight=weight.astype(np.float32),
-        std=course.root_sum(weight, sigma[:, 0]).astype(np.float32),
+        std=rounds.root_sum(weight, sigma[:, 0]).astype(np.float32),
         sigma=np.nan_to_num(sigma).astype(np.float32),
-        signal_std=course.root_sum(weight, _column(asked, "signal_sigma")).astype(np.float32),
+        signal_std=rounds.root_sum(weight, _column(asked, "signal_sigma")).astype(np.float32),
         finish=numbers(
             [own.federation.finish for own in seats],
             [own.state.marks for own in seats],
@@ -121,7 +120,7 @@ def cohort(weight: ArrayLike, size: int) -> NDArray[np.int32]:
     return np.sort(order, axis=1).astype(np.int32)
 
 
-def _column(asked: Sequence[course.Prepared | None], name: str) -> NDArray[np.float64]:
+def _column(asked: Sequence[rounds.Prepared | None], name: str) -> NDArray[np.float64]:
     """One array of each run, zeros for a run that is over."""
     told = {i: getattr(own, name) for i, own in enumerate(asked) if own is not None}
     idle = np.zeros_like(next(iter(told.values())))

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.client import messages as wire
 from sottovoce.client import release
+from sottovoce.client.messages import unpack
 from sottovoce.client.release import Parameters, Price
 from sottovoce.errors import InputError
 from sottovoce.models import gradients
@@ -391,7 +391,7 @@ class Duel:
                 FORM, sent, x, labels, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
                 loss_bound=self.setting.loss_bound,
             )  # fmt: skip
-            head, arrays = wire.unpack(upload.blob)
+            head, arrays = unpack(upload.blob)
             seen = _flat(arrays)
             if self.setting.loss_bound is not None:
                 seen = np.append(seen, float(head["loss"]))

@@ -28,7 +28,7 @@ from sottovoce.server.rounds import first_model
 
 # What a server receives, with noise and without: the clipped step as it can read it off an upload.
 #
-# "Without noise" is `client.step`, which nothing may send; with noise it is the real
+# "Without noise" is `release.step`, which nothing may send; with noise it is the real
 # `client.release`, priced by a tank of the budget that spends all of it in the uploads asked for.
 
 

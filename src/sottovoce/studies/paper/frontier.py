@@ -32,9 +32,9 @@ from sottovoce.privacy.budget import shown
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.reports.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
 from sottovoce.studies.paper import outcomes
-from sottovoce.studies.paper import reproduce as runner
 from sottovoce.studies.paper.definition import Cell, expand, figure
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flat
+from sottovoce.studies.paper.reproduce import train
 
 # The frontier as a picture, accuracy against the ε that holds, and as a table.
 
@@ -416,7 +416,7 @@ def reproduce(
         for seed in own
         if (cell.key, seed) not in runs
     }
-    absent = runner.train(list(missing.values()), folder, progress)
+    absent = train(list(missing.values()), folder, progress)
     runs |= outcomes.known(folder)
     places = [(cell, cell.key, own) for cell, own in listed]
     for fit in _fits(quick):

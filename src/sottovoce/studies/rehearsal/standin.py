@@ -268,7 +268,7 @@ def announced(plan: Plan, clients: int | None = None, samples: int | None = None
     """The federation that a plan announces, without a look at its data.
 
     `samples` are the rows that a client holds; with `data.client` those that name it in the table,
-    of which validation and test take theirs (as `data.column.split_by_column` does).
+    of which validation and test take theirs (as `data.tables.split_by_column` does).
 
     >>> announced(Plan()).sizes[:2], announced(Plan(data={"name": "mnist", "clients": 50})).rows
     ((143, 143), 50000)
@@ -440,7 +440,8 @@ class StandIn:
     shape: tuple[int, ...]
     classes: int
     sources: int | None = None  # of how many different pictures those that tell are variations
-    origin: str = "made"  # made | published | said (to be public) | own (the plan's); see `cost`
+    # made | published | said (to be public) | own (the plan's); see `rehearsing`
+    origin: str = "made"
     name: str = ""  # of public rows, as they were given
 
     @property
