@@ -34,7 +34,6 @@ from sottovoce.reports.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, s
 from sottovoce.studies.paper import outcomes
 from sottovoce.studies.paper.definition import Cell, expand, figure
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flat
-from sottovoce.studies.paper.reproduce import train
 
 # The frontier as a picture, accuracy against the ε that holds, and as a table.
 
@@ -401,10 +400,13 @@ def _quick(plan: Plan) -> Plan:
 
 
 def reproduce(
-    *, quick: bool, out: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    *, quick: bool, out: Path, train: Callable[[Sequence[tuple[Cell, int, None]], Path], list[str]]
 ) -> list[FrontierPoint]:
-    """Run what is missing in `out` and `out/frontier`, and write the files; the points."""
+    """Run what is missing in `out` and `out/frontier`, write the files, and return the points.
 
+    `train` runs the jobs that it is given, stores their outcomes in a folder, and returns a
+    sentence for each data set that is missing.
+    """
     folder = out / NAME
     make_folder(folder)
     outcomes.mend(folder)
@@ -416,7 +418,7 @@ def reproduce(
         for seed in own
         if (cell.key, seed) not in runs
     }
-    absent = train(list(missing.values()), folder, progress)
+    absent = train(list(missing.values()), folder)
     runs |= outcomes.known(folder)
     places = [(cell, cell.key, own) for cell, own in listed]
     for fit in _fits(quick):

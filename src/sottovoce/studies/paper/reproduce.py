@@ -47,7 +47,7 @@ def complete(
     return train(list(todo.values()), folder, progress)
 
 
-def train(jobs: list[Job], folder: Path, progress: Progress) -> list[str]:
+def train(jobs: Sequence[Job], folder: Path, progress: Progress) -> list[str]:
     """Run these and store each as it comes; where data are missing, the sentences that say so."""
     total = sum(cell.plan.rounds.rounds for cell, _, _ in jobs)
     done, absent = 0, []
@@ -76,7 +76,7 @@ def missing(
     ]
 
 
-def _portions(jobs: list[Job]) -> list[list[Job]]:
+def _portions(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs on the same data with the same seeds: one call of the simulator each, read once."""
     by_plan: dict[str, list[Job]] = {}
     for job in jobs:
@@ -229,7 +229,8 @@ def reproduce_frontier(
     """Make `out/frontier`: records, picture and table; what is there already is not run again."""
     folder, show = _folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
     try:
-        frontier.reproduce(quick=quick, out=folder, progress=partial(_told, show))
+        progress = partial(_told, show)
+        frontier.reproduce(quick=quick, out=folder, train=partial(train, progress=progress))
     finally:
         show.close()
     return folder / frontier.NAME
