@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]
 WARDS = ("ward-3", "ward-5")
-ROUNDS, LONGER = 3, 12
+ROUNDS, LONGER = 3, 6
 # The calls that a SuperNode makes: all that the open port passes on.
 FLEET = {"activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages",
          "push-messages", "get-run", "get-fab", "push-object", "pull-object",

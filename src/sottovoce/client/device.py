@@ -340,7 +340,8 @@ def _require_memory(request: Request, rows: Rows) -> None:
         params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
         zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), np.int64)
         block = next(gradients.blocks(request.form, params, *zeros))
-    numbers = 2 * len(rows.y) * width + 3 * gradients.BLOCK_NUMBERS + 10 * count
+    largest = min(gradients.BLOCK_NUMBERS, max(64, len(rows.y)) * count)  # sums go by 64 rows
+    numbers = 2 * len(rows.y) * width + 3 * largest + 10 * count
     np.empty(numbers)[:: mmap.PAGESIZE // 8] = 0
     del block
 
