@@ -87,7 +87,9 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
         turn, uploads, sigma = Round(t, ROUNDS), [], []
         for i, own in enumerate(rows):
             tank, bad = tanks[i], i < hostile
-            price = release.price(tank, turn, terms, change=grid.change("record", len(own.y)))
+            price = release.price(
+                tank, turn, terms, change=grid.grid_sensitivity("record", len(own.y))
+            )
             y = 9 - own.y if bad and attack == "label flip" else own.y
             before, tanks[i] = tank, tank.spend(np.array(sum(price.units)))
             budget = {

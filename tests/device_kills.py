@@ -186,9 +186,11 @@ def left(pipe: int) -> list[bytes]:
 
 def mu2(blob: bytes, samples: int) -> Fraction:
     """What an answer that left is worth, by the σ it states (Δ = 2ηC/n, η = C = 1)."""
-    one = grid.unit(1.0) / samples
+    one = grid.grid_unit(1.0) / samples
     noise = [round(sigma / one) for sigma in told(blob)["sigma"]]
-    return sum((Fraction(grid.change("record", samples), n) ** 2 for n in noise), Fraction(0))
+    return sum(
+        (Fraction(grid.grid_sensitivity("record", samples), n) ** 2 for n in noise), Fraction(0)
+    )
 
 
 class Client:

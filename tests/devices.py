@@ -232,8 +232,8 @@ def worth(
 ) -> Fraction:
     """μ² of an upload by the noise it states, having checked that this noise was paid for."""
     head = told(upload)
-    change = grid.change(facts["unit"], samples)
-    one = facts["learning_rate"] / samples * grid.unit(facts["clip"])
+    change = grid.grid_sensitivity(facts["unit"], samples)
+    one = facts["learning_rate"] / samples * grid.grid_unit(facts["clip"])
     assert head["sigma"] == [one * noise for noise in facts["noise"]], "σ is not what was booked"
     total = Fraction(0)
     for place, (noise, paid) in enumerate(zip(facts["noise"], units, strict=True)):

@@ -173,7 +173,7 @@ class Case:
         other_x[which], other_y[which] = drawn[which], rng.integers(0, classes, n)[which]
         one = units(self.name, params, x, y, self.clip)
         other = units(self.name, params, other_x, other_y, self.clip)
-        return one - other, grid.change(self.unit, n)
+        return one - other, grid.grid_sensitivity(self.unit, n)
 
 
 def furthest(name, n, unit):
@@ -197,7 +197,7 @@ def furthest(name, n, unit):
     other = y.copy()
     other[: n if unit == "client" else 1] = 1
     one, two = (units(name, params, x, labels, 0.01) for labels in (y, other))
-    return one - two, grid.change(unit, n)
+    return one - two, grid.grid_sensitivity(unit, n)
 
 
 @st.composite

@@ -81,8 +81,8 @@ def sensitivity_covers_every_recipe():
                 last = Recipe(0.5, 3.0, steps=steps, group=group, noise_at="last-step")
                 assert last.sensitivity(n) >= 2 * 0.5 * 3.0 * (steps - 1 + part)
         assert Recipe(0.5, 3.0, unit="client").sensitivity(n) >= 2 * 0.5 * 3.0
-        assert grid.change("record", n) >= MOVED
-        assert grid.change("client", n) >= n * MOVED
+        assert grid.grid_sensitivity("record", n) >= MOVED
+        assert grid.grid_sensitivity("client", n) >= n * MOVED
     for wrong in ({"batch": 32}, {"clip": float("inf")}):
         try:
             Recipe(**{"learning_rate": 1.0, "clip": 1.0, **wrong}).sensitivity(100)
@@ -149,7 +149,7 @@ def offers_are_worth_their_units():
         for offer in (
             tank.offer(1.0, remaining),
             tank.offer_scaled(1.0, remaining, float(rng.uniform(0.2, 2))),
-            tank.new_run().offer_scaled(1.0, 1, float(rng.uniform(0.2, 2))),
+            tank.start_run().offer_scaled(1.0, 1, float(rng.uniform(0.2, 2))),
         ):
             if not offer.granted:
                 continue
@@ -423,7 +423,7 @@ def trains(module="simulation.round"):
     now = {name: 0.3 * rng.normal(size=shape) for name, shape in SMALL.shapes().items()}
     tank = Tank.full(4.0)
     for t in range(4):
-        paid = release.price(tank, Round(t, 4), ONE, change=grid.change("record", len(y)))
+        paid = release.price(tank, Round(t, 4), ONE, change=grid.grid_sensitivity("record", len(y)))
         tank = tank.spend(sum(paid.units))
         sent = release.release(
             SMALL, now, x, y, recipe=Recipe(0.5, 1.0), paid=paid, head={"kind": "upload"}

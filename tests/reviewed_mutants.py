@@ -79,11 +79,11 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/test_noise_secure.py::test_every_integer_has_its_probability",
         (
             (
-                "source, staircase = _Stream(), envelope(sigma)",
-                "source, staircase = _Stream(), envelope(sigma, reach=4)",
+                "source, staircase = _Stream(), build_envelope(sigma)",
+                "source, staircase = _Stream(), build_envelope(sigma, reach=4)",
             ),
             (
-                "        values[i], accepted[i] = _tail(bar[i] == bars, staircase, source)",
+                "        values[i], accepted[i] = _propose_from_tail(bar[i] == bars, staircase, source)",
                 "        accepted[i] = False  # so far out that another proposal is quicker",
             ),
         ),
@@ -281,7 +281,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "no_turn_takes_more_than_a_quarter",
         (
             (
-                'self._set("floor", float(shown(math.sqrt(_LARGEST_SHARE / capacity))))',
+                'self._set("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))',
                 'self._set("floor", float(f"{math.sqrt(_LARGEST_SHARE / capacity):.6g}"))',
             ),
         ),
@@ -405,8 +405,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/test_promises.py::test_a_certificates_head_has_the_budget_of_the_first_release",
         (
             (
-                'budget = f"({shown(promised.epsilon)}, {shown(promised.delta, 3)})"',
-                'budget = f"({shown(policy.epsilon)}, {shown(policy.delta, 3)})"',
+                'budget = f"({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)})"',
+                'budget = f"({format_claim(policy.epsilon)}, {format_claim(policy.delta, 3)})"',
             ),
         ),
     ),
@@ -621,7 +621,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/test_promises.py::test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds",
         (
             (
-                "return number(float(shown(value, max(digits, whole))), digits)",
+                "return number(float(format_claim(value, max(digits, whole))), digits)",
                 "return number(value, digits)",
             ),
         ),

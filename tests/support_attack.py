@@ -47,12 +47,12 @@ class Script:
     def __init__(self, *answers: np.ndarray) -> None:
         self._answers = list(answers)
 
-    def words(self, count: int) -> Any:
+    def draw_words(self, count: int) -> Any:
         answer = self._answers.pop(0)
         assert answer.size == count
         return answer
 
-    def bits(self, count: int) -> int:
+    def draw_bits(self, count: int) -> int:
         return 0
 
 

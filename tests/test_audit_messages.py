@@ -223,4 +223,4 @@ def test_the_audit_finds_a_reused_key(monkeypatch):
 def test_what_no_number_of_messages_can_show():
     assert Rates(20_000, 20_000, 0, 20_000).epsilon(1e-5) < np.log(20_000)
     assert calibration.capacity(20, 1e-3, calibration="paper") > gaussian.mu(20, 1e-3) ** 2
-    assert grid.change("record", messages.SAMPLES) == 2**31
+    assert grid.grid_sensitivity("record", messages.SAMPLES) == 2**31

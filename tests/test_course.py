@@ -104,6 +104,6 @@ def test_turns_that_differ_in_more_than_the_horizon_are_refused():
     from sottovoce.schedules.base import Round
     from sottovoce.schedules.pricing import Terms, offers
 
-    tank = Tank.side_by_side([Tank.full([1.0]), Tank.full([1.0])])
+    tank = Tank.stack([Tank.full([1.0]), Tank.full([1.0])])
     with pytest.raises(ValueError, match="horizon alone"):
         offers(tank, [Round(0, 9), Round(0, 9, 0.5, 9)], Terms(1, 1), 1.0)

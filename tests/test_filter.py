@@ -59,7 +59,7 @@ def play(rng, tanks: ModuleType) -> None:
     tank = tanks.Tank.full(worth)
     spent = [[] for _ in range(clients)]
     for _ in range(int(rng.integers(1, 4))):
-        tank = tank.new_run()
+        tank = tank.start_run()
         schedule, asked = random_schedule(rng), np.zeros(clients, dtype=np.int64)
         online = rng.uniform(0.3, 1)
         progress = schedule.start(float(rng.normal()))

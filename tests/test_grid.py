@@ -75,7 +75,7 @@ def test_a_row_at_the_norm_keeps_its_length(clip):
     row = np.array([[clip * 0.6, -clip * 0.8, 0.0]])
     for scale in (1.0, 1e5):
         one, two = (grid.clipped_sum([sign * scale * row], clip, 3) for sign in (1, -1))
-        assert 0.999999 < reach(one - two, grid.change("record", 1)) <= 1
+        assert 0.999999 < reach(one - two, grid.grid_sensitivity("record", 1)) <= 1
 
 
 def test_the_integer_check_catches_what_floats_let_through():
@@ -112,11 +112,11 @@ def factors(seed, rows=9, kinds=("normal", "large", "spoilt")):
 @pytest.mark.parametrize("seed", range(20))
 def test_products_are_what_they_are_written_out_to_one_unit_a_row(seed, clip):
     block = factors(seed)
-    written = block.written()
+    written = block.write_out()
     count = written.shape[1]
     one, two = (grid.clipped_sum([it], clip, count) for it in (block, written))
     assert np.abs(one - two).max() <= len(block)
-    each = [grid.clipped_sum([block.some(i, i + 1)], clip, count) for i in range(len(block))]
+    each = [grid.clipped_sum([block.take_rows(i, i + 1)], clip, count) for i in range(len(block))]
     assert all(squared(row) <= grid.NORM**2 for row in each)
     assert sum(each).tolist() == one.tolist()
     assert not any(each[i].any() for i in (4, 5, 6, 7))
@@ -155,7 +155,9 @@ def test_too_long_a_row_goes_and_the_others_stay():
 def test_squared_lengths_are_never_understated(rows, part):
     """On either side of 2⁵³, where floating-point sums begin to round, and of 2⁶¹."""
     whole = [[value // part for value in row] for row in rows]
-    for found, row in zip(grid._lengths(np.array(whole, dtype=float)).tolist(), whole, strict=True):
+    for found, row in zip(
+        grid._bound_squared_norms(np.array(whole, dtype=float)).tolist(), whole, strict=True
+    ):
         exact = sum(v * v for v in row)
         assert min(exact, 2**61) <= found <= min(exact + (exact >> 40), 2**61)
 
@@ -167,13 +169,13 @@ def test_squared_lengths_are_never_understated_in_the_longest_segment():
             row = np.full((1, grid._TERMS), rest)
             row[0, 0] = first
             exact = sum(int(v) ** 2 for v in row[0])
-            assert exact <= grid._lengths(row)[0] <= exact + (exact >> 40)
+            assert exact <= grid._bound_squared_norms(row)[0] <= exact + (exact >> 40)
 
 
 def test_what_is_no_number_is_too_long():
     rows = np.array([[np.nan, 1.0], [np.inf, 0.0], [1e200, 0.0], [3.0, 4.0], [2.0**30, 1.0]])
     with np.errstate(all="ignore"):
-        *far, small, near = grid._lengths(rows).tolist()
+        *far, small, near = grid._bound_squared_norms(rows).tolist()
     assert far == [2**61] * 3
     assert small == 25
     assert 2**60 < near < 2**60 + 2**20
@@ -200,7 +202,7 @@ def test_the_work_does_not_depend_on_a_record(kind, clip):
         mine[1][3], mine[2][3], mine[3][3] = 0.0, one * mine[2][3], other * mine[3][3]
         block = grid.Products(((mine[0], mine[1]), (mine[2], mine[3])))
         with np.errstate(all="ignore"):
-            written = block.written()
+            written = block.write_out()
         factors = work(lambda: grid.clipped_sum([block], clip, 285))
         return factors, work(lambda: grid.clipped_sum([written], clip, 285))
 
@@ -245,14 +247,16 @@ def test_a_bounded_sum_moves_by_at_most_its_sensitivity(losses, other, bound, pl
         one, two = grid.bounded_sum(values, bound), grid.bounded_sum(changed, bound)
     assert type(one) is int
     assert 0 <= one <= len(values) * grid.REPLACED
-    assert abs(one - two) <= grid.change("record", len(values))
+    assert abs(one - two) <= grid.grid_sensitivity("record", len(values))
     assert grid.bounded_sum(values[::-1].copy(), bound) == one
 
 
 def test_a_bounded_sum_reaches_its_sensitivity():
     for n in (1, 9):
         low, high = np.zeros(n), np.full(n, 5.0)
-        assert grid.bounded_sum(high, 2.0) - grid.bounded_sum(low, 2.0) == grid.change("client", n)
+        assert grid.bounded_sum(high, 2.0) - grid.bounded_sum(low, 2.0) == grid.grid_sensitivity(
+            "client", n
+        )
     assert grid.bounded_sum(np.array([1e308, -1e308]), 1e-6) == grid.REPLACED
 
 
@@ -261,5 +265,5 @@ def test_sums_have_room_for_as_many_samples_as_a_vault_takes():
     assert grid.MOST_SAMPLES * grid.REPLACED <= 2**63  # of losses, which are summed unsigned
     for samples in (0, -1, grid.MOST_SAMPLES + 1):
         with pytest.raises(InputError, match="samples must be from 1"):
-            grid.change("record", samples)
-    assert grid.change("client", grid.MOST_SAMPLES) == 2**63
+            grid.grid_sensitivity("record", samples)
+    assert grid.grid_sensitivity("client", grid.MOST_SAMPLES) == 2**63

@@ -25,8 +25,8 @@ from sottovoce.privacy.budget import (
     UNITS,
     Budget,
     Guarantee,
+    describe_undisclosed,
     evaluation_code,
-    undisclosed,
 )
 from sottovoce.reports import progress
 from sottovoce.server.coordinator import misfit
@@ -351,7 +351,7 @@ def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path)
     assert OWN_ROWS in found.guarantee().text
     hidden = of_members(plan, [member(0, None)], held)
     assert hidden.guarantee() is None
-    assert OWN_ROWS in undisclosed(hidden.not_covered())
+    assert OWN_ROWS in describe_undisclosed(hidden.not_covered())
 
 
 @pytest.mark.parametrize("unit", UNITS)

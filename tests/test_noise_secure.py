@@ -34,7 +34,7 @@ from support_attack import float_normals, float_possible, secure_possible
 from sottovoce.errors import InputError
 from sottovoce.privacy.noise import envelope as staircases
 from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.envelope import FINE_BITS, MARGIN, SLOTS, envelope
+from sottovoce.privacy.noise.envelope import FINE_BITS, MARGIN, SLOTS, build_envelope
 from sottovoce.privacy.noise.secure import draw
 
 dp.enable_features("contrib")
@@ -83,7 +83,7 @@ def bell_enclosure(staircase, value):
 @pytest.mark.parametrize("sigma", SIGMAS)
 @pytest.mark.parametrize("reach", [1, 8])
 def test_the_staircase_encloses_the_bell(sigma, reach):
-    staircase = envelope.__wrapped__(sigma, reach)
+    staircase = build_envelope.__wrapped__(sigma, reach)
     width = 1 << staircase.width_bits
     bars = staircase.starts.size
     rests = np.diff(staircase.edges)
@@ -110,7 +110,7 @@ def test_the_staircase_encloses_the_bell(sigma, reach):
 
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_floating_point_is_off_by_far_less_than_the_margin(sigma):
-    staircase = envelope(sigma)
+    staircase = build_envelope(sigma)
     rng = np.random.default_rng(0)
     values = np.rint(rng.uniform(-8.1, 8.1, 500) * sigma).astype(np.int64)
     for value, found in zip(values, staircase.bell(values), strict=True):
@@ -136,7 +136,7 @@ def test_the_exponential_is_enclosed(bits):
 @pytest.mark.parametrize("sigma", [7, 1000, 2**33, 2**52])
 def test_where_floating_point_is_sure_whole_numbers_agree(sigma):
     """Heights around the bell: a sure yes is one for every continuation of the bits, as is a no."""
-    staircase = envelope(sigma)
+    staircase = build_envelope(sigma)
     rng = np.random.default_rng(1)
     values = np.rint(rng.normal(size=400) * 2 * sigma).astype(np.int64)
     bell = staircase.bell(values)
@@ -149,7 +149,7 @@ def test_where_floating_point_is_sure_whole_numbers_agree(sigma):
     for i in np.flatnonzero(yes | no):
         for bit in (0, 1):
             late = [int(height[i]), 1, staircase.scale, int(values[i]) ** 2, 2 * sigma**2]
-            exact = secure.below(*late, random_bits=lambda k, bit=bit: bit * (2**k - 1))
+            exact = secure.is_below(*late, random_bits=lambda k, bit=bit: bit * (2**k - 1))
             assert exact == yes[i]
 
 
@@ -161,7 +161,7 @@ def test_undecided_bits_are_drawn_until_they_decide():
         asked.append(k)
         return low >> (192 - sum(asked)) & (2**k - 1) if sum(asked) <= 192 else 0
 
-    assert secure.below(0, 1, 1, 1, 2, bits)
+    assert secure.is_below(0, 1, 1, 1, 2, bits)
     assert sum(asked) > 192
 
 
@@ -169,14 +169,16 @@ def coarse(module, monkeypatch, margin, reach=1):
     """The sampler with bars as wide as σ, tails from σ on, and floating point hardly ever sure."""
     monkeypatch.setattr(staircases, "BARS", 1)
     monkeypatch.setattr(module, "MARGIN", margin)
-    monkeypatch.setattr(module, "envelope", lambda sigma: envelope.__wrapped__(sigma, reach))
+    monkeypatch.setattr(
+        module, "build_envelope", lambda sigma: build_envelope.__wrapped__(sigma, reach)
+    )
     return module.draw
 
 
 @pytest.mark.parametrize("sigma", [1, 2, 11, 16])
 def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
-    slow, below = [], secure.below
-    monkeypatch.setattr(secure, "below", lambda *a: slow.append(1) or below(*a))
+    slow, below = [], secure.is_below
+    monkeypatch.setattr(secure, "is_below", lambda *a: slow.append(1) or below(*a))
     assert fit(coarse(secure, monkeypatch, margin=0.9), sigma, 15_000) > FALSE_ALARM
     assert len(slow) > 3_000
 
@@ -185,12 +187,12 @@ def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("return below(height, 1,", "return True or below(height, 1,"),
-        ("return below(height, 1,", "return below(0, height + 1,"),
+        ("return is_below(height, 1,", "return True or is_below(height, 1,"),
+        ("return is_below(height, 1,", "return is_below(0, height + 1,"),
         ("else ~value", "else -value"),
         ("staircase.scale << block", "staircase.scale"),
-        ("while source.bits(1):", "while source.bits(2):"),
-        ("values[i], accepted[i] = _tail(", "_, accepted[i] = _tail("),
+        ("while source.draw_bits(1):", "while source.draw_bits(2):"),
+        ("values[i], accepted[i] = _propose_from_tail(", "_, accepted[i] = _propose_from_tail("),
         ("~in_bars & (bar < bars + 2)", "~in_bars & (bar < bars + 1)"),
         ("- 1\n    bars", "\n    bars"),
     ],
@@ -206,7 +208,7 @@ def test_a_wrong_slow_path_would_be_noticed(old, new, monkeypatch):
         ("into[open_places] = values\n", "pass\n"),
         ("refused = refused[still]", "break"),
         ("height + 1 <= bell * (1 - MARGIN)", "height + 1 > bell * (1 - MARGIN)"),
-        ("+ (place - staircase.edges[bar_or_last])", ""),
+        ("+ (position - staircase.edges[bar_or_last])", ""),
     ],
 )
 def test_a_wrong_fast_path_would_be_noticed(old, new, monkeypatch):
@@ -246,7 +248,7 @@ def test_support_attack_proves_most_float_uploads_and_no_secure_one():
     assert proved > 0.5
 
     sigma, moved = 2**33 + 7, 2**31
-    staircase = envelope(sigma)
+    staircase = build_envelope(sigma)
     needed = draw(count, sigma) + moved  # what the noise was if the data were the other ones
     assert secure_possible(needed, staircase, secure).all()
 
@@ -259,7 +261,7 @@ def test_the_attack_would_find_a_sampler_with_holes(lost):
         f"np.uint64((1 << staircase.width_bits) - {lost})",
     )
     needed = draw(10_000, 2**33) + 2**31
-    assert secure_possible(needed, envelope(2**33), holes).mean() < 0.6
+    assert secure_possible(needed, build_envelope(2**33), holes).mean() < 0.6
 
 
 def test_attack_on_a_rounded_float64_normal_beyond_five_sigma():
@@ -272,7 +274,7 @@ def test_attack_on_a_rounded_float64_normal_beyond_five_sigma():
         uniform = np.minimum(at + step, 2**53 - 1) / 2**53
         reached |= np.rint(sigma * stats.norm.ppf(uniform)) == needed
     assert reached.mean() < 0.1
-    assert secure_possible(needed, envelope(sigma), secure).all()
+    assert secure_possible(needed, build_envelope(sigma), secure).all()
 
 
 # --- never the same twice -----------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_no_announcement_buys_less_noise_than_the_floor_or_more_than_the_tank(
     capacity, floor, unit, asked
 ):
     """Σ (Δ/σ)² over all that was priced, losses included, in exact fractions."""
-    tank, change = Tank.full(capacity), grid.change(unit, 800)
+    tank, change = Tank.full(capacity), grid.grid_sensitivity(unit, 800)
     told = Fraction(0)
     for turn, terms, loss in asked:
         try:

@@ -36,7 +36,7 @@ from sottovoce.flower.federate import planned
 from sottovoce.flower.transport import NodeDirectory
 from sottovoce.models import gradients
 from sottovoce.models.form import Form
-from sottovoce.privacy.budget import NOT_COVERED, raised, shown, undisclosed
+from sottovoce.privacy.budget import NOT_COVERED, describe_undisclosed, format_claim, round_up
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports import certificate
@@ -81,7 +81,7 @@ def test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds():
     rng = np.random.default_rng(0)
     for value in [*10 ** rng.uniform(-9, 5, 500), 30.3142, 8.00001, 1e-5, 1.0004e-5]:
         for digits in (2, 3, 4, 6):
-            assert float(shown(value, digits)) >= value
+            assert float(format_claim(value, digits)) >= value
         assert number_of(ceiling(value)) >= value * (1 - 1e-15)
 
 
@@ -89,7 +89,7 @@ def test_what_no_attacker_exceeds_is_never_rounded_down():
     rng = np.random.default_rng(1)
     for value in rng.uniform(0, 1, 500):
         for places in (1, 2, 3, 4):
-            assert raised(value, places) >= value - 1e-12
+            assert round_up(value, places) >= value - 1e-12
     for epsilon in (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 20.0):
         for kind in ("exact", "zcdp", "paper"):
             told = calibrate(epsilon=epsilon, delta=1e-5, calibration=kind)
@@ -157,7 +157,7 @@ def test_what_was_taken_raw_is_a_condition_of_the_claim(code, tmp_path):
 @pytest.mark.parametrize("code", sorted(NOT_COVERED))
 def test_where_no_budget_is_told_what_is_not_covered_is(code):
     """A client that keeps its budget still has to hear of a listener, or of a vault of one run."""
-    assert NOT_COVERED[code] in undisclosed([code])
+    assert NOT_COVERED[code] in describe_undisclosed([code])
 
 
 def test_the_number_of_classes_of_clients_arrays_comes_from_public_rows():

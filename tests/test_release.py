@@ -177,7 +177,7 @@ def test_no_rounding_switches_the_other_rows(own):
             grid.clipped_sum(gradients.blocks(form, params, rows, y, own), 1.0, 17)
             for rows in (x, spoilt)
         )
-        most = max(most, reach(one - two, grid.change("record", 9)))
+        most = max(most, reach(one - two, grid.grid_sensitivity("record", 9)))
     assert 0.49 <= most <= 0.5  # one row's own part, which is half of Δ
 
 
@@ -208,7 +208,7 @@ def test_the_noise_that_was_paid_for_is_in_the_upload(steps):
     recipe = Recipe(learning_rate=0.7, clip=2.0, steps=steps)
     paid = Price(units=(1,) * steps, noise=tuple(2**33 + 2**32 * e for e in range(steps)))
     upload = released(WIDE, start, 5, recipe, paid)
-    one = 0.7 / 5 * grid.unit(2.0)
+    one = 0.7 / 5 * grid.grid_unit(2.0)
     assert upload.sigma == tuple(one * units for units in paid.noise)
     std = float(np.sqrt(sum(s**2 for s in upload.sigma)))
     noise = flat(upload.params)

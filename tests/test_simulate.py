@@ -20,7 +20,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.models.base import custom
 from sottovoce.plan import Plan
 from sottovoce.privacy.calibration import capacity
-from sottovoce.privacy.seeds import Purpose, words
+from sottovoce.privacy.seeds import Purpose, make_key_words
 from sottovoce.runs.record import require_private
 from sottovoce.runs.trained import load
 from sottovoce.server import rounds as course
@@ -534,7 +534,7 @@ def test_a_median_clip_is_the_median_of_raw_norms_and_is_flagged():
     plan = Plan(local={"clip": "median"}, rounds={"rounds": 3})
     run = simulate(plan, seed=4)
     held = build(plan, seed=4).held
-    model, key = run.model, jax.random.wrap_key_data(jnp.asarray(words(4, Purpose.INIT)))
+    model, key = run.model, jax.random.wrap_key_data(jnp.asarray(make_key_words(4, Purpose.INIT)))
     first = model.init(key)
 
     def norm(x, y):

@@ -100,8 +100,8 @@ MUTANTS = [
     ("np.sqrt(mu2) * _ROUND_UP)", "np.sqrt(mu2))", booked_covers_the_release),
     ("granted = units > 0", "granted = units > -1", nothing_left_is_declined),
     (
-        'remaining = np.maximum(1, self._whole("remaining", remaining))',
-        'remaining = self._whole("remaining", remaining)',
+        'remaining = np.maximum(1, self._read_counts("remaining", remaining))',
+        'remaining = self._read_counts("remaining", remaining)',
         past_the_plan_uses_what_is_left,
     ),
     ("over := units > self.left", "over := units > FULL", never_more_than_the_capacity),
@@ -213,7 +213,7 @@ def test_a_million_clients_by_the_same_code():
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.integers(0, FULL)), min_size=1, max_size=5))
 def test_json_round_trip(clients):
-    tank = Tank.full([c for c, _ in clients]).spend([u for _, u in clients]).new_run()
+    tank = Tank.full([c for c, _ in clients]).spend([u for _, u in clients]).start_run()
     back = Tank.from_json(json.loads(json.dumps(tank.to_json())))
     for name in ("capacity", "spent", "opened", "debits"):
         np.testing.assert_array_equal(getattr(back, name), getattr(tank, name))
@@ -243,7 +243,7 @@ def test_json_that_is_no_tank_is_refused(edit):
 
 
 def test_a_new_run_shares_the_fuel():
-    tank = Tank.full(1.0).spend(FULL // 2).new_run()
+    tank = Tank.full(1.0).spend(FULL // 2).start_run()
     assert int(tank.debits) == 0
     # half is left, for 2 releases: a quarter each
     assert int(tank.offer(1.0, 2).units) == FULL // 4

@@ -27,7 +27,7 @@ from support_attack import float_normals, float_possible, secure_possible
 
 from sottovoce.privacy.noise import envelope as staircases
 from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.envelope import envelope
+from sottovoce.privacy.noise.envelope import build_envelope
 from sottovoce.privacy.noise.secure import draw
 
 dp.enable_features("contrib")
@@ -44,7 +44,7 @@ def test_a_comparison_wrong_by_a_hundredth_would_be_noticed(monkeypatch):
         "sottovoce.privacy.noise.secure", "bell * (1 - MARGIN)", "bell + 0.01 * staircase.scale"
     )
     monkeypatch.setattr(staircases, "BARS", 1)
-    monkeypatch.setattr(wrong, "envelope", envelope.__wrapped__)
+    monkeypatch.setattr(wrong, "build_envelope", build_envelope.__wrapped__)
     assert fit(wrong.draw, 300, 1_000_000, pieces=10) < FALSE_ALARM
 
 
@@ -68,11 +68,13 @@ def test_against_opendps_proved_sampler(sigma):
 
 @pytest.mark.parametrize("sigma", [2, 16, 50])
 def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
-    slow = []
+    slow, is_below = [], secure.is_below
     monkeypatch.setattr(staircases, "BARS", 1)
     monkeypatch.setattr(secure, "MARGIN", 0.9)
-    monkeypatch.setattr(secure, "envelope", lambda sigma: envelope.__wrapped__(sigma, 1))
-    monkeypatch.setattr(secure, "below", lambda *a: slow.append(1) or secure.below(*a))
+    monkeypatch.setattr(
+        secure, "build_envelope", lambda sigma: build_envelope.__wrapped__(sigma, 1)
+    )
+    monkeypatch.setattr(secure, "is_below", lambda *a: slow.append(1) or is_below(*a))
     assert fit(draw, sigma, 300_000) > FALSE_ALARM
     assert len(slow) > 60_000
 
@@ -97,7 +99,7 @@ def test_support_attack_on_a_million_coordinates():
         assert 1 - float_possible(uploads, np.float32(other), normals).mean() > 0.5
     for sigma in (2**31, 2**33 + 7, 2**40):
         needed = draw(count, sigma) + 2**31
-        assert secure_possible(needed, envelope(sigma), secure).all()
+        assert secure_possible(needed, build_envelope(sigma), secure).all()
 
 
 @pytest.mark.parametrize("sigma", [2**33, 2**40])

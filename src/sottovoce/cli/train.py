@@ -53,8 +53,8 @@ def train(
             "use sottovoce.simulate, or name a data set and a model (or where yours is: model.own)"
         )
     if seed is not None:
-        seeds.require_none_for(plan.noise, seed)
-        seeds.check(seed)
+        seeds.refuse_seed(plan.noise, seed)
+        seeds.check_seed(seed)
     if plan.data.path is not None:
         tables.check(tables.Source(**plan.data.table()))
     folder = out if out is not None else progress.fresh_folder(plan)

@@ -293,7 +293,7 @@ def _price(request: Request, policy: Policy, vault: Vault) -> Price:
         vault.tank(request.run, request.server),
         request.round,
         terms,
-        change=grid.change(request.recipe.unit, policy.samples),
+        change=grid.grid_sensitivity(request.recipe.unit, policy.samples),
         floor=policy.floor,
         loss=request.loss_bound is not None,
     )

@@ -21,7 +21,7 @@ from sottovoce.client.vault.chain import Line
 from sottovoce.client.vault.chest import Chest, require_there
 from sottovoce.client.vault.journal import Turn
 from sottovoce.errors import InputError, VaultRefusal
-from sottovoce.privacy.budget import Guarantee, shown
+from sottovoce.privacy.budget import Guarantee, format_claim
 from sottovoce.privacy.tank import FULL
 
 # What a vault says of itself: the promise, the fuel, and every release, when and to whom.
@@ -196,7 +196,8 @@ def table(told: Statement, *, most: int | None = 20) -> str:
         f"vault     {told.vault}, made {when(told.made)}",
         f"data      {policy.samples:,} records, sealed as {told.seal[:16]}…",
         *([] if told.only_ledger else [f"          {other_ledgers(told)}"]),
-        f"promise   (ε, δ) = ({shown(promised.epsilon)}, {shown(promised.delta, 3)}) for {what}, "
+        f"promise   (ε, δ) = ({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)}) "
+        f"for {what}, "
         f"{promised.calibration} calibration, all runs and servers together",
         *([f"          {tightened(told)}"] if tightened(told) else []),
         f"fuel      {gauge(told.left)} {percent_left(told)} left",
@@ -259,9 +260,9 @@ def tightened(told: Statement) -> str:
     ):
         return ""
     return (
-        f"tightened later: from now on nothing is released beyond ({shown(now.epsilon)}, "
-        f"{shown(now.delta, 3)}) by {now.calibration} calibration; what was released before was "
-        "promised as above"
+        f"tightened later: from now on nothing is released beyond ({format_claim(now.epsilon)}, "
+        f"{format_claim(now.delta, 3)}) by {now.calibration} calibration; what was released before "
+        "was promised as above"
     )
 
 

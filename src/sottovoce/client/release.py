@@ -200,7 +200,7 @@ def release(
         told["loss_sigma"] = loss_bound * (paid.loss_noise / grid.REPLACED) / samples
     for drawn in noise:
         now = _moved(now, _sum(form, now, x, y, recipe, own) + drawn, recipe, samples)
-    one = recipe.learning_rate / samples * grid.unit(recipe.clip)
+    one = recipe.learning_rate / samples * grid.grid_unit(recipe.clip)
     sigma = tuple(one * units for units in paid.noise)
     with np.errstate(over="ignore"):  # a step beyond float32 is ∞, which the server refuses
         sent = {name: leaf.astype(np.float32) for name, leaf in now.items()}
@@ -229,7 +229,7 @@ def _sum(
 def _moved(
     params: Parameters, units: NDArray[np.int64], recipe: Recipe, samples: int
 ) -> Parameters:
-    one, moved, at = recipe.learning_rate / samples * grid.unit(recipe.clip), {}, 0
+    one, moved, at = recipe.learning_rate / samples * grid.grid_unit(recipe.clip), {}, 0
     for name, leaf in params.items():
         part = units[at : at + leaf.size].reshape(leaf.shape)
         moved[name] = np.asarray(leaf - one * part, dtype=np.float64)

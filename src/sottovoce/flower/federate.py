@@ -69,7 +69,7 @@ def deal(plan: Plan, out: Path) -> list[Path]:
 
     Who gets which rows is drawn anew each time; the plan that is written names files absolutely.
     """
-    held = federated.dealt(plan, seed=seeds.fresh())  # as read: a node makes features itself
+    held = federated.dealt(plan, seed=seeds.draw_seed())  # as read: a node makes features itself
     plan = anchored(told(plan, held))
     make_folder(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.models.form import Form, Shapes
-from sottovoce.privacy.grid import Products, flushed
+from sottovoce.privacy.grid import Products, flush_tiny
 
 # svm, softmax and mlp in float64 numpy: what a device computes, and what JAX is held against.
 #
@@ -183,12 +183,12 @@ def blocks(
     Those of dense layers are not written out. Numbers below 2⁻²⁵⁰ count as 0: products of them
     would be subnormal, and the time that takes would tell of the sample.
     """
-    params = {name: flushed(leaf) for name, leaf in params.items()}
+    params = {name: flush_tiny(leaf) for name, leaf in params.items()}
     count = sum(leaf.size for leaf in params.values())
     dense = form.name in ("softmax", "mlp")
     rows = rows_per_block(sum(map(sum, form.shapes().values())) if dense else count)
     for start in range(0, len(y), rows):
-        part, labels = flushed(x[start : start + rows]), y[start : start + rows]
+        part, labels = flush_tiny(x[start : start + rows]), y[start : start + rows]
         with np.errstate(all="ignore"):
             match form.name:
                 case "softmax":
@@ -213,7 +213,7 @@ def written(
     """
     with np.errstate(all="ignore"):
         return np.concatenate(
-            [Products.of(block).written() for block in blocks(form, params, x, y, own)]
+            [Products.of(block).write_out() for block in blocks(form, params, x, y, own)]
         )
 
 

@@ -16,7 +16,7 @@ Unit: TypeAlias = Literal["record", "client"]
 Calibration: TypeAlias = Literal["exact", "zcdp", "paper"]
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
-#: Units that hold several rows of a client: rows that it gives away are then part of the unit.
+#: Units that hold several rows of a client: rows that are published then belong to the unit.
 LARGER_UNITS = frozenset(UNITS) - {"record"}
 CALIBRATIONS: tuple[Calibration, ...] = get_args(Calibration)
 
@@ -49,14 +49,14 @@ NOT_COVERED: dict[str, str] = {
     "protected) and so would allow one of them to be published outright",
 }
 
-#: Codes of what left the clients beside their noised uploads: the figures do not hold with it.
+#: Codes of data that left the clients besides their noised uploads: the figures do not hold.
 LEAKS = ("raw-signal", "median-clip", "inferred-columns", "counted-classes", "evaluation-in-unit")
-#: Codes of rows that clients gave away: what is promised is promised to the rest of their data.
+#: Codes of client rows that the server holds: the promise covers only the rest of the data.
 TRAINING_ONLY = ("evaluation-of-clients", "evaluation-declared")
-#: Codes of budgets that no vault carries on: nothing is promised beyond the run.
+#: Codes of budgets that no vault keeps after the run: nothing is promised beyond it.
 THIS_RUN_ONLY = ("unvaulted", "fresh-vaults")
 
-#: Instead of a guarantee, where a server knows no client's budget.
+#: Stands in place of a guarantee where the server knows no client's budget.
 UNDISCLOSED = (
     "Every client keeps its budget to itself: what each is promised stands in its own ledger, "
     "which binds it; this record can state no (ε, δ)."
@@ -72,10 +72,10 @@ ALWAYS_NOT_COVERED = (
 )
 
 
-def undisclosed(codes: Iterable[str]) -> str:
-    """The paragraph where no budget is known: that, and what no client's promise covers.
+def describe_undisclosed(codes: Iterable[str]) -> str:
+    """Return the paragraph for a run in which no client discloses its budget.
 
-    >>> undisclosed(["insecure-transport"]).split("; ")[-1]
+    >>> describe_undisclosed(["insecure-transport"]).split("; ")[-1]
     'what a listener on the network sees: the transport was not encrypted.'
     """
     every = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))
@@ -86,8 +86,9 @@ def undisclosed(codes: Iterable[str]) -> str:
 def evaluation_code(unit: Unit, *, declared_public: bool) -> str:
     """Return the code of a run that validates or tests on rows of its clients.
 
-    They are raw on the server. Declared public, they are no part of what is protected; else one
-    record that is *trained* on is still protected, and a unit that holds both kinds is not.
+    The server holds these rows as they are. If the plan declares them public, they are not
+    protected. Otherwise a record that is *trained* on is still protected, but a unit that also
+    holds validation or test rows is not.
 
     >>> [evaluation_code(unit, declared_public=False) for unit in UNITS]
     ['evaluation-of-clients', 'evaluation-in-unit']
@@ -98,7 +99,7 @@ def evaluation_code(unit: Unit, *, declared_public: bool) -> str:
 
 
 def describe_evaluation(codes: Iterable[str]) -> str:
-    """Return the sentence that says what validation and test rows give away, and whose they are."""
+    """Return the sentence that says whose the validation and test rows are, and what they show."""
     given = {*codes}
     whose = "Records that a server validates and tests on"
     if "evaluation-declared" in given:
@@ -113,7 +114,7 @@ def describe_evaluation(codes: Iterable[str]) -> str:
 
 
 def warn_of_delta(delta: float, units: int, *, unit: Unit) -> str | None:
-    """Return a warning, in one sentence, where δ is not below 1 / units; else None.
+    """Return a warning of one sentence if δ is at least 1 / units, else None.
 
     A mechanism that publishes every unit outright with probability δ is (0, δ)-private.
 
@@ -149,7 +150,7 @@ may be learnt about one unit, 1 is strong and 8 is usual
     delta: float
 
     def __post_init__(self) -> None:
-        epsilon, delta = _number(self.epsilon), _number(self.delta)
+        epsilon, delta = _to_float(self.epsilon), _to_float(self.delta)
         if not 1e-6 <= epsilon < math.inf:
             raise InputError.of(
                 "epsilon",
@@ -170,9 +171,9 @@ may be learnt about one unit, 1 is strong and 8 is usual
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A promise a lawyer could read: how much, to whom, about what, against whom, and what not.
+    """A promise that a lawyer could read: budget, unit, adversary, and what is not covered.
 
-    `epsilon` is what holds, which under `paper` calibration is not what was asked for.
+    `budget` is what holds; under `paper` calibration that is not what was asked for.
 
     >>> g = Guarantee(Budget(8, 1e-5), unit="record", calibration="exact")
     >>> print(g.text.split(". ")[0])
@@ -185,10 +186,8 @@ class Guarantee:
     unit: Unit
     calibration: Calibration
     not_covered: tuple[str, ...] = ALWAYS_NOT_COVERED
-    tightest: Budget | None = (
-        None  # where clients have budgets of their own; `budget` is the loosest
-    )
-    others: tuple[Calibration, ...] = ()  # of clients whose vaults have another calibration
+    tightest: Budget | None = None  # where clients' budgets differ; `budget` is the loosest
+    others: tuple[Calibration, ...] = ()  # calibrations of vaults that do not use `calibration`
     adjacency: Literal["replace-one"] = "replace-one"
     adversary: Literal["server"] = "server"
 
@@ -227,18 +226,21 @@ class Guarantee:
         if self.others:
             how += f"; other clients have vaults that calibrate by {' and '.join(self.others)}"
         uncovered = "; ".join(NOT_COVERED[code] for code in self.not_covered)
-        epsilon, delta = shown(self.budget.epsilon), shown(self.budget.delta, 3)
-        own = ""
+        epsilon, delta = (
+            format_claim(self.budget.epsilon),
+            format_claim(self.budget.delta, 3),
+        )
+        loosest = ""
         if self.tightest is not None:
-            own = (
+            loosest = (
                 "This is the loosest of the clients' budgets; each is promised its own, down to "
-                f"({shown(self.tightest.epsilon)}, {shown(self.tightest.delta, 3)}). "
+                f"({format_claim(self.tightest.epsilon)}, {format_claim(self.tightest.delta, 3)}). "
             )
         verb, changes = ("would be", "would change") if self.conditions else ("are", "changes")
         given = f", {', and '.join(self.conditions)}" if self.conditions else ""
         return (
             f"{self._whose} {verb} ({epsilon}, {delta})-differentially private for "
-            f"{about}{given}. {own}"
+            f"{about}{given}. {loosest}"
             f"That is: with {about}{which} being replaced by any other, the probability of "
             f"anything that the content of all messages can show {changes} by at most a factor "
             f"e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
@@ -249,7 +251,7 @@ class Guarantee:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What would have to be otherwise for the figures to hold; nothing where they do.
+        """The conditions under which the figures would hold; empty where they hold.
 
         >>> Guarantee(Budget(8, 1e-5), unit="record", calibration="exact").conditions
         ()
@@ -263,14 +265,14 @@ class Guarantee:
 
     @property
     def _whose(self) -> str:
-        """Whose uploads, and which of them: what a vault does not count is not spoken for."""
+        """The subject of the first sentence: which uploads of which clients are covered."""
         here = " in this run" if {*self.not_covered} & {*THIS_RUN_ONLY} else ""
         if "undisclosed-budgets" in self.not_covered:
             return f"The uploads{here} of each client that discloses its budget"
         return f"Each client's uploads{here}"
 
     def to_json(self) -> dict[str, Any]:
-        """The guarantee as plain data, as it stands in records and in `calibrate --json`."""
+        """Return the guarantee as plain data, as in run records and `calibrate --json`."""
         return {
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
@@ -286,18 +288,18 @@ class Guarantee:
         return textwrap.fill(self.text, width=96, break_on_hyphens=False)
 
 
-def _number(value: object) -> float:
-    """Any real number as a float; NaN, which no bound admits, for everything else."""
+def _to_float(value: object) -> float:
+    """Return a real number as a float, anything else as NaN, which no bound admits."""
     try:
         return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
         return math.inf
 
 
-def shown(value: float, digits: int = 6) -> str:
-    """A figure that is a claim, in a few digits, rounded up: what is printed must hold.
+def format_claim(value: float, digits: int = 6) -> str:
+    """Format a claimed figure in a few digits, rounded up, so that what is printed holds.
 
-    >>> shown(8.0), shown(1e-05), shown(30.317442), shown(1.0049e-05, 3)
+    >>> format_claim(8.0), format_claim(1e-05), format_claim(30.317442), format_claim(1.0049e-05, 3)
     ('8', '1e-05', '30.3175', '1.01e-05')
     """
     if not 0 < value < math.inf:
@@ -307,10 +309,12 @@ def shown(value: float, digits: int = 6) -> str:
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
 
 
-def raised(value: float, places: int) -> float:
-    """What nobody exceeds, to so many decimal places: rounded up, but for float64's own rounding.
+def round_up(value: float, places: int) -> float:
+    """Return an upper bound rounded up to so many decimal places.
 
-    >>> raised(0.74801, 3), raised(0.01, 3), raised(0.1 + 0.2, 1)
+    The value is first rounded to 12 digits, so that an error of float64 is not rounded up.
+
+    >>> round_up(0.74801, 3), round_up(0.01, 3), round_up(0.1 + 0.2, 1)
     (0.749, 0.01, 0.3)
     """
     if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""How much fuel a budget is worth, and what a given noise really guarantees.
+"""Convert a budget into capacity, and a given noise into what it really guarantees.
 
 Gaussian releases add up as squares: a run is safe while Σ μ_t² ≤ capacity, even when σ_t and the
 number of rounds are chosen from earlier releases (a Gaussian-DP filter: Smith & Thakurta 2022).
@@ -8,12 +8,12 @@ The three calibrations differ in the capacity they read from (ε, δ) and in who
     zcdp    2ρ, ρ = (√(ln 1/δ + ε) − √ln 1/δ)²      only clients that took part
     paper   ε² / (2 q ln 1/δ), q = K/U       every client in every round (Theorems 1 and 4)
 
-`paper` is here to be reproduced and judged: for ε above about 7 (δ = 1e-3) it adds too little noise
-(its proof drops a term in the wrong direction), and its q presumes an amplification by sampling
-that a server which sees who answers does not grant.
+`paper` is here to be reproduced and judged. For ε above about 7 (δ = 1e-3) it adds too little
+noise, because its proof drops a term in the wrong direction. Its q assumes amplification by
+sampling, which does not hold against a server that sees who answers.
 
-A vault's capacity is a little smaller under `exact`: what leaves a device carries noise on a grid,
-and the discrete Gaussian is not quite the continuous one.
+A vault's capacity is a little smaller under `exact`, because a device adds discrete Gaussian noise,
+which is not quite the continuous one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def capacity(
     calibration: Calibration = "exact",
     sampling: float = 1.0,
 ) -> Floats:
-    """The μ² that the budget (ε, δ) is worth. `sampling` is q = K/U and matters to `paper` only.
+    """Return the capacity of the budget (ε, δ), in μ². Only `paper` uses `sampling`, q = K/U.
 
     >>> float(capacity(8.0, 1e-5).round(6))
     2.775658
@@ -72,7 +72,8 @@ def capacity(
     return np.asarray(epsilon**2 / (2 * sampling * log_inverse), dtype=np.float64)
 
 
-MOST_PARAMETERS = 2**30  # of a model that a vault answers for; its capacity is fixed for life
+# The largest model that a vault accepts. A vault's capacity is computed once, for this size.
+MOST_PARAMETERS = 2**30
 _SPARE_PARAMETERS = 400  # docs/proofs.md, (c): pays for the chance of unusually large noise
 _GRID = 2.0**65  # 8·Δ², Δ = 2³¹ grid units
 _SPARE_DELTA = 1e-9
@@ -81,12 +82,12 @@ _SPARE_DELTA = 1e-9
 def vault_capacity(
     epsilon: ArrayLike, delta: ArrayLike, *, calibration: Calibration = "exact"
 ) -> Floats:
-    """The μ² that (ε, δ) is worth where noise is the discrete Gaussian on the release grid.
+    """Return the capacity of (ε, δ) for discrete Gaussian noise on the release grid, in μ².
 
-    exact: a c with c ≤ μ(ε − x, δ·(1 − x − 1e-9))², x = (2³⁰ + 400)·c/2⁶⁵. With the larger c of the
-    continuous Gaussian in x, the right-hand side is such a c: one step from the private side.
+    exact: a c with c ≤ μ(ε − x, δ·(1 − x − 1e-9))², x = (2³⁰ + 400)·c/2⁶⁵. Putting the larger c of
+    the continuous Gaussian into x makes the right-hand side such a c, on the private side.
     zcdp: unchanged, since the discrete Gaussian has the same ρ (Canonne, Kamath & Steinke 2020).
-    docs/proofs.md has the proof; it asks for Δ ≥ 2³¹ grid units in every release.
+    docs/proofs.md has the proof; it requires Δ ≥ 2³¹ grid units in every release.
 
     >>> float(vault_capacity(8.0, 1e-5).round(6))
     2.775658
@@ -109,14 +110,14 @@ a vault keeps promises, and the paper's formula does not always
     if calibration == "zcdp":
         return continuous
     lost = (MOST_PARAMETERS + _SPARE_PARAMETERS) * continuous / _GRID
-    # The last rounding could undo a loss smaller than it: hence one step further down.
+    # A loss smaller than one rounding step of float64 would vanish, so go one step further down.
     less_epsilon = np.nextafter(np.asarray(epsilon, dtype=np.float64) - lost, 0.0)
     less_delta = np.asarray(delta, dtype=np.float64) * (1 - lost - _SPARE_DELTA)
     return np.minimum(gaussian.mu(less_epsilon, less_delta) ** 2, continuous)
 
 
 def charges_absent(calibration: Calibration) -> bool:
-    """Whether a client pays for rounds it took no part in, as in the paper's Theorem 4.
+    """Return whether a client pays for rounds in which it took no part (paper's Theorem 4).
 
     >>> charges_absent("exact"), charges_absent("paper")
     (False, True)
@@ -127,7 +128,7 @@ def charges_absent(calibration: Calibration) -> bool:
 def paper_sigma(
     epsilon: float, delta: float, *, sensitivity: float, rounds: int, sampling: float = 1.0
 ) -> float:
-    """The noise of the paper's Theorem 1: σ = Δ √(2 q T ln(1/δ)) / ε, eq. (10).
+    """Return the noise of the paper's Theorem 1: σ = Δ √(2 q T ln(1/δ)) / ε, eq. (10).
 
     >>> round(paper_sigma(20, 1e-3, sensitivity=1.0, rounds=200), 6)
     2.628261
@@ -136,7 +137,7 @@ def paper_sigma(
 
 
 def true_epsilon(delta: float, *, sensitivity: float, sigma: float, releases: int) -> float:
-    """The ε that `releases` uploads with noise σ really have at this δ, rounded up.
+    """Return the ε that `releases` uploads with noise σ really have at this δ, rounded up.
 
     The paper's σ for (ε = 20, δ = 1e-3) over 200 rounds:
 
@@ -148,7 +149,7 @@ def true_epsilon(delta: float, *, sensitivity: float, sigma: float, releases: in
 
 
 def true_delta(epsilon: float, *, sensitivity: float, sigma: float, releases: int) -> float:
-    """The δ that `releases` uploads with noise σ really have at this ε, rounded up.
+    """Return the δ that `releases` uploads with noise σ really have at this ε, rounded up.
 
     >>> sigma = paper_sigma(20, 1e-3, sensitivity=1.0, rounds=200)
     >>> round(true_delta(20, sensitivity=1.0, sigma=sigma, releases=200), 3)

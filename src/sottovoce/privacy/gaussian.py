@@ -4,10 +4,13 @@ A release `v + N(0, σ²I)` of sensitivity Δ is μ-GDP with μ = Δ/σ, and
 
     δ(ε, μ) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)                 (Balle & Wang 2018, Theorem 8)
 
-is the smallest δ for which it is (ε, δ)-DP. The three functions of this file solve that one
-equation for δ, for ε and for μ. Every answer is rounded to the private side: δ and ε up, μ down.
+is the smallest δ for which it is (ε, δ)-DP. `delta`, `epsilon` and `mu` solve that one equation.
+Every answer is rounded to the private side: δ and ε up, μ down. All functions take numbers or
+arrays, which are broadcast against each other.
 
-Everything accepts numbers or arrays (broadcast against each other) and answers in kind.
+The normal distribution is computed here in numpy, to the last digits, because importing
+scipy.special takes 0.3 s, more than all the rest of `sottovoce calibrate`, and a client process
+starts anew for every round. The tests compare with scipy and mpmath.
 """
 
 from __future__ import annotations
@@ -19,12 +22,6 @@ from numpy.polynomial.chebyshev import chebval
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
-
-# The normal distribution to the last digits, for arrays, in numpy alone.
-#
-# Why not scipy.special: importing it takes 0.3 s, more than all the rest of `sottovoce calibrate`,
-# and a client process starts anew for every round. It is the oracle in the tests, with mpmath.
-
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -67,7 +64,7 @@ _COEFFICIENTS = np.array(
 
 
 def mills(x: ArrayLike) -> Floats:
-    """Mills' ratio of the lower tail, M(x) = Φ(x)/φ(x): no underflow however negative x is.
+    """Return Mills' ratio of the lower tail, M(x) = Φ(x)/φ(x), without underflow for any x < 0.
 
     >>> float(mills(0.0).round(12))
     1.253314137316
@@ -84,7 +81,7 @@ def mills(x: ArrayLike) -> Floats:
 
 
 def cdf(x: ArrayLike) -> Floats:
-    """Φ(x), with full relative accuracy in the lower tail.
+    """Return Φ(x), with full relative accuracy in the lower tail.
 
     >>> cdf([-10.0, 0.0, 1.0]).tolist()
     [7.61985302416...e-24, 0.5, 0.841344746068...]
@@ -95,7 +92,7 @@ def cdf(x: ArrayLike) -> Floats:
 
 
 def quantile(p: ArrayLike) -> Floats:
-    """Φ⁻¹(p) for 0 ≤ p ≤ 1, by Newton's method on the logarithm of the smaller tail.
+    """Return Φ⁻¹(p) for 0 ≤ p ≤ 1, by Newton's method on the logarithm of the smaller tail.
 
     >>> quantile([1e-100, 0.01, 0.5, 0.975]).round(9).tolist()
     [-21.273453561, -2.326347874, 0.0, 1.959963985]
@@ -127,7 +124,7 @@ _STEPS = 60  # Newton takes ten or so; the limit only keeps a NaN from looping
 
 
 def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
-    """ln δ(ε, μ), without margin: the kernel of this file.
+    """Return ln δ(ε, μ), without margin.
 
     Let a = μ/2 − ε/μ, b = a − μ and M(x) = Φ(x)/φ(x) (Mills' ratio).
     Because e^ε φ(b) = φ(a), both terms share a factor,
@@ -136,7 +133,7 @@ def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
 
     which neither overflows for large ε nor underflows for small δ. For small μ the difference
     cancels, and is computed as ∫ M′ over [b, a] with M′(x) = 1 + x·M(x); for a > 0 (δ near 1)
-    M(a) grows, and Φ(a) is used as it stands. μ below 1e-100 is no release at all: ln 0 = −∞.
+    M(a) grows, and Φ(a) is used instead. A μ below 1e-100 counts as no release: ln 0 = −∞.
 
     >>> float(np.exp(log_delta(1.0, 1.0)).round(6))
     0.126937
@@ -171,7 +168,7 @@ def _require_mu(mu: Floats) -> None:
 
 
 def delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
-    """The smallest δ for which a μ-GDP release is (ε, δ)-DP, rounded up.
+    """Return the smallest δ for which a μ-GDP release is (ε, δ)-DP, rounded up.
 
     >>> float(delta(epsilon=20.0, mu=4.05314816).round(9))
     0.001
@@ -179,13 +176,13 @@ def delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
     # The exponent a²/2 is a difference of numbers as large as μ²: its rounding grows with them.
     margin = MARGIN + 1e-15 * np.asarray(mu, dtype=np.float64) ** 2
     answer = np.exp(log_delta(epsilon, mu)) * (1 + margin)
-    # However small, the δ of a release is not 0: that would claim pure ε-DP.
+    # The δ of a release is never 0, however small, because 0 would claim pure ε-DP.
     least = np.where(np.asarray(mu) > 0, np.finfo(np.float64).tiny, 0.0)
     return np.asarray(np.clip(answer, least, 1.0), dtype=np.float64)
 
 
 def epsilon(delta: ArrayLike, mu: ArrayLike) -> Floats:
-    """The smallest ε ≥ 0 for which a μ-GDP release is (ε, δ)-DP, rounded up.
+    """Return the smallest ε ≥ 0 for which a μ-GDP release is (ε, δ)-DP, rounded up.
 
     Newton's method on ln δ, which falls and is concave in ε, from above: ε = μ²/2 − μΦ⁻¹(δ), where
     the first term of δ(ε, μ) alone is δ. Every step stays on the private side.
@@ -211,12 +208,12 @@ def epsilon(delta: ArrayLike, mu: ArrayLike) -> Floats:
         answer = np.maximum(answer - step, 0.0)
         if np.all(np.abs(step) <= 1e-14 * (answer + mu)):
             break
-    # Near ε = 0 a relative margin is none at all, hence the absolute one beside it.
+    # Near ε = 0 a relative margin vanishes, so an absolute one is added.
     return np.where(enough_at_zero, 0.0, answer * (1 + MARGIN) + 1e-13)
 
 
 def mu(epsilon: ArrayLike, delta: ArrayLike) -> Floats:
-    """The largest μ for which a μ-GDP release is (ε, δ)-DP, rounded down: the budget's worth.
+    """Return the largest μ for which a μ-GDP release is (ε, δ)-DP, rounded down.
 
     Newton's method on ln δ, which rises and is concave in μ, from below: μ = z + √(z² + 2ε),
     z = Φ⁻¹(δ), where the first term of δ(ε, μ) alone is δ. Every step stays on the private side.
@@ -243,10 +240,10 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Floats:
 
 
 def tpr(fpr: ArrayLike, mu: ArrayLike) -> Floats:
-    """The most true positives any attacker reaches at this false-positive rate: Φ(Φ⁻¹(FPR) + μ).
+    """Return an attacker's largest true-positive rate at this rate of false ones: Φ(Φ⁻¹(FPR) + μ).
 
     It bounds every attack on a μ-GDP transcript (membership, reconstruction of one record, …),
-    whatever the attacker knows and however much it computes (Dong, Roth & Su 2022).
+    whatever the attacker knows and computes (Dong, Roth & Su 2022).
 
     >>> float(tpr(0.01, mu=1.0).round(4))
     0.0924
@@ -255,7 +252,7 @@ def tpr(fpr: ArrayLike, mu: ArrayLike) -> Floats:
 
 
 def trade_off(fpr: ArrayLike, mu: ArrayLike) -> Floats:
-    """The trade-off curve G_μ: the least false-negative rate at this false-positive rate.
+    """Return the trade-off curve G_μ: the least false-negative rate at this false-positive rate.
 
     >>> float(trade_off(0.5, mu=0.0))
     0.5
@@ -264,7 +261,7 @@ def trade_off(fpr: ArrayLike, mu: ArrayLike) -> Floats:
 
 
 def auc(mu: ArrayLike) -> Floats:
-    """The largest area under any attacker's ROC curve: Φ(μ/√2).
+    """Return the largest area under any attacker's ROC curve: Φ(μ/√2).
 
     >>> float(auc(0.0)), float(auc(1.0).round(4))
     (0.5, 0.7602)

@@ -30,32 +30,32 @@ from sottovoce.privacy.gaussian import Floats
 
 Integers = NDArray[np.int64]
 
-NORM = 2**30  # what a clipped gradient's norm is at most, in units
-REPLACED = 2 * NORM  # what replacing one sample changes the sum by, at most
-_CLIP = (1 - 2**-40) * NORM  # aimed at: 8192 roundings of float64 below NORM
-MOST_SAMPLES = 2**32  # sums stay below 2⁶², with room for the noise
-LARGEST_NOISE = 2**52  # what the sampler draws
-_ROWS = 64  # samples worked on together: their sums are exact in float64, too
-_SEGMENT = 2**16  # numbers of them written out at a time: they stay in a core's cache
-_TOO_LONG = 2**61  # stands for every squared norm from there on
+NORM = 2**30  # the largest norm of a clipped gradient, in grid units
+REPLACED = 2 * NORM  # the most by which replacing one sample moves the sum
+_CLIP = (1 - 2**-40) * NORM  # the norm aimed at: 8192 rounding errors of float64 below NORM
+MOST_SAMPLES = 2**32  # sums then stay below 2⁶², with room for the noise
+LARGEST_NOISE = 2**52  # the largest σ that the sampler draws
+_ROWS = 64  # samples processed together: float64 adds that many whole numbers exactly
+_SEGMENT = 2**16  # numbers written out at a time: they fit into a core's cache
+_TOO_LONG = 2**61  # stands for every squared norm of this size and above
 _TERMS = 2**11  # squares that float64 adds at a time: such a sum's relative error is below 2⁻⁴¹
 _SLACK = 1 + 2**-41  # makes such a sum an upper bound
 _TINY = 2.0**-250  # factors below it count as 0, so that no product of squares underflows
 
 
-def unit(clip: float) -> float:
-    """How large one grid unit is in the gradient's own scale.
+def grid_unit(clip: float) -> float:
+    """Return the size of one grid unit on the gradient's own scale.
 
-    >>> unit(1.0) > 2**-30, round(unit(5.0) * NORM, 9)
+    >>> grid_unit(1.0) > 2**-30, round(grid_unit(5.0) * NORM, 9)
     (True, 5.0)
     """
     return clip / _CLIP
 
 
-def change(protected: Unit, samples: int) -> int:
-    """Δ in units: by how much the sum moves if one sample, or the whole data set, is replaced.
+def grid_sensitivity(protected: Unit, samples: int) -> int:
+    """Return Δ in grid units: how far the sum moves if one sample, or the dataset, is replaced.
 
-    >>> change("record", 800) == 2**31, change("client", 800) == 800 * 2**31
+    >>> grid_sensitivity("record", 800) == 2**31, grid_sensitivity("client", 800) == 800 * 2**31
     (True, True)
     """
     if not 1 <= samples <= MOST_SAMPLES:
@@ -65,14 +65,14 @@ def change(protected: Unit, samples: int) -> int:
 
 @dataclass(frozen=True)
 class Products:
-    """Gradients of several samples as dense layers have them: products that nobody wrote out.
+    """Per-sample gradients of dense layers, held as the factors of their outer products.
 
-    Row m is left_m ⊗ right_m of each piece, one piece after the other; left is (samples, a), right
-    (samples, b), the piece a·b numbers a sample. Of a large model one sample's gradient, written
-    out, is too large for a core's cache, and going through it many times is what takes long.
+    The gradient of sample m is left_m ⊗ right_m of each piece, one piece after the other; left has
+    shape (samples, a), right (samples, b), and the piece has a·b numbers a sample. The product of a
+    large model does not fit into a core's cache, and reading it many times is what takes long.
 
     >>> block = Products(((np.array([[1.0, 2.0]]), np.array([[10.0, 1.0]])),))
-    >>> block.written().tolist(), block.squared().tolist()
+    >>> block.write_out().tolist(), block.squared_norms().tolist()
     ([[10.0, 1.0, 20.0, 2.0]], [505.0])
     """
 
@@ -80,7 +80,7 @@ class Products:
 
     @classmethod
     def of(cls, block: Floats | Products) -> Products:
-        """Gradients that were written out, (samples, parameters), are one times themselves."""
+        """Return gradients as `Products`; an array (samples, parameters) is 1 times itself."""
         if isinstance(block, Products):
             return block
         return cls(((np.ones((len(block), 1)), block),))
@@ -88,33 +88,33 @@ class Products:
     def __len__(self) -> int:
         return len(self.pieces[0][0])
 
-    def written(self) -> Floats:
-        """All of it, (samples, parameters)."""
+    def write_out(self) -> Floats:
+        """Return all gradients as one array (samples, parameters)."""
         return np.concatenate(
             [np.einsum("ia,ib->iab", *piece).reshape(len(self), -1) for piece in self.pieces],
             axis=1,
         )
 
-    def some(self, start: int, stop: int) -> Products:
-        """The samples from `start` to `stop`."""
+    def take_rows(self, start: int, stop: int) -> Products:
+        """Return the samples from `start` to `stop`."""
         return Products(tuple((left[start:stop], right[start:stop]) for left, right in self.pieces))
 
-    def without_tiny(self) -> Products:
-        """Factors below 2⁻²⁵⁰ as 0: no norm is then underrated because its squares underflow.
+    def flush_tiny(self) -> Products:
+        """Set factors below 2⁻²⁵⁰ to 0, so that no norm is too small because a square underflows.
 
-        A number of a gradient that is written out is below 2⁻¹⁶⁰ units then, which truncates to 0.
+        In an array of gradients such a number is below 2⁻¹⁶⁰ grid units, and truncates to 0.
         """
-        return Products(tuple((flushed(left), flushed(right)) for left, right in self.pieces))
+        return Products(tuple((flush_tiny(left), flush_tiny(right)) for left, right in self.pieces))
 
-    def squared(self) -> Floats:
-        """‖g_m‖² of every sample, Σ ‖left‖²·‖right‖² of the pieces: finite only if all of g is."""
+    def squared_norms(self) -> Floats:
+        """Return ‖g_m‖² = Σ ‖left‖²·‖right‖² of every sample; it is finite only if all of g is."""
         return sum(
-            (_squared(left) * _squared(right) for left, right in self.pieces),
+            (_sum_squares(left) * _sum_squares(right) for left, right in self.pieces),
             start=np.zeros(len(self)),
         )
 
-    def scaled(self, scale: Floats) -> Products:
-        """Row m times scale_m; 0 makes a row zero whatever was in it."""
+    def scale_rows(self, scale: Floats) -> Products:
+        """Multiply row m by scale_m; a scale of 0 gives a zero row even where values are NaN."""
         keep = scale[:, None] != 0
         return Products(
             tuple(
@@ -124,103 +124,105 @@ class Products:
         )
 
     def segments(self, out: Integers) -> Iterator[tuple[Integers, Floats]]:
-        """All of it, some columns at a time, (samples, p, q); before it their places in `out`.
+        """Yield pieces of the gradients, (samples, p, q), each after its view (p, q) of `out`.
 
-        What was yielded is overwritten by the next.
+        The next piece overwrites the one before.
         """
         rows, first = len(self), 0
         width = max(1, min(_SEGMENT // max(1, rows), _TERMS))
-        room = np.empty(rows * width)
+        buffer = np.empty(rows * width)
         for left, right in self.pieces:
             size = left.shape[1] * right.shape[1]
-            places = out[first : first + size].reshape(left.shape[1], right.shape[1])
+            view = out[first : first + size].reshape(left.shape[1], right.shape[1])
             first += size
-            if left.shape[1] > right.shape[1]:  # the longer side is the faster one to go along
-                left, right, places = right, left, places.T
+            if left.shape[1] > right.shape[1]:  # an inner loop over the longer side is faster
+                left, right, view = right, left, view.T
             for j in range(0, right.shape[1], width):
-                two = np.ascontiguousarray(right[:, None, j : j + width])
-                several = max(1, width // two.shape[2])
+                columns = np.ascontiguousarray(right[:, None, j : j + width])
+                several = max(1, width // columns.shape[2])
                 for i in range(0, left.shape[1], several):
-                    one = left[:, i : i + several, None]
-                    shape = (rows, one.shape[1], two.shape[2])
-                    part = room[: math.prod(shape)].reshape(shape)
-                    yield places[i : i + several, j : j + width], np.multiply(one, two, out=part)
+                    factors = left[:, i : i + several, None]
+                    shape = (rows, factors.shape[1], columns.shape[2])
+                    segment = buffer[: math.prod(shape)].reshape(shape)
+                    np.multiply(factors, columns, out=segment)
+                    yield view[i : i + several, j : j + width], segment
 
 
 def clipped_sum(blocks: Iterable[Floats | Products], clip: float, parameters: int) -> Integers:
-    """Σ_m q_m over blocks of per-sample gradients, each block (rows, parameters), exact.
+    """Return the exact Σ_m q_m over blocks of per-sample gradients, each (rows, parameters).
 
     >>> rows = np.array([[3.0, 4.0], [np.nan, 1.0], [0.0, -0.5]])
-    >>> (clipped_sum([rows], clip=1.0, parameters=2) * unit(1.0)).round(6).tolist()
+    >>> (clipped_sum([rows], clip=1.0, parameters=2) * grid_unit(1.0)).round(6).tolist()
     [0.6, 0.3]
     """
     total, some = np.zeros(parameters, dtype=np.int64), np.empty(parameters, dtype=np.int64)
     for block in map(Products.of, blocks):
         for start in range(0, len(block), _ROWS):
-            total += _quantised_sum(block.some(start, start + _ROWS), clip, some)
+            total += _quantised_sum(block.take_rows(start, start + _ROWS), clip, some)
     return total
 
 
 def bounded_sum(values: Floats, bound: float) -> int:
-    """Σ of values cut to [0, bound], where bound is 2³¹ units: replacing one moves it by ≤ 2³¹.
+    """Return the sum of values clipped to [0, bound], where `bound` is 2³¹ grid units.
 
-    What is not a number counts as the bound.
+    Replacing one value moves the sum by at most 2³¹. NaN counts as the bound.
 
     >>> bounded_sum(np.array([0.5, 7.0, np.nan, -1.0]), bound=1.0) / REPLACED
     2.5
     """
-    with np.errstate(all="ignore"):  # a warning would tell of the data
+    with np.errstate(all="ignore"):  # a warning would reveal something about the data
         scaled = np.nan_to_num(values, nan=bound, posinf=bound, neginf=0.0) / bound
         whole = np.minimum(np.maximum(np.trunc(scaled * REPLACED), 0), REPLACED)
     return int(whole.astype(np.uint64).sum())  # 2³² of them at the bound are 2⁶³, beyond int64
 
 
 def _quantised_sum(block: Products, clip: float, out: Integers) -> Integers:
-    """Σ_m q_m of a few samples; a row that is not finite, or too long, is the zero vector.
+    """Return Σ_m q_m of a few samples; a row that is not finite, or too long, counts as zero.
 
-    docs/proofs.md shows that floating point lets no row become too long. The loop is there in case
-    that a machine does not compute as IEEE 754 says: no data make it run twice on one that does.
+    docs/proofs.md shows that no row becomes too long under IEEE 754 arithmetic. The loop is for
+    machines that compute otherwise; on all others it runs once, whatever the data are.
     """
     with np.errstate(all="ignore"):
-        block = block.without_tiny()
-        squared = block.squared()
+        block = block.flush_tiny()
+        squared = block.squared_norms()
         usable = np.isfinite(squared)
         while True:
-            # norm ≤ C is scaled by units per C, a larger norm to just below 2³⁰.
+            # A norm ≤ C is scaled by _CLIP / C, a larger one to just below 2³⁰.
             scale = _CLIP / np.maximum(np.sqrt(np.where(usable, squared, 0.0)), clip)
-            fits = _truncated_sum(block.scaled(np.where(usable, scale, 0.0)), out) <= NORM**2
+            fits = _truncated_sum(block.scale_rows(np.where(usable, scale, 0.0)), out) <= NORM**2
             if np.all(fits):
                 return out
             usable &= fits
 
 
 def _truncated_sum(block: Products, out: Integers) -> Integers:
-    """Σ_m trunc(row m) into `out`; returned is an upper bound on ‖trunc(row m)‖² of every row.
+    """Write Σ_m trunc(row m) to `out`, and return an upper bound on ‖trunc(row m)‖² of every row.
 
-    What is in `out` has a meaning only if no row is too long.
+    `out` is meaningful only if no row is too long.
     """
-    lengths = np.zeros(len(block), dtype=np.int64)
-    for places, part in block.segments(out):
-        np.trunc(part, out=part)
-        lengths = np.minimum(lengths + _lengths(part.reshape(len(block), -1)), _TOO_LONG)
-        # At most 2⁶ numbers of at most 2³⁰: whole numbers that float64 adds exactly.
-        places[...] = part.sum(axis=0)
-    return lengths
+    bounds = np.zeros(len(block), dtype=np.int64)
+    for view, segment in block.segments(out):
+        np.trunc(segment, out=segment)
+        more = _bound_squared_norms(segment.reshape(len(block), -1))
+        bounds = np.minimum(bounds + more, _TOO_LONG)
+        # At most 2⁶ whole numbers of at most 2³⁰, which float64 adds exactly.
+        view[...] = segment.sum(axis=0)
+    return bounds
 
 
-def _lengths(whole: Floats) -> Integers:
-    """An upper bound on Σq² of rows of at most 2¹¹ whole numbers, less than 2⁻⁴⁰ of it too large.
+def _bound_squared_norms(whole: Floats) -> Integers:
+    """Return an upper bound on Σq² of rows of at most 2¹¹ whole numbers, too large by < 2⁻⁴⁰ of it.
 
-    Whatever is 2⁶¹ and more, or no number, is 2⁶¹. One path for all values: an exact sum in int64
-    would take twice as long, and taking it only where sums reach 2⁵³ told of the values.
+    Sums of 2⁶¹ and more, and NaN, give 2⁶¹. All values take one path: an exact sum in int64 would
+    take twice as long, and taking it only where sums reach 2⁵³ would reveal values by the time.
     """
     sums: Floats = np.matmul(whole[:, None, :], whole[:, :, None])[:, 0, 0]
-    # Truncated it is still a bound, since Σq² is whole. fmin, not minimum: NaN is too long, too.
+    # It is still a bound when truncated, since Σq² is whole. fmin maps NaN to too long, too.
     return np.fmin(sums * _SLACK, float(_TOO_LONG)).astype(np.int64)
 
 
-def _squared(rows: Floats) -> Floats:
-    """Σv² of every row: sums of at most 2¹¹ squares, which are added in pairs."""
+def _sum_squares(rows: Floats) -> Floats:
+    """Return Σv² of every row: sums of at most 2¹¹ squares, which are then added."""
     sums = [
         np.einsum("ij,ij->i", rows[:, j : j + _TERMS], rows[:, j : j + _TERMS])
         for j in range(0, rows.shape[1], _TERMS)
@@ -228,6 +230,6 @@ def _squared(rows: Floats) -> Floats:
     return np.asarray(np.stack(sums, axis=1).sum(axis=1))
 
 
-def flushed(values: Floats) -> Floats:
-    """Return the values with those below 2⁻²⁵⁰ as 0; what is no number stays none."""
+def flush_tiny(values: Floats) -> Floats:
+    """Return the values with those below 2⁻²⁵⁰ set to 0; NaN stays NaN."""
     return np.where(np.abs(values) < _TINY, 0.0, values)

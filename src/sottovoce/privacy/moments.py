@@ -22,12 +22,12 @@ from sottovoce.privacy.gaussian import Floats
 
 
 def log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
-    """ln D₁₀(λ), exactly: the finite sum above. `sampling` is q, `ratio` is Δ/σ.
+    """Return ln D₁₀(λ), exactly, by the finite sum above. `sampling` is q, `ratio` is Δ/σ.
 
     >>> float(log_moment(1, sampling=0.5, ratio=1.0).round(6))
     0.357374
     """
-    _check(sampling, ratio, order)
+    _check_arguments(sampling, ratio, order)
     answers = []
     for lam in np.atleast_1d(np.asarray(order, dtype=np.int64)):
         k = np.arange(lam + 2, dtype=np.float64)
@@ -42,7 +42,7 @@ def log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
 
 
 def log_reverse_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
-    """ln D₀₁(λ) by the trapezoidal rule, which converges geometrically for this integrand.
+    """Return ln D₀₁(λ) by the trapezoidal rule, which converges geometrically here.
 
     The integrand φ(z)·(1−q+q·e^{xz−x²/2})^{−λ} has its mass between −λx and 0, and its nearest
     pole π/x away from the real line, so a step of a fraction of min(1, 1/x) gives all digits.
@@ -50,7 +50,7 @@ def log_reverse_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Fl
     >>> float(log_reverse_moment(1, sampling=0.5, ratio=1.0).round(6))
     0.185694
     """
-    _check(sampling, ratio, order)
+    _check_arguments(sampling, ratio, order)
     answers = []
     for lam in np.atleast_1d(np.asarray(order, dtype=np.float64)):
         step = 0.125 * min(1.0, 1 / ratio)
@@ -63,18 +63,18 @@ def log_reverse_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Fl
 
 
 def log_paper_bound(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
-    """The paper's qλ(λ+1)x²/2, eq. (15): what it takes ln D₁₀ to be at most.
+    """Return qλ(λ+1)x²/2, the paper's upper bound on ln D₁₀, eq. (15).
 
     >>> float(log_paper_bound(1, sampling=0.5, ratio=1.0))
     0.5
     """
-    _check(sampling, ratio, order)
+    _check_arguments(sampling, ratio, order)
     lam = np.asarray(order, dtype=np.float64)
     return np.asarray(sampling * lam * (lam + 1) * ratio**2 / 2, dtype=np.float64)
 
 
 def certain_break(*, sampling: float, ratio: float) -> float:
-    """The λ beyond which the bound is certainly broken: λx²/2 > ln(1/q)/(1−q).
+    """Return the λ beyond which the bound is certainly broken: λx²/2 > ln(1/q)/(1−q).
 
     Keeping only the last term of the sum, ln D₁₀ ≥ (λ+1)·(ln q + λx²/2), which exceeds
     qλ(λ+1)x²/2 exactly then. At q = 1 the bound is an equality and never breaks.
@@ -82,14 +82,14 @@ def certain_break(*, sampling: float, ratio: float) -> float:
     >>> round(certain_break(sampling=0.5, ratio=1.0), 6)
     2.772589
     """
-    _check(sampling, ratio)
+    _check_arguments(sampling, ratio)
     if sampling == 1:
         return float("inf")
     return float(-np.log(sampling) / (1 - sampling) * 2 / ratio**2)
 
 
 def first_break(*, sampling: float, ratio: float) -> int | None:
-    """The smallest integer λ ≥ 1 at which the paper's bound lies below the true moment.
+    """Return the smallest integer λ ≥ 1 at which the paper's bound lies below the true moment.
 
     None at q = 1, where the two are equal.
 
@@ -98,24 +98,24 @@ def first_break(*, sampling: float, ratio: float) -> int | None:
     """
     if (end := certain_break(sampling=sampling, ratio=ratio)) == float("inf"):
         return None
-    # In every case tried (tests/test_moments.py) the bound breaks once and for all, so that halving
-    # finds the place.
+    # In every case tried (tests/test_moments.py) the bound stays broken from the first such λ on,
+    # so that bisection finds it.
     low, high = 0, int(end) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if _broken(middle, sampling, ratio):
+        if _is_broken(middle, sampling, ratio):
             high = middle
         else:
             low = middle
     return high
 
 
-def _broken(lam: int, sampling: float, ratio: float) -> bool:
+def _is_broken(lam: int, sampling: float, ratio: float) -> bool:
     true = float(log_moment(lam, sampling=sampling, ratio=ratio))
     return true > float(log_paper_bound(lam, sampling=sampling, ratio=ratio))
 
 
-def _check(sampling: float, ratio: float, order: ArrayLike = 1) -> None:
+def _check_arguments(sampling: float, ratio: float, order: ArrayLike = 1) -> None:
     if not np.all((np.asarray(order) >= 1) & (np.asarray(order) == np.floor(order))):
         raise InputError.of("order", order, "whole numbers ≥ 1", "it is λ of the moment")
     if not 0 < sampling <= 1:

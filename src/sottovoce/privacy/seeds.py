@@ -1,4 +1,4 @@
-"""One tree of randomness a run: seed → purpose → round. Nothing else is random in a simulation."""
+"""The tree of simulated randomness: seed → purpose → round. A simulation has no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sottovoce.errors import InputError
 
 
 class Purpose(IntEnum):
-    """What a branch of the tree is for; the numbers are part of what a seed means."""
+    """What a branch of the tree is for. Changing a number changes the runs of every seed."""
 
     SPLIT = 0
     INIT = 1
@@ -19,13 +19,13 @@ class Purpose(IntEnum):
     NOISE = 3
 
 
-def fresh() -> int:
-    """A seed from the operating system, for a run that was given none."""
+def draw_seed() -> int:
+    """Draw a seed from the operating system, for a run that was given none."""
     return secrets.randbits(63)
 
 
-def check(seed: object) -> int:
-    """The seed, or a refusal."""
+def check_seed(seed: object) -> int:
+    """Return the seed as an int; raise InputError unless it is from 0 to 2^63 − 1."""
     if isinstance(seed, np.integer):
         seed = int(seed)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
@@ -33,8 +33,8 @@ def check(seed: object) -> int:
     return seed
 
 
-def require_none_for(noise: str, seed: object) -> None:
-    """Secure noise cannot be repeated, so a seed would promise what cannot be had."""
+def refuse_seed(noise: str, seed: object) -> None:
+    """Refuse a seed with secure noise, which cannot be repeated."""
     if noise == "secure" and seed is not None:
         raise InputError.of(
             "seed",
@@ -45,12 +45,12 @@ def require_none_for(noise: str, seed: object) -> None:
 
 
 def branch(seed: int, purpose: Purpose, *path: int) -> np.random.SeedSequence:
-    """The branch of the tree for this purpose (and round, …)."""
+    """Return the branch of the tree for this purpose (and round, …)."""
     return np.random.SeedSequence(seed, spawn_key=(int(purpose), *path))
 
 
 def generator(seed: int, purpose: Purpose, *path: int) -> np.random.Generator:
-    """numpy's generator for a branch.
+    """Return numpy's generator for a branch.
 
     >>> [int(generator(seed, Purpose.COHORT, 3).integers(1000)) for seed in (7, 7, 8)]
     [377, 377, 394]
@@ -58,6 +58,6 @@ def generator(seed: int, purpose: Purpose, *path: int) -> np.random.Generator:
     return np.random.default_rng(branch(seed, purpose, *path))
 
 
-def words(seed: int, purpose: Purpose, *path: int) -> np.ndarray:
-    """The 64 bits of a JAX key for a branch, as two words."""
+def make_key_words(seed: int, purpose: Purpose, *path: int) -> np.ndarray:
+    """Return the 64 bits of a JAX key for a branch, as two words."""
     return branch(seed, purpose, *path).generate_state(2, np.uint32)

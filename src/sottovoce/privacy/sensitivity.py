@@ -1,4 +1,4 @@
-"""From the training recipe to Δ: how far one unit can move one upload.
+"""Compute Δ from the training recipe: how far one unit can move one upload.
 
 Sensitivity is computed, never typed in. With gradients clipped to norm C over all parameters
 together, rate η and n samples (n is public), replacing one unit moves one release by at most
@@ -33,8 +33,8 @@ _KNOWN = (
     "the recipes with a bound are: full-batch gradient steps with a finite clip, and noise at "
     "every step or on the last one"
 )
-_SMALLEST = 1e-15  # of η and C: what float32 carries with room to spare
-_ROUND_UP = 1 + 2**-50  # more than the rounding of the few products below can take away
+_SMALLEST = 1e-15  # smallest η and C: far above the smallest number of float32
+_ROUND_UP = 1 + 2**-50  # more than the rounding errors of the few products below
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise InputError.of(name, value, "a number", "give it without quotes")
-            object.__setattr__(self, name, float(value))  # a float32 would round Δ down
+            object.__setattr__(self, name, float(value))  # with a float32, Δ would be rounded down
         if self.clip == math.inf:
             raise NoSensitivity.of("clip", self.clip, "finite", _KNOWN)
         for name, remedy in (
@@ -85,7 +85,7 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
 
     @property
     def releases(self) -> int:
-        """How many releases one participation makes: each is charged.
+        """The number of releases of one participation, each of which is charged.
 
         >>> Recipe(1.0, 1.0, steps=3).releases
         3
@@ -95,7 +95,7 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
         return self.steps if self.noise_at == "every-step" else 1
 
     def sensitivity(self, samples: ArrayLike) -> Floats:
-        """Δ of one release of a client with so many samples (a number or an array), rounded up.
+        """Return Δ of one release of a client with so many samples (a number or array), rounded up.
 
         >>> Recipe(2.0, 1.0, unit="client").sensitivity([143, 1]).round(9).tolist()
         [4.0, 4.0]

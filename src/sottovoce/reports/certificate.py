@@ -26,7 +26,7 @@ from sottovoce.client.ledger import (
 from sottovoce.client.vault import Vault
 from sottovoce.data.files import make_folder, require_empty
 from sottovoce.errors import RunError
-from sottovoce.privacy.budget import NOT_COVERED, shown
+from sottovoce.privacy.budget import NOT_COVERED, format_claim
 from sottovoce.reports.document import document, sheet
 
 _MOST_LISTED = 500  # releases on the page; all of them are in certificate.json
@@ -52,7 +52,7 @@ def page(told: Statement) -> str:
     """The certificate as one HTML page that asks nothing of the network."""
     policy, promised = told.policy, told.promised
     what = "any one record" if promised.unit == "record" else "the whole data set"
-    budget = f"({shown(promised.epsilon)}, {shown(promised.delta, 3)})"
+    budget = f"({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)})"
     promise = f"{budget}-differential privacy for {what}"
     facts = [
         ("Vault", f"<code>{escape(told.vault)}</code>", "wide"),

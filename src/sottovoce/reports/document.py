@@ -10,7 +10,7 @@ import math
 from importlib import resources
 from typing import Any
 
-from sottovoce.privacy.budget import shown
+from sottovoce.privacy.budget import format_claim
 
 # Numbers and record strings as they stand on the page.
 
@@ -54,7 +54,7 @@ def ceiling(value: float, digits: int = 4) -> str:
     if not math.isfinite(value):
         return "–"
     whole = len(str(int(abs(value)))) if abs(value) < 1e9 else 0
-    return number(float(shown(value, max(digits, whole))), digits)
+    return number(float(format_claim(value, max(digits, whole))), digits)
 
 
 def percent(fraction: float, digits: int = 1) -> str:

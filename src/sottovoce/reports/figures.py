@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import raised
+from sottovoce.privacy.budget import round_up
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.reports.run import CheckedRun
 
@@ -215,7 +215,7 @@ def attacker(mu: float) -> str:
 
     label = (
         "Share an attacker finds against its share of false alarms: at most "
-        f"{raised(float(gaussian.tpr(0.01, mu)), 3):.1%} at 1 % false alarms; a coin finds 1 %."
+        f"{round_up(float(gaussian.tpr(0.01, mu)), 3):.1%} at 1 % false alarms; a coin finds 1 %."
     )
     return _svg("attacker", label, paint)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sottovoce.errors import RunError
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import LEAKS, NOT_COVERED, THIS_RUN_ONLY, TRAINING_ONLY, raised
+from sottovoce.privacy.budget import LEAKS, NOT_COVERED, THIS_RUN_ONLY, TRAINING_ONLY, round_up
 from sottovoce.reports import figures
 from sottovoce.reports.document import (
     ceiling,
@@ -224,7 +224,7 @@ def _attacker(run: CheckedRun, mu: float) -> str:
     of = (
         " of a client that discloses its budget" if "undisclosed-budgets" in run.not_covered else ""
     )
-    found, area = raised(float(gaussian.tpr(0.01, mu)), 3), raised(float(gaussian.auc(mu)), 3)
+    found, area = round_up(float(gaussian.tpr(0.01, mu)), 3), round_up(float(gaussian.auc(mu)), 3)
     drawn = ", with noise drawn securely" if "simulated-noise" in run.not_covered else ""
     seen = "the messages of this run" if {*THIS_RUN_ONLY} & {*run.not_covered} else "all messages"
     return f"""<h3>The attacker’s view</h3>

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sottovoce.plan import Plan
-from sottovoce.privacy.budget import undisclosed, warn_of_delta
+from sottovoce.privacy.budget import describe_undisclosed, warn_of_delta
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,7 +72,7 @@ def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
     known = [c["spent"] / c["capacity"] for c in record.get("clients", ()) if c["capacity"]]
     fuel = f"   fuel used {max(known):.0%}" if known else ""
     told = record["guarantee"]  # null where every client keeps its budget to itself
-    text = undisclosed(record.get("not_covered", ())) if told is None else told["text"]
+    text = describe_undisclosed(record.get("not_covered", ())) if told is None else told["text"]
     return "\n".join(
         [
             "",

@@ -21,7 +21,7 @@ from sottovoce.data.files import read_npz, why
 from sottovoce.errors import RunError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import CALIBRATIONS, undisclosed
+from sottovoce.privacy.budget import CALIBRATIONS, describe_undisclosed
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.runs.record import AGAIN, require_schema
 from sottovoce.runs.record import read as read_record
@@ -358,7 +358,7 @@ def _untold(record: Mapping[str, Any]) -> dict[str, Any]:
         "adversary": "server",
         "calibration": plan["privacy"]["calibration"],
         "not_covered": codes,
-        "text": undisclosed(codes),
+        "text": describe_undisclosed(codes),
     }
 
 

@@ -18,7 +18,7 @@ from sottovoce.models.base import AnyModel, Params, own_model, unnamed
 from sottovoce.models.base import build as build_model
 from sottovoce.models.features import Hog
 from sottovoce.models.gradients import ForeignModel
-from sottovoce.privacy.budget import undisclosed
+from sottovoce.privacy.budget import describe_undisclosed
 from sottovoce.runs import record as records
 
 
@@ -50,7 +50,7 @@ class Trained:
         """What the loosest client is promised, as a paragraph."""
         told = self.record["guarantee"]
         codes = self.record.get("not_covered", ())
-        return undisclosed(codes) if told is None else str(told["text"])
+        return describe_undisclosed(codes) if told is None else str(told["text"])
 
     def predict(self, x: ArrayLike) -> NDArray[np.int64]:
         """The class of each row of x[n, …], scaled as the training data were.

@@ -23,8 +23,8 @@ from sottovoce.privacy.budget import (
     Calibration,
     Guarantee,
     Unit,
-    raised,
-    shown,
+    format_claim,
+    round_up,
     warn_of_delta,
 )
 from sottovoce.privacy.sensitivity import Recipe
@@ -203,29 +203,29 @@ def table(answer: Calibrated) -> str:
         ("μ of one upload, Δ/σ", f"{answer.mu_release:.6g}", f"{ratio:.6g}"),
         ("μ of the whole run", f"{answer.mu:.6g}", f"{mu_paper:.6g}"),
         (
-            f"ε that holds at δ = {shown(ask.delta, 3)}",
-            shown(answer.guarantee.budget.epsilon),
-            shown(answer.paper_true_epsilon),
+            f"ε that holds at δ = {format_claim(ask.delta, 3)}",
+            format_claim(answer.guarantee.budget.epsilon),
+            format_claim(answer.paper_true_epsilon),
         ),
         (
-            f"δ that holds at ε = {shown(ask.epsilon)}",
-            shown(min(ask.delta, true) if not absent else true, 3),
-            shown(answer.paper_true_delta, 3),
+            f"δ that holds at ε = {format_claim(ask.epsilon)}",
+            format_claim(min(ask.delta, true) if not absent else true, 3),
+            format_claim(answer.paper_true_delta, 3),
         ),
         (
             "best attacker at 1 % false alarms",
-            f"finds {raised(answer.tpr_at_fpr_001, 3):.1%}",
-            f"finds {raised(float(gaussian.tpr(0.01, mu_paper)), 3):.1%}",
+            f"finds {round_up(answer.tpr_at_fpr_001, 3):.1%}",
+            f"finds {round_up(float(gaussian.tpr(0.01, mu_paper)), 3):.1%}",
         ),
         (
             "best attacker's AUC",
-            f"{raised(answer.auc, 4):.4f}",
-            f"{raised(float(gaussian.auc(mu_paper)), 4):.4f}",
+            f"{round_up(answer.auc, 4):.4f}",
+            f"{round_up(float(gaussian.auc(mu_paper)), 4):.4f}",
         ),
     ]
     lines = [
-        f"asked for     (ε, δ) = ({shown(ask.epsilon)}, {shown(ask.delta, 3)}) for {what}, "
-        f"{ask.calibration} calibration",
+        f"asked for     (ε, δ) = ({format_claim(ask.epsilon)}, {format_claim(ask.delta, 3)}) "
+        f"for {what}, {ask.calibration} calibration",
         f"federation    {ask.clients} clients, {who} in each of {ask.rounds} rounds: "
         f"{answer.participations} uploads a client (T fixed, cohorts balanced)",
         f"one upload    Δ = {formula} = {answer.sensitivity:.6g} "
@@ -236,7 +236,8 @@ def table(answer: Calibrated) -> str:
         *(
             [
                 "The paper's formula adds too little noise here: it promises "
-                f"ε = {shown(ask.epsilon)} and gives {shown(answer.paper_true_epsilon, 3)}.",
+                f"ε = {format_claim(ask.epsilon)} and gives "
+                f"{format_claim(answer.paper_true_epsilon, 3)}.",
                 "",
             ]
             if short

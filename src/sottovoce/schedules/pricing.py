@@ -63,7 +63,7 @@ def offer(tank: Tank, turn: Round, terms: Terms, sensitivity: ArrayLike) -> Offe
 def offers(tank: Tank, turns: Sequence[Round], terms: Terms, sensitivity: ArrayLike) -> Offer:
     """`offer` for several runs whose turns differ in the horizon alone; they are the first axis.
 
-    >>> runs = Tank.side_by_side([Tank.full([2.0]), Tank.full([2.0])])
+    >>> runs = Tank.stack([Tank.full([2.0]), Tank.full([2.0])])
     >>> offers(runs, [Round(0, 200), Round(0, 100)], Terms(50, 30), 1.0).sigma.round(4).tolist()
     [[7.746], [5.4772]]
     """

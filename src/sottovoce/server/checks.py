@@ -271,7 +271,7 @@ def _require_noise(
     same = sum(int(np.sum(leaf == expected.params[name])) for name, leaf in arrays.items())
     if same:
         cells = math.fsum(float(np.sum(np.spacing(np.abs(w)))) for w in expected.params.values())
-        unit = recipe.learning_rate / expected.member.samples * grid.unit(recipe.clip)
+        unit = recipe.learning_rate / expected.member.samples * grid.grid_unit(recipe.clip)
         chance = (cells + count * unit) / (sigma * math.sqrt(2 * math.pi))
         if same * math.log(chance) - math.lgamma(same + 1) < RARE:
             raise Malformed("the upload has numbers of the model in it that no noise was added to")

@@ -382,7 +382,7 @@ def conduct(
         fits = partial(misfit, plan, public, clients=patience.clients)
         roll = gather(transport, patience, fits, admitted)
         federation = of_members(plan, roll.members, public)
-        seed = seeds.fresh()
+        seed = seeds.draw_seed()
         params = named(first_model(federation.model, seed))
         tree = unnamed(federation.model, dict(params))
         loss, accuracy = scores(federation.model, tree, public.validation)

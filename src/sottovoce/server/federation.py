@@ -305,7 +305,7 @@ def _median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
         raise InputError.of("local.clip", "median", "a number with this model", "choose C")
     rng = seeds.generator(seed, Purpose.SPLIT, 1)
     rows = rng.permutation(len(held.train.y))[:MEDIAN_OF]
-    key = jax.random.wrap_key_data(jnp.asarray(seeds.words(seed, Purpose.INIT)))
+    key = jax.random.wrap_key_data(jnp.asarray(seeds.make_key_words(seed, Purpose.INIT)))
     norms = gradient_norms(
         model, first(model, key), jnp.asarray(held.train.x[rows]), jnp.asarray(held.train.y[rows])
     )

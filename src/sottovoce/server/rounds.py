@@ -96,7 +96,7 @@ def first_model(model: AnyModel, seed: int) -> Params:
     """w⁰, which is public: anyone may know the seed of it."""
     if isinstance(model, ForeignModel):
         return model.first(seed)
-    key = jax.random.wrap_key_data(jnp.asarray(seeding.words(seed, Purpose.INIT)))
+    key = jax.random.wrap_key_data(jnp.asarray(seeding.make_key_words(seed, Purpose.INIT)))
     return first(model, key)
 
 
@@ -373,7 +373,7 @@ def _prepared(runs: Sequence[Asked], turns: Sequence[Round]) -> Iterator[Prepare
             rng = seeds.generator(seed, Purpose.COHORT, turn.t)
             chosen[pick(terms.cohort, asked=before, size=terms.per_round, rng=rng)] = True
 
-    full = states[0].tank if alone else Tank.side_by_side([state.tank for state in states])
+    full = states[0].tank if alone else Tank.stack([state.tank for state in states])
     tank, sensitivity = full, beside([own.sensitivity for own in federations])
     signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort

@@ -77,7 +77,7 @@ def simulate_each(
     """
     given = None if data is None else Given(data, validation, test)
     plans = [adapted(plan, given, model) for plan in plans]
-    seeds = [seeding.check(seed) for seed in seeds]
+    seeds = [seeding.check_seed(seed) for seed in seeds]
     together = jax.default_backend() != "cpu" if together is None else together
     runs: list[tuple[Federation, int]] = []
     held: dict[Any, Holdings] = {}

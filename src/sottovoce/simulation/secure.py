@@ -45,7 +45,7 @@ def play(
             own,
             prepared.turn,
             federation.terms,
-            change=grid.change(plan.local.unit, len(rows.y)),
+            change=grid.grid_sensitivity(plan.local.unit, len(rows.y)),
             loss=bound is not None,
         )
         booked = int(prepared.tank.spent[i] - before.spent[i])

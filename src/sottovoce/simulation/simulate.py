@@ -92,8 +92,8 @@ def simulate(
     (2, 'finished')
     """
     plan = Plan() if plan is None else plan
-    seeding.require_none_for(plan.noise, seed)
-    seed = seeding.fresh() if seed is None else seeding.check(seed)
+    seeding.refuse_seed(plan.noise, seed)
+    seed = seeding.draw_seed() if seed is None else seeding.check_seed(seed)
     given = None if data is None else Given(data, validation, test)
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")

@@ -61,7 +61,7 @@ class Streamed:
     def __init__(self, run: BatchRun) -> None:
         self.run = run
         self.valid = on_device(run.federation.held.validation)
-        self.key = seeds.words(run.seed, Purpose.NOISE)
+        self.key = seeds.make_key_words(run.seed, Purpose.NOISE)
 
     def ask(self, live: Sequence[int]) -> rounds.Asks:
         """The next round, paid for, or nothing when the run is over."""

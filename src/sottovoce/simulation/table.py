@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.models.base import AnyModel, Model, Params, unnamed
 from sottovoce.privacy import seeds as seeding
 from sottovoce.privacy.seeds import Purpose
-from sottovoce.privacy.tank import side_by_side
+from sottovoce.privacy.tank import stack_rows
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
 from sottovoce.server import rounds
@@ -124,7 +124,7 @@ def _column(asked: Sequence[rounds.Prepared | None], name: str) -> NDArray[np.fl
     """One array of each run, zeros for a run that is over."""
     told = {i: getattr(own, name) for i, own in enumerate(asked) if own is not None}
     idle = np.zeros_like(next(iter(told.values())))
-    return side_by_side([told.get(i, idle) for i in range(len(asked))])
+    return stack_rows([told.get(i, idle) for i in range(len(asked))])
 
 
 def lasting(federations: Sequence[Federation], seeds: Sequence[int]) -> dict[str, NDArray[Any]]:
@@ -134,7 +134,7 @@ def lasting(federations: Sequence[Federation], seeds: Sequence[int]) -> dict[str
         "rate": np.array([plan.local.learning_rate for plan in plans], np.float32),
         "clip": np.array([own.recipe.clip for own in federations], np.float32),
         "bound": np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
-        "key": np.stack([seeding.words(seed, Purpose.NOISE) for seed in seeds]),
+        "key": np.stack([seeding.make_key_words(seed, Purpose.NOISE) for seed in seeds]),
     }
 
 

@@ -21,7 +21,7 @@ from sottovoce.privacy.budget import (
     Budget,
     Guarantee,
     Unit,
-    shown,
+    format_claim,
     warn_of_delta,
 )
 from sottovoce.privacy.tank import FULL
@@ -110,7 +110,7 @@ formula does not keep its promise, so a vault does not take it
         capacity = self.capacity()
         if cast(float | None, self.floor) is None:
             # Six digits, rounded up: the same number whatever the last bits of the capacity are.
-            self._set("floor", float(shown(math.sqrt(_LARGEST_SHARE / capacity))))
+            self._set("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))
         # Beyond it a turn could not even book one unit.
         most_floor = math.sqrt(FULL / capacity)
         self._number("floor", 1e-9, most_floor, "it is the smallest σ/Δ of one turn")

@@ -1,19 +1,19 @@
-"""A staircase over the bell exp(−y²/2σ²), from which proposals cost one random word.
+"""A staircase over the bell exp(−y²/2σ²), from which a proposal takes one random word.
 
-The integers are cut into bars of 2ᵐ neighbours, the bell is scaled by a whole number S, and every
-bar gets two whole heights that enclose S times the bell over the bar:
+The integers are divided into bars of 2ᵐ neighbours, the bell is scaled by a whole number S, and
+every bar gets two whole heights that enclose S times the bell over the bar:
 
     sure ≤ S·exp(−y²/2σ²) ≤ top        for every y of the bar.
 
-All bars together are at most 2⁶² high. A height is split into 2¹⁶ slots of 2⁴⁶: the whole slots
-below `sure` need no further test, whatever y turns out to be, and about 98 % of all proposals
-end there. What remains of each bar, from its last whole slot to its top, is laid end to end; a
+The heights of all bars add up to at most 2⁶², which is divided into 2¹⁶ slots of 2⁴⁶. The whole
+slots of a bar below `sure` need no further test, whatever y is, and about 98 % of all proposals
+fall there. The rests of the bars, from the last whole slot to the top, are laid end to end; a
 proposal that falls there is accepted if its height is below the bell.
 
-The heights come from floating point, and that is harmless: *any* whole numbers with the two
+The heights are computed in floating point, which is harmless: *any* whole numbers with the two
 inequalities give exactly the same distribution, and a relative margin of 2⁻⁴⁰ keeps them true
-(docs/proofs.md). Beyond `REACH` standard deviations a bar would be lower than one unit; the two
-tails are entries of their own, walked in exact arithmetic.
+(docs/proofs.md). Beyond `REACH` standard deviations a bar would be lower than one; the two tails
+are separate entries, computed in exact arithmetic.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sottovoce.privacy.gaussian import Floats
 Integers = NDArray[np.int64]
 
 SLOT_BITS = 16
-FINE_BITS = 46  # of a height within a slot: 62 bits in all, so that sums stay in int64
+FINE_BITS = 46  # bits of a height within a slot: 62 bits in all, so that sums fit into int64
 SLOTS = 2**SLOT_BITS
-BARS = 64  # a standard deviation spans 64 to 127 bars; small σ have one bar an integer
+BARS = 64  # a standard deviation spans 64 to 127 bars; for small σ every integer is a bar
 REACH = 8
-# What `bell` is off by is below 2⁻⁴⁴ (docs/proofs.md); a factor of 16 is to spare.
+# The relative error of `bell` is below 2⁻⁴⁴ (docs/proofs.md): the margin is 16 times that.
 MARGIN = 2.0**-40
 
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """Bars, slots and what is left of the bars, for one σ. `envelope(sigma)` makes it."""
+    """The bars, slots, rests and tails for one σ. `build_envelope(sigma)` makes it."""
 
     sigma: int
     width_bits: int  # m
@@ -47,20 +47,21 @@ class Envelope:
     sure: int  # slots 0 … sure − 1 are accepted without a test
     slots: Integers  # the first integer of each slot's bar (2¹⁶ entries, zero from `sure` on)
     starts: Integers  # the first integer of each bar
-    floors: Integers  # the height up to which each bar is in slots
-    edges: Integers  # where the rest of each bar begins; then those of both tails, and the end
+    floors: Integers  # the height up to which each bar consists of whole slots
+    edges: Integers  # where the rest of each bar begins, then both tails, then the end
     tail_start: int  # the tails: y ≥ tail_start, y < −tail_start
     tail_bits: int  # blocks of a tail are 2ᵗ wide, each half as high as the one before
     tail_height: int
 
     def __post_init__(self) -> None:
         for array in (self.slots, self.starts, self.floors, self.edges):
-            array.setflags(write=False)  # kept between calls: nobody may change it
+            array.setflags(write=False)  # the cache hands out the same arrays to every call
 
     def bell(self, values: Integers) -> Floats:
-        """S·exp(−y²/2σ²) in float64: off by less than 2⁻⁴⁴ of itself for |y| ≤ 9σ.
+        """Return S·exp(−y²/2σ²) in float64, with a relative error below 2⁻⁴⁴ for |y| ≤ 9σ.
 
-        >>> envelope(2**40).bell(np.array([2**40])) / envelope(2**40).scale == np.exp(-0.5)
+        >>> staircase = build_envelope(2**40)
+        >>> staircase.bell(np.array([2**40])) / staircase.scale == np.exp(-0.5)
         array([ True])
         """
         return float(self.scale) * _bell(values, self.sigma)
@@ -72,10 +73,10 @@ def _bell(values: Integers, sigma: int) -> Floats:
 
 
 @lru_cache(maxsize=4)
-def envelope(sigma: int, reach: int = REACH) -> Envelope:
-    """The staircase for this σ: public, a function of σ alone.
+def build_envelope(sigma: int, reach: int = REACH) -> Envelope:
+    """Return the staircase for this σ. It is public, because it depends on σ alone.
 
-    >>> staircase = envelope(2**35)
+    >>> staircase = build_envelope(2**35)
     >>> 0.97 < staircase.sure / SLOTS < 1
     True
     """
@@ -87,7 +88,8 @@ def envelope(sigma: int, reach: int = REACH) -> Envelope:
     nearest = np.minimum(np.abs(starts), np.abs(ends))
     farthest = np.maximum(np.abs(starts), np.abs(ends))
 
-    # From Y on, the bell falls by e in σ²/Y: blocks that wide are each less than half as high.
+    # From Y on, the bell falls by a factor e within σ²/Y. In blocks of that width or more, each
+    # block is less than half as high as the one before.
     tail_start = count << width_bits
     tail_bits = (-(-sigma * sigma // tail_start) - 1).bit_length()
     tail_bits = max(tail_bits, width_bits)
@@ -95,7 +97,7 @@ def envelope(sigma: int, reach: int = REACH) -> Envelope:
 
     top = _bell(nearest, sigma)
     tail = float(_bell(np.array([tail_start]), sigma)[0])
-    # A millionth is left free for rounding up; a proposal that falls there is refused.
+    # About a millionth stays free for rounding up; a proposal that falls there is refused.
     scale = int(2.0**62 * (1 - 2**-20) / (float(top.sum()) + 2 * per_tail * tail))
     tops = np.ceil(scale * top * (1 + MARGIN)).astype(np.int64)
     sure = np.floor(scale * _bell(farthest, sigma) * (1 - MARGIN)).astype(np.int64)

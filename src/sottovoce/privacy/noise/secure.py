@@ -4,15 +4,17 @@
 
     P(y) = exp(−y²/2σ²) / Σ_k exp(−k²/2σ²),        y any integer,
 
-to the last digit: there is no rounding, no cut tail and no hole (docs/proofs.md). Each value is
-proposed from a staircase over the bell and accepted under it; where floating point cannot be sure
-of that comparison (2 draws in 10¹²), whole-number arithmetic decides.
+exactly: no value is rounded, no tail is cut off and no integer is missing (docs/proofs.md). Each
+value is proposed from a staircase over the bell and accepted if it falls under the bell. Where
+floating point cannot decide that (2 draws in 10¹²), `is_below` does in whole numbers: of a uniform
+number it draws only as many random bits as the decision needs, and encloses exp(−a/b) between two
+fractions of denominator 2ᵏ, until the two intervals no longer overlap.
 
 Every call takes a new AES-256 key and counter from the operating system, so that forked processes,
 restored snapshots and retried messages never share noise. There is no seed.
 
-The time a draw takes says nothing of the data, which it does not depend on: a step's noise is drawn
-before that step touches them.
+The time of a draw reveals nothing about the data: a step's noise is drawn before that step reads
+them.
 """
 
 from __future__ import annotations
@@ -32,26 +34,18 @@ from sottovoce.privacy.noise.envelope import (
     SLOT_BITS,
     Envelope,
     Integers,
-    envelope,
+    build_envelope,
 )
 
-# Is a uniform number below exp(−a/b)? Decided exactly, in whole numbers.
-#
-# The uniform number is a stream of random bits of which only as many are drawn as the decision
-# needs; exp(−a/b) is enclosed between two fractions with denominator 2ᵏ, as tightly as it takes.
-# Nothing here is rounded to a float, and no limit on precision ends the search: it stops when the
-# interval of the one lies wholly on one side of the interval of the other.
-
-
-_STEP = 64  # bits by which both intervals are sharpened; one step nearly always decides
+_STEP = 64  # bits by which both intervals shrink at a time; one step nearly always decides
 
 
 def exp_enclosure(numerator: int, denominator: int, bits: int) -> tuple[int, int]:
-    """Whole numbers low ≤ 2ᵇⁱᵗˢ·exp(−numerator/denominator) ≤ high, at most a few apart.
+    """Return whole numbers low ≤ 2ᵇⁱᵗˢ·exp(−numerator/denominator) ≤ high, at most a few apart.
 
     x = numerator/denominator is halved until it is below 1, where the series Σ (−x)ʲ/j! alternates
-    with falling terms, so that what is left out is smaller than the last term; each term is kept as
-    an interval. Squaring undoes the halving. Every step rounds outwards.
+    with falling terms, so that its rest is smaller than the last term; each term is an interval.
+    Squaring undoes the halving. Every step rounds outwards.
 
     >>> low, high = exp_enclosure(1, 1, 64)
     >>> low <= 0x5E2D58D8B3BCDF1A <= high, high - low <= 2  # 2⁶⁴/e = 0x5E2D58D8B3BCDF1A.BADE…
@@ -79,7 +73,7 @@ def exp_enclosure(numerator: int, denominator: int, bits: int) -> tuple[int, int
     return low >> work - bits, -(-high >> work - bits)
 
 
-def below(
+def is_below(
     start: int,
     width: int,
     factor: int,
@@ -87,13 +81,13 @@ def below(
     denominator: int,
     random_bits: Callable[[int], int],
 ) -> bool:
-    """Whether start + width·U < factor·exp(−numerator/denominator), for U uniform on [0, 1).
+    """Decide whether start + width·U < factor·exp(−numerator/denominator), U uniform on [0, 1).
 
-    `random_bits(k)` gives k fresh random bits as a whole number.
+    `random_bits(k)` returns k fresh random bits as a whole number.
 
-    >>> below(0, 1, 1, 1, 2, random_bits=lambda k: 0)  # U = 0.000…
+    >>> is_below(0, 1, 1, 1, 2, random_bits=lambda k: 0)  # U = 0.000…
     True
-    >>> below(0, 1, 1, 1, 2, random_bits=lambda k: 2**k - 1)  # U = 0.111…
+    >>> is_below(0, 1, 1, 1, 2, random_bits=lambda k: 2**k - 1)  # U = 0.111…
     False
     """
     uniform = known = 0
@@ -109,22 +103,22 @@ def below(
 
 
 LARGEST_SIGMA = 2**52
-_CHUNK = 2**16  # values drawn at a time: 8 MB beside the result, however long it is
+_CHUNK = 2**16  # values drawn at a time: 8 MB besides the result, however long it is
 _ZEROS = memoryview(bytes(8 * _CHUNK))
 
 Words = NDArray[np.uint64]
 
 
 def draw(count: int, sigma: int) -> Integers:
-    """`count` independent integers from the discrete Gaussian of parameter σ, 1 ≤ σ ≤ 2⁵².
+    """Draw `count` independent integers from the discrete Gaussian of parameter σ, 1 ≤ σ ≤ 2⁵².
 
     >>> noise = draw(100_000, 2**33)
-    >>> bool(abs(noise.std() / 2**33 - 1) < 0.02)  # false alarm: below 1e-17
+    >>> bool(abs(noise.std() / 2**33 - 1) < 0.02)  # false alarm: is_below 1e-17
     True
     """
-    count = _whole("count", count, 0, 2**48, "it is the number of values")
-    sigma = _whole("sigma", sigma, 1, LARGEST_SIGMA, "count it in grid units")
-    source, staircase = _Stream(), envelope(sigma)
+    count = _check_whole_number("count", count, 0, 2**48, "it is the number of values")
+    sigma = _check_whole_number("sigma", sigma, 1, LARGEST_SIGMA, "count it in grid units")
+    source, staircase = _Stream(), build_envelope(sigma)
     noise = np.empty(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):
         piece = noise[start : start + _CHUNK]
@@ -144,86 +138,87 @@ class _Stream:
         cipher = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16)))
         self._encryptor = cipher.encryptor()
 
-    def words(self, count: int) -> Words:
-        """So many (at most 2¹⁶) random 64-bit words."""
+    def draw_words(self, count: int) -> Words:
+        """Draw so many (at most 2¹⁶) random 64-bit words."""
         return np.frombuffer(self._encryptor.update(_ZEROS[: 8 * count]), dtype=np.uint64)
 
-    def bits(self, count: int) -> int:
-        """So many random bits as one whole number."""
+    def draw_bits(self, count: int) -> int:
+        """Draw so many random bits as one whole number."""
         block = self._encryptor.update(bytes(-(-count // 8)))
         return int.from_bytes(block) >> -count % 8
 
 
 def _propose(into: Integers, staircase: Envelope, source: _Stream) -> Integers:
-    """One proposal for every place of `into`; the places whose proposal was refused.
+    """Fill `into` with proposals, and return the indices of those that were refused.
 
     The top 16 bits of a word choose a slot and with it a bar, the low m bits an integer of the bar.
     """
-    words = source.words(into.size)
+    words = source.draw_words(into.size)
     slot = (words >> np.uint64(64 - SLOT_BITS)).view(np.int64)
     np.take(staircase.slots, slot, out=into, mode="clip")
     into += (words & np.uint64((1 << staircase.width_bits) - 1)).view(np.int64)
     open_places = np.flatnonzero(slot >= staircase.sure)
     if not open_places.size:
         return open_places
-    values, accepted = _settle(
+    values, accepted = _settle_proposals(
         slot[open_places] - staircase.sure, into[open_places], staircase, source
     )
     into[open_places] = values
     return open_places[~accepted]
 
 
-def _settle(
+def _settle_proposals(
     slot: Integers, within: Integers, staircase: Envelope, source: _Stream
 ) -> tuple[Integers, NDArray[np.bool_]]:
-    """Proposals outside the sure slots: their values, and which are accepted.
+    """Return the values of proposals outside the sure slots, and which are accepted.
 
-    `slot` and 46 more random bits are a place in what remains of the bars, and so a bar and a
-    height; the value is accepted if that height (with fresh bits behind the point) is below the
+    `slot` and 46 more random bits are a position in the rests of the bars, and so choose a bar and
+    a height; the value is accepted if that height (with fresh bits behind the point) is below the
     bell.
     """
-    fine = (source.words(slot.size) >> np.uint64(64 - FINE_BITS)).view(np.int64)
-    place = (slot << FINE_BITS) + fine
-    bar = np.searchsorted(staircase.edges, place, side="right") - 1
+    fine = (source.draw_words(slot.size) >> np.uint64(64 - FINE_BITS)).view(np.int64)
+    position = (slot << FINE_BITS) + fine
+    bar = np.searchsorted(staircase.edges, position, side="right") - 1
     bars = staircase.starts.size
     in_bars = bar < bars
     bar_or_last = np.minimum(bar, bars - 1)
     values = staircase.starts[bar_or_last] + within
-    height = staircase.floors[bar_or_last] + (place - staircase.edges[bar_or_last])
+    height = staircase.floors[bar_or_last] + (position - staircase.edges[bar_or_last])
 
     bell = staircase.bell(values)
     accepted = in_bars & (height + 1 <= bell * (1 - MARGIN))
     unsure = in_bars & ~accepted & (height < bell * (1 + MARGIN))
     for i in np.flatnonzero(unsure):
-        accepted[i] = _under_the_bell(int(height[i]), int(values[i]), staircase, source)
+        accepted[i] = _is_under_bell(int(height[i]), int(values[i]), staircase, source)
     for i in np.flatnonzero(~in_bars & (bar < bars + 2)):  # beyond the tails: refused
-        values[i], accepted[i] = _tail(bar[i] == bars, staircase, source)
+        values[i], accepted[i] = _propose_from_tail(bar[i] == bars, staircase, source)
     return values, accepted
 
 
-def _under_the_bell(height: int, value: int, staircase: Envelope, source: _Stream) -> bool:
-    return below(height, 1, staircase.scale, value**2, 2 * staircase.sigma**2, source.bits)
+def _is_under_bell(height: int, value: int, staircase: Envelope, source: _Stream) -> bool:
+    return is_below(height, 1, staircase.scale, value**2, 2 * staircase.sigma**2, source.draw_bits)
 
 
-def _tail(right: bool, staircase: Envelope, source: _Stream) -> tuple[int, bool]:
-    """A proposal beyond the bars: block b with probability 2⁻¹⁻ᵇ, then an integer of the block."""
+def _propose_from_tail(right: bool, staircase: Envelope, source: _Stream) -> tuple[int, bool]:
+    """Propose from a tail: block b with probability 2⁻¹⁻ᵇ, then an integer of the block."""
     block = 0
-    while source.bits(1):
+    while source.draw_bits(1):
         block += 1
-    value = staircase.tail_start + (block << staircase.tail_bits) + source.bits(staircase.tail_bits)
+    start = staircase.tail_start + (block << staircase.tail_bits)
+    value = start + source.draw_bits(staircase.tail_bits)
     value = value if right else ~value
-    accepted = below(
+    accepted = is_below(
         0,
         staircase.tail_height,
         staircase.scale << block,
         value**2,
         2 * staircase.sigma**2,
-        source.bits,
+        source.draw_bits,
     )
     return value, accepted
 
 
-def _whole(name: str, value: int, least: int, most: int, remedy: str) -> int:
+def _check_whole_number(name: str, value: int, least: int, most: int, remedy: str) -> int:
     if not isinstance(value, bool):
         try:
             number = operator.index(value)

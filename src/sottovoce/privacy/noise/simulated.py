@@ -1,8 +1,8 @@
 """Gaussian noise from a key, in floating point: fast, repeatable, and for simulation only.
 
 float32 normals take about 2²³ values, so that a server could tell neighbouring datasets apart by
-which values are possible at all; and whoever learns the seed can take the noise off. A run that
-uses this noise says so in its record.
+which values are possible; and whoever learns the seed can subtract the noise. A run that uses this
+noise says so in its record.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jax import Array
 
 
 def draw(key: Array, like: Any, std: Array | float) -> Any:
-    """N(0, std²) for every number of a tree of arrays.
+    """Draw N(0, std²) for every number of a tree of arrays.
 
-    One long draw, cut into the leaves: compiling one generator takes a second, one a leaf several.
+    It is one long draw cut into the leaves: a generator takes about a second to compile.
 
     >>> noise = draw(jax.random.key(0), {"w": jnp.zeros((1000, 10))}, 2.0)
     >>> bool(abs(noise["w"].std() - 2) < 0.05)

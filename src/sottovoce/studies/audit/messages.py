@@ -191,7 +191,7 @@ def _scores(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
     tank, scores = Tank.full(setting.capacity()), np.zeros(canaries)
     terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
     for t in range(setting.rounds):
-        change = grid.change("record", canaries)
+        change = grid.grid_sensitivity("record", canaries)
         paid = release.price(tank, Round(t, setting.rounds), terms, change=change)
         tank, sign = tank.spend(sum(paid.units)), -1.0 if t % 2 else 1.0
         sent = release.release(
@@ -359,7 +359,7 @@ class Duel:
         x, y, other = neighbours(recipe)
         tank, paid = Tank.full(setting.capacity()), []
         terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
-        change = grid.change(recipe.unit, SAMPLES)
+        change = grid.grid_sensitivity(recipe.unit, SAMPLES)
         for t in range(setting.rounds):
             told = setting.loss_bound is not None
             price = release.price(tank, Round(t, setting.rounds), terms, change=change, loss=told)
@@ -371,7 +371,7 @@ class Duel:
             np.array([_expected(w, x, labels, recipe, bound) for w in models])
             for labels in (y, other)
         ]
-        one = recipe.learning_rate / SAMPLES * grid.unit(recipe.clip)
+        one = recipe.learning_rate / SAMPLES * grid.grid_unit(recipe.clip)
         sigma = np.full(ends[0].shape, [[one * price.noise[0]] for price in paid])
         if bound is not None:
             sigma[:, -1] = [

@@ -91,7 +91,7 @@ class Victim:
         if level.epsilon is not None:
             tank = Tank.full(capacity(level.epsilon, level.delta, level.calibration))
         terms = Terms(clients=1, per_round=1, calibration=level.calibration)
-        change = grid.change(self.recipe.unit, len(self.y))
+        change = grid.grid_sensitivity(self.recipe.unit, len(self.y))
         for t, model in zip(range(count), models, strict=False):
             if tank is None:
                 yield release.step(self.form, model, self.x, self.y, self.recipe)

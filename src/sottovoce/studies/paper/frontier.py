@@ -28,7 +28,7 @@ from sottovoce._version import __version__
 from sottovoce.data.files import make_folder, write_file
 from sottovoce.errors import DataError, RunError
 from sottovoce.plan import Plan
-from sottovoce.privacy.budget import shown
+from sottovoce.privacy.budget import format_claim
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.reports.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
 from sottovoce.studies.paper import outcomes
@@ -94,7 +94,7 @@ def _line(panel: Panel, point: FrontierPoint) -> str:
         f"{own['local.clip']:g}",
         " + ".join(after) or "–",
     ]
-    holds = shown(point.epsilon, 3)
+    holds = format_claim(point.epsilon, 3)
     cells = [panel.title, panel.labels[point.curve], holds, score, rounds, ", ".join(settings)]
     return f"| {' | '.join(cells)} |"
 

@@ -409,7 +409,7 @@ def rehearse(
     is called before the first federation and after each.
     """
     plan = Plan.load() if plan is None else plan
-    seeds.check(seed)
+    seeds.check_seed(seed)
     if isinstance(runs, bool) or not isinstance(runs, int) or not LEAST <= runs <= 100_000:
         raise InputError.of(
             "--runs", runs, f"a whole number from {LEAST} to 100000", f"{RUNS} is the default"
