@@ -31,8 +31,8 @@ import numpy as np
 from sottovoce import Plan, __version__, simulate_many
 from sottovoce.data.federated import Given, hold
 from sottovoce.models import clipping
-from sottovoce.server import rounds as scoring
 from sottovoce.server.federation import build
+from sottovoce.simulation import table as scoring
 from sottovoce.simulation.accelerator import versions
 from sottovoce.simulation.compiled import compilations
 from sottovoce.simulation.simulate import rounds_of, started

@@ -4,9 +4,10 @@
     python benchmarks/hostile.py --page                               docs/threat-model.md from it
 
 Ten clients share the digits (softmax, ε = 8, δ = 1e-5, 25 rounds). Every upload is made by
-`client.release` with secure noise, passes `server.checks.read`, is weighed by `limit_samples` and
-`limit_noise` and combined by `combine` of `schedules.aggregate`: what a real server does, but
-for vaults and network. The hostile ones know the checks and go as far as these let them:
+`client.release` with secure noise, passes `server.checks.check_answer`, is weighed by
+`limit_samples` and `limit_noise` and combined by `combine` of `schedules.aggregate`: what a real
+server does, but for vaults and network. The hostile ones know the checks and go as far as these let
+them:
 
 - label flip    trains on class 9 − y, with honest noise;
 - sign flip     sends 2w − its honest upload;
@@ -39,10 +40,9 @@ from sottovoce.privacy import grid
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.schedules.aggregate import by_samples, combine, limit_noise, limit_samples
 from sottovoce.schedules.base import Round
-from sottovoce.server.checks import SLACK, Accepted, Expected, read
-from sottovoce.server.federation import Federation, build
+from sottovoce.server.checks import SLACK, AcceptedUpload, ExpectedUpload, check_answer
+from sottovoce.server.federation import Federation, build, draw_first_model, score_model
 from sottovoce.server.members import Account, Member
-from sottovoce.server.rounds import first_model, scores
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, PAGE = ROOT / "results" / "bench" / "hostile.json", ROOT / "docs" / "threat-model.md"
@@ -77,7 +77,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
     if attack == "more samples":
         samples[:hostile] = [MILLION] * hostile
     counted = np.array(samples) if way == "before" else limit_samples(samples, [None] * CLIENTS)
-    params: Arrays = named(first_model(federation.model, seed))
+    params: Arrays = named(draw_first_model(federation.model, seed))
     tanks = [Tank.full(float(capacity)) for capacity in federation.capacity]
     if attack == "little left":
         gone = np.array(int((1 - LEFT) * FULL))
@@ -112,7 +112,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
                 device.form, params, own.x, y, recipe=recipe, paid=price, head=head
             )
             account = Account(8.0, 1e-5, budget["capacity"], float(before.spent_mu2))
-            expected = Expected(
+            expected = ExpectedUpload(
                 run="0badc0de",
                 t=t,
                 request="asked",
@@ -129,8 +129,10 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
             blob = upload.blob
             if bad and attack != "label flip":
                 blob = _hostile(attack, way, expected, upload, head)
-            counts = read(blob, expected)
-            assert isinstance(counts, Accepted), "a hostile upload was refused: it went too far"
+            counts = check_answer(blob, expected)
+            assert isinstance(counts, AcceptedUpload), (
+                "a hostile upload was refused: it went too far"
+            )
             shown[i] = counts.shown
             uploads.append(counts.params)
             sigma.append(counts.sigma[0])
@@ -141,7 +143,9 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
         kind: Any = "mean" if way == "before" else way
         total = combine(uploads, weight, params, kind=kind, trim=0.2)
         params = {name: leaf.astype(np.float32) for name, leaf in total.items()}
-    return float(scores(federation.model, unnamed(federation.model, dict(params)), held.test)[1])
+    return float(
+        score_model(federation.model, unnamed(federation.model, dict(params)), held.test)[1]
+    )
 
 
 def _member(i: int, samples: int, account: Account) -> Member:
@@ -151,7 +155,7 @@ def _member(i: int, samples: int, account: Account) -> Member:
     )  # fmt: skip
 
 
-def _hostile(attack: str, way: str, expected: Expected, upload: Any, head: Arrays) -> bytes:
+def _hostile(attack: str, way: str, expected: ExpectedUpload, upload: Any, head: Arrays) -> bytes:
     """The furthest upload against the client's own step that the server would take."""
     start = {k: np.asarray(w, np.float64) for k, w in expected.params.items()}
     moved = {k: np.asarray(upload.params[k], np.float64) - start[k] for k in start}

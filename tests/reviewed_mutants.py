@@ -453,7 +453,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
         (
             (
-                "{r: replace(request, receipt=own[i].receipt).to_blob() for i, r in reached.items()}",
+                "{r: replace(request, receipt=members[i].receipt).to_blob() for i, r in reached.items()}",
                 "dict.fromkeys(reached.values(), request.to_blob())",
             ),
         ),
@@ -463,7 +463,12 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "server.federation",
         "The guarantee is that of the client with the loosest promise: by ε alone, a client with a slightly smaller ε and a far larger δ is promised what it has not.",
         "tests/test_guarantee.py::test_every_client_has_the_stated_epsilon_and_delta",
-        (("plan, worth = self.plan, self._worth()", "plan, worth = self.plan, self.epsilon"),),
+        (
+            (
+                "plan, worth = self.plan, self._compute_worth()",
+                "plan, worth = self.plan, self.epsilon",
+            ),
+        ),
     ),
     (
         "the paper's ε of random cohorts is that of balanced ones",
@@ -568,7 +573,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "accuracy by client is told on training rows",
-        "server.rounds",
+        "server.federation",
         "Accuracy by client is shown only on rows that clients declared public: on training rows it is one more release of each client, exact and unpaid, in the record.",
         "tests/test_tables.py::test_accuracy_by_client_is_not_shown_without_declared_rows",
         (

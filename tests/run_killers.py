@@ -119,7 +119,7 @@ def losses_have_their_whole_sensitivity():
     from sottovoce.data.federated import Given
     from sottovoce.privacy.sensitivity import Recipe
     from sottovoce.server import rounds as course
-    from sottovoce.server.checks import Expected
+    from sottovoce.server.checks import ExpectedUpload
     from sottovoce.server.federation import build
 
     bound, n, clip = 2.5, 12, 0.7
@@ -130,12 +130,12 @@ def losses_have_their_whole_sensitivity():
         federation = build(plan(**changes), data=Given(draw(3 * n + 40, 5)), seed=1)
         assert federation.samples.tolist() == [n] * 3
         assert np.all(federation.loss_sensitivity >= bound * part)
-        state = course.start(federation, 1.0, 0.0, 1.0)
-        paid = course.prepare(federation, state, 1)
+        state = course.make_first_state(federation, 1.0, 0.0, 1.0)
+        paid = course.prepare_round(federation, state, 1)
         moved, told = 2 * 1.0 * clip * part / paid.sigma[0], bound * part / paid.signal_sigma
         assert np.all(moved**2 + told**2 <= paid.mu2 * (1 + 1e-9))
         member = SimpleNamespace(samples=n)
-        asked = Expected("", 0, "", {}, Recipe(1.0, clip, unit=unit), member, 1.0, bound)
+        asked = ExpectedUpload("", 0, "", {}, Recipe(1.0, clip, unit=unit), member, 1.0, bound)
         assert asked.loss_sensitivity >= bound * part
 
 

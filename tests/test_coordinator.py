@@ -446,7 +446,7 @@ def test_a_checkpoint_that_does_not_say_how_it_was_carried_counts_as_plaintext(t
 def test_only_uploads_that_counted_are_kept(tmp_path, monkeypatch):
     """Killed when a round's uploads were kept and its checkpoint was not: one comes no more."""
     transport, out, killed = Direct(clients(tmp_path)), tmp_path / "run", tmp_path / "killed"
-    played = coordinator._played
+    played = coordinator._play_round
 
     def copied(run, *more):
         if run.state.progress.done == 1:
@@ -454,7 +454,7 @@ def test_only_uploads_that_counted_are_kept(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return played(run, *more)
 
-    monkeypatch.setattr(coordinator, "_played", copied)
+    monkeypatch.setattr(coordinator, "_play_round", copied)
     with pytest.raises(KeyboardInterrupt):
         go(transport, out)
     assert sorted(replayed(out)) == [0]  # the second round has not counted

@@ -52,14 +52,14 @@ def told(state, seed):
 @pytest.mark.parametrize("kind", KINDS)
 def test_side_by_side_is_each_alone(kind):
     federations = runs_of(KINDS[kind])
-    together = [course.start(own, 2.0, 0.1, 2.0) for own in federations]
+    together = [course.make_first_state(own, 2.0, 0.1, 2.0) for own in federations]
     alone = list(together)
     for _ in range(10):
         runs = zip(federations, together, range(1, 1 + len(together)), strict=True)
-        asked = [course.Asked(*row) for row in runs]
-        paid = course.prepare_all(asked)
+        asked = [course.WaitingRun(*row) for row in runs]
+        paid = course.prepare_rounds(asked)
         for i, (federation, both) in enumerate(zip(federations, paid, strict=True)):
-            one = course.prepare(federation, alone[i], i + 1)
+            one = course.prepare_round(federation, alone[i], i + 1)
             assert (one is None) == (both is None)
             if one is None:
                 continue
@@ -73,9 +73,9 @@ def test_side_by_side_is_each_alone(kind):
             )
             losses = told(alone[i], i)
             scores = (losses, 0.5, losses, losses, ())
-            one, both = course.Played(one, *scores), course.Played(both, *scores)
-            alone[i] = course.finish(federation, alone[i], one, seconds=0.0)
-            together[i] = course.finish(federation, together[i], both, seconds=0.0)
+            one, both = course.PlayedRound(one, *scores), course.PlayedRound(both, *scores)
+            alone[i] = course.close_round(federation, alone[i], one, seconds=0.0)
+            together[i] = course.close_round(federation, together[i], both, seconds=0.0)
             assert alone[i].rounds == together[i].rounds
     assert {own.progress.done for own in alone} - {0}
     assert all(np.all(own.tank.spent <= FULL) for own in together)
@@ -84,18 +84,18 @@ def test_side_by_side_is_each_alone(kind):
 def test_horizons_part_ways_in_one_batch():
     """Otherwise the test above would not see a horizon that is taken from the neighbour."""
     federations = runs_of([{"rounds.schedule": "discounted"}] * 2)
-    states = [course.start(own, 2.0, 0.1, 2.0) for own in federations]
+    states = [course.make_first_state(own, 2.0, 0.1, 2.0) for own in federations]
     seen = set()
     for _ in range(8):
-        asked = [course.Asked(*row) for row in zip(federations, states, (1, 2), strict=True)]
-        paid = course.prepare_all(asked)
+        asked = [course.WaitingRun(*row) for row in zip(federations, states, (1, 2), strict=True)]
+        paid = course.prepare_rounds(asked)
         if None in paid:
             break
         seen.add(tuple(float(own.sigma[0, 0]) for own in paid))
         for i, own in enumerate(paid):
             loss = told(states[i], i)
-            played = course.Played(own, loss, 0.5, loss, loss, ())
-            states[i] = course.finish(federations[i], states[i], played, seconds=0.0)
+            played = course.PlayedRound(own, loss, 0.5, loss, loss, ())
+            states[i] = course.close_round(federations[i], states[i], played, seconds=0.0)
     assert any(left != right for left, right in seen)
 
 

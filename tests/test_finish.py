@@ -27,7 +27,7 @@ from sottovoce.schedules.optimizer import (
     TailAverage,
 )
 from sottovoce.server.coordinator import Patience, conduct
-from sottovoce.server.rounds import scores
+from sottovoce.server.federation import score_model
 from sottovoce.simulation import secure as released
 from sottovoce.simulation import simulate as running
 from sottovoce.simulation.compiled import play
@@ -234,7 +234,7 @@ def test_a_federation_finishes_as_the_simulation_does(name, tmp_path, monkeypatc
 
     def loss(leaves):
         tree = unnamed(done.model, dict(leaves))
-        return scores(done.model, tree, public().validation)[0]
+        return score_model(done.model, tree, public().validation)[0]
 
     models = replayed(tmp_path / "run")
     sent, final = retraced(own, asked[0], [models[t] for t in range(4)], loss)

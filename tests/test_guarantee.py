@@ -29,8 +29,8 @@ from sottovoce.privacy.budget import (
     evaluation_code,
 )
 from sottovoce.reports import progress
-from sottovoce.server.coordinator import misfit
-from sottovoce.server.federation import build, of_members
+from sottovoce.server.coordinator import find_misfit
+from sottovoce.server.federation import build, build_from_members
 from sottovoce.server.members import Account, Member
 
 
@@ -59,7 +59,7 @@ def account(epsilon, delta=1e-5, *, first=None, kind="exact"):
 
 def told(*members):
     own = plan(**{"data.clients": len(members)})
-    return of_members(own, members, public_rows()).guarantee()
+    return build_from_members(own, members, public_rows()).guarantee()
 
 
 def spoken(guarantee):
@@ -106,7 +106,7 @@ def test_the_calibration_named_is_that_of_the_vaults():
 
 def test_a_calibration_that_the_plan_alone_has_is_named_nowhere():
     own = plan(**{"data.clients": 1, "privacy.calibration": "zcdp"})
-    federation = of_members(own, [member(0, account(8.0))], public_rows())
+    federation = build_from_members(own, [member(0, account(8.0))], public_rows())
     assert federation.guarantee().calibration == "exact"
     assert federation.plan.privacy.calibration == "exact"  # and so it stands in the record
 
@@ -181,7 +181,7 @@ def test_every_code_that_is_not_always_there_changes_the_claim_or_is_known_not_t
 @pytest.mark.parametrize("asked", ["record", "client"])
 def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
     """A vault of single records has other releases, which no promise for all its data covers."""
-    found = misfit(
+    found = find_misfit(
         plan(**{"local.unit": asked}), public_rows(), member(0, account(8.0), unit=own), clients=1
     )
     if own == asked:
@@ -195,7 +195,7 @@ def test_the_record_of_a_dealt_federation_says_that_its_vaults_are_new(tmp_path)
     federate.deal(planned(None, [], 2), tmp_path / "run")
     held = federated.load(tmp_path / "run" / "public.npz")
     asked = plan(**{"data.clients": 1})
-    found = of_members(asked, [member(0, account(8.0))], held).guarantee()
+    found = build_from_members(asked, [member(0, account(8.0))], held).guarantee()
     assert "fresh-vaults" in found.not_covered
     assert found.text.startswith("Each client's uploads in this run are")
     assert not public_rows().fresh_vaults
@@ -347,9 +347,9 @@ def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path)
     federate.deal(own, tmp_path / "run")
     plan, _ = federate.dealt(tmp_path / "run")
     held = federated.load(tmp_path / "run" / "public.npz")
-    found = of_members(plan, [member(0, account(8.0))], held)
+    found = build_from_members(plan, [member(0, account(8.0))], held)
     assert OWN_ROWS in found.guarantee().text
-    hidden = of_members(plan, [member(0, None)], held)
+    hidden = build_from_members(plan, [member(0, None)], held)
     assert hidden.guarantee() is None
     assert OWN_ROWS in describe_undisclosed(hidden.not_covered())
 

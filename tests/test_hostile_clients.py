@@ -26,7 +26,7 @@ from sottovoce.models.form import Form
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import average
 from sottovoce.server import checks, coordinator
-from sottovoce.server.coordinator import Patience, combined
+from sottovoce.server.coordinator import Patience, combine_uploads
 from sottovoce.server.members import Member
 
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably
@@ -49,14 +49,14 @@ def test_a_round_closes_with_the_honest(way, tmp_path):
 
 
 def test_a_flaw_of_the_checks_drops_one_client_only(tmp_path, monkeypatch):
-    transport, read = Direct(clients(tmp_path)), checks.read
+    transport, read = Direct(clients(tmp_path)), checks.check_answer
 
     def flawed(blob, expected):
         if expected.member.name == "client-1":
             raise ZeroDivisionError
         return read(blob, expected)
 
-    monkeypatch.setattr(checks, "read", flawed)
+    monkeypatch.setattr(checks, "check_answer", flawed)
     done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 2}))
     assert done.record["rounds"][0]["refused"] == {"malformed": 1}
     settled(done, transport)
@@ -188,7 +188,7 @@ def test_one_that_does_not_fit_keeps_nobody_from_beginning(why, tmp_path):
     assert all(BAD not in routes for routes in transport.asked)
     short = Direct(transport.nodes)
     short.on_hello = transport.on_hello
-    with pytest.raises(RunError, match=r"[03] of 4 clients .* of one that did, "):
+    with pytest.raises(RunError, match=r"[03] of 4 clients .* another one greeted, but "):
         go(short, tmp_path / "other", own=own, patience=Patience(4, gathering=0.3))
     assert not (tmp_path / "other").exists()
 
@@ -286,9 +286,9 @@ def test_precision_weights_follow_from_the_samples_that_count(tmp_path, monkeypa
     transport.on_hello, transport.on_answer = claiming(OWNS)
     monkeypatch.setattr(
         coordinator,
-        "combined",
+        "combine_uploads",
         lambda plan, uploads, weight, model: (
-            seen.append(weight) or combined(plan, uploads, weight, model)
+            seen.append(weight) or combine_uploads(plan, uploads, weight, model)
         ),
     )
     own = plan(**{"rounds.rounds": 1, "server.weights": "precision", "server.divergence": 0.0})
@@ -308,9 +308,9 @@ def test_an_upload_with_much_noise_moves_the_model_no_more_than_twice_the_median
 
     def spy(plan, uploads, weight, model):
         seen.append((weight, np.array([uploads[i].sigma[0] for i in sorted(uploads)])))
-        return combined(plan, uploads, weight, model)
+        return combine_uploads(plan, uploads, weight, model)
 
-    monkeypatch.setattr(coordinator, "combined", spy)
+    monkeypatch.setattr(coordinator, "combine_uploads", spy)
     admitted = {f"client-{i}": 40 for i in range(4)} if known else None
     done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}), admitted=admitted)
     weight, sigma = seen[0]
@@ -608,4 +608,4 @@ def test_patience_is_checked():
     for name in ("gathering", "round"):
         with pytest.raises(InputError, match=f"{name} must be seconds above 0"):
             Patience(clients=3, **{name: 0})
-    assert Patience(clients=3, pause=0).before(2) == 0
+    assert Patience(clients=3, pause=0).compute_pause(2) == 0

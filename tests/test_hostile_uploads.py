@@ -27,7 +27,7 @@ from sottovoce.privacy.calibration import LOOSEST, capacity
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.pricing import Terms
 from sottovoce.server import checks
-from sottovoce.server.checks import Accepted, Declined, Expected
+from sottovoce.server.checks import AcceptedUpload, DeclinedRequest, ExpectedUpload
 from sottovoce.server.members import Member
 
 MLP = Form("mlp", (FEATURES,), CLASSES, hidden=HIDDEN)  # 275 parameters
@@ -51,7 +51,7 @@ def request(form=MLP, **changes):
 
 
 def expected(member, asked):
-    return Expected(
+    return ExpectedUpload(
         run=asked.run,
         t=asked.round.t,
         request=asked.hash(),
@@ -80,7 +80,7 @@ class Scene:
         return x, y % form.classes
 
     def read(self, blob):
-        return checks.read(blob, self.expected)
+        return checks.check_answer(blob, self.expected)
 
     def with_head(self, **changes):
         """The honest upload with other things in its head; a dot reaches into an object."""
@@ -190,10 +190,10 @@ def test_arrays_that_are_not_those_of_the_model(scene, six, kind):
     count = 0
     for own in (scene, six):
         for arrays in SHAPES[kind](own.arrays):
-            with pytest.raises(Malformed, match=r"arrays are not those|bytes, and at most"):
+            with pytest.raises(Malformed, match=r"arrays do not have|bytes, and at most"):
                 own.read(own.with_arrays(arrays))
             count += 1
-        with pytest.raises(Malformed, match="arrays are not those"):
+        with pytest.raises(Malformed, match="arrays do not have"):
             own.read(own.with_arrays({}))
     assert count >= 10
 
@@ -262,15 +262,15 @@ def test_a_budget_that_is_none(scene, budget):
 def test_a_budget_that_is_hidden_in_mid_run(scene):
     blob = scene.with_head(budget=None)
     assert scene.read(blob).account is None
-    with pytest.raises(Malformed, match="hides the budget that its weight follows from"):
-        checks.read(blob, replace(scene.expected, disclosed=True))
+    with pytest.raises(Malformed, match="hides its budget, which its weight is"):
+        checks.check_answer(blob, replace(scene.expected, disclosed=True))
 
 
 def test_a_budget_that_is_looser_than_the_greeting(scene):
     """16 is worth what it says, and is not what its client greeted with."""
     worth = float(calibration.capacity(16.0, 1e-5))
     loose = {"epsilon": 16.0, "delta": 1e-5, "capacity": worth, "spent": worth / 2}
-    with pytest.raises(Malformed, match="looser than the one of the client's greeting"):
+    with pytest.raises(Malformed, match="looser than the budget of the client's greeting"):
         scene.read(scene.with_head(budget=loose))
 
 
@@ -300,7 +300,7 @@ def test_a_sigma_that_was_not_the_noise(scene, factor):
 def test_a_sigma_beyond_floor_and_ceiling_is_named(scene):
     delta = scene.expected.sensitivity
     for sigma in (CEILING * delta * 1.001, scene.member.floor * delta * 0.999):
-        with pytest.raises(Malformed, match="below the client's own floor or above"):
+        with pytest.raises(Malformed, match="below the client's floor or above"):
             scene.read(scene.with_head(sigma=[sigma]))
 
 
@@ -326,7 +326,7 @@ def test_the_loosest_vault_of_all_is_not_refused(tmp_path, calibration):
     for i, steps in enumerate((1, 3)):
         asked = request(recipe=Recipe(1.0, 1.0, steps=steps), horizon=1)
         own = Scene(tmp_path / f"{i}", asked, disclose=False, floor=1e-9, **loosest)
-        assert isinstance(own.read(own.blob), Accepted)
+        assert isinstance(own.read(own.blob), AcceptedUpload)
         worth = sum((own.expected.sensitivity / sigma) ** 2 for sigma in own.head["sigma"])
         if calibration == "exact":
             assert worth > 0.999 * capacity(*LOOSEST)  # and it is not far from the bound
@@ -338,20 +338,20 @@ def test_an_upload_that_nothing_was_booked_for(scene):
     """The next upload with the same account: its noise is right, its books are not."""
     account = scene.member.account
     after = replace(scene.member, account=replace(account, spent=scene.head["budget"]["spent"]))
-    with pytest.raises(Malformed, match="less noise than its client has booked for"):
-        checks.read(scene.blob, replace(scene.expected, member=after))
+    with pytest.raises(Malformed, match="less noise than its client has paid for"):
+        checks.check_answer(scene.blob, replace(scene.expected, member=after))
     assert scene.head["budget"]["spent"] > account.spent
 
 
 def test_every_step_of_an_upload_is_paid_for(tmp_path):
     """Three steps with the noise of three, and books that know of fewer."""
     three = Scene(tmp_path, request(recipe=Recipe(1.0, 1.0, steps=3)))
-    assert isinstance(three.read(three.blob), Accepted)
+    assert isinstance(three.read(three.blob), AcceptedUpload)
     worth = [(three.expected.sensitivity / sigma) ** 2 for sigma in three.head["sigma"]]
     assert len(worth) == 3
     for paid in (worth[0], worth[0] + worth[1], sum(worth) * (1 - 1e-6)):
         spent = three.member.account.spent + paid
-        with pytest.raises(Malformed, match="less noise than its client has booked for"):
+        with pytest.raises(Malformed, match="less noise than its client has paid for"):
             three.read(three.with_head(budget__spent=spent))
 
 
@@ -372,7 +372,7 @@ def test_an_upload_without_its_noise(which, seed, request):
         with pytest.raises(Malformed, match=r"nearer to the model than|no noise was added"):
             own.read(own.with_arrays(arrays))
     whole = {n: a + sigma * rng.normal(size=a.shape) for n, a in step.items()}
-    assert isinstance(own.read(own.with_arrays(whole)), Accepted)
+    assert isinstance(own.read(own.with_arrays(whole)), AcceptedUpload)
 
 
 @pytest.fixture(scope="module")
@@ -388,11 +388,11 @@ def test_numbers_that_no_noise_was_added_to(scene):
     for name, some in (("b1", slice(8)), ("b2", slice(3)), ("w2", slice(5, 8))):
         leaf = honest[name].copy()
         leaf.reshape(-1)[some] = sent[name].reshape(-1)[some]
-        with pytest.raises(Malformed, match="numbers of the model in it that no noise was added"):
+        with pytest.raises(Malformed, match="repeats numbers of the model without any noise"):
             scene.read(scene.with_arrays(honest | {name: leaf}))
     one = honest["b1"].copy()
     one[0] = sent["b1"][0]  # by chance once in 60,000 uploads: no reason to refuse
-    assert isinstance(scene.read(scene.with_arrays(honest | {"b1": one})), Accepted)
+    assert isinstance(scene.read(scene.with_arrays(honest | {"b1": one})), AcceptedUpload)
 
 
 def seen_rounds(scene, moved, rounds):
@@ -405,7 +405,9 @@ def seen_rounds(scene, moved, rounds):
             arrays[name] = far[at : at + leaf.size].reshape(leaf.shape)
             at += leaf.size
         try:
-            read = checks.read(scene.with_arrays(arrays), replace(scene.expected, shown=shown))
+            read = checks.check_answer(
+                scene.with_arrays(arrays), replace(scene.expected, shown=shown)
+            )
         except Malformed:
             return t + 1
         shown = read.shown
@@ -463,15 +465,17 @@ def test_a_claim_of_more_noise_than_the_budget_calls_for_goes_no_further(tmp_pat
     own = Scene(tmp_path, asked)
     account = own.member.account
     known = replace(own.expected, turn=asked.round, terms=Terms(3, 3), opened=account.spent)
-    assert isinstance(checks.read(own.blob, known), Accepted)
-    assert isinstance(checks.read(push(own, 1.0), known), Accepted)
+    assert isinstance(checks.check_answer(own.blob, known), AcceptedUpload)
+    assert isinstance(checks.check_answer(push(own, 1.0), known), AcceptedUpload)
     for by in (1.3, 2.0, 4.0, 15.0):
-        assert isinstance(checks.read(push(own, by), own.expected), Accepted)  # the ceiling alone
+        assert isinstance(
+            checks.check_answer(push(own, by), own.expected), AcceptedUpload
+        )  # the ceiling alone
         with pytest.raises(Malformed, match="further from the model"):
-            checks.read(push(own, by), known)
+            checks.check_answer(push(own, by), known)
     silent = replace(known, member=replace(own.member, account=None))
     head = copy.deepcopy(own.head) | {"budget": None}
-    assert isinstance(checks.read(messages.pack(head, own.arrays), silent), Accepted)
+    assert isinstance(checks.check_answer(messages.pack(head, own.arrays), silent), AcceptedUpload)
 
 
 LOSSES = [
@@ -485,7 +489,7 @@ LOSSES = [
 
 @pytest.mark.parametrize("changes", LOSSES, ids=short)
 def test_losses_that_are_none(telling, changes):
-    assert isinstance(telling.read(telling.blob), Accepted)
+    assert isinstance(telling.read(telling.blob), AcceptedUpload)
     with pytest.raises(Malformed):
         telling.read(telling.with_head(**changes))
 
@@ -496,12 +500,12 @@ def test_a_loss_that_nothing_was_booked_for(telling):
     model = (own.sensitivity / telling.head["sigma"][0]) ** 2
     loss = (own.loss_sensitivity / telling.head["loss_sigma"]) ** 2
     before = telling.head["budget"]["spent"]
-    assert isinstance(telling.read(telling.blob), Accepted)
+    assert isinstance(telling.read(telling.blob), AcceptedUpload)
     for paid in (model, model + 0.9 * loss):
         known = replace(telling.member.account, spent=before - paid)
         member = replace(telling.member, account=known)
-        with pytest.raises(Malformed, match="less noise than its client has booked for"):
-            checks.read(telling.blob, replace(own, member=member))
+        with pytest.raises(Malformed, match="less noise than its client has paid for"):
+            checks.check_answer(telling.blob, replace(own, member=member))
 
 
 def test_replays_of_other_rounds_and_runs(scene, tmp_path):
@@ -510,9 +514,9 @@ def test_replays_of_other_rounds_and_runs(scene, tmp_path):
     for changed in (request(t=1), request(run="0badc0de" * 2), request(horizon=9),
                     ask(form=MLP, params=weights(MLP, seed=4))):  # fmt: skip
         with pytest.raises(Malformed, match="for another"):
-            checks.read(scene.blob, expected(scene.member, changed))
-    with pytest.raises(Malformed, match=r"receipt is another client's"):
-        checks.read(scene.blob, expected(member, scene.asked))
+            checks.check_answer(scene.blob, expected(scene.member, changed))
+    with pytest.raises(Malformed, match=r"receipt belongs to another client"):
+        checks.check_answer(scene.blob, expected(member, scene.asked))
 
 
 def test_bytes_that_are_cut_off_or_too_many(scene):
@@ -562,7 +566,7 @@ def test_two_thousand_random_edits_are_noticed(scene):
         except Malformed:
             assert bytes(edited) != blob
             continue
-        assert isinstance(read, Accepted)
+        assert isinstance(read, AcceptedUpload)
         assert {k: v.tobytes() for k, v in read.params.items()} == {
             k: v.tobytes() for k, v in scene.arrays.items()
         }
@@ -583,7 +587,7 @@ def test_edits_with_a_right_checksum_break_nothing(scene, place, value, few):
         read = scene.read(blob)
     except Malformed:
         return
-    assert isinstance(read, Accepted)
+    assert isinstance(read, AcceptedUpload)
     moved = [read.params[n].astype(float) - scene.asked.params[n] for n in read.params]
     size = math.sqrt(sum(float(np.sum(m**2)) for m in moved))
     assert size <= 1.001 * (1 + read.sigma[0] * (math.sqrt(275) + 8))
@@ -593,10 +597,10 @@ def test_refusals_are_read_and_their_words_are_not_kept(scene):
     for code in ("empty", "policy", "replay", "vault"):
         said = messages.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code,
                           "text": "\x1b[2J<script>"})  # fmt: skip
-        assert scene.read(said) == Declined(code)
+        assert scene.read(said) == DeclinedRequest(code)
     for code in ("\x1b[2J", "", None, 10**400, ["empty"], {"a": 1}):
         said = messages.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code})
-        assert scene.read(said) == Declined("internal")
+        assert scene.read(said) == DeclinedRequest("internal")
 
 
 HONEST = [
@@ -620,7 +624,7 @@ def test_twenty_honest_uploads_count(tmp_path):
     for i, how in enumerate(HONEST):
         own = Scene(tmp_path / f"{i}", **how)
         read = own.read(own.blob)
-        assert isinstance(read, Accepted), how
+        assert isinstance(read, AcceptedUpload), how
         assert {k: v.tobytes() for k, v in read.params.items()} == {
             k: v.tobytes() for k, v in own.arrays.items()
         }

@@ -353,13 +353,13 @@ def test_a_row_that_rounds_to_infinity_spoils_nothing(monkeypatch):
 @pytest.mark.parametrize("n", [1, 5, 10, 11])  # pieces of five rows
 def test_facts_found_in_pieces_are_those_of_all_rows(n, monkeypatch):
     from sottovoce.models import clipping as chunks
-    from sottovoce.server import rounds as scoring
+    from sottovoce.simulation import table
 
     monkeypatch.setattr(chunks, "CPU_BYTES", 5 * 2 * 3 * 4)
     x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
     x[n // 2, 1] = np.nan
     model = Mlp(3, hidden=4, classes=3)
-    is_clean, squared = scoring._facts(model, jax.numpy.asarray(x))
+    is_clean, squared = table._inspect_by_pieces(model, jax.numpy.asarray(x))
     wanted = inspect(model, jax.numpy.asarray(x))
     np.testing.assert_array_equal(is_clean, wanted.is_clean)
     np.testing.assert_allclose(squared, wanted.squared, rtol=1e-6)

@@ -95,41 +95,41 @@ class TestRoll:
     def after(self, *rounds):
         roll = Roll([None] * 3)
         for missing in rounds:
-            roll.close(missing)
+            roll.close_round(missing)
         return roll
 
     def test_one_try_for_the_silent_that_greet_and_none_for_the_others(self):
         roll = self.after(*[{1: SILENT}] * 3)
         roll.heard.add(1)
-        roll.recall()
+        roll.retry_silent()
         assert roll.gone == {1: SILENT}  # it sits out a round
-        roll.close({})
-        roll.recall()
+        roll.close_round({})
+        roll.retry_silent()
         assert roll.gone == {}
-        roll.close({1: SILENT})
+        roll.close_round({1: SILENT})
         assert roll.gone == {1: SILENT}  # one try
         for _ in range(9):
-            roll.close({})
-            roll.recall()
+            roll.close_round({})
+            roll.retry_silent()
         assert roll.gone == {1: SILENT}  # of whom nothing is heard: nothing is wasted on it
 
     def test_a_round_that_is_short_of_clients_calls_all_that_were_heard(self):
         roll = self.after(*[{0: "data", 1: SILENT}] * 3)
-        roll.recall()
+        roll.retry_silent()
         assert set(roll.gone) == {0, 1}
-        roll.recall(at_once=True)
+        roll.retry_silent(at_once=True)
         assert set(roll.gone) == {1}
 
     def test_an_upload_clears_the_slate(self):
         roll = self.after({1: SILENT}, {1: SILENT})
         roll.missed.pop(1)
-        roll.close({1: SILENT})
+        roll.close_round({1: SILENT})
         assert roll.gone == {}
 
     def test_who_declined_for_good_is_not_recalled(self):
         roll = self.after(*[{1: "data"}] * 3)
         roll.gone[1] = "empty"
-        roll.recall(at_once=True)
+        roll.retry_silent(at_once=True)
         assert roll.gone == {1: "empty"}
 
 

@@ -43,7 +43,7 @@ from sottovoce.reports import certificate
 from sottovoce.reports.document import ceiling
 from sottovoce.reports.run import CheckedRun
 from sottovoce.server import coordinator
-from sottovoce.server.federation import build, of_members
+from sottovoce.server.federation import build, build_from_members
 from sottovoce.server.members import Member
 from sottovoce.studies.audit.findings import Findings
 from sottovoce.studies.audit.messages import AuditSetting, Measured
@@ -204,7 +204,9 @@ def test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults(tmp_path):
     """Vaults of one run promise nothing about other runs, and the record must say so."""
     federate.deal(planned(None, [], 2), tmp_path / "run")
     held = federated.load(tmp_path / "run" / "public.npz")
-    found = of_members(plan(**{"data.clients": 1}), [member(0, promised(8.0))], held).guarantee()
+    found = build_from_members(
+        plan(**{"data.clients": 1}), [member(0, promised(8.0))], held
+    ).guarantee()
     assert found.text.startswith("Each client's uploads in this run are")
 
 

@@ -314,7 +314,7 @@ def clock(monkeypatch):
             )
 
     monkeypatch.setattr(search, "simulate_each", each)
-    monkeypatch.setattr(search, "scores", lambda *_: (0.5, 0.8))
+    monkeypatch.setattr(search, "score_model", lambda *_: (0.5, 0.8))
     monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Trials, "theory", lambda *_: now.__setitem__(0, now[0] + 6.0))
     return now

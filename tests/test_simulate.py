@@ -348,10 +348,10 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path):
 
 def test_a_record_whose_noise_does_not_bear_out_its_books_is_not_written():
     federation = build(SHORT, seed=1)
-    state = course.start(federation, 2.3, 0.1, 2.3)
-    prepared = course.prepare(federation, state, 1)
-    played = course.Played(prepared, 2.0, 0.2, 2.0, 2.0, ())
-    state = course.finish(federation, state, played, seconds=0.0)
+    state = course.make_first_state(federation, 2.3, 0.1, 2.3)
+    prepared = course.prepare_round(federation, state, 1)
+    played = course.PlayedRound(prepared, 2.0, 0.2, 2.0, 2.0, ())
+    state = course.close_round(federation, state, played, seconds=0.0)
     require_private(federation, state)
     quieter = replace(state, sigma=tuple(sigma * 0.9 for sigma in state.sigma))
     with pytest.raises(RunError, match="does not bear out"):

@@ -41,11 +41,11 @@ def test_one_release_is_worth_many():
 
 def test_memory_of_the_books_does_not_grow_with_the_rounds():
     federation = build(PLAN, seed=1, data=Given(rows()))
-    state, sigmas = rounds.start(federation, 1.0, 0.5, 1.0), []
-    while (paid := rounds.prepare(federation, state, 1)) is not None:
+    state, sigmas = rounds.make_first_state(federation, 1.0, 0.5, 1.0), []
+    while (paid := rounds.prepare_round(federation, state, 1)) is not None:
         sigmas.append(paid.sigma[0])
-        played = rounds.Played(paid, 1.0, 0.5, 1.0, 1.0, ())
-        state = rounds.finish(federation, state, played, seconds=1.0)
+        played = rounds.PlayedRound(paid, 1.0, 0.5, 1.0, 1.0, ())
+        state = rounds.close_round(federation, state, played, seconds=1.0)
     assert len(state.rounds) == len(sigmas) == 4
     assert len(state.sigma) == len(state.mu2) == 1
     told = np.nansum(np.array(sigmas) ** -2.0, axis=0)

@@ -10,8 +10,9 @@ from work import Work
 
 from sottovoce.data.federated import Samples
 from sottovoce.models import base
-from sottovoce.server.rounds import inspected, on_device
+from sottovoce.server.federation import put_on_device
 from sottovoce.simulation.compiled import Orders, StackedRows, play
+from sottovoce.simulation.table import inspect_rows
 
 
 def model_of(work: Work) -> base.Model:
@@ -28,10 +29,10 @@ def build(work: Work) -> Play:
     shape, model = work.shape, model_of(work)
     # as a simulation does before its first round: is every number finite, and how long is a row
     samples = Samples(work.x, work.y)
-    seen = inspected(model, samples)
+    seen = inspect_rows(model, samples)
     rows = StackedRows(
         x=jax.tree.map(lambda part: part[None], seen),
-        y=on_device(samples)[1][None],
+        y=put_on_device(samples)[1][None],
         owner=jnp.repeat(jnp.arange(shape.clients), shape.samples)[None],
         samples=jnp.full((1, shape.clients), shape.samples),
         valid_x=jnp.asarray(work.test_x)[None],

@@ -40,7 +40,7 @@ from sottovoce.plan import plan as toml
 from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
-from sottovoce.server.federation import told
+from sottovoce.server.federation import add_client_count
 
 if TYPE_CHECKING:
     from sottovoce.flower.local import LocalFederation
@@ -70,7 +70,7 @@ def deal(plan: Plan, out: Path) -> list[Path]:
     Who gets which rows is drawn anew each time; the plan that is written names files absolutely.
     """
     held = federated.dealt(plan, seed=seeds.draw_seed())  # as read: a node makes features itself
-    plan = anchored(told(plan, held))
+    plan = anchored(add_client_count(plan, held))
     make_folder(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
     federated.save(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so

@@ -111,7 +111,8 @@ def lead(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
     """Lead a run from the first greeting to the record."""
     from sottovoce.data import federated
     from sottovoce.plan import Plan
-    from sottovoce.server.coordinator import Patience, conduct, read_admitted
+    from sottovoce.server.coordinator import conduct, read_admitted
+    from sottovoce.server.members import Patience
 
     for key in KINDS:
         _require(key, config.get(key))

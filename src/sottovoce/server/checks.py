@@ -1,22 +1,22 @@
-"""Is this an upload? Schema first, then size, then whether noise of the claimed size is in it.
+"""Check an answer: its schema, then its size, then whether the claimed noise is in it (rule R8).
 
-Rule R8 of docs/protocol.md.
-
-An honest upload is w̃ = w − s + Z with ‖s‖ ≤ E·η·C and Z of d coordinates with standard deviation
-σ (over E steps: √Σσ²), rounded to float32. With probability above 1 − 1e-13 (all checks together)
+The rules are in docs/protocol.md. An honest upload is w̃ = w − s + Z with ‖s‖ ≤ E·η·C, and Z has
+d coordinates with standard deviation σ (over E steps: √Σσ²), rounded to float32. With probability
+above 1 − 1e-13 (all checks together)
 
     σ(√d − 8) − E·η·C  ≤  ‖w̃ − w‖  ≤  E·η·C + σ(√d + 8) + 2⁻²³(‖w‖ + that)
 
-(‖Z‖/σ is within 8 of √d but for e⁻³²: it is a 1-Lipschitz function of d normals). Above it a client
-is broken or hostile; below it, it forgot its noise, which is worth telling it. The left side is not
-positive where d is small; `_require_noise` holds there, too, and needs no E·η·C.
+because ‖Z‖/σ is a 1-Lipschitz function of d normals, and so within 8 of √d except with probability
+e⁻³². Above the upper bound a client is broken or hostile; below the lower bound it has forgotten
+its noise, and should hear so. For small d the lower bound is not positive; `_require_noise` works
+there, too, and does not need E·η·C.
 
-The σ is the client's claim, held between a floor and a ceiling that the registry knows, and worth
-no more μ² than the client says it has booked since its last upload: Σ (Δ/σ)² ≤ spent now − spent
-before; of a client that says nothing of it, no more than the loosest of all vaults could pay. On
-the right side it counts only as far as the client's disclosed budget calls for it in the announced
-round (`_called_for`): claiming more noise lets nobody go further. What is refused drops the client
-from the round, never the round.
+The σ is the client's claim. It must lie between a floor and a ceiling that the server knows, and
+be worth no more μ² than the client says it has booked since its last upload: Σ (Δ/σ)² ≤ spent now
+− spent before. For a client that hides what it spent, the limit is the loosest budget that any
+vault may have. In the upper bound the σ counts only as far as the client's disclosed budget needs
+it in the announced round (`_limit_noise_ratio`): claiming more noise lets nobody go further. A
+rejected upload drops its client from the round, never the round.
 """
 
 from __future__ import annotations
@@ -41,21 +41,23 @@ from sottovoce.schedules.pricing import LOSS_SHARE, Terms, offer
 from sottovoce.server.members import Account, Member
 
 SLACK = 8.0  # standard deviations of ‖Z‖: e⁻³² = 1.3e-14 on either side
-HEAD_BYTES = 1 << 16  # of a head, beside what names its arrays and states its σ
-RARE = math.log(1e-14)  # a false alarm of one test of `_require_noise`
-LOSS_NOISE = 5.0  # a loss has one part in ten: √9 times the noise, √18 where units are few
+HEAD_BYTES = 1 << 16  # of a head, without the names of its arrays and its values of σ
+RARE = math.log(1e-14)  # log of the false alarm rate of one test of `_require_noise`
+# A loss is paid with one tenth of a debit, and so has √9 times the noise of the model; √18 times
+# where a debit is only a few parts of the capacity.
+LOSS_NOISE = 5.0
 _KEYS = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
 Arrays = dict[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, eq=False)
-class Expected:
-    """What the server asked of this client, and what it knows of it."""
+class ExpectedUpload:
+    """What the server asked of a client, and what it knows of the client."""
 
     run: str
     t: int
-    request: str  # the hash
+    request: str  # its hash
     params: Arrays  # the model that was sent
     recipe: Recipe
     member: Member
@@ -64,13 +66,13 @@ class Expected:
     turn: Round | None = None  # what was announced; without it the ceiling alone limits the noise
     terms: Terms | None = None
     opened: float = 0.0  # μ² that the client had spent when the run began
-    debits: int = 0  # releases of it that counted in this run
-    shown: tuple[float, int] = (0.0, 0)  # Σ‖w̃ − w‖²/σ² and Σd of its uploads that counted
+    debits: int = 0  # its releases in this run's accepted uploads
+    shown: tuple[float, int] = (0.0, 0)  # Σ‖w̃ − w‖²/σ² and Σd of its accepted uploads
     disclosed: bool = False  # whether the plan's weights need its budget
 
     @property
     def longest(self) -> int:
-        """More bytes than an honest answer has."""
+        """A number of bytes that no honest answer exceeds."""
         size = sum(leaf.size for leaf in self.params.values())
         return 4 * size + HEAD_BYTES + 512 * len(self.params) + 32 * self.recipe.releases
 
@@ -87,8 +89,8 @@ class Expected:
 
 
 @dataclass(frozen=True, eq=False)
-class Accepted:
-    """An upload that counts."""
+class AcceptedUpload:
+    """An upload that passed all checks."""
 
     params: Arrays
     sigma: tuple[float, ...]
@@ -100,22 +102,24 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Declined:
-    """The client said no, and why."""
+class DeclinedRequest:
+    """A client's refusal, by its code."""
 
     code: str
 
 
-def read(blob: bytes, expected: Expected) -> Accepted | Declined:
-    """An upload that counts, a client's refusal, or `Malformed` with what is wrong."""
+def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | DeclinedRequest:
+    """Return an upload that passed all checks, or a client's refusal; else raise `Malformed`."""
     head, arrays = messages.unpack(blob, limit=expected.longest)
     require_version(head, ANSWER)
     if head.get("kind") == "refusal":
         code = head.get("code")
-        return Declined(code if code in CODES else "internal")  # its text is not for our books
-    told = set() if expected.loss_bound is None else {"loss", "loss_sigma"}
-    if head.get("kind") != "upload" or head.keys() != _KEYS | told:
-        raise Malformed("the answer has not the keys of an upload")
+        return DeclinedRequest(
+            code if code in CODES else "internal"
+        )  # only known codes are recorded
+    loss_keys = set() if expected.loss_bound is None else {"loss", "loss_sigma"}
+    if head.get("kind") != "upload" or head.keys() != _KEYS | loss_keys:
+        raise Malformed("the answer does not have the keys of an upload")
     for key in ("run", "t", "request"):
         if type(head[key]) is not type(getattr(expected, key)) or (
             head[key] != getattr(expected, key)
@@ -123,30 +127,30 @@ def read(blob: bytes, expected: Expected) -> Accepted | Declined:
             raise Malformed(f"the upload is for another {key}")
     member = expected.member
     if type(head["samples"]) is not int or head["samples"] != member.samples:
-        raise OtherSamples("the upload claims another number of samples than the client's greeting")
+        raise OtherSamples("the upload's number of samples is not that of the client's greeting")
     receipt, account = Receipt.from_json(head["receipt"]), Account.from_json(head["budget"])
     if receipt.vault != member.vault:
-        raise Malformed("the upload's receipt is another client's")
+        raise Malformed("the upload's receipt belongs to another client")
     _require_budget(account, expected)
-    sigma = _sigma(head["sigma"], expected)
+    sigma = _check_sigma(head["sigma"], expected)
     if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in expected.params.items()}:
-        raise Malformed("the upload's arrays are not those of the model")
+        raise Malformed("the upload's arrays do not have the names and shapes of the model's")
     if not all(np.all(np.isfinite(leaf)) for leaf in arrays.values()):
         raise Malformed("the upload is not finite")
-    loss, loss_sigma = _loss(head, expected)
-    released = _released(sigma, loss_sigma, expected)
-    most = _called_for(account, released, expected) * expected.sensitivity
-    _booked(account, released, expected)
-    distance = _distance(arrays, sigma, most, expected)
+    loss, loss_sigma = _check_loss(head, expected)
+    released = _sum_released(sigma, loss_sigma, expected)
+    most = _limit_noise_ratio(account, released, expected) * expected.sensitivity
+    _require_booked(account, released, expected)
+    distance = _check_distance(arrays, sigma, most, expected)
     shown = _require_noise(arrays, sigma[-1], distance, expected)
-    return Accepted(arrays, sigma, receipt, account, loss, loss_sigma, shown)
+    return AcceptedUpload(arrays, sigma, receipt, account, loss, loss_sigma, shown)
 
 
-def _require_budget(account: Account | None, expected: Expected) -> None:
-    """Refuse a budget that is not the client's: in mid-run it may only be tightened, or hidden."""
+def _require_budget(account: Account | None, expected: ExpectedUpload) -> None:
+    """Reject a budget that is not the client's: in a run it may only be tightened, or hidden."""
     known = expected.member.account
     if account is None and expected.disclosed:
-        raise Malformed("the upload hides the budget that its weight follows from")
+        raise Malformed("the upload hides its budget, which its weight is computed from")
     if account is None or (known is not None and replace(account, spent=known.spent) == known):
         return
     account.require_worth(expected.member.calibration)
@@ -155,32 +159,34 @@ def _require_budget(account: Account | None, expected: Expected) -> None:
         or account.delta > known.delta
         or account.capacity > known.capacity
     ):
-        raise Malformed("the upload's budget is looser than the one of the client's greeting")
+        raise Malformed("the upload's budget is looser than the budget of the client's greeting")
 
 
-def _sigma(values: Any, expected: Expected) -> tuple[float, ...]:
+def _check_sigma(values: Any, expected: ExpectedUpload) -> tuple[float, ...]:
     if not isinstance(values, list) or len(values) != expected.recipe.releases:
-        raise Malformed("the upload does not state one σ a step")
+        raise Malformed("the upload does not state one σ per step")
     if not all(is_finite(s) and s > 0 for s in values):
-        raise Malformed("the upload's σ is no finite number > 0")
-    least, most = _least(expected), expected.ceiling
+        raise Malformed("the upload's σ is not a finite number > 0")
+    least, most = _smallest_ratio(expected), expected.ceiling
     if any(not least <= s / expected.sensitivity <= most for s in values):
-        raise Malformed("the upload's σ is below the client's own floor or above what it needs")
+        raise Malformed("the upload's σ is below the client's floor or above what it needs")
     return tuple(map(float, values))
 
 
-def _least(expected: Expected) -> float:
-    """The smallest σ/Δ of this client's releases: its own floor, which is a whole turn's."""
+def _smallest_ratio(expected: ExpectedUpload) -> float:
+    """Return the smallest σ/Δ of this client's releases: its floor, which is for a whole turn."""
     return (expected.member.floor or 0.0) * (1 - 1e-9)
 
 
 @cache
-def _most_worth() -> float:
-    """Return the most μ² that a vault's budget can be worth: no honest client releases more."""
+def _largest_capacity() -> float:
+    """Return the largest capacity (μ²) that a vault's budget can have."""
     return float(calibration.capacity(*calibration.LOOSEST))
 
 
-def _released(sigma: tuple[float, ...], loss_sigma: float | None, expected: Expected) -> float:
+def _sum_released(
+    sigma: tuple[float, ...], loss_sigma: float | None, expected: ExpectedUpload
+) -> float:
     """Return the μ² that the claimed noise is worth, of all steps and the loss."""
     ratios = [expected.sensitivity / s for s in sigma]
     if loss_sigma is not None:
@@ -188,24 +194,24 @@ def _released(sigma: tuple[float, ...], loss_sigma: float | None, expected: Expe
     return sum(ratio * ratio for ratio in ratios)
 
 
-def _booked(account: Account | None, released: float, expected: Expected) -> None:
-    """Refuse noise that is worth more than was booked for it, as far as the client says that."""
+def _require_booked(account: Account | None, released: float, expected: ExpectedUpload) -> None:
+    """Reject noise that is worth more μ² than was booked for it, where that is disclosed."""
     known = expected.member.account
     if account is None or known is None:
-        if released * (1 - 1e-9) > _most_worth():
+        if released * (1 - 1e-9) > _largest_capacity():
             raise Malformed("the upload has less noise than any vault could have paid for")
         return
-    slack = 1e-14 * account.capacity  # what differences of floats can lose
+    slack = 1e-14 * account.capacity  # the rounding error of a difference of floats
     if account.spent - known.spent < released * (1 - 1e-10) - slack:
-        raise Malformed("the upload has less noise than its client has booked for")
+        raise Malformed("the upload has less noise than its client has paid for")
 
 
-def _called_for(account: Account | None, released: float, expected: Expected) -> float:
-    """Return the most σ/Δ that the client's own budget calls for in this round.
+def _limit_noise_ratio(account: Account | None, released: float, expected: ExpectedUpload) -> float:
+    """Return the largest σ/Δ that the client's budget needs in this round.
 
     It is what `release.price` gives for the books that the client shows: what it had spent before
     this upload, of the capacity that it disclosed, over the releases that the horizon leaves. A
-    client that discloses no budget is held to the ceiling alone.
+    client that hides its budget is held to the ceiling alone.
     """
     turn, terms, floor = expected.turn, expected.terms, expected.member.floor or 0.0
     share = expected.member.run_share
@@ -213,7 +219,7 @@ def _called_for(account: Account | None, released: float, expected: Expected) ->
         return expected.ceiling
     before = min(max(account.spent - released, 0.0), account.capacity)
     opened = min(expected.opened, before) if expected.debits else before
-    # Beyond the share of its budget that a run may take a client counts it as spent before.
+    # A client counts what a run may not take of its budget as spent before the run.
     kept = account.capacity * (1 - share)
     before = min(max(before, kept + before - opened), account.capacity)
     opened = max(opened, kept)
@@ -229,8 +235,10 @@ def _called_for(account: Account | None, released: float, expected: Expected) ->
     return min(ratio * (1 + 1e-6), expected.ceiling) if priced.granted else expected.ceiling
 
 
-def _distance(arrays: Arrays, sigma: tuple[float, ...], most: float, expected: Expected) -> float:
-    """Return ‖w̃ − w‖ as it was before rounding, at most; refuse what lies too far or too near."""
+def _check_distance(
+    arrays: Arrays, sigma: tuple[float, ...], most: float, expected: ExpectedUpload
+) -> float:
+    """Return an upper bound of ‖w̃ − w‖ before rounding; reject what lies too far or too near."""
     squares = [
         float(np.sum((leaf.astype(np.float64) - expected.params[name]) ** 2))
         for name, leaf in arrays.items()
@@ -243,50 +251,52 @@ def _distance(arrays: Arrays, sigma: tuple[float, ...], most: float, expected: E
     furthest = step + math.hypot(*(min(s, most) for s in sigma)) * (root + SLACK)
     rounding = 2**-23 * (norm + furthest)
     if not moved <= furthest + rounding:
-        raise Malformed("the upload lies further from the model than step and noise can take it")
+        raise Malformed("the upload lies further from the model than its step and noise allow")
     if moved + rounding < math.hypot(*sigma) * (root - SLACK) - step:
-        raise Malformed("the upload lies nearer to the model than its noise lets it")
+        raise Malformed("the upload lies nearer to the model than its noise allows")
     return moved + rounding
 
 
 def _require_noise(
-    arrays: Arrays, sigma: float, distance: float, expected: Expected
+    arrays: Arrays, sigma: float, distance: float, expected: ExpectedUpload
 ) -> tuple[float, int]:
-    """Refuse an upload without its noise, whatever d is; each test's false alarm is below 1e-14.
+    """Reject an upload without its noise, whatever d is; a test's false alarm rate is below 1e-14.
 
-    Given all before it, the noise Z of the last step is d independent normals around a point that
-    they do not depend on. So (Anderson) ‖w̃ − w‖/σ is no smaller in distribution than ‖Z‖/σ, and
-    S = Σ‖w̃ − w‖²/σ² over a client's uploads no smaller than χ² of D = Σd degrees, of which
+    Given everything before it, the noise Z of the last step is d independent normals around a point
+    that they do not depend on. So (Anderson) ‖w̃ − w‖/σ is no smaller in distribution than ‖Z‖/σ,
+    and S = Σ‖w̃ − w‖²/σ² over a client's uploads no smaller than χ² with D = Σd degrees of freedom:
 
         P(χ²_D ≤ xD) ≤ (x·e^{1−x})^{D/2}   for x < 1   (Chernoff).
 
-    And a coordinate comes back as it was with probability p_j ≤ (its float32 spacing + one grid
-    unit)/(σ√2π), so that k of them do with probability at most (Σp)^k/k!.
+    Also, coordinate j is unchanged with probability p_j ≤ (its float32 spacing + one grid
+    unit)/(σ√2π), so that k coordinates are with probability at most (Σp)^k/k!.
     """
     recipe, count = expected.recipe, sum(leaf.size for leaf in arrays.values())
     total, degrees = expected.shown[0] + (distance / sigma) ** 2, expected.shown[1] + count
     x = total / degrees
     if x < 1 and (x == 0 or degrees / 2 * (math.log(x) + 1 - x) < RARE):
-        raise Malformed("the upload lies nearer to the model than its noise lets it")
+        raise Malformed("the upload lies nearer to the model than its noise allows")
     same = sum(int(np.sum(leaf == expected.params[name])) for name, leaf in arrays.items())
     if same:
         cells = math.fsum(float(np.sum(np.spacing(np.abs(w)))) for w in expected.params.values())
         unit = recipe.learning_rate / expected.member.samples * grid.grid_unit(recipe.clip)
         chance = (cells + count * unit) / (sigma * math.sqrt(2 * math.pi))
         if same * math.log(chance) - math.lgamma(same + 1) < RARE:
-            raise Malformed("the upload has numbers of the model in it that no noise was added to")
+            raise Malformed("the upload repeats numbers of the model without any noise")
     return total, degrees
 
 
-def _loss(head: Mapping[str, Any], expected: Expected) -> tuple[float | None, float | None]:
+def _check_loss(
+    head: Mapping[str, Any], expected: ExpectedUpload
+) -> tuple[float | None, float | None]:
     if expected.loss_bound is None:
         return None, None
     loss, sigma = head["loss"], head["loss_sigma"]
     if not all(is_finite(n) for n in (loss, sigma)):
-        raise Malformed("the upload's loss is no finite number")
+        raise Malformed("the upload's loss is not a finite number")
     ratio, most = sigma / expected.loss_sensitivity, LOSS_NOISE * expected.ceiling
-    if not _least(expected) <= ratio <= most:
-        raise Malformed("the loss's σ is below the client's own floor or above what it needs")
+    if not _smallest_ratio(expected) <= ratio <= most:
+        raise Malformed("the loss's σ is below the client's floor or above what it needs")
     if not (sigma > 0 and -SLACK * sigma <= loss <= expected.loss_bound + SLACK * sigma):
-        raise Malformed("the upload's loss is not one with the noise it claims")
+        raise Malformed("the upload's loss is outside [0, B] by more than its noise allows")
     return float(loss), float(sigma)

@@ -1,6 +1,7 @@
-"""From a plan to everything that runs: clients, validation and test sets, model, schedule, tanks.
+"""Build everything that a run needs from a plan: clients, public rows, model, schedule, guarantee.
 
-`build(plan)` is used by every engine. Data are read here, after the whole plan has been checked.
+`build(plan)` is used by every engine; it reads data after the whole plan has been checked. A
+federation also knows how good a model is: `score_model`, `count_confusions`, `measure_fairness`.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.federated import Given, Holdings, hold, seen
+from sottovoce.data.federated import Given, Holdings, Samples, fairness, hold, seen
 from sottovoce.errors import InputError
-from sottovoce.models.base import AnyModel, first, own_model
+from sottovoce.models.base import AnyModel, Model, Params, first, own_model
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import gradient_norms
+from sottovoce.models.evaluate import confusion, evaluate, right
 from sottovoce.models.gradients import ForeignModel
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian, seeds
@@ -34,6 +38,7 @@ from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
+from sottovoce.runs.record import MOST_CONFUSED
 from sottovoce.schedules.aggregate import limit_samples
 from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.fixed import FixedRounds
@@ -43,11 +48,12 @@ from sottovoce.server.members import Account, Member
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
 MEDIAN_OF = 4096  # rows that a median clip looks at
+FOREIGN_ROWS = 1024  # evaluated at a time where the model is not JAX's
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """All that a run needs: the plan, who holds what, the model, and what each client may spend."""
+    """All that a run needs: plan, rows, model, schedule, and what each client may spend."""
 
     plan: Plan
     held: Holdings
@@ -59,24 +65,24 @@ class Federation:
     capacity: Floats
     schedule: Schedule
     terms: Terms
-    calibrations: tuple[Calibration, ...] = ()  # of real clients' vaults; else the plan's
-    counted: NDArray[np.int64] | None = None  # rows that an upload counts for; None: all it has
+    calibrations: tuple[Calibration, ...] = ()  # of real clients' vaults; empty: the plan's
+    counted: NDArray[np.int64] | None = None  # samples that an upload counts for; None: all
 
     @property
     def samples(self) -> NDArray[np.int64]:
-        """How many rows each client holds."""
+        """How many samples each client holds."""
         return self.held.samples
 
     @cached_property
     def loss_sensitivity(self) -> Floats:
-        """Δ_V of a client's mean loss, each cut to [0, B]: B/n for a record, B for all its data."""
+        """Δ_V of a client's mean loss, clipped to [0, B]: B/n for a record, B for all its data."""
         bound = self.plan.server.loss_bound or 0.0
         whole = self.plan.local.unit == "client"
         return np.full(len(self.samples), bound) if whole else bound / self.samples * (1 + 2**-50)
 
     @cached_property
     def dimension(self) -> int:
-        """How many numbers the model has."""
+        """How many parameters the model has."""
         if isinstance(self.model, ForeignModel):
             return sum(math.prod(shape) for shape in self.model.shapes().values())
         form = jax.eval_shape(self.model.init, jax.random.key(0))
@@ -84,7 +90,7 @@ class Federation:
 
     @property
     def divergence(self) -> float:
-        """Γ²: as the plan says, or 0 where clients are alike and C² (its bound) elsewhere."""
+        """Γ²: the plan's, or else 0 where the split makes clients alike, and C² elsewhere."""
         if self.plan.server.divergence is not None:
             return self.plan.server.divergence
         alike = self.held.split is not None and self.plan.data.split in ("iid", "sizes")
@@ -92,34 +98,34 @@ class Federation:
 
     @cached_property
     def finish(self) -> Finish:
-        """What the server makes of the averaged uploads."""
+        """The server's optimiser."""
         return self.plan.server.finish()
 
     def tank(self) -> Tank:
-        """Every client's fuel, untouched."""
+        """Return every client's tank, full."""
         return Tank.full(self.capacity)
 
-    def _worth(self) -> Floats:
-        """The μ² by which promises are compared; NaN where a client keeps its own to itself.
+    def _compute_worth(self) -> Floats:
+        """Return the μ² by which promises are compared; NaN for a client that hides its budget.
 
-        Of what is promised, not of the tank: a vault tightened before its first release keeps the
-        capacity of its first policy. On the exact curve, where whoever is worth less has every
-        (ε, δ) of whoever is worth more, whichever calibration its vault has.
+        It is computed from the promised (ε, δ), not from the tank: a vault that is tightened before
+        its first release keeps the capacity of its first policy. The exact curve is used whatever a
+        vault's calibration is, because on it a smaller μ² is a stronger promise at every (ε, δ).
         """
-        if self.plan.privacy.calibration == "paper":  # no vault has it: the tank is the promise
+        if self.plan.privacy.calibration == "paper":  # not for vaults: the tank is the promise
             return self.capacity
-        told, worth = ~np.isnan(self.capacity), np.full(len(self.capacity), np.nan)
-        pairs = np.stack([self.epsilon, self.delta], axis=1)[told]
+        disclosed, worth = ~np.isnan(self.capacity), np.full(len(self.capacity), np.nan)
+        pairs = np.stack([self.epsilon, self.delta], axis=1)[disclosed]
         pairs, where = np.unique(pairs, axis=0, return_inverse=True)
-        worth[told] = _worth_of(pairs, "exact", 1.0)[where.reshape(-1)]
+        worth[disclosed] = _compute_distinct(pairs, "exact", 1.0)[where.reshape(-1)]
         return worth
 
-    def _holds(self, client: int) -> Budget:
-        """The (ε, δ) that a client really has: what was asked for, unless the paper's noise is it.
+    def _find_true_budget(self, client: int) -> Budget:
+        """Return the (ε, δ) that holds for a client: what was asked for, except under `paper`.
 
-        Under `paper` a client is charged in every round and so never releases more than its
-        capacity; with a fixed number of rounds and balanced cohorts it takes part in ⌈qT⌉ of T
-        only.
+        Under `paper` a client is charged in every round, and so never releases more than its
+        capacity. With a fixed number of rounds and balanced cohorts it takes part in only ⌈qT⌉ of T
+        rounds.
         """
         epsilon, delta = float(self.epsilon[client]), float(self.delta[client])
         if self.plan.privacy.calibration == "paper":
@@ -131,12 +137,12 @@ class Federation:
         return Budget(epsilon, delta)
 
     def not_covered(self, *also: str) -> tuple[str, ...]:
-        """Codes of what no promise of this federation covers; `also` the engine alone knows."""
+        """Return codes of what the promise does not cover; `also` are those of the engine."""
         plan, hidden = self.plan, np.isnan(self.capacity)
         missing = [*ALWAYS_NOT_COVERED, *also]
         if self.held.fresh_vaults:
             missing.append("fresh-vaults")
-        if hidden.any() and not hidden.all():  # of all there is no figure to be beyond
+        if hidden.any() and not hidden.all():  # if all are hidden, no figure is stated
             missing.append("undisclosed-budgets")
         if plan.noise == "simulated":
             missing.append("simulated-noise")
@@ -158,26 +164,26 @@ class Federation:
         return tuple(dict.fromkeys(missing))
 
     def guarantee(self, *also: str) -> Guarantee | None:
-        """What the loosest client is promised; None where every client keeps its budget to itself.
+        """Return what the loosest client is promised; None where every client hides its budget.
 
-        `also` are codes of what else is not covered, known to the engine alone.
+        `also` are codes of what else is not covered, which only the engine knows.
         """
         hidden = np.isnan(self.capacity)
         if hidden.all():
             return None
-        plan, worth = self.plan, self._worth()
+        plan, worth = self.plan, self._compute_worth()
         loosest, tightest = int(np.nanargmax(worth)), None
         if np.ptp(self.epsilon[~hidden]) > 0 or np.ptp(self.delta[~hidden]) > 0:
-            tightest = self._holds(int(np.nanargmin(worth)))
+            tightest = self._find_true_budget(int(np.nanargmin(worth)))
         kinds = self.calibrations
-        own = kinds[loosest] if kinds else plan.privacy.calibration
+        kind = kinds[loosest] if kinds else plan.privacy.calibration
         return Guarantee(
-            self._holds(loosest),
+            self._find_true_budget(loosest),
             unit=plan.local.unit,
-            calibration=own,
+            calibration=kind,
             not_covered=self.not_covered(*also),
             tightest=tightest,
-            others=tuple(sorted(set(kinds) - {own})),
+            others=tuple(sorted(set(kinds) - {kind})),
         )
 
 
@@ -189,7 +195,7 @@ def build(
     model: AnyModel | None = None,
     held: Holdings | None = None,
 ) -> Federation:
-    """The federation of a plan. The seed decides who holds what, unless that is given (`held`).
+    """Build the federation of a plan. The seed decides who holds what, unless `held` is given.
 
     >>> federation = build(Plan(), seed=1)
     >>> federation.samples.tolist()[:3], len(federation.held.test.y)
@@ -197,7 +203,7 @@ def build(
     """
     _refuse_what_only_python_can_give(plan, data, model)
     held = hold(plan, seed=seed, data=data) if held is None else seen(plan, held)
-    plan = told(plan, held)
+    plan = add_client_count(plan, held)
     if plan.noise == "secure" and held.counted:
         raise InputError.of(
             "noise",
@@ -205,8 +211,8 @@ def build(
             "simulated where the classes are counted on the clients' labels",
             "give validation and test rows, which are public, beside the data",
         )
-    model = _model(plan, held) if model is None else model
-    median = _median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
+    model = _build_model(plan, held) if model is None else model
+    median = _measure_median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
     return Federation(
         plan=plan,
@@ -216,28 +222,28 @@ def build(
         epsilon=epsilon,
         delta=delta,
         sensitivity=recipe.sensitivity(held.samples),
-        capacity=_capacity(epsilon, delta, plan),
+        capacity=_compute_capacity(epsilon, delta, plan),
         schedule=plan.schedule(),
-        terms=_terms(plan, recipe),
+        terms=_make_terms(plan, recipe),
     )
 
 
-def of_members(
+def build_from_members(
     plan: Plan, members: Sequence[Member], held: Holdings, model: AnyModel | None = None
 ) -> Federation:
-    """The federation of real clients: who they are and what they may spend, they say themselves.
+    """Build the federation of real clients, who declare themselves what they hold and may spend.
 
-    `held` has the server's public rows and no training rows. A client that keeps its budget to
-    itself has NaN for it.
+    `held` has the server's public rows and no training rows. A client that hides its budget has NaN
+    for it.
     """
     known = [member.account for member in members]
     kinds = tuple(member.calibration for member in members)
-    own: dict[str, object] = {"noise": "secure", "data.clients": len(members)}
+    changes: dict[str, object] = {"noise": "secure", "data.clients": len(members)}
     if len(set(kinds)) == 1:
-        own["privacy.calibration"] = kinds[0]  # theirs, whatever the plan says of it
-    plan = plan.replace(**own | _budgets_of(plan, known))
+        changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
+    plan = plan.replace(**changes | _read_budgets(plan, known))
     recipe, held = plan.recipe(), seen(plan, held)
-    model = _model(plan, held) if model is None else model
+    model = _build_model(plan, held) if model is None else model
     samples = np.array([member.samples for member in members], dtype=np.int64)
     sizes = plan.data.samples
     counted = limit_samples(
@@ -255,15 +261,15 @@ def of_members(
         sensitivity=recipe.sensitivity(samples),
         capacity=np.array([np.nan if a is None else a.capacity for a in known]),
         schedule=plan.schedule(),
-        terms=_terms(plan, recipe),
+        terms=_make_terms(plan, recipe),
         calibrations=kinds,
         counted=counted,
     )
 
 
-def _budgets_of(plan: Plan, known: Sequence[Account | None]) -> dict[str, object]:
-    told = [account for account in known if account is not None]
-    if len(told) < len(known):
+def _read_budgets(plan: Plan, known: Sequence[Account | None]) -> dict[str, object]:
+    disclosed = [account for account in known if account is not None]
+    if len(disclosed) < len(known):
         if plan.server.weights == "precision":
             raise InputError.of(
                 "server.weights",
@@ -273,12 +279,12 @@ def _budgets_of(plan: Plan, known: Sequence[Account | None]) -> dict[str, object
             )
         return {}
     return {
-        "privacy.epsilon": [account.epsilon for account in told],
-        "privacy.delta": [account.delta for account in told],
+        "privacy.epsilon": [account.epsilon for account in disclosed],
+        "privacy.delta": [account.delta for account in disclosed],
     }
 
 
-def _terms(plan: Plan, recipe: Recipe) -> Terms:
+def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
     return Terms(
         clients=plan.clients,
         per_round=plan.per_round,
@@ -288,16 +294,16 @@ def _terms(plan: Plan, recipe: Recipe) -> Terms:
     )
 
 
-def _model(plan: Plan, held: Holdings) -> AnyModel:
-    own = plan.model
-    if own.own is not None:
-        return own_model(own.own)
-    options = {"hidden": own.hidden, "channels": own.channels, "kappa": own.kappa}
-    return build_model(own.name, shape=held.inputs, classes=held.classes, **options)  # type: ignore[arg-type]
+def _build_model(plan: Plan, held: Holdings) -> AnyModel:
+    section = plan.model
+    if section.own is not None:
+        return own_model(section.own)
+    options = {"hidden": section.hidden, "channels": section.channels, "kappa": section.kappa}
+    return build_model(section.name, shape=held.inputs, classes=held.classes, **options)  # type: ignore[arg-type]
 
 
-def _median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
-    """C as the paper chooses it: the median of raw gradient norms, here of the first model.
+def _measure_median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
+    """Return C as the paper chooses it: the median of raw gradient norms, here of the first model.
 
     It looks at the clients' rows without paying, so that the guarantee does not cover it.
     """
@@ -305,10 +311,8 @@ def _median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
         raise InputError.of("local.clip", "median", "a number with this model", "choose C")
     rng = seeds.generator(seed, Purpose.SPLIT, 1)
     rows = rng.permutation(len(held.train.y))[:MEDIAN_OF]
-    key = jax.random.wrap_key_data(jnp.asarray(seeds.make_key_words(seed, Purpose.INIT)))
-    norms = gradient_norms(
-        model, first(model, key), jnp.asarray(held.train.x[rows]), jnp.asarray(held.train.y[rows])
-    )
+    x, y = jnp.asarray(held.train.x[rows]), jnp.asarray(held.train.y[rows])
+    norms = gradient_norms(model, draw_first_model(model, seed), x, y)
     clip = float(np.nanmedian(np.asarray(norms)))
     if not 1e-15 <= clip <= 1e15:
         raise InputError.of(
@@ -320,32 +324,34 @@ def _median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
     return clip
 
 
-def _capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
+def _compute_capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
     # A million clients have a handful of different budgets.
     pairs, where = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
     if plan.noise == "secure":
-        own = plan.privacy.calibration
-        each = [calibration.vault_capacity(e, d, calibration=own) for e, d in pairs.tolist()]
-        return np.array(each)[where.reshape(-1)]
-    worth = _worth_of(pairs, plan.privacy.calibration, plan.per_round / plan.clients)
+        kind = plan.privacy.calibration
+        capacities = [calibration.vault_capacity(e, d, calibration=kind) for e, d in pairs.tolist()]
+        return np.array(capacities)[where.reshape(-1)]
+    worth = _compute_distinct(pairs, plan.privacy.calibration, plan.per_round / plan.clients)
     return worth[where.reshape(-1)]
 
 
-def _worth_of(pairs: Floats, own: Calibration, sampling: float) -> Floats:
-    """The μ² of each (ε, δ); where they are few, the next run of a sweep finds them known."""
+def _compute_distinct(pairs: Floats, kind: Calibration, sampling: float) -> Floats:
+    """Return the μ² of each (ε, δ); a few budgets are cached for the next run of a sweep."""
     if len(pairs) <= FEW_BUDGETS:
-        return _remembered(tuple(map(tuple, pairs.tolist())), own, sampling)
-    return calibration.capacity(pairs[:, 0], pairs[:, 1], calibration=own, sampling=sampling)
+        return _compute_cached(tuple(map(tuple, pairs.tolist())), kind, sampling)
+    return calibration.capacity(pairs[:, 0], pairs[:, 1], calibration=kind, sampling=sampling)
 
 
 @lru_cache(256)
-def _remembered(pairs: tuple[tuple[float, ...], ...], own: Calibration, sampling: float) -> Floats:
-    each = np.array(pairs).reshape(-1, 2)
-    return calibration.capacity(each[:, 0], each[:, 1], calibration=own, sampling=sampling)
+def _compute_cached(
+    pairs: tuple[tuple[float, ...], ...], kind: Calibration, sampling: float
+) -> Floats:
+    budgets = np.array(pairs).reshape(-1, 2)
+    return calibration.capacity(budgets[:, 0], budgets[:, 1], calibration=kind, sampling=sampling)
 
 
-def told(plan: Plan, held: Holdings) -> Plan:
-    """The plan with what only the table could tell: the number of clients."""
+def add_client_count(plan: Plan, held: Holdings) -> Plan:
+    """Return the plan with the number of clients that its table has."""
     clients, classes = len(held.samples), held.classes
     if plan.data.path is None:
         return plan
@@ -383,3 +389,70 @@ def _refuse_what_only_python_can_give(
             "svm, softmax, mlp or cnn here",
             "a model of your own is given from Python, as simulate(plan, model=…), or by model.own",
         )
+
+
+def draw_first_model(model: AnyModel, seed: int) -> Params:
+    """Return the first model w⁰. It is public: anyone may know its seed."""
+    if isinstance(model, ForeignModel):
+        return model.first(seed)
+    key = jax.random.wrap_key_data(jnp.asarray(seeds.make_key_words(seed, Purpose.INIT)))
+    return first(model, key)
+
+
+_PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
+
+
+def put_on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
+    """Return the rows where JAX computes; they are copied once, however many runs use them."""
+    if samples not in _PLACED:
+        # One copy: `jnp.asarray` makes two of an array that does not begin at 64 bytes.
+        x = jax.device_put(samples.x, may_alias=False)
+        _PLACED[samples] = x, jnp.asarray(samples.y)
+    return _PLACED[samples]
+
+
+def score_model(model: AnyModel, params: Params, samples: Samples) -> tuple[float, float]:
+    """Return mean loss and accuracy on these samples."""
+    if isinstance(model, ForeignModel):
+        starts = range(0, len(samples.y), FOREIGN_ROWS)
+        batches = [
+            (samples.x[i : i + FOREIGN_ROWS], samples.y[i : i + FOREIGN_ROWS]) for i in starts
+        ]
+        losses = [model.losses(params, x, y) for x, y in batches]
+        hits = [model.predict(params, x) == y for x, y in batches]
+        return float(np.mean(np.concatenate(losses))), float(np.mean(np.concatenate(hits)))
+    loss, accuracy = jax.device_get(evaluate(model, params, *put_on_device(samples)))
+    return float(loss), float(accuracy)
+
+
+def count_confusions(
+    model: AnyModel, classes: int, params: Params, samples: Samples
+) -> list[list[int]] | None:
+    """Return how many rows of class i are taken for class j; None if there are too many classes."""
+    if classes > MOST_CONFUSED:
+        return None
+    if isinstance(model, ForeignModel):
+        table = np.zeros((classes, classes), int)
+        np.add.at(table, (samples.y, model.predict(params, samples.x)), 1)
+    else:
+        table = np.asarray(_count_confusions(model, classes, params, *put_on_device(samples)))
+    return cast(list[list[int]], table.tolist())
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _count_confusions(
+    model: Model, classes: int, params: Params, x: jax.Array, y: jax.Array
+) -> jax.Array:
+    return confusion(model, params, x, y, classes)
+
+
+def measure_fairness(federation: Federation, params: Params) -> dict[str, Any]:
+    """Return accuracy by client and by budget, where each test row belongs to a client."""
+    test, owner = federation.held.test, federation.held.test_owner
+    hits = np.zeros(0, dtype=bool)
+    model = federation.model
+    if owner is not None and isinstance(model, ForeignModel):
+        hits = model.predict(params, test.x) == test.y
+    elif owner is not None and isinstance(model, Model):
+        hits = np.asarray(right(model, params, *put_on_device(test)))
+    return fairness(hits, owner, federation.epsilon, federation.delta)

@@ -1,10 +1,14 @@
-"""Who the clients are, as they have said themselves: public facts, kept for the length of a run.
+"""Who takes part in a run: the clients as their greetings describe them, and how they are reached.
 
-A client is known by its vault's id and the key that it is authenticated by, if there is one, never
-by a connection. Weights, sensitivities and the bounds
-that uploads are held against come from here, not from the uploads. What a client says of itself is
-checked as far as it can be: a number that is none, or a budget that is worth less or more than its
-own (ε, δ), is no greeting.
+A client is known by its vault's id and, where nodes are authenticated, by its key, never by a
+connection. A *route* is the transport's name for a connection, and carries one client. Weights,
+sensitivities and the bounds that uploads are checked against come from here, not from the uploads.
+
+`Member` rejects a greeting whose numbers are missing or not finite, or whose capacity is not what
+its (ε, δ) is worth. A client whose greeting is rejected, or that the plan cannot use, is left out,
+so that one client cannot keep the others from beginning. Nor can a client that knows another's
+vault take its place: with another key it is another client, and without keys the first route that
+greets is kept while its client answers.
 """
 
 from __future__ import annotations
@@ -26,16 +30,7 @@ from sottovoce.errors import InputError, Malformed, RunError
 from sottovoce.privacy import calibration
 from sottovoce.privacy.budget import UNITS, Budget, Calibration, Unit
 
-# Who takes part in a run, by which route, and who is not asked any more. No transport of its own.
-#
-# A client is known by its vault and its key; a route is the transport's name for a connection, and
-# carries one client. Whoever greets with something that is no greeting, or that the plan has no use
-# for, is left out: one client must not keep the others from beginning. Nor must one that knows
-# another's vault: with another key it is another client, and without keys the first route that
-# greets is kept while its client answers.
-
-
-LASTING = ("empty", "policy", "replay", "samples")  # reasons for no that will not go away
+LASTING = ("empty", "policy", "replay", "samples")  # codes of refusals that are final
 SILENT = "silent"
 MISSES = 3  # rounds in a row that a client may miss before it has to sit some out
 GREETING_SECONDS = 60.0  # for a client that appears in the middle of a run
@@ -45,24 +40,24 @@ log = logging.getLogger("sottovoce.roll")
 
 
 class Transport(Protocol):
-    """Carries bytes. Routes are its own names for connections; a client is its vault."""
+    """Carries bytes. It names connections by routes; a client is known by its vault."""
 
     def greet(self, seconds: float) -> Mapping[str, bytes]:
-        """The greetings of clients that have appeared since the last call, by route."""
+        """Return the greetings of clients that have appeared since the last call, by route."""
         ...
 
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes]:
-        """What came back in time, by route; silence and failure are absent."""
+        """Send requests and return what came back in time, by route; silence is absent."""
         ...
 
     def key(self, route: str) -> str | None:
-        """The fingerprint of the key that this route is authenticated by, if there is one."""
+        """Return the fingerprint of the key that authenticates this route, if there is one."""
         ...
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the server waits, and for how many.
+    """How long the server waits, and for how many clients.
 
     >>> Patience(clients=3, minimum=0)
     Traceback (most recent call last):
@@ -97,10 +92,10 @@ uploads would teach nothing
                 bound = f"seconds {least} 0, up to {MOST_SECONDS:g}"
                 raise InputError.of(name, seconds, bound, why)
 
-    def before(self, tried: int) -> float:
-        """Seconds from one ask of a round to the next, after so many; at most the deadline.
+    def compute_pause(self, tried: int) -> float:
+        """Return the seconds until the next try of a round, after `tried` of them.
 
-        >>> [Patience(clients=3).before(tried) for tried in (1, 2, 9)]
+        >>> [Patience(clients=3).compute_pause(tried) for tried in (1, 2, 9)]
         [5.0, 20.0, 600.0]
         """
         return float(min(self.pause * 4 ** (tried - 1), self.round))
@@ -108,27 +103,30 @@ uploads would teach nothing
 
 @dataclass(eq=False)
 class Roll:
-    """The members of a run, how they are reached, and what became of them.
+    """The members of a run, their routes, and which of them are not asked any more.
 
-    Who misses three rounds in a row sits out 1, then gets one try, sits out 2, 4, …: a client that
-    greets and never answers must not cost every round the whole deadline. Nobody is tried of whom
-    nothing was heard since: a greeting, or an answer that was no upload. An upload ends it all.
+    A client that misses three rounds in a row sits out 1 round, then gets one try, sits out 2, 4,
+    …: a client that greets and never answers must not cost every round the whole deadline. It is
+    tried again only if something was heard of it since: a greeting, or an answer that was no
+    upload. An upload clears its misses.
     """
 
     members: list[Member]
     routes: dict[str, str] = field(default_factory=dict)  # `Member.identity` → route
-    gone: dict[int, str] = field(default_factory=dict)  # not asked any more, and why
+    gone: dict[int, str] = field(default_factory=dict)  # why a client is not asked any more
     missed: dict[int, int] = field(default_factory=dict)  # rounds in a row without an upload
-    rests: dict[int, int] = field(default_factory=dict)  # rounds that a silent one sits out yet
-    heard: set[int] = field(default_factory=set)  # who has said something since it was silent
-    # Σ‖w̃ − w‖²/σ² and Σd of a client's uploads that counted: what `checks` holds its noise against.
+    rests: dict[int, int] = field(
+        default_factory=dict
+    )  # rounds that a silent client still sits out
+    heard: set[int] = field(default_factory=set)  # clients heard of since they were silent
+    # Σ‖w̃ − w‖²/σ² and Σd of a client's accepted uploads, with which `checks` tests its noise.
     shown: dict[int, tuple[float, int]] = field(default_factory=dict)
 
-    def online(self) -> NDArray[np.bool_]:
-        """Who is asked."""
+    def find_online(self) -> NDArray[np.bool_]:
+        """Return which members may be asked."""
         return np.array([i not in self.gone for i in range(len(self.members))], dtype=bool)
 
-    def place(self, member: Member, route: str, *, movable: bool = False) -> bool:
+    def set_route(self, member: Member, route: str, *, movable: bool = False) -> bool:
         """Reach a client by this route from now on, and nobody else; False if it has another."""
         if self.routes.get(member.identity, route) != route and not movable:
             log.warning("%s greets as %s, which has another route", route, member.name)
@@ -137,8 +135,8 @@ class Roll:
         self.routes = others | {member.identity: route}
         return True
 
-    def close(self, missing: Mapping[int, str]) -> None:
-        """A round closed without these, for reasons of their own or because of their silence."""
+    def close_round(self, missing: Mapping[int, str]) -> None:
+        """Count a missed round for these clients, which declined or were silent."""
         self.rests = {i: rounds - 1 for i, rounds in self.rests.items() if rounds > 1}
         for i, why in missing.items():
             (self.heard.discard if why == SILENT else self.heard.add)(i)
@@ -146,19 +144,19 @@ class Roll:
             if self.missed[i] >= MISSES:
                 self.gone[i], self.rests[i] = SILENT, 2 ** (self.missed[i] - MISSES)
 
-    def recall(self, *, at_once: bool = False) -> None:
-        """One more try for the silent that were heard of since, now or when they have sat out."""
+    def retry_silent(self, *, at_once: bool = False) -> None:
+        """Allow silent clients that were heard since one more try, at once or after sitting out."""
         for i in [i for i, why in self.gone.items() if why == SILENT and i in self.heard]:
             if at_once or i not in self.rests:
                 del self.gone[i]
 
-    def over(self, besides: Sequence[int] = ()) -> bool:
-        """Whether everyone has declined for good, apart from those named."""
+    def is_over(self, besides: Sequence[int] = ()) -> bool:
+        """Return whether all members, apart from these, have declined for good."""
         every = range(len(self.members))
         return all(self.gone.get(i) in LASTING for i in every if i not in besides)
 
-    def welcome(self, transport: Transport, seconds: float = GREETING_SECONDS) -> None:
-        """Members that have come back, perhaps by another route: the silent may be tried again."""
+    def greet_returning(self, transport: Transport, seconds: float = GREETING_SECONDS) -> None:
+        """Find the routes of members that greet again; silent ones may then be tried again."""
         for route, blob in transport.greet(seconds).items():
             try:
                 greeting = replace(Member.from_hello(blob), key=transport.key(route))
@@ -167,19 +165,19 @@ class Roll:
             for i, member in enumerate(self.members):
                 here = self.routes.get(member.identity)
                 away = here is None or i in self.missed or transport.key(here) != member.key
-                # Under another key only one that nobody has spoken for since the server began.
+                # Another key is accepted only for a member that has had no route in this session.
                 same = greeting.key == member.key or here is None
                 if (
                     greeting.vault == member.vault
                     and same
-                    and self.place(member, route, movable=away)
+                    and self.set_route(member, route, movable=away)
                 ):
                     self.heard.add(i)
                     break
-        self.recall()
+        self.retry_silent()
 
     def to_json(self) -> dict[str, Any]:
-        """What a server must not forget: receipts and what was spent, too."""
+        """Return what a server must remember between sessions, with receipts and spent budgets."""
         return {
             "members": [member.to_head() for member in self.members],
             "gone": {str(i): why for i, why in self.gone.items()},
@@ -188,16 +186,16 @@ class Roll:
         }
 
 
-def gather(
+def gather_members(
     transport: Transport,
     patience: Patience,
     misfit: Callable[[Member], str | None],
     admitted: Mapping[str, int] | None = None,
 ) -> Roll:
-    """The members of a new run: whoever greets in time and fits, at least so many, by name.
+    """Wait for the members of a new run: all that greet in time and fit.
 
-    `misfit` says in a few words why the plan has no use for a client. `admitted` are the samples of
-    the clients that may take part, by key fingerprint or name; without it anyone may.
+    `misfit` says in a few words why the plan cannot use a client. `admitted` are the samples of the
+    clients that may take part, by key fingerprint or name; without it anyone may.
     """
     deadline, found = time.monotonic() + patience.gathering, dict[str, Member]()
     roll, why, taken = Roll([]), "", dict[str, str]()
@@ -218,13 +216,13 @@ def gather(
                     raise Malformed(f"client {member.name} {wrong}")
             except Malformed as error:
                 log.warning("%s cannot take part: %s", route, error)
-                why = f" (and of one that did, {error})"
+                why = f" (another one greeted, but {error})"
                 continue
-            if roll.place(member, route):
-                if member.key is not None:  # a key is one client: it has another vault now
+            if roll.set_route(member, route):
+                if member.key is not None:  # one key is one client, which has a new vault now
                     found = {who: own for who, own in found.items() if own.key != member.key}
                 found[member.identity] = member
-                found = {who: own for who, own in found.items() if who in roll.routes}
+                found = {who: other for who, other in found.items() if who in roll.routes}
         if len(found) < patience.clients:
             time.sleep(0.2)
     if len(found) < patience.clients:
@@ -235,7 +233,7 @@ def gather(
     names = Counter(member.name for member in found.values())
     roll.members = sorted(
         (
-            # Also of one that ends as if it had been told apart: nobody can choose another's name.
+            # A name that ends in ")" gets the suffix, too: nobody can imitate another's full name.
             replace(m, name=f"{m.name[:100]} ({m.key or m.vault})")
             if names[m.name] > 1 or m.name.endswith(")")
             else m
@@ -246,24 +244,24 @@ def gather(
     return roll
 
 
-def rejoin(transport: Transport, patience: Patience, told: Mapping[str, Any]) -> Roll:
-    """The members of a run that goes on, as the server knew them; who is not back yet is silent.
+def rejoin_members(transport: Transport, patience: Patience, header: Mapping[str, Any]) -> Roll:
+    """Wait for the members of a resumed run, as its checkpoint names them.
 
-    It waits for all that may still answer, and goes on with those that came in time, if they are
-    enough for a round.
+    It waits for all that may still answer, and goes on with those that came in time if they are
+    enough for a round; the others count as silent.
     """
-    gone = {int(i): why for i, why in told["gone"].items() if why != SILENT}
-    members = [Member.from_head(head) for head in told["members"]]
-    facts = told.get("registered", [(None, None)] * len(members))
+    gone = {int(i): why for i, why in header["gone"].items() if why != SILENT}
+    members = [Member.from_head(head) for head in header["members"]]
+    facts = header.get("registered", [(None, None)] * len(members))
     roll = Roll(
         [replace(m, key=key, registered=n) for m, (key, n) in zip(members, facts, strict=True)],
         gone=gone,
     )
-    roll.shown = {int(i): (pair[0], pair[1]) for i, pair in told.get("shown", {}).items()}
+    roll.shown = {int(i): (pair[0], pair[1]) for i, pair in header.get("shown", {}).items()}
     awaited = {m.identity for i, m in enumerate(roll.members) if i not in gone}
     deadline = time.monotonic() + patience.gathering
     while awaited - roll.routes.keys() and time.monotonic() < deadline:
-        roll.welcome(transport, max(1.0, deadline - time.monotonic()))
+        roll.greet_returning(transport, max(1.0, deadline - time.monotonic()))
         if awaited - roll.routes.keys():
             time.sleep(0.2)
     here = len(awaited & roll.routes.keys())
@@ -276,13 +274,13 @@ def rejoin(transport: Transport, patience: Patience, told: Mapping[str, Any]) ->
 
 
 LARGEST_HELLO = 1 << 16
-MOST_SAMPLES = 2**32  # what a vault takes
+MOST_SAMPLES = 2**32  # the limit of a vault
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,40}")
 
 
 @dataclass(frozen=True)
 class Account:
-    """What a client discloses of its tank: its budget, its worth and what is spent (μ²)."""
+    """What a client discloses of its tank: budget, capacity and what is spent (μ²)."""
 
     epsilon: float
     delta: float
@@ -291,7 +289,7 @@ class Account:
 
     @classmethod
     def from_json(cls, values: Any) -> Account | None:
-        """Read from a message; None where the client keeps it to itself.
+        """Read an account from a message; None where the client hides it.
 
         >>> Account.from_json({"epsilon": 8.0, "delta": 1e-5, "capacity": 2.7, "spent": 0.0}).delta
         1e-05
@@ -300,23 +298,23 @@ class Account:
             return None
         keys = ("epsilon", "delta", "capacity", "spent")
         if not isinstance(values, Mapping) or values.keys() != set(keys):
-            raise Malformed("the client's budget has not the keys of one")
+            raise Malformed("the client's budget does not have the expected keys")
         numbers = [values[key] for key in keys]
         if not all(is_finite(n) and n >= 0 for n in numbers):
-            raise Malformed("the client's budget holds what is no finite number ≥ 0")
-        own = cls(*map(float, numbers))
+            raise Malformed("the client's budget has a value that is not a finite number ≥ 0")
+        account = cls(*map(float, numbers))
         try:
-            Budget(own.epsilon, own.delta)
+            Budget(account.epsilon, account.delta)
         except InputError as error:
             raise Malformed(f"the client's {error}") from None
-        if not own.capacity > 0:
+        if not account.capacity > 0:
             raise Malformed("the client's budget is worth nothing")
-        if own.spent > own.capacity * (1 + 1e-9):
+        if account.spent > account.capacity * (1 + 1e-9):
             raise Malformed("the client says it has spent more than its budget is worth")
-        return own
+        return account
 
     def to_json(self) -> dict[str, float]:
-        """As it stands in a message."""
+        """Return the account as a message holds it."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -325,15 +323,15 @@ class Account:
         }
 
     def require_worth(self, kind: Calibration) -> None:
-        """Refuse a capacity that is not what (ε, δ) is worth.
+        """Reject a capacity that is not what (ε, δ) is worth.
 
-        A promise made by exact calibration may be kept by zcdp from some release on: its capacity
-        then is the exact one. That is the most that any (ε, δ) is worth.
+        A vault that promised with exact calibration may switch to zcdp later and keeps the exact
+        capacity, which is the most that any (ε, δ) is worth.
         """
         try:
             least, most = (
-                float(calibration.capacity(self.epsilon, self.delta, calibration=each))
-                for each in (kind, "exact")
+                float(calibration.capacity(self.epsilon, self.delta, calibration=rule))
+                for rule in (kind, "exact")
             )
         except InputError as error:
             raise Malformed(f"the client's {error}") from None
@@ -345,7 +343,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Member:
-    """One client of the run."""
+    """One client of the run, as its greeting describes it."""
 
     name: str
     vault: str
@@ -363,52 +361,52 @@ class Member:
     version: str | None = None  # of its sottovoce
     key: str | None = None  # fingerprint of the key that its route is authenticated by
     registered: int | None = None  # the samples that the server's operator knows it to have
-    run_share: float | None = 1.0  # part of its budget that a run may take; None: not told
+    run_share: float | None = 1.0  # part of its budget that a run may take; None: hidden
 
     @classmethod
     def from_hello(cls, blob: bytes) -> Member:
-        """Read a greeting, schema first; `Malformed` if it is none (a refusal is none either)."""
+        """Read a greeting; raise `Malformed` if it is none, or a refusal."""
         head, arrays = messages.unpack(blob, limit=LARGEST_HELLO)
         if head.get("kind") == "refusal":
             raise Malformed(f"the client declined to greet ({str(head.get('code'))[:20]!a})")
         if arrays:
-            raise Malformed("the greeting has not the keys of one")
+            raise Malformed("the greeting does not have the expected keys")
         return cls.from_head(head)
 
     @classmethod
     def from_head(cls, head: Mapping[str, Any]) -> Member:
-        """Read what a greeting says, or what `to_head` has kept of one."""
+        """Read the head of a greeting, or what `to_head` stored of one."""
         keys = {"schema", "name", "features", "classes", "policy", "budget", "receipt"}
         require_version(head, HELLO)
         if head.keys() - {"version"} != keys:
-            raise Malformed("the greeting has not the keys of one")
+            raise Malformed("the greeting does not have the expected keys")
         version = head.get("version")
         if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
-            raise Malformed("the greeting's version is none")
+            raise Malformed("the greeting's version is not a version number")
         policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
         expected = {"samples", "unit", "clip", "calibration", "floor", "max_rounds"}
         if (
             not isinstance(policy, Mapping)
             or policy.keys() - {"max_steps", "run_share"} != expected
         ):
-            raise Malformed("the greeting's policy has not the keys of one")
+            raise Malformed("the greeting's policy does not have the expected keys")
         whole = [head["features"], head["classes"], policy["samples"], policy["max_rounds"]]
         whole += [policy["max_steps"]] if "max_steps" in policy else []
         if not all(type(n) is int and 1 <= n <= MOST_SAMPLES for n in whole):
-            raise Malformed("the greeting has a size that is no whole number from 1 to 2³²")
+            raise Malformed("the greeting has a size that is not a whole number from 1 to 2³²")
         if policy["unit"] not in UNITS or policy["calibration"] not in ("exact", "zcdp"):
-            raise Malformed("the greeting's unit or calibration is not one that a vault has")
+            raise Malformed("the greeting's unit or calibration is not one that vaults can have")
         floor = 0.0 if policy["floor"] is None else policy["floor"]
         share = policy.get("run_share", 1.0)
         if share is not None and not (is_finite(share) and 0 < share <= 1):
-            raise Malformed("the greeting's run_share is no number above 0, up to 1")
+            raise Malformed("the greeting's run_share is not a number above 0, up to 1")
         for name, number in (("clip", policy["clip"]), ("floor", floor)):
             if not is_finite(number) or number < 0:
-                raise Malformed(f"the greeting's {name} is no finite number ≥ 0")
+                raise Malformed(f"the greeting's {name} is not a finite number ≥ 0")
         name = head["name"]
-        # Printable, because it is printed: a name must not steer a terminal.
+        # Names are printed, and must not contain control characters of a terminal.
         if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
-            raise Malformed("the greeting has no plain name")
+            raise Malformed("the greeting's name is not 1 to 200 printable characters")
         account = Account.from_json(head["budget"])
         if account is not None:
             account.require_worth(policy["calibration"])
@@ -432,11 +430,11 @@ class Member:
 
     @property
     def identity(self) -> str:
-        """What tells it from every other client: its vault and, where there is one, its key."""
+        """What tells a client from every other: its vault and, where there is one, its key."""
         return self.vault if self.key is None else f"{self.vault} {self.key}"
 
     def to_head(self) -> dict[str, Any]:
-        """What a greeting would say now: the newest receipt and account included."""
+        """Return the greeting that the client would send now, with its newest receipt."""
         return {
             "schema": HELLO,
             "name": self.name,

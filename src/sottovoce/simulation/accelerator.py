@@ -36,8 +36,8 @@ from sottovoce.simulation.compiled import (
 )
 from sottovoce.simulation.table import (
     AfterRound,
-    Asks,
     BatchRun,
+    PreparedRounds,
     RunTable,
     Seat,
     Seating,
@@ -190,7 +190,7 @@ def rounds_of(
 class _Begun(NamedTuple):
     """A stretch on its way: what the runs ask for in each of its rounds, and what comes of it."""
 
-    asks: list[Asks]
+    asks: list[PreparedRounds]
     stack: Future[RoundResult]
     began: float
 
@@ -224,12 +224,13 @@ class Ahead:
         self.index = 0
         self.live, self.guess = list(range(len(batch))), [run.state for run in batch]
 
-    def ask(self, live: Sequence[int]) -> Asks:
+    def prepare_rounds(self, live: Sequence[int]) -> PreparedRounds:
         """The next round of each run that is not over: the one that was begun, if it was right."""
         asks = self._begun_next()
         batch = self.table.batch
         if asks is not None and all(
-            rounds.same_turn(batch[i].federation, batch[i].state, ask) for i, ask in asks.items()
+            rounds.is_same_round(batch[i].federation, batch[i].state, ask)
+            for i, ask in asks.items()
         ):
             self.right += 1
             return asks
@@ -243,7 +244,7 @@ class Ahead:
         self.live, self.guess = list(live), [run.state for run in batch]
         return self.table.asked(self.live, self.guess)
 
-    def begin(self, asks: Asks) -> bool:
+    def begin_rounds(self, asks: PreparedRounds) -> bool:
         """Begin stretches, as many as may be on their way; this round is the first of the next."""
         if self.done is not None and self.at + 1 < len(self.done.asks):
             return False  # it has been computed
@@ -251,7 +252,7 @@ class Ahead:
             pass
         return True
 
-    def end(self, asks: Asks) -> Iterator[tuple[int, rounds.Played]]:
+    def end_rounds(self, asks: PreparedRounds) -> Iterator[tuple[int, rounds.PlayedRound]]:
         """Wait for the stretch that holds this round, unless it is there."""
         self.at += 1
         if self.done is None or self.at == len(self.done.asks):
@@ -262,13 +263,13 @@ class Ahead:
             self.pace = (self.ended - waited) / len(self.done.asks)
         return self.table.played(self.seating, asks, self.scores[self.at], self.made, self.at)
 
-    def _begun_next(self) -> Asks | None:
+    def _begun_next(self) -> PreparedRounds | None:
         """What was asked for, on a guess, in the round after the last one; None: none was begun."""
         if self.done is not None and self.at + 1 < len(self.done.asks):
             return self.done.asks[self.at + 1]
         return self.begun[0].asks[0] if self.begun else None
 
-    def _begin(self, known: Asks | None) -> bool:
+    def _begin(self, known: PreparedRounds | None) -> bool:
         """Begin the next stretch; False where there is none, or where seats must change first.
 
         `known` is what its first round asks for, where that is not a guess.
@@ -278,7 +279,7 @@ class Ahead:
             return False
         if self._are_few(asks):
             self.seating, self.launch = self.table.seated(asks), None
-        told: list[Asks] = []
+        told: list[PreparedRounds] = []
         places: list[Seat] = []
         length = self._length()
         while asks and not self._are_few(asks):
@@ -286,7 +287,7 @@ class Ahead:
             told.append(asks)
             for i, ask in asks.items():
                 federation = self.table.batch[i].federation
-                self.guess[i] = rounds.expected(federation, self.guess[i], ask)
+                self.guess[i] = rounds.guess_next_state(federation, self.guess[i], ask)
             self.live = list(asks)
             if len(told) == length:
                 break
@@ -310,7 +311,7 @@ class Ahead:
         self.start, self.index = stack, len(told) - 1
         return True
 
-    def _are_few(self, asks: Asks) -> bool:
+    def _are_few(self, asks: PreparedRounds) -> bool:
         """Whether half of the seats are enough."""
         return 2 * len(asks) <= len(self.seating.runs) or not self.seating.runs
 
@@ -319,7 +320,7 @@ class Ahead:
         sure = self.most if self.steady else max(1, self.right)
         return max(1, min(self.most, sure, int(SECONDS / max(self.pace, 1e-6))))
 
-    def _packed(self, told: list[Asks], places: list[Seat]) -> tuple[Words, Packing]:
+    def _packed(self, told: list[PreparedRounds], places: list[Seat]) -> tuple[Words, Packing]:
         """[rounds, runs, …], beyond the last round zeros."""
         seats = len(self.seating.runs)
         now = np.array([next(iter(asks.values())).turn.t for asks in told], np.uint32)

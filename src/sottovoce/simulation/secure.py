@@ -23,16 +23,16 @@ from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import combine
 from sottovoce.server import rounds
-from sottovoce.server.federation import Federation
-from sottovoce.server.rounds import Prepared, closed, scores
+from sottovoce.server.federation import Federation, score_model
+from sottovoce.server.rounds import PreparedRound, apply_optimizer
 from sottovoce.simulation.table import BatchRun, models_alone
 
 Arrays = dict[str, NDArray[np.float32]]
 
 
 def play(
-    federation: Federation, before: Tank, prepared: Prepared, params: Arrays
-) -> tuple[Arrays, Prepared, float | None]:
+    federation: Federation, before: Tank, prepared: PreparedRound, params: Arrays
+) -> tuple[Arrays, PreparedRound, float | None]:
     """The new model, what was paid with the noise that was drawn, and the clients' noised loss."""
     held, plan = federation.held, federation.plan
     device = as_device(federation.model, shape=held.inputs, classes=held.classes)
@@ -87,12 +87,12 @@ class Secure:
     def __init__(self, run: BatchRun, before_release: Callable[[ServerState], None]) -> None:
         self.run, self.before_release = run, before_release
 
-    def ask(self, live: Sequence[int]) -> rounds.Asks:
+    def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
         """The next round, priced, or nothing when the run is over."""
-        paid = rounds.prepare(self.run.federation, self.run.state, self.run.seed)
+        paid = rounds.prepare_round(self.run.federation, self.run.state, self.run.seed)
         return {} if paid is None else {0: paid}
 
-    def begin(self, asks: rounds.Asks) -> bool:
+    def begin_rounds(self, asks: rounds.RoundsByRun) -> bool:
         """Book the debits, and have them on the disk, before anything is released."""
         run, paid = self.run, asks[0]
         self.tank = run.state.tank
@@ -101,17 +101,19 @@ class Secure:
             self.before_release(run.state)
         return False
 
-    def end(self, asks: rounds.Asks) -> list[tuple[int, rounds.Played]]:
+    def end_rounds(self, asks: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Let every client of the cohort make its upload, and make the next model of their mean."""
         run, paid, federation = self.run, asks[0], self.run.federation
         if not paid.uploads.any():
-            return [(0, rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ()))]
+            return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
         params = named(run.params)
         memory: optimizer.Memory = {part: named(tree) for part, tree in run.memory.items()}
         averaged, paid, heard = play(federation, self.tank, paid, params)
-        params, memory, offered = closed(federation, run.state, paid.turn, memory, params, averaged)
+        params, memory, offered = apply_optimizer(
+            federation, run.state, paid.turn, memory, params, averaged
+        )
         tree = unnamed(federation.model, dict(params))
-        loss, accuracy = scores(federation.model, tree, federation.held.validation)
+        loss, accuracy = score_model(federation.model, tree, federation.held.validation)
         models = models_alone(federation.model, params, memory)
         signal = loss if heard is None else heard
-        return [(0, rounds.Played(paid, loss, accuracy, signal, offered, models))]
+        return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]

@@ -24,8 +24,14 @@ from sottovoce.runs.checkpoint import OnRound, ServerState, done_of
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules import optimizer
 from sottovoce.server import rounds
-from sottovoce.server.federation import Federation, build
-from sottovoce.server.rounds import confused, fairness_of, first_model, scores
+from sottovoce.server.federation import (
+    Federation,
+    build,
+    count_confusions,
+    draw_first_model,
+    measure_fairness,
+    score_model,
+)
 from sottovoce.simulation import accelerator, streamed, table
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.table import AfterRound, BatchRun, alone, models_alone
@@ -140,8 +146,8 @@ def _one(
     interrupts: Interrupts,
     not_covered: Sequence[str] = (),
 ) -> Trained:
-    """One run with its folder, whatever becomes of it; `not_covered` are codes of its beginning."""
-    began, status = datetime.now(UTC), "finished"
+    """Play a run to its end and write its folder; `not_covered` are codes of earlier sessions."""
+    began = datetime.now(UTC)
     # A hash of the rows would let whoever has the folder, and all rows but one, try out that one.
     # A salt beside it does not help: it would be at hand. So a release keeps none: its debits stand
     # in the checkpoint, and hold whichever rows it goes on with. A simulation keeps it: its seed is
@@ -179,16 +185,7 @@ def _one(
         if folder is not None:
             checkpoint.save(folder, debited, named(run.params), header, _kept(run))
 
-    try:
-        for _ in rounds_of([run], after_round, before_release=before_release):
-            pass
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    except BaseException:
-        status = "failed"
-        raise
-    finally:
+    def write_outcome(status: str) -> Trained:
         if folder is not None:
             _save(run, folder, header)
         done = trained(run, status, began, header["not_covered"])
@@ -196,7 +193,10 @@ def _one(
             record.write(folder, done.record, run.federation, run.state, named(done.params))
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
-    return replace(done, folder=folder)
+        return replace(done, folder=folder)
+
+    played = rounds_of([run], after_round, before_release=before_release)
+    return rounds.play_to_end(played, write_outcome)
 
 
 def rounds_of(
@@ -253,19 +253,19 @@ def started(
     if key not in known:
         known[key] = _first(federation, seed)
     own = known[key]
-    state = rounds.start(federation, own.loss, own.accuracy, own.heard)
+    state = rounds.make_first_state(federation, own.loss, own.accuracy, own.heard)
     memory = federation.finish.begin(named(own.params))
     kept = {part: alone(unnamed(federation.model, dict(tree))) for part, tree in memory.items()}
     return BatchRun(federation, seed, (state, alone(own.params), 0, kept))
 
 
 def _first(federation: Federation, seed: int) -> First:
-    params = first_model(federation.model, seed)
+    params = draw_first_model(federation.model, seed)
     held, signal = federation.held, federation.plan.server.signal
-    loss, accuracy = scores(federation.model, params, held.validation)
+    loss, accuracy = score_model(federation.model, params, held.validation)
     heard = {"public": loss, "clients": None}.get(signal, 0.0)
     if signal == "raw":
-        heard, _ = scores(federation.model, params, held.train)
+        heard, _ = score_model(federation.model, params, held.train)
     return First(jax.tree.map(np.asarray, params), loss, accuracy, heard)
 
 
@@ -286,9 +286,9 @@ def trained(
         seed=None if federation.plan.noise == "secure" else run.seed,
         status=status,
         started=began,
-        test=scores(federation.model, params, test),
-        confusion=confused(federation.model, federation.held.classes, params, test),
-        fairness=fairness_of(federation, params),
+        test=score_model(federation.model, params, test),
+        confusion=count_confusions(federation.model, federation.held.classes, params, test),
+        fairness=measure_fairness(federation, params),
         not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
     )
     return Trained(made, federation.model, params)

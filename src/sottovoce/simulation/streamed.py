@@ -31,11 +31,10 @@ from sottovoce.privacy.noise import simulated
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.schedules.optimizer import Numbers
 from sottovoce.server import rounds
-from sottovoce.server.federation import Federation
-from sottovoce.server.rounds import numbers, on_device
+from sottovoce.server.federation import Federation, put_on_device
 from sottovoce.simulation import interrupts
 from sottovoce.simulation.compiled import finished, keep_better
-from sottovoce.simulation.table import BatchRun
+from sottovoce.simulation.table import BatchRun, stack_numbers
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
 # Which rows, and what each of them weighs.
@@ -60,28 +59,28 @@ class Streamed:
 
     def __init__(self, run: BatchRun) -> None:
         self.run = run
-        self.valid = on_device(run.federation.held.validation)
+        self.valid = put_on_device(run.federation.held.validation)
         self.key = seeds.make_key_words(run.seed, Purpose.NOISE)
 
-    def ask(self, live: Sequence[int]) -> rounds.Asks:
+    def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
         """The next round, paid for, or nothing when the run is over."""
-        paid = rounds.prepare(self.run.federation, self.run.state, self.run.seed)
+        paid = rounds.prepare_round(self.run.federation, self.run.state, self.run.seed)
         return {} if paid is None else {0: paid}
 
-    def begin(self, asks: rounds.Asks) -> bool:
+    def begin_rounds(self, asks: rounds.RoundsByRun) -> bool:
         """Nothing goes on beside the host: it reads the rows."""
         return False
 
-    def end(self, asks: rounds.Asks) -> list[tuple[int, rounds.Played]]:
+    def end_rounds(self, asks: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Compute the round, block by block."""
         run, paid = self.run, asks[0]
         federation, model = run.federation, cast(Model, run.federation.model)
         if not paid.uploads.any():
-            return [(0, rounds.Played(paid, math.nan, math.nan, math.nan, math.nan, ()))]
+            return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
         # JAX's arrays from the first round on: numpy's would be compiled for once more.
         params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
         step, told = total(federation, params, paid.weight)
-        own = numbers([federation.finish], [run.state.marks], [paid.turn])
+        own = stack_numbers([federation.finish], [run.state.marks], [paid.turn])
         alone = None if own is None else Numbers(*(part[0] for part in own))
         noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
         new, memory, said = _close(model, params, memory, step, noise, alone, *self.valid)
@@ -90,7 +89,7 @@ class Streamed:
         if federation.plan.server.signal == "clients":
             signal = _heard(told, noise[0], noise[1], paid.signal_std)
         models = (_stacked(new), 0, {part: _stacked(tree) for part, tree in memory.items()})
-        return [(0, rounds.Played(paid, loss, accuracy, signal, offered, models))]
+        return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]
 
 
 def _stacked(tree: Params) -> Params:

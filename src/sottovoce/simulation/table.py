@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.models.base import AnyModel, Model, Params, unnamed
+from sottovoce.data.federated import Samples
+from sottovoce.models.base import AnyModel, Custom, Model, Params, unnamed
+from sottovoce.models.clipping import Inspected, inspect, product_type, rows_per_chunk
 from sottovoce.privacy import seeds as seeding
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import stack_rows
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
+from sottovoce.schedules.base import Round
+from sottovoce.schedules.optimizer import Finish, Marks, Numbers
 from sottovoce.server import rounds
-from sottovoce.server.federation import Federation
-from sottovoce.server.rounds import inspected, numbers, on_device
+from sottovoce.server.federation import Federation, put_on_device
 from sottovoce.simulation.compiled import Orders, StackedRows, play
 
 # A batch of runs as arrays: the rows they look at, and what each asks for in a round.
@@ -29,9 +34,9 @@ def rows_of(federations: Sequence[Federation], model: Model) -> tuple[StackedRow
     splits = list({id(own.held): own for own in federations}.values())
     places = {id(own.held): i for i, own in enumerate(splits)}
     held = [own.held for own in splits]
-    train, valid = [], [on_device(own.validation) for own in held]
+    train, valid = [], [put_on_device(own.validation) for own in held]
     for own in held:
-        train.append((inspected(model, own.train), on_device(own.train)[1]))
+        train.append((inspect_rows(model, own.train), put_on_device(own.train)[1]))
     rows = StackedRows(
         x=jax.tree.map(lambda *parts: _stacked(parts), *(x for x, _ in train)),
         y=_stacked([y for _, y in train]),
@@ -41,6 +46,46 @@ def rows_of(federations: Sequence[Federation], model: Model) -> tuple[StackedRow
         valid_y=_stacked([y for _, y in valid]),
     )
     return rows, [places[id(own.held)] for own in federations]
+
+
+_INSPECTED: WeakKeyDictionary[Samples, dict[tuple[object, bool], Inspected]] = WeakKeyDictionary()
+
+
+def inspect_rows(model: Model, samples: Samples) -> Inspected:
+    """The rows made ready for `clipped_sum`, once for all the runs that train on them."""
+    known = _INSPECTED.setdefault(samples, {})
+    x, dtype = put_on_device(samples)[0], jnp.zeros(()).dtype
+    dtype_of_products = product_type(model, dtype)
+    kind = (dtype_of_products, isinstance(model, Custom))
+    if kind not in known:
+        is_clean, squared = _inspect_by_pieces(model, x)
+        # Rows that need no change are not copied.
+        same = dtype_of_products == x.dtype and (kind[1] or bool(np.all(np.asarray(is_clean))))
+        known[kind] = Inspected(x if same else _inspect(model, x).x, is_clean, squared)
+    return known[kind]
+
+
+@partial(jax.jit, static_argnums=0)
+def _inspect(model: Model, x: jax.Array) -> Inspected:
+    return inspect(model, x)
+
+
+@partial(jax.jit, static_argnums=0)
+def _inspect_by_pieces(model: Model, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What `inspect` says of the rows, piece by piece: it would hold a copy of all of them."""
+    n = x.shape[0]
+    rows = min(n, rows_per_chunk(2 * max(1, x.size // n), x.dtype.itemsize))
+    first = np.arange(0, n, rows)
+    starts = np.minimum(first, n - rows)  # the last piece ends with the data, as in `fold`
+
+    def of(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return inspect(model, jax.lax.dynamic_slice_in_dim(x, start, rows))[1:]
+
+    def joined(pieces: jax.Array) -> jax.Array:
+        return jnp.concatenate([pieces[:-1].reshape(-1), pieces[-1, first[-1] - starts[-1] :]])
+
+    is_clean, squared = jax.lax.map(of, jnp.asarray(starts))
+    return joined(is_clean), joined(squared)
 
 
 def _stacked(arrays: Sequence[jax.Array | NDArray[Any]]) -> jax.Array:
@@ -58,7 +103,7 @@ class Seat(NamedTuple):
     federation: Federation
     split: int
     state: ServerState
-    asks: rounds.Prepared | None  # None: the run is over; its seat computes what nobody reads
+    asks: rounds.PreparedRound | None  # None: the run is over; its seat computes what nobody reads
 
 
 def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
@@ -75,16 +120,36 @@ def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
         **always,
         split=np.array([own.split for own in seats], np.int32),
         weight=weight.astype(np.float32),
-        std=rounds.root_sum(weight, sigma[:, 0]).astype(np.float32),
+        std=rounds.average_noise(weight, sigma[:, 0]).astype(np.float32),
         sigma=np.nan_to_num(sigma).astype(np.float32),
-        signal_std=rounds.root_sum(weight, _column(asked, "signal_sigma")).astype(np.float32),
-        finish=numbers(
+        signal_std=rounds.average_noise(weight, _column(asked, "signal_sigma")).astype(np.float32),
+        finish=stack_numbers(
             [own.federation.finish for own in seats],
             [own.state.marks for own in seats],
             [None if p is None else p.turn for p in asked],
         ),
         members=members_of([own.federation for own in seats], weight),
     )
+
+
+def stack_numbers(
+    finishes: Sequence[Finish], marks: Sequence[Marks], turns: Sequence[Round | None]
+) -> Numbers | None:
+    """A round's numbers for a batch, an array each; None where every upload is left as it is.
+
+    A run that is over has no turn: whatever its seat computes is thrown away.
+
+    >>> best = Finish(best=True)
+    >>> stack_numbers([best, best], [Marks(), Marks(best=0.5)], [Round(0, 4), None]).best.tolist()
+    [inf, 0.5]
+    """
+    if finishes[0].idle:
+        return None
+    numbers = [
+        finish.numbers(mark, 0, 1) if turn is None else finish.numbers(mark, turn.t, turn.horizon)
+        for finish, mark, turn in zip(finishes, marks, turns, strict=True)
+    ]
+    return Numbers(*(np.array(column, np.float32) for column in zip(*numbers, strict=True)))
 
 
 FEW_ROWS = 256  # a client's; with fewer, going client by client costs more than it saves
@@ -120,7 +185,7 @@ def cohort(weight: ArrayLike, size: int) -> NDArray[np.int32]:
     return np.sort(order, axis=1).astype(np.int32)
 
 
-def _column(asked: Sequence[rounds.Prepared | None], name: str) -> NDArray[np.float64]:
+def _column(asked: Sequence[rounds.PreparedRound | None], name: str) -> NDArray[np.float64]:
     """One array of each run, zeros for a run that is over."""
     told = {i: getattr(own, name) for i, own in enumerate(asked) if own is not None}
     idle = np.zeros_like(next(iter(told.values())))
@@ -138,7 +203,7 @@ def lasting(federations: Sequence[Federation], seeds: Sequence[int]) -> dict[str
     }
 
 
-Asks = dict[int, rounds.Prepared]  # what each run of the batch asks for in a round
+PreparedRounds = dict[int, rounds.PreparedRound]  # what each run of the batch asks for in a round
 
 
 class BatchRun(rounds.Run):
@@ -201,11 +266,13 @@ class RunTable:
         self.signal = first.plan.server.signal
         self.longest = int(max(first.samples))
 
-    def asked(self, live: Iterable[int], states: list[ServerState]) -> Asks:
+    def asked(self, live: Iterable[int], states: list[ServerState]) -> PreparedRounds:
         """The next round of each run that is not over, from its state, paid for."""
         live = list(live)
-        runs = [rounds.Asked(self.batch[i].federation, states[i], self.batch[i].seed) for i in live]
-        each = zip(live, rounds.prepare_all(runs), strict=True)
+        runs = [
+            rounds.WaitingRun(self.batch[i].federation, states[i], self.batch[i].seed) for i in live
+        ]
+        each = zip(live, rounds.prepare_rounds(runs), strict=True)
         return {i: ask for i, ask in each if ask is not None}
 
     def seated(self, live: Iterable[int]) -> Seating:
@@ -227,7 +294,9 @@ class RunTable:
         # JAX's from the first round on: numpy's would be compiled for once more.
         return cast(Models, jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *each))
 
-    def places(self, seating: Seating, states: list[ServerState], asks: Asks) -> list[Seat]:
+    def places(
+        self, seating: Seating, states: list[ServerState], asks: PreparedRounds
+    ) -> list[Seat]:
         """What they ask for by seat; one whose run is over computes what nobody reads."""
         return [
             Seat(self.batch[i].federation, self.split[i], states[i], asks.get(i))
@@ -237,11 +306,11 @@ class RunTable:
     def played(
         self,
         seating: Seating,
-        asks: Asks,
+        asks: PreparedRounds,
         score: NDArray[Any],
         made: Models,
         index: int | None = None,
-    ) -> Iterator[tuple[int, rounds.Played]]:
+    ) -> Iterator[tuple[int, rounds.PlayedRound]]:
         """Each run's round: the score by seat, the models by (index of the round and) seat."""
         seats = {i: seat for seat, i in reversed([*enumerate(seating.runs)])}
         params, memory = made
@@ -250,7 +319,7 @@ class RunTable:
             place = seat if index is None else (index, seat)
             loss, accuracy, signal, offered = score[seat].tolist()
             models = (params, place, memory)
-            yield i, rounds.Played(ask, loss, accuracy, signal, offered, models)
+            yield i, rounds.PlayedRound(ask, loss, accuracy, signal, offered, models)
 
 
 @jax.jit
@@ -269,11 +338,11 @@ class Compiled:
         self.params: Params = None
         self.memory: dict[str, Params] = {}
 
-    def ask(self, live: Sequence[int]) -> Asks:
+    def prepare_rounds(self, live: Sequence[int]) -> PreparedRounds:
         """The next round of each run that is not over, paid for."""
         return self.table.asked(live, [run.state for run in self.batch])
 
-    def begin(self, asks: Asks) -> bool:
+    def begin_rounds(self, asks: PreparedRounds) -> bool:
         """Launch the round; its scores are on their way before they are asked for."""
         if 2 * len(asks) <= len(self.seating.runs) or self.params is None:  # they shrink by halves
             self.seating = self.table.seated(asks)
@@ -294,7 +363,7 @@ class Compiled:
         self.params, self.memory, self.score = outcome.params, outcome.memory, outcome.score
         return True
 
-    def end(self, asks: Asks) -> Iterator[tuple[int, rounds.Played]]:
+    def end_rounds(self, asks: PreparedRounds) -> Iterator[tuple[int, rounds.PlayedRound]]:
         """Wait for the scores."""
         made = self.params, self.memory
         return self.table.played(self.seating, asks, np.asarray(self.score), made)

@@ -23,8 +23,7 @@ from sottovoce.runs import record as records
 from sottovoce.runs.trained import load
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import Terms
-from sottovoce.server.federation import Federation, build
-from sottovoce.server.rounds import first_model
+from sottovoce.server.federation import Federation, build, draw_first_model
 
 # What a server receives, with noise and without: the clipped step as it can read it off an upload.
 #
@@ -170,7 +169,7 @@ def target(path: Path | None) -> Target:
     model = federation.model if own else Mlp(int(np.prod(held.inputs)), HIDDEN, held.classes)
     assert isinstance(model, Mlp)
     trained = path is not None and path.is_dir() and own
-    params = load(path).params if trained and path is not None else first_model(model, SEED)
+    params = load(path).params if trained and path is not None else draw_first_model(model, SEED)
     rows = held.client(0)
     if len(held.train.y) < FEWEST:
         raise InputError.of(

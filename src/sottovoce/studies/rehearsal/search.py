@@ -38,8 +38,7 @@ from sottovoce.models.gradients import ForeignModel
 from sottovoce.plan import Plan
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.bound import Bound, Landscape
-from sottovoce.server.federation import Federation, build
-from sottovoce.server.rounds import first_model, scores
+from sottovoce.server.federation import Federation, build, draw_first_model, score_model
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.many import simulate_each
 from sottovoce.simulation.simulate import adapted
@@ -97,7 +96,7 @@ def theory(federation: Federation, seed: int) -> Theory | None:
     held = federation.held
     pick = np.random.default_rng(seed).permutation(len(held.train.y))[:ROWS]
     x, y = jnp.asarray(held.train.x[pick]), jnp.asarray(held.train.y[pick])
-    first = first_model(model, seed)
+    first = draw_first_model(model, seed)
     try:
         smoothness = _smoothness(model, first, x, y)
         losses, squares, last = _descent(model, first, x, y, 1 / smoothness)
@@ -356,7 +355,7 @@ class Trials:
                 ):
                     now = time.monotonic()
                     where = keys[i // len(seeds)], seeds[i % len(seeds)]
-                    score = scores(trained.model, trained.params, judges)
+                    score = score_model(trained.model, trained.params, judges)
                     trial = _trial(stage, self.settings[where[0]], trained, score, now - since)
                     self._keep(where, trial)
                     since = now
