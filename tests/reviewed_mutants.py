@@ -406,7 +406,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (
             (
                 'budget = f"({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)})"',
-                'budget = f"({format_claim(policy.epsilon)}, {format_claim(policy.delta, 3)})"',
+                'budget = f"({format_claim(statement.policy.epsilon)}, {format_claim(statement.policy.delta, 3)})"',
             ),
         ),
     ),
@@ -621,13 +621,13 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the card rounds its ε to the nearest",
-        "reports.document",
+        "reports.pages",
         "An ε or δ that is claimed is rounded up: 30.3142 is shown as 30.31, which does not hold.",
         "tests/test_promises.py::test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds",
         (
             (
-                "return number(float(format_claim(value, max(digits, whole))), digits)",
-                "return number(value, digits)",
+                "return format_number(float(format_claim(value, max(digits, whole))), digits)",
+                "return format_number(value, digits)",
             ),
         ),
     ),

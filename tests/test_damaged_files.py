@@ -90,7 +90,7 @@ READERS = {
     "public": ("public.npz", save_public, federated.load),
     "checkpoint": ("checkpoint.npz", save_checkpoint, lambda path: checkpoint.load(path.parent)),
     "model": ("model.npz", save_run, lambda path: trained.load(path.parent)),
-    "trace": ("trace.npz", save_run, lambda path: reports.read(path.parent)),
+    "trace": ("trace.npz", save_run, lambda path: reports.read_run(path.parent)),
 }
 
 

@@ -306,14 +306,14 @@ def test_the_card_does_not_call_the_clients_own_rows_public():
     """Validation rows may be clients' own, and raw losses may have steered: then it says so."""
     from example_record import example
 
-    from sottovoce.reports import render
+    from sottovoce.reports import render_report
 
     record, trace = example()
     record["result"]["finish"] = "the model is the mean of the last 3 iterates"
-    page = render(record, trace)
+    page = render_report(record, trace)
     assert "the validation records, which the guarantee does not cover" in " ".join(page.split())
     assert "public rows" not in page
     record["guarantee"]["not_covered"].append("raw-signal")
-    page = " ".join(render(record, trace).split())
+    page = " ".join(render_report(record, trace).split())
     assert "raw losses steered, which the guarantee does not cover" in page
     assert "costs no privacy" not in page

@@ -23,7 +23,7 @@ from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, fingerprint, fingerprint_file
 from sottovoce.errors import DatasetChanged, InputError, PolicyRefusal, RunError, VaultRefusal
 from sottovoce.privacy.tank import FULL
-from sottovoce.reports.certificate import export
+from sottovoce.reports.certificate import export_certificate
 
 SCHEMA = json.loads(
     resources.files("sottovoce").joinpath("schemas/certificate.json").read_text("utf-8")
@@ -108,7 +108,7 @@ def test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_cert
     )  # how many other clients there are is unknown
     for name in ("fine", "loose"):
         told = ledger.show(tmp_path / f"{name}.vault")
-        export(tmp_path / f"{name}.vault", tmp_path / name)
+        export_certificate(tmp_path / f"{name}.vault", tmp_path / name)
         page = (tmp_path / name / "certificate.html").read_text("utf-8")
         certificate = json.loads((tmp_path / name / "certificate.json").read_text("utf-8"))
         for words in (
@@ -170,7 +170,7 @@ def test_terms_tightened_after_a_release_are_not_told_of_the_past(tmp_path, rows
             {"epsilon": 7.0},
         ):
             vault.tighten(replace(vault.policy, **tighter))
-    told, folder = export(path, tmp_path / "out")
+    told, folder = export_certificate(path, tmp_path / "out")
     assert 1 / told.releases[0].mu < 1.4  # far less noise than the floor of today
     lines = {note.text: note.seq for note in told.notes}
     cut, hid = sorted(lines.values())[1:3]
@@ -345,7 +345,7 @@ class Page(HTMLParser):
 
 
 def test_a_certificate_says_everything_and_loads_nothing(place, tmp_path):
-    told, folder = export(place, tmp_path / "out")
+    told, folder = export_certificate(place, tmp_path / "out")
     stored = json.loads((folder / "certificate.json").read_text("utf-8"))
     jsonschema.validate(stored, SCHEMA)
     assert stored == told.to_json()
@@ -369,23 +369,23 @@ def test_a_certificate_of_nothing_and_of_thousands(place, tmp_path, rows):
 
     terms = {"epsilon": 1, "delta": 1e-6, "clip": 2}
     told = ledger.create(tmp_path / "new.vault", data=rows, second_ledger=True, **terms)
-    assert "Nothing has been released" in certificate.page(told)
+    assert "Nothing has been released" in certificate.render_certificate(told)
     many = ledger.show(place)
     many = replace(many, releases=many.releases * 1000)
-    assert "8,500 before these" in certificate.page(many)
+    assert "8,500 before these" in certificate.render_certificate(many)
 
 
 def test_no_certificate_for_a_damaged_vault_nor_over_an_old_one(place, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(InputError, match="empty folder"):
-        export(place, tmp_path / "full")
+        export_certificate(place, tmp_path / "full")
     with pytest.raises((RunError, InputError)):
-        export(place, place)
+        export_certificate(place, place)
     with unguarded_file(place) as db:
         db.execute("UPDATE uploads SET content = x'00' WHERE t = 1")
     with pytest.raises(VaultRefusal):
-        export(place, tmp_path / "out")
+        export_certificate(place, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -440,7 +440,7 @@ def test_a_backup_is_restored_by_any_file_that_has_the_newest_receipt(
         vault.reserve("run-c", 0, request("run-c", 0), [SHARE], server="s", facts={})
     told, newest = ledger.show(place), tmp_path / "newest.json"
     if held == "certificate":
-        export(place, tmp_path / "cert")
+        export_certificate(place, tmp_path / "cert")
         newest = tmp_path / "cert" / "certificate.json"
     else:
         whole = told.to_json()

@@ -32,7 +32,7 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-HEAVY = {"jax", "flwr", "scipy", "scipy.optimize", "polars", "pooch", "matplotlib", "torch"}
+HEAVY = {"jax", "flwr", "scipy", "polars", "pooch", "matplotlib", "torch", "jinja2"}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from sottovoce.privacy.budget import NOT_COVERED, describe_undisclosed, format_c
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports import certificate
-from sottovoce.reports.document import ceiling
+from sottovoce.reports.pages import format_ceiling
 from sottovoce.reports.run import CheckedRun
 from sottovoce.server import coordinator
 from sottovoce.server.federation import build, build_from_members
@@ -82,7 +82,7 @@ def test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds():
     for value in [*10 ** rng.uniform(-9, 5, 500), 30.3142, 8.00001, 1e-5, 1.0004e-5]:
         for digits in (2, 3, 4, 6):
             assert float(format_claim(value, digits)) >= value
-        assert number_of(ceiling(value)) >= value * (1 - 1e-15)
+        assert number_of(format_ceiling(value)) >= value * (1 - 1e-15)
 
 
 def test_what_no_attacker_exceeds_is_never_rounded_down():
@@ -287,7 +287,7 @@ def test_a_certificate_says_what_rests_on_the_operators_word(tmp_path):
         told = account(vault)
     (note,) = [note for note in told.notes if note.kind == "move"]
     assert "nothing was released since" in note.text
-    assert "nothing was released since" in certificate.page(told)
+    assert "nothing was released since" in certificate.render_certificate(told)
 
 
 def test_a_vault_that_is_not_the_newest_is_not_called_whole(tmp_path):
@@ -301,7 +301,7 @@ def test_a_vault_that_is_not_the_newest_is_not_called_whole(tmp_path):
         file.write_bytes(content)
     assert ledger.verify(place).broken is not None
     with pytest.raises(VaultRefusal):
-        certificate.export(place, tmp_path / "out")
+        certificate.export_certificate(place, tmp_path / "out")
 
 
 def test_a_damaged_vault_gets_no_certificate(tmp_path):
@@ -314,7 +314,7 @@ def test_a_damaged_vault_gets_no_certificate(tmp_path):
         file.write(b"spoilt")
     assert ledger.verify(place).broken is not None
     with pytest.raises(VaultRefusal):
-        certificate.export(place, tmp_path / "out")
+        certificate.export_certificate(place, tmp_path / "out")
     assert not (tmp_path / "out" / "certificate.json").exists()
 
 
@@ -324,7 +324,7 @@ def test_a_certificates_head_has_the_budget_of_the_first_release(tmp_path):
     with Vault.open(place, dataset=DATA) as vault:
         vault.tighten(Policy(2.0, 1e-6, 9, 1.0))
         told = account(vault)
-    title = re.search(r"<h1>\(([^,]+), ([^)]+)\)", certificate.page(told))
+    title = re.search(r"<h1>\(([^,]+), ([^)]+)\)", certificate.render_certificate(told))
     assert (float(title[1]), float(title[2])) == (8.0, 1e-5)
 
 

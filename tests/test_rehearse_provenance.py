@@ -8,9 +8,8 @@ import pytest
 from example_record import example
 
 from sottovoce import Plan, simulate
-from sottovoce.reports.page import card
+from sottovoce.reports import render_report
 from sottovoce.reports.progress import summary
-from sottovoce.reports.run import CheckedRun
 from sottovoce.studies.rehearsal.rehearsing import moved, provenance
 from sottovoce.studies.rehearsal.standin import announced, stand_in
 
@@ -21,8 +20,7 @@ def test_a_record_keeps_it_and_card_and_summary_show_it(tmp_path):
     plan = Plan(rehearsed=TEXT, rounds={"schedule": "fixed", "rounds": 1})
     done = simulate(plan, seed=1)
     assert done.record["plan"]["rehearsed"] == TEXT
-    run = CheckedRun.of(done.record)
-    shown = card(run, run.attacker_mu())
+    shown = render_report(done.record)
     assert "<b>" not in shown
     assert f"as the plan says: {TEXT}" in html.unescape(shown)
     assert TEXT in " ".join(summary(done.record, tmp_path, tmp_path / "p").split())
@@ -31,8 +29,7 @@ def test_a_record_keeps_it_and_card_and_summary_show_it(tmp_path):
 def test_plans_and_records_without_it_are_as_before(tmp_path):
     assert "rehearsed" not in Plan().to_dict()
     assert "rehearsed" not in Plan().to_toml()
-    run = CheckedRun.of(example()[0])
-    assert "as the plan says" not in card(run, run.attacker_mu())
+    assert "as the plan says" not in render_report(example()[0])
 
 
 def test_a_plan_keeps_it_on_disk_and_loses_it_when_a_setting_is_changed():

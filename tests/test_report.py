@@ -20,12 +20,12 @@ import jsonschema
 import numpy as np
 import pytest
 from example_record import example
+from markupsafe import Markup
 
 from sottovoce.errors import RunError
 from sottovoce.privacy.budget import LEAKS, NOT_COVERED
-from sottovoce.reports import figures, render, write
-from sottovoce.reports.page import _article, budget_groups
-from sottovoce.reports.run import CheckedRun
+from sottovoce.reports import charts, render_report, write_report
+from sottovoce.reports.run import CheckedRun, _choose_article, group_by_budget
 
 BANNER = (
     "Simulation: this is what a deployment of this plan would guarantee; "
@@ -77,12 +77,14 @@ def default():
 
 @pytest.fixture(scope="module")
 def default_page(default):
-    return render(*default)
+    return render_report(*default)
 
 
 @pytest.fixture
 def no_drawing(monkeypatch):
-    monkeypatch.setattr(figures, "_svg", lambda name, label, paint: f"<svg>{label}</svg>")
+    monkeypatch.setattr(
+        charts, "_draw_axes", lambda name, label, paint: Markup("<svg>{}</svg>").format(label)
+    )
 
 
 def schema():
@@ -104,7 +106,7 @@ def test_the_headline_says_all_and_stands_first(default_page):
 
 def test_a_model_has_the_article_that_its_name_is_spoken_with():
     spoken = [("svm", "an"), ("mlp", "an"), ("cnn", "a"), ("softmax", "a"), ("custom", "a")]
-    assert [(name, _article(name)) for name, _ in spoken] == spoken
+    assert [(name, _choose_article(name)) for name, _ in spoken] == spoken
 
 
 def test_parts_stand_in_their_order(default_page):
@@ -115,8 +117,8 @@ def test_parts_stand_in_their_order(default_page):
 
 def test_only_simulated_noise_has_the_banner(default_page):
     assert default_page.count(BANNER) == 1
-    assert BANNER not in render(*example(noise="secure", stop_after=0))
-    paper = render(*example(calibration="paper", stop_after=0))  # a vault would refuse it
+    assert BANNER not in render_report(*example(noise="secure", stop_after=0))
+    paper = render_report(*example(calibration="paper", stop_after=0))  # a vault would refuse it
     assert BANNER not in paper
     assert "Simulation of what no deployment does" in paper
 
@@ -136,9 +138,9 @@ def test_the_attacker_is_the_one_at_the_cap(calibration, no_drawing):
     record, trace = example(calibration=calibration, stop_after=5)
     mu = math.sqrt(record["clients"][0]["capacity"])
     normal = NormalDist()
-    text = Page(render(record, trace)).text
+    text = Page(render_report(record, trace)).text
     found = up(normal.cdf(normal.inv_cdf(0.01) + mu), 1000)
-    assert f"{found:.1%}".replace("%", "\u00a0%") in render(record)
+    assert f"{found:.1%}".replace("%", "\u00a0%") in render_report(record)
     assert f"{up(normal.cdf(mu / math.sqrt(2)), 1000):.3f}" in text
     del record["clients"]  # the cap follows from the guarantee just as well
     assert CheckedRun.of(record).attacker_mu() == pytest.approx(mu, rel=1e-9)
@@ -146,14 +148,16 @@ def test_the_attacker_is_the_one_at_the_cap(calibration, no_drawing):
 
 def test_the_attackers_view_claims_no_more_than_the_guarantee(no_drawing):
     """Of simulated noise and of vaults for one run the card speaks as its guarantee does."""
+
+    def read(record):
+        return Page(render_report(record)).text
+
     record, _ = example(noise="secure")
-    assert "At the cap, once all fuel is spent: no attacker who reads all messages" in render(
-        record
-    )
+    assert "At the cap, once all fuel is spent: no attacker who reads all messages" in read(record)
     record["guarantee"]["not_covered"].append("fresh-vaults")
-    assert "no attacker who reads the messages of this run" in render(record)
+    assert "no attacker who reads the messages of this run" in read(record)
     record, _ = example(noise="simulated")
-    assert "once all fuel is spent, with noise drawn securely: no attacker" in render(record)
+    assert "once all fuel is spent, with noise drawn securely: no attacker" in read(record)
 
 
 def test_under_paper_the_attacker_is_the_one_at_the_cap_too(no_drawing):
@@ -168,7 +172,7 @@ def test_under_paper_the_attacker_is_the_one_at_the_cap_too(no_drawing):
     run = CheckedRun.of(record, trace)
     assert math.sqrt(went) < 0.9 * cap
     assert run.attacker_mu() == pytest.approx(cap, rel=1e-9)
-    text = Page(render(record, trace)).text
+    text = Page(render_report(record, trace)).text
     normal = NormalDist()
     assert f"{up(normal.cdf(cap / math.sqrt(2)), 1000):.3f}" in text
     assert "At the cap" in text
@@ -186,7 +190,7 @@ def test_what_the_page_claims_holds(epsilon, no_drawing):
     """ε and δ are never printed smaller than they are, wherever they stand."""
     record, trace = example(epsilon=[epsilon] * 9 + [epsilon / 3], stop_after=0)
     record["guarantee"]["delta"] = 1.00049e-5
-    text = Page(render(record, trace)).text.replace(",", "")
+    text = Page(render_report(record, trace)).text.replace(",", "")
     head = float(re.search(r"at ε up to ([\d.]+)\.", text)[1])
     card = float(re.search(r"privacy loss\s*([\d.]+)", text)[1])
     for shown in (head, card):
@@ -203,7 +207,7 @@ def test_ceilings_of_an_attacker_are_rounded_up(no_drawing):
     for epsilon in (1.0, 2.0, 3.0, 5.0, 8.0):
         record, _ = example(epsilon=epsilon, stop_after=0)
         mu = math.sqrt(record["clients"][0]["capacity"])
-        text = Page(render(record)).text
+        text = Page(render_report(record)).text
         found = re.search(r"1\s%\sfalse alarms\s*([\d.]+)\s%", text)[1]
         area = re.search(r"\(AUC\)\s*([\d.]+)", text)[1]
         assert 0 <= float(found) / 100 - normal.cdf(normal.inv_cdf(0.01) + mu) <= 0.001
@@ -221,22 +225,22 @@ def test_under_paper_every_table_says_asked_for(no_drawing):
             for e in (8.0, 20.0)
         ],
     }
-    page = render(record, trace)
+    page = render_report(record, trace)
     assert page.count(">ε asked for</th>") == 3
     assert ">ε</th>" not in page
-    assert ">ε asked for</th>" not in render(*example(epsilon=[8.0, 20.0] * 5, stop_after=2))
+    assert ">ε asked for</th>" not in render_report(*example(epsilon=[8.0, 20.0] * 5, stop_after=2))
 
 
 def test_a_page_warns_of_every_leak_and_of_hidden_budgets(no_drawing):
     for code in LEAKS:
         record, trace = example(stop_after=0)
         record["guarantee"]["not_covered"].append(code)
-        text = Page(render(record, trace)).text
+        text = Page(render_report(record, trace)).text
         assert f"The budget does not cover {NOT_COVERED[code]}" in text
         assert "at ε = 8, but for what it does not cover." in text
     record, trace = example(stop_after=0)
     record["guarantee"]["not_covered"].append("undisclosed-budgets")
-    text = Page(render(record, trace)).text
+    text = Page(render_report(record, trace)).text
     assert "at ε = 8 for the clients that disclose it." in text
     assert "a record of a client that discloses its budget was this one" in text
 
@@ -268,16 +272,16 @@ def test_charges_of_several_releases_come_from_mu2():
 
 def test_budgets_that_differ_have_a_table(no_drawing):
     record, trace = example(epsilon=[2.0] * 5 + [16.0] * 5, stop_after=4)
-    text = Page(render(record, trace)).text
+    text = Page(render_report(record, trace)).text
     assert "at ε up to 16." in text
     assert "5 clients have tighter ones (see “By budget”)" in text
     assert "By budget" in text
-    assert "By budget" not in Page(render(*example(stop_after=4))).text
+    assert "By budget" not in Page(render_report(*example(stop_after=4))).text
 
 
 def test_many_budgets_are_gathered():
     record, _ = example(epsilon=np.linspace(1, 9, 40), clients=40, stop_after=0)
-    groups = budget_groups(CheckedRun.of(record).clients)
+    groups = group_by_budget(CheckedRun.of(record).clients)
     assert len(groups) == 12
     assert sorted(np.concatenate(groups).tolist()) == list(range(40))
 
@@ -287,7 +291,7 @@ def test_where_the_horizon_shrank_is_marked(default):
     shrank = [r["t"] + 1 for r in default[0]["rounds"] if r["next_horizon"] < r["horizon"]]
     assert run.triggers.tolist() == shrank
     assert len(shrank) > 2
-    assert f"lowered {len(shrank)} times" in figures.horizon(run)
+    assert f"lowered {len(shrank)} times" in charts.draw_horizon(run)
 
 
 # What the page is
@@ -340,8 +344,10 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_contrast(scheme):
     """WCAG AA: 4.5 for text, 3 for lines that carry meaning."""
-    css = resources.files("sottovoce.reports").joinpath("page.css").read_text("utf-8")
-    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", css.split("@media")[scheme]))
+    css = (
+        resources.files("sottovoce.reports").joinpath("templates/colours.css.j2").read_text("utf-8")
+    )
+    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", css.split("endmacro")[scheme]))
     pairs = [("ink", "page", 4.5), ("ink", "card", 4.5), ("muted", "page", 4.5)]
     pairs += [("muted", "card", 4.5), ("warn-ink", "warn", 4.5), ("blue", "page", 4.5)]
     pairs += [(line, "card", 3.0) for line in ("blue", "orange", "green")]
@@ -353,15 +359,16 @@ def test_contrast(scheme):
 @pytest.mark.slow
 def test_the_page_depends_on_the_record_alone(default, default_page):
     record, trace = copy.deepcopy(default)
-    assert render(json.loads(json.dumps(record)), trace) == default_page
+    assert render_report(json.loads(json.dumps(record)), trace) == default_page
     assert record == default[0]
 
 
 @pytest.mark.slow
 def test_importing_the_room_is_light_and_drawing_needs_no_pyplot():
     code = (
-        "import sys, sottovoce.reports as r; assert 'matplotlib' not in sys.modules\n"
-        "from sottovoce.reports import figures; figures.attacker(1.0)\n"
+        "import sys, sottovoce.reports\n"
+        "assert not {'matplotlib', 'jinja2'} & set(sys.modules)\n"
+        "from sottovoce.reports import charts; charts.draw_attacker(1.0)\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
@@ -374,7 +381,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;</style
 @pytest.mark.slow
 def test_a_hostile_record_injects_nothing():
     record, trace = example(clients=2, stop_after=2)
-    plain = Page(render(record, trace))
+    plain = Page(render_report(record, trace))
     for section in record["plan"].values():
         if isinstance(section, dict):
             for key in list(section):
@@ -388,7 +395,7 @@ def test_a_hostile_record_injects_nothing():
     for key in ("unit", "adjacency", "adversary", "text"):
         record["guarantee"][key] = HOSTILE
     record["guarantee"]["not_covered"] = [HOSTILE]
-    hostile = Page(render(record, trace))
+    hostile = Page(render_report(record, trace))
     assert HOSTILE in hostile.text
     # As many as there are settings to show; everything else must stay as it was.
     grows = {"tr", "th", "td", "li", "table", "caption", "tbody", "div"}
@@ -428,7 +435,7 @@ def test_odd_runs_have_a_page(kind, change):
     if change:
         change(record)
     jsonschema.validate(json.loads(json.dumps(record, allow_nan=False)), schema())
-    page = Page(render(record, trace))
+    page = Page(render_report(record, trace))
     assert "nan" not in page.text.lower().split()
     assert record["status"].capitalize() in page.text
 
@@ -441,9 +448,9 @@ def test_odd_runs_have_a_page(kind, change):
 )
 def test_large_runs_stay_small_and_quick(kind):
     record, trace = example(**kind)
-    figures.attacker(1.0)  # importing matplotlib is not part of the page's time
+    charts.draw_attacker(1.0)  # importing matplotlib is not part of the page's time
     began = time.process_time()
-    page = render(record, trace)
+    page = render_report(record, trace)
     assert time.process_time() - began < 4  # about 1 s on one core; slack for a busy machine
     assert len(page.encode()) < 1_000_000
     assert ("one by one" in page) == (len(record["clients"]) <= 200)
@@ -451,15 +458,15 @@ def test_large_runs_stay_small_and_quick(kind):
 
 def test_above_ten_thousand_clients_figures_come_from_the_trace(no_drawing):
     record, trace = example(clients=5, stop_after=3)
-    expected = render(record, trace)
+    expected = render_report(record, trace)
     for name in record["clients"][0]:
         trace[f"clients_{name}"] = np.array([client[name] for client in record["clients"]])
     del record["clients"]
-    assert render(record, trace) == expected
+    assert render_report(record, trace) == expected
     for each in record["rounds"]:
         del each["cohort"]
-    assert render(record, trace) == expected
-    assert "Fuel left" not in render(record)
+    assert render_report(record, trace) == expected
+    assert "Fuel left" not in render_report(record)
 
 
 @pytest.mark.slow
@@ -467,11 +474,11 @@ def test_write_reads_the_folder(tmp_path, default, default_page):
     record, trace = default
     (tmp_path / "record.json").write_text(json.dumps(record), "utf-8")
     np.savez(tmp_path / "trace.npz", **trace)
-    path = write(tmp_path)
+    path = write_report(tmp_path)
     assert path == tmp_path / "report.html"
     assert path.read_text("utf-8") == default_page
     (tmp_path / "trace.npz").unlink()
-    assert "Fuel left" not in write(tmp_path).read_text("utf-8")
+    assert "Fuel left" not in write_report(tmp_path).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -491,7 +498,7 @@ def test_a_damaged_record_is_one_sentence(tmp_path, content, words):
     if content is not None:
         (tmp_path / "record.json").write_bytes(content)
     with pytest.raises(RunError) as caught:
-        write(tmp_path)
+        write_report(tmp_path)
     message = str(caught.value)
     assert words in message
     assert "; " in message  # the remedy
@@ -513,12 +520,12 @@ def test_a_damaged_trace_is_one_sentence(tmp_path, content, default):
     (tmp_path / "record.json").write_text(json.dumps(default[0]), "utf-8")
     (tmp_path / "trace.npz").write_bytes(content)
     with pytest.raises(RunError, match=r"trace\.npz is damaged .*; remove it.* new folder$"):
-        write(tmp_path)
+        write_report(tmp_path)
 
 
 def test_a_trace_of_another_run_is_refused(default):
     with pytest.raises(RunError, match="has shape"):
-        render(default[0], {"sigma": np.ones((3, 3))})
+        render_report(default[0], {"sigma": np.ones((3, 3))})
 
 
 def leaves(thing, path=()):
@@ -547,7 +554,7 @@ def test_no_single_damage_escapes_as_another_error(calibration, no_drawing):
             else:
                 place[path[-1]] = value
             try:
-                render(broken, trace)
+                render_report(broken, trace)
                 pages += 1
             except RunError as error:
                 refusals.append(str(error))

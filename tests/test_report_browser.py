@@ -12,7 +12,7 @@ import pytest
 from example_record import example
 
 from browser import DARK, LIGHT, WIDTHS, browser, chromium, measured, requests, shown
-from sottovoce.reports import render
+from sottovoce.reports import render_report
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -29,7 +29,7 @@ CASES = {
 def page(request, tmp_path_factory) -> Path:
     """The page of one of the cases, as a file."""
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(*example(**CASES[request.param])), "utf-8")
+    path.write_text(render_report(*example(**CASES[request.param])), "utf-8")
     return path
 
 
@@ -37,7 +37,7 @@ def page(request, tmp_path_factory) -> Path:
 def default_page(tmp_path_factory) -> Path:
     """The page of the default run alone."""
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(*example()), "utf-8")
+    path.write_text(render_report(*example()), "utf-8")
     return path
 
 

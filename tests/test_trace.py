@@ -61,7 +61,9 @@ def test_the_folder_of_such_a_run_says_what_was_spent(tmp_path):
         assert np.allclose(spent, trace["clients_spent"], rtol=1e-9)
         assert (trace["clients_spent"] <= trace["clients_capacity"] * (1 + 1e-9)).all()
     assert "cohort" not in run.record["rounds"][0]
-    assert "10,001" in reports.render(run.record) or "10001" in reports.render(run.record)
+    assert "10,001" in reports.render_report(run.record) or "10001" in reports.render_report(
+        run.record
+    )
 
 
 @pytest.mark.slow

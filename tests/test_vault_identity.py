@@ -523,7 +523,7 @@ def test_statement_and_certificate_name_a_second_ledger(tmp_path, state, forget)
     terms = {"epsilon": 1, "delta": 1e-6, "clip": 1.0}
     alone = ledger.make(tmp_path / "first.vault", None, data=tmp_path / "rows.npz", **terms)
     assert (alone.only_ledger, alone.other_ledgers) == (True, ())
-    assert "budgets add up" not in ledger.table(alone) + certificate.page(alone)
+    assert "budgets add up" not in ledger.table(alone) + certificate.render_certificate(alone)
     second, turned = tmp_path / "second.vault", tmp_path / "turned.npz"
     with pytest.raises(VaultRefusal, match="--second-ledger"):
         ledger.make(second, None, data=turned, **terms)
@@ -534,9 +534,9 @@ def test_statement_and_certificate_name_a_second_ledger(tmp_path, state, forget)
     for account in (told, ledger.show(tmp_path / "first.vault")):
         assert not account.only_ledger
         assert len(account.other_ledgers) == 1
-        for text in (ledger.table(account), certificate.page(account)):
+        for text in (ledger.table(account), certificate.render_certificate(account)):
             assert "these rows may have other ledgers (1 known), and budgets add up" in text
-        assert "will send from this data set" not in certificate.page(account)
+        assert "will send from this data set" not in certificate.render_certificate(account)
         jsonschema.validate(account.to_json(), schema)
     assert "a second ledger for the same rows: budgets add up" in told.notes[0].text
     forget()  # who looks from another account finds the word in the chain

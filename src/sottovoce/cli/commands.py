@@ -404,9 +404,9 @@ def report(
 
         click.echo(write(folder))
         return
-    from sottovoce import reports as pages
+    from sottovoce import reports
 
-    click.echo(pages.write(folder))
+    click.echo(reports.write_report(folder))
 
 
 @app.command()

@@ -170,7 +170,7 @@ def export(
     """
     from sottovoce.reports import certificate
 
-    told, folder = certificate.export(vault, out)
+    told, folder = certificate.export_certificate(vault, out)
     said = f"{folder / 'certificate.html'} and certificate.json are written"
     click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else said)
 

@@ -83,9 +83,9 @@ def train(
                 file=sys.stderr,
                 flush=True,
             )
-            reports.write(folder)
+            reports.write_report(folder)
         raise
-    page = reports.write(folder)
+    page = reports.write_report(folder)
     progress.warn_of_loose_delta(done.record)
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))

@@ -247,13 +247,13 @@ def federate(
     except KeyboardInterrupt:
         print(_stopped_words(folder, "stopped"), file=sys.stderr, flush=True)
         if (folder / "record.json").exists():
-            reports.write(folder)
+            reports.write_report(folder)
         raise
     except FederationError as error:
         raise FederationError(f"{error}\n{_stopped_words(folder, 'the run stopped')}") from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    page = reports.write(folder)
+    page = reports.write_report(folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
     progress.warn_of_loose_delta(record)
     if as_json:

@@ -1,7 +1,12 @@
-"""A run folder as one page that anyone can open: `write` makes it, `render` is its pure core."""
+"""What a person reads: the page of a run, the certificate of a vault, and a run's live table.
+
+`run` renders a run folder, `certificate` a vault; `pages` holds the templates' environment and how
+numbers are formatted, `charts` draws SVG; both serve the pages of `studies` too. `progress` is the
+table in the terminal.
+"""
 
 from __future__ import annotations
 
-from sottovoce.reports.page import render, write
+from sottovoce.reports.run import render_report, write_report
 
-__all__ = ["render", "write"]
+__all__ = ["render_report", "write_report"]

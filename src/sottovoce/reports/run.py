@@ -1,7 +1,7 @@
-"""What the page reads: a record and its trace, checked once and turned into arrays.
+"""The page of a run: its record and trace, checked and turned into arrays, then rendered.
 
-Everything behind this file may rely on what it finds; a damaged record is refused here, in one
-sentence. In a record a loss that is no finite number is null; here it is NaN.
+A damaged record is refused in one sentence before anything is drawn. A loss that is not a finite
+number is null in a record, and NaN here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -21,12 +21,48 @@ from sottovoce.data.files import read_npz, why
 from sottovoce.errors import RunError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import CALIBRATIONS, describe_undisclosed
+from sottovoce.privacy.budget import (
+    CALIBRATIONS,
+    LEAKS,
+    NOT_COVERED,
+    THIS_RUN_ONLY,
+    TRAINING_ONLY,
+    describe_undisclosed,
+    round_up,
+)
 from sottovoce.privacy.gaussian import Floats
+from sottovoce.reports import charts
+from sottovoce.reports.pages import (
+    format_ceiling,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_whole,
+    render_page,
+)
 from sottovoce.runs.record import AGAIN, require_schema
 from sottovoce.runs.record import read as read_record
 
 STATUSES = ("finished", "interrupted", "failed")
+SIMULATED = (
+    "Simulation: this is what a deployment of this plan would guarantee; "
+    "do not publish this model as private."
+)
+IN_SIMULATION_ONLY = (
+    "Simulation of what no deployment does (see what is not covered); "
+    "do not publish this model as private."
+)
+_UNITS = {"record": "one record of a client’s data", "client": "a client’s whole dataset"}
+_ADJACENCIES = {"replace-one": "replace-one: the unit is replaced by any other"}
+_ADVERSARIES = {"server": "the server, which sees every upload and knows who sent it"}
+_CALIBRATIONS = {
+    "exact": "exact (Gaussian differential privacy)",
+    "zcdp": "zcdp (zero-concentrated differential privacy)",
+    "paper": "paper (Theorem 1, which can add too little noise)",
+}
+_MOST_LISTED = 200  # clients in the table
+_MOST_GROUPS = 12  # budget groups; more distinct budgets are gathered into this many
 
 
 @dataclass(frozen=True)
@@ -268,8 +304,8 @@ class CheckedRun:
         return math.sqrt(float(calibrations.capacity(self.epsilon, self.delta, calibration=kind)))
 
 
-def read(folder: Path) -> CheckedRun:
-    """The run in a folder: record.json, and trace.npz if it is there."""
+def read_run(folder: Path) -> CheckedRun:
+    """Read and check the run in a folder: record.json, and trace.npz if it is there."""
     return CheckedRun.of(read_record(folder), _trace(folder / "trace.npz"))
 
 
@@ -380,3 +416,285 @@ def _whole(values: Any) -> NDArray[np.int64]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise TypeError(f"{value!r:.60} stands where a whole number ≥ 0 should")
     return np.array(listed, dtype=np.int64)
+
+
+# The page.
+
+
+def write_report(folder: Path) -> Path:
+    """Read a run folder, write its report.html, and return the path of the page."""
+    folder = Path(folder)
+    page = _render(read_run(folder))
+    path = folder / "report.html"
+    try:
+        path.write_text(page, "utf-8")
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); check the folder's permissions"
+        ) from error
+    return path
+
+
+def render_report(record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> str:
+    """Return the page of a record, and of its trace.npz if there is one; nothing is read."""
+    return _render(CheckedRun.of(record, trace))
+
+
+def _render(run: CheckedRun) -> str:
+    mu, headline = run.attacker_mu(), describe_run(run)
+    in_simulation_only = any(code in run.not_covered for code in ("paper-calibration", *LEAKS))
+    banner = IN_SIMULATION_ONLY if in_simulation_only else SIMULATED
+    attacker = {
+        "found": round_up(float(gaussian.tpr(0.01, mu)), 3),
+        "area": round_up(float(gaussian.auc(mu)), 3),
+    }
+    sections = [(f"[{key}]", value) for key, value in run.plan.items() if isinstance(value, dict)]
+    general = {key: value for key, value in run.plan.items() if not isinstance(value, dict)}
+    if general:
+        sections.append(("general", general))
+    return render_page(
+        "run.html.j2",
+        title=headline,
+        headline=headline,
+        banner=banner if run.noise == "simulated" else "",
+        version=run.versions.get("sottovoce", ""),
+        run=run,
+        tiles=_list_tiles(run),
+        asked_epsilon=find_asked_epsilon(run),
+        leaks=[NOT_COVERED[code] for code in LEAKS if code in run.not_covered],
+        tighter=count_tighter_budgets(run),
+        terms=_list_terms(run),
+        guarantee_text=run.text.partition(" Not covered: ")[0],  # that list stands beside it
+        used=float(np.nanmax(run.clients.used)) if run.clients and run.disclosed else None,
+        attacker=attacker if run.disclosed else None,
+        this_run_only=bool({*THIS_RUN_ONLY} & {*run.not_covered}),
+        not_covered=[NOT_COVERED.get(code, code) for code in run.not_covered],
+        charts=_draw_charts(run, mu),
+        confusion=_list_confusion(run),
+        epsilon_name="ε asked for" if run.calibration == "paper" else "ε",
+        budgets=_list_budgets(run),
+        accuracies=[[format_percent(a) for a in run.fairness.get("spread", {}).values()]],
+        accuracies_by_budget=_list_accuracies(run),
+        plan_sections=sections,
+        clients=_list_clients(run),
+        names=[
+            [w.name, format_whole(w.counted), w.version, w.key, w.remarks or "–"] for w in run.who
+        ],
+        remarks=sum(1 for w in run.who if w.remarks),
+        origin=_list_origin(run),
+    )
+
+
+def describe_run(run: CheckedRun) -> str:
+    """Return status, accuracy, data and model, rounds and ε in one sentence."""
+    data, model = run.section("data"), run.section("model")
+    dataset = str(data.get("name") or data.get("path") or "your data")
+    name = model.get("name")
+    with_model = f"{_choose_article(name)} {name}" if name else "your model"
+    after = f"after {run.used:,} of {format_count(run.planned, 'round')}"
+    holds = f"ε {'up to' if count_tighter_budgets(run) else '='} {format_ceiling(run.epsilon)}"
+    if not run.disclosed:
+        holds = "budgets that the clients keep to themselves"
+    asked = find_asked_epsilon(run)
+    if asked is not None:
+        holds += f" ({format_number(asked)} was asked for)"
+    if run.disclosed and "undisclosed-budgets" in run.not_covered:
+        holds += " for the clients that disclose it"
+    if any(code in run.not_covered for code in LEAKS):
+        holds += ", but for what it does not cover"
+    if np.isfinite(run.test_accuracy):
+        reached = f"{format_percent(run.test_accuracy)} test accuracy"
+    else:
+        reached = "no test accuracy"
+    status = run.status.capitalize()
+    return f"{status}: {reached} on {dataset} with {with_model}, {after}, at {holds}."
+
+
+def _choose_article(name: object) -> str:
+    # A name without vowels is spelt: an svm, an mlp, a cnn; but a softmax.
+    word = str(name).lower()
+    return "an" if word[:1] in ("aeiou" if {*word} & {*"aeiou"} else "fhlmnrsx") else "a"
+
+
+def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
+    clients = len(run.clients) if run.clients is not None else run.section("data").get("clients")
+    return [
+        ("test accuracy", format_percent(run.test_accuracy)),
+        ("test loss", format_number(run.test_loss, 3)),
+        (f"rounds used of {run.planned:,}", f"{run.used:,}"),
+        ("clients", f"{clients:,}" if isinstance(clients, int) else "–"),
+        ("time", format_duration(run.seconds)),
+    ]
+
+
+def _list_terms(run: CheckedRun) -> list[tuple[str, str]]:
+    unit = _UNITS.get(run.unit, run.unit)
+    if {*TRAINING_ONLY} & {*run.not_covered}:
+        unit = unit.replace("data", "training data")
+    return [
+        ("Unit", unit),
+        ("Adjacency", _ADJACENCIES.get(run.adjacency, run.adjacency)),
+        ("Adversary", _ADVERSARIES.get(run.adversary, run.adversary)),
+        ("Calibration", _CALIBRATIONS.get(run.calibration, run.calibration)),
+    ]
+
+
+def count_tighter_budgets(run: CheckedRun) -> int:
+    """Return how many clients have another budget than the loosest, whose (ε, δ) the page shows."""
+    clients = run.clients
+    if clients is None or not run.disclosed:
+        return 0
+    loosest = (run.epsilon, run.delta)
+    if run.calibration == "paper":  # what holds is not what was asked for
+        most = int(np.nanargmax(clients.capacity))
+        loosest = (clients.epsilon[most], clients.delta[most])
+    known = np.isfinite(clients.epsilon)
+    return int((known & ((clients.epsilon != loosest[0]) | (clients.delta != loosest[1]))).sum())
+
+
+def find_asked_epsilon(run: CheckedRun) -> float | None:
+    """Return the largest ε that was asked for, if another one holds (`paper` only)."""
+    if run.calibration != "paper":
+        return None
+    if run.clients is not None:
+        epsilon = float(np.nanmax(run.clients.epsilon))
+    else:
+        asked = run.section("privacy").get("epsilon")
+        if isinstance(asked, bool) or not isinstance(asked, int | float):
+            return None
+        epsilon = float(asked)
+    return epsilon if epsilon != run.epsilon else None
+
+
+def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
+    """Return title, caption and drawing of each chart."""
+    drawn: list[tuple[str, str, str]] = []
+    if run.used:
+        marked = " Dotted lines: T shrank." if 0 < len(run.triggers) <= 60 else ""
+        watched = "What the schedule watches."
+        if run.section("data").get("validation") == 0:
+            watched = (
+                "On the test rows, which steer this run as in the paper: the test is no fresh one."
+            )
+        sigma = "Standard deviation on one coordinate of one upload."
+        drawn += [
+            ("Validation loss", watched + marked, charts.draw_loss(run)),
+            ("Validation accuracy", f"On unprotected records.{marked}", charts.draw_accuracy(run)),
+            ("The horizon", _describe_horizon(run), charts.draw_horizon(run)),
+            ("Noise", sigma, charts.draw_noise(run)),
+        ]
+        left = run.fuel()
+        if left is not None:
+            caption = "What is left of the clients’ budgets, as Σ μ²."
+            drawn.append(("Fuel left", caption, charts.draw_fuel(left, run)))
+    if run.disclosed:
+        caption = "The most any attacker finds, against its false alarms."
+        drawn.append(("The attacker’s view", caption, charts.draw_attacker(mu)))
+    return drawn
+
+
+def _describe_horizon(run: CheckedRun) -> str:
+    times = len(run.triggers)
+    if not times:
+        return "T, the number of rounds planned, did not change."
+    often = "once" if times == 1 else f"{times} times"
+    # The rule is applied after the last round too, where it may end below the rounds done.
+    end = max(run.next_horizon[-1], len(run.next_horizon))
+    return f"Learning stopped paying: T shrank {often}, to {end:,}."
+
+
+def _list_confusion(run: CheckedRun) -> list[tuple[str, list[tuple[int, float]], float]]:
+    """Return name, (count, share) of each class it was taken for, and the share that is right."""
+    table = run.confusion
+    if table is None or not table.sum():
+        return []
+    names = run.classes if len(run.classes) == len(table) else [str(i) for i in range(len(table))]
+    shares = table / np.maximum(1, table.sum(axis=1, keepdims=True))
+    return [
+        (name, list(zip(counts.tolist(), row.tolist(), strict=True)), float(row[i]))
+        for i, (name, counts, row) in enumerate(zip(names, table, shares, strict=True))
+    ]
+
+
+def _list_budgets(run: CheckedRun) -> list[list[str]]:
+    clients = run.clients
+    if clients is None or not run.disclosed:
+        return []
+    groups = group_by_budget(clients)
+    if len(groups) < 2:
+        return []
+    return [
+        [
+            _format_range(clients.epsilon[group], format_ceiling),
+            _format_range(clients.delta[group], format_ceiling),
+            f"{len(group):,}",
+            _format_range(clients.participations[group]),
+            format_percent(float(np.median(clients.used[group]))),  # NaN where a client keeps it
+            format_percent(float(clients.used[group].max())),
+        ]
+        for group in groups
+    ]
+
+
+def group_by_budget(clients: Clients) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return the clients' indices by budget, tightest first; many budgets are gathered."""
+    order = np.lexsort((clients.delta, clients.epsilon))
+    pairs = np.stack((clients.epsilon, clients.delta), axis=1)[order]
+    pairs = np.nan_to_num(pairs, nan=np.inf)  # who keeps its budget to itself is one group, last
+    changes = np.flatnonzero(np.any(pairs[1:] != pairs[:-1], axis=1)) + 1
+    if len(changes) < _MOST_GROUPS:
+        return np.split(order, changes)
+    return np.array_split(order, _MOST_GROUPS)
+
+
+def _format_range(values: Any, form: Callable[[float], str] = format_number) -> str:
+    low, high = form(float(values.min())), form(float(values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _list_accuracies(run: CheckedRun) -> list[list[str]]:
+    """Return one row a budget: how well its clients are served on their own test rows."""
+    return [
+        [
+            format_ceiling(group["epsilon"]),
+            format_ceiling(group["delta"]),
+            f"{group['clients']:,.0f}",
+            f"{group['rows']:,.0f}",
+            format_percent(group["accuracy"]),
+        ]
+        for group in run.fairness.get("groups", ())
+    ]
+
+
+def _list_clients(run: CheckedRun) -> list[list[str]]:
+    clients = run.clients
+    if clients is None or len(clients) > _MOST_LISTED:
+        return []
+    return [
+        [
+            run.who[i].name if run.who else f"{i}",
+            format_whole(clients.samples[i]),
+            format_ceiling(clients.epsilon[i]),
+            format_ceiling(clients.delta[i]),
+            format_number(clients.sensitivity[i]),
+            f"{clients.participations[i]:,.0f}",
+            format_number(clients.capacity[i]),
+            format_number(clients.spent[i]),
+            format_percent(clients.used[i]),
+        ]
+        for i in range(len(clients))
+    ]
+
+
+def _list_origin(run: CheckedRun) -> list[tuple[str, Any]]:
+    started = run.started.replace("T", " ").removesuffix("Z").removesuffix("+00:00")
+    return [
+        ("engine", run.engine),
+        ("noise", run.noise),
+        ("seed", "none: the operating system’s entropy" if run.seed is None else run.seed),
+        ("started (UTC)", started),
+        ("time", format_duration(run.seconds)),
+        ("time per round", format_duration(run.seconds_per_round)),
+        ("model (SHA-256)", run.model_sha256 or "–"),
+        *((f"{name} version", version) for name, version in run.versions.items()),
+    ]

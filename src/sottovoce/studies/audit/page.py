@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """An audit as one page: the verdict, the paper's, pictures, tables. Nothing from the network."""
 
 from __future__ import annotations
@@ -16,8 +17,15 @@ from numpy.typing import NDArray
 from sottovoce._version import __version__
 from sottovoce.data.files import write_file
 from sottovoce.privacy import gaussian
-from sottovoce.reports.document import document, duration, escape, number, percent, sheet
-from sottovoce.reports.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
+from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
+from sottovoce.reports.pages import (
+    document,
+    escape,
+    format_duration,
+    format_number,
+    format_percent,
+    sheet,
+)
 from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, least
 from sottovoce.studies.audit.findings import Finding, Findings, Row
 from sottovoce.studies.audit.inversion import Reconstructions, chosen
@@ -55,18 +63,18 @@ def claimed(found: Findings, *, inline: bool = True) -> str:
         ax.set(xlabel="ε", xlim=(0, _FURTHEST), ylim=(-0.6, len(every) - 0.4))
         ax.legend(loc="upper right", handlelength=1.2)
         ax.grid(visible=False, axis="y")
-        tidy(ax)
+        tidy_axes(ax)
 
     label = " ".join(
         f"{_whose(one)}, ε = {one.setting.epsilon:g}: measured {one.epsilon[0]:.1f} or more."
         for one in every
     )
-    return svg("claimed", label, paint, size=_TALL, inline=inline)
+    return draw_svg("claimed", label, paint, size=_TALL, inline=inline)
 
 
 def _whose(one: Measured) -> str:
     name = "Theorem 1" if one.setting.calibration == "paper" else "ours"
-    return f"{name}, δ = {number(one.setting.delta)}"
+    return f"{name}, δ = {format_number(one.setting.delta)}"
 
 
 def bells(one: Measured, *, inline: bool = True) -> str:
@@ -87,10 +95,10 @@ def bells(one: Measured, *, inline: bool = True) -> str:
             ax.plot(ends, bell, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.1, label=name)
         ax.set(xlabel="score of a run’s uploads (σ)", ylabel="density", ylim=(0, 0.62))
         ax.legend(loc="upper center", ncols=2, handlelength=1.2, columnspacing=1.0)
-        tidy(ax)
+        tidy_axes(ax)
 
     label = f"Two bells {one.true:.2f} σ apart, where {one.setting.promised:.2f} was promised."
-    return svg("bells", label, paint, size=_TALL, inline=inline)
+    return draw_svg("bells", label, paint, size=_TALL, inline=inline)
 
 
 def roc(found: Findings, name: str, *, inline: bool = True) -> str:
@@ -114,10 +122,10 @@ def roc(found: Findings, name: str, *, inline: bool = True) -> str:
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
         ax.legend(loc="lower right", handlelength=1.4)
-        tidy(ax)
+        tidy_axes(ax)
 
     said = ", ".join(f"{attack.level.name}: {attack.auc:.2f}" for attack in own)
-    return svg(
+    return draw_svg(
         re.sub("[^a-z]+", "-", f"roc {name}".lower()),
         f"Area under the curve {said}.",
         paint,
@@ -168,7 +176,7 @@ def _grid(
 
     label = "Pictures, row by row: " + ", ".join(text for text, _ in rows) + "."
     size = (0.4 * columns + 0.8, 0.4 * len(rows) + 0.1)
-    return svg(name, label, paint, size=size, inline=inline)
+    return draw_svg(name, label, paint, size=size, inline=inline)
 
 
 # What a person reads in a terminal after an audit.
@@ -365,11 +373,11 @@ def _tiles(found: Findings) -> str:
     clean, noisy = found.inverted[0], found.inverted[-1]
     stolen = found.looted[0].rates
     tiles = [
-        ("recognised from one upload, no noise", percent(clean.identified)),
-        (f"the same at {noisy.level.name}", percent(noisy.identified)),
+        ("recognised from one upload, no noise", format_percent(clean.identified)),
+        (f"the same at {noisy.level.name}", format_percent(noisy.identified)),
         ("stolen by trap weights, no noise", f"{stolen.hits} of {stolen.positives}"),
         (f"the same at {found.looted[-1].level.name}", f"{found.looted[-1].rates.hits}"),
-        ("time", duration(found.seconds)),
+        ("time", format_duration(found.seconds)),
     ]
     rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
     return f'\n<dl class="tiles">{rows}</dl>'
@@ -397,7 +405,7 @@ what it measures is what the noise is worth.</p>
         _card(
             "The paper’s noise",
             bells(paper),
-            f"Scores of uploads at ε = {number(paper.setting.epsilon)}: the two bells are "
+            f"Scores of uploads at ε = {format_number(paper.setting.epsilon)}: the two bells are "
             "further apart than the claim allows.",
         )
     }
@@ -493,7 +501,7 @@ def _message_table(found: Findings) -> str:
 {_table("What uploads prove", head, rows, "proved")}
 <p class="intro">Clopper–Pearson bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand. \
 Without an assumption {count:,} runs a side cannot prove much more than \
-ln {count:,} = {number(math.log(count), 3)}, however bad the noise.</p>
+ln {count:,} = {format_number(math.log(count), 3)}, however bad the noise.</p>
 </section>"""
 
 
@@ -523,7 +531,7 @@ def _how(found: Findings) -> str:
 <h2 id="how">How it was made</h2>
 <p class="intro">“No noise” is the client’s step before noise, which nothing may send; in shadow \
 runs of the simulator it is ε = 10⁶. Everything else went through the release that a device \
-uses.{escape(stands)} Measured at δ = {number(found.target.delta)}. An attack that fails here \
+uses.{escape(stands)} Measured at δ = {format_number(found.target.delta)}. An attack that fails here \
 proves nothing by itself; the ceilings do, and a measurement above one would refute us.\
 {escape(found.caveats())}</p>
 <p class="intro">Pictures and rates were computed on the clients’ rows, without noise too. The \

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.reports.figures import AMBER, BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, svg, tidy
+from sottovoce.reports.charts import (
+    AMBER,
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SKY,
+    draw_svg,
+    tidy_axes,
+)
 from sottovoce.studies.paper.checks import interval
 from sottovoce.studies.paper.definition import Figure, Prototypes
 from sottovoce.studies.paper.outcomes import PointTable, label
@@ -170,11 +181,11 @@ def element(picture: Picture, name: str) -> str:
             return
         ax = page.add_subplot()
         picture.paint(ax)
-        tidy(ax)
+        tidy_axes(ax)
         _legend(page, ax)
 
     size = _RASTER if picture.raster else _SIZE
-    return svg(name, picture.words, paint, size=size)
+    return draw_svg(name, picture.words, paint, size=size)
 
 
 def file(pictures: list[Picture]) -> str:
@@ -200,11 +211,11 @@ def file(pictures: list[Picture]) -> str:
                     continue
                 ax = part.add_subplot()
                 picture.paint(ax)
-                tidy(ax)
+                tidy_axes(ax)
                 _legend(part, ax)
 
     size = (4.3 * columns, (tall + 0.25) * len(rows))
-    return svg("figure", "", paint, size=size, inline=False)
+    return draw_svg("figure", "", paint, size=size, inline=False)
 
 
 def _legend(page: Any, ax: Any) -> None:

@@ -30,7 +30,7 @@ from sottovoce.errors import DataError, RunError
 from sottovoce.plan import Plan
 from sottovoce.privacy.budget import format_claim
 from sottovoce.privacy.gaussian import Floats
-from sottovoce.reports.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, svg, tidy
+from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
 from sottovoce.studies.paper import outcomes
 from sottovoce.studies.paper.definition import Cell, expand, figure
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flat
@@ -127,11 +127,11 @@ def picture(points: Sequence[FrontierPoint]) -> str:
             part.suptitle(panel.title, fontsize=9.6, color=INK)
             ax = part.add_subplot()
             _lines(ax, panel, [p for p in points if p.panel == panel.name])
-            tidy(ax)
+            tidy_axes(ax)
             handles, names = ax.get_legend_handles_labels()
             part.legend(handles, names, loc="outside lower center", ncols=1, fontsize=8.6)
 
-    return svg(NAME, "", paint, size=(4.3 * max(1, len(drawn)), 4.0), inline=False)
+    return draw_svg(NAME, "", paint, size=(4.3 * max(1, len(drawn)), 4.0), inline=False)
 
 
 def _level(point: FrontierPoint) -> bool:

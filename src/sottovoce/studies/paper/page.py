@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """All figures as one page: the story first, then each figure with its verdicts, data and plan.
 
 One file that asks nothing of the network and runs no script: the two switches (as printed or
@@ -14,7 +15,7 @@ from typing import Any
 
 from sottovoce._version import __version__
 from sottovoce.plan import Plan
-from sottovoce.reports.document import ceiling, document, escape, number, sheet
+from sottovoce.reports.pages import document, escape, format_ceiling, format_number, sheet
 from sottovoce.studies.paper import draw
 from sottovoce.studies.paper.checks import Judged, Verdict, rows, shown
 from sottovoce.studies.paper.definition import Claim, methods, setting
@@ -101,7 +102,9 @@ def _promised(found: Sequence[Judged]) -> str:
             continue
         pairs = [(x, table.points[panel, "udp", x].epsilon) for x in table.axis("x")]
         search = next((line for line in table.axis("line") if line.startswith("optimal")), None)
-        text = ", ".join(f"{number(asked)} → {ceiling(true, 3)}" for asked, true in pairs)
+        text = ", ".join(
+            f"{format_number(asked)} → {format_ceiling(true, 3)}" for asked, true in pairs
+        )
         story = (
             "The ε on the axes of the printed figures is what the paper’s formula promises, not "
             f"what holds. Asked for → true, original UDP, all clients in every round: {text}."
@@ -111,8 +114,8 @@ def _promised(found: Sequence[Judged]) -> str:
             if point.tried > 1:
                 story += (
                     f" And the search behind “optimal UDP” shows the server {point.tried} runs: "
-                    f"what guarantees ε = {ceiling(point.epsilon, 3)} for one of them guarantees "
-                    f"{ceiling(point.epsilon_search, 3)} for all."
+                    f"what guarantees ε = {format_ceiling(point.epsilon, 3)} for one of them guarantees "
+                    f"{format_ceiling(point.epsilon_search, 3)} for all."
                 )
         return escape(story)
     return ""
@@ -293,9 +296,9 @@ def _guaranteed(table: PointTable) -> str:
         names = [label(figure, "panel", panel)] if len(table.axis("panel")) > 1 else []
         if axis != "line":
             names.append(label(figure, "line", line))
-        value = ceiling(point.epsilon, 3)
+        value = format_ceiling(point.epsilon, 3)
         if point.tried > 1:
-            value += f" a run, {ceiling(point.epsilon_search, 3)} for all {point.tried}"
+            value += f" a run, {format_ceiling(point.epsilon_search, 3)} for all {point.tried}"
         lines.setdefault(", ".join(n for n in names if n) or "every run", {})[at] = value
     delta = next(iter(table.points.values())).delta
     head = "".join(
@@ -308,7 +311,7 @@ def _guaranteed(table: PointTable) -> str:
         + "</tr>"
         for name, own in lines.items()
     )
-    caption = f"ε that holds at δ = {ceiling(delta)} for one record, against the server"
+    caption = f"ε that holds at δ = {format_ceiling(delta)} for one record, against the server"
     return (
         f'<p>{escape(caption)}, {_VARIANTS[table.variant]}:</p><div class="card scroll" '
         f'role="region" aria-label="{escape(caption)}" tabindex="0"><table>'
@@ -369,7 +372,7 @@ def _points(one: Judged) -> str:
 
 
 def _number(value: float) -> str:
-    return number(value, 3).replace("-", "−") if abs(value) > 1e-200 else "0"
+    return format_number(value, 3).replace("-", "−") if abs(value) > 1e-200 else "0"
 
 
 def _choices(one: Judged) -> str:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The page of a rehearsal: what was chosen and why, the surfaces, the prediction, what it cost.
 
 One file that asks nothing of the network and runs no script, in the style of a run's page.
@@ -13,8 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sottovoce._version import __version__
-from sottovoce.reports.document import count, document, escape, number, percent, sheet
-from sottovoce.reports.figures import BLUE, INK, ORANGE, svg, tidy
+from sottovoce.reports.charts import BLUE, INK, ORANGE, draw_svg, tidy_axes
+from sottovoce.reports.pages import (
+    document,
+    escape,
+    format_count,
+    format_number,
+    format_percent,
+    sheet,
+)
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS
 
 if TYPE_CHECKING:
@@ -35,8 +43,8 @@ def headline(result: Rehearsal) -> str:
     name = plan.data.name or "your table"
     seen = f" on {plan.model.features} features" if plan.model.features else ""
     return (
-        f"Rehearsed for {name}: {plan.model.name}{seen}, {count(round(found.rounds), 'round')} of "
-        f"η = {number(plan.local.learning_rate)}; {found.short()}; {result.cost.short}."
+        f"Rehearsed for {name}: {plan.model.name}{seen}, {format_count(round(found.rounds), 'round')} of "
+        f"η = {format_number(plan.local.learning_rate)}; {found.short()}; {result.cost.short}."
     )
 
 
@@ -70,16 +78,19 @@ def _tiles(result: Rehearsal) -> str:
     if found.low is None or found.high is None:
         told = [
             ("the budget costs, on the stand-in", f"{100 * found.lost:.1f} points"),
-            ("with and without its noise", f"{percent(found.mean)} / {_without(found)}"),
+            ("with and without its noise", f"{format_percent(found.mean)} / {_without(found)}"),
         ]
     else:
         told = [
-            ("predicted on the stand-in", percent(found.mean)),
-            ("95 % of runs on the stand-in", f"{percent(found.low)} – {percent(found.high)}"),
+            ("predicted on the stand-in", format_percent(found.mean)),
+            (
+                "95 % of runs on the stand-in",
+                f"{format_percent(found.low)} – {format_percent(found.high)}",
+            ),
         ]
     tiles = [
         *told,
-        ("as given, on the rows that chose", percent(result.baseline.accuracy)),
+        ("as given, on the rows that chose", format_percent(result.baseline.accuracy)),
         (_rounds(result), f"{found.rounds:,.0f}"),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory.best_rounds:,}"),
         ("cost in privacy", result.cost.tile),
@@ -96,7 +107,7 @@ def _rounds(result: Rehearsal) -> str:
 
 
 def _without(found: Prediction) -> str:
-    return percent(found.mean + found.lost)
+    return format_percent(found.mean + found.lost)
 
 
 def _chosen(result: Rehearsal) -> str:
@@ -107,7 +118,7 @@ def _chosen(result: Rehearsal) -> str:
         else "<p>The runs or minutes were used up before the search came to its end: more of them "
         "may find better settings.</p>"
     )
-    seeds = count(len(result.seeds), "seed")
+    seeds = format_count(len(result.seeds), "seed")
     return f"""
 <section aria-labelledby="chosen">
 <h2 id="chosen">What was chosen, and why</h2>
@@ -200,14 +211,14 @@ def surface(result: Rehearsal, measure: str) -> str:
             (ax.set_xlim if at == 0 else ax.set_ylim)(low / 1.6, high * 1.6)
         ax.minorticks_off()
         ax.set(xlabel="rounds T₀", ylabel="step η")
-        tidy(ax)
+        tidy_axes(ax)
 
     what = "Loss" if measure == "loss" else "Accuracy"
     label = (
         f"{what} at {len(found)} pairs of rounds and step; chosen: {chosen[0]:g} rounds of "
         f"{chosen[1]:g}"
     )
-    return svg(f"surface-{measure}", label, paint, size=_SIZE)
+    return draw_svg(f"surface-{measure}", label, paint, size=_SIZE)
 
 
 def _apart(values: Sequence[float]) -> list[float]:
@@ -232,7 +243,7 @@ def _cost(result: Rehearsal) -> str:
         else ""
     )
     found = result.prediction
-    each = ", ".join(percent(a) for a in found.accuracies)
+    each = ", ".join(format_percent(a) for a in found.accuracies)
     counted = " and counts the chance of its test rows" if found.tested else ""
     ranged = "" if found.low is None else f" The range is for one run more{counted}."
     return f"""
@@ -242,9 +253,9 @@ def _cost(result: Rehearsal) -> str:
 <p>The stand-in: {escape(result.rows.about)}; {rows:,} rows to train on.{escape(less)} \
 {escape(result.rows.trust)}</p>
 <p>{escape(found.words())}</p>
-<p>That is of {count(len(found.accuracies), "run")} with fresh seeds on \
+<p>That is of {format_count(len(found.accuracies), "run")} with fresh seeds on \
 {len(result.rows.test[1]):,} stand-in rows that chose nothing: {escape(each)}; mean \
-{percent(found.mean, 2)}, standard deviation {percent(found.deviation, 2)}.{escape(ranged)}</p>
+{format_percent(found.mean, 2)}, standard deviation {format_percent(found.deviation, 2)}.{escape(ranged)}</p>
 </section>"""
 
 
@@ -260,11 +271,11 @@ fall under plain gradient descent.</p>
     cells = [
         ["T by Theorem 2", f"{found.best_rounds:,}"],
         ["T rehearsed", result.rounds],
-        ["smoothness L", number(found.smoothness, 3)],
-        ["PL constant μ", number(found.curvature, 3)],
-        ["gap Θ", number(found.gap, 3)],
-        ["divergence ε̄²", number(found.divergence, 3)],
-        ["η told to it (at most 1/L)", number(found.learning_rate, 3)],
+        ["smoothness L", format_number(found.smoothness, 3)],
+        ["PL constant μ", format_number(found.curvature, 3)],
+        ["gap Θ", format_number(found.gap, 3)],
+        ["divergence ε̄²", format_number(found.divergence, 3)],
+        ["η told to it (at most 1/L)", format_number(found.learning_rate, 3)],
         ["parameters d", f"{found.dimension:,}"],
     ]
     return f"""
@@ -284,7 +295,7 @@ def _runs(result: Rehearsal) -> str:
             *(_value(trial.setting[key]) for key in knobs),
             str(trial.seed),
             "–" if trial.loss is None else f"{trial.loss:.4f}",
-            percent(trial.accuracy, 2),
+            format_percent(trial.accuracy, 2),
             str(trial.rounds),
         ]
         for trial in result.trials
@@ -293,7 +304,7 @@ def _runs(result: Rehearsal) -> str:
     return f"""
 <section aria-labelledby="runs">
 <h2 id="runs">Every federation that was run</h2>
-<details><summary>{count(len(rows), "run")}</summary>
+<details><summary>{format_count(len(rows), "run")}</summary>
 {_table("Runs", head, rows)}
 </details>
 </section>"""
@@ -321,7 +332,7 @@ def _files(result: Rehearsal) -> str:
 
 
 def _value(value: Any) -> str:
-    return number(value) if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)
 
 
 def _table(name: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

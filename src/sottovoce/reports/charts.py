@@ -1,21 +1,24 @@
-"""The figures of a run, as inline SVG, and how they are drawn and coloured."""
+"""Draw charts as SVG: those of a run, and the colours and the style of all of them."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Callable
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import round_up
 from sottovoce.privacy.gaussian import Floats
-from sottovoce.reports.run import CheckedRun
 
-# One way to draw: matplotlib's lines as inline SVG, coloured by the page.
-#
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from sottovoce.reports.run import CheckedRun
+
 # Colours are matplotlib's only on the way out: each becomes a CSS variable of the page (with the
 # drawn colour as its fallback), so that one drawing serves light, dark and print. The colours are
 # Okabe and Ito's, which every kind of colour vision tells apart (the light ones darkened for white
@@ -66,20 +69,22 @@ _STYLE: Any = {  # which names there are differs between versions of matplotlib
 }
 
 
-def svg(
+def draw_svg(
     name: str,
     label: str,
     paint: Callable[[Any], None],
     *,
     size: tuple[float, float] = SIZE,
     inline: bool = True,
-) -> str:
-    """What `paint` paints on a figure, as an SVG element of a page, or as a file by itself.
+) -> Markup:
+    """Draw a figure with `paint` and return it as an element of a page, or as a file by itself.
 
-    `paint` is given matplotlib's figure. `name` keeps the ids of one page's pictures apart.
+    `paint` is given matplotlib's figure. `name` keeps the ids of one page's pictures apart, and
+    `label` tells those who cannot see the picture what it shows.
     """
     # Imported here: whoever imports sottovoce.reports need not wait for matplotlib.
     import matplotlib
+    from markupsafe import Markup
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -90,23 +95,23 @@ def svg(
         out = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=inline, metadata=nothing)
-    return _inline(out.getvalue(), name, label) if inline else _lean(out.getvalue())
+    drawing = _embed(out.getvalue(), name, label) if inline else _strip_metadata(out.getvalue())
+    return Markup(drawing)  # matplotlib escapes the texts that it draws, `_embed` the label
 
 
-def tidy(ax: Any) -> None:
-    """Axes as this house likes them: no ticks, few numbers."""
+def tidy_axes(ax: Any) -> None:
+    """Draw axes without ticks and with few numbers."""
     ax.tick_params(length=0)
     if ax.get_yscale() == "linear":
         ax.locator_params(axis="y", nbins=6)
 
 
-def _lean(drawing: str) -> str:
-    """A file by itself, without lines that only editors read."""
+def _strip_metadata(drawing: str) -> str:
     return re.sub(r"<metadata>.*?</metadata>\s*", "", drawing, flags=re.DOTALL)
 
 
-def _inline(svg: str, name: str, label: str) -> str:
-    """Only the drawing: no prolog, own ids, the page's colours, as wide as the page allows."""
+def _embed(svg: str, name: str, label: str) -> str:
+    """Return the drawing without prolog and size, with the page's colours and ids of its own."""
     body = svg[svg.index("<svg") :]
     box = re.search(r'viewBox="[^"]+"', body)
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
@@ -115,7 +120,7 @@ def _inline(svg: str, name: str, label: str) -> str:
         body = body.replace(f": {colour}", f": var(--{variable}, {colour})")
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'{box.group() if box else ""} role="img" aria-label="{label}">'
+        f'{box.group() if box else ""} role="img" aria-label="{escape(label)}">'
     )
     return head + body[body.index(">") + 1 :].strip()
 
@@ -124,35 +129,37 @@ _MOST_POINTS = 600  # of a band, which matplotlib does not thin by itself
 _HUGE = 1e100  # beyond this an axis cannot be ruled; such a loss has diverged anyway
 
 
-def loss(run: CheckedRun) -> str:
-    """Validation loss before the first and after every round; log axis if it spans decades."""
+def draw_loss(run: CheckedRun) -> Markup:
+    """Draw the validation loss before the first and after every round."""
 
     def paint(ax: Any) -> None:
-        values = _drawable(run.loss)
-        _curve(ax, values, BLUE)
+        values = _drop_huge(run.loss)
+        _draw_curve(ax, values, BLUE)
         _mark_triggers(ax, run)
-        _log_if_wide(ax, values)
+        _set_log_if_wide(ax, values)
         ax.set(xlabel="rounds done", ylabel="validation loss")
-        _no_values(ax, values)
+        _note_missing_values(ax, values)
 
-    return _svg("loss", "Validation loss over the rounds. " + _ends(run.loss, "{:.3g}"), paint)
+    return _draw_axes(
+        "loss", "Validation loss over the rounds. " + _describe_ends(run.loss, "{:.3g}"), paint
+    )
 
 
-def accuracy(run: CheckedRun) -> str:
-    """Validation accuracy, in per cent."""
+def draw_accuracy(run: CheckedRun) -> Markup:
+    """Draw the validation accuracy, in per cent."""
 
     def paint(ax: Any) -> None:
-        _curve(ax, 100 * _drawable(run.accuracy), BLUE)
+        _draw_curve(ax, 100 * _drop_huge(run.accuracy), BLUE)
         _mark_triggers(ax, run)
         ax.set(xlabel="rounds done", ylabel="validation accuracy (%)")
-        _no_values(ax, run.accuracy)
+        _note_missing_values(ax, run.accuracy)
 
-    label = "Validation accuracy over the rounds. " + _ends(run.accuracy, "{:.1%}")
-    return _svg("accuracy", label, paint)
+    label = "Validation accuracy over the rounds. " + _describe_ends(run.accuracy, "{:.1%}")
+    return _draw_axes("accuracy", label, paint)
 
 
-def horizon(run: CheckedRun) -> str:
-    """The horizon T as steps, down to where the rounds done meet it."""
+def draw_horizon(run: CheckedRun) -> Markup:
+    """Draw the horizon T as steps, down to where the rounds done meet it."""
     done = np.arange(run.used + 1)
     steps = np.append(run.horizon, run.next_horizon[-1])
     at = run.triggers
@@ -169,37 +176,41 @@ def horizon(run: CheckedRun) -> str:
         f"Horizon T over the rounds: from {steps[0]} to {steps[-1]}, lowered {len(at)} times; "
         f"{run.used} rounds were done."
     )
-    return _svg("horizon", label, paint)
+    return _draw_axes("horizon", label, paint)
 
 
-def noise(run: CheckedRun) -> str:
-    """σ of one coordinate of one upload: band from the least to the most, line at the median."""
+def draw_noise(run: CheckedRun) -> Markup:
+    """Draw σ of one coordinate of one upload: a band over the clients, a line at the median."""
 
     def paint(ax: Any) -> None:
-        values = _drawable(run.sigma)
-        _band(ax, np.arange(1.0, run.used + 1), values, ORANGE, step="mid")
+        values = _drop_huge(run.sigma)
+        _draw_band(ax, np.arange(1.0, run.used + 1), values, ORANGE, step="mid")
         _mark_triggers(ax, run)
-        _log_if_wide(ax, values)
+        _set_log_if_wide(ax, values)
         ax.set(xlabel="round", ylabel="noise σ (model units)")
-        _no_values(ax, values)
+        _note_missing_values(ax, values)
 
     median = run.sigma[:, 1]
-    return _svg("noise", "Noise σ over the rounds, median. " + _ends(median, "{:.3g}"), paint)
+    return _draw_axes(
+        "noise", "Noise σ over the rounds, median. " + _describe_ends(median, "{:.3g}"), paint
+    )
 
 
-def fuel(left: Floats, run: CheckedRun) -> str:
-    """The part of the tanks that is left: band from the least to the most, line at the median."""
+def draw_fuel(left: Floats, run: CheckedRun) -> Markup:
+    """Draw the share of the tanks that is left: a band over the clients, a line at the median."""
 
     def paint(ax: Any) -> None:
-        _band(ax, np.arange(float(len(left))), 100 * left, GREEN)
+        _draw_band(ax, np.arange(float(len(left))), 100 * left, GREEN)
         _mark_triggers(ax, run)
         ax.set(xlabel="rounds done", ylabel="fuel left (% of capacity)", ylim=(0, 104))
 
-    return _svg("fuel", "Fuel left over the rounds, median. " + _ends(left[:, 1], "{:.0%}"), paint)
+    return _draw_axes(
+        "fuel", "Fuel left over the rounds, median. " + _describe_ends(left[:, 1], "{:.0%}"), paint
+    )
 
 
-def attacker(mu: float) -> str:
-    """The best receiver operating characteristic any attacker can have: TPR ≤ Φ(Φ⁻¹(FPR) + μ)."""
+def draw_attacker(mu: float) -> Markup:
+    """Draw the best ROC curve that any attacker can have: TPR ≤ Φ(Φ⁻¹(FPR) + μ)."""
     # Dense at both ends, where the curve bends.
     rate = 0.5 - 0.5 * np.cos(np.linspace(0, np.pi, 121)[1:-1])
     fpr = np.concatenate(([0.0], rate, [1.0]))
@@ -217,20 +228,20 @@ def attacker(mu: float) -> str:
         "Share an attacker finds against its share of false alarms: at most "
         f"{round_up(float(gaussian.tpr(0.01, mu)), 3):.1%} at 1 % false alarms; a coin finds 1 %."
     )
-    return _svg("attacker", label, paint)
+    return _draw_axes("attacker", label, paint)
 
 
-def _drawable(values: Floats) -> Floats:
+def _drop_huge(values: Floats) -> Floats:
     return np.where(np.abs(values) < _HUGE, values, np.nan)
 
 
-def _curve(ax: Any, values: Floats, colour: str) -> None:
+def _draw_curve(ax: Any, values: Floats, colour: str) -> None:
     # One value alone has no line to be seen by, nor has a value between two NaN.
     marker = "o" if np.isfinite(values).sum() < 25 else None
     ax.plot(np.arange(len(values)), values, color=colour, marker=marker, markersize=3)
 
 
-def _band(ax: Any, x: Floats, rows: Floats, colour: str, step: str | None = None) -> None:
+def _draw_band(ax: Any, x: Floats, rows: Floats, colour: str, step: str | None = None) -> None:
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int))
     x, (low, middle, high) = x[keep], rows[keep].T
     if np.nanmax(high - low, initial=0.0) > 1e-6 * np.nanmax(high, initial=0.0):
@@ -249,7 +260,7 @@ def _mark_triggers(ax: Any, run: CheckedRun) -> None:
             ax.axvline(x, color=ORANGE, linewidth=0.7, linestyle=(0, (1, 2)), alpha=0.8, zorder=0.5)
 
 
-def _log_if_wide(ax: Any, values: Floats) -> None:
+def _set_log_if_wide(ax: Any, values: Floats) -> None:
     finite = values[np.isfinite(values)]
     if finite.size and finite.min() > 0 and finite.max() / finite.min() > 50:
         ax.set_yscale("log")
@@ -257,14 +268,14 @@ def _log_if_wide(ax: Any, values: Floats) -> None:
         ax.yaxis.set_minor_formatter(lambda *_: "")
 
 
-def _no_values(ax: Any, values: Floats) -> None:
+def _note_missing_values(ax: Any, values: Floats) -> None:
     if not np.isfinite(values).any():
         ax.set(xticks=(), yticks=())
-        place = {"transform": ax.transAxes, "ha": "center", "va": "center", "color": MUTED}
-        ax.text(0.5, 0.5, "no finite values", **place)
+        style = {"transform": ax.transAxes, "ha": "center", "va": "center", "color": MUTED}
+        ax.text(0.5, 0.5, "no finite values", **style)
 
 
-def _ends(values: Floats, form: str) -> str:
+def _describe_ends(values: Floats, form: str) -> str:
     finite = values[np.isfinite(values)]
     if not finite.size:
         return "No finite values."
@@ -272,10 +283,10 @@ def _ends(values: Floats, form: str) -> str:
     return f"First {first}, last {last}."
 
 
-def _svg(name: str, label: str, paint: Callable[[Any], None]) -> str:
-    def alone(figure: Any) -> None:
+def _draw_axes(name: str, label: str, paint: Callable[[Any], None]) -> Markup:
+    def paint_figure(figure: Any) -> None:
         ax = figure.add_subplot()
         paint(ax)
-        tidy(ax)
+        tidy_axes(ax)
 
-    return svg(name, label, alone)
+    return draw_svg(name, label, paint_figure)
