@@ -38,7 +38,7 @@ from sottovoce.models.base import named, unnamed
 from sottovoce.models.custom import as_device
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import FULL, Tank
-from sottovoce.schedules.aggregate import by_samples, combine, limit_noise, limit_samples
+from sottovoce.schedules.aggregate import combine, limit_noise, limit_samples, weigh_by_samples
 from sottovoce.schedules.base import Round
 from sottovoce.server.checks import SLACK, AcceptedUpload, ExpectedUpload, check_answer
 from sottovoce.server.federation import Federation, build, draw_first_model, score_model
@@ -137,7 +137,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
             uploads.append(counts.params)
             sigma.append(counts.sigma[0])
         everyone = np.ones(CLIENTS, bool)
-        weight = by_samples(counted, everyone)
+        weight = weigh_by_samples(counted, everyone)
         if way != "before":
             weight = limit_noise(weight, np.array(sigma), everyone)
         kind: Any = "mean" if way == "before" else way

@@ -31,8 +31,7 @@ from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.cohort import pick
-from sottovoce.schedules.pricing import Terms
+from sottovoce.schedules.pricing import Terms, pick_cohort
 
 MOVED = 2**31  # grid units by which one record may move a sum: twice the clipped norm
 ONE = Terms(clients=1, per_round=1)
@@ -407,7 +406,7 @@ def nobody_is_asked_more_than_planned():
     """Balanced cohorts: after T rounds everyone had ⌊KT/U⌋ or ⌈KT/U⌉ turns."""
     rng, asked = np.random.default_rng(3), np.zeros(11, np.int64)
     for t in range(1, 60):
-        asked[pick("balanced", asked=asked, size=4, rng=rng)] += 1
+        asked[pick_cohort("balanced", asked=asked, size=4, rng=rng)] += 1
         assert asked.max() <= ceil(4 * t / 11)
 
 

@@ -275,7 +275,7 @@ MUTANTS = [
          ("    if floor == 0:\n", "    if floor >= 0:\n"),
          ("max(float(tank.noise(units, float(change))), float(change) * floor)",
           "float(tank.noise(units, float(change)))")),
-    _bug("most asked first", "schedules.cohort", "nobody_is_asked_more_than_planned",
+    _bug("most asked first", "schedules.pricing", "nobody_is_asked_more_than_planned",
          ("np.argsort(asked[shuffled]", "np.argsort(-asked[shuffled]")),
     # What leaves.
     _bug("a raw mean beside the upload", "client.release", "heads_say_nothing_private",

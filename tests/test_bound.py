@@ -15,7 +15,7 @@ LOSS = Landscape(smoothness=2.0, curvature=0.1, gap=2.0, learning_rate=0.4, dive
 
 
 def derived(loss=LOSS, *, per_round=30, clients=50, delta_s=0.01, dimension=500, worth=2.0):
-    return Bound.derived(
+    return Bound.from_derivation(
         loss,
         sensitivity=[delta_s] * clients,
         worth=[worth] * clients,
@@ -28,7 +28,7 @@ def test_derived_bound_holds_on_a_quadratic_and_is_met_without_sampling():
     """Gradient descent with averaged noise on ½·L·‖w‖² (PL with μ = L): the recursion is exact."""
     loss = Landscape(smoothness=1.0, curvature=1.0, gap=8.0, learning_rate=0.3)
     d, clients, rounds, delta_s, worth = 4, 5, 12, 0.2, 1.5
-    bound = Bound.derived(
+    bound = Bound.from_derivation(
         loss,
         sensitivity=[delta_s] * clients,
         worth=[worth] * clients,
@@ -48,7 +48,7 @@ def test_derived_bound_holds_on_a_quadratic_and_is_met_without_sampling():
 def test_noise_term_does_not_depend_on_the_cohort_and_the_printed_one_does():
     assert derived(per_round=30).noise == derived(per_round=50).noise
     printed = [
-        Bound.printed(LOSS, sensitivity=0.01, epsilon=[8.0] * 50, delta=1e-3, per_round=k)
+        Bound.from_paper(LOSS, sensitivity=0.01, epsilon=[8.0] * 50, delta=1e-3, per_round=k)
         for k in (30, 50)
     ]
     assert printed[0].noise == pytest.approx(printed[1].noise * 30 / 50)
@@ -58,14 +58,14 @@ def test_the_paper_calibration_is_the_derived_bound_with_its_own_worth():
     # THEORY §3.4: L·d·T/(U²(1−A))·Σ Δ²·ln(1/δ)/ε²
     epsilon, delta = np.linspace(2, 20, 50), 1e-3
     worth = capacity(epsilon, delta, calibration="paper", sampling=1.0)
-    bound = Bound.derived(LOSS, sensitivity=0.01, worth=worth, per_round=30, dimension=500)
+    bound = Bound.from_derivation(LOSS, sensitivity=0.01, worth=worth, per_round=30, dimension=500)
     direct = 2.0 * 500 / (50**2 * LOSS.progress)
     direct *= np.sum(0.01**2 * -np.log(delta) / epsilon**2)
     assert bound.noise == pytest.approx(direct, rel=1e-12)
 
 
 def test_printed_as_printed():
-    bound = Bound.printed(
+    bound = Bound.from_paper(
         LOSS, sensitivity=0.01, epsilon=8.0 * np.ones(50), delta=1e-3, per_round=30
     )
     kappa0, kappa1 = 4 * 1e-4 / 0.1, 0.16 * 4 * 0.3 / 0.2
@@ -151,7 +151,9 @@ def test_the_sampling_term_is_the_variance_of_a_cohorts_mean_gradient():
     draws = np.array([gradients[rng.permutation(U)[:K]].mean(axis=0) for _ in range(40_000)])
     squared = np.sum((draws - gradients.mean(axis=0)) ** 2, axis=1)
     loss = Landscape(2.0, 0.1, 2.0, 0.4, divergence=float(spread))
-    bound = Bound.derived(loss, sensitivity=[0.1] * U, worth=[1.0] * U, per_round=K, dimension=d)
+    bound = Bound.from_derivation(
+        loss, sensitivity=[0.1] * U, worth=[1.0] * U, per_round=K, dimension=d
+    )
     expected = 0.4**2 * 2.0 / 2 * np.mean(squared) / loss.progress
     error = 0.4**2 * 2.0 / 2 * np.std(squared) / np.sqrt(len(squared)) / loss.progress
     assert abs(bound.sampling - expected) < 5 * error  # a false alarm in 1.7 million

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import jsonschema
 import pytest
 
-from sottovoce.schedules.calibrate import calibrate, table
+from sottovoce.schedules.calibrate import calibrate, format_table
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -86,7 +86,7 @@ def test_a_delta_of_one_in_n_is_warned_of(words, said):
 def test_what_bounds_an_attacker_is_rounded_up(epsilon):
     answer = calibrate(epsilon=epsilon, delta=1.23456e-5)
     mu = (answer.mu, math.sqrt(answer.participations) * answer.sensitivity / answer.paper_sigma)
-    text, normal = table(answer), NormalDist()
+    text, normal = format_table(answer), NormalDist()
     found = [float(n) / 100 for n in re.findall(r"finds ([\d.]+)%", text)]
     area = [float(n) for n in re.search(r"AUC +([\d.]+) +([\d.]+)", text).groups()]
     for own, rate, curve in zip(mu, found, area, strict=True):

@@ -29,7 +29,7 @@ from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports.progress import summary
 from sottovoce.runs import checkpoint
-from sottovoce.schedules.aggregate import average, by_samples
+from sottovoce.schedules.aggregate import average, weigh_by_samples
 from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
 
@@ -56,7 +56,7 @@ def replayed(out):
     models = {}
     for t, uploads in rounds.items():
         n = np.array([samples for samples, _ in uploads])
-        weight = by_samples(n, np.ones(len(n), bool))
+        weight = weigh_by_samples(n, np.ones(len(n), bool))
         total = average([arrays for _, arrays in uploads], weight)
         models[t] = {name: leaf.astype(np.float32) for name, leaf in total.items()}
     return models

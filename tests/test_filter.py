@@ -19,12 +19,11 @@ from sottovoce.privacy import tank as real_tank
 from sottovoce.privacy.calibration import capacity, charges_absent
 from sottovoce.privacy.tank import FULL
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.cohort import pick
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds
 from sottovoce.schedules.fixed import FixedRounds
-from sottovoce.schedules.pricing import Terms
-from sottovoce.schedules.pricing import offer as price
+from sottovoce.schedules.pricing import Terms, pick_cohort
+from sottovoce.schedules.pricing import price_release as price
 
 
 def random_schedule(rng):
@@ -67,7 +66,7 @@ def play(rng, tanks: ModuleType) -> None:
             if rng.random() < 0.1:  # a lying server
                 turn = Round(turn.t, int(rng.integers(-5, 60)))
             present = rng.random(clients) < online
-            ids = pick(terms.cohort, asked=asked, size=per_round, rng=rng, online=present)
+            ids = pick_cohort(terms.cohort, asked=asked, size=per_round, rng=rng, online=present)
             asked[ids] += 1
             charged = np.ones(clients, bool)
             if not charges_absent(calibration):
@@ -136,13 +135,13 @@ def test_noise_is_unchanged_while_the_horizon_is(calibration, cohort, per_round)
     terms = Terms(clients, per_round, cohort, calibration)
     worth = capacity(np.full(clients, 8.0), 1e-5, calibration=calibration, sampling=per_round / 7)
     tank, asked = real_tank.Tank.full(worth), np.zeros(clients, dtype=np.int64)
-    first = delta * np.sqrt(terms.planned(rounds) / worth)
+    first = delta * np.sqrt(terms.plan_releases(rounds) / worth)
     for t in range(rounds):
-        ids = pick(cohort, asked=asked, size=per_round, rng=rng)
+        ids = pick_cohort(cohort, asked=asked, size=per_round, rng=rng)
         asked[ids] += 1
         offer = price(tank, Round(t, rounds), terms, delta)
         charged = charges_absent(calibration) | np.isin(np.arange(clients), ids)
-        within = charged & (tank.debits < terms.planned(rounds))
+        within = charged & (tank.debits < terms.plan_releases(rounds))
         np.testing.assert_allclose(offer.sigma[within], first[within], rtol=1e-11)
         tank = tank.spend(np.where(charged & offer.granted, offer.units, 0))
 

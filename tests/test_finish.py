@@ -17,7 +17,7 @@ from sottovoce.client.messages import Request
 from sottovoce.errors import PlanError, RunError
 from sottovoce.models.base import named, unnamed
 from sottovoce.schedules import optimizer
-from sottovoce.schedules.aggregate import by_samples
+from sottovoce.schedules.aggregate import weigh_by_samples
 from sottovoce.schedules.optimizer import (
     Decay,
     ExponentialAverage,
@@ -61,7 +61,7 @@ def naive(own: Finish, first, averaged, losses=()):
         sent.append(sent[-1] + (1.0 if own.decay is None else scale[own.decay.kind]) * v)
     offers = sent[1:]
     if isinstance(own.average, TailAverage):
-        begin = math.floor((1 - own.average.part) * horizon)
+        begin = math.floor((1 - own.average.fraction) * horizon)
         offers = [np.mean(sent[min(begin, t) + 1 : t + 2], axis=0) if t >= begin else w
                   for t, w in enumerate(offers)]  # fmt: skip
     if isinstance(own.average, ExponentialAverage):
@@ -92,10 +92,10 @@ def test_the_parts_are_what_their_formulas_say(own):
         for t in range(horizon):
             new = {"w": averaged[t](params["w"])}
             done = own.close(marks, t, horizon, memory, params, new, lambda _, v=losses[t]: v)
-            marks = own.marked(marks, t, horizon, done.offered)
+            marks = own.update_marks(marks, t, horizon, done.offered)
             params, memory = done.params, done.memory
             np.testing.assert_allclose(params["w"], want[t + 1], rtol=1e-12)
-        np.testing.assert_allclose(optimizer.handed(memory, params)["w"], final, rtol=1e-12)
+        np.testing.assert_allclose(optimizer.choose_model(memory, params)["w"], final, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_the_compiled_round_does_what_numpy_does(name):
     """Same uploads, same numbers: the same next model, average and best, to rounding."""
     model = MODELS[name]
     x, y = samples(model)
-    rows, p = rows_of(x.astype(np.float32), y), by_samples(SIZES, np.ones(len(SIZES), bool))
+    rows, p = rows_of(x.astype(np.float32), y), weigh_by_samples(SIZES, np.ones(len(SIZES), bool))
     batch = jax.tree.map(lambda w: w[None], model.init(jax.random.key(1)))
     own = Finish(Momentum(0.5), Decay("linear"), ExponentialAverage(0.6), best=True)
     first = named(jax.tree.map(lambda w: w[0], batch))
@@ -115,12 +115,12 @@ def test_the_compiled_round_does_what_numpy_does(name):
     for t in range(5):
         here = jax.tree.map(lambda w: jnp.asarray(w)[None], unnamed(model, dict(params)))
         mean = named(jax.tree.map(lambda w: w[0], play(model, rows, here, order, t).params))
-        numbers = own.numbers(marks, t, 8)
-        told = optimizer.Numbers(*(np.array([value], np.float32) for value in numbers))
+        numbers = own.step_inputs(marks, t, 8)
+        told = optimizer.StepInputs(*(np.array([value], np.float32) for value in numbers))
         out = play(model, rows, here, order._replace(finish=told), t, memory=stacked)
         offered = float(out.score[0, 3])
         done = own.close(marks, t, 8, memory, params, mean, lambda _, loss=offered: loss)
-        marks = own.marked(marks, t, 8, offered)
+        marks = own.update_marks(marks, t, 8, offered)
         memory, stacked, params = done.memory, out.memory, done.params
         for part, tree in (stacked | {"newest": out.params}).items():
             mine = named(jax.tree.map(lambda w: w[0], tree))
@@ -175,7 +175,7 @@ def test_a_stopped_run_goes_on_to_the_same_model_bit_for_bit(name, at, tmp_path)
         simulate(own, seed=9, out=tmp_path / "run", on_round=stop)
     again = resume(tmp_path / "run")
     assert again.record["result"] == whole.record["result"]
-    assert load(tmp_path / "run").record["result"]["finish"] == own.server.finish().words(
+    assert load(tmp_path / "run").record["result"]["finish"] == own.server.finish().describe(
         Marks(4 if name == "all" else 6, chosen=_chosen(again))
     )
 
@@ -203,10 +203,10 @@ def retraced(own: Plan, federation_first, rounds, loss):
     memory, sent, horizon = made.begin(params), [params], len(rounds)
     for t, averaged in enumerate(rounds):
         done = made.close(marks, t, horizon, memory, params, averaged, loss)
-        marks = made.marked(marks, t, horizon, done.offered)
+        marks = made.update_marks(marks, t, horizon, done.offered)
         params, memory = done.params, done.memory
         sent.append(params)
-    return sent, optimizer.handed(memory, params)
+    return sent, optimizer.choose_model(memory, params)
 
 
 @pytest.mark.slow
@@ -298,7 +298,7 @@ def test_a_damaged_memory_is_no_run(tmp_path):
 
 
 def test_a_run_that_ends_before_its_tail_says_so():
-    assert Finish(average=TailAverage(0.5)).words(Marks(0)) == "the model is the newest iterate"
+    assert Finish(average=TailAverage(0.5)).describe(Marks(0)) == "the model is the newest iterate"
 
 
 @pytest.mark.slow

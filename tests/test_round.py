@@ -14,7 +14,7 @@ from sottovoce.client import release
 from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
 from sottovoce.models.custom import as_device
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.schedules.aggregate import average, by_samples
+from sottovoce.schedules.aggregate import average, weigh_by_samples
 from sottovoce.simulation.compiled import Orders, StackedRows, play
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -71,7 +71,7 @@ def test_without_noise_and_clipping_it_is_gradient_descent(name):
         rows = rows_of(x, y)
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(1)))
         ours = jax.tree.map(lambda w: w[None], start)
-        p = by_samples(SIZES, np.ones(len(SIZES), bool))
+        p = weigh_by_samples(SIZES, np.ones(len(SIZES), bool))
         theirs = start
         gradient = jax.grad(lambda w: jnp.mean(model.loss(w, jnp.asarray(x), jnp.asarray(y))))
         for t in range(20):
@@ -88,7 +88,7 @@ def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip):
     model = MODELS[name]
     x, y = samples(model, seed=3)
     present = np.array([True, False, True, True, True])
-    p = by_samples(SIZES, present)
+    p = weigh_by_samples(SIZES, present)
     with jax.enable_x64(True):
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
         batch = jax.tree.map(lambda w: w[None], start)
@@ -145,7 +145,7 @@ def simulated_noise(std, key=(1, 2), t=0):
 
 
 def test_the_averaged_draw_has_the_variance_of_the_clients_draws():
-    p = by_samples(SIZES, np.ones(len(SIZES), bool))
+    p = weigh_by_samples(SIZES, np.ones(len(SIZES), bool))
     std = float(np.sqrt(np.sum((p * SIGMA) ** 2)))
     simulated = simulated_noise(std)
     rng = np.random.default_rng(5)
@@ -177,7 +177,7 @@ def test_several_noiseless_steps_are_the_clients_own(name):
     model, steps = MODELS[name], 3
     x, y = samples(model, seed=4)
     present = np.array([True, True, False, True, True])
-    p = by_samples(SIZES, present)
+    p = weigh_by_samples(SIZES, present)
     with jax.enable_x64(True):
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
         batch = jax.tree.map(lambda w: w[None], start)
@@ -200,7 +200,7 @@ def test_several_steps_add_the_noise_of_each():
     """Steps as good as zero: the mean's variance is Σ_i p_i²·Σ_e σ_e,i²."""
     x, y = np.zeros((int(SIZES.sum()), 300), np.float32), np.zeros(int(SIZES.sum()), np.int32)
     zero = jax.tree.map(lambda w: jnp.zeros((1, *w.shape)), WIDE.init(jax.random.key(0)))
-    p = by_samples(SIZES, np.ones(len(SIZES), bool))
+    p = weigh_by_samples(SIZES, np.ones(len(SIZES), bool))
     sigma = np.stack([SIGMA, 2 * SIGMA])
     plan = orders(p, 1.0, clip=1e-12, sigma=sigma, dtype=np.float32)
     outcome = play(WIDE, rows_of(x, y), zero, plan, 0, longest=int(SIZES.max()))
@@ -215,7 +215,7 @@ def test_the_clients_signal_is_the_mean_of_their_cut_losses_of_the_model_receive
     model = MODELS["mlp"]
     x, y = samples(model, seed=6)
     present = np.array([True, False, True, True, False])
-    p = by_samples(SIZES, present)
+    p = weigh_by_samples(SIZES, present)
     with jax.enable_x64(True):
         start = jax.tree.map(lambda w: 3 * w.astype(jnp.float64), model.init(jax.random.key(5)))
         batch = jax.tree.map(lambda w: w[None], start)

@@ -16,7 +16,7 @@ from sottovoce.schedules.base import Progress
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds
 from sottovoce.schedules.fixed import FixedRounds
-from sottovoce.schedules.pricing import Terms, offer
+from sottovoce.schedules.pricing import Terms, price_release
 
 schedules = st.one_of(
     st.builds(FixedRounds, st.integers(1, 80)),
@@ -143,7 +143,7 @@ def test_decaying_noise_stops_before_the_first_overspend(rounds, slope, expected
     # Through a real tank: every round announced is paid, and one more would not be.
     tank, terms = Tank.full(1.7), Terms(clients=1, per_round=1)
     for t in range(expected):
-        price = offer(tank, schedule.round(Progress(t, expected)), terms, 0.3)
+        price = price_release(tank, schedule.round(Progress(t, expected)), terms, 0.3)
         assert price.granted
         assert float(price.sigma) == pytest.approx(
             (1 - slope * t) * 0.3 * math.sqrt(rounds / 1.7), rel=1e-9

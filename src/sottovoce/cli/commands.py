@@ -212,7 +212,7 @@ def calibrate(
       sottovoce calibrate --epsilon 4 --delta 1e-6 --rounds 50 --clients 20 --samples 1000
       sottovoce calibrate --unit client --json
     """
-    from sottovoce.schedules.calibrate import calibrate, table
+    from sottovoce.schedules.calibrate import calibrate, format_table
 
     answer = calibrate(
         epsilon=epsilon,
@@ -226,7 +226,9 @@ def calibrate(
         unit=cast(Any, unit),
         calibration=cast(Any, calibration),
     )
-    click.echo(json.dumps(answer.to_json(), ensure_ascii=False) if as_json else table(answer))
+    click.echo(
+        json.dumps(answer.to_json(), ensure_ascii=False) if as_json else format_table(answer)
+    )
     if (sentence := answer.request.warning()) is not None:
         click.echo(f"warning: {sentence}", err=True)
 

@@ -24,7 +24,7 @@ from sottovoce.models.form import Form
 from sottovoce.privacy.budget import UNITS, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.cohort import COHORTS, CohortKind
+from sottovoce.schedules.pricing import COHORTS, CohortKind
 
 # Messages between client and server as bytes: a head in JSON and float32 arrays, and a checksum.
 #

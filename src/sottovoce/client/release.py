@@ -29,7 +29,7 @@ from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank, most_units
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.pricing import LOSS_SHARE, Terms, offer
+from sottovoce.schedules.pricing import LOSS_SHARE, Terms, price_release
 
 Parameters = dict[str, NDArray[np.float64]]
 
@@ -103,7 +103,7 @@ def price(
     """
     units, noise, loss_noise = [], [], None
     for place in range(terms.releases):
-        asked = int(offer(tank, turn, terms, float(change)).require().units)
+        asked = int(price_release(tank, turn, terms, float(change)).require().units)
         part = _cut(asked, tank, floor, terms.releases)
         tells = loss and place == 0
         if part < (LOSS_SHARE if tells else 1):

@@ -21,7 +21,6 @@ from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import Aggregation
 from sottovoce.schedules.base import Schedule
-from sottovoce.schedules.cohort import CohortKind
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds
 from sottovoce.schedules.fixed import FixedRounds
@@ -33,6 +32,7 @@ from sottovoce.schedules.optimizer import (
     Momentum,
     TailAverage,
 )
+from sottovoce.schedules.pricing import CohortKind
 
 ModelName: TypeAlias = Literal["svm", "softmax", "mlp", "cnn", "custom"]
 FeatureName: TypeAlias = Literal["hog"]

@@ -175,7 +175,7 @@ def make(
         record["not_covered"] = list(federation.not_covered(*not_covered))
     if confusion is not None:
         record["result"]["confusion"] = confusion
-    if (finish := federation.finish.words(state.marks)) is not None:
+    if (finish := federation.finish.describe(state.marks)) is not None:
         record["result"]["finish"] = finish
     if (
         words := describe(federation.plan.server.aggregation, federation.plan.server.trim)

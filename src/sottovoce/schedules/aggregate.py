@@ -1,7 +1,12 @@
-"""How the uploads of a round become one: their weighted mean, or one that few cannot pull away.
+"""Weigh and combine the uploads of a round: their weighted mean, or a robust alternative.
 
-All of it is computed from noised uploads and public numbers, and so costs no privacy. What is said
-elsewhere of the averaged noise, √(Σ p_i²σ_i²), and Theorem 2 with it, holds for the mean alone.
+All of it is computed from noised uploads and public numbers, and so costs no privacy. The averaged
+noise √(Σ p_i²σ_i²), and Theorem 2 with it, holds for the mean only.
+
+The weights p_i ≥ 0 of the uploads that came add up to 1. `weigh_by_samples` is the paper's rule.
+`weigh_by_precision` is for unequal budgets: an upload with much noise counts less, as far as the
+clients' data are alike. A client's number of samples is its own claim, so that `limit_samples`
+comes first.
 """
 
 from __future__ import annotations
@@ -11,14 +16,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-# How much each upload counts: p_i ≥ 0 over those that came, adding up to 1.
-#
-# How many samples a client has is its own word, so that `limit_samples` comes first.
-#
-# `by_samples` is the paper's. `by_precision` is for unequal budgets: an upload with much noise
-# counts less, as far as the clients' data are alike. Both use public numbers only.
-
 
 TIMES_MEDIAN = 2  # the samples that an unregistered client counts for, in medians of all clients
 
@@ -30,9 +27,9 @@ def limit_samples(
 ) -> NDArray[np.int64]:
     """Return how many samples each client counts for, whatever it claims to hold.
 
-    A client that the server's operator has registered counts for no more than was registered;
-    another for at most twice the median of all clients (of an even number the lower one), or for
-    `planned`, the most that the plan itself speaks of. A claim of more is cut, not refused.
+    A client that the server's operator has registered counts for at most the registered number.
+    Any other counts for at most twice the median of all clients (the lower one, of an even number)
+    or `planned`, the largest number in the plan. A larger claim is cut, not refused.
 
     >>> limit_samples([400, 500, 10**6], [None] * 3).tolist()
     [400, 500, 1000]
@@ -53,8 +50,8 @@ def limit_samples(
 def limit_noise(weight: Floats, sigma: Floats, limited: NDArray[np.bool_]) -> Floats:
     """Return weights with which no upload's noise moves the model more than twice the median does.
 
-    How much noise an upload may have follows from a budget that is its client's own word, and noise
-    is what a hostile upload hides in. Those that are not `limited` keep what they have.
+    The noise of an upload follows from a budget that its client claims, and a hostile upload can
+    hide in noise. Uploads that are not `limited` keep their weight, up to renormalisation.
 
     >>> everyone = np.ones(3, bool)
     >>> limit_noise(np.full(3, 1 / 3), np.array([1.0, 1.0, 14.0]), everyone).round(3).tolist()
@@ -69,20 +66,20 @@ def limit_noise(weight: Floats, sigma: Floats, limited: NDArray[np.bool_]) -> Fl
     return np.asarray(cut / cut.sum())
 
 
-def by_samples(samples: NDArray[np.int64], present: NDArray[np.bool_]) -> Floats:
-    """p_i = n_i / Σ n_j over the uploads that came, eq. (2) of the paper renormalised.
+def weigh_by_samples(samples: NDArray[np.int64], present: NDArray[np.bool_]) -> Floats:
+    """Return p_i = n_i / Σ n_j over the uploads that came, eq. (2) of the paper renormalised.
 
-    The paper's Σ_{i∈K} p_i w_i with p_i = n_i/Σ_U n would shrink the model whenever K < U. Several
-    runs may stand side by side, clients along the last axis.
+    The paper's Σ_{i∈K} p_i w_i with p_i = n_i/Σ_U n would shrink the model whenever K < U. Clients
+    are the last axis, so that several runs can be weighed at once.
 
-    >>> by_samples(np.array([100, 300, 600]), np.array([True, True, False])).tolist()
+    >>> weigh_by_samples(np.array([100, 300, 600]), np.array([True, True, False])).tolist()
     [0.25, 0.75, 0.0]
     """
     counted = np.where(present, samples, 0).astype(np.float64)
     return np.asarray(counted / np.maximum(counted.sum(axis=-1, keepdims=True), 1))
 
 
-def by_precision(
+def weigh_by_precision(
     samples: NDArray[np.int64],
     present: NDArray[np.bool_],
     *,
@@ -92,29 +89,29 @@ def by_precision(
     clip: float,
     divergence: float,
 ) -> Floats:
-    """The weights that balance noise against bias, from public numbers only.
+    """Return the weights that balance noise against bias, from public numbers only.
 
     An upload's error as an estimate of its client's gradient has variance
 
-        s_i = d·σ_i²/η² + C²/n_i   (noise, and the sample's own),
+        s_i = d·σ_i²/η² + C²/n_i   (of the noise, and of the finite sample),
 
-    and the clients' gradients differ by Γ² (`divergence`). Leaving π_i = n_i/Σn costs bias, staying
-    there costs noise; minimising Σ p_i²·s_i + Γ²·Σ (p_i − π_i)² with Σ p_i = 1 (a step of ηL = 1,
-    the largest that is stable) gives
+    and the clients' gradients differ by Γ² (`divergence`). Weights other than π_i = n_i/Σn add
+    bias, and π_i adds noise. Minimising Σ p_i²·s_i + Γ²·Σ (p_i − π_i)² with Σ p_i = 1 (for a step
+    of ηL = 1, the largest that is stable) gives
 
         p_i = (Γ²π_i + λ) / (Γ² + s_i),   λ = (1 − Σ Γ²π_j/(Γ²+s_j)) / Σ 1/(Γ²+s_j) ≥ 0.
 
-    Γ → ∞ is p = π; Γ = 0 (clients alike) is p ∝ 1/s, which on unlike clients would converge to
-    another minimum.
+    Γ → ∞ gives p = π. Γ = 0 (clients alike) gives p ∝ 1/s, which would converge to another minimum
+    if the clients differ.
 
-    >>> alike = {"dimension": 100, "learning_rate": 1.0, "clip": 1.0}
-    >>> n, all_there = np.array([100, 100]), np.array([True, True])
-    >>> by_precision(n, all_there, sigma=np.array([0.1, 0.2]), divergence=0.0, **alike).round(3)
+    >>> n, present, sigma = np.array([100, 100]), np.array([True, True]), np.array([0.1, 0.2])
+    >>> others = {"sigma": sigma, "dimension": 100, "learning_rate": 1.0, "clip": 1.0}
+    >>> weigh_by_precision(n, present, divergence=0.0, **others).round(3)
     array([0.799, 0.201])
-    >>> by_precision(n, all_there, sigma=np.array([0.1, 0.2]), divergence=1e9, **alike).round(3)
+    >>> weigh_by_precision(n, present, divergence=1e9, **others).round(3)
     array([0.5, 0.5])
     """
-    share = by_samples(samples, present)
+    share = weigh_by_samples(samples, present)
     noise = np.where(present, sigma, 0.0)
     spread = dimension * noise**2 / learning_rate**2 + clip**2 / samples
     weight = np.where(present, 1 / (divergence + spread), 0.0)
@@ -131,7 +128,7 @@ BLOCK = 1 << 16  # numbers of the model that are sorted at once
 
 
 def average(uploads: Sequence[Mapping[str, Any]], weights: NDArray[np.float64]) -> Parameters:
-    """w^{t+1} = Σ p_i w̃_i^{t+1}, in float64 and in the order of the uploads.
+    """Return w^{t+1} = Σ p_i w̃_i^{t+1}, added in float64 and in the order of the uploads.
 
     >>> uploads = [{"w": np.array([1.0])}, {"w": np.array([3.0])}]
     >>> average(uploads, np.array([0.5, 0.5]))["w"].tolist()
@@ -158,12 +155,12 @@ def combine(
     kind: Aggregation | None = None,
     trim: float | None = None,
 ) -> Parameters:
-    """Combine uploads that answer `model`, as `server.aggregation` says.
+    """Combine uploads that answer `model`, as the plan's `server.aggregation` says.
 
-    `trimmed` leaves out, number by number, the lowest and the highest uploads, `trim` of the weight
-    on either side; hostile uploads of together no more weight stay within the others' range.
-    `bounded` cuts every update w̃_i − w to the median of their lengths, so that none counts for more
-    than its weight.
+    `trimmed` leaves out, for every parameter, the lowest and the highest uploads, `trim` of the
+    weight on either side; hostile uploads of no more weight than that stay within the range of the
+    others. `bounded` cuts every update w̃_i − w to the median of their lengths, so that none moves
+    the model by more than its weight allows.
 
     >>> uploads = [{"w": np.array([x])} for x in (1.0, 2.0, 3.0, 4.0, 1e6)]
     >>> equal, zero = np.full(5, 0.2), {"w": np.zeros(1)}
@@ -174,29 +171,30 @@ def combine(
     """
     if kind == "trimmed":
         return {
-            name: _trimmed([np.asarray(u[name]) for u in uploads], weights, trim or 0.0)
+            name: _trim_uploads([np.asarray(u[name]) for u in uploads], weights, trim or 0.0)
             for name in uploads[0]
         }
     if kind == "bounded":
-        uploads = _bounded(uploads, model)
+        uploads = _bound_updates(uploads, model)
     return average(uploads, weights)
 
 
 def describe(kind: Aggregation | None, trim: float | None) -> str | None:
-    """Say how uploads were combined, for a record and its reader; None for the mean.
+    """Describe how uploads were combined, for a run record; None for the mean.
 
     >>> describe("trimmed", 0.2)
     'of every number the lowest and the highest uploads are left out, 20% of the weight each'
     """
     if kind == "trimmed":
-        part = f"{trim:.0%} of the weight each"
-        return f"of every number the lowest and the highest uploads are left out, {part}"
+        share = f"{trim:.0%} of the weight each"
+        return f"of every number the lowest and the highest uploads are left out, {share}"
     return "updates are cut to the median of their lengths" if kind == "bounded" else None
 
 
-def _trimmed(
+def _trim_uploads(
     leaves: Sequence[NDArray[Any]], weights: NDArray[np.float64], trim: float
 ) -> NDArray[np.float64]:
+    """Return the trimmed mean of one array of the model over the uploads."""
     flat = [leaf.reshape(-1) for leaf in leaves]
     out = np.empty(flat[0].size)
     for at in range(0, out.size, BLOCK):
@@ -210,15 +208,16 @@ def _trimmed(
     return out.reshape(leaves[0].shape)
 
 
-def _bounded(
+def _bound_updates(
     uploads: Sequence[Mapping[str, Any]], model: Mapping[str, Any]
 ) -> list[dict[str, NDArray[np.float64]]]:
+    """Return the uploads with every update cut to the median length."""
     start = {name: np.asarray(leaf, dtype=np.float64) for name, leaf in model.items()}
-    moved = [{name: np.asarray(u[name], np.float64) - start[name] for name in u} for u in uploads]
-    lengths = [float(np.sqrt(sum(np.sum(leaf**2) for leaf in own.values()))) for own in moved]
+    moves = [{name: np.asarray(u[name], np.float64) - start[name] for name in u} for u in uploads]
+    lengths = [float(np.sqrt(sum(np.sum(leaf**2) for leaf in move.values()))) for move in moves]
     most = sorted(lengths)[(len(lengths) - 1) // 2]
     cuts = [min(1.0, most / length) if length else 1.0 for length in lengths]
     return [
-        {name: start[name] + cut * leaf for name, leaf in own.items()}
-        for own, cut in zip(moved, cuts, strict=True)
+        {name: start[name] + cut * leaf for name, leaf in move.items()}
+        for move, cut in zip(moves, cuts, strict=True)
     ]

@@ -1,14 +1,14 @@
-"""The contract of a schedule: a value that turns public progress into the next round, or a stop.
+"""The interface of a schedule: a value that turns public progress into the next round, or a stop.
 
     progress = schedule.start(loss of the initial model)
     while (round := schedule.round(progress)) is not None:
         ... train round `round.t`, evaluate the new model ...
         progress = schedule.advance(progress, loss of the new model)
 
-A schedule holds no state and changes nothing: all that it may look at is in `Progress`, and all of
-that is public (losses on a public set, or noised ones that were paid for). The horizon never grows,
-every run ends after at most `rounds` rounds, and what a client makes of a `Round` is bounded by its
-own tank: a schedule can waste fuel, never overspend it.
+A schedule holds no state. It sees only `Progress`, and all of that is public (losses on a public
+set, or noised losses that were paid for). The horizon never grows, and every run ends after at most
+`rounds` rounds. What a client does in a `Round` is bounded by its own tank: a schedule can waste
+budget, never overspend it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sottovoce.errors import InputError
 
 @dataclass(frozen=True)
 class Round:
-    """One round to be done: its number, the horizon T as it stands, and the noise's scale.
+    """One round to be done: its number, the horizon T as it stands, and the scale of the noise.
 
     With `spread` None a client's noise follows from what is left in its tank, σ = Δ·√(r/left).
     Otherwise it is `scale` times the noise of `spread` equal rounds: σ = scale·Δ·√(R₀/left₀), with
@@ -37,10 +37,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Progress:
-    """All that a schedule may look at.
+    """All that a schedule may see.
 
     `done` rounds are finished, `horizon` is T as it stands, `recent` are the newest losses (as many
-    as the schedule wants to see), `last_discount` is the round after which T last shrank.
+    as the schedule needs), `last_discount` is the round after which T last shrank.
     """
 
     done: int
@@ -63,15 +63,15 @@ class Schedule(Protocol):
         ...
 
     def start(self, loss: float | None) -> Progress:
-        """Progress before the first round; `loss` is V(w⁰), None while nobody has told it."""
+        """Return the progress before the first round; `loss` is V(w⁰), or None if not known yet."""
         ...
 
     def round(self, progress: Progress) -> Round | None:
-        """The next round, or None to stop."""
+        """Return the next round, or None to stop."""
         ...
 
     def advance(self, progress: Progress, loss: float) -> Progress:
-        """Progress after one more round that led to this loss."""
+        """Return the progress after one more round, whose model has this loss."""
         ...
 
 

@@ -1,22 +1,22 @@
 """Theorems 2 and 3: how far from the optimum T rounds may end, and the best T.
 
-Both forms of the bound are h(T) = A^T·Θ + (1 − A^T)·(B·T + c): the start is forgotten, the noise
-(which grows with T, because a fixed budget is shared by more rounds) and the sampling of clients
-are not. A = 1 − 2μη + μη²L, Θ = F(w⁰) − F(w*).
+Both forms of the bound are h(T) = A^T·Θ + (1 − A^T)·(B·T + c). The error of the first model fades
+with T; that of the noise grows with T, because a fixed budget is shared by more rounds, and that of
+sampling clients stays. A = 1 − 2μη + μη²L, Θ = F(w⁰) − F(w*).
 
 As printed (eq. 22), with κ₀ = L²Δ²/μ, κ₁ = η²L²ε̄/(2μ):
 
     B = κ₀·K/U²·Σ_i ln(1/δ_i)/ε_i²,    c = κ₁·U(U−K)/(K(U−1)).
 
-It loses the model's dimension d and a factor 1/K, and holds for η = 1/L only. Derived anew, with
-1 − A = μη(2 − ηL), E‖n‖² = d/(KU)·Σσ_i² and σ_i² = Δ_i²·qT/c_i, where c_i is what the budget of
-client i is worth to a client that takes part in every round (μ(ε_i, δ_i)² for `exact`,
-ε²/(2 ln 1/δ) for the paper's formula):
+It lacks the model's dimension d and a factor 1/K, and holds for η = 1/L only. Derived again, with
+1 − A = μη(2 − ηL), E‖n‖² = d/(KU)·Σσ_i² and σ_i² = Δ_i²·qT/c_i, where c_i is the capacity of
+client i if it takes part in every round (μ(ε_i, δ_i)² for `exact`, ε²/(2 ln 1/δ) for the paper's
+formula):
 
     B = L·d/(2U²(1−A))·Σ_i Δ_i²/c_i,   c = η²L·ε̄²(U−K)/(2(1−A)K(U−1)),
 
-independent of K in its noise term. ε̄² is the mean *squared* divergence of the clients' gradients.
-Neither form knows of the bias that clipping adds.
+whose noise term does not depend on K. ε̄² is the mean *squared* divergence of the clients'
+gradients. Neither form includes the bias of clipping.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sottovoce.errors import InputError
 
 @dataclass(frozen=True)
 class Landscape:
-    """What the theorems assume of the loss: L-smooth, PL with μ, Θ above its minimum at the start.
+    """What the theorems assume: an L-smooth loss, PL with μ, that starts Θ above its minimum.
 
     `divergence` is the mean over clients of ‖∇F_i − ∇F‖² (the printed form takes it as ε̄).
     """
@@ -78,12 +78,12 @@ class Landscape:
 
 @dataclass(frozen=True)
 class Bound:
-    """h(T) = A^T·Θ + (1 − A^T)·(B·T + c). Made by `Bound.printed` or `Bound.derived`.
+    """h(T) = A^T·Θ + (1 − A^T)·(B·T + c), made by `from_paper` or `from_derivation`.
 
     `progress` is 1 − A, `gap` Θ, `noise` B and `sampling` c.
 
     >>> loss = Landscape(smoothness=1.0, curvature=0.05, gap=2.0, learning_rate=1.0)
-    >>> h = Bound.derived(loss, sensitivity=[0.01] * 50, worth=[2.0] * 50, per_round=50,
+    >>> h = Bound.from_derivation(loss, sensitivity=[0.01] * 50, worth=[2.0] * 50, per_round=50,
     ...                   dimension=10_000)
     >>> h.best_rounds()
     9
@@ -109,7 +109,7 @@ class Bound:
             )
 
     @classmethod
-    def printed(
+    def from_paper(
         cls,
         loss: Landscape,
         *,
@@ -118,9 +118,9 @@ class Bound:
         delta: ArrayLike,
         per_round: int,
     ) -> Self:
-        """Theorem 2 as it stands in the paper, eq. (22)."""
+        """Return the bound of Theorem 2 as it stands in the paper, eq. (22)."""
         epsilon, delta = np.broadcast_arrays(np.atleast_1d(epsilon), np.atleast_1d(delta))
-        U, K = len(epsilon), _cohort(per_round, len(epsilon))
+        U, K = len(epsilon), _check_per_round(per_round, len(epsilon))
         kappa0 = loss.smoothness**2 * sensitivity**2 / loss.curvature
         kappa1 = loss.learning_rate**2 * loss.smoothness**2 * loss.divergence / (2 * loss.curvature)
         return cls(
@@ -131,7 +131,7 @@ class Bound:
         )
 
     @classmethod
-    def derived(
+    def from_derivation(
         cls,
         loss: Landscape,
         *,
@@ -140,9 +140,9 @@ class Bound:
         per_round: int,
         dimension: int,
     ) -> Self:
-        """Theorem 2 derived anew: any η ≤ 1/L, d parameters, Δ_i and c_i of each client."""
+        """Return the bound derived again: any η ≤ 1/L, d parameters, Δ_i and c_i of each client."""
         sensitivity, worth = np.broadcast_arrays(np.atleast_1d(sensitivity), np.atleast_1d(worth))
-        U, K = len(worth), _cohort(per_round, len(worth))
+        U, K = len(worth), _check_per_round(per_round, len(worth))
         L, rest = loss.smoothness, loss.progress
         spread = loss.learning_rate**2 * L * loss.divergence / (2 * rest)
         return cls(
@@ -153,7 +153,7 @@ class Bound:
         )
 
     def __call__(self, rounds: ArrayLike) -> np.ndarray:
-        """h(T), for one T or many."""
+        """Return h(T), for one T or many."""
         T = np.asarray(rounds, dtype=np.float64)
         left = np.exp(self._log_a * T)
         return np.asarray(left * self.gap + (1 - left) * (self.noise * T + self.sampling))
@@ -164,13 +164,13 @@ class Bound:
 
     @property
     def convex_until(self) -> float:
-        """Theorem 3: h is convex exactly while T < (Θ − c)/B + 2/|ln A|, and rises beyond."""
+        """The T below which h is convex, (Θ − c)/B + 2/|ln A|; beyond it h rises (Theorem 3)."""
         if self.noise == 0:
             return math.inf
         return (self.gap - self.sampling) / self.noise + 2 / -self._log_a
 
     def best_rounds(self, most: int = 10**9) -> int:
-        """The T ≥ 1 (at most `most`) with the smallest h(T): h has one minimum."""
+        """Return the T from 1 to `most` with the smallest h(T); h has one minimum."""
         low, high = 1, most
         while low < high:  # the sign of h(T+1) − h(T) changes once, from falling to rising
             middle = (low + high) // 2
@@ -186,7 +186,7 @@ class Bound:
         return B * (1 - left * (1 - rest)) - left * rest * (self.gap - self.sampling - B * T) >= 0
 
 
-def _cohort(per_round: int, clients: int) -> int:
+def _check_per_round(per_round: int, clients: int) -> int:
     if not isinstance(per_round, int) or not 1 <= per_round <= clients:
         raise InputError.of("per_round", per_round, f"from 1 to {clients}", "it is K of U clients")
     return per_round

@@ -1,7 +1,7 @@
 """`sottovoce calibrate` as a function: from a budget and a federation to the noise, numbers only.
 
 For a fixed number of rounds T and balanced cohorts: R = ⌈K·T/U⌉ releases of sensitivity Δ, each
-with σ = Δ·√(R / capacity). Beside it stands what the paper's Theorem 1 would add, and what that
+with σ = Δ·√(R / capacity). The result also has the noise of the paper's Theorem 1, and what that
 noise really guarantees.
 """
 
@@ -30,14 +30,14 @@ from sottovoce.privacy.budget import (
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.base import require_rounds
-from sottovoce.schedules.cohort import planned
+from sottovoce.schedules.pricing import plan_turns
 
-MOST = 10**9  # of rounds, clients and samples: more is a slip of the keyboard
+MOST = 10**9  # rounds, clients or samples: more is taken for a typing error
 
 
 @dataclass(frozen=True)
 class CalibrationRequest:
-    """What is asked, resolved: `per_round` is K (every client if it was not given)."""
+    """The request with defaults applied: `per_round` is K (every client if it was not given)."""
 
     epsilon: float
     delta: float
@@ -51,14 +51,14 @@ class CalibrationRequest:
     calibration: Calibration
 
     def warning(self) -> str | None:
-        """Return a sentence where δ promises too little."""
+        """Return a warning of one sentence if δ is too large, else None."""
         units = self.samples if self.unit == "record" else self.clients
         return warn_of_delta(self.delta, units, unit=self.unit)
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The answer. `to_json` is the contract of `sottovoce calibrate --json`."""
+    """The result. `to_json` is the contract of `sottovoce calibrate --json`."""
 
     request: CalibrationRequest
     sensitivity: float
@@ -74,7 +74,7 @@ class Calibrated:
     auc: float
 
     def to_json(self) -> dict[str, Any]:
-        """One object, as `sottovoce schema calibrate` describes it."""
+        """Return one object, as `sottovoce schema calibrate` describes it."""
         return {
             "request": asdict(self.request),
             "sensitivity": self.sensitivity,
@@ -105,7 +105,7 @@ def calibrate(
     unit: Unit | None = None,
     calibration: Calibration | None = None,
 ) -> Calibrated:
-    """The noise a budget buys. What is not given is taken from the embedded default plan.
+    """Return the noise a budget buys. Values not given come from the embedded default plan.
 
     >>> answer = calibrate(epsilon=20, delta=1e-3, rounds=200, clients=50, samples=800)
     >>> round(answer.mu, 6), answer.participations
@@ -115,27 +115,27 @@ def calibrate(
     """
     plan = default_plan()
     request = CalibrationRequest(
-        epsilon=_or(epsilon, plan["privacy"]["epsilon"]),
-        delta=_or(delta, plan["privacy"]["delta"]),
-        rounds=_or(rounds, plan["rounds"]["rounds"]),
-        clients=(u := _or(clients, plan["data"]["clients"])),
-        per_round=_or(per_round, u),
-        samples=_or(samples, plan["data"]["samples"]),
-        clip=_or(clip, plan["local"]["clip"]),
-        learning_rate=_or(learning_rate, plan["local"]["learning_rate"]),
-        unit=_or(unit, plan["local"]["unit"]),
-        calibration=_or(calibration, plan["privacy"]["calibration"]),
+        epsilon=_use_default(epsilon, plan["privacy"]["epsilon"]),
+        delta=_use_default(delta, plan["privacy"]["delta"]),
+        rounds=_use_default(rounds, plan["rounds"]["rounds"]),
+        clients=(u := _use_default(clients, plan["data"]["clients"])),
+        per_round=_use_default(per_round, u),
+        samples=_use_default(samples, plan["data"]["samples"]),
+        clip=_use_default(clip, plan["local"]["clip"]),
+        learning_rate=_use_default(learning_rate, plan["local"]["learning_rate"]),
+        unit=_use_default(unit, plan["local"]["unit"]),
+        calibration=_use_default(calibration, plan["privacy"]["calibration"]),
     )
-    return _solve(request)
+    return _solve_request(request)
 
 
-def _solve(ask: CalibrationRequest) -> Calibrated:
+def _solve_request(ask: CalibrationRequest) -> Calibrated:
     budget = Budget(ask.epsilon, ask.delta)
     recipe = Recipe(learning_rate=ask.learning_rate, clip=ask.clip, unit=ask.unit)
     require_rounds(ask.rounds)
     for name in ("rounds", "clients", "samples"):
-        _whole(name, getattr(ask, name), MOST, "say how large the federation is")
-    _whole("per_round", ask.per_round, ask.clients, "at most all clients upload in a round")
+        _check_count(name, getattr(ask, name), MOST, "say how large the federation is")
+    _check_count("per_round", ask.per_round, ask.clients, "at most all clients upload in a round")
 
     q = ask.per_round / ask.clients
     absent = calibrations.charges_absent(ask.calibration)
@@ -143,7 +143,7 @@ def _solve(ask: CalibrationRequest) -> Calibrated:
         budget.epsilon, budget.delta, calibration=ask.calibration, sampling=q
     )
     delta_s = float(recipe.sensitivity(ask.samples))
-    turns = planned("balanced", rounds=ask.rounds, clients=ask.clients, per_round=ask.per_round)
+    turns = plan_turns("balanced", rounds=ask.rounds, clients=ask.clients, per_round=ask.per_round)
     charged = ask.rounds if absent else turns
     sigma = float(Tank.full(capacity).offer(delta_s, charged).require().sigma)
     mu_release = delta_s / sigma
@@ -182,10 +182,10 @@ def _solve(ask: CalibrationRequest) -> Calibrated:
     )
 
 
-def table(answer: Calibrated) -> str:
-    """The answer for people: what was asked, one upload, and the paper's noise beside ours.
+def format_table(answer: Calibrated) -> str:
+    """Format the result for people: the request, one upload, and the paper's noise beside ours.
 
-    >>> print(table(calibrate()).splitlines()[0])
+    >>> print(format_table(calibrate()).splitlines()[0])
     asked for     (ε, δ) = (8, 1e-05) for one record, exact calibration
     """
     ask = answer.request
@@ -250,7 +250,7 @@ def table(answer: Calibrated) -> str:
 
 @cache
 def default_plan() -> dict[str, Any]:
-    """The embedded default plan as plain data, without the machinery that checks plans.
+    """Return the embedded default plan as plain data, without loading the plan checks.
 
     >>> default_plan()["privacy"]["epsilon"]
     8.0
@@ -259,10 +259,10 @@ def default_plan() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _or(value: Any, default: Any) -> Any:
+def _use_default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _whole(name: str, value: object, most: int, remedy: str) -> None:
+def _check_count(name: str, value: object, most: int, remedy: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise InputError.of(name, value, f"a whole number from 1 to {most}", remedy)

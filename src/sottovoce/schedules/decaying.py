@@ -1,4 +1,4 @@
-"""σ falls linearly with the rounds until the budget is gone: the baseline the paper calls Lei's."""
+"""Noise that falls linearly with the rounds until the budget is spent: the paper's "Lei"."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sottovoce.schedules.base import Progress, Round, require_rounds
 class DecayingNoise:
     """σ_t = (1 − s·t)·σ₀, with σ₀ the noise of `rounds` equal rounds; stops before it overspends.
 
-    Round t uses 1 / (T₀·(1 − s·t)²) of the budget, so a run is shorter than T₀. A client that takes
-    part in all rounds can pay them all; where K < U, turns fall differently, and in the last rounds
-    a client may find its tank too low and decline.
+    Round t costs 1 / (T₀·(1 − s·t)²) of the budget, so a run is shorter than T₀. A client that
+    takes part in all rounds can pay for all. Where K < U, a client may be asked in other rounds
+    than planned, find its tank too low in the last ones, and decline.
 
     >>> schedule = DecayingNoise(rounds=200, slope=0.004)
     >>> schedule.affordable
@@ -36,7 +36,7 @@ class DecayingNoise:
 
     @property
     def affordable(self) -> int:
-        """How many rounds a client that takes part in all of them can pay, in the tank's units."""
+        """The number of rounds for which a client can pay that takes part in all of them."""
         left = FULL
         for t in range(self.rounds):
             scale = 1 - self.slope * t
@@ -49,20 +49,20 @@ class DecayingNoise:
 
     @property
     def steady(self) -> bool:
-        """Whether no loss changes the horizon: so it is."""
+        """Whether no loss changes the horizon: always true."""
         return True
 
     def start(self, loss: float | None) -> Progress:
-        """Nothing done; the horizon is what the budget affords."""
+        """Start with the horizon that the budget affords."""
         return Progress(done=0, horizon=self.affordable)
 
     def round(self, progress: Progress) -> Round | None:
-        """The next round with its smaller noise."""
+        """Return the next round, with less noise than the one before."""
         t = progress.done
         if t >= progress.horizon:
             return None
         return Round(t, progress.horizon, scale=1 - self.slope * t, spread=self.rounds)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
-        """One more done."""
+        """Count one more round."""
         return replace(progress, done=progress.done + 1)

@@ -26,19 +26,19 @@ class FixedRounds:
 
     @property
     def steady(self) -> bool:
-        """Whether no loss changes the horizon: so it is."""
+        """Whether no loss changes the horizon: always true."""
         return True
 
     def start(self, loss: float | None) -> Progress:
-        """Nothing done, T = T₀."""
+        """Start with T = T₀."""
         return Progress(done=0, horizon=self.rounds)
 
     def round(self, progress: Progress) -> Round | None:
-        """The next of T rounds."""
+        """Return the next of T rounds."""
         if progress.done >= progress.horizon:
             return None
         return Round(t=progress.done, horizon=progress.horizon)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
-        """One more done."""
+        """Count one more round."""
         return replace(progress, done=progress.done + 1)

@@ -1,14 +1,14 @@
-"""What the server does with the averaged upload once it has come: small values, composed.
+"""The server's optimiser: what the server does with the averaged upload.
 
-    previous model, averaged upload ─(momentum, decay)→ next model ─(average, best)→ handed out
+    previous model, averaged upload ─(momentum, decay)→ next model ─(average, best)→ final model
 
-All of it is free. Its inputs are what clients have released, with their noise in it, and the loss
-on the validation rows, which are public or else not covered by the guarantee; a function of these
-tells nothing more about a record that was trained on (privacy survives post-processing). Tanks,
-prices and σ do not know that this file exists.
+It costs no privacy. Its inputs are noised uploads and the loss on the validation rows, which are
+public or else not covered by the guarantee. A function of these reveals nothing more about a record
+that was trained on (differential privacy is closed under post-processing), so that tanks, prices
+and σ do not depend on this file.
 
-Arrays here are numpy's in a federation and JAX's in the compiled round: only + − × are used on
-them, so that both are the same few lines.
+Arrays are numpy's in a federation and JAX's in the compiled round: the same lines serve both,
+because they use only +, − and ×.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sottovoce.errors import InputError
 
 DecayKind: TypeAlias = Literal["linear", "cosine", "root"]
 Leaves: TypeAlias = Mapping[Any, Any]  # a model: name → array
-Memory: TypeAlias = dict[str, Leaves]  # what is kept from round to round: part → model
+Memory: TypeAlias = dict[str, Leaves]  # models kept from round to round: velocity, average, best
 
 
 @dataclass(frozen=True)
 class Momentum:
-    """v ← βv + (w̄ − w): steps in the same direction add up, noise does so less.
+    """v ← βv + (w̄ − w): steps in the same direction add up, noise adds up less.
 
     >>> Momentum(0.9).beta
     0.9
@@ -46,7 +46,7 @@ class Momentum:
 
 @dataclass(frozen=True)
 class Decay:
-    """s_t, by which the step of round t of T is shortened: long at first, short when noise rules.
+    """s_t, the factor of the step of round t of T: large at first, small when noise dominates.
 
     linear 1 − t/T, cosine (1 + cos πt/T)/2, root 1/√(1 + t).
 
@@ -57,7 +57,7 @@ class Decay:
     kind: DecayKind
 
     def scale(self, t: int, horizon: int) -> float:
-        """s_t; a horizon that shrank below t counts as t + 1."""
+        """Return s_t; a horizon that shrank below t counts as t + 1."""
         if self.kind == "root":
             return 1 / math.sqrt(1 + t)
         done = t / max(horizon, t + 1)
@@ -66,7 +66,7 @@ class Decay:
 
 @dataclass(frozen=True)
 class ExponentialAverage:
-    """a ← κa + (1 − κ)w; of the first 1/(1 − κ) iterates the plain mean, so that w⁰ has no part.
+    """a ← κa + (1 − κ)w; the first 1/(1 − κ) iterates get a plain mean, so that w⁰ does not count.
 
     >>> [round(ExponentialAverage(0.5).share(n, 0, 1), 2) for n in range(3)]
     [1.0, 0.5, 0.5]
@@ -81,50 +81,50 @@ class ExponentialAverage:
             )
 
     def counts(self, t: int, horizon: int) -> bool:
-        """Whether the iterate of round t is averaged: each is."""
+        """Return whether the iterate of round t is averaged: always."""
         return True
 
     def share(self, averaged: int, t: int, horizon: int) -> float:
-        """What the newest iterate counts after `averaged` others."""
+        """Return the weight of the newest iterate after `averaged` others."""
         return max(1 - self.keep, 1 / (1 + averaged))
 
 
 @dataclass(frozen=True)
 class TailAverage:
-    """The mean of the iterates of the last part of the rounds.
+    """The mean of the iterates of the last rounds, a `fraction` of all.
 
     >>> [round(TailAverage(0.5).share(max(0, t - 2), t, 4), 2) for t in range(4)]
     [1, 1, 1.0, 0.5]
     """
 
-    part: float
+    fraction: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.part <= 1:
+        if not 0 < self.fraction <= 1:
             raise InputError.of(
-                "tail", self.part, "above 0 and at most 1", "0.5 averages the second half"
+                "tail", self.fraction, "above 0 and at most 1", "0.5 averages the second half"
             )
 
     def counts(self, t: int, horizon: int) -> bool:
-        """Whether round t is one of the last: t + 1 > (1 − part)·T."""
-        return t + 1 > (1 - self.part) * horizon
+        """Return whether round t is one of the last: t + 1 > (1 − fraction)·T."""
+        return t + 1 > (1 - self.fraction) * horizon
 
     def share(self, averaged: int, t: int, horizon: int) -> float:
-        """1/(1 + averaged) of the last rounds; before them the newest iterate stands for all."""
+        """Return 1/(1 + averaged) in the last rounds; before them the newest iterate is all."""
         return 1 / (1 + averaged) if self.counts(t, horizon) else 1
 
 
-class Numbers(NamedTuple):
-    """What a round's arithmetic needs, a number each; of a batch an array each."""
+class StepInputs(NamedTuple):
+    """Inputs of the server step: scalars for one run, arrays for a batch."""
 
     momentum: Any  # β, or 0
     scale: Any  # s_t, or 1
-    share: Any  # of the newest iterate in the average, or 1
-    best: Any  # the public loss to beat
+    share: Any  # weight of the newest iterate in the average, or 1
+    best: Any  # the smallest public loss so far
 
 
 class Marks(NamedTuple):
-    """The numbers that are kept from round to round."""
+    """The counters that are kept from round to round."""
 
     averaged: int = 0
     best: float = math.inf  # public loss of the best model so far
@@ -134,8 +134,8 @@ class Marks(NamedTuple):
 NO_MARKS = Marks()
 
 
-class Closed(NamedTuple):
-    """After a round: the next model, what is kept, and the loss of what would be handed out."""
+class StepResult(NamedTuple):
+    """The next model, the memory, and the public loss of the candidate (NaN if not needed)."""
 
     params: dict[Any, Any]
     memory: Memory
@@ -144,9 +144,9 @@ class Closed(NamedTuple):
 
 @dataclass(frozen=True)
 class Finish:
-    """The parts that a plan names; without any, the averaged upload is the next model.
+    """The server's optimiser of a plan; by default the averaged upload is the next model.
 
-    >>> Finish().idle, Finish(momentum=Momentum(0.5), best=True).parts
+    >>> Finish().idle, Finish(momentum=Momentum(0.5), best=True).memory_names
     (True, ('velocity', 'best'))
     """
 
@@ -158,35 +158,35 @@ class Finish:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.parts and self.decay is None
+        return not self.memory_names and self.decay is None
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The models that are kept beside the newest."""
+    def memory_names(self) -> tuple[str, ...]:
+        """The names of the models that are kept besides the newest."""
         kept = {"velocity": self.momentum, "average": self.average, "best": self.best or None}
-        return tuple(name for name, part in kept.items() if part is not None)
+        return tuple(name for name, setting in kept.items() if setting is not None)
 
     def begin(self, first: Leaves) -> Memory:
-        """The memory before the first round."""
-        still = {name: np.zeros_like(leaf) for name, leaf in first.items()}
-        return {part: still if part == "velocity" else dict(first) for part in self.parts}
+        """Return the memory before the first round."""
+        zero = {name: np.zeros_like(leaf) for name, leaf in first.items()}
+        return {name: zero if name == "velocity" else dict(first) for name in self.memory_names}
 
-    def numbers(self, marks: Marks, t: int, horizon: int) -> Numbers:
-        """Those of round t.
+    def step_inputs(self, marks: Marks, t: int, horizon: int) -> StepInputs:
+        """Return the inputs of the step of round t.
 
-        >>> Finish(decay=Decay("linear")).numbers(Marks(), 1, 4)
-        Numbers(momentum=0.0, scale=0.75, share=1.0, best=inf)
+        >>> Finish(decay=Decay("linear")).step_inputs(Marks(), 1, 4)
+        StepInputs(momentum=0.0, scale=0.75, share=1.0, best=inf)
         """
-        own = self.average
-        return Numbers(
+        average = self.average
+        return StepInputs(
             momentum=0.0 if self.momentum is None else self.momentum.beta,
             scale=1.0 if self.decay is None else self.decay.scale(t, horizon),
-            share=1.0 if own is None else float(own.share(marks.averaged, t, horizon)),
+            share=1.0 if average is None else float(average.share(marks.averaged, t, horizon)),
             best=marks.best,
         )
 
-    def marked(self, marks: Marks, t: int, horizon: int, offered: float) -> Marks:
-        """The marks after round t, whose model on offer has this public loss."""
+    def update_marks(self, marks: Marks, t: int, horizon: int, offered: float) -> Marks:
+        """Return the marks after round t, whose candidate has the public loss `offered`."""
         if self.average is not None and self.average.counts(t, horizon):
             marks = marks._replace(averaged=marks.averaged + 1)
         if self.best and offered < marks.best:
@@ -202,8 +202,8 @@ class Finish:
         previous: Leaves,
         averaged: Leaves,
         loss: Callable[[dict[Any, Any]], float],
-    ) -> Closed:
-        """Round t in numpy; `loss` is that on the server's public rows, asked for `best` alone.
+    ) -> StepResult:
+        """Take the step of round t in numpy; `best` alone needs `loss`, on the public rows.
 
         >>> done = Finish(decay=Decay("linear")).close(
         ...     Marks(), 2, 4, {}, {"w": np.zeros(1)}, {"w": np.ones(1)}, loss=lambda _: 0.0)
@@ -211,20 +211,20 @@ class Finish:
         [0.5]
         """
         if self.idle:
-            return Closed(dict(averaged), memory, math.nan)
-        numbers = self.numbers(marks, t, horizon)
+            return StepResult(dict(averaged), memory, math.nan)
+        numbers = self.step_inputs(marks, t, horizon)
         with np.errstate(over="ignore", invalid="ignore"):
-            params, memory = step(numbers, memory, previous, averaged)
+            params, memory = take_step(numbers, memory, previous, averaged)
         offered = math.nan
         if self.best:
-            offered = loss(dict(on_offer(memory, params)))
+            offered = loss(dict(choose_candidate(memory, params)))
             memory = keep_better(memory, params, offered < marks.best, np.where)
-        return Closed(params, memory, offered)
+        return StepResult(params, memory, offered)
 
-    def words(self, marks: Marks) -> str | None:
-        """What was done, for a record and its reader; None where nothing was.
+    def describe(self, marks: Marks) -> str | None:
+        """Describe what was done, for a run record; None if nothing was.
 
-        >>> Finish(average=TailAverage(0.5)).words(Marks(3))
+        >>> Finish(average=TailAverage(0.5)).describe(Marks(3))
         'the model is the mean of the last 3 iterates'
         """
         said = []
@@ -243,13 +243,13 @@ class Finish:
         return "; ".join(said) or None
 
 
-def step(
-    numbers: Numbers, memory: Memory, previous: Leaves, averaged: Leaves
+def take_step(
+    numbers: StepInputs, memory: Memory, previous: Leaves, averaged: Leaves
 ) -> tuple[dict[Any, Any], Memory]:
-    """The next model w + s·v with v = βv + (w̄ − w), and the memory with v and the average in it.
+    """Return the next model w + s·v, v = βv + (w̄ − w), and the memory with v and the average.
 
     >>> one = {"w": np.ones(1)}
-    >>> step(Numbers(0.5, 1.0, 1.0, 0.0), {"velocity": one}, one, {"w": np.array([3.0])})[0]
+    >>> take_step(StepInputs(0.5, 1.0, 1.0, 0.0), {"velocity": one}, one, {"w": np.array([3.0])})[0]
     {'w': array([3.5])}
     """
     moved = {name: averaged[name] - leaf for name, leaf in previous.items()}
@@ -268,21 +268,21 @@ def step(
     return new, memory
 
 
-def on_offer(memory: Memory, newest: Leaves) -> Leaves:
-    """What could be handed out after this round: the average where there is one."""
+def choose_candidate(memory: Memory, newest: Leaves) -> Leaves:
+    """Return the model that this round proposes: the average if there is one, else the newest."""
     return memory.get("average", newest)
 
 
 def keep_better(memory: Memory, newest: Leaves, better: Any, where: Callable[..., Any]) -> Memory:
-    """The memory with the best model so far; `where` is numpy's or JAX's."""
-    offered, old = on_offer(memory, newest), memory["best"]
+    """Return the memory with the best model so far; `where` is numpy's or JAX's."""
+    offered, old = choose_candidate(memory, newest), memory["best"]
     return memory | {"best": {name: where(better, offered[name], old[name]) for name in old}}
 
 
-def handed(memory: Memory, newest: Leaves) -> Leaves:
-    """The model that is handed out: the best, else the average, else the newest.
+def choose_model(memory: Memory, newest: Leaves) -> Leaves:
+    """Return the final model: the best, else the average, else the newest.
 
-    >>> handed({"average": {"w": 1}}, {"w": 2})
+    >>> choose_model({"average": {"w": 1}}, {"w": 2})
     {'w': 1}
     """
-    return memory.get("best", on_offer(memory, newest))
+    return memory.get("best", choose_candidate(memory, newest))

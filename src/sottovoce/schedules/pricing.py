@@ -1,24 +1,86 @@
-"""What a client makes of a round: the announced horizon and its own tank become its noise.
+"""Who takes part in a round, and the noise that a client derives from it.
 
-The server announces `Round(t, horizon, …)`; how many turns that leaves, and what each may cost, the
-client works out for itself. A lying server can waste a client's budget, never exceed it.
+The server sees who answers, so choosing clients at random does not amplify privacy; it only makes
+the number of a client's turns uncertain: with K of U at random, 38–48 % of the clients exceed the
+mean qT. Balanced cohorts (least asked first, ties at random) give everyone ⌊qT⌋ or ⌈qT⌉ turns.
+
+The server announces `Round(t, horizon, …)`. A client computes for itself how many turns that leaves
+and what each may cost. A lying server can waste a client's budget, never exceed it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from sottovoce.errors import InputError
 from sottovoce.privacy.budget import Calibration
 from sottovoce.privacy.calibration import charges_absent
 from sottovoce.privacy.tank import Offer, Tank
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.cohort import CohortKind, planned
 
-LOSS_SHARE = 10  # one part in ten of a turn's first release pays for the loss, where it is told
+CohortKind: TypeAlias = Literal["balanced", "random"]
+COHORTS: tuple[CohortKind, ...] = get_args(CohortKind)
+MOST_ROUNDS = 2**52  # more than a tank has units, and still exact as a float
+LOSS_SHARE = 10  # a tenth of a turn's first release pays for the loss, where clients send it
+
+
+def pick_cohort(
+    kind: CohortKind,
+    *,
+    asked: NDArray[np.int64],
+    size: int,
+    rng: np.random.Generator,
+    online: NDArray[np.bool_] | None = None,
+) -> NDArray[np.int64]:
+    """Return the sorted ids of at most `size` clients. `asked` counts how often each was asked.
+
+    If fewer clients than `size` are online, all of them are picked. The caller adds one to `asked`
+    of those picked, whether they answer or not.
+
+    >>> rng = np.random.default_rng(0)
+    >>> pick_cohort("balanced", asked=np.array([3, 2, 3, 2]), size=2, rng=rng).tolist()
+    [1, 3]
+    """
+    if kind not in COHORTS:
+        raise InputError.of("cohort", kind, "balanced or random", "balanced is the default")
+    if size < 1:
+        raise InputError.of("per_round", size, "≥ 1", "say how many clients upload in a round")
+    present = np.arange(len(asked)) if online is None else np.flatnonzero(online)
+    shuffled = rng.permutation(present)
+    if kind == "balanced":
+        shuffled = shuffled[np.argsort(asked[shuffled], kind="stable")]
+    return np.sort(shuffled[:size]).astype(np.int64)
+
+
+def plan_turns(
+    kind: CohortKind, *, rounds: int, clients: int, per_round: int, charges_absent: bool = False
+) -> int:
+    """Return the number of turns a client should plan for in a run of `rounds` rounds.
+
+    balanced            ⌈K·T/U⌉, which nobody exceeds
+    random              ⌈qT + 2√(Tq(1−q))⌉, at most T: two standard deviations above the mean
+    charged when absent T, the paper's way of counting
+
+    >>> plan_turns("balanced", rounds=200, clients=50, per_round=30)
+    120
+    >>> plan_turns("random", rounds=200, clients=50, per_round=30)
+    134
+    """
+    if kind not in COHORTS:
+        raise InputError.of("cohort", kind, "balanced or random", "balanced is the default")
+    rounds = min(max(rounds, 0), MOST_ROUNDS)  # a server may announce anything
+    if charges_absent:
+        return rounds
+    if kind == "balanced":
+        return -(-per_round * rounds // clients)
+    q = per_round / clients
+    return min(rounds, math.ceil(q * rounds + 2 * math.sqrt(rounds * q * (1 - q))))
 
 
 @dataclass(frozen=True)
@@ -31,13 +93,13 @@ class Terms:
     calibration: Calibration = "exact"
     releases: int = 1  # of one participation
 
-    def planned(self, rounds: int) -> int:
-        """Releases a client should plan for in a run of so many rounds.
+    def plan_releases(self, rounds: int) -> int:
+        """Return the number of releases a client should plan for in a run of so many rounds.
 
-        >>> Terms(clients=50, per_round=30).planned(200)
+        >>> Terms(clients=50, per_round=30).plan_releases(200)
         120
         """
-        turns = planned(
+        turns = plan_turns(
             self.cohort,
             rounds=rounds,
             clients=self.clients,
@@ -47,31 +109,36 @@ class Terms:
         return turns * self.releases
 
 
-def offer(tank: Tank, turn: Round, terms: Terms, sensitivity: ArrayLike) -> Offer:
-    """The price of this round's next release for each client, declined where the tank is too low.
+def price_release(tank: Tank, turn: Round, terms: Terms, sensitivity: ArrayLike) -> Offer:
+    """Offer every client a price for its next release; it is declined where the tank is too low.
 
-    r = planned(T) − debits releases are to come, this one included: σ = Δ·√(r/left). A round that
-    announces a scale which no schedule has is priced so, too.
+    r = planned(T) − debits releases are to come, this one included: σ = Δ·√(r/left). A scale that
+    no schedule announces is ignored.
 
     >>> tank = Tank.full(capacity=2.0)
-    >>> offer(tank, Round(t=0, horizon=200), Terms(50, 30), sensitivity=1.0).sigma.round(4)
+    >>> price_release(tank, Round(t=0, horizon=200), Terms(50, 30), sensitivity=1.0).sigma.round(4)
     np.float64(7.746)
     """
-    return offers(tank, [turn], terms, sensitivity)
+    return price_releases(tank, [turn], terms, sensitivity)
 
 
-def offers(tank: Tank, turns: Sequence[Round], terms: Terms, sensitivity: ArrayLike) -> Offer:
-    """`offer` for several runs whose turns differ in the horizon alone; they are the first axis.
+def price_releases(
+    tank: Tank, turns: Sequence[Round], terms: Terms, sensitivity: ArrayLike
+) -> Offer:
+    """Do `price_release` for several runs, whose rounds differ only in the horizon.
+
+    The runs are the first axis of the tank.
 
     >>> runs = Tank.stack([Tank.full([2.0]), Tank.full([2.0])])
-    >>> offers(runs, [Round(0, 200), Round(0, 100)], Terms(50, 30), 1.0).sigma.round(4).tolist()
+    >>> offer = price_releases(runs, [Round(0, 200), Round(0, 100)], Terms(50, 30), 1.0)
+    >>> offer.sigma.round(4).tolist()
     [[7.746], [5.4772]]
     """
     scale, spread = turns[0].scale, turns[0].spread
     if any((turn.scale, turn.spread) != (scale, spread) for turn in turns):
-        raise ValueError("turns of one offer differ in the horizon alone")
+        raise ValueError("the rounds of one offer may differ only in the horizon")
     if spread is None or not 1e-6 <= scale <= 1e6:
-        planned = [terms.planned(turn.horizon) for turn in turns]
-        each = planned[0] if len(turns) == 1 else np.array(planned)[:, None]
-        return tank.offer(sensitivity, np.asarray(each - tank.debits))
-    return tank.offer_scaled(sensitivity, terms.planned(spread), scale)
+        releases = [terms.plan_releases(turn.horizon) for turn in turns]
+        planned = releases[0] if len(turns) == 1 else np.array(releases)[:, None]
+        return tank.offer(sensitivity, np.asarray(planned - tank.debits))
+    return tank.offer_scaled(sensitivity, terms.plan_releases(spread), scale)

@@ -37,7 +37,7 @@ from sottovoce.privacy import calibration, grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.pricing import LOSS_SHARE, Terms, offer
+from sottovoce.schedules.pricing import LOSS_SHARE, Terms, price_release
 from sottovoce.server.members import Account, Member
 
 SLACK = 8.0  # standard deviations of ‖Z‖: e⁻³² = 1.3e-14 on either side
@@ -229,7 +229,7 @@ def _limit_noise_ratio(account: Account | None, released: float, expected: Expec
         opened=np.array(int(opened / account.capacity * FULL)),
         debits=np.array(expected.debits),
     )
-    priced = offer(tank, turn, terms, 1.0)
+    priced = price_release(tank, turn, terms, 1.0)
     model = 1.0 if expected.loss_bound is None else 1 - 1 / LOSS_SHARE
     ratio = max(float(priced.sigma), floor * math.sqrt(terms.releases)) / math.sqrt(model)
     return min(ratio * (1 + 1e-6), expected.ceiling) if priced.granted else expected.ceiling

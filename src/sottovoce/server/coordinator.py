@@ -46,9 +46,8 @@ from sottovoce.runs.checkpoint import RoundDone, ServerState, done_of
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.aggregate import combine, limit_noise
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.cohort import pick
-from sottovoce.schedules.optimizer import handed
-from sottovoce.schedules.pricing import LOSS_SHARE, Terms
+from sottovoce.schedules.optimizer import choose_model
+from sottovoce.schedules.pricing import LOSS_SHARE, Terms, pick_cohort
 from sottovoce.server import checks, rounds
 from sottovoce.server.checks import AcceptedUpload, ExpectedUpload
 from sottovoce.server.federation import (
@@ -169,7 +168,7 @@ def _compute_ceiling(plan: Plan, member: Member, clients: int) -> float:
         calibration=plan.privacy.calibration,
         releases=plan.recipe().releases,
     )
-    return CEILING * math.sqrt(max(1, turns.planned(plan.rounds.rounds)) / worth)
+    return CEILING * math.sqrt(max(1, turns.plan_releases(plan.rounds.rounds)) / worth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +212,9 @@ def ask_round(
         if (room := terms.per_round - len(answers.uploads) - len(waiting)) > 0:
             free = roll.find_online()
             free[answers.asked] = False
-            more = pick(terms.cohort, asked=state.asked, size=room, rng=rng, online=free).tolist()
+            more = pick_cohort(
+                terms.cohort, asked=state.asked, size=room, rng=rng, online=free
+            ).tolist()
             answers.asked.extend(more)
             waiting += more
         if not waiting:
@@ -434,7 +435,7 @@ def conduct(
         if status != "finished":
             checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
             _remove_uploads_since(out, state.progress.done)
-        final = dict(handed(memory, params))
+        final = dict(choose_model(memory, params))
         made = _make_record(
             run.federation, roll.members, state, final, status, began, codes, versions or {}
         )

@@ -25,12 +25,11 @@ from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import Tank
 from sottovoce.runs import checkpoint
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
-from sottovoce.schedules.aggregate import by_precision, by_samples
+from sottovoce.schedules.aggregate import weigh_by_precision, weigh_by_samples
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.cohort import pick
-from sottovoce.schedules.optimizer import Closed, Leaves, Memory
-from sottovoce.schedules.pricing import LOSS_SHARE
-from sottovoce.schedules.pricing import offers as price
+from sottovoce.schedules.optimizer import Leaves, Memory, StepResult
+from sottovoce.schedules.pricing import LOSS_SHARE, pick_cohort
+from sottovoce.schedules.pricing import price_releases as price
 from sottovoce.server.federation import Federation, score_model
 
 Outcome = TypeVar("Outcome")
@@ -132,7 +131,7 @@ def apply_optimizer(
     memory: Memory,
     previous: Leaves,
     averaged: Leaves,
-) -> Closed:
+) -> StepResult:
     """Apply the server's optimiser to the averaged upload, in numpy.
 
     For engines without a compiled round: secure noise, and real clients.
@@ -256,7 +255,7 @@ def _prepare_together(
         rows_by_run = [(asked, in_cohort)] if alone else zip(asked, in_cohort, strict=True)
         for (before, chosen), seed, turn in zip(rows_by_run, seeded, turns, strict=True):
             rng = seeds.generator(seed, Purpose.COHORT, turn.t)
-            chosen[pick(terms.cohort, asked=before, size=terms.per_round, rng=rng)] = True
+            chosen[pick_cohort(terms.cohort, asked=before, size=terms.per_round, rng=rng)] = True
 
     full = states[0].tank if alone else Tank.stack([state.tank for state in states])
     tank, sensitivity = full, stack([federation.sensitivity for federation in federations])
@@ -282,7 +281,9 @@ def _prepare_together(
     mu2 = tank.spent_mu2 - full.spent_mu2
     asked = asked + in_cohort
     if all(federation.plan.server.weights == "samples" for federation in federations):
-        weight = by_samples(stack([federation.samples for federation in federations]), uploads)
+        weight = weigh_by_samples(
+            stack([federation.samples for federation in federations]), uploads
+        )
     elif alone:
         weight = weigh_uploads(first, uploads, sigma[0])
     else:
@@ -317,7 +318,9 @@ def guess_next_state(
     says later whether the guess was right.
     """
     progress = replace(state.progress, done=state.progress.done + 1)
-    marks = federation.finish.marked(state.marks, prepared.turn.t, prepared.turn.horizon, math.inf)
+    marks = federation.finish.update_marks(
+        state.marks, prepared.turn.t, prepared.turn.horizon, math.inf
+    )
     return replace(
         state,
         progress=progress,
@@ -338,9 +341,9 @@ def weigh_uploads(federation: Federation, uploads: NDArray[np.bool_], sigma: Flo
     plan = federation.plan
     samples = federation.samples if federation.counted is None else federation.counted
     if plan.server.weights == "samples":
-        return by_samples(samples, uploads)
+        return weigh_by_samples(samples, uploads)
     # A client that counts for fewer samples than it declares counts with the σ of that number.
-    return by_precision(
+    return weigh_by_precision(
         samples,
         uploads,
         sigma=sigma * (federation.samples / samples) * math.sqrt(plan.local.steps),
@@ -386,7 +389,7 @@ def close_round(
         sigma=checkpoint.kept(state.sigma, prepared.sigma[0], checkpoint.together),
         mu2=checkpoint.kept(state.mu2, prepared.mu2, np.add),
         seconds=seconds,
-        marks=federation.finish.marked(state.marks, turn.t, turn.horizon, played.offered),
+        marks=federation.finish.update_marks(state.marks, turn.t, turn.horizon, played.offered),
     )
 
 

@@ -27,7 +27,7 @@ from sottovoce.models.clipping import Inspected, clipped_sum
 from sottovoce.models.evaluate import evaluate, losses
 from sottovoce.privacy.noise import simulated
 from sottovoce.schedules import optimizer
-from sottovoce.schedules.optimizer import Numbers
+from sottovoce.schedules.optimizer import StepInputs
 
 # A round's orders as one array of bits: a transfer to an accelerator costs more than its bytes.
 
@@ -96,7 +96,7 @@ class Orders(NamedTuple):
     signal_std: Any  # [runs] float32: √(Σ p_i²σ_V,i²), for the signal `clients`
     bound: Any  # [runs] float32: B, for the signal `clients`
     key: Any  # [runs, 2] uint32: the two words of a key
-    finish: Numbers | None = None  # each [runs] float32; None where the server adds nothing
+    finish: StepInputs | None = None  # each [runs] float32; None where the server adds nothing
     # [runs, K] int32: every client with p_i > 0, each once, filled up with others; None: all rows.
     members: Any = None
 
@@ -194,11 +194,11 @@ def traced(
 
 
 def finished(
-    params: Params, averaged: Params, memory: dict[str, Params], numbers: Numbers
+    params: Params, averaged: Params, memory: dict[str, Params], numbers: StepInputs
 ) -> tuple[Params, dict[str, Params]]:
-    """`optimizer.step` on trees of arrays."""
+    """`optimizer.take_step` on trees of arrays."""
     kept: optimizer.Memory = {part: _flat(tree) for part, tree in memory.items()}
-    new, kept = optimizer.step(numbers, kept, _flat(params), _flat(averaged))
+    new, kept = optimizer.take_step(numbers, kept, _flat(params), _flat(averaged))
     return _like(params, new), {part: _like(params, leaves) for part, leaves in kept.items()}
 
 

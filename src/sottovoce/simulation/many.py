@@ -139,7 +139,7 @@ def _batches(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int
     groups: dict[Any, dict[int, list[int]]] = {}
     for i, (federation, _) in enumerate(runs):
         own = federation.plan
-        server = federation.finish.idle, federation.finish.parts  # whose numbers may differ
+        server = federation.finish.idle, federation.finish.memory_names  # whose numbers may differ
         alike = (own.data, federation.model, own.server.signal, own.local.steps, own.noise, server)
         groups.setdefault(alike, {}).setdefault(id(federation.held), []).append(i)
     for splits in groups.values():

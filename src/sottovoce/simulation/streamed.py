@@ -29,7 +29,7 @@ from sottovoce.privacy import seeds
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.noise import simulated
 from sottovoce.privacy.seeds import Purpose
-from sottovoce.schedules.optimizer import Numbers
+from sottovoce.schedules.optimizer import StepInputs
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, put_on_device
 from sottovoce.simulation import interrupts
@@ -81,7 +81,7 @@ class Streamed:
         params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
         step, told = total(federation, params, paid.weight)
         own = stack_numbers([federation.finish], [run.state.marks], [paid.turn])
-        alone = None if own is None else Numbers(*(part[0] for part in own))
+        alone = None if own is None else StepInputs(*(part[0] for part in own))
         noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
         new, memory, said = _close(model, params, memory, step, noise, alone, *self.valid)
         loss, accuracy, offered = np.asarray(said).tolist()
@@ -157,7 +157,7 @@ def _close(
     memory: dict[str, Params],
     step: Params,
     noise: tuple[Array, Array, Array],
-    own: Numbers | None,
+    own: StepInputs | None,
     valid_x: Array,
     valid_y: Array,
 ) -> tuple[Params, dict[str, Params], Array]:

@@ -21,7 +21,7 @@ from sottovoce.privacy.tank import stack_rows
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.optimizer import Finish, Marks, Numbers
+from sottovoce.schedules.optimizer import Finish, Marks, StepInputs
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, put_on_device
 from sottovoce.simulation.compiled import Orders, StackedRows, play
@@ -134,7 +134,7 @@ def orders_of(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
 
 def stack_numbers(
     finishes: Sequence[Finish], marks: Sequence[Marks], turns: Sequence[Round | None]
-) -> Numbers | None:
+) -> StepInputs | None:
     """A round's numbers for a batch, an array each; None where every upload is left as it is.
 
     A run that is over has no turn: whatever its seat computes is thrown away.
@@ -146,10 +146,12 @@ def stack_numbers(
     if finishes[0].idle:
         return None
     numbers = [
-        finish.numbers(mark, 0, 1) if turn is None else finish.numbers(mark, turn.t, turn.horizon)
+        finish.step_inputs(mark, 0, 1)
+        if turn is None
+        else finish.step_inputs(mark, turn.t, turn.horizon)
         for finish, mark, turn in zip(finishes, marks, turns, strict=True)
     ]
-    return Numbers(*(np.array(column, np.float32) for column in zip(*numbers, strict=True)))
+    return StepInputs(*(np.array(column, np.float32) for column in zip(*numbers, strict=True)))
 
 
 FEW_ROWS = 256  # a client's; with fewer, going client by client costs more than it saves
@@ -227,7 +229,7 @@ class BatchRun(rounds.Run):
     @property
     def handed(self) -> Params:
         """The model that is handed out if the run ends here."""
-        return optimizer.handed(self.memory, self.params)
+        return optimizer.choose_model(self.memory, self.params)
 
 
 AfterRound = Callable[[BatchRun], None]

@@ -114,7 +114,7 @@ def theory(federation: Federation, seed: int) -> Theory | None:
             divergence=_divergence(federation, first),
         )
         share = eta / federation.plan.local.learning_rate
-        bound = Bound.derived(
+        bound = Bound.from_derivation(
             loss,
             sensitivity=federation.sensitivity * share,
             worth=federation.capacity,
