@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format types trust mutants figures claims bench bench-peers \
+.PHONY: help train test check lint format schemas types trust mutants figures claims bench bench-peers \
         bench-tune bench-growth bench-gpu clean
 
 help:           ## this list
@@ -46,6 +46,9 @@ lint: $(VENV)/.dev  ## style and import directions
 
 format: $(VENV)/.dev  ## put the code in order
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+schemas: $(VENV)/.run  ## the JSON Schemas, anew from the code
+	@$(BIN)/python -m sottovoce.schemas
 
 types: $(VENV)/.dev  ## mypy, strict
 	@$(BIN)/mypy

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,9 @@ from sottovoce.models.features import Hog
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds
 from sottovoce.privacy.seeds import Purpose
+
+if TYPE_CHECKING:
+    from sottovoce.runs.record import BudgetGroup, Fairness
 
 # What the server of a real federation holds itself: public rows to validate and to test on.
 #
@@ -115,7 +118,7 @@ def fairness(
     owner: NDArray[np.int32] | None,
     epsilon: NDArray[np.float64],
     delta: NDArray[np.float64],
-) -> dict[str, Any]:
+) -> Fairness:
     """Accuracy by client (least, quartiles, most) and by budget, or why there is none.
 
     `right` says of each test row whether it was predicted right, `owner` whose row it is.
@@ -136,7 +139,7 @@ def fairness(
     least, low, middle, high, most = np.quantile(each, [0, 0.25, 0.5, 0.75, 1])
     pairs, group = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
     group = group.reshape(-1)
-    by_budget = [
+    by_budget: list[BudgetGroup] = [
         {
             "epsilon": float(pairs[g, 0]),
             "delta": float(pairs[g, 1]),

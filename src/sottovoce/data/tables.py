@@ -31,6 +31,8 @@ from sottovoce.errors import DataError, InputError, PlanError
 if TYPE_CHECKING:
     import polars as pl
 
+    from sottovoce.runs.record import TableEntry
+
 
 # Samples to predict from a file: numpy arrays or a table of numbers.
 
@@ -398,7 +400,7 @@ class Layout:
             names += [column] if bounded else [f"{column}={category}" for category in spec]
         return tuple(names)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> TableEntry:
         """As it stands in a record."""
         return {
             "label": self.label,

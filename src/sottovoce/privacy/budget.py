@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from numbers import Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    from sottovoce.schemas.documents import GuaranteeEntry
 
 Unit: TypeAlias = Literal["record", "client"]
 Calibration: TypeAlias = Literal["exact", "zcdp", "paper"]
@@ -271,7 +274,7 @@ class Guarantee:
             return f"The uploads{here} of each client that discloses its budget"
         return f"Each client's uploads{here}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> GuaranteeEntry:
         """Return the guarantee as plain data, as in run records and `calibrate --json`."""
         return {
             "epsilon": self.budget.epsilon,

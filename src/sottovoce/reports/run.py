@@ -41,8 +41,7 @@ from sottovoce.reports.pages import (
     format_whole,
     render_page,
 )
-from sottovoce.runs.record import AGAIN, require_schema
-from sottovoce.runs.record import read as read_record
+from sottovoce.runs.record import AGAIN, Record, require_schema
 
 STATUSES = ("finished", "interrupted", "failed")
 SIMULATED = (
@@ -306,7 +305,7 @@ class CheckedRun:
 
 def read_run(folder: Path) -> CheckedRun:
     """Read and check the run in a folder: record.json, and trace.npz if it is there."""
-    return CheckedRun.of(read_record(folder), _trace(folder / "trace.npz"))
+    return CheckedRun.of(Record.read(folder).to_dict(), _trace(folder / "trace.npz"))
 
 
 def _trace(path: Path) -> dict[str, Any] | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.base import Progress
 from sottovoce.schedules.optimizer import NO_MARKS, Marks, Memory
+
+if TYPE_CHECKING:
+    from sottovoce.runs.record import RoundEntry
 
 # What is kept of each client round by round, and of very many clients only of all rounds together.
 #
@@ -83,15 +87,16 @@ def done_of(state: ServerState) -> RoundDone | None:
     if not state.rounds or state.exhausted:
         return None
     last = state.rounds[-1]
-    loss, sigma = last["validation_loss"], last["sigma"]["median"]
+    found = last["sigma"]["median"], last["validation_loss"], last["validation_accuracy"]
+    sigma, loss, accuracy = (math.nan if number is None else number for number in found)
     return RoundDone(
         t=last["t"],
         horizon=last["horizon"],
         next_horizon=last["next_horizon"],
         uploads=last["uploads"],
-        sigma=float("nan") if sigma is None else sigma,
-        loss=float("nan") if loss is None else loss,
-        accuracy=last["validation_accuracy"],
+        sigma=sigma,
+        loss=loss,
+        accuracy=accuracy,
         fuel=float(state.tank.left_fraction.min()),
     )
 
@@ -108,7 +113,7 @@ class ServerState:
     tank: Tank
     asked: NDArray[np.int64]
     turns: NDArray[np.int64]  # uploads of each client
-    rounds: tuple[dict[str, Any], ...]  # the record's rounds
+    rounds: tuple[RoundEntry, ...]
     sigma: tuple[NDArray[np.float64], ...]  # the trace: σ of each charged client, else NaN
     mu2: tuple[NDArray[np.float64], ...]  # the trace: what each client was charged
     initial: tuple[float, float, float | None]  # loss, accuracy and signal of the first model

@@ -1,4 +1,4 @@
-"""What happened: the run folder and its `record.json` (schema sottovoce.record/1).
+"""What happened in a run: its folder, and `Record`, the content of its `record.json`.
 
 record.json   everything below in plain JSON; NaN and infinities are null
 model.npz     the parameters, no pickle
@@ -21,88 +21,450 @@ import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from typing_extensions import TypedDict
 
 from sottovoce._version import __version__
 from sottovoce.data.files import why, write_file
 from sottovoce.errors import RunError
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.schedules.aggregate import describe
+from sottovoce.schemas.documents import (
+    STRICT,
+    AtLeastOne,
+    Count,
+    Delta,
+    DocumentSchema,
+    GuaranteeEntry,
+    NotCovered,
+    NotNegative,
+    Positive,
+    Sha256,
+    Share,
+)
 
 if TYPE_CHECKING:
     from sottovoce.server.federation import Federation
 
-
-# The record of a run folder, read back: one place that says what is missing or damaged in it.
-
-
-SCHEMA = "sottovoce.record/1"
+SCHEMA: Literal["sottovoce.record/1"] = "sottovoce.record/1"
 AGAIN = "restore the file, or run the plan again into a new folder"
-#: What every reader of a record relies on; `reports/run.py` asks for more.
-_NEEDS: dict[str, tuple[type, ...]] = {
-    "initial": (dict,),
-    "rounds": (list,),
-    "plan": (dict,),
-    "plan.model": (dict,),
-    "plan.model.name": (str,),
-    "result": (dict,),
-    "result.test_accuracy": (int, float, NoneType),
-    "result.rounds_used": (int,),
-    "result.model_sha256": (str, NoneType),
-    "guarantee": (dict, NoneType),
-}
+ROUNDS = "rounds.jsonl"
+MOST_CONFUSED = 20  # classes whose confusion matrix is kept: a larger one nobody reads
+SECTIONS = ("data", "model", "local", "privacy", "rounds", "server")  # of every plan
+Parameters = dict[str, NDArray[Any]]
+Status = Literal["finished", "interrupted", "failed"]
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The record of a run folder, or a sentence why there is none."""
-    path = Path(folder) / "record.json"
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise RunError(
-            f"{path} is missing; name a folder that `sottovoce train` has written"
-        ) from None
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be read ({error.strerror}); check that it is a file you may open"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({why(error)}); {AGAIN}") from error
-    require_schema(record)
-    for name, kinds in _NEEDS.items():
-        found: Any = record
-        for key in name.split("."):
-            if key not in found:
-                raise _damaged(f"it lacks {name!r}")
-            found = found[key]
-        if not isinstance(found, kinds):
-            raise _damaged(f"{name} is {found!r:.40}")
-    if record["guarantee"] is not None and "text" not in record["guarantee"]:
-        raise _damaged("it lacks 'guarantee.text'")
-    return dict(record)
+# The parts of a record are plain dictionaries while a run goes on: a round has no time for more.
 
 
-def require_schema(record: Any) -> None:
-    """Refuse what is no record of this kind."""
-    if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
-        found = record.get("schema") if isinstance(record, Mapping) else type(record).__name__
+def _to_whole(value: object) -> object:
+    """Return 143 for 143.0: where a client keeps its numbers to itself, they are floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[Count, BeforeValidator(_to_whole)]
+
+
+class ModelEntry(TypedDict):
+    """The form of the model, needed to load it."""
+
+    shape: list[AtLeastOne]
+    """Of one sample."""
+    classes: AtLeastOne
+    parameters: Count
+    """How many numbers are trained."""
+
+
+class TableEntry(TypedDict):
+    """How the user's own table was encoded: what predictions need."""
+
+    label: str
+    classes: Annotated[list[str], Field(min_length=2)]
+    """The label's categories, in the order of the classes."""
+    columns: dict[str, list[int | float | str]]
+    """Features in the order of the inputs: [low, high], or categories."""
+    inferred: list[str]
+    """Columns whose bounds or categories were taken from the data."""
+
+
+class Initial(TypedDict):
+    """The model before the first round."""
+
+    validation_loss: float | None
+    """Null where it is not finite, as in every round."""
+    validation_accuracy: Share | None
+    signal: NotRequired[float | None]
+
+
+class SigmaSpread(TypedDict):
+    """Noise of one coordinate of one upload, over the clients charged that disclose it."""
+
+    min: NotNegative | None
+    median: NotNegative | None
+    max: NotNegative | None
+
+
+class RoundNumbers(TypedDict):
+    """What every engine says of a round."""
+
+    t: Count
+    """From 0."""
+    horizon: Count
+    """T while the round ran."""
+    next_horizon: Count
+    """T after the round."""
+    cohort: NotRequired[list[Count]]
+    """The clients that took part, sorted, from 0; absent above 10,000 clients."""
+    uploads: NotRequired[AtLeastOne]
+    """How many clients took part."""
+    sigma: SigmaSpread
+    validation_loss: float | None
+    validation_accuracy: Share | None
+    signal: NotRequired[float | None]
+    """The loss that steered, where it is not the validation loss: the clients' own, noised (of the
+    model received) or raw."""
+
+
+class Exceptions(TypedDict, total=False):
+    """What a federation says of a round in which not every client counted in full."""
+
+    asked: list[Count]
+    """Whom the server asked, where not everyone answered with an upload."""
+    refused: dict[str, AtLeastOne]
+    """Why answers did not count, and how many: a client's own code, silent, malformed, or samples
+    (its records changed since it greeted: it paid for this upload, and is not asked again)."""
+    missing: dict[str, str]
+    """The same by the names of the clients."""
+    limited: dict[str, str]
+    """Clients of this round, by name, whose uploads count for fewer samples than they declare, and
+    why."""
+
+
+class RoundEntry(RoundNumbers, Exceptions):
+    """One round."""
+
+
+class Quartiles(TypedDict):
+    """Accuracy by client."""
+
+    min: Share | None
+    q1: Share | None
+    median: Share | None
+    q3: Share | None
+    max: Share | None
+
+
+class BudgetGroup(TypedDict):
+    """The clients that have the same budget."""
+
+    epsilon: Positive
+    delta: Positive
+    clients: AtLeastOne
+    rows: AtLeastOne
+    accuracy: Share | None
+
+
+class Fairness(TypedDict):
+    """Accuracy on test rows that clients declared public, or why it is not shown."""
+
+    shown: bool
+    why: NotRequired[str]
+    clients: NotRequired[AtLeastOne]
+    accuracy: NotRequired[Quartiles]
+    by_budget: NotRequired[list[BudgetGroup]]
+
+
+class ResultEntry(TypedDict):
+    """The final model, or the model so far."""
+
+    test_loss: float | None
+    test_accuracy: Share | None
+    rounds_used: Count
+    """The number of rounds listed."""
+    model_sha256: Sha256 | None
+    fairness: NotRequired[Fairness]
+    confusion: NotRequired[list[list[Count]]]
+    """How many test rows of class i (list) are taken for class j (place in it); absent with many
+    classes."""
+    finish: NotRequired[str]
+    """What the server made of the averaged uploads, which costs no privacy; absent: nothing."""
+    aggregation: NotRequired[str]
+    """How uploads were combined; absent: by their weighted mean."""
+
+
+class Identity(TypedDict, total=False):
+    """Who a client of a federation is."""
+
+    name: str
+    """As the client greets; told apart by key or vault where two greet alike. Federations only, as
+    are the four below."""
+    key: str | None
+    """Fingerprint of the key that its node is authenticated by, as ssh-keygen -l prints it."""
+    version: str | None
+    """Of its sottovoce."""
+    counted: Whole | None
+    """The samples that its uploads count for: those it declares, or fewer."""
+    limited: str
+    """Why they are fewer."""
+
+
+class ClientEntry(Identity):
+    """One client; null is what it keeps to itself."""
+
+    samples: Whole | None
+    epsilon: Positive | None
+    """Its own budget."""
+    delta: Delta | None
+    sensitivity: Positive | None
+    """Δ of one upload."""
+    participations: Count
+    capacity: Positive | None
+    """In μ²."""
+    spent: NotNegative | None
+    """In μ², as the client said with its last upload that counted; its own ledger also has what was
+    refused or lost since."""
+
+
+class Timing(TypedDict):
+    """When the run began, and how long it took."""
+
+    started: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(Z|\+00:00)$")]
+    """ISO 8601, UTC."""
+    seconds: NotNegative
+    seconds_per_round: NotNegative | None
+    """Null if no round was finished."""
+
+
+def _require_sections(plan: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a plan without its sections or without the name of its model."""
+    for section in SECTIONS:
+        if not isinstance(plan.get(section), dict):
+            raise ValueError(f"it lacks the section {section}")
+    if not isinstance(plan["model"].get("name"), str):
+        raise ValueError("it lacks the name of the model")
+    return plan
+
+
+ResolvedPlan = Annotated[
+    dict[str, Any],
+    AfterValidator(_require_sections),
+    Field(
+        json_schema_extra={
+            "required": [*SECTIONS],
+            "properties": {
+                "rehearsed": {
+                    "description": "How settings were chosen, as the plan says.",
+                    "type": "string",
+                },
+                **{section: {"type": "object"} for section in SECTIONS},
+            },
+        }
+    ),
+]
+Versions = Annotated[
+    dict[str, str],
+    Field(json_schema_extra={"required": ["sottovoce", "python", "numpy", "jax"]}),
+]
+
+
+class Record(BaseModel):
+    """What happened in one run: the plan as it was resolved, every round, every client, the
+    guarantee.
+
+    Numbers that are not finite are null. Above 10,000 clients, cohorts and clients are
+    left out here, and trace.npz holds clients_samples, clients_epsilon and so on.
+    """
+
+    model_config = STRICT | {"frozen": True}
+
+    schema_name: Literal["sottovoce.record/1"] = Field(alias="schema")
+    status: Status
+    engine: Literal["simulation", "flower"]
+    noise: Literal["simulated", "secure"]
+    seed: int | None
+    """Null under secure noise, which takes none."""
+    plan: ResolvedPlan
+    """The plan with every default filled in, by section."""
+    model: ModelEntry | None = None
+    initial: Initial
+    rounds: list[RoundEntry]
+    """In order; an interrupted run has those that were finished."""
+    result: ResultEntry
+    guarantee: GuaranteeEntry | None
+    """What holds for the client with the loosest budget. Null where every client keeps its budget
+    to itself."""
+    versions: Versions
+    timing: Timing
+    not_covered: NotCovered | None = None
+    """The codes, where guarantee is null."""
+    clip: Positive | None = None
+    """The clipping norm C, where the plan says median."""
+    table: TableEntry | None = None
+    clients: Annotated[list[ClientEntry], Field(min_length=1, max_length=MANY_CLIENTS)] | None = (
+        None
+    )
+    """In the order of their ids."""
+
+    @classmethod
+    def parse(cls, values: object) -> Self:
+        """Return the record with this content; refuse, in one sentence, what is none.
+
+        Unknown keys are left out: a later version may write more.
+
+        >>> Record.parse({"schema": "something else"})
+        Traceback (most recent call last):
+            ...
+        sottovoce.errors.RunError: record.json must have schema "sottovoce.record/1", got \
+'something else'; use the version of sottovoce that wrote it
+        """
+        require_schema(values)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise RunError(f"record.json is damaged, {_find_fault(error)}; {AGAIN}") from error
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the record of a run folder."""
+        path = Path(folder) / "record.json"
+        try:
+            values = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            raise RunError(
+                f"{path} is missing; name a folder that `sottovoce train` has written"
+            ) from None
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be read ({error.strerror}); check that it is a file you may open"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{path} is damaged ({why(error)}); {AGAIN}") from error
+        return cls.parse(values)
+
+    def write(self, folder: Path) -> None:
+        """Write `record.json`, whole or not at all."""
+        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
+        write_file(folder / "record.json", text.encode())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of `record.json`."""
+        return {
+            field.alias or name: value
+            for name, field in type(self).model_fields.items()
+            if (value := getattr(self, name)) is not None or field.is_required()
+        }
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """Return the JSON Schema of a record; schemas/record.json is this."""
+        schema = cls.model_json_schema(schema_generator=DocumentSchema)
+        return schema | {"title": "record.json of a run folder"}
+
+    @classmethod
+    def of_run(
+        cls,
+        federation: Federation,
+        state: ServerState,
+        params: Parameters,
+        *,
+        seed: int | None,
+        status: Status,
+        started: datetime,
+        test: tuple[float, float],
+        fairness: Fairness,
+        confusion: list[list[int]] | None = None,
+        engine: Literal["simulation", "flower"] = "simulation",
+        not_covered: Sequence[str] = (),
+        versions: Mapping[str, str] | None = None,
+        identities: Sequence[Identity] = (),
+    ) -> Self:
+        """Return the record of a run as it stands, finished or not.
+
+        `not_covered` are codes that the engine adds to the guarantee's, `versions` those of its
+        parts, `identities` what it knows of each client beside its numbers.
+        """
+        require_private(federation, state)
+        plan, done = federation.plan, len(state.rounds)
+        codes = list(federation.not_covered(*not_covered))
+        guarantee = federation.guarantee(*not_covered)
+        loss, accuracy, signal = state.initial
+        initial: Initial = {"validation_loss": loss, "validation_accuracy": accuracy}
+        if plan.server.signal != "public":
+            initial["signal"] = signal
+        result: ResultEntry = {
+            "test_loss": test[0],
+            "test_accuracy": test[1],
+            "rounds_used": done,
+            "model_sha256": model_sha256(params),
+            "fairness": fairness,
+        }
+        if confusion is not None:
+            result["confusion"] = confusion
+        if (finish := federation.finish.describe(state.marks)) is not None:
+            result["finish"] = finish
+        if (words := describe(plan.server.aggregation, plan.server.trim)) is not None:
+            result["aggregation"] = words
+        layout, few = federation.held.layout, len(state.asked) <= MANY_CLIENTS
+        try:
+            return cls(
+                schema=SCHEMA,
+                status=status,
+                engine=engine,
+                noise=plan.noise,
+                seed=seed,
+                plan=plan.to_dict(),
+                model={
+                    "shape": list(federation.held.shape),
+                    "classes": federation.held.classes,
+                    "parameters": int(sum(leaf.size for leaf in params.values())),
+                },
+                initial=_without_nan(initial),
+                rounds=_without_nan(state.rounds),
+                result=_without_nan(result),
+                guarantee=None if guarantee is None else guarantee.to_json(),
+                versions=_versions() | dict(versions or {}),
+                timing={
+                    "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                    "seconds": state.seconds,
+                    "seconds_per_round": state.seconds / max(1, done),
+                },
+                # Without a figure, what is not covered is said all the same.
+                not_covered=None if guarantee is not None else codes,
+                clip=federation.recipe.clip if plan.local.clip == "median" else None,
+                table=None if layout is None else layout.to_json(),
+                clients=_list_clients(federation, state, identities) if few else None,
+            )
+        except ValidationError as error:
+            raise RunError(
+                f"the record of this run does not fit its schema, {_find_fault(error)}; no record "
+                "was written, please report this"
+            ) from error
+
+
+def require_schema(values: object) -> None:
+    """Refuse what is no record, or one of another version."""
+    found = values.get("schema") if isinstance(values, Mapping) else type(values).__name__
+    if not isinstance(values, Mapping) or found != SCHEMA:
         raise RunError(
             f'record.json must have schema "{SCHEMA}", got {found!r:.60}; '
             "use the version of sottovoce that wrote it"
         )
 
 
-def _damaged(what: str) -> RunError:
-    return RunError(f"record.json is damaged, {what}; {AGAIN}")
-
-
-ROUNDS = "rounds.jsonl"
-MOST_CONFUSED = 20  # classes whose confusion matrix is kept: a larger one nobody reads
-Parameters = dict[str, NDArray[Any]]
+def _find_fault(error: ValidationError) -> str:
+    """Return what is wrong with a record, in a few words."""
+    fault = error.errors(include_url=False)[0]
+    place = ".".join(str(key) for key in fault["loc"])
+    if fault["type"] == "missing":
+        return f"it lacks {place!r:.80}"
+    if fault["type"] == "value_error":
+        return f"of {place} {fault['ctx']['error']}"
+    return f"{place:.80} is {fault['input']!r:.40}"
 
 
 def model_sha256(params: Parameters) -> str:
@@ -120,81 +482,16 @@ def model_sha256(params: Parameters) -> str:
     return digest.hexdigest()
 
 
-def make(
-    federation: Federation,
-    state: ServerState,
-    params: Parameters,
-    *,
-    seed: int | None,
-    status: str,
-    started: datetime,
-    test: tuple[float, float],
-    fairness: dict[str, Any],
-    confusion: list[list[int]] | None = None,
-    engine: str = "simulation",
-    not_covered: Sequence[str] = (),
-    versions: Mapping[str, str] | None = None,
-    who: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
-    """The record of a run as it stands, finished or not.
-
-    `not_covered` are codes that the engine adds to the guarantee's, `versions` those of its parts,
-    `who` what it knows of each client beside its numbers.
-    """
-    done, guarantee = len(state.rounds), federation.guarantee(*not_covered)
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "status": status,
-        "engine": engine,
-        "noise": federation.plan.noise,
-        "seed": seed,
-        "plan": federation.plan.to_dict(),
-        "model": {
-            "shape": list(federation.held.shape),
-            "classes": federation.held.classes,
-            "parameters": int(sum(leaf.size for leaf in params.values())),
-        },
-        "initial": {"validation_loss": state.initial[0], "validation_accuracy": state.initial[1]},
-        "rounds": list(state.rounds),
-        "result": {
-            "test_loss": test[0],
-            "test_accuracy": test[1],
-            "rounds_used": done,
-            "model_sha256": model_sha256(params),
-            "fairness": fairness,
-        },
-        "guarantee": None if guarantee is None else guarantee.to_json(),
-        "versions": _versions() | dict(versions or {}),
-        "timing": {
-            "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "seconds": state.seconds,
-            "seconds_per_round": state.seconds / max(1, done),
-        },
-    }
-    if guarantee is None:  # no figure, but what is not covered is told all the same
-        record["not_covered"] = list(federation.not_covered(*not_covered))
-    if confusion is not None:
-        record["result"]["confusion"] = confusion
-    if (finish := federation.finish.describe(state.marks)) is not None:
-        record["result"]["finish"] = finish
-    if (
-        words := describe(federation.plan.server.aggregation, federation.plan.server.trim)
-    ) is not None:
-        record["result"]["aggregation"] = words
-    if federation.plan.local.clip == "median":
-        record["clip"] = federation.recipe.clip
-    if federation.plan.server.signal != "public":
-        record["initial"]["signal"] = state.initial[2]
-    if federation.held.layout is not None:
-        record["table"] = federation.held.layout.to_json()
-    if len(state.asked) <= MANY_CLIENTS:
-        columns = _columns(federation, state)
-        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        clients = [dict(zip(columns, row, strict=True)) for row in rows]
-        known = who or [{}] * len(clients)
-        record["clients"] = [{**w, **c} for c, w in zip(clients, known, strict=True)]
-    require_private(federation, state)
-    return {key: _plain(value) for key, value in record.items()}
+def _list_clients(
+    federation: Federation, state: ServerState, identities: Sequence[Identity]
+) -> list[ClientEntry]:
+    columns = _columns(federation, state)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    known = identities or [{}] * len(state.asked)
+    listed = [
+        {**i, **dict(zip(columns, row, strict=True))} for i, row in zip(known, rows, strict=True)
+    ]
+    return cast(list[ClientEntry], _without_nan(listed))
 
 
 def require_private(federation: Federation, state: ServerState) -> None:
@@ -235,14 +532,14 @@ def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[An
     }
 
 
-def write(
+def write_run(
     folder: Path,
-    record: dict[str, Any],
+    record: Record,
     federation: Federation,
     state: ServerState,
     params: Parameters,
 ) -> None:
-    """All files of the run folder but the page, the record last: it vouches for the others."""
+    """Write all files of a run folder but the page; the record last: it vouches for the others."""
     _save(folder / "model.npz", params)
     clients = len(state.asked)
     trace = {"sigma": np.array(state.sigma).reshape(len(state.sigma), clients)}
@@ -266,8 +563,7 @@ def write(
         }
     _save(folder / "splits.npz", splits)
     write_rounds(folder, state)
-    text = json.dumps(record, ensure_ascii=False, indent=1)
-    write_file(folder / "record.json", text.encode())
+    record.write(folder)
 
 
 def _save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
@@ -277,15 +573,15 @@ def _save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def write_rounds(folder: Path, state: ServerState) -> None:
-    """All rounds so far into `rounds.jsonl`, one a line."""
-    lines = "".join(json.dumps(_plain(entry)) + "\n" for entry in state.rounds)
+    """Write all rounds so far into `rounds.jsonl`, one a line."""
+    lines = "".join(json.dumps(_without_nan(entry)) + "\n" for entry in state.rounds)
     write_file(folder / ROUNDS, lines.encode())
 
 
 def append_round(folder: Path, state: ServerState) -> None:
-    """The newest round as one more line, for whoever follows the run."""
+    """Append the newest round as one more line, for whoever follows the run."""
     with (folder / ROUNDS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_plain(state.rounds[-1])) + "\n")
+        file.write(json.dumps(_without_nan(state.rounds[-1])) + "\n")
 
 
 def _versions() -> dict[str, str]:
@@ -302,18 +598,18 @@ def _versions() -> dict[str, str]:
 _AS_THEY_ARE = {int, str, bool, type(None)}
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null.
+def _without_nan(value: Any) -> Any:
+    """Return the value with None for NaN and infinities, which JSON does not have.
 
-    >>> _plain({"a": (1, float("nan")), "b": [1, 2]})
+    >>> _without_nan({"a": (1, float("nan")), "b": [1, 2]})
     {'a': [1, None], 'b': [1, 2]}
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         if _AS_THEY_ARE.issuperset(map(type, value)):  # a cohort in every round: no need to look
             return list(value)
-        return [_plain(item) for item in value]
+        return [_without_nan(item) for item in value]
     return value

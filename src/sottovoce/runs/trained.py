@@ -19,7 +19,7 @@ from sottovoce.models.base import build as build_model
 from sottovoce.models.features import Hog
 from sottovoce.models.gradients import ForeignModel
 from sottovoce.privacy.budget import describe_undisclosed
-from sottovoce.runs import record as records
+from sottovoce.runs.record import Record, model_sha256
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class Trained:
 def load(folder: str | Path, model: AnyModel | None = None) -> Trained:
     """The trained model of a run folder; `model` is needed if it was one of your own."""
     folder = Path(folder)
-    record = records.read(folder)
+    record = Record.read(folder).to_dict()
     try:
         model = _recorded_model(record, folder) if model is None else model
         _features(record)
@@ -122,7 +122,7 @@ def load(folder: str | Path, model: AnyModel | None = None) -> Trained:
         arrays = read_npz(path)
     except (OSError, ValueError):
         raise RunError(f"{path} is missing or damaged; run it again or restore it") from None
-    if records.model_sha256(arrays) != record["result"]["model_sha256"]:
+    if model_sha256(arrays) != record["result"]["model_sha256"]:
         raise RunError(f"{path} is not the model of record.json (its hash differs); restore it")
     return Trained(record, model, unnamed(model, arrays), folder)
 

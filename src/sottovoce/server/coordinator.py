@@ -43,6 +43,7 @@ from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.runs import checkpoint, record
 from sottovoce.runs.checkpoint import RoundDone, ServerState, done_of
+from sottovoce.runs.record import Exceptions, Identity, Record, Status
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.aggregate import combine, limit_noise
 from sottovoce.schedules.base import Round
@@ -430,19 +431,20 @@ def conduct(
             if on_round is not None and (done := done_of(run.state)) is not None:
                 on_round(done)
 
-    def write_outcome(status: str) -> Trained:
+    def write_outcome(status: Status) -> Trained:
         state, params, memory = run.at
         if status != "finished":
             checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
             _remove_uploads_since(out, state.progress.done)
         final = dict(choose_model(memory, params))
-        made = _make_record(
+        made = _describe_run(
             run.federation, roll.members, state, final, status, began, codes, versions or {}
         )
-        record.write(out, made, run.federation, state, final)
+        record.write_run(out, made, run.federation, state, final)
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
-        return Trained(made, run.federation.model, unnamed(run.federation.model, final), out)
+        model = run.federation.model
+        return Trained(made.to_dict(), model, unnamed(model, final), out)
 
     return rounds.play_to_end(rounds.play_rounds([run], engine, after_round), write_outcome)
 
@@ -540,7 +542,7 @@ def _play_round(
                 [answers.uploads[i].loss for i in sorted(answers.uploads)], np.float64
             )
             signal = float(prepared.weight[sorted(answers.uploads)] @ client_losses)
-    reasons, entry = explain_limits(federation, roll.members), dict[str, Any]()
+    reasons, exceptions = explain_limits(federation, roll.members), Exceptions()
     noisy = (weight < plain * (1 - 1e-9)) & ~hidden
     reasons |= {
         member.name: "has more noise than twice the median"
@@ -551,14 +553,16 @@ def _play_round(
         missing = {
             roll.members[i].name: why for i, why in answers.why.items() if i not in answers.uploads
         }
-        entry |= {"asked": sorted(answers.asked), "refused": answers.refused, "missing": missing}
+        exceptions["asked"] = sorted(answers.asked)
+        exceptions |= {"refused": answers.refused, "missing": missing}
     if cut := {
         name: reasons[name]
         for i in sorted(answers.uploads)
         if (name := roll.members[i].name) in reasons
     }:
-        entry["limited"] = cut
-    return rounds.PlayedRound(prepared, loss, accuracy, signal, offered, (params, memory), entry)
+        exceptions["limited"] = cut
+    models = params, memory
+    return rounds.PlayedRound(prepared, loss, accuracy, signal, offered, models, exceptions)
 
 
 def _follow_budgets(federation: Federation, members: Sequence[Member]) -> Federation:
@@ -624,21 +628,22 @@ def _build_tank(
     return Tank(capacity, units, before.opened, before.debits + counted)
 
 
-def _make_record(
+def _describe_run(
     federation: Federation,
     members: Sequence[Member],
     state: ServerState,
     params: Arrays,
-    status: str,
+    status: Status,
     began: datetime,
     not_covered: Sequence[str],
     versions: Mapping[str, str],
-) -> dict[str, Any]:
+) -> Record:
+    """Return the record of a run as it stands; its model is evaluated here."""
     model = federation.model
     tree, held = unnamed(model, dict(params)), federation.held
     assert federation.counted is not None
     reasons = explain_limits(federation, members)
-    who = [
+    identities: list[Identity] = [
         {
             "name": member.name,
             "key": member.key,
@@ -648,7 +653,7 @@ def _make_record(
         }
         for member, most in zip(members, federation.counted.tolist(), strict=True)
     ]
-    return record.make(
+    return Record.of_run(
         federation,
         state,
         dict(params),
@@ -661,5 +666,5 @@ def _make_record(
         engine="flower",
         not_covered=not_covered,
         versions=versions,
-        who=who,
+        identities=identities,
     )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import jax
@@ -38,7 +38,7 @@ from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
-from sottovoce.runs.record import MOST_CONFUSED
+from sottovoce.runs.record import MOST_CONFUSED, Fairness
 from sottovoce.schedules.aggregate import limit_samples
 from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.fixed import FixedRounds
@@ -446,7 +446,7 @@ def _count_confusions(
     return confusion(model, params, x, y, classes)
 
 
-def measure_fairness(federation: Federation, params: Params) -> dict[str, Any]:
+def measure_fairness(federation: Federation, params: Params) -> Fairness:
     """Return accuracy by client and by budget, where each test row belongs to a client."""
     test, owner = federation.held.test, federation.held.test_owner
     hits = np.zeros(0, dtype=bool)

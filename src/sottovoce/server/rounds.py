@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -25,6 +25,7 @@ from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import Tank
 from sottovoce.runs import checkpoint
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
+from sottovoce.runs.record import Exceptions, RoundNumbers, SigmaSpread, Status
 from sottovoce.schedules.aggregate import weigh_by_precision, weigh_by_samples
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.optimizer import Leaves, Memory, StepResult
@@ -62,13 +63,13 @@ def play_rounds(
         live = list(opened)
 
 
-def play_to_end(rounds: Iterator[None], write_outcome: Callable[[str], Outcome]) -> Outcome:
+def play_to_end(rounds: Iterator[None], write_outcome: Callable[[Status], Outcome]) -> Outcome:
     """Play all rounds and write what came of them: finished, interrupted or failed.
 
     >>> play_to_end(iter([None, None]), lambda status: status)
     'finished'
     """
-    status = "failed"
+    status: Status = "failed"
     try:
         for _ in rounds:
             pass
@@ -121,7 +122,7 @@ class PlayedRound(NamedTuple):
     signal: float  # the loss that steers the schedule
     offered: float  # the loss of the model that the run would return if it ended now
     models: tuple[Any, ...]  # as the engine keeps them; ignored where nothing was uploaded
-    entry: Mapping[str, Any] = {}  # what else the record says of this round
+    exceptions: Exceptions = Exceptions()  # clients that did not count in full
 
 
 def apply_optimizer(
@@ -364,20 +365,20 @@ def close_round(
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
     many = len(state.asked) > MANY_CLIENTS
-    entry: dict[str, Any] = {
+    entry: RoundNumbers = {
         "t": prepared.turn.t,
         "horizon": prepared.turn.horizon,
         "next_horizon": progress.horizon,
-        **({} if many else {"cohort": uploads.tolist()}),
+        "cohort": [] if many else uploads.tolist(),
         "uploads": len(uploads),
         "sigma": _summarize_sigma(prepared.sigma[:, uploads]),
         "validation_loss": loss if math.isfinite(loss) else None,
         "validation_accuracy": played.accuracy,
     }
+    if many:
+        del entry["cohort"]
     if federation.plan.server.signal != "public":
         entry["signal"] = signal if math.isfinite(signal) else None
-    if played.entry:
-        entry |= played.entry
     turn = prepared.turn
     return replace(
         state,
@@ -385,7 +386,7 @@ def close_round(
         tank=prepared.tank,
         asked=prepared.asked,
         turns=state.turns + prepared.uploads,
-        rounds=(*state.rounds, entry),
+        rounds=(*state.rounds, {**entry, **played.exceptions}),
         sigma=checkpoint.kept(state.sigma, prepared.sigma[0], checkpoint.together),
         mu2=checkpoint.kept(state.mu2, prepared.mu2, np.add),
         seconds=seconds,
@@ -393,7 +394,7 @@ def close_round(
     )
 
 
-def _summarize_sigma(sigma: Floats) -> dict[str, float | None]:
+def _summarize_sigma(sigma: Floats) -> SigmaSpread:
     """Return the smallest, median and largest σ that is known; a real client may hide its σ."""
     least, most = float(sigma.min()), float(sigma.max())
     if math.isnan(least):

@@ -16,7 +16,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.runs.trained import Trained
 from sottovoce.server.federation import Federation, build
-from sottovoce.simulation.simulate import First, adapted, rounds_of, started, trained
+from sottovoce.simulation.simulate import First, adapted, describe_run, rounds_of, started
 from sottovoce.simulation.table import BatchRun
 
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
@@ -103,7 +103,8 @@ def simulate_each(
                 over.extend((i, run, own.began) for i, run in ended)
         if over:  # one at a time, while the others' rounds are under way
             i, run, began = over.popleft()
-            yield i, trained(run, "finished", began)
+            made = describe_run(run, "finished", began)
+            yield i, Trained(made.to_dict(), run.federation.model, run.handed)
 
 
 _OVER = object()

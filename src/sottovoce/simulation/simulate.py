@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.runs import checkpoint, record
 from sottovoce.runs.checkpoint import OnRound, ServerState, done_of
+from sottovoce.runs.record import Record, Status
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules import optimizer
 from sottovoce.server import rounds
@@ -185,15 +185,15 @@ def _one(
         if folder is not None:
             checkpoint.save(folder, debited, named(run.params), header, _kept(run))
 
-    def write_outcome(status: str) -> Trained:
+    def write_outcome(status: Status) -> Trained:
         if folder is not None:
             _save(run, folder, header)
-        done = trained(run, status, began, header["not_covered"])
+        made, params = describe_run(run, status, began, header["not_covered"]), run.handed
         if folder is not None:
-            record.write(folder, done.record, run.federation, run.state, named(done.params))
+            record.write_run(folder, made, run.federation, run.state, named(params))
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
-        return replace(done, folder=folder)
+        return Trained(made.to_dict(), run.federation.model, params, folder)
 
     played = rounds_of([run], after_round, before_release=before_release)
     return rounds.play_to_end(played, write_outcome)
@@ -273,13 +273,13 @@ def _kept(run: BatchRun) -> optimizer.Memory:
     return {part: named(tree) for part, tree in run.memory.items()}
 
 
-def trained(
-    run: BatchRun, status: str, began: datetime, not_covered: Sequence[str] = ()
-) -> Trained:
-    """What comes out of a run as it stands: its record and its model."""
+def describe_run(
+    run: BatchRun, status: Status, began: datetime, not_covered: Sequence[str] = ()
+) -> Record:
+    """Return the record of a run as it stands; its model is evaluated here."""
     federation, params = run.federation, run.handed
     test = federation.held.test
-    made = record.make(
+    return Record.of_run(
         federation,
         run.state,
         named(params),
@@ -291,7 +291,6 @@ def trained(
         fairness=measure_fairness(federation, params),
         not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
     )
-    return Trained(made, federation.model, params)
 
 
 def _save(run: BatchRun, folder: Path, header: dict[str, Any]) -> None:

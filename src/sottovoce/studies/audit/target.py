@@ -19,7 +19,7 @@ from sottovoce.privacy import calibration, gaussian, grid
 from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Calibration
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
-from sottovoce.runs import record as records
+from sottovoce.runs.record import Record
 from sottovoce.runs.trained import load
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import Terms
@@ -158,7 +158,7 @@ def target(path: Path | None) -> Target:
     ((143, 64), 32, 8.0)
     """
     if path is not None and path.is_dir():
-        plan, name = Plan(**records.read(path)["plan"]), path.name
+        plan, name = Plan(**Record.read(path).plan), path.name
     else:
         plan, name = Plan.load(path, []), "the embedded plan" if path is None else path.name
     if plan.data.name == "arrays":

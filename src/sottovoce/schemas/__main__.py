@@ -1,0 +1,28 @@
+"""Write all JSON Schemas beside this file: `python -m sottovoce.schemas`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sottovoce.plan import Plan
+from sottovoce.runs.record import Record
+
+
+def generate_schemas() -> dict[str, str]:
+    """Return the text of every schema by the name of its file."""
+    schemas = {"plan": Plan.json_schema(), "record": Record.json_schema()}
+    return {
+        f"{name}.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+        for name, schema in schemas.items()
+    }
+
+
+def main() -> None:
+    """Write the files."""
+    for name, text in generate_schemas().items():
+        Path(__file__).with_name(name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
