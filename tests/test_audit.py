@@ -17,7 +17,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.studies.audit import auditing, page
 from sottovoce.studies.audit.ceiling import COMPARISONS, EACH
-from sottovoce.studies.audit.page import table
+from sottovoce.studies.audit.page import format_table
 from sottovoce.studies.audit.target import Level, target
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
@@ -107,9 +107,11 @@ def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys):
     assert "Theorem 1 of the paper claims ε = 20" in example().judgement()
     found = refuted()
     assert found.verdict().startswith("The promise is contradicted: uploads at ε = 4 prove μ ≥ ")
-    assert "contradicted" in table(found)
-    assert '<span class="status failed">contradicted' in page.render(found)
-    monkeypatch.setattr(page, "write", lambda found, folder: folder / "audit.html")  # drawn above
+    assert "contradicted" in format_table(found)
+    assert '<span class="status failed">contradicted' in page.render_audit(found)
+    monkeypatch.setattr(
+        page, "write_audit", lambda found, folder: folder / "audit.html"
+    )  # drawn above
     monkeypatch.setattr(auditing, "play", lambda on, sizes, show: found)
     assert auditing.audit(None, out=tmp_path / "one") == 1
     assert "The promise is contradicted" in capsys.readouterr().out
@@ -262,8 +264,8 @@ def test_a_client_as_the_unit_has_no_run_of_canaries(tmp_path):
     found = auditing.play(target(tmp_path / "plan.toml"), MINI)
     assert found.one_runs == []
     assert page._one_run(found) == ""
-    assert "canaries  guesses" not in table(found)
-    assert "canaries  guesses" in table(example())
+    assert "canaries  guesses" not in format_table(found)
+    assert "canaries  guesses" in format_table(example())
 
 
 def test_candidates_are_drawn_from_all_clients(tmp_path):

@@ -21,7 +21,7 @@ from sottovoce.privacy import calibration
 from sottovoce.server.federation import build
 from sottovoce.studies.rehearsal import search as trials
 from sottovoce.studies.rehearsal import standin
-from sottovoce.studies.rehearsal.page import points, render
+from sottovoce.studies.rehearsal.page import find_points, render_rehearsal
 from sottovoce.studies.rehearsal.prediction import predicted
 from sottovoce.studies.rehearsal.rehearsing import write
 from sottovoce.studies.rehearsal.search import NAME, Spent, Trial, Trials, search, seeds_of
@@ -464,12 +464,12 @@ def test_the_choice_is_the_best_mean_of_the_finalists(rehearsed):
 
 
 def test_the_page_shows_surface_choice_and_cost(rehearsed):
-    page = render(rehearsed)
+    page = render_rehearsal(rehearsed)
     for text in ("Loss over T and η", "Theorem 2", "no privacy spent", "as planned"):
         assert text in page
     assert page.count("<svg") == 2
     assert "<script" not in page
-    found = points(rehearsed, "accuracy")
+    found = find_points(rehearsed, "accuracy")
     assert len(found) >= 9
     at = rehearsed.setting[ROUNDS], rehearsed.setting[RATE]
     assert at in found

@@ -12,7 +12,7 @@ import pytest
 from browser import WIDTHS, browser, legible, measured, requests, self_contained
 from sottovoce import Plan
 from sottovoce.studies.rehearsal import rehearsing
-from sottovoce.studies.rehearsal.page import render
+from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.prediction import predicted
 from sottovoce.studies.rehearsal.rehearsing import Rehearsal
 from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, search, seeds_of
@@ -63,7 +63,7 @@ def page(tmp_path_factory):
         seed=0,
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(result), "utf-8")
+    path.write_text(render_rehearsal(result), "utf-8")
     return path
 
 

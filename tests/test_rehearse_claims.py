@@ -19,7 +19,7 @@ from sottovoce.privacy import calibration
 from sottovoce.server.federation import build
 from sottovoce.studies.paper import definition as experiments
 from sottovoce.studies.rehearsal import rehearsing, search
-from sottovoce.studies.rehearsal.page import render
+from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.prediction import predicted, rows_tested
 from sottovoce.studies.rehearsal.rehearsing import Rehearsal, cost_of, summary
 from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials
@@ -62,7 +62,7 @@ def made(plan: Plan, rows: StandIn, **changes) -> Rehearsal:
 
 def said(result: Rehearsal, folder) -> list[str]:
     """Everywhere that a person reads what a rehearsal says, in one line each."""
-    page = html.unescape(render(result))
+    page = html.unescape(render_rehearsal(result))
     told = [summary(result, folder), result.toml().replace("# ", " "), page]
     return [" ".join(text.split()) for text in told]
 

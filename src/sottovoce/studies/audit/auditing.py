@@ -20,11 +20,10 @@ import numpy as np
 from sottovoce.data.files import make_folder, require_empty, write_file
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.studies.audit import inversion, membership, messages
+from sottovoce.studies.audit import inversion, membership, messages, page
 from sottovoce.studies.audit.ceiling import COMPARISONS, EACH, WRONG
 from sottovoce.studies.audit.findings import Findings
 from sottovoce.studies.audit.messages import AuditSetting
-from sottovoce.studies.audit.page import table
 from sottovoce.studies.audit.target import SEED, Level, Target, Victim, target
 
 Progress = Callable[[int, int], None]
@@ -87,15 +86,13 @@ def _audited(path: Path | None, quick: bool, out: Path | None, as_json: bool) ->
     found = replace(
         play(on, QUICK if quick else FULL, show), command=_command(path, quick, out, as_json)
     )
-    from sottovoce.studies.audit import page
-
     text = json.dumps(found.to_json(), ensure_ascii=False, indent=1)
     write_file(folder / "audit.json", f"{text}\n".encode())
-    where = page.write(found, folder)
+    where = page.write_audit(found, folder)
     if as_json:
         print(json.dumps(found.to_json(), ensure_ascii=False))
     else:
-        show.say(f"\n{table(found)}\n\npage   {where}")
+        show.say(f"\n{page.format_table(found)}\n\npage   {where}")
     return 1 if found.contradictions() else 0
 
 

@@ -1,5 +1,4 @@
-# ruff: noqa: E501
-"""An audit as one page: the verdict, the paper's, pictures, tables. Nothing from the network."""
+"""Show an audit: its drawings, its table in the terminal, and its page."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,67 +17,60 @@ from sottovoce._version import __version__
 from sottovoce.data.files import write_file
 from sottovoce.privacy import gaussian
 from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
-from sottovoce.reports.pages import (
-    document,
-    escape,
-    format_duration,
-    format_number,
-    format_percent,
-    sheet,
-)
+from sottovoce.reports.pages import format_duration, format_number, format_percent, render_page
 from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, least
 from sottovoce.studies.audit.findings import Finding, Findings, Row
 from sottovoce.studies.audit.inversion import Reconstructions, chosen
 from sottovoce.studies.audit.messages import Measured, OneRun
 
-# What an audit looks like: claimed against measured ε, reconstructions, ROC curves, scores.
-
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 Floats = NDArray[np.float64]
 
 _TALL = (4.3, 2.9)
-_FURTHEST = 45.0  # ε up to which is drawn
-_MOST = 8  # pictures in a line: more would be too small on a phone
+_FURTHEST = 45.0  # the largest ε that is drawn
+_MOST_PICTURES = 8  # pictures in a line: more would be too small on a phone
 _COLOURS = (INK, ORANGE, PURPLE, BLUE, GREEN)
 
 
-def claimed(found: Findings, *, inline: bool = True) -> str:
-    """ε as claimed, and the interval that uploads prove, for every setting."""
-    every = [*found.measured, *found.headline]
+def draw_claims(found: Findings, *, inline: bool = True) -> Markup:
+    """Draw ε as claimed, and the interval that uploads prove, for every setting."""
+    measured = _list_settings(found)
 
     def paint(figure: Any) -> None:
         ax = figure.add_subplot()
-        for place, one in enumerate(reversed(every)):
+        for height, one in enumerate(reversed(measured)):
             low, high = one.epsilon
             colour = ORANGE if one.contradicts else BLUE
             ax.plot(
-                (low, min(high, _FURTHEST)), (place, place), color=colour, linewidth=5, alpha=0.45
+                (low, min(high, _FURTHEST)), (height, height), color=colour, linewidth=5, alpha=0.45
             )
-            ax.plot(low, place, "|", color=colour, markersize=13, markeredgewidth=2.5)
-            ax.plot(one.setting.epsilon, place, "D", color=INK, markersize=4.5)
+            ax.plot(low, height, "|", color=colour, markersize=13, markeredgewidth=2.5)
+            ax.plot(one.setting.epsilon, height, "D", color=INK, markersize=4.5)
         ax.plot([], [], "D", color=INK, markersize=4.5, label="claimed")
         ax.plot([], [], color=BLUE, linewidth=5, alpha=0.45, label="measured")
         ax.plot([], [], color=ORANGE, linewidth=5, alpha=0.45, label="measured, claim refuted")
-        ax.set_yticks(range(len(every)), [_whose(one) for one in reversed(every)])
-        ax.set(xlabel="ε", xlim=(0, _FURTHEST), ylim=(-0.6, len(every) - 0.4))
+        ax.set_yticks(range(len(measured)), [_name_noise(one) for one in reversed(measured)])
+        ax.set(xlabel="ε", xlim=(0, _FURTHEST), ylim=(-0.6, len(measured) - 0.4))
         ax.legend(loc="upper right", handlelength=1.2)
         ax.grid(visible=False, axis="y")
         tidy_axes(ax)
 
     label = " ".join(
-        f"{_whose(one)}, ε = {one.setting.epsilon:g}: measured {one.epsilon[0]:.1f} or more."
-        for one in every
+        f"{_name_noise(one)}, ε = {one.setting.epsilon:g}: measured {one.epsilon[0]:.1f} or more."
+        for one in measured
     )
     return draw_svg("claimed", label, paint, size=_TALL, inline=inline)
 
 
-def _whose(one: Measured) -> str:
+def _name_noise(one: Measured) -> str:
     name = "Theorem 1" if one.setting.calibration == "paper" else "ours"
     return f"{name}, δ = {format_number(one.setting.delta)}"
 
 
-def bells(one: Measured, *, inline: bool = True) -> str:
-    """The scores of the paper's uploads for both neighbours, and where the claim would put them."""
+def draw_scores(one: Measured, *, inline: bool = True) -> Markup:
+    """Draw the scores of uploads for both neighbours, and where the claim would put them."""
 
     def paint(figure: Any) -> None:
         ax = figure.add_subplot()
@@ -101,15 +93,15 @@ def bells(one: Measured, *, inline: bool = True) -> str:
     return draw_svg("bells", label, paint, size=_TALL, inline=inline)
 
 
-def roc(found: Findings, name: str, *, inline: bool = True) -> str:
-    """An attack's ROC curves on logarithmic axes, each with its ceiling."""
-    own = [attack for attack in found.members if attack.name == name]
-    least = 1 / int(np.sum(~own[0].members))
-    fpr = np.logspace(np.log10(least), 0, 80)
+def draw_roc(found: Findings, name: str, *, inline: bool = True) -> Markup:
+    """Draw an attack's ROC curves on logarithmic axes, each with its ceiling."""
+    attacks = [attack for attack in found.members if attack.name == name]
+    lowest = 1 / int(np.sum(~attacks[0].members))
+    fpr = np.logspace(np.log10(lowest), 0, 80)
 
     def paint(figure: Any) -> None:
         ax = figure.add_subplot()
-        for attack, colour in zip(own, _COLOURS, strict=False):
+        for attack, colour in zip(attacks, _COLOURS, strict=False):
             alarms, hits = attack.curve()
             seen = alarms > 0
             ax.plot(alarms[seen], hits[seen], color=colour, label=attack.level.name)
@@ -117,50 +109,50 @@ def roc(found: Findings, name: str, *, inline: bool = True) -> str:
                 ceiling = gaussian.tpr(fpr[:-1], attack.level.mu)
                 ax.plot(fpr[:-1], ceiling, color=colour, linestyle=(0, (1.5, 2)), linewidth=1.2)
         ax.plot(fpr, fpr, color=MUTED, linewidth=0.8, linestyle=(0, (4, 2)))
-        ax.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.15))
+        ax.set(xscale="log", yscale="log", xlim=(lowest, 1), ylim=(lowest, 1.15))
         ax.set(xlabel="false alarms", ylabel="found")
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
         ax.legend(loc="lower right", handlelength=1.4)
         tidy_axes(ax)
 
-    said = ", ".join(f"{attack.level.name}: {attack.auc:.2f}" for attack in own)
+    areas = ", ".join(f"{attack.level.name}: {attack.auc:.2f}" for attack in attacks)
     return draw_svg(
         re.sub("[^a-z]+", "-", f"roc {name}".lower()),
-        f"Area under the curve {said}.",
+        f"Area under the curve {areas}.",
         paint,
         inline=inline,
     )
 
 
-def reconstructions(
+def draw_reconstructions(
     found: Sequence[Reconstructions], side: tuple[int, int], name: str, classes: int,
     *, inline: bool = True,
-) -> str:  # fmt: skip
-    """Originals above what the attack made of them at every level."""
+) -> Markup:  # fmt: skip
+    """Draw originals above what the attack made of them at every level."""
     first = found[0]
-    every = list(range(len(first.truth)))
-    few = every if len(every) <= _MOST + 1 else chosen(first.truth, classes)
-    few = few[:_MOST]
+    indices = list(range(len(first.truth)))
+    few = indices if len(indices) <= _MOST_PICTURES + 1 else chosen(first.truth, classes)
+    few = few[:_MOST_PICTURES]
     rows = [("original", first.originals[few])]
     rows += [(one.level.name, one.found[few]) for one in found]
-    return _grid(name, rows, side, inline=inline)
+    return _draw_grid(name, rows, side, inline=inline)
 
 
-def loot(found: Findings, side: tuple[int, int], *, inline: bool = True) -> str:
-    """What the trap's bins hold without noise, and the same bins with it."""
+def draw_traps(found: Findings, side: tuple[int, int], *, inline: bool = True) -> Markup:
+    """Draw what the trap's bins hold without noise, and the same bins with it."""
     clean = found.looted[0]
     x = found.target.x
     error = np.mean((clean.found - x[clean.nearest]) ** 2, axis=1)
-    best = np.argsort(error)[:_MOST]
+    best = np.argsort(error)[:_MOST_PICTURES]
     rows = [("original", x[clean.nearest[best]])]
     rows += [(one.level.name, one.found[best]) for one in found.looted]
-    return _grid("loot", rows, side, inline=inline)
+    return _draw_grid("loot", rows, side, inline=inline)
 
 
-def _grid(
+def _draw_grid(
     name: str, rows: Sequence[tuple[str, Floats]], side: tuple[int, int], *, inline: bool
-) -> str:
+) -> Markup:
     columns = len(rows[0][1])
 
     def paint(figure: Any) -> None:
@@ -179,48 +171,41 @@ def _grid(
     return draw_svg(name, label, paint, size=size, inline=inline)
 
 
-# What a person reads in a terminal after an audit.
-
-
-def table(found: Findings) -> str:
-    """The attacks, what uploads prove, the paper, and the verdict."""
+def format_table(found: Findings) -> str:
+    """Return what the terminal shows: attacks, what uploads prove, the paper, the verdict."""
     head = ["attack", "measure", *(level.name for level in found.levels)]
     rows = [
-        [row.attack, row.measure, *(shown(row, row.cells[level]) for level in found.levels)]
+        [row.attack, row.measure]
+        + [format_finding(row, row.cells[level]) for level in found.levels]
         for row in found.rows()
     ]
     proved = [
         "", "δ", "μ promised", "μ measured", "ε measured, Gaussian", "ε measured, free",
     ]  # fmt: skip
-    uploads = [message(one) for one in (*found.measured, *found.headline)]
+    uploads = [list_upload_cells(one) for one in _list_settings(found)]
     guessed = [
-        "one run",
-        "canaries",
-        "guesses",
-        "right",
-        "ε measured, Gaussian",
-        "ε measured, free",
-    ]
-    once = [one_run(run) for run in found.one_runs]
+        "one run", "canaries", "guesses", "right", "ε measured, Gaussian", "ε measured, free",
+    ]  # fmt: skip
+    one_runs = [list_guess_cells(run) for run in found.one_runs]
     return "\n".join(
         [
-            _filled(brackets(found)),
-            *_lines(head, rows),
+            _fill(explain_brackets(found)),
+            *_align_columns(head, rows),
             "",
             f"Bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand; “Gaussian” assumes "
             "the noise's shape.",
-            *_lines(proved, uploads),
-            *(["", *_lines(guessed, once)] if once else []),
+            *_align_columns(proved, uploads),
+            *(["", *_align_columns(guessed, one_runs)] if one_runs else []),
             "",
-            _filled(found.judgement()),
+            _fill(found.judgement()),
             "",
-            _filled(found.verdict()),
+            _fill(found.verdict()),
         ]
     )
 
 
-def brackets(found: Findings) -> str:
-    """What stands in brackets in the table of attacks, and when it is contradicted."""
+def explain_brackets(found: Findings) -> str:
+    """Explain the brackets in the table of attacks, and when a count contradicts them."""
     return (
         "In brackets: what no attacker exceeds on average, whatever it knows and computes. A count "
         "contradicts it if it is above by more than chance explains; all "
@@ -231,15 +216,15 @@ def brackets(found: Findings) -> str:
     )
 
 
-def shown(row: Row, cell: Finding) -> str:
-    """A cell as it is printed, its ceiling in brackets.
+def format_finding(row: Row, cell: Finding) -> str:
+    """Return a cell of the table of attacks, its ceiling in brackets.
 
-    >>> shown(Row("", "", {}), Finding(0.021, 0.09))
+    >>> format_finding(Row("", "", {}), Finding(0.021, 0.09))
     '2.1 % (9.0 %)'
-    >>> shown(Row("", "", {}, False), Finding(1.2e-17))
+    >>> format_finding(Row("", "", {}, False), Finding(1.2e-17))
     '1.2e-17'
     >>> from sottovoce.studies.audit.ceiling import Rates
-    >>> shown(Row("", "", {}), Finding(0.5, 0.9, counts=Rates(1, 2, 1, 100)))
+    >>> format_finding(Row("", "", {}), Finding(0.5, 0.9, counts=Rates(1, 2, 1, 100)))
     '50.0 % at 1.0 % (90.0 %)'
     """
     value = f"{100 * cell.value:.1f} %" if row.share else f"{cell.value:.3g}"
@@ -251,8 +236,8 @@ def shown(row: Row, cell: Finding) -> str:
     return f"{value} ({most})" + ("  exceeds" if cell.exceeds else "")
 
 
-def message(one: Measured) -> list[str]:
-    """What the uploads of one setting prove, as a row of texts."""
+def list_upload_cells(one: Measured) -> list[str]:
+    """Return what the uploads of one setting prove, as a row of texts."""
     setting, (low, _, high) = one.setting, one.mu
     whose = "the paper's" if setting.calibration == "paper" else setting.calibration
     epsilons = one.epsilon
@@ -260,14 +245,14 @@ def message(one: Measured) -> list[str]:
         f"{whose}, ε = {setting.epsilon:g}",
         f"{setting.delta:g}",
         f"{setting.promised:.3f}",
-        _range(low, high, 3) + ("  contradicted" if one.contradicts else ""),
-        _range(*epsilons, 2),
+        _format_range(low, high, 3) + ("  contradicted" if one.contradicts else ""),
+        _format_range(*epsilons, 2),
         f"≥ {least(one.free_epsilon, 2)}",
     ]
 
 
-def one_run(run: OneRun) -> list[str]:
-    """What the guesses of one run prove, as a row of texts."""
+def list_guess_cells(run: OneRun) -> list[str]:
+    """Return what the guesses of one run prove, as a row of texts."""
     return [
         f"{run.setting.calibration}, ε = {run.setting.epsilon:g}",
         f"{run.canaries:,}",
@@ -278,13 +263,13 @@ def one_run(run: OneRun) -> list[str]:
     ]
 
 
-def _range(low: float, high: float, digits: int) -> str:
+def _format_range(low: float, high: float, digits: int) -> str:
     if isinf(high):
         return f"{least(low, digits)} or more"
     return f"{least(low, digits)} to {high:.{digits}f}"
 
 
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _align_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
@@ -293,278 +278,109 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _filled(text: str) -> str:
+def _fill(text: str) -> str:
     return textwrap.fill(text, width=96, break_on_hyphens=False)
 
 
-_STYLE = """
-.verdict { font-size: 1.1rem; max-width: 46rem; margin-top: 1rem; }
-.wide { grid-column: 1 / -1; }
-.bad { color: var(--orange); font-weight: 650; }
-td small { white-space: nowrap; }
-.attacks tbody th { min-width: 9rem; color: var(--ink); }
-.attacks td { min-width: 5.5rem; }
-.attacks td:nth-child(2) { min-width: 7.5rem; }
-.proved th, .proved td { white-space: nowrap; }
-.intro { max-width: 46rem; margin-bottom: 1rem; }
-.card + .intro { margin-top: 0.9rem; }
-"""
-
-
-def write(found: Findings, folder: Path) -> Path:
-    """Write audit.html and its drawings into a folder; the path of the page."""
-    write_file(folder / "audit.html", render(found).encode())
-    for name, drawing in drawings(found).items():
+def write_audit(found: Findings, folder: Path) -> Path:
+    """Write audit.html and its drawings into a folder, and return the path of the page."""
+    write_file(folder / "audit.html", render_audit(found).encode())
+    for name, drawing in draw_files(found).items():
         write_file(folder / f"{name}.svg", drawing.encode())
     return folder / "audit.html"
 
 
-def drawings(found: Findings) -> dict[str, str]:
-    """Every figure of the page as a file by itself."""
-    files = {
-        "claimed": claimed(found, inline=False),
-        "paper": bells(found.paper, inline=False),
+def draw_files(found: Findings) -> dict[str, str]:
+    """Draw every figure of the page as a file by itself."""
+    files: dict[str, str] = {
+        "claimed": draw_claims(found, inline=False),
+        "paper": draw_scores(found.paper, inline=False),
+        **_draw_pictures(found, inline=False),
     }
-    side, classes = found.target.pictures, found.target.form.classes
-    if side is not None:
-        for name, own in (("inversion", found.inverted), ("matching", found.matched)):
-            if own:
-                files[name] = reconstructions(own, side, name, classes, inline=False)
-        files["traps"] = loot(found, side, inline=False)
-    for name in _attacks(found):
+    for name in _list_attacks(found):
         words = name.lower().replace(",", "").replace(" ", "-")
-        files[f"roc-{words}"] = roc(found, name, inline=False)
+        files[f"roc-{words}"] = draw_roc(found, name, inline=False)
     return files
 
 
-def render(found: Findings) -> str:
-    """The page as text."""
-    verdict, against = _together(found.verdict()), found.contradictions()
+def _draw_pictures(found: Findings, *, inline: bool = True) -> dict[str, Markup]:
+    """Draw what the attacks made of the samples, where samples are pictures."""
+    side, classes = found.target.pictures, found.target.form.classes
+    if side is None:
+        return {}
+    attacks = {"inversion": found.inverted, "matching": found.matched}
+    drawn = {
+        name: draw_reconstructions(attack, side, name, classes, inline=inline)
+        for name, attack in attacks.items()
+        if attack
+    }
+    return drawn | {"traps": draw_traps(found, side, inline=inline)}
+
+
+def render_audit(found: Findings) -> str:
+    """Return the page of an audit."""
+    uploads = sorted({2 * one.messages * one.setting.rounds for one in _list_settings(found)})
     banner = (
-        '<p class="banner" role="note">A quick audit: few messages, few shadow runs. '
-        "It shows that everything works; the full one proves more.</p>"
-        if found.quick
-        else ""
+        "A quick audit: few messages, few shadow runs. It shows that everything works; the full "
+        "one proves more."
     )
-    status = "failed" if against else "finished"
-    word = "contradicted" if against else "not contradicted"
-    parts = [
-        _tiles(found), _headline(found), _pictures(found), _membership(found),
-        _attack_table(found), _message_table(found), _one_run(found), _how(found),
-    ]  # fmt: skip
-    body = f"""<header>
-<p class="eyebrow"><span>sottovoce</span> audit of {escape(found.target.name)} \
-<span class="status {status}">{word}</span></p>
-<h1>{verdict}</h1>
-<p class="verdict">{_together(found.judgement())}</p>
-{banner}
-</header>
-<main>
-{"".join(part for part in parts if part)}
-</main>
-<footer><p>Written by sottovoce {escape(__version__)}. This page loads nothing from the network.\
-</p></footer>"""
-    return document(
-        title=found.verdict(), css=sheet("sottovoce.reports", "page.css") + _STYLE, body=body
+    return render_page(
+        "audit.html.j2",
+        title=found.verdict(),
+        headline=_join_comparisons(found.verdict()),
+        banner=banner if found.quick else "",
+        version=__version__,
+        found=found,
+        contradicted=bool(found.contradictions()),
+        judgement=_join_comparisons(found.judgement()),
+        tiles=_list_tiles(found),
+        uploads=" to ".join(f"{n:,}" for n in dict.fromkeys((uploads[0], uploads[-1]))),
+        confidence=f"{100 * CONFIDENCE:g}",
+        claims_chart=draw_claims(found),
+        scores_chart=draw_scores(found.paper),
+        pictures=_draw_pictures(found),
+        roc_charts=[
+            (name[0].upper() + name[1:], draw_roc(found, name)) for name in _list_attacks(found)
+        ],
+        brackets=explain_brackets(found),
+        attacks=[
+            [row.attack, row.measure, *(_split_finding(row, row.cells[k]) for k in found.levels)]
+            for row in found.rows()
+        ],
+        messages=[list_upload_cells(one) for one in _list_settings(found)],
+        most_provable=math.log(found.paper.messages),
+        one_runs=[list_guess_cells(run) for run in found.one_runs],
     )
 
 
-def _tiles(found: Findings) -> str:
+def _list_tiles(found: Findings) -> list[tuple[str, str]]:
     clean, noisy = found.inverted[0], found.inverted[-1]
-    stolen = found.looted[0].rates
-    tiles = [
+    stolen, hidden = found.looted[0].rates, found.looted[-1]
+    return [
         ("recognised from one upload, no noise", format_percent(clean.identified)),
         (f"the same at {noisy.level.name}", format_percent(noisy.identified)),
         ("stolen by trap weights, no noise", f"{stolen.hits} of {stolen.positives}"),
-        (f"the same at {found.looted[-1].level.name}", f"{found.looted[-1].rates.hits}"),
+        (f"the same at {hidden.level.name}", f"{hidden.rates.hits}"),
         ("time", format_duration(found.seconds)),
     ]
-    rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
-    return f'\n<dl class="tiles">{rows}</dl>'
 
 
-def _headline(found: Findings) -> str:
-    paper, lines = found.paper, (*found.measured, *found.headline)
-    uploads = sorted({2 * one.messages * one.setting.rounds for one in lines})
-    many = " to ".join(f"{count:,}" for count in (uploads[0], uploads[-1])[-len(uploads) :])
-    return f"""
-<section aria-labelledby="claimed">
-<h2 id="claimed">Claimed and measured</h2>
-<p class="intro">A server that knows both candidates for one record, and may send any model, \
-scores {many} real uploads for each line. Nothing beats it; \
-what it measures is what the noise is worth.</p>
-<div class="figures">
-{
-        _card(
-            "ε, claimed and measured",
-            claimed(found),
-            f"At {100 * CONFIDENCE:g} % confidence, assuming the noise’s Gaussian shape.",
-        )
-    }
-{
-        _card(
-            "The paper’s noise",
-            bells(paper),
-            f"Scores of uploads at ε = {format_number(paper.setting.epsilon)}: the two bells are "
-            "further apart than the claim allows.",
-        )
-    }
-</div>
-</section>"""
+def _split_finding(row: Row, cell: Finding) -> dict[str, Any]:
+    """Return a cell's value, and its false alarms and ceiling as a hint beside it."""
+    text, _, ceiling = format_finding(row, cell).partition(" (")
+    text, _, alarms = text.partition(" at ")
+    hint = f"at {alarms} ({ceiling}" if alarms and ceiling else f"({ceiling}" if ceiling else ""
+    return {"text": text, "hint": hint, "exceeds": cell.exceeds}
 
 
-def _pictures(found: Findings) -> str:
-    side, classes = found.target.pictures, found.target.form.classes
-    if side is None:
-        return ""
-    cards = [
-        _card(
-            "Read off the first layer",
-            reconstructions(found.inverted, side, "inversion", classes),
-            "A client with one sample, one upload. The quotient of two gradients is the sample.",
-        )
-    ]
-    if found.matched:
-        cards.append(
-            _card(
-                "Found by matching gradients",
-                reconstructions(found.matched, side, "matching", classes),
-                f"Clients with {found.matched[0].tries} samples each: pictures whose gradients "
-                "add up to the upload.",
-            )
-        )
-    cards.append(
-        _card(
-            "Trap weights",
-            loot(found, side),
-            f"A dishonest server isolates single samples of a client that has {len(found.target.y)}"
-            "; the bins that worked best without noise.",
-        )
-    )
-    return f"""
-<section aria-labelledby="pictures">
-<h2 id="pictures">What the server sees</h2>
-<div class="figures">
-{"".join(cards)}</div>
-</section>"""
+def _join_comparisons(text: str) -> str:
+    """Keep “ε ≥ 4” on one line."""
+    return re.sub(" ([≥=]) ", "\u00a0\\1\u00a0", text)
 
 
-def _membership(found: Findings) -> str:
-    cards = [
-        _card(
-            escape(name[0].upper() + name[1:]),
-            roc(found, name),
-            "Dotted: what no attacker exceeds. Dashed: a coin. At the left single alarms decide.",
-        )
-        for name in _attacks(found)
-    ]
-    runs = len(found.members[0].members)
-    return f"""
-<section aria-labelledby="members">
-<h2 id="members">Was this record there?</h2>
-<p class="intro">From {runs} shadow runs on random halves of a pool of \
-{found.members[0].members.shape[1]} records, small enough to be learnt by heart: half of the runs \
-teach the attacker, the other half are judged.</p>
-<div class="figures">
-{"".join(cards)}</div>
-</section>"""
+def _list_settings(found: Findings) -> list[Measured]:
+    return [*found.measured, *found.headline]
 
 
-def _attack_table(found: Findings) -> str:
-    head = ["attack", "measure", *(level.name for level in found.levels)]
-    rows = []
-    for row in found.rows():
-        cells = []
-        for level in found.levels:
-            text, _, most = shown(row, row.cells[level]).partition(" (")
-            text, _, alarms = text.partition(" at ")
-            most = f"at {alarms} ({most}" if alarms and most else f"({most}" if most else ""
-            most = f" <small>{escape(most)}</small>" if most else ""
-            bad = ' class="bad"' if row.cells[level].exceeds else ""
-            cells.append(f"<span{bad}>{escape(text)}</span>{most}")
-        rows.append([escape(row.attack), escape(row.measure), *cells])
-    return f"""
-<section aria-labelledby="attacks">
-<h2 id="attacks">Every attack</h2>
-<p class="intro">{escape(brackets(found))}</p>
-{_table("Attacks", head, rows, "attacks")}
-</section>"""
-
-
-def _message_table(found: Findings) -> str:
-    head = ["noise", "δ", "μ promised", "μ measured", "ε, Gaussian shape", "ε, no assumption"]
-    rows = [[escape(text) for text in message(one)] for one in (*found.measured, *found.headline)]
-    count = found.paper.messages
-    return f"""
-<section aria-labelledby="proved">
-<h2 id="proved">What uploads prove</h2>
-{_table("What uploads prove", head, rows, "proved")}
-<p class="intro">Clopper–Pearson bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand. \
-Without an assumption {count:,} runs a side cannot prove much more than \
-ln {count:,} = {format_number(math.log(count), 3)}, however bad the noise.</p>
-</section>"""
-
-
-def _one_run(found: Findings) -> str:
-    if not found.one_runs:
-        return ""
-    head = ["one run", "canaries", "guesses", "right", "ε, Gaussian shape", "ε, no assumption"]
-    rows = [[escape(text) for text in one_run(run)] for run in found.one_runs]
-    return f"""
-<section aria-labelledby="onerun">
-<h2 id="onerun">The same from one run</h2>
-<p class="intro">A run of {found.one_runs[0].setting.rounds} uploads of a client whose rows are \
-all canaries; the server answers with models of its own choice and guesses the coins it is \
-surest of ({100 * CONFIDENCE:g} %).</p>
-{_table("One run", head, rows, "proved")}
-</section>"""
-
-
-def _how(found: Findings) -> str:
-    stands = (
-        ""
-        if found.target.own
-        else " The attacks read dense layers, so an mlp stands for the plan’s own model."
-    )
-    return f"""
-<section aria-labelledby="how">
-<h2 id="how">How it was made</h2>
-<p class="intro">“No noise” is the client’s step before noise, which nothing may send; in shadow \
-runs of the simulator it is ε = 10⁶. Everything else went through the release that a device \
-uses.{escape(stands)} Measured at δ = {format_number(found.target.delta)}. An attack that fails here \
-proves nothing by itself; the ceilings do, and a measurement above one would refute us.\
-{escape(found.caveats())}</p>
-<p class="intro">Pictures and rates were computed on the clients’ rows, without noise too. The \
-guarantee does not cover them: do not publish an audit of private data.</p>
-<p class="intro"><code>{escape(found.command)}</code></p>
-</section>"""
-
-
-def _together(text: str) -> str:
-    """No line ends within “ε ≥ 4”."""
-    return escape(re.sub(" ([≥=]) ", "\u00a0\\1\u00a0", text))
-
-
-def _attacks(found: Findings) -> list[str]:
+def _list_attacks(found: Findings) -> list[str]:
     return list(dict.fromkeys(attack.name for attack in found.members))
-
-
-def _card(title: str, drawing: str, text: str, kind: str = "") -> str:
-    return (
-        f'<figure class="card {kind}"><h3>{title}</h3>{drawing}'
-        f"<figcaption>{text}</figcaption></figure>\n"
-    )
-
-
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """Cells are escaped already."""
-    top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{c}</td>" for c in row[1:]) + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="card scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
-        f'<table class="{kind}"><caption class="hidden">{escape(caption)}</caption>'
-        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )

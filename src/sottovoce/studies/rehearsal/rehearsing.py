@@ -23,7 +23,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds
 from sottovoce.reports.progress import ProgressLine
-from sottovoce.studies.rehearsal import page
+from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.prediction import Prediction, predicted, rows_tested
 from sottovoce.studies.rehearsal.search import (
     LEAST,
@@ -502,7 +502,7 @@ def write(result: Rehearsal, folder: Path) -> None:
     """plan.toml, rehearsal.json and report.html, each whole or not at all."""
     content = json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
     write_file(folder / "rehearsal.json", content.encode())
-    write_file(folder / "report.html", page.render(result).encode())
+    write_file(folder / "report.html", render_rehearsal(result).encode())
     write_file(folder / "plan.toml", result.toml(folder).encode())
 
 
