@@ -57,7 +57,7 @@ trust: $(VENV)/.dev  ## the long checks at full size, one table (MNIST wants SOT
 	@$(BIN)/python trust/table.py
 
 mutants: $(VENV)/.dev  ## deliberate privacy bugs: which test notices each, the score, the survivors
-	@$(BIN)/python tests/mutant_score.py $(ARGS)
+	@cd tests && ../$(BIN)/python -m mutants.mutant_score $(ARGS)
 
 figures: $(VENV)/.run  ## every figure of the paper into results/ (wants SOTTOVOCE_DATA and a GPU)
 	@$(BIN)/sottovoce reproduce all

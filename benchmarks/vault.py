@@ -49,9 +49,9 @@ clip = 1.0
 def build(folder: Path, rounds: int) -> None:
     """Make a client's files, with a ledger of so many rounds."""
     import numpy as np
-    from vault_play import live
 
     from sottovoce.client import ledger
+    from support.vault_play import live
 
     random = np.random.default_rng(0)
     np.savez(folder / "ward.npz", x=random.normal(size=(100, 4)), y=random.integers(0, 2, 100))
@@ -63,7 +63,6 @@ def build(folder: Path, rounds: int) -> None:
 def answer(folder: Path) -> dict[str, float]:
     """Answer some rounds of a new run and measure each."""
     import numpy as np
-    from vault_play import counted
 
     from sottovoce.client import device, messages
     from sottovoce.client.messages import Request
@@ -72,6 +71,7 @@ def answer(folder: Path) -> dict[str, float]:
     from sottovoce.models.form import Form
     from sottovoce.privacy.sensitivity import Recipe
     from sottovoce.schedules.base import Round
+    from support.vault_play import counted
 
     inside = [0.0]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from devices import memory
 
-from device_fuzz import heads_with_anything
-from device_kills import MOMENTS, killed
-from device_schedules import play_all
-from device_twins import pair
+from support.device_fuzz import heads_with_anything
+from support.device_kills import MOMENTS, killed
+from support.device_schedules import play_all
+from support.device_twins import pair
+from support.devices import memory
 
 
 def test_a_device_that_is_killed_owes_nothing(record_property):

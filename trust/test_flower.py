@@ -18,15 +18,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from devices import books_hold
-from test_coordinator import replayed, same
 
 from sottovoce.client.vault import Vault
 from sottovoce.errors import FederationError
 from sottovoce.flower import federate, local
 from sottovoce.flower.federate import planned
-from test_flower import Command, answers_of, nodes_of, record_of, running
-from test_flower_transport import lives, until
+from support.devices import books_hold
+from support.federate_command import Command, answers_of, nodes_of, record_of, running
+from support.federations import replayed, same
+from support.processes import lives, until
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "torch_cnn"
 

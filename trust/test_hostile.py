@@ -24,13 +24,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from devices import books_hold
-from hostile_device import LIES
 
-from deployment import DOOR, NODE, SERVER, deployed, until
-from machines import forget_peak, missing
 from sottovoce.flower.deploy import LIMITS
-from test_flower import Command, nodes_of, record_of
+from support.deployment import DOOR, NODE, SERVER, deployed, until
+from support.devices import books_hold
+from support.federate_command import Command, nodes_of, record_of
+from support.hostile_device import LIES
+from support.machines import forget_peak, missing
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, PAGE = ROOT / "results" / "trust" / "hostile.json", ROOT / "docs" / "threat-model.md"
@@ -250,7 +250,7 @@ def test_replies(it, mode):
 def start_liar(it, mode):
     """Mallory with rows, a vault and a SuperNode as everyone; only its words are other ones."""
     machine = it.wards[BAD]
-    machine.start("sottovoce-worker", "--app", "hostile_device:app", SOTTOVOCE_HOSTILE=mode,
+    machine.start("sottovoce-worker", "--app", "support.hostile_device:app", SOTTOVOCE_HOSTILE=mode,
                   PYTHONPATH=f"{machine.environment()['PYTHONPATH']}:{TESTS}")  # fmt: skip
     machine.start("sottovoce-node")
     assert until(lambda: it.online() == len(it.wards))
@@ -395,7 +395,7 @@ def test_a_supernode_that_is_cut_off(it):
           on_look=it.revive)  # fmt: skip
 
 
-CLOCK = TESTS / "clock_shift.c"
+CLOCK = TESTS / "support" / "clock_shift.c"
 
 
 @needs_machines

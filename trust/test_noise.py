@@ -1,7 +1,7 @@
 """Secure noise at the sizes of a long run (two minutes: `make trust`).
 
-The questions of tests/test_noise_secure.py with up to fifty times the draws. False-alarm rates:
-1e-9 a question.
+The questions of tests/statistics/test_secure_noise.py with up to fifty times the draws.
+False-alarm rates: 1e-9 a question.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ import jax
 import numpy as np
 import opendp.prelude as dp
 import pytest
-from mutants import mutated
-from noise_statistics import (
+from scipy import stats
+
+from sottovoce.privacy.noise import envelope as staircases
+from sottovoce.privacy.noise import secure
+from sottovoce.privacy.noise.envelope import build_envelope
+from sottovoce.privacy.noise.secure import draw
+from support.mutated_module import mutated
+from support.noise_statistics import (
     FALSE_ALARM,
     beyond,
     fit,
@@ -22,13 +28,7 @@ from noise_statistics import (
     float_draw,
     spread_is,
 )
-from scipy import stats
-from support_attack import float_normals, float_possible, secure_possible
-
-from sottovoce.privacy.noise import envelope as staircases
-from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.envelope import build_envelope
-from sottovoce.privacy.noise.secure import draw
+from support.support_attack import float_normals, float_possible, secure_possible
 
 dp.enable_features("contrib")
 

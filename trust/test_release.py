@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from neighbours import EVERY, falsify
+
+from support.neighbours import EVERY, falsify
 
 PAIRS = {name: 1000 if name == "torch" else 4000 for name in EVERY}  # 25,000 in all
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from test_vault_crash import killed, outcomes, shim  # noqa: F401
-from vault_damage import damage_and_look
-from vault_power import record
+
+from support.vault_damage import damage_and_look
+from support.vault_kills import killed, outcomes, shim  # noqa: F401
+from support.vault_power import record
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,8 +1,8 @@
 """The round in float64, from the formulas: what every peer is held against before it is timed.
 
 A dense layer's gradient of one row is h δᵀ, so its norm is ‖δ‖·√(‖h‖² + 1) with the bias; a
-convolution's own gradient is small and is formed. `tests/test_peers.py` holds this equal to
-gradients formed one by one, and to the project's own `clipped_sum`.
+convolution's own gradient is small and is formed. `tests/benchmarks/test_peers.py` holds this
+equal to gradients formed one by one, and to the project's own `clipped_sum`.
 """
 
 from __future__ import annotations

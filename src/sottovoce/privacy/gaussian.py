@@ -113,8 +113,8 @@ def quantile(p: ArrayLike) -> Floats:
     return np.where(p > 0.5, -x, x)
 
 
-# Checked against 50 digits (tests/test_gaussian.py), μ, δ and ε are right to 1e-12 relative. This
-# margin keeps every answer on the private side of the exact one.
+# Checked against 50 digits (tests/privacy/test_gaussian.py), μ, δ and ε are right to 1e-12
+# relative. This margin keeps every answer on the private side of the exact one.
 MARGIN = 1e-11
 SMALLEST_MU, LARGEST_MU = 1e-100, 1e7
 

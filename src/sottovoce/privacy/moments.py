@@ -98,8 +98,8 @@ def first_break(*, sampling: float, ratio: float) -> int | None:
     """
     if (end := certain_break(sampling=sampling, ratio=ratio)) == float("inf"):
         return None
-    # In every case tried (tests/test_moments.py) the bound stays broken from the first such λ on,
-    # so that bisection finds it.
+    # In every case tried (tests/privacy/test_moments.py) the bound stays broken from the first such
+    # λ on, so that bisection finds it.
     low, high = 0, int(end) + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,5 +1,5 @@
 """JSON Schemas of what sottovoce reads and writes, generated from the code.
 
-`python -m sottovoce.schemas` writes the files anew; `tests/test_schemas.py` compares them.
+`python -m sottovoce.schemas` writes the files anew; `tests/project/test_schemas.py` compares them.
 `documents` describes the keys of each document.
 """

@@ -1,0 +1,79 @@
+"""The page of a rehearsal in a real browser: surfaces drawn, nothing fetched, nothing overflowing.
+
+The accuracies are a formula: the page is what is tested here, and it is whole.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sottovoce import Plan
+from sottovoce.studies.rehearsal import rehearsing
+from sottovoce.studies.rehearsal.page import render_rehearsal
+from sottovoce.studies.rehearsal.prediction import predicted
+from sottovoce.studies.rehearsal.rehearsing import Rehearsal
+from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, search, seeds_of
+from sottovoce.studies.rehearsal.space import RATE, ROUNDS, space_of
+from sottovoce.studies.rehearsal.standin import announced, stand_in
+from support.browser import WIDTHS, browser, legible, measured, requests, self_contained
+
+__all__ = ["browser"]  # the fixture
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
+
+class Formula(Trials):
+    """Trials of which the accuracy is a formula: no federation is run."""
+
+    def _run(self, stage, missing, must) -> None:
+        for where in missing:
+            own = self.settings[where[0]]
+            away = math.log2(own[ROUNDS] / 50) ** 2 + math.log2(own[RATE] / 3) ** 2
+            accuracy = 0.9 * math.exp(-away / 60) + 0.001 * (where[1] % 3)
+            trial = Trial(stage, dict(own), where[1], 1 - accuracy, accuracy, accuracy, 9, 0.1)
+            self._keep(where, trial)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page of a made-up rehearsal of MNIST, with a name that would be markup."""
+    plan = Plan(data={"name": "mnist", "clients": 50, "samples": 800})
+    rows = stand_in(plan, announced(plan), most=400)
+    space = space_of(plan)
+    trials = Formula(space, plan, rows, limit=120)
+    found = search(space, trials)
+    fresh = seeds_of(0)[1]
+    trials.ask("prediction", [(found.setting, seed) for seed in fresh], must=True)
+    done = trials.all()
+    result = Rehearsal(
+        plan=space.planned(found.setting),
+        given=plan,
+        space=space,
+        setting=found.setting,
+        rows=rows,
+        factor=4.0,
+        prediction=predicted(done[-5:], 4000, 10_000),
+        reasons=rehearsing.reasons(space, found.setting, done, found.seeds)
+        | {"local.clip": "<script>alert(1)</script>"},
+        theory=Theory(1.0, 0.01, 2.3, 0.0, 1.0, 3930, 12),
+        trials=tuple(done),
+        seeds=found.seeds,
+        complete=found.complete,
+        seed=0,
+    )
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render_rehearsal(result), "utf-8")
+    return path
+
+
+def test_the_browser_shows_surfaces_and_choice_without_complaint(browser, page, tmp_path):
+    self_contained(browser, page, tmp_path / "profile", drawings=2)
+    assert "<script" not in page.read_text("utf-8")
+    assert requests(browser, page, tmp_path / "other") == ["/report.html"]
+
+
+def test_nothing_overflows_and_letters_stay_legible(browser, page, tmp_path):
+    legible(browser, page, tmp_path / "profile", narrow=7, wide=8.5)
+    opened = [width for _, _, width, _, _ in measured(browser, page, tmp_path / "other")]
+    assert all(o <= width for o, width in zip(opened, WIDTHS, strict=True))  # tables unfolded

@@ -1,0 +1,241 @@
+"""docs/deploy.md as printed, on machines of their own; then what hostile parties try there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sottovoce.flower import local
+from support.deployment import DOOR, NODE, deployed, until
+from support.machines import missing
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+WARDS = ("ward-3", "ward-5")
+ROUNDS, LONGER = 3, 6
+# The calls that a SuperNode makes: all that the open port passes on.
+FLEET = {"activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages",
+         "push-messages", "get-run", "get-fab", "push-object", "pull-object",
+         "confirm-message-received"}  # fmt: skip
+EVIL = """
+from pathlib import Path
+Path("/srv/sottovoce/proof").write_text("ran")
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    Path("/srv/sottovoce/proof").write_text("ran")
+"""
+
+
+@pytest.fixture(scope="module")
+def deployment():
+    """The page, followed; everything that it started ends with the tests of this file."""
+    with deployed(*WARDS, rounds=ROUNDS, longer=LONGER) as it:
+        yield it
+
+
+def test_the_page_as_printed_ends_with_a_report(deployment):
+    record = deployment.record()
+    assert (record["status"], record["result"]["rounds_used"]) == ("finished", ROUNDS)
+    assert [entry["uploads"] for entry in record["rounds"]] == [2] * ROUNDS
+    assert "insecure-transport" not in record["guarantee"]["not_covered"]
+    page = deployment.server.read("/srv/sottovoce/study/run/report.html")
+    assert b"<html" in page
+
+
+def test_every_file_belongs_to_the_one_who_needs_it(deployment):
+    """No service's user reads the authority's key or the proxy's; nobody else reads the state."""
+    server, ward = deployment.server, deployment.wards["ward-3"]
+    key = server.read("/root/sottovoce-authority/ca.key")
+    assert b"ENCRYPTED" in key
+    for machine, user, path in (
+        (server, "sottovoce", "/root/sottovoce-authority/ca.key"),
+        (server, "sottovoce", "/etc/sottovoce/server-proxy/server.key"),
+        (server, "sottovoce-proxy", "/etc/sottovoce/server/link.key"),
+        (server, "sottovoce-proxy", "/etc/sottovoce/server/worker.secret"),
+        (server, "nobody", "/var/lib/sottovoce/state.db"),
+        (ward, "nobody", "/etc/sottovoce/node/ward-3"),
+        (ward, "nobody", "/srv/ward-3/rows.npz"),
+        (ward, "nobody", "/srv/ward-3/ward-3.vault"),
+    ):
+        machine.run("test", "-e", path)
+        user = "daemon" if user == "nobody" else user
+        assert machine.run("cat", path, user=user, check=False).returncode != 0, path
+    owned = ward.run("find", "/srv/ward-3", "/var/lib/ward-3", "!", "-user", "ward-3").stdout
+    assert owned == ""  # the vault, both witnesses and the lock
+    assert "witness" in ward.run("find", "/var/lib/ward-3").stdout
+    assert "witness" not in ward.run("find", "/root").stdout
+
+
+@pytest.mark.parametrize("unit", ["superlink", "server", "proxy", "worker", "node"])
+def test_units_are_hardened(deployment, unit):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze, which is not installed")
+    on = deployment.wards["ward-3"] if f"sottovoce-{unit}" in NODE else deployment.server
+    name = f"sottovoce-{unit}.service"
+    path = deployment.folder / name
+    path.write_bytes(on.read(f"/etc/systemd/system/{name}"))
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", str(path)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    if level is None:
+        pytest.skip(f"systemd-analyze cannot look at a file: {done.stderr[:80]}")
+    assert float(level.group(1)) < 4
+    assert "MemoryMax" in path.read_text()
+
+
+# Whoever reaches the open port
+
+
+def evil_app(machine):
+    """An app of a submitter's own, in /root/evil of a machine."""
+    machine.run("mkdir", "-p", "/root/evil/evil")
+    machine.write("/root/evil/evil/app.py", EVIL.encode())
+    machine.write("/root/evil/evil/__init__.py", b"")
+    text = (Path(local.APP) / "pyproject.toml").read_text("utf-8")
+    text = re.sub(r'"sottovoce.flower.(server|client)_app:app"', '"evil.app:app"', text)
+    machine.write("/root/evil/pyproject.toml", text.encode())
+
+
+@pytest.mark.parametrize("who", ["stranger", "registered"])
+def test_the_open_port_lets_nobody_run_register_list_start_or_stop(deployment, who):
+    """With ca.crt alone, and with the key of a registered client: no call but a SuperNode's."""
+    machine = deployment.stranger if who == "stranger" else deployment.wards["ward-5"]
+    machine.write("/root/ca.crt", deployment.server.read("/root/sottovoce-authority/ca.crt"))
+    known = deployment.runs_and_nodes()
+    key = () if who == "stranger" else ("/etc/sottovoce/node/ward-5",)
+    process = deployment.hostile("calls", DOOR, "/root/ca.crt", *key, machine=machine)
+    found = json.loads(process.communicate(timeout=900)[0])
+    assert len(found) > 150
+    for call, status in found.items():
+        verb, _, path = call.partition(" ")
+        if verb == "POST" and path.startswith("/v1/fleet/") and path[10:] in FLEET:
+            assert status in (400, 401, 500, 503), (call, status)  # without its words it is nothing
+        elif path.endswith("%2fv1/fleet/pull-messages"):
+            assert status in (401, 403), (call, status)  # another spelling of a SuperNode's call
+        else:
+            assert status in (400, 403, 404), (call, status)
+    # The same with Flower's own commands.
+    machine.write(
+        "/root/config.toml",
+        f"[superlink]\ndefault='f'\n[superlink.f]\naddress='{DOOR}'\n"
+        "root-certificates='/root/ca.crt'\n".encode(),
+    )
+    evil_app(machine)
+    machine.run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "/root/own")
+    for words in (
+        ("run", "/root/evil", "f"),
+        ("list", "f"),
+        ("stop", "1", "f"),
+        ("supernode", "register", "/root/own.pub", "f"),
+        ("supernode", "list", "f"),
+    ):
+        done = machine.run("flwr", *words, check=False, FLWR_HOME="/root")
+        assert done.returncode != 0, words
+    machine.run("rm", "/root/own", "/root/own.pub")
+    assert deployment.runs_and_nodes() == known
+    assert deployment.server.run("test", "-e", "/srv/sottovoce/proof", check=False).returncode
+
+
+def test_a_submitted_app_is_not_run_even_where_runs_are_started(deployment):
+    """On the server's own loopback: the installed app leads, and refuses what it does not know."""
+    server = deployment.server
+    evil_app(server)
+    for words, said in (
+        ("out='/srv/sottovoce/evil'", "plan"),
+        ("out='/srv/sottovoce/evil' plan='/etc/passwd'", "plan must be a path below /srv"),
+    ):
+        text = deployment.flwr("run", "/root/evil", "federation", "--run-config", words)
+        run = int(re.search(r"started run (\d+)", text).group(1))
+        assert until(lambda run=run: deployment.state(run).startswith("finished"))
+        assert deployment.state(run) == "finished:failed"
+        assert said in deployment.flwr("log", run, "federation", "--show")
+    for path in ("/srv/sottovoce/proof", "/srv/sottovoce/evil"):
+        assert server.run("test", "-e", path, check=False).returncode, path
+    assert "evil" not in server.run("find", "/var/lib/sottovoce").stdout  # it was not unpacked
+
+
+LOCK = """
+import sqlite3, time
+state = sqlite3.connect("/var/lib/sottovoce/state.db", isolation_level=None)
+state.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+time.sleep(12)
+state.execute("ROLLBACK")
+"""
+
+
+def test_a_locked_database_is_waited_for(deployment):
+    """Flower gives up after 5 seconds, with 500; here everybody tries again until it is over."""
+    server = deployment.server
+    run = deployment.run("locked", plan="/srv/sottovoce/study/longer.toml", deadline=60.0)
+    rounds = "/srv/sottovoce/locked/rounds.jsonl"
+    assert until(lambda: server.run("grep", "-c", "t", rounds, check=False).stdout.strip() == "2")
+    assert server.run("python", "-c", LOCK, user="sottovoce").stdout == "locked\n"
+    assert until(lambda: deployment.state(run).startswith("finished"), 900)
+    assert deployment.state(run) == "finished:completed"
+    assert "database is locked" in server.log("sottovoce-superlink")
+    record = deployment.record("locked")
+    assert (record["status"], record["result"]["rounds_used"]) == ("finished", LONGER)
+    assert deployment.all_online()
+    assert all(process.poll() is None for process in server.services.values())
+    deployment.verify_books()
+
+
+# A hostile client whose key is registered
+
+
+@pytest.fixture(scope="module")
+def mallory(deployment):
+    """The stranger, registered: what it is, and how it is started."""
+    stranger, server = deployment.stranger, deployment.server
+    stranger.write("/root/ca.crt", server.read("/root/sottovoce-authority/ca.crt"))
+    stranger.run("python", "-m", "sottovoce.flower.certificates", "node", "/root/keys", "mallory")
+    server.write("/root/mallory.pub", stranger.read("/root/keys/mallory.pub"))
+    deployment.flwr("supernode", "register", "/root/mallory.pub", "federation")
+    return ("node", DOOR, "/root/ca.crt", "/root/keys/mallory")
+
+
+def play_beside(deployment, mallory, out, mode):
+    """A run of two honest clients with a hostile one beside them; what it found, peak memory."""
+    process = deployment.hostile(*mallory, 7200, mode)
+    try:
+        assert until(lambda: deployment.online() == len(WARDS) + 1)
+        run = deployment.run(out, plan="/srv/sottovoce/study/longer.toml")
+        state, most = deployment.follow_run(run)
+        process.terminate()  # it lives as long as the run
+        found = json.loads(process.communicate(timeout=900)[0])
+    finally:
+        process.kill()
+        process.wait()
+    log = deployment.flwr("log", run, "federation", "--show")
+    assert state == "finished:completed", log
+    return found, most
+
+
+@pytest.mark.parametrize(
+    ("mode", "refusal"), [("many_records", "announced 413"), ("large", "sent 413")]
+)
+def test_a_hostile_client_harms_nobody_else(deployment, mallory, mode, refusal):
+    """A reply of 20,000 records, or one of 300 MB, is refused by the proxy; the run ends well.
+
+    The two services stay below half of the memory that their units allow, and the honest clients'
+    books are in order.
+    """
+    found, most = play_beside(deployment, mallory, mode, mode)
+    assert found[refusal] >= 1
+    record = deployment.record(mode)
+    assert [entry["uploads"] for entry in record["rounds"]] == [2] * LONGER
+    for name, used in most.items():
+        assert 0 < used < int(deployment.server.unit(name)["MemoryMax"][0]) / 2, (name, used)
+    deployment.verify_books()

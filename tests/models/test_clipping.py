@@ -1,0 +1,296 @@
+"""Clipped sums against the slow truth: float64 gradients row by row, each clipped by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sottovoce.errors import InputError
+from sottovoce.models import clipping
+from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
+from sottovoce.models.clipping import clipped_sum
+from sottovoce.models.gradients import NAMES, losses_numpy
+from support.numpy_twin import clipped_sum_numpy
+
+pytestmark = pytest.mark.slow  # left out of the editing loop
+
+CLIPS = (1e-6, 0.3, 1e6, math.inf)
+SHAPES = st.sampled_from([(1, 1), (7, 3), (10, 5)])  # rows, size
+few = settings(derandomize=True, deadline=None, max_examples=25)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_pieces() -> Iterator[None]:
+    """Pieces of a few rows, so that small data already come in several, the last one uneven."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clipping, "CPU_BYTES", 300)
+        patch.setattr(clipping, "GENERIC_ROWS", 4)
+        clipping._clipped_sum.clear_cache()
+        yield
+    clipping._clipped_sum.clear_cache()
+
+
+def odd_tree(features):
+    """A custom model whose parameters are a tree with a 0-d, an empty and a nested leaf."""
+    return custom(
+        init=lambda key: {
+            "scale": jnp.ones(()),
+            "none": jnp.zeros((0, 2)),
+            "deep": (jax.random.normal(key, (features, 3)), [jnp.zeros(3)]),
+        },
+        apply=lambda p, x: p["scale"] * jnp.tanh(x @ p["deep"][0]) + p["deep"][1][0],
+        loss=lambda scores, y: jnp.sum((scores - y[:, None]) ** 2, axis=1),
+    )
+
+
+@cache
+def make(kind, size):
+    """The model, its number of features and of classes."""
+    if kind == "svm":
+        return Svm(size, kappa=0.1), size, 2
+    if kind == "softmax":
+        return Softmax(size, classes=3), size, 3
+    if kind == "mlp":
+        return Mlp(size, hidden=4, classes=3), size, 3
+    if kind == "cnn":
+        return Cnn((size, 2, 2), channels=2, classes=3), 4 * size, 3
+    return odd_tree(size), size, 3
+
+
+def draw(kind, rows, size, seed, spoil):
+    random = np.random.default_rng(seed)
+    model, features, classes = make(kind, size)
+    params = model.init(jax.random.key(seed))
+    # Away from the svm's zeros, and the same numbers in both precisions.
+    params = jax.tree.map(
+        lambda p: np.asarray(p + random.normal(0, 0.5, p.shape), np.float32), params
+    )
+    x = random.normal(0, 1, (rows, features)).astype(np.float32)
+    y = random.integers(0, classes, rows)
+    weight = random.uniform(0, 2, rows).astype(np.float32)
+    if spoil:
+        x[0] = 0
+        x[rows // 4, 0] = np.nan
+        x[rows // 3, -1] = np.inf
+        x[rows // 2] = np.nan
+        weight[rows // 2] = 0
+        weight[-1] = 0
+    return model, params, x, y, weight
+
+
+@partial(jax.jit, static_argnums=0)
+def gradients(model, params, x, y):
+    """Row by row, not vmap: XLA's float64 convolution lets a NaN reach its neighbours."""
+    gradient = jax.grad(lambda p, row, label: model.loss(p, row[None], label[None])[0])
+    return jax.lax.map(lambda row: gradient(params, *row), (x, y))
+
+
+def oracle(model, params, x, y, weight, clip):
+    """The sum, and Σ weight · ‖clipped gradient‖: what an error is measured against."""
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float64), params)
+        own = gradients(model, params, jnp.asarray(x, jnp.float64), jnp.asarray(y))
+        leaves, tree = jax.tree.flatten(jax.tree.map(np.asarray, own))
+    totals, size = [np.zeros(leaf.shape[1:]) for leaf in leaves], 0.0
+    for m, share in enumerate(np.asarray(weight, np.float64)):
+        norm = math.sqrt(sum(float(np.sum(leaf[m] ** 2)) for leaf in leaves))
+        if share == 0 or not math.isfinite(norm):
+            continue
+        factor = share * min(1.0, clip / norm if norm else 1.0)
+        size += factor * norm
+        for total, leaf in zip(totals, leaves, strict=True):
+            total += factor * leaf[m]
+    return jax.tree.unflatten(tree, totals), size
+
+
+def distance(found, wanted):
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    return math.sqrt(sum(float(np.sum((np.asarray(a, np.float64) - b) ** 2)) for a, b in pairs))
+
+
+def in_float64(model, params, x, y, weight, clip):
+    with jax.enable_x64(True):
+        arrays = (jax.tree.map(lambda p: jnp.asarray(p, jnp.float64), params),)
+        arrays += (jnp.asarray(x, jnp.float64), jnp.asarray(y), jnp.asarray(weight, jnp.float64))
+        return jax.tree.map(np.asarray, clipped_sum(model, *arrays, clip))
+
+
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+@few
+@given(SHAPES, st.sampled_from(CLIPS), st.integers(0, 2**32 - 1), st.booleans())
+def test_equals_the_float64_oracle(kind, shape, clip, seed, spoil):
+    case = draw(kind, *shape, seed, spoil)
+    wanted, size = oracle(*case, clip)
+    model, params, x, y, weight = case
+    single = clipped_sum(model, params, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weight), clip)
+    assert jax.tree.structure(single) == jax.tree.structure(params)
+    assert distance(single, wanted) <= 1e-5 * size
+    double = in_float64(*case, clip)
+    assert distance(double, wanted) <= 1e-10 * size
+    if kind in NAMES:
+        twin = clipped_sum_numpy(kind, params, x, y, weight, clip, kappa=0.1)
+        assert set(twin) == set(params)
+        assert distance([twin[name] for name in sorted(twin)], wanted) <= 1e-10 * size
+
+
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("clip", CLIPS)
+def test_no_row_adds_more_than_the_clip(kind, clip):
+    model, params, x, y, _ = draw(kind, 10, 5, 3, spoil=True)
+    x[1] = 1e30  # its squared norm overflows in float32
+    x[2] = 3e38
+    one_row_each = jnp.eye(10)
+    each = jax.vmap(clipped_sum, in_axes=(None, None, None, None, 0, None))(
+        model, params, jnp.asarray(x), jnp.asarray(y), one_row_each, clip
+    )
+    squares = [np.sum(np.square(g, dtype=np.float64), axis=tuple(range(1, g.ndim))) for g in
+               map(np.asarray, jax.tree.leaves(each))]  # fmt: skip
+    norms = np.sqrt(sum(squares))
+    assert np.all(np.isfinite(norms))
+    assert np.all(norms <= clip * (1 + 1e-5))
+    not_finite = ~np.all(np.isfinite(x), axis=1)
+    assert np.all(norms[not_finite] == 0)
+    assert np.all(norms[3:5][~not_finite[3:5]] > 0)
+
+
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+def test_weight_zero_adds_exactly_nothing(kind):
+    model, params, x, y, weight = draw(kind, 7, 3, 5, spoil=False)
+    weight[2:5] = 0
+    clean = clipped_sum(model, params, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weight), 0.5)
+    x[2], x[3], x[4], y[3] = np.nan, -np.inf, 3e38, 10**6
+    dirty = clipped_sum(model, params, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weight), 0.5)
+    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(dirty), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_parameters_that_are_not_finite_give_zero(kind, bad):
+    model, params, x, y, weight = draw(kind, 7, 3, 6, spoil=False)
+    broken = jax.tree.map(lambda p: np.full_like(p, bad), params)
+    total = clipped_sum(model, broken, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weight), 1.0)
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(total))
+    if kind in NAMES:
+        twin = clipped_sum_numpy(kind, broken, x, y, weight, 1.0)
+        assert all(np.all(array == 0) for array in twin.values())
+
+
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+def test_runs_in_a_batch_equal_runs_one_by_one(kind):
+    model, params, x, y, _ = draw(kind, 10, 5, 8, spoil=True)
+    random = np.random.default_rng(0)
+    runs = 3
+    batch = jax.tree.map(lambda p: jnp.stack([p * (r + 1) for r in range(runs)]), params)
+    weights = jnp.asarray(random.uniform(size=(runs, 10)), jnp.float32)
+    clips = jnp.array([0.1, 1.0, jnp.inf])
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    together = jax.vmap(clipped_sum, in_axes=(None, 0, None, None, 0, 0))(
+        model, batch, x, y, weights, clips
+    )
+    for r in range(runs):
+        one = jax.tree.map(lambda p, r=r: p[r], batch)
+        alone = clipped_sum(model, one, x, y, weights[r], clips[r])
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a[r], b, rtol=1e-5, atol=1e-6)
+
+
+def test_zero_gradient_and_no_clipping_recover_the_plain_sum():
+    model, params, x, y, _ = draw("mlp", 10, 5, 9, spoil=False)
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    plain = jax.grad(lambda p: jnp.sum(model.loss(p, x, y)))(params)
+    for a, b in zip(
+        jax.tree.leaves(clipped_sum(model, params, x, y, jnp.ones(10), math.inf)),
+        jax.tree.leaves(plain),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    # Rows beyond the margin of an unregularised svm have gradient 0: nothing to clip, no 0/0.
+    svm, far = Svm(1, kappa=0.0), {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
+    total = clipped_sum(svm, far, jnp.array([[3.0]]), jnp.array([1]), jnp.ones(1), 0.1)
+    assert float(total["w"][0]) == 0
+    assert float(total["b"]) == 0
+
+
+def test_an_svm_row_that_its_regulariser_cancels_keeps_its_digits():
+    """‖e(x, 1) + κ(w, b)‖² ≈ 1e-6 and its parts near 1: expanded, a tenth of it is rounding."""
+    model, w = Svm(2, kappa=2.0), np.array([0.3, 0.1], np.float32)
+    params = {"w": w, "b": np.float32(0.5)}
+    x = np.stack([2 * w + np.array([1e-3, 2e-4], np.float32), np.ones(2, np.float32) * 0.1])
+    y, own = np.ones(2, int), np.eye(2, dtype=np.float32)
+    for clip in (1e-4, 1.0):
+        for weight in own:
+            wanted, size = oracle(model, params, x, y, weight, clip)
+            found = clipped_sum(model, params, jnp.asarray(x), jnp.asarray(y), weight, clip)
+            assert distance(found, wanted) <= 2e-5 * max(size, 1e-2 * clip)
+            assert distance(found, jax.tree.map(jnp.zeros_like, params)) <= clip * (1 + 1e-5)
+
+
+def test_a_bad_row_does_not_reach_its_neighbours_through_a_convolution():
+    cnn = Cnn((3, 2, 2), channels=2, classes=3)
+    own = custom(cnn.init, cnn.apply, lambda scores, y: jnp.sum((scores - y[:, None]) ** 2, axis=1))
+    random = np.random.default_rng(2)
+    x, y, weight = random.normal(size=(7, 12)), random.integers(0, 3, 7), np.ones(7)
+    x[2], x[3, -1] = np.nan, np.inf
+    params = own.init(jax.random.key(0))
+    wanted, size = oracle(own, params, x, y, weight, 1e-3)
+    assert size == pytest.approx(5 * 1e-3)
+    assert distance(in_float64(own, params, x, y, weight, 1e-3), wanted) <= 1e-10 * size
+
+
+def test_parameters_without_numbers():
+    nothing = custom(lambda key: {}, lambda p, x: x[:, 0], lambda scores, y: scores - y)
+    assert clipped_sum(nothing, {}, jnp.ones((3, 1)), jnp.ones(3), jnp.ones(3), 1.0) == {}
+
+
+def test_rows_may_be_small_integers():
+    model, params, _, y, weight = draw("mlp", 7, 3, 4, spoil=False)
+    x = np.random.default_rng(1).integers(0, 255, (7, 3), dtype=np.uint8)
+    found = clipped_sum(model, params, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weight), 1.0)
+    wanted, size = oracle(model, params, x, y, weight, 1.0)
+    assert distance(found, wanted) <= 1e-5 * size
+
+
+@pytest.mark.parametrize("clip", [0, -1.0, math.nan])
+def test_a_clip_that_is_not_positive_is_refused(clip):
+    model, params, x, y, weight = draw("svm", 7, 3, 4, spoil=False)
+    with pytest.raises(InputError, match="clip must be a number > 0"):
+        clipped_sum(model, params, jnp.asarray(x), jnp.asarray(y), jnp.asarray(weight), clip)
+    with pytest.raises(InputError, match="clip must be a number > 0"):
+        clipped_sum_numpy("svm", params, x, y, weight, clip)
+
+
+def test_a_mean_loss_is_refused():
+    mean = custom(
+        lambda key: jnp.zeros(2), lambda w, x: x @ w, lambda scores, y: jnp.mean((scores - y) ** 2)
+    )
+    with pytest.raises(InputError, match="leave out the mean"):
+        clipped_sum(mean, jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3), jnp.ones(3), 1.0)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@few
+@given(SHAPES, st.integers(0, 2**32 - 1))
+def test_numpy_losses_equal_the_models(kind, shape, seed):
+    model, params, x, y, _ = draw(kind, *shape, seed, spoil=False)
+    found = losses_numpy(kind, params, x, y, kappa=0.1)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda p: jnp.asarray(p, jnp.float64), params)
+        wanted = model.loss(wide, jnp.asarray(x, jnp.float64), jnp.asarray(y))
+        np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 9])
+@pytest.mark.parametrize("rows", [1, 2, 4, 100])
+def test_every_row_is_folded_once(n, rows):
+    x = jnp.arange(1.0, n + 1)
+    total = clipping.fold(lambda x, y, weight: weight @ (x * y), x, x, jnp.ones(n), rows)
+    assert float(total) == sum(i * i for i in range(1, n + 1))

@@ -1,0 +1,729 @@
+"""Deliberate privacy bugs by a reviewer who read the source and the promises, and no test.
+
+They belong to `privacy_mutants.MUTANTS`, which turns each into a mutant: its name, the module, the
+promise that it breaks, the property named for it, and the changes. docs/audit.md says how many of
+them the tests of that day noticed.
+"""
+
+from __future__ import annotations
+
+Change = tuple[str, str]
+
+REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
+    (
+        "the ε that holds is no longer rounded up",
+        "privacy.gaussian",
+        "Every ε that is shown must hold: this one is rounded down, below the exact one, so that records and `calibrate` claim an ε that the noise does not keep.",
+        "tests/privacy/test_gaussian.py::test_delta_and_epsilon_are_never_below_exact_and_tight",
+        (("answer * (1 + MARGIN) + 1e-13)", "answer * (1 - MARGIN))"),),
+    ),
+    (
+        "a tiny δ becomes the claim of pure ε-DP",
+        "privacy.gaussian",
+        "The δ of a release is never 0: an underflowed δ is told as 0, which claims pure ε-DP of a Gaussian release, and an attacker's likelihood ratio is unbounded all the same.",
+        "tests/privacy/test_gaussian.py::test_the_edges_are_on_the_private_side",
+        (("least = np.where(np.asarray(mu) > 0, np.finfo(np.float64).tiny, 0.0)", "least = 0.0"),),
+    ),
+    (
+        "the attacker's view is rounded to the nearest",
+        "privacy.budget",
+        "What the card and `calibrate` say nobody exceeds (TPR, AUC) is rounded up: here it is rounded down half of the time, and the best attacker does better than what is printed.",
+        "tests/server/test_promises.py::test_what_no_attacker_exceeds_is_never_rounded_down",
+        (
+            (
+                'return float(Decimal(f"{value:.12g}").quantize(step, rounding=ROUND_CEILING))',
+                'return float(Decimal(f"{value:.12g}").quantize(step))',
+            ),
+        ),
+    ),
+    (
+        "classes counted on the labels are no leak",
+        "privacy.budget",
+        "The text says «are (ε, δ)-DP» without a condition although the number of classes was read off private labels: whoever sees the model's shape learns that somebody has the last label.",
+        "tests/server/test_promises.py::test_what_was_taken_raw_is_a_condition_of_the_claim",
+        (
+            (
+                'LEAKS = ("raw-signal", "median-clip", "inferred-columns", "counted-classes", "evaluation-in-unit")',
+                'LEAKS = ("raw-signal", "median-clip", "inferred-columns", "evaluation-in-unit")',
+            ),
+        ),
+    ),
+    (
+        "where no budget is told, nothing else is told",
+        "privacy.budget",
+        "A run whose clients all keep their budgets must still say that its transport was plaintext or its vaults fresh: the codes are dropped, and a listener's view is passed off as covered.",
+        "tests/server/test_promises.py::test_where_no_budget_is_told_what_is_not_covered_is",
+        (
+            (
+                "every = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))",
+                "every = ALWAYS_NOT_COVERED",
+            ),
+        ),
+    ),
+    (
+        "noise repeats itself beyond 65,536 values",
+        "privacy.noise.secure",
+        "Every coordinate has noise of its own: in a model of more than 2¹⁶ parameters the same noise is used again, and the server subtracts one part of the upload from another.",
+        "tests/statistics/test_secure_noise.py::test_neighbours_and_chunks_share_nothing",
+        (
+            (
+                "        piece = noise[start : start + _CHUNK]\n",
+                "        piece = noise[start : start + _CHUNK]\n        if start:  # drawn already: a copy is ten times as fast\n            piece[:] = noise[: piece.size]\n            continue\n",
+            ),
+        ),
+    ),
+    (
+        "the noise's tails are cut at 4σ",
+        "privacy.noise.secure",
+        "The noise is exactly discrete Gaussian, without a cut tail: with one, a single coordinate beyond 4σ of D's answer (6 in 100,000 each) proves that it was not D, whatever ε says.",
+        "tests/statistics/test_secure_noise.py::test_every_integer_has_its_probability",
+        (
+            (
+                "source, staircase = _Stream(), build_envelope(sigma)",
+                "source, staircase = _Stream(), build_envelope(sigma, reach=4)",
+            ),
+            (
+                "        values[i], accepted[i] = _propose_from_tail(bar[i] == bars, staircase, source)",
+                "        accepted[i] = False  # so far out that another proposal is quicker",
+            ),
+        ),
+    ),
+    (
+        "the loss borrows the noise of the model",
+        "client.release",
+        "Noise is never used twice: the loss gets the noise of the model's first number, which is smaller than what was priced, and the two figures of one answer share it, so that one takes it off the other.",
+        "a_loss_has_noise_of_its_own",
+        (("int(secure.draw(1, paid.loss_noise)[0])", "int(noise[0][0])"),),
+    ),
+    (
+        "a step of nothing has no noise",
+        "client.release",
+        "An upload is made of noised values only: a client whose clipped sum is zero sends the model back unchanged, which tells the server for certain that no record has a gradient there.",
+        "the_noise_paid_for_is_there",
+        (
+            (
+                "        now = _moved(now, _sum(form, now, x, y, recipe, own) + drawn, recipe, samples)",
+                "        step = _sum(form, now, x, y, recipe, own)\n        now = _moved(now, step + drawn if step.any() else step, recipe, samples)",
+            ),
+        ),
+    ),
+    (
+        "a receipt of another vault is overlooked",
+        "client.device",
+        "A server's receipt that the ledger does not contain makes a client refuse: a client whose vault was replaced by a fresh one (a fresh budget for the same rows) answers all the same.",
+        "tests/hostile/test_requests.py::test_a_receipt_that_the_vault_did_not_give_is_refused",
+        (
+            (
+                "if request.receipt is not None and not vault.contains(request.receipt):",
+                "known = request.receipt is None or request.receipt.vault != vault.id\n        if not known and not vault.contains(request.receipt):",
+            ),
+        ),
+    ),
+    (
+        "the greeting counts the classes on the labels",
+        "client.device",
+        "A greeting holds public numbers only: its number of classes follows from the client's own labels, and a server reads off it whether anybody has the last (rare) diagnosis.",
+        "tests/client/test_table_nodes.py::test_a_greeting_does_not_depend_on_any_row",
+        (
+            (
+                '"classes": rows.classes,\n                "policy"',
+                '"classes": int(rows.y.max()) + 1,\n                "policy"',
+            ),
+        ),
+    ),
+    (
+        "the client's log has the words of an error",
+        "client.device",
+        "A log has the kind of an error only, because logs are copied to other machines: the words of a DataError hold the cell of a row.",
+        "tests/flower/test_worker.py::test_no_cell_of_a_bad_table_is_in_a_log",
+        (
+            (
+                'return f"{type(error).__name__} ({file}, line {place.tb_lineno})"',
+                'return f"{type(error).__name__} ({file}, line {place.tb_lineno}): {error}"',
+            ),
+        ),
+    ),
+    (
+        "a node file tightens ε alone",
+        "client.device",
+        "What an operator tightens in the node file holds from the next message on: a raised floor, a lowered δ or disclose = false are ignored while ε stays, and servers go on getting the budget.",
+        "tests/client/test_device.py::test_what_is_disclosed_is_the_promise_and_never_less_than_what_was_released",
+        (
+            (
+                "        if wanted != vault.policy:\n",
+                "        if wanted.epsilon != vault.policy.epsilon:\n",
+            ),
+        ),
+    ),
+    (
+        "a silent client tells its floor",
+        "client.device",
+        "A policy that discloses nothing keeps ε, δ and the floor out of greetings: the default floor is 2/√capacity, from which a server reads what the budget is worth.",
+        "hidden_budgets_stay_hidden",
+        (('"floor": policy.floor if policy.disclose else None,', '"floor": policy.floor,'),),
+    ),
+    (
+        "missing cells get the column's mean",
+        "data.tables",
+        "A row's numbers follow from that row and public bounds: with the mean of private cells in every gap, one record moves the gradients of all rows with gaps, beyond 2C.",
+        "tests/client/test_table_nodes.py::test_replacing_a_row_changes_no_other_row_that_a_node_reads",
+        (
+            (
+                "return np.asarray(scaled.fill_null(0.5), np.float64)",
+                'return np.asarray(scaled.fill_null(strategy="mean").fill_null(0.5), np.float64)',
+            ),
+        ),
+    ),
+    (
+        "features are centred over the pictures",
+        "models.features",
+        "A record's features change only if the record does: centred over all pictures of a piece, one replaced picture moves every other row, and the sum by far more than its sensitivity.",
+        "tests/client/test_table_nodes.py::test_what_a_row_contributes_does_not_depend_on_the_others",
+        (
+            (
+                "values = values - np.mean(values, axis=1, keepdims=True)",
+                "values = values - np.mean(values, axis=0, keepdims=True)",
+            ),
+        ),
+    ),
+    (
+        "validation and test rows are dealt to clients too",
+        "data.partition",
+        "Validation and test rows belong to no client: here clients train on rows that the server holds in the clear, steers by and tells an unnoised loss of.",
+        "tests/server/test_promises.py::test_no_row_that_the_server_holds_is_a_clients",
+        (
+            (
+                "shared, own = order[: validation + test], order[validation + test :]",
+                "shared, own = order[: validation + test], order",
+            ),
+        ),
+    ),
+    (
+        "classes are counted over the clients as well",
+        "data.federated",
+        "With one array a client the number of classes comes from the public rows, else it is refused: counted over all, the model's shape tells that one client has a label nobody else has.",
+        "tests/server/test_promises.py::test_the_number_of_classes_of_clients_arrays_comes_from_public_rows",
+        (
+            (
+                "    classes = _classes([validation, test])\n",
+                "    classes = _classes([validation, test, *(part for part, _ in clients)])\n",
+            ),
+        ),
+    ),
+    (
+        "a model that exits on a sample ends the answer",
+        "models.gradients",
+        "A sample on which a client's own code fails has no gradient, and nothing else happens: a SystemExit that one sample causes ends the fork, and the server sees the silence.",
+        "tests/server/test_promises.py::test_a_sample_on_which_own_code_exits_counts_as_nothing_and_ends_nothing",
+        (
+            (
+                "except BaseException:  # an exit that a sample causes would tell of it, too",
+                "except Exception:",
+            ),
+        ),
+    ),
+    (
+        "the cnn's biases are not in the norm",
+        "models.clipping",
+        "Gradients are cut to C over all parameters together: with the biases left out of the norm, a record whose gradient lies in them moves the sum by more than C.",
+        "tests/models/test_clipping.py::test_no_row_adds_more_than_the_clip",
+        (
+            (
+                "squared = jnp.sum(own**2, axis=(1, 2, 3, 4)) + _norms(own_bias)",
+                "squared = jnp.sum(own**2, axis=(1, 2, 3, 4))",
+            ),
+            (
+                "squared += _norms(error2) * (squared_hidden + 1)",
+                "squared += _norms(error2) * squared_hidden",
+            ),
+        ),
+    ),
+    (
+        "a budget tightened later limits nothing",
+        "client.vault.vault",
+        "A budget tightened after the first release limits what follows: here the limit is that of the first promise, and servers go on up to the old ε.",
+        "a_budget_tightened_later_limits_what_follows",
+        (
+            (
+                "return FULL - withheld_units(self.policy, self._books.capacity)",
+                "return FULL - withheld_units(self.promised, self._books.capacity)",
+            ),
+        ),
+    ),
+    (
+        "a tightened cap is rounded up",
+        "client.vault.policy",
+        "A tightened budget is a cap rounded down in units: rounded up, the last release exceeds what the new (ε, δ) is worth.",
+        "tightened_caps_are_within_their_budget",
+        (
+            (
+                "return FULL - int(FULL * now / Fraction(capacity))",
+                "return int(FULL - FULL * now / Fraction(capacity))",
+            ),
+        ),
+    ),
+    (
+        "record becomes client after releases",
+        "client.vault.policy",
+        "What was released for one record is not (ε, δ) for the whole data set: the certificate's head and the greetings then promise the whole data set for uploads that had a record's noise.",
+        "a_policy_is_only_tightened",
+        (
+            (
+                'if new.unit != old.unit and (old.unit == "client" or spent > 0):',
+                'if new.unit != old.unit and old.unit == "client":',
+            ),
+        ),
+    ),
+    (
+        "the default floor is rounded to the nearest",
+        "client.vault.policy",
+        "One turn takes at most a quarter of the budget: a floor rounded down lets a request take more.",
+        "no_turn_takes_more_than_a_quarter",
+        (
+            (
+                'self._set("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))',
+                'self._set("floor", float(f"{math.sqrt(_LARGEST_SHARE / capacity):.6g}"))',
+            ),
+        ),
+    ),
+    (
+        "what a restore burns fixes no promise",
+        "client.vault.journal",
+        "The promise is the budget that stood at the first release: after a backup from before it was restored, tightening makes the lost releases look as if they had been under the smaller ε.",
+        "what_a_restore_burns_was_promised_before",
+        (("        if burnt:\n            self.promised = self.promised or self.policy\n", ""),),
+    ),
+    (
+        "a restore does not ask the machine's own witness",
+        "client.vault.rebinding",
+        "A pair of vault and witness that was copied and put back is noticed by the machine's witness: left out here, `--restored --nothing-since` gives back all that was spent since.",
+        "a_restore_asks_the_machine_too",
+        (
+            (
+                "for proof in (seen, known) if proof is not None",
+                "for proof in (seen,) if proof is not None",
+            ),
+        ),
+    ),
+    (
+        "a receipt without `spent` restores for free",
+        "client.vault.rebinding",
+        "A server's receipt can only show that a backup is too old: taken as a proof it burns nothing, and everything released after the backup is given back.",
+        "a_receipt_that_says_no_sum_restores_nothing",
+        (
+            (
+                '    elif any(proof.seq > told for proof in unknown):\n        why = "the newer receipt does not say how much was spent"\n',
+                "",
+            ),
+        ),
+    ),
+    (
+        "storing an upload bears no witness",
+        "client.vault.chest",
+        "No round has two answers: the state before the store, put back, is taken for the newest, and the round that has left is answered again with fresh noise.",
+        "a_state_before_a_store_is_not_taken_for_the_newest",
+        (
+            (
+                "                self._bear_witness(kind)\n",
+                '                if kind != "store":  # it books nothing: the next line will tell\n                    self._bear_witness(kind)\n',
+            ),
+        ),
+    ),
+    (
+        "a receipt is known by its number alone",
+        "client.vault.chest",
+        "A file that has parted from the one that gave a receipt is refused: compared by line number alone, two copies of a vault each spend the whole budget.",
+        "a_receipt_is_a_line_and_not_a_number",
+        (
+            (
+                "return self._journal.has_gap(place.seq) if line is None else line.hash == place.hash",
+                "return line is not None or self._journal.has_gap(place.seq)",
+            ),
+        ),
+    ),
+    (
+        "the machine's own witness is written once",
+        "client.vault.chest",
+        "The machine's witness follows every line: left at the first one, an old copy of vault and witness written back into the same file is served, and its budget is spent twice.",
+        "an_older_pair_is_not_taken_for_the_newest",
+        (("        witness.keep(self.receipt())\n        try:\n", "        try:\n"),),
+    ),
+    (
+        "a backup is readable by every account",
+        "client.vault.rebinding",
+        "A backup is treated as data, for the client's account alone: it holds the fingerprint, against which whoever reads it tries out the one cell that it does not know.",
+        "tests/server/test_promises.py::test_backups_and_keys_are_for_their_owner_alone",
+        (("part.touch(mode=0o600, exist_ok=False)", "part.touch(exist_ok=False)"),),
+    ),
+    (
+        "a line's salt follows from its content",
+        "client.vault.chain",
+        "The salt keeps receipts from confirming a guess: derived from the line itself, whoever knows all records but one tries that one out against the hash in a receipt.",
+        "receipts_cannot_be_tried_out",
+        (
+            (
+                '"salt": os.urandom(32).hex()',
+                '"salt": hashlib.sha256(canonical(dict(facts)).encode()).hexdigest()',
+            ),
+        ),
+    ),
+    (
+        "certificates keep quiet about the operator's word",
+        "client.ledger",
+        "What rests on the operator's word alone stands on the certificate: without it a restore with --nothing-since looks proven, and who relies on it cannot see the gap.",
+        "tests/server/test_promises.py::test_a_certificate_says_what_rests_on_the_operators_word",
+        (
+            (
+                "text += _burnt(line.facts) + _stated(line)",
+                "text += _burnt(line.facts)",
+            ),
+        ),
+    ),
+    (
+        "verify does not ask the witnesses",
+        "client.ledger",
+        "`ledger verify` says whether a newer state is known: without that a rolled-back vault is called whole, and its refunded budget goes unnoticed.",
+        "tests/server/test_promises.py::test_a_vault_that_is_not_the_newest_is_not_called_whole",
+        (
+            (
+                '            ("witness", "whether a newer state is known", lambda: _newest(chest)),\n',
+                "",
+            ),
+        ),
+    ),
+    (
+        "a damaged vault gets its certificate",
+        "reports.certificate",
+        "A vault is checked from end to end before it is certified: here uploads that were exchanged on the disk are certified as those that were sent.",
+        "tests/server/test_promises.py::test_a_damaged_vault_gets_no_certificate",
+        (("    verify(path).require()\n", "    verify(path)\n"),),
+    ),
+    (
+        "the certificate's head has the tightened budget",
+        "reports.certificate",
+        "The promise is the budget of the first release: a head with the (ε, δ) chosen in hindsight claims less than what the uploads before it had.",
+        "tests/server/test_promises.py::test_a_certificates_head_has_the_budget_of_the_first_release",
+        (
+            (
+                'budget = f"({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)})"',
+                'budget = f"({format_claim(statement.policy.epsilon)}, {format_claim(statement.policy.delta, 3)})"',
+            ),
+        ),
+    ),
+    (
+        "the loss is not held against the books",
+        "server.checks",
+        "The noise of model and loss together is worth no more than was booked: without the loss a client that never paid for it is accepted, round after round.",
+        "tests/hostile/test_uploads.py::test_a_loss_that_nothing_was_booked_for",
+        (
+            (
+                "        ratios.append(expected.loss_sensitivity / loss_sigma)\n",
+                "        ratios += []\n",
+            ),
+        ),
+    ),
+    (
+        "a budget may be worth more than its (ε, δ)",
+        "server.members",
+        "A record's (ε, δ) holds for every client: a client whose capacity is more than its ε buys is taken in, and the record states an ε that its noise does not keep.",
+        "tests/server/test_promises.py::test_a_client_whose_budget_is_worth_more_than_its_epsilon_is_not_taken_in",
+        (
+            (
+                '        if self.capacity > most * (1 + 1e-6):\n            raise Malformed("the client\'s budget is worth more than its (ε, δ)")\n',
+                "",
+            ),
+        ),
+    ),
+    (
+        "a vault of records takes part in a plan for clients",
+        "server.coordinator",
+        "The record's unit is that of every client's vault: a vault whose other releases protect single records is promised (ε, δ) for its whole data set.",
+        "tests/server/test_guarantee.py::test_a_client_takes_part_for_the_unit_of_its_vault_only",
+        (
+            (
+                "if member.unit != plan.local.unit:",
+                'if member.unit == "client" and plan.local.unit == "record":',
+            ),
+        ),
+    ),
+    (
+        "requests bring no receipt",
+        "server.coordinator",
+        "Only the receipts that servers bring back give away an image of a whole machine: packed once for all clients, requests have none, and a client set back to an image spends twice.",
+        "tests/server/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
+        (
+            (
+                "{r: replace(request, receipt=members[i].receipt).to_blob() for i, r in reached.items()}",
+                "dict.fromkeys(reached.values(), request.to_blob())",
+            ),
+        ),
+    ),
+    (
+        "the loosest client is the one with the largest ε",
+        "server.federation",
+        "The guarantee is that of the client with the loosest promise: by ε alone, a client with a slightly smaller ε and a far larger δ is promised what it has not.",
+        "tests/server/test_guarantee.py::test_every_client_has_the_stated_epsilon_and_delta",
+        (
+            (
+                "plan, worth = self.plan, self._compute_worth()",
+                "plan, worth = self.plan, self.epsilon",
+            ),
+        ),
+    ),
+    (
+        "the paper's ε of random cohorts is that of balanced ones",
+        "server.federation",
+        "Under `paper` the ε that holds is told: random cohorts take up to two fifths of the clients more often than ⌈qT⌉ times, and for them the figure is too small.",
+        "tests/server/test_promises.py::test_under_paper_the_epsilon_told_covers_the_client_that_is_asked_most",
+        (
+            (
+                'if isinstance(self.schedule, FixedRounds) and self.terms.cohort == "balanced":',
+                "if isinstance(self.schedule, FixedRounds):",
+            ),
+        ),
+    ),
+    (
+        "private rows may be dealt by a Dirichlet draw",
+        "plan.plan",
+        "With secure noise private rows are not dealt by their labels: here one person's label moves the rows of every other client, which no client's sensitivity counts.",
+        "tests/simulation/test_secure.py::test_private_rows_are_not_dealt_by_their_labels",
+        (
+            (
+                'if private and self.data.split in ("labels", "dirichlet"):',
+                'if private and self.data.split == "labels":',
+            ),
+        ),
+    ),
+    (
+        "the record tells how many rows a silent client has",
+        "runs.record",
+        "A client that discloses nothing has no n in the run's record: here n stands there and in splits.npz, and with σ it gives the budget away.",
+        "tests/server/test_coordinator.py::test_what_clients_keep_to_themselves_is_in_no_record",
+        (('"samples": if_told(federation.samples),', '"samples": federation.samples,'),),
+    ),
+    (
+        "the public file has the clients' rows",
+        "data.federated",
+        "What the server is given holds no training rows: here every client's rows stand in the file that the server reads, unnoised.",
+        "tests/server/test_promises.py::test_the_file_of_public_rows_holds_no_clients_row",
+        (
+            (
+                "    for part in PARTS:\n        rows: Samples",
+                '    for part in (*PARTS, "train"):\n        rows: Samples',
+            ),
+        ),
+    ),
+    (
+        "vaults made for one run are taken for lasting ones",
+        "data.federated",
+        "The guarantee of a run with fresh vaults speaks of this run alone: read back without the mark, it claims (ε, δ) for all runs over the same rows, each of which has a budget of its own.",
+        "tests/server/test_promises.py::test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults",
+        (
+            (
+                "        none, nobody, validation, test, None, shape, classes, layout, fresh_vaults=fresh\n",
+                "        none, nobody, validation, test, None, shape, classes, layout\n",
+            ),
+        ),
+    ),
+    (
+        "dealt rows are readable by every account",
+        "flower.federate",
+        "A client's rows lie in folders for their owner alone: made with the usual mode, every account of the machine reads the rows and the vaults' fingerprints.",
+        "tests/server/test_promises.py::test_dealt_rows_are_in_folders_for_their_owner_alone",
+        (
+            (
+                "(out / NODES).mkdir(mode=0o700, exist_ok=True)",
+                "(out / NODES).mkdir(exist_ok=True)",
+            ),
+            ("    folder.mkdir(mode=0o700)\n", "    folder.mkdir()\n"),
+        ),
+    ),
+    (
+        "clients share the noise of a local step",
+        "simulation.compiled",
+        "Every client draws noise of its own: with one draw for all in each of several local steps, the server takes one upload from another and has the difference of two raw steps.",
+        "simulated_steps_have_noise_of_their_own",
+        (("jax.random.fold_in(key, e * clients + i)", "jax.random.fold_in(key, e)"),),
+    ),
+    (
+        "streamed rows have the same noise in every round",
+        "simulation.streamed",
+        "Every release has fresh noise: with round 0's in all rounds, the difference of two rounds is the difference of two raw gradients.",
+        "streamed_rounds_have_noise_of_their_own",
+        (("np.uint32(paid.turn.t), np.float32(paid.std))", "np.uint32(0), np.float32(paid.std))"),),
+    ),
+    (
+        "a secure run's debit is not written before its release",
+        "simulation.secure",
+        "A debit is on the disk before anything is released: killed in a round, `train --resume` goes on from the books before it and releases the round a second time for nothing.",
+        "tests/simulation/test_secure.py::test_a_round_released_before_a_kill_is_never_free",
+        (("            self.before_release(run.state)\n", ""),),
+    ),
+    (
+        "a run without a vault promises for all runs",
+        "simulation.simulate",
+        "A secure run whose budget is in no vault speaks of itself alone: without the code the text claims (ε, δ) for each client's uploads as such, and five runs have five times the budget.",
+        "tests/simulation/test_secure.py::test_a_run_with_secure_noise_spends_no_more_than_it_has",
+        (
+            (
+                'not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),',
+                "not_covered=not_covered,",
+            ),
+        ),
+    ),
+    (
+        "accuracy by client is told on training rows",
+        "server.federation",
+        "Accuracy by client is shown only on rows that clients declared public: on training rows it is one more release of each client, exact and unpaid, in the record.",
+        "tests/data/test_tables.py::test_accuracy_by_client_is_not_shown_without_declared_rows",
+        (
+            (
+                "    test, owner = federation.held.test, federation.held.test_owner\n",
+                "    test, owner = federation.held.test, federation.held.test_owner\n    if owner is None and federation.held.split is not None:\n        test, owner = federation.held.train, federation.held.owner\n",
+            ),
+        ),
+    ),
+    (
+        "the plan's own table is refused by its spelling",
+        "studies.rehearsal.standin",
+        "Settings are never chosen on the clients' rows: named by another path or a link, the private table itself is rehearsed on, and every chosen setting is an unpaid release.",
+        "tests/server/test_promises.py::test_settings_are_not_chosen_on_the_plans_own_table_by_any_name",
+        (
+            (
+                "if isinstance(own, str | Path) and Path(own).exists() and path.samefile(own):",
+                "if isinstance(own, str | Path) and Path(own).exists() and path == Path(own):",
+            ),
+        ),
+    ),
+    (
+        "rows said to be public count as published",
+        "studies.rehearsal.standin",
+        "What a rehearsal cost rests on the operator's word where a file was given: the plan and the card then say «none; no private row was read» of rows that may be a client's.",
+        "tests/server/test_promises.py::test_what_a_rehearsal_cost_rests_on_the_operators_word_where_a_file_was_given",
+        (
+            (
+                'origin="own" if same else "published" if published else "said",',
+                'origin="own" if same else "published",',
+            ),
+        ),
+    ),
+    (
+        "an audit's contradictions leave μ to the reader",
+        "studies.audit.findings",
+        "The exit code of an audit follows from its contradictions: with those of μ left out of the list, a client with half the noise passes the audit.",
+        "tests/server/test_promises.py::test_an_audit_that_refutes_mu_says_so",
+        (
+            (
+                "            if one.refutes_mu:\n",
+                "            if one.refutes_mu and one.refutes_epsilon:\n",
+            ),
+        ),
+    ),
+    (
+        "the card rounds its ε to the nearest",
+        "reports.pages",
+        "An ε or δ that is claimed is rounded up: 30.3142 is shown as 30.31, which does not hold.",
+        "tests/server/test_promises.py::test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds",
+        (
+            (
+                "return format_number(float(format_claim(value, max(digits, whole))), digits)",
+                "return format_number(value, digits)",
+            ),
+        ),
+    ),
+    (
+        "the attacker's view is that of what was spent",
+        "reports.run",
+        "The guarantee is the cap, not the gauge: of a run that stopped early, the card bounds the attacker by the realised sum, which under adaptive stopping is no bound.",
+        "tests/server/test_promises.py::test_the_attacker_on_the_card_is_the_one_at_the_cap",
+        (
+            (
+                "return math.sqrt(float(np.nanmax(self.clients.capacity)))",
+                "return math.sqrt(float(np.nanmax(self.clients.spent)))",
+            ),
+        ),
+    ),
+    (
+        "calibrate promises the paper's own ε",
+        "schedules.calibrate",
+        "Under `paper` the guarantee names the ε that holds: here (20, 10⁻³) is promised where 30.3 holds, and an attacker has ten nats more.",
+        "tests/server/test_promises.py::test_calibrate_promises_what_its_noise_keeps",
+        (("Budget(max(paper_epsilon, 1e-6), budget.delta) if absent else budget,", "budget,"),),
+    ),
+    (
+        "a transport that cannot tell counts as encrypted",
+        "flower.server_app",
+        "A record must not promise what is not known: a grid that does not say whether it is encrypted is taken for TLS, and the record keeps quiet about a listener.",
+        "tests/server/test_promises.py::test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told",
+        (
+            (
+                'return getattr(grid, "_insecure", True) is False',
+                'return not getattr(grid, "_insecure", False)',
+            ),
+        ),
+    ),
+    (
+        "a run that goes on may do so in plaintext",
+        "flower.server_app",
+        "Plaintext is refused unless it was allowed: a run that was begun over TLS and is resumed without it goes on, and a listener reads every upload.",
+        "tests/server/test_promises.py::test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told",
+        (
+            (
+                'if not secure and not config["insecure"]:',
+                'if not secure and not config["insecure"] and not config["resume"]:',
+            ),
+        ),
+    ),
+    (
+        "SuperNodes are not authenticated",
+        "flower.local",
+        "Node authentication is on: without it whoever reaches the port greets with another client's vault id and answers in its place.",
+        "tests/server/test_promises.py::test_nodes_authenticate_themselves_and_run_what_is_installed",
+        (('            argv.append("--enable-supernode-auth")\n', ""),),
+    ),
+    (
+        "nodes run what the server ships",
+        "flower.local",
+        "A node answers with the sottovoce that its operator installed: by default it now executes the server's bundle, which may read the rows and send them.",
+        "tests/server/test_promises.py::test_nodes_authenticate_themselves_and_run_what_is_installed",
+        (("    app: str | None = worker.APP,\n", "    app: str | None = None,\n"),),
+    ),
+    (
+        "a worker takes a secret of any length",
+        "flower.worker",
+        "The secret proves to the SuperNode that it hands messages to this worker: one of a single byte is tried out at once, and any process of the machine takes the messages and answers them.",
+        "tests/flower/test_worker.py::test_a_worker_that_cannot_begin_says_so_in_a_sentence",
+        (("    if len(secret) < SHORTEST_SECRET:\n", "    if not secret:\n"),),
+    ),
+    (
+        "a log line has the traceback's words",
+        "flower.processes",
+        "A line of a node's log has the kind of an exception and never its words, which may hold a value of a row; whatever collects logs is another machine.",
+        "tests/flower/test_worker.py::test_a_formatter_keeps_the_kind_of_an_exception_alone",
+        (
+            (
+                'line += f" ({record.exc_info[0].__name__})"',
+                'line += "\\n" + self.formatException(record.exc_info)',
+            ),
+        ),
+    ),
+    (
+        "keys are readable by the group",
+        "flower.certificates",
+        "Keys are readable by their owner alone: another account of the machine takes the node's key and speaks for it, or the authority's and for the server.",
+        "tests/server/test_promises.py::test_backups_and_keys_are_for_their_owner_alone",
+        (
+            (
+                "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
+                "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)",
+            ),
+        ),
+    ),
+    (
+        "a demonstration in plaintext calls itself encrypted",
+        "flower.federate",
+        "What is said at the start must hold: of an --insecure run it is said that every message is encrypted, and an operator who believes it listens to nobody's warning.",
+        "tests/server/test_promises.py::test_a_demonstration_in_plaintext_does_not_call_itself_encrypted",
+        (("show.say(INSECURE if options.insecure else SECURE)", "show.say(SECURE)"),),
+    ),
+]

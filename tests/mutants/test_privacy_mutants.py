@@ -1,0 +1,109 @@
+"""Every deliberate privacy bug is noticed by the property named for it; the code as it is has all.
+
+A kill counts if the mutated package still trains with finite loss and the killer's own assertion
+fails. Here one bug is played for each property, which shows that the property can fail, and all are
+held against today's source; `make mutants` plays them all, and asks the whole quick suite where the
+named test does not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mutants import privacy_killers
+from mutants.mutant_plugin import PRIVACY
+from mutants.privacy_mutants import MUTANTS, PACKAGE, Mutant, trial
+from support import ROOT, TESTS
+
+pytestmark = pytest.mark.slow  # a process each; left out of the editing loop
+
+
+@pytest.mark.parametrize("killer", privacy_killers.KILLERS, ids=lambda killer: killer.__name__)
+def test_the_package_as_it_is_keeps(killer):
+    killer()
+
+
+def test_the_package_as_it_is_trains_and_every_mutated_module_with_it():
+    code = "from mutants import privacy_killers; assert all(map(privacy_killers.trains, {}))"
+    modules = sorted({mutant.module for mutant in MUTANTS}, reverse=True)
+    done = subprocess.run([sys.executable, "-c", code.format(modules)], cwd=TESTS,
+                          capture_output=True, text=True, timeout=900,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_training_loads_nothing_that_is_called_beside_it():
+    """A mutant of such a module trains as the package does, and need not show it again."""
+    code = (
+        "import sys; from mutants import privacy_killers as own\n"
+        "assert own.trains('simulation.compiled');"
+        "names = [name.removeprefix('sottovoce.') for name in sys.modules];"
+        "print([n for n in names if n.startswith(own.BESIDE) and f'sottovoce.{n}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+ONE_EACH = {mutant.killer: mutant for mutant in reversed(MUTANTS) if "::" not in mutant.killer}
+
+
+def test_every_bug_fits_the_package_as_it_is():
+    for mutant in MUTANTS:
+        path = PACKAGE.joinpath(*mutant.module.split(".")).with_suffix(".py")
+        assert mutant.mutated(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("mutant", ONE_EACH.values(), ids=lambda mutant: mutant.name)
+def test_a_bug_is_noticed(mutant):
+    if "power_cut" in mutant.killer and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("power cuts are recorded by a shim, and there is no C compiler")
+    became, said = trial(mutant, [mutant.killer])
+    assert became == "killed", said
+
+
+def test_there_are_enough_of_them_and_each_is_one_of_a_kind():
+    assert len(MUTANTS) > 200  # as README and docs/audit.md say
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    named = {mutant.killer for mutant in MUTANTS}
+    tests = {name for name in named if "::" in name}
+    assert named - tests <= {killer.__name__ for killer in privacy_killers.KILLERS}
+    for name in tests:
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text("utf-8")
+        assert file.removeprefix("tests/") in PRIVACY
+
+
+def test_a_harmless_change_is_no_kill():
+    """The harness does not count what breaks nothing, nor what only crashes."""
+    same = Mutant(
+        "comment", "client.release", "", (("_MINT = object()", "_MINT = object()  # mint"),)
+    )
+    assert trial(same, ["only_release_makes_uploads", "heads_say_nothing_private"])[0] == "survived"
+    dead = Mutant("crash", "client.release", "", (("_MINT = object()", "_MINT = 1 / 0"),))
+    assert trial(dead, ["only_release_makes_uploads"])[0] == "idle"
+    test = "tests/hostile/test_uploads.py::test_every_step_of_an_upload_is_paid_for"
+    assert trial(same, [test])[0] == "survived"
+    broken = Mutant(
+        "no account",
+        "server.checks",
+        "",
+        (("ratios = [", "raise ArithmeticError\n    ratios = ["),),
+    )
+    assert trial(broken, [test])[0] == "idle"  # it trains; the test stops, and asserts nothing
+
+
+def test_a_bug_that_stops_the_simulator_is_no_kill():
+    """Half the noise, which its killer would notice, in a simulator that trains no network."""
+    half = next(m for m in MUTANTS if m.name == "simulated noise of half the σ")
+    told = 'if type(model).__name__ == "Mlp":\n        raise ArithmeticError\n    return _stepped('
+    start = "def _one_step("
+    stops = (start, f"def _one_step(model, *rest):\n    {told}model, *rest)\n\n\ndef _stepped(")
+    assert (
+        trial(Mutant("stops", half.module, "", (*half.changes, stops)), [half.killer])[0] == "idle"
+    )

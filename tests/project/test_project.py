@@ -1,0 +1,244 @@
+"""The house as promised: public names, what an import loads, one error tree, live documents."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+
+import sottovoce
+from sottovoce import errors
+from sottovoce.cli import commands
+from sottovoce.privacy.calibration import capacity, vault_capacity
+from support import ROOT
+from support.imports import modules_after
+
+HEAVY = {"jax", "flwr", "scipy", "polars", "pooch", "matplotlib", "torch", "jinja2"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import sottovoce",
+        "import sottovoce.cli.commands",
+        "from sottovoce import calibrate; calibrate()",
+    ],
+)
+def test_a_light_start(statement):
+    assert not modules_after(statement) & HEAVY
+
+
+def test_public_names_are_there_and_documented():
+    assert sorted(sottovoce.__all__) == sottovoce.__all__
+    for name in sottovoce.__all__:
+        assert inspect.getdoc(getattr(sottovoce, name)), name
+    assert set(sottovoce.__all__) <= set(dir(sottovoce))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = sottovoce.nonsense
+
+
+def every_module():
+    for info in pkgutil.walk_packages(sottovoce.__path__, "sottovoce."):
+        if not info.name.endswith("__main__"):
+            yield importlib.import_module(info.name)
+
+
+def test_every_module_and_public_function_says_what_it_is():
+    for module in every_module():
+        assert inspect.getdoc(module), module.__name__
+        for name, thing in vars(module).items():
+            public = (
+                not name.startswith("_") and getattr(thing, "__module__", "") == module.__name__
+            )
+            if public and (inspect.isfunction(thing) or inspect.isclass(thing)):
+                assert inspect.getdoc(thing), f"{module.__name__}.{name}"
+
+
+def test_a_class_name_means_one_thing():
+    """`Model` is the exception: a plan's section has that name in the published schema."""
+    owners: dict[str, set[str]] = {}
+    for module in every_module():
+        for name, thing in vars(module).items():
+            if inspect.isclass(thing) and thing.__module__.startswith("sottovoce."):
+                owners.setdefault(name, set()).add(f"{thing.__module__}.{thing.__qualname__}")
+    assert {name: where for name, where in owners.items() if len(where) > 1}.keys() == {"Model"}
+
+
+def test_every_error_is_in_the_tree_drawn_at_the_head_of_its_file():
+    drawn = set(re.findall(r"[├└]── (\w+)", errors.__doc__)) | {"SottovoceError"}
+    classes = {
+        name: thing
+        for name, thing in vars(errors).items()
+        if inspect.isclass(thing) and issubclass(thing, Exception)
+    }
+    assert set(classes) == drawn
+    assert all(issubclass(thing, errors.SottovoceError) for thing in classes.values())
+
+
+PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+PAGES += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+
+
+def anchors(page: Path) -> set[str]:
+    """What a page's headings can be linked by, as GitHub makes it of them."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_documents_name_only_what_exists(name):
+    page = ROOT / name
+    text = page.read_text("utf-8")
+    for link, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#?([^)\s]*)\)", text):
+        there = page.parent / link if link else page
+        assert there.exists(), f"{name} links to {link}"
+        if anchor:
+            assert anchor in anchors(there), f"{name} links to {link}#{anchor}"
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in re.findall(r"(?:`|^\$ )make ([a-z-]+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name} names make {target}"
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that the first words name, and the words after it."""
+    found: click.Command = typer.main.get_command(commands.app)
+    while isinstance(found, click.Group) and words:
+        assert words[0] in found.commands, f"there is no command {words[0]}"
+        found, words = found.commands[words[0]], words[1:]
+    return found, words
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_of_documents_can_be_typed(name):
+    """Commands after `$` are parsed, options and all; of those in a sentence the names are."""
+    text = (ROOT / name).read_text("utf-8")
+    for line in re.findall(r"^\s*\$ sottovoce (.*)$", text, re.MULTILINE):
+        command, rest = command_of(shlex.split(line, comments=True))
+        try:
+            command.make_context("sottovoce", rest)
+        except click.UsageError as error:
+            raise AssertionError(f"{name}: {line}: {error.format_message()}") from error
+    for line in re.findall(r"`sottovoce ([^`]*)`", text):
+        first, *others = line.replace(" | ", "|").split()
+        parts = [[first, *others]]
+        if others and "|" in others[0]:
+            parts = [[first, other] for other in others[0].split("|")]
+        for words in parts:
+            command, rest = command_of(words)
+            known = {option for param in command.params for option in param.opts}
+            assert {word for word in rest if word.startswith("-")} <= known, f"{name}: {line}"
+
+
+def test_architecture_names_every_package():
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    for path in (ROOT / "src" / "sottovoce").iterdir():
+        if path.name.startswith("_") or path.name == "py.typed":
+            continue
+        room = f"{path.name}/" if path.is_dir() else path.name
+        assert f"`{room}`" in text, f"ARCHITECTURE.md does not name {room}"
+
+
+def test_architecture_has_the_order_that_import_linter_checks():
+    """A package uses only those below it; packages of one layer do not use each other."""
+    house = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    layers = house["contracts"][0]["layers"]
+    place = {room.strip(): i for i, layer in enumerate(layers) for room in layer.split(":")}
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    table = text[text.index("| package |") :].partition("\n\n")[0]
+    packages = [
+        room.rstrip("/").removesuffix(".py") for room in re.findall(r"^\| `(.*?)` \|", table, re.M)
+    ]
+    known = [place[room] for room in packages if room in place]
+    assert len(known) == len(place)
+    assert known == sorted(known)
+
+
+def test_every_proof_names_its_tests():
+    text = (ROOT / "docs" / "proofs.md").read_text("utf-8")
+    sections = re.split(r"^## \(", text, flags=re.MULTILINE)[1:]
+    assert len(sections) >= 4
+    for section in sections:
+        _, _, told = section.partition("\nTests: ")
+        named = re.findall(r"`((?:tests|trust)/[\w/]+\.py)", told)
+        assert named, section.splitlines()[0]
+        assert all((ROOT / name).exists() for name in named)
+
+
+def plan_keys(part: dict, whole: dict, prefix: str = ""):
+    for key, value in part.get("properties", {}).items():
+        value = whole["$defs"][value["$ref"].rpartition("/")[2]] if "$ref" in value else value
+        if "properties" in value:
+            yield from plan_keys(value, whole, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def test_the_price_of_discrete_noise_is_the_same_on_every_page():
+    exact, vault = (worth(8, 1e-5, calibration="exact") for worth in (capacity, vault_capacity))
+    for page in ("guarantee.md", "proofs.md"):
+        assert f"{1 - float(vault) / float(exact):.1e} of " in (ROOT / "docs" / page).read_text()
+
+
+def test_every_key_of_a_plan_has_its_place_in_the_options():
+    text = (ROOT / "docs" / "options.md").read_text("utf-8")
+    path = ROOT / "src" / "sottovoce" / "schemas" / "plan.json"
+    schema = json.loads(path.read_text("utf-8"))
+    keys = list(plan_keys(schema, schema))
+    assert len(keys) > 40
+    assert [key for key in keys if f"`{key}`" not in text] == []
+    named = re.findall(r"`((?:data|model|local|privacy|rounds|server)\.\w+)`", text)
+    assert set(named) <= set(keys)
+
+
+def test_readme_console_blocks_show_what_the_commands_print():
+    """Every `$ sottovoce …` line of a console block is run, and the lines below it must appear."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    ran = 0
+    for block in blocks:
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *expected = part.rstrip().splitlines()
+            if not command.startswith("sottovoce calibrate"):
+                continue
+            words = [sys.executable, "-m", *command.split()]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=900)
+            for line in expected:
+                if line.strip() not in ("", "…"):
+                    assert line.rstrip() in done.stdout.splitlines(), line
+            ran += 1
+    assert ran >= 1
+
+
+@pytest.mark.slow
+def test_readme_python_blocks_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_no_file_names_this_machine_or_a_registry():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: there is no list of tracked files")
+    here = str(ROOT)
+    for name in listed.stdout.split():
+        path = ROOT / name
+        if path.suffix in {".npz", ".gz", ".png"} or not path.exists():
+            continue
+        text = path.read_text("utf-8")
+        assert here not in text, name
+        assert "simple/" not in text or name == "tests/project/test_project.py", name

@@ -1,0 +1,384 @@
+"""What a federation says of itself holds for each of its clients, and says no more than that."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from sottovoce import Plan, reports, simulate
+from sottovoce.data import federated
+from sottovoce.errors import InputError, PlanError
+from sottovoce.flower import federate
+from sottovoce.flower.federate import planned
+from sottovoce.models.gradients import ForeignModel
+from sottovoce.privacy import gaussian
+from sottovoce.privacy.budget import (
+    ALWAYS_NOT_COVERED,
+    LARGER_UNITS,
+    LEAKS,
+    NOT_COVERED,
+    UNITS,
+    Budget,
+    Guarantee,
+    describe_undisclosed,
+    evaluation_code,
+)
+from sottovoce.reports import progress
+from sottovoce.server.coordinator import find_misfit
+from sottovoce.server.federation import build, build_from_members
+from support.in_process import plan
+from support.in_process import public as public_rows
+from support.promised import account, member
+
+
+def told(*members):
+    own = plan(**{"data.clients": len(members)})
+    return build_from_members(own, members, public_rows()).guarantee()
+
+
+def spoken(guarantee):
+    """The (ε, δ) that are printed: the loosest, and the tightest if there is one."""
+    pairs = re.findall(r"(?:are|would be|down to) \(([^,]+), ([^)]+)\)", guarantee.text)
+    return [(float(epsilon), float(delta)) for epsilon, delta in pairs]
+
+
+def test_the_loosest_client_is_the_one_with_the_loosest_promise():
+    """A vault tightened before its first release has a larger tank than its promise is worth."""
+    found = told(member(0, account(1.0, first=8.0)), member(1, account(4.0)))
+    assert found.budget == Budget(4, 1e-5)
+    assert spoken(found) == [(4.0, 1e-5), (1.0, 1e-5)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_client_has_the_stated_epsilon_and_delta(seed):
+    """On the exact curve no client's promise is worth more than the one that stands for all."""
+    rng = np.random.default_rng(seed)
+    kinds = rng.choice(["exact", "zcdp"], 6).tolist()
+    members = [
+        member(i, account(float(rng.uniform(0.5, 9)), float(10 ** rng.uniform(-7, -3)), kind=kind),
+               kind)
+        for i, kind in enumerate(kinds)
+    ]  # fmt: skip
+    found = told(*members)
+    most = gaussian.mu(found.budget.epsilon, found.budget.delta)
+    least = gaussian.mu(found.tightest.epsilon, found.tightest.delta)
+    for one in members:
+        worth = gaussian.mu(one.account.epsilon, one.account.delta)
+        assert least <= worth <= most
+        assert one.account.capacity <= most**2
+
+
+def test_the_calibration_named_is_that_of_the_vaults():
+    """The plan says exact; what the clients' vaults do is what counts."""
+    found = told(*(member(i, account(8.0, kind="zcdp"), "zcdp") for i in range(2)))
+    assert found.calibration == "zcdp"
+    assert "zero-concentrated" in found.text
+    mixed = told(member(0, account(8.0)), member(1, account(4.0, kind="zcdp"), "zcdp"))
+    assert mixed.calibration == "exact"
+    assert "other clients have vaults that calibrate by zcdp" in mixed.text
+
+
+def test_a_calibration_that_the_plan_alone_has_is_named_nowhere():
+    own = plan(**{"data.clients": 1, "privacy.calibration": "zcdp"})
+    federation = build_from_members(own, [member(0, account(8.0))], public_rows())
+    assert federation.guarantee().calibration == "exact"
+    assert federation.plan.privacy.calibration == "exact"  # and so it stands in the record
+
+
+@pytest.mark.parametrize("rounds", [{"schedule": "fixed", "rounds": 20}, {}])
+def test_under_paper_the_tightest_client_has_what_holds_and_not_what_it_asked_for(rounds):
+    own = Plan(
+        privacy={"epsilon": [8, 20] * 5, "delta": 1e-3, "calibration": "paper"}, rounds=rounds
+    )
+    federation = build(own, seed=1)
+    found = federation.guarantee()
+    true = [float(gaussian.epsilon(1e-3, np.sqrt(c))) for c in federation.capacity[:2]]
+    assert true[0] > 8.3
+    assert true[1] > 30
+    assert [pair[0] for pair in spoken(found)] == pytest.approx(true[::-1], rel=1e-5)
+    assert all(a >= b for (a, _), b in zip(spoken(found), true[::-1], strict=True))
+
+
+def test_a_hidden_budget_is_not_spoken_for():
+    found = told(member(0, None), member(1, account(2.0)))
+    start = "The uploads of each client that discloses its budget are (2, 1e-05)-"
+    assert found.text.startswith(start)
+    assert told(member(0, None)) is None
+
+
+@pytest.mark.parametrize("code", ["simulated-noise", *LEAKS])
+def test_a_figure_that_does_not_hold_is_put_as_what_would_be(code):
+    found = Guarantee(
+        Budget(8, 1e-5),
+        unit="record",
+        calibration="exact",
+        not_covered=(*ALWAYS_NOT_COVERED, code),
+    )
+    claim, meaning = found.text.split(". ")[:2]
+    assert " would be (8, 1e-05)-differentially private" in claim
+    assert " are (8" not in found.text
+    assert " would change by at most" in meaning
+    why = "drew its noise securely" if code == "simulated-noise" else NOT_COVERED[code]
+    assert why in claim
+
+
+def test_a_budget_that_no_vault_keeps_is_for_this_run():
+    for code in ("unvaulted", "fresh-vaults"):
+        found = Guarantee(
+            Budget(8, 1e-5),
+            unit="record",
+            calibration="exact",
+            not_covered=(*ALWAYS_NOT_COVERED, code),
+        )
+        assert found.text.startswith("Each client's uploads in this run are (8, 1e-05)-")
+
+
+def test_every_code_that_is_not_always_there_changes_the_claim_or_is_known_not_to():
+    """A new code has to be thought about: does the first sentence still hold with it?"""
+    harmless = {
+        "insecure-transport",  # a listener sees what the server sees, which is noised
+        "paper-calibration",  # the figures are what that noise really gives
+        "loose-delta",  # the figures hold; they promise little
+    }
+    plain = Guarantee(Budget(8, 1e-5), unit="record", calibration="exact").text.split(". ")[0]
+    for code in NOT_COVERED.keys() - {*ALWAYS_NOT_COVERED}:
+        own = Guarantee(
+            Budget(8, 1e-5),
+            unit="record",
+            calibration="exact",
+            not_covered=(*ALWAYS_NOT_COVERED, code),
+        )
+        assert (own.text.split(". ")[0] == plain) == (code in harmless), code
+
+
+@pytest.mark.parametrize("own", ["record", "client"])
+@pytest.mark.parametrize("asked", ["record", "client"])
+def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
+    """A vault of single records has other releases, which no promise for all its data covers."""
+    found = find_misfit(
+        plan(**{"local.unit": asked}), public_rows(), member(0, account(8.0), unit=own), clients=1
+    )
+    if own == asked:
+        assert found is None
+    else:
+        assert found is not None
+        assert f"which local.unit = {own} does" in found
+
+
+def test_the_record_of_a_dealt_federation_says_that_its_vaults_are_new(tmp_path):
+    federate.deal(planned(None, [], 2), tmp_path / "run")
+    held = federated.load(tmp_path / "run" / "public.npz")
+    asked = plan(**{"data.clients": 1})
+    found = build_from_members(asked, [member(0, account(8.0))], held).guarantee()
+    assert "fresh-vaults" in found.not_covered
+    assert found.text.startswith("Each client's uploads in this run are")
+    assert not public_rows().fresh_vaults
+
+
+def test_a_model_without_simulated_noise_is_refused_before_a_folder_is_made(tmp_path):
+    class Foreign(ForeignModel):
+        def shapes(self):
+            return {"w": (64, 10)}
+
+        def first(self, seed):
+            return {"w": np.zeros((64, 10), np.float32)}
+
+        def gradients(self, params, x, y):
+            return {"w": np.zeros((len(y), 64, 10))}
+
+        def losses(self, params, x, y):
+            return np.zeros(len(y))
+
+        def predict(self, params, x):
+            return np.zeros(len(x), np.int64)
+
+    with pytest.raises(InputError, match="has no simulated noise; set noise = secure"):
+        simulate(Plan(), model=Foreign(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_below_zero_are_shown_as_they_are():
+    rows = np.zeros((20, 2)), np.tile([-1, 1], 10)
+    with pytest.raises(InputError, match="data labels must be whole numbers from 0, got -1; "):
+        simulate(Plan(), data=rows)
+
+
+# --- rows that the server evaluates on ---------------------------------------------------------
+
+OWN_ROWS = "The clients' own rows that were taken for validation and test are not protected"
+NOBODYS_ROWS = "Records that a server validates and tests on are not protected"
+WARDS, EACH = 4, 30
+
+
+def hospital(folder, *, last):
+    """A table of wards; `last` are the labels of all rows of the last one."""
+    rng = np.random.default_rng(5)
+    lines = ["ward,age,ill"]
+    for ward in range(WARDS):
+        for age in rng.integers(0, 100, EACH):
+            ill = last if ward == WARDS - 1 else ("yes" if age > 50 else "no")
+            lines.append(f"ward {ward},{age},{ill}")
+    folder.mkdir(exist_ok=True)
+    for name in ("wards.csv", "elsewhere.csv"):
+        rows = lines if name == "wards.csv" else lines[: 1 + EACH]  # no row of the last ward
+        (folder / name).write_text("\n".join(rows) + "\n")
+    return folder / "wards.csv"
+
+
+def of_wards(path, *, unit="client", noise="simulated", **data):
+    own = {"path": str(path), "label": "ill", "client": "ward", "validation": 0.2, "test": 0.2,
+           "columns": {"age": [0, 100], "ill": ["no", "yes"]}}  # fmt: skip
+    return Plan(
+        noise=noise,
+        data={**own, **data},
+        model={"name": "softmax"},
+        local={"unit": unit},
+        rounds={"schedule": "fixed", "rounds": 2},
+    )
+
+
+def elsewhere(path):
+    file = str(path.with_name("elsewhere.csv"))
+    return {"validation": file, "test": file}
+
+
+def classes_tested(record):
+    """How many test rows each class has, which no noise hides: the rows of the confusion matrix."""
+    return [sum(row) for row in record["result"]["confusion"]]
+
+
+@pytest.mark.parametrize("unit", sorted(LARGER_UNITS))
+def test_tables_that_differ_in_one_client_are_told_apart_only_where_the_leak_is_named(
+    tmp_path, unit
+):
+    """The attack: count the classes in record.json. With certainty it finds which table it was."""
+    paths = [hospital(tmp_path / last, last=last) for last in ("no", "yes")]
+    runs = [simulate(of_wards(path, unit=unit), seed=1) for path in paths]
+    assert classes_tested(runs[0].record) != classes_tested(runs[1].record)
+    for run in runs:
+        claim = run.record["guarantee"]["text"].split(". ")[0]
+        assert "evaluation-in-unit" in run.record["guarantee"]["not_covered"]
+        assert " would be " in claim
+        assert f"were it not for {NOT_COVERED['evaluation-in-unit']}" in claim
+        assert OWN_ROWS in run.record["guarantee"]["text"]
+
+
+@pytest.mark.parametrize("unit", sorted(LARGER_UNITS))
+def test_a_release_does_not_evaluate_on_what_it_protects(tmp_path, unit):
+    path = hospital(tmp_path, last="yes")
+    away = elsewhere(path)
+    for data in ({}, {"validation": 9, "test": 9}, {"test": away["test"]},
+                 {"validation": away["validation"]}):  # fmt: skip
+        simulated = of_wards(path, unit=unit, **data)
+        (tmp_path / "plan.toml").write_text(simulated.to_toml())
+        for ask in (
+            lambda data=data: of_wards(path, unit=unit, noise="secure", **data),
+            lambda plan=simulated: plan.replace(noise="secure"),  # as the server of a federation
+            lambda: planned(tmp_path / "plan.toml", [], None),  # as sottovoce federate
+        ):
+            with pytest.raises(PlanError, match=r"a file with local.unit = .* are part of what is"):
+                ask()
+
+
+def test_a_release_may_evaluate_on_rows_from_elsewhere(tmp_path):
+    """And then the last client leaves no trace but its uploads."""
+    paths = [hospital(tmp_path / last, last=last) for last in ("no", "yes")]
+    runs = [simulate(of_wards(path, noise="secure", **elsewhere(path))) for path in paths]
+    assert classes_tested(runs[0].record) == classes_tested(runs[1].record)
+    assert sum(classes_tested(runs[0].record)) == EACH
+    for run in runs:
+        assert not {code for code in run.record["guarantee"]["not_covered"] if "evaluation-" in code
+                    } - {"evaluation-records"}  # fmt: skip
+        assert " in this run are (8, 1e-05)-" in run.record["guarantee"]["text"]
+        assert run.record["clients"][-1]["samples"] == EACH  # all its rows are trained on
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_rows_that_the_plan_declares_public_are_no_part_of_the_promise(tmp_path, unit):
+    plan = of_wards(hospital(tmp_path, last="no"), unit=unit, noise="secure", evaluation="public")
+    text = simulate(plan).record["guarantee"]["text"]
+    about = {"record": "one record of its training data", "client": "its whole training dataset"}
+    assert f" are (8, 1e-05)-differentially private for {about[unit]}. " in text
+    assert f"with {about[unit]}" in text
+    assert "The clients' own rows that the plan declares public, for validation and test," in text
+
+
+def test_the_card_of_single_records_names_the_clients_own_rows(tmp_path):
+    """In its sentence: the promise is for training rows, and what shows the others is said."""
+    out = tmp_path / "run"
+    run = simulate(of_wards(hospital(tmp_path, last="no"), unit="record"), seed=1, out=out)
+    text = run.record["guarantee"]["text"]
+    for words in ("for one record of its training data,", OWN_ROWS, "losses", "confusion matrix",
+                  "accuracies (by client, too"):  # fmt: skip
+        assert words in text.partition(" Not covered: ")[0]
+    card = reports.write(out).read_text("utf-8").partition("Not covered")[0]
+    assert OWN_ROWS.replace("'", "&#x27;") in card
+    assert "one record of a client’s training data" in card
+
+
+def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path):
+    own = of_wards(hospital(tmp_path, last="no"), unit="record", noise="secure")
+    federate.deal(own, tmp_path / "run")
+    plan, _ = federate.dealt(tmp_path / "run")
+    held = federated.load(tmp_path / "run" / "public.npz")
+    found = build_from_members(plan, [member(0, account(8.0))], held)
+    assert OWN_ROWS in found.guarantee().text
+    hidden = build_from_members(plan, [member(0, None)], held)
+    assert hidden.guarantee() is None
+    assert OWN_ROWS in describe_undisclosed(hidden.not_covered())
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_rows_of_nobody_are_not_called_the_clients(tmp_path, unit):
+    """A data set, arrays, one array a client, a table without a client column; every signal."""
+    path = hospital(tmp_path, last="no")
+    dealt = {"client": None, "split": "iid", "clients": 3}
+    rows = np.zeros((60, 2), np.float32), np.tile([0, 1], 30)
+    few = {"local": {"unit": unit}, "rounds": {"rounds": 1}}
+    noised = few | {"server": {"signal": "clients"}}
+    for run in (
+        simulate(Plan(**few), seed=1),
+        simulate(Plan(**noised), seed=1),
+        simulate(Plan(**few), data=rows, seed=1),
+        simulate(Plan(**few), data=[rows, rows], validation=rows, test=rows, seed=1),
+        simulate(of_wards(path, unit=unit, **dealt), seed=1),
+    ):
+        text = run.record["guarantee"]["text"]
+        assert NOBODYS_ROWS in text.partition(" Not covered: ")[0]
+        assert "clients' own rows" not in text
+        assert not {*LEAKS, "evaluation-of-clients"} & {*run.record["guarantee"]["not_covered"]} - {
+            "counted-classes"
+        }
+
+
+def test_every_unit_that_holds_several_rows_holds_its_evaluation_rows():
+    for unit in UNITS:
+        code = evaluation_code(unit, declared_public=False)
+        assert (code in LEAKS) == (unit != "record")
+        assert evaluation_code(unit, declared_public=True) not in LEAKS
+
+
+def test_messages_are_promised_and_their_time_is_not():
+    for unit in UNITS:
+        text = Guarantee(Budget(8, 1e-5), unit=unit, calibration="exact").text
+        assert "the probability of anything that the content of all messages can show" in text
+        assert "server can see" not in text
+        assert "the time at which a message leaves" in text.partition(" Not covered: ")[2]
+        assert "with several clients or several times with one" in text
+
+
+@pytest.mark.parametrize(("unit", "delta"), [("record", 0.007), ("client", 0.1)])
+def test_a_run_says_where_its_delta_would_allow_a_unit_to_be_published(capsys, unit, delta):
+    """143 records a client, ten clients: 1/143 and 1/10."""
+    for own, loose in ((delta, True), (0.98 * delta, False)):
+        plan = Plan(local={"unit": unit}, privacy={"delta": own}, rounds={"rounds": 1})
+        record = simulate(plan, seed=1).record
+        progress.warn_of_loose_delta(record)
+        said = capsys.readouterr()
+        assert (NOT_COVERED["loose-delta"] in record["guarantee"]["text"]) == loose
+        assert ("loose-delta" in record["guarantee"]["not_covered"]) == loose
+        assert said.out == ""
+        assert said.err.startswith(f"warning: delta = {own:g} should be below 1 / ") == loose
+        assert said.err.count("\n") == loose

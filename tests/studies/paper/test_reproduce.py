@@ -1,0 +1,421 @@
+"""The paper's figures: definitions that refuse, verdicts that flip, sweeps that go on, no waste."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sottovoce.studies.paper
+from sottovoce.errors import DataError, InputError, RunError
+from sottovoce.plan import Plan
+from sottovoce.studies.paper import checks, definition, outcomes, page, reproduce
+from sottovoce.studies.paper.checks import CHECKS, interval, judge
+from sottovoce.studies.paper.definition import (
+    LEAST_SEEDS,
+    expand,
+    figure,
+    methods,
+    names,
+    parse,
+    seeds_of,
+    setting,
+    together,
+)
+from support import ROOT
+from support.example_results import fill, result
+
+FIGURES = names()
+SWEEPS = tuple(name for name in FIGURES if figure(name).kind != "moments")
+COMPARISONS = ("fig8", "fig9", "fig11", "fig12", "fig13")
+
+# A figure on the embedded digits: small, quick, and in every other way like the paper's.
+DIGITS = """
+kind = "sweep"
+paper = "none"
+title = "Loss against T"
+caption = "Test loss on the digits."
+setting = "mnist"
+plan = { "rounds.schedule" = "fixed", "data.name" = "digits" }
+[x]
+key = "rounds.rounds"
+label = "rounds T"
+values = [1, 2, 3]
+[line]
+key = "privacy.epsilon"
+label = "ε = {}"
+values = [4, 20]
+[[claims]]
+words = "The loss is convex in T."
+check = "convex"
+"""
+
+
+# --- definitions -------------------------------------------------------------------------------
+
+
+def test_every_figure_of_the_paper_is_there_with_a_claim_and_five_seeds_or_more():
+    assert set(FIGURES) >= {f"fig{i}" for i in range(2, 16)} | {"calibrations"}
+    for name in FIGURES:
+        own = figure(name)
+        assert own.claims
+        assert own.seeds >= LEAST_SEEDS
+        assert own.caption
+        for claim in own.claims:
+            assert claim.check in CHECKS
+            assert claim.topic
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (DIGITS.replace("caption", "capton"), "unknown key capton; did you mean caption"),
+        (DIGITS.replace('scale = "log"', "") + "oops = 1", "unknown key oops"),
+        (DIGITS.replace("label =", "lable =", 1), "unknown key lable; did you mean label"),
+        (DIGITS.replace('kind = "sweep"', 'kind = "swep"'), "kind must be one of sweep"),
+        (DIGITS + "\n[quick]\nxx = [1]", "unknown key xx"),
+        ("seeds = 2\n" + DIGITS, "seeds must be ≥ 5"),
+        (DIGITS.partition("[[claims]]")[0], "states no claim"),
+        (DIGITS.replace('setting = "mnist"', ""), "names no setting"),
+        (DIGITS.replace('caption = "Test loss on the digits."', ""), "lacks caption"),
+        ("kind = ", "not valid TOML"),
+        (DIGITS.replace('"sweep"', '"moments"'), r"no table \[moments\]"),
+    ],
+)
+def test_a_definition_with_a_slip_is_refused_in_one_sentence(text, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        parse(text, "mine")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("quick", [False, True])
+def test_figures_expand_to_plans_that_differ_in_nothing_they_should_not(name, quick):
+    own = figure(name)
+    cells = expand(own, quick)
+    assert len({cell.plan.local for cell in cells}) == 1  # η and C are the same for all methods
+    assert len({cell.plan.model for cell in cells}) == 1
+    for cell in cells:
+        if cell.variant == "corrected":
+            assert cell.plan.data.validation > 0  # the test set steers nothing
+            paper = str(cell.line).endswith("-paper")
+            assert cell.plan.privacy.calibration == ("paper" if paper else "exact")
+        else:
+            assert cell.plan.privacy.calibration == "paper" or cell.line == "plain"
+    assert not set(seeds_of(own, quick)) & {11, 12}  # on which the open choices were made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_corrected_comparison_is_at_one_exact_guarantee(name):
+    for cell in expand(figure(name), quick=False):
+        if cell.variant == "corrected":
+            own, tried = cell.plan.privacy, methods()[cell.line]
+            runs = len(tried.search) if tried.paid else 1
+            assert together(own.epsilon, own.delta, runs) == pytest.approx(cell.x, rel=1e-6)
+
+
+def test_methods_and_settings_have_no_key_that_nobody_uses():
+    used = {
+        name
+        for own in map(figure, SWEEPS)
+        for axis in [own.line]
+        if axis is not None and axis.key == "method"
+        for name in (*axis.values, *(axis.corrected or ()))
+    }
+    for own in map(figure, SWEEPS):
+        used |= {own.plan.get("method"), own.corrected.get("method"), own.reference}
+    assert used >= set(methods())
+    for own in map(figure, SWEEPS):
+        assert setting(own.setting).reasons
+
+
+def test_the_room_trains_nothing_itself():
+    allowed = {"sottovoce.simulation.many", "sottovoce.runs.trained", "sottovoce.data"}
+    folder = Path(sottovoce.studies.paper.__file__).parent
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sottovoce."):
+                room = node.module.split(".")[1]
+                if room in {"simulation", "learning", "noise", "client", "federation", "trained"}:
+                    assert node.module in allowed, (path.name, node.module)
+
+
+# --- verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_made_up_results_that_are_right_by_every_claim_hold_and_reversed_ones_do_not():
+    """Every claim's check, on numbers that obey it and on the same numbers turned round."""
+    reversible = {"lower", "higher", "rises", "falls", "best", "nearer", "convex", "overdrawn"}
+    for name in SWEEPS:
+        right = judged(result(name))
+        wrong = judged(result(name, reverse=True))
+        for (claim, yes), (_, no) in zip(right.verdicts, wrong.verdicts, strict=True):
+            assert yes, claim
+            for variant in yes:
+                assert yes[variant].word == "holds", (name, variant, claim, yes[variant])
+                if claim.measure == "best" or claim.check == "nearer":
+                    assert no[variant].word != "holds", (name, variant, claim)
+                elif claim.check in reversible:
+                    assert no[variant].word == "contradicted", (name, variant, claim, no[variant])
+
+
+def judged(made: outcomes.Result) -> checks.Judged:
+    return checks.of(json.loads(made.text()))
+
+
+def test_the_moment_bound_is_contradicted_and_a_larger_one_would_hold():
+    made = result("fig2")
+    assert judged(made).verdicts[0][1]["printed"].word == "contradicted"
+    content = json.loads(made.text())
+    for panel in content["moments"]:
+        panel["bound"] = [value + 1 for value in panel["truth"]]
+    assert checks.of(content).verdicts[0][1]["printed"].word == "holds"
+
+
+@pytest.mark.slow
+def test_chance_alone_decides_rarely():
+    """No difference, five seeds: P(holds) = 2.5 % at one point; P(contradicted) ≤ 2.5 % at ten.
+
+    4,000 made-up claims each; the bounds are four standard deviations away, a false alarm once in
+    10,000 seeds.
+    """
+    rng, trials = np.random.default_rng(7), 4000
+    one = [judge({"": rng.normal(size=5)}).word for _ in range(trials)]
+    spread = 4 * np.sqrt(0.025 * 0.975 / trials)
+    assert abs(one.count("holds") / trials - 0.025) < spread
+    ten = [judge({str(i): rng.normal(size=5) for i in range(10)}).word for _ in range(trials)]
+    assert ten.count("contradicted") / trials < 0.025 + spread
+    assert ten.count("holds") == 0
+
+
+def test_a_false_claim_at_one_point_of_many_is_not_held():
+    rng = np.random.default_rng(1)
+    points = {str(i): 1 + 0.1 * rng.normal(size=5) for i in range(9)}
+    assert judge(points).word == "holds"
+    assert judge(points | {"bad": -1 + 0.1 * rng.normal(size=5)}).word == "contradicted"
+    assert judge(points | {"lost": [np.nan, 1, 1, 1, 1]}).word == "undecided"
+    assert judge({}).word == "undecided"
+
+
+def test_interval_equals_scipys():
+    from scipy import stats
+
+    values = np.array([0.3, 0.1, 0.4, 0.1, 0.5])
+    low, high = stats.t.interval(0.95, 4, loc=values.mean(), scale=stats.sem(values))
+    assert interval(values).low == pytest.approx(low, rel=1e-12)
+    assert interval(values).high == pytest.approx(high, rel=1e-12)
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """The command knows one more figure, on the embedded digits."""
+    own = parse(DIGITS, "digits")
+    monkeypatch.setattr(definition, "names", lambda: (*FIGURES, "digits"))
+    known = definition.figure
+    monkeypatch.setattr(definition, "figure", lambda n: own if n == "digits" else known(n))
+    return own
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    reproduce.reproduce(["digits"], quick=True, out=whole, quiet=True)
+    assert not (whole / outcomes.JOURNAL).exists()
+
+    done = []
+
+    def stop(now: int, total: int) -> None:
+        done.append(now)
+        if len(done) == 5:
+            raise KeyboardInterrupt
+
+    parts.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.complete([digits], quick=True, folder=parts, progress=stop)
+    with (parts / outcomes.JOURNAL).open("a") as file:
+        file.write('{"key": "torn')  # as a kill leaves it
+    trained = []
+    real = reproduce._train
+    monkeypatch.setattr(
+        reproduce, "_train", lambda jobs: (trained.append(x) or x for x in real(jobs))
+    )
+    reproduce.reproduce(["digits"], quick=True, out=parts, quiet=True)
+    assert len(trained) == 3 * 2 * 2 * 2 - 5  # T × ε × variants × seeds, less what was there
+    first, second = (json.loads((f / "digits.json").read_text("utf-8")) for f in (whole, parts))
+    assert first["cells"] == second["cells"]
+
+
+@pytest.mark.slow
+def test_a_finished_figure_is_drawn_again_without_training_and_without_jax(digits, tmp_path):
+    out = tmp_path / "out"
+    reproduce.reproduce(["digits"], quick=True, out=out, quiet=True)
+    written = json.loads((out / "digits.json").read_text("utf-8"))
+    assert written["made"][0].startswith("sottovoce ")
+    assert written["command"] == "sottovoce reproduce digits --quick --out out"
+    assert Plan(**written["plan"]).data.name == "digits"
+    (out / "index.html").unlink()
+    blocked = (
+        "import sys\nsys.modules['jax'] = None\n"
+        f"sys.argv = ['sottovoce', 'report', {str(out)!r}]\n"
+        "from sottovoce.cli.commands import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Loss against T" in (out / "index.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_runs_are_shared_by_figures_and_folders_are_merged_by_copying(tmp_path):
+    five, nine = expand(figure("fig5"), False), expand(figure("fig9"), False)
+    searched = {cell.key for cell in nine if cell.line == "optimal" and cell.panel == 50}
+    assert {cell.key for cell in five} >= searched  # the search of Fig. 9 is the sweep of Fig. 5
+    fill(tmp_path / "a", ("fig8",))
+    fill(tmp_path / "b", ("fig15",))
+    shutil.copy(tmp_path / "b" / "fig15.json", tmp_path / "a")
+    both = reproduce.write(tmp_path / "a").read_text("utf-8")
+    assert 'id="fig8"' in both
+    assert 'id="fig15"' in both
+
+
+@pytest.mark.slow
+def test_a_run_with_pictures_keeps_them_whatever_else_shares_it(tmp_path):
+    """Figures 3 and 8 share runs, and only the first has pictures of them."""
+    for name in ("fig3", "fig8"):
+        result(name).save(tmp_path)
+    runs, own = outcomes.known(tmp_path), figure("fig3")
+    cells = expand(own, False)
+    assert {cell.key for cell in cells} & {cell.key for cell in expand(figure("fig8"), False)}
+    assert reproduce.missing(cells, seeds_of(own, False), runs, own) == []
+
+
+@pytest.mark.slow
+def test_missing_data_leave_out_their_figures_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"fig5 could not be made: mnist must be in"):
+        reproduce.reproduce(["fig2", "fig5"], quick=True, out=tmp_path / "out", quiet=True)
+    assert (tmp_path / "out" / "fig2.json").exists()
+    assert (tmp_path / "out" / "index.html").exists()
+    assert not (tmp_path / "out" / "fig5.json").exists()
+
+
+@pytest.mark.slow
+def test_quick_and_full_results_never_mix(tmp_path):
+    fill(tmp_path / "full", ("fig2",))
+    with pytest.raises(InputError, match=r"fig2\.json there is full: name another folder"):
+        reproduce.reproduce(["fig2"], quick=True, out=tmp_path / "full", quiet=True)
+
+
+def test_a_folder_of_neither_kind_has_no_page(tmp_path):
+    with pytest.raises(RunError, match="neither a run nor figures"):
+        reproduce.write(tmp_path)
+
+
+# --- the command and the documents -------------------------------------------------------------
+
+
+def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sottovoce", *words],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.slow
+def test_the_command_lists_refuses_and_prints_claims(tmp_path):
+    listed = command("reproduce")
+    assert listed.returncode == 0
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [*FIGURES, "all", "frontier"]
+    bad = command("reproduce", "fig1", "--out", str(tmp_path / "x"))
+    assert bad.returncode == 2
+    assert bad.stderr.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+    fill(tmp_path / "made", ("fig15",))
+    table = command("reproduce", "--claims", "--out", str(tmp_path / "made"))
+    assert "| A larger β leads to more communication rounds. | Fig. 15 | holds" in table.stdout
+    empty = command("reproduce", "--claims", "--out", str(tmp_path / "nothing"))
+    assert (empty.returncode, empty.stdout) == (1, "")
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+def test_the_page_of_the_results_claims_what_holds():
+    """Of the results that are kept: every ε that is said to hold, and no smaller one."""
+    found = reproduce.finished(ROOT / "results")
+    one = next(one for one in found if one.figure.name == "fig8")
+    table = one.tables["printed"]
+    panel = table.axis("panel")[0]
+    true = [table.points[panel, "udp", x].epsilon for x in table.axis("x")]
+    told = re.search(r"all clients in every round: (.*?)\.( |$)", " ".join(page.lead(found)))[1]
+    shown = [float(pair.split(" → ")[1]) for pair in told.split(", ")]
+    assert all(0 <= a - b <= 0.01 * b for a, b in zip(shown, true, strict=True))
+    cells = re.findall(r'<td class="n">([\d.]+)</td>', page._guaranteed(table))
+    assert {f"{value:g}" for value in shown} <= set(cells)
+
+
+def test_the_story_says_what_the_results_say():
+    right, wrong = ([judged(result(n, reverse=r)) for n in FIGURES] for r in (False, True))
+    total = sum(
+        not claim.ours and "printed" in claim.variants
+        for name in FIGURES
+        for claim in figure(name).claims
+    )
+    # All but the moment bound, which is computed, not made up.
+    assert f"{total - 1} of {total} hold as printed; 1 contradicted" in page.tally(right)
+    assert int(re.search(r"printed; (\d+) contradicted", page.tally(wrong))[1]) > total / 2
+    assert "20 → 24" in " ".join(page.lead(right))  # what the made-up noise guarantees
+
+
+@pytest.mark.slow
+def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
+    page = fill(tmp_path, ("fig2", "fig3", "fig8", "fig10", "calibrations")).read_text("utf-8")
+    for name in ("fig2", "fig3", "fig8", "fig10", "calibrations"):
+        assert f'id="{name}"' in page
+    assert "<script" not in page
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)[^"']*""", page)
+    # The true guarantee of the search is printed beside that of one run.
+    assert re.search(r"a run, [\d.]+ for all 8", page)
+
+
+@pytest.mark.slow
+def test_readme_shows_the_committed_results():
+    results = ROOT / "results"
+    found = checks.judged(results)
+    assert [one.figure.name for one in found] == list(FIGURES)
+    for one in found:
+        assert not one.result.quick
+        assert all(len(cell["seeds"]) >= LEAST_SEEDS for cell in one.result.cells)
+        assert one.figure == figure(one.figure.name)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert checks.insert(readme, checks.markdown(found)) == readme
+
+
+@pytest.mark.slow
+def test_every_figure_runs_quickly(tmp_path):
+    """`reproduce all --quick`: every figure's path, on the real data."""
+    if not os.environ.get("SOTTOVOCE_DATA"):
+        pytest.skip("SOTTOVOCE_DATA is not set: MNIST, CIFAR-10 and ACS are needed")
+    out = tmp_path / "quick"
+    done = command("reproduce", "all", "--quick", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    for name in FIGURES:
+        assert (out / f"{name}.json").exists()
+        assert (out / f"{name}.svg").read_text("utf-8").startswith("<?xml")
+    assert "A quick run" in (out / "index.html").read_text("utf-8")
+    again = command("reproduce", "all", "--quick", "--out", str(out), JAX_PLATFORMS="none")
+    assert again.returncode == 0, again.stderr  # nothing is left to train
