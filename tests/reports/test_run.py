@@ -404,6 +404,18 @@ def test_a_hostile_record_injects_nothing():
     assert not any(name.startswith("on") for _, attrs in hostile.tags for name in attrs)
 
 
+def test_no_template_lets_a_value_through_unescaped():
+    templates = resources.files("sottovoce.reports") / "templates"
+    files = [file for file in templates.iterdir() if file.name.endswith(".j2")]
+    assert {"base.html.j2", "macros.html.j2", "run.html.j2"} <= {file.name for file in files}
+    for file in files:
+        assert not re.search(r"\bsafe\b|autoescape", file.read_text("utf-8")), file.name
+    drawing = charts.draw_svg("x", HOSTILE, lambda figure: figure.text(0, 0, HOSTILE))
+    (label,) = [attrs["aria-label"] for attrs in Page(drawing).all("svg")]
+    assert label == HOSTILE
+    assert not Page(drawing).all("script")
+
+
 # What it survives
 
 

@@ -7,10 +7,8 @@ way into a page; only the drawings of `charts` are markup.
 from __future__ import annotations
 
 import base64
-import html
 import math
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from sottovoce.privacy.budget import format_claim
@@ -161,22 +159,3 @@ def format_count(n: int, noun: str) -> str:
     ('1 round', '12,000 clients')
     """
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
-def escape(value: object) -> str:
-    """Escape a value, for the pages that have no template yet."""
-    return html.escape(str(value), quote=True)
-
-
-def document(*, title: str, css: str, body: str) -> str:
-    """Render a page that has no template yet from its escaped body."""
-    from markupsafe import Markup
-
-    return render_page("plain.html.j2", title=title, css=Markup(css), body=Markup(body))
-
-
-def sheet(package: str, file: str) -> str:
-    """Return a style sheet, for the pages that have no template yet."""
-    if file == "page.css" and package == "sottovoce.reports":
-        return _load_templates().get_template("page.css.j2").render()
-    return resources.files(package).joinpath(file).read_text("utf-8")

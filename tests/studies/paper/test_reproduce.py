@@ -361,11 +361,11 @@ def test_the_page_of_the_results_claims_what_holds():
     table = one.tables["printed"]
     panel = table.axis("panel")[0]
     true = [table.points[panel, "udp", x].epsilon for x in table.axis("x")]
-    told = re.search(r"all clients in every round: (.*?)\.( |$)", " ".join(page.lead(found)))[1]
+    told = re.search(r"all clients in every round: (.*?)\.( |$)", page.describe_promise(found))[1]
     shown = [float(pair.split(" → ")[1]) for pair in told.split(", ")]
     assert all(0 <= a - b <= 0.01 * b for a, b in zip(shown, true, strict=True))
-    cells = re.findall(r'<td class="n">([\d.]+)</td>', page._guaranteed(table))
-    assert {f"{value:g}" for value in shown} <= set(cells)
+    cells = {cell for row in page.tabulate_guarantees(table)["rows"] for cell in row}
+    assert {f"{value:g}" for value in shown} <= cells
 
 
 def test_the_story_says_what_the_results_say():
@@ -376,9 +376,9 @@ def test_the_story_says_what_the_results_say():
         for claim in figure(name).claims
     )
     # All but the moment bound, which is computed, not made up.
-    assert f"{total - 1} of {total} hold as printed; 1 contradicted" in page.tally(right)
-    assert int(re.search(r"printed; (\d+) contradicted", page.tally(wrong))[1]) > total / 2
-    assert "20 → 24" in " ".join(page.lead(right))  # what the made-up noise guarantees
+    assert f"{total - 1} of {total} hold as printed; 1 contradicted" in page.describe_tally(right)
+    assert int(re.search(r"printed; (\d+) contradicted", page.describe_tally(wrong))[1]) > total / 2
+    assert "20 → 24" in page.describe_promise(right)  # what the made-up noise guarantees
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ from sottovoce.studies.paper.definition import Figure, Prototypes
 from sottovoce.studies.paper.outcomes import PointTable, label
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from sottovoce.runs.trained import Trained
 
 
@@ -172,7 +174,7 @@ def pictures(
     return drawn
 
 
-def element(picture: Picture, name: str) -> str:
+def element(picture: Picture, name: str) -> Markup:
     """A panel as an element of the page."""
 
     def paint(page: Any) -> None:

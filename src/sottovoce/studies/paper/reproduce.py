@@ -18,10 +18,11 @@ from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.privacy import moments as exact
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.progress import ProgressLine
-from sottovoce.studies.paper import definition, draw, frontier, outcomes, page
+from sottovoce.studies.paper import definition, draw, frontier, outcomes
 from sottovoce.studies.paper.checks import Judged, judged
 from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
 from sottovoce.studies.paper.outcomes import Outcome, Result, Runs
+from sottovoce.studies.paper.page import render_figures
 
 # Trains what is missing and stores it as it comes; nothing here knows what a figure shows.
 
@@ -264,7 +265,7 @@ def draw_file(result: Result, folder: Path) -> None:
 def write(folder: Path) -> Path:
     """index.html from the figures in the folder; nothing is trained."""
     path = folder / "index.html"
-    write_file(path, page.render(finished(folder)).encode())
+    write_file(path, render_figures(finished(folder)).encode())
     return path
 
 
