@@ -547,7 +547,7 @@ MUTANTS = [
          ("guarantee=replace(vault.promised, samples=most).guarantee()", "guarantee=vault.promised.guarantee()")),
     _bug("terms of today in a certificate's data", "client.ledger",
          "tests/client/test_ledger.py::test_terms_tightened_after_a_release_are_not_told_of_the_past",
-         ('"promised": self.promised.to_json()', '"promised": self.policy.to_json()')),
+         ('"promised": cast("PolicyEntry", self.promised.to_json())', '"promised": cast("PolicyEntry", self.policy.to_json())')),
     _bug("a claim of samples that owns the model", "schedules.aggregate", "tests/hostile/test_clients.py::test_a_client_counts_for_at_most_twice_the_median_whatever_it_declares",
          ("largest = max(TIMES_MEDIAN * median, planned)", "largest = 2**40")),
     _bug("what a hidden client counts for in the record", "server.coordinator",

@@ -22,6 +22,7 @@ FOLDER = resources.files("sottovoce").joinpath("schemas")
 def test_the_committed_schemas_are_what_the_code_generates():
     """To renew them: python -m sottovoce.schemas."""
     generated = generate_schemas()
+    assert {path.name for path in FOLDER.iterdir() if path.name.endswith(".json")} == {*generated}
     for name, text in generated.items():
         assert FOLDER.joinpath(name).read_text("utf-8") == text, name
 
@@ -39,8 +40,10 @@ def record_schema() -> dict[str, Any]:
     return json.loads(FOLDER.joinpath("record.json").read_text("utf-8"))
 
 
-def test_the_schema_of_a_record_enumerates_what_is_not_covered():
-    guarantee = record_schema()["$defs"]["GuaranteeEntry"]["properties"]
+@pytest.mark.parametrize("name", ["record", "calibrate"])
+def test_the_schema_of_a_guarantee_enumerates_what_is_not_covered(name):
+    schema = json.loads(FOLDER.joinpath(f"{name}.json").read_text("utf-8"))
+    guarantee = schema["$defs"]["GuaranteeEntry"]["properties"]
     assert guarantee["not_covered"]["items"]["enum"] == list(NOT_COVERED)
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sottovoce._version import __version__
 from sottovoce.client import vault as vaults
@@ -24,10 +24,20 @@ from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.budget import Guarantee, format_claim
 from sottovoce.privacy.tank import FULL
 
+if TYPE_CHECKING:
+    from sottovoce.schemas.documents import (
+        CertificateDocument,
+        NoteEntry,
+        PolicyEntry,
+        ReceiptEntry,
+        ReleaseEntry,
+        VaultGuaranteeEntry,
+    )
+
 # What a vault says of itself: the promise, the fuel, and every release, when and to whom.
 
 
-SCHEMA = "sottovoce.certificate/1"
+SCHEMA: Final = "sottovoce.certificate/1"
 _WIDTH = 30  # of the fuel gauge
 _NOTES = {
     "create": "the vault was made",
@@ -101,26 +111,29 @@ class Statement:
         """How many uploads were made."""
         return sum(release.answered for release in self.releases)
 
-    def to_json(self) -> dict[str, Any]:
-        """One object, as `sottovoce schema certificate` describes it."""
+    def to_json(self) -> CertificateDocument:
+        """Return one object, as `sottovoce schema certificate` describes it."""
         return {
             "schema": SCHEMA,
             "vault": self.vault,
             "made": self.made,
             "issued": self.issued,
             "dataset": self.seal,
-            "policy": self.policy.to_json(),
-            "promised": self.promised.to_json(),
-            "guarantee": self.guarantee.to_json(),
+            "policy": cast("PolicyEntry", self.policy.to_json()),
+            "promised": cast("PolicyEntry", self.promised.to_json()),
+            "guarantee": cast("VaultGuaranteeEntry", self.guarantee.to_json()),
             "budget": {
                 "capacity": self.capacity,
                 "spent": self.spent,
                 "burnt": self.burnt,
                 "left": self.left,
             },
-            "receipt": self.receipt.to_proof(),
-            "releases": [{**asdict(r), "facts": dict(r.facts)} for r in self.releases],
-            "notes": [asdict(note) for note in self.notes],
+            "receipt": cast("ReceiptEntry", self.receipt.to_proof()),
+            "releases": [
+                cast("ReleaseEntry", {**asdict(release), "facts": dict(release.facts)})
+                for release in self.releases
+            ],
+            "notes": [cast("NoteEntry", asdict(note)) for note in self.notes],
             "only_ledger": self.only_ledger,
             "other_ledgers": list(self.other_ledgers),
             "software": __version__,

@@ -12,7 +12,7 @@ import tomllib
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sottovoce.errors import InputError
 from sottovoce.privacy import calibration as calibrations
@@ -31,6 +31,9 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.base import require_rounds
 from sottovoce.schedules.pricing import plan_turns
+
+if TYPE_CHECKING:
+    from sottovoce.schemas.documents import CalibrationDocument, RequestEntry
 
 MOST = 10**9  # rounds, clients or samples: more is taken for a typing error
 
@@ -73,10 +76,10 @@ class Calibrated:
     tpr_at_fpr_001: float
     auc: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> CalibrationDocument:
         """Return one object, as `sottovoce schema calibrate` describes it."""
         return {
-            "request": asdict(self.request),
+            "request": cast("RequestEntry", asdict(self.request)),
             "sensitivity": self.sensitivity,
             "participations": self.participations,
             "sigma": self.sigma,

@@ -7,11 +7,32 @@ from pathlib import Path
 
 from sottovoce.plan import Plan
 from sottovoce.runs.record import Record
+from sottovoce.schemas.documents import (
+    AuditDocument,
+    CalibrationDocument,
+    CertificateDocument,
+    RehearsalDocument,
+    describe_document,
+)
+
+#: The documents beside plans and records: the class with their keys, and a title.
+DOCUMENTS = {
+    "audit": (AuditDocument, "What sottovoce audit measured"),
+    "calibrate": (CalibrationDocument, "sottovoce calibrate --json"),
+    "certificate": (CertificateDocument, "sottovoce.certificate/1"),
+    "rehearsal": (
+        RehearsalDocument,
+        "What sottovoce rehearse chose, and every federation it ran",
+    ),
+}
 
 
 def generate_schemas() -> dict[str, str]:
     """Return the text of every schema by the name of its file."""
-    schemas = {"plan": Plan.json_schema(), "record": Record.json_schema()}
+    schemas = {
+        name: describe_document(document, title) for name, (document, title) in DOCUMENTS.items()
+    }
+    schemas |= {"plan": Plan.json_schema(), "record": Record.json_schema()}
     return {
         f"{name}.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
         for name, schema in schemas.items()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import TypedDict
 
@@ -63,7 +63,8 @@ class DocumentSchema(GenerateJsonSchema):
 def _complete(made: dict[str, Any], document: type) -> dict[str, Any]:
     """Return the schema with the class's own descriptions, refusing unknown keys."""
     made |= {"additionalProperties": False}
-    made["description"] = " ".join(made["description"].split())
+    if "description" in made:
+        made["description"] = " ".join(made["description"].split())
     for key, text in _read_docstrings(document).items():
         made["properties"][key]["description"] = " ".join(text.split())
     return made
@@ -75,7 +76,10 @@ def _read_docstrings(document: type) -> dict[str, str]:
     for parent in getattr(document, "__orig_bases__", ()):
         if inspect.isclass(parent):
             found |= _read_docstrings(parent)
-    (tree,) = ast.parse(inspect.getsource(document)).body
+    try:
+        (tree,) = ast.parse(inspect.getsource(document)).body
+    except OSError:  # made without a class statement, as a key that is no name needs
+        return found
     assert isinstance(tree, ast.ClassDef)
     for key, below in itertools.pairwise(tree.body):
         match key, below:
@@ -84,6 +88,12 @@ def _read_docstrings(document: type) -> dict[str, str]:
             ):
                 found[name] = text
     return found
+
+
+def describe_document(document: Any, title: str) -> dict[str, Any]:
+    """Return the JSON Schema of a document."""
+    schema = TypeAdapter(document).json_schema(schema_generator=DocumentSchema)
+    return schema | {"title": title}
 
 
 class GuaranteeEntry(TypedDict):
@@ -97,3 +107,411 @@ class GuaranteeEntry(TypedDict):
     calibration: Calibration
     not_covered: NotCovered
     text: str
+
+
+# sottovoce calibrate --json
+
+
+class RequestEntry(TypedDict):
+    """All options, resolved."""
+
+    epsilon: Positive
+    delta: Delta
+    rounds: AtLeastOne
+    clients: AtLeastOne
+    per_round: AtLeastOne
+    samples: AtLeastOne
+    clip: Positive
+    learning_rate: Positive
+    unit: Unit
+    calibration: Calibration
+
+
+class PaperEntry(TypedDict):
+    """The noise of the paper's Theorem 1 and what it really guarantees over `participations`
+    uploads."""
+
+    sigma: Positive
+    true_epsilon: NotNegative
+    """At the δ asked for."""
+    true_delta: Share
+    """At the ε asked for."""
+
+
+AttackerEntry = TypedDict(
+    "AttackerEntry", {"tpr_at_fpr_0.01": Share, "auc": Annotated[float, Field(ge=0.5, le=1)]}
+)
+
+
+class CalibrationDocument(TypedDict):
+    """The noise a budget buys in a federation with a fixed number of rounds, and what the noise of
+    the paper's Theorem 1 really guarantees there."""
+
+    request: RequestEntry
+    sensitivity: Positive
+    """Δ of one upload."""
+    participations: AtLeastOne
+    """Uploads of one client in the run, ⌈K·T/U⌉."""
+    sigma: Positive
+    """Standard deviation of the noise on one coordinate of one upload."""
+    mu: Positive
+    """μ-GDP of the whole run, √participations·Δ/σ."""
+    mu_release: Positive
+    """μ-GDP of one upload, Δ/σ."""
+    guarantee: GuaranteeEntry
+    paper: PaperEntry
+    attacker: AttackerEntry
+    """The best any attacker can do against the whole run."""
+
+
+# sottovoce ledger show --json, and certificate.json
+
+
+class PolicyEntry(TypedDict):
+    """The client's terms as they stand; a budget tightened after the first release limits what
+    follows."""
+
+    epsilon: NotNegative
+    delta: NotNegative
+    samples: AtLeastOne
+    clip: NotNegative
+    unit: Unit
+    calibration: Literal["exact", "zcdp"]
+    floor: NotNegative
+    """Smallest σ/Δ of one turn: with E steps, each has √E times this."""
+    max_rounds: AtLeastOne
+    disclose: bool
+    max_steps: NotRequired[Annotated[int, Field(ge=1, le=1000)]]
+    run_share: NotRequired[Annotated[float, Field(gt=0, le=1)]]
+    """The part of the budget that one run may take."""
+    server_share: NotRequired[Annotated[float, Field(gt=0, le=1)]]
+    max_work: NotRequired[AtLeastOne]
+    max_bytes: NotRequired[AtLeastOne]
+
+
+class VaultGuaranteeEntry(TypedDict):
+    """What holds for everything released from this dataset: the budget that stood at the first
+    release."""
+
+    epsilon: NotNegative
+    delta: NotNegative
+    unit: Unit
+    adjacency: Literal["replace-one"]
+    adversary: Literal["server"]
+    calibration: Literal["exact", "zcdp"]
+    not_covered: list[str]
+    text: str
+
+
+class BudgetEntry(TypedDict):
+    """How much of the budget is spent."""
+
+    capacity: NotNegative
+    """μ² that may be spent in all."""
+    spent: NotNegative
+    """μ² booked so far, what was burnt included."""
+    burnt: NotNegative
+    """μ² that restores have booked for what they could not know."""
+    left: Share
+    """Share of the budget."""
+
+
+class ReceiptEntry(TypedDict):
+    """How far the ledger had come."""
+
+    schema: Literal["sottovoce.receipt/1"]
+    vault: str
+    seq: AtLeastOne
+    hash: Sha256
+    spent: Count
+    """In units of the first capacity / 2^50."""
+
+
+class ReleaseEntry(TypedDict):
+    """One debit."""
+
+    seq: Count
+    time: str
+    server: str
+    run: str
+    t: Count
+    """Round, from 0."""
+    releases: AtLeastOne
+    """Noised values booked in this turn."""
+    units: AtLeastOne
+    mu: NotNegative
+    """√(Σ μ²) of the turn."""
+    share: Share
+    """Of the budget."""
+    answered: bool
+    """False: no upload was stored; the debit burnt."""
+    facts: dict[str, Any]
+    """What the client noted: noise, horizon, …"""
+
+
+class NoteEntry(TypedDict):
+    """Something else that happened to the vault."""
+
+    seq: Count
+    time: str
+    kind: Literal["create", "tighten", "rebind", "move", "restore", "stop", "resume"]
+    text: str
+
+
+class CertificateDocument(TypedDict):
+    """What `sottovoce ledger show --json`, `ledger create --json` and certificate.json say of a
+    vault."""
+
+    schema: Literal["sottovoce.certificate/1"]
+    vault: str
+    """The vault's id."""
+    made: str
+    """When the vault was made (ISO 8601, UTC)."""
+    issued: str
+    """When this was written (ISO 8601, UTC)."""
+    dataset: Sha256
+    """Seal of the client's records: SHA-256 of their fingerprint and a salt that stays in the
+    vault."""
+    policy: PolicyEntry
+    promised: NotRequired[PolicyEntry]
+    """The terms at the first release. Later ones are only tighter, so these hold of everything
+    released; only samples may have changed with the records."""
+    guarantee: VaultGuaranteeEntry
+    budget: BudgetEntry
+    receipt: ReceiptEntry
+    releases: list[ReleaseEntry]
+    """Every debit in order."""
+    notes: list[NoteEntry]
+    only_ledger: NotRequired[bool]
+    other_ledgers: NotRequired[list[str]]
+    software: str
+
+
+# audit.json
+
+
+class LevelEntry(TypedDict):
+    """An attack against one budget."""
+
+    epsilon: float | None
+    """null: without noise."""
+    value: float | None
+    ceiling: float | None
+    """What no attacker exceeds on average."""
+    exceeds: bool
+    """Above its ceiling by more than chance explains."""
+    hits: int | None
+    """Of the positives; of what decides, where the value is a mean over more."""
+    positives: int | None
+    """Trials."""
+    alarms: int | None
+    """Of the negatives."""
+    negatives: int | None
+    """null where there are none."""
+
+
+class AttackEntry(TypedDict):
+    """One attack by one measure."""
+
+    attack: str
+    measure: str
+    decides: bool
+    """Whether it may contradict a promise: errors and what shares one upload's noise may not."""
+    levels: list[LevelEntry]
+
+
+class MessagesEntry(TypedDict):
+    """What many uploads prove of their noise."""
+
+    calibration: Calibration
+    epsilon: float
+    delta: float
+    messages: int
+    """A side."""
+    runs: int
+    """A side: trials of hits and alarms."""
+    hits: int
+    """Runs of D′ above the threshold."""
+    alarms: int
+    """Runs of D above the threshold."""
+    mu_promised: float
+    """Of (epsilon, delta)."""
+    mu_true: float
+    """Of the noise that the client says it drew."""
+    mu: Annotated[list[float | None], Field(min_length=3, max_length=3)]
+    """Proven, as counted, at most."""
+    epsilon_gaussian: Annotated[list[float | None], Field(min_length=2, max_length=2)]
+    """Proven and at most, assuming the Gaussian shape."""
+    epsilon_free: float
+    """Proven without an assumption."""
+    contradicts: bool
+
+
+class OneRunEntry(TypedDict):
+    """What one run full of canaries proves."""
+
+    epsilon: float
+    delta: float
+    canaries: int
+    guesses: int
+    right: int
+    epsilon_free: float
+    mu_gaussian: float
+    epsilon_gaussian: float
+    contradicts: bool
+
+
+class AuditDocument(TypedDict):
+    """Rates of attacks beside what no attacker exceeds, and mu and epsilon measured beside the
+    promised ones. null where a number is not finite."""
+
+    schema: Literal["sottovoce.audit/1"]
+    version: str
+    target: str
+    """The plan or run that was audited."""
+    own_model: bool
+    """false: an mlp stood for the plan's model."""
+    quick: bool
+    command: str
+    """What was typed."""
+    confidence: float
+    """Of every bound that is shown."""
+    comparisons: int
+    """Measurements that could have contradicted a promise."""
+    wrong: float
+    """How often all comparisons together accuse a promise that is kept, at most."""
+    seconds: float
+    verdict: str
+    judgement: str
+    """What the audit says of the paper's calibration."""
+    contradictions: list[str]
+    """Empty if nothing measured contradicts the promise; otherwise the exit code is 1."""
+    not_measured: list[str]
+    """What the plan does and the audit did not measure."""
+    attacks: list[AttackEntry]
+    messages: list[MessagesEntry]
+    one_run: list[OneRunEntry]
+
+
+# rehearsal.json
+
+
+#: Knob to value: a number, or the name of an alternative.
+SettingEntry = dict[str, int | float | str]
+
+
+class ChosenEntry(TypedDict):
+    """What was chosen, and why."""
+
+    setting: SettingEntry
+    """Knob to value: a number, or the name of an alternative."""
+    reasons: dict[str, str]
+    """For every key that was searched: what it was compared with."""
+    seeds: Annotated[list[int], Field(min_length=1)]
+    """The seeds that chose."""
+    complete: bool
+    """false: the runs or minutes were used up before the search came to its end."""
+    standard_error: NotNegative
+    """Of an accuracy on the rows that choose."""
+    doubt: str
+    """Whether these rows can tell the best two settings apart."""
+
+
+class StandInEntry(TypedDict):
+    """The rows that stood in for the clients'."""
+
+    kind: Literal["public", "drawn", "synthetic"]
+    about: str
+    trust: str
+    """How far it can be trusted."""
+    rows: int
+    choosing: int
+    """Rows that choose."""
+    telling: int
+    """Rows that only tell what came out."""
+    factor: Annotated[float, Field(ge=1)]
+    """f: a client holds 1/f of its rows with a budget worth f in mu, so that the noise of a step is
+    the real one."""
+    fingerprint: str
+
+
+class CostEntry(TypedDict):
+    """What the rehearsal cost in privacy."""
+
+    mu2: Annotated[float | None, WithJsonSchema({"enum": [0.0, None]})]
+    """null: not counted, since the plan's own rows stood in."""
+    provided: str | None
+    """What the claim rests on: sottovoce cannot check whether a file is public."""
+    why: str
+
+
+class WithoutNoiseEntry(TypedDict):
+    """Synthetic rows only: the same seeds without noise, and what the budget costs."""
+
+    accuracies: list[Share]
+    lost: float
+    deviation: NotNegative
+
+
+class PredictionEntry(TypedDict):
+    """Of one run more on the stand-in, from fresh seeds on rows that chose nothing; low to high
+    holds it in 95 of 100 cases (null for synthetic rows)."""
+
+    of: Literal["the stand-in"]
+    accuracies: list[Share]
+    mean: Share
+    deviation: NotNegative
+    low: Share | None
+    high: Share | None
+    rounds: float
+    tested: int | None
+    """Test rows of the plan that the range counts; null: they are in a file, and left out."""
+    without_noise: WithoutNoiseEntry | None
+
+
+class TheoryEntry(TypedDict):
+    """Theorem 2 as derived, its constants estimated on the stand-in."""
+
+    smoothness: float
+    curvature: float
+    gap: float
+    divergence: float
+    learning_rate: float
+    dimension: int
+    best_rounds: int
+
+
+class TrialEntry(TypedDict):
+    """One federation."""
+
+    stage: str
+    setting: SettingEntry
+    """Knob to value: a number, or the name of an alternative."""
+    seed: int
+    loss: float | None
+    """On the rows that choose; null where it is not finite."""
+    accuracy: Share
+    test_accuracy: Share
+    rounds: int
+    seconds: float
+
+
+class RehearsalDocument(TypedDict):
+    """Settings chosen on a stand-in for the clients' rows. Accuracies are parts of 1."""
+
+    schema: Literal["sottovoce.rehearsal/1"]
+    version: str
+    given: dict[str, Any]
+    """The plan that was rehearsed."""
+    plan: dict[str, Any]
+    """The plan that was chosen: what plan.toml holds."""
+    seed: Count
+    chosen: ChosenEntry
+    sittings: list[dict[str, str]]
+    """Version and backend of every sitting; more than one where a rehearsal was resumed
+    elsewhere."""
+    stand_in: StandInEntry
+    privacy_cost: CostEntry
+    prediction: PredictionEntry
+    theory: TheoryEntry | None
+    runs: list[TrialEntry]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from sottovoce._version import __version__
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import NOT_COVERED
+from sottovoce.schemas.documents import AuditDocument, LevelEntry, MessagesEntry
 from sottovoce.studies.audit.ceiling import CONFIDENCE, EACH, WRONG, Rates, between, guess, least
 from sottovoce.studies.audit.inversion import Loot, Reconstructions
 from sottovoce.studies.audit.membership import JUDGED_AT, Attack
 from sottovoce.studies.audit.messages import Measured, OneRun
 from sottovoce.studies.audit.target import Level, Target
 
-SCHEMA = "sottovoce.audit/1"
+SCHEMA: Final = "sottovoce.audit/1"
 
 INVERSION = "first-layer inversion, one sample"
 NAMING = "likeliest candidate, one sample"
@@ -237,8 +238,8 @@ class Findings:
             f"{paper.messages:,} runs a side prove ε ≥ {least(paper.free_epsilon, 1)}."
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """As `audit.json` holds it."""
+    def to_json(self) -> AuditDocument:
+        """Return the content of `audit.json`."""
         return {
             "schema": SCHEMA,
             "version": __version__,
@@ -281,7 +282,7 @@ class Findings:
         }
 
 
-def _level(level: Level, cell: Finding) -> dict[str, Any]:
+def _level(level: Level, cell: Finding) -> LevelEntry:
     counts = cell.counts
     return {
         "epsilon": level.epsilon,
@@ -295,7 +296,7 @@ def _level(level: Level, cell: Finding) -> dict[str, Any]:
     }
 
 
-def _message(one: Measured) -> dict[str, Any]:
+def _message(one: Measured) -> MessagesEntry:
     rates = one.rates
     return {
         "calibration": one.setting.calibration,

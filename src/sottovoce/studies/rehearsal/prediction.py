@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS
+from sottovoce.schemas.documents import PredictionEntry, WithoutNoiseEntry
 from sottovoce.studies.rehearsal.search import Trial
 from sottovoce.studies.rehearsal.standin import RealFederation, aside
 
@@ -76,9 +76,9 @@ class Prediction:
             return f"the budget costs {100 * self.lost:.1f} points on the stand-in"
         return f"{100 * self.mean:.1f} % predicted on the stand-in"
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in rehearsal.json."""
-        without = None
+    def to_json(self) -> PredictionEntry:
+        """Return the part of rehearsal.json."""
+        without: WithoutNoiseEntry | None = None
         if self.unnoised is not None:
             without = {
                 "accuracies": list(self.unnoised),

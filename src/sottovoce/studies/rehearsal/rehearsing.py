@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 from sottovoce._version import __version__
 from sottovoce.data.files import require_empty, write_file
@@ -23,6 +23,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds
 from sottovoce.reports.progress import ProgressLine
+from sottovoce.schemas.documents import CostEntry, RehearsalDocument, TrialEntry
 from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.prediction import Prediction, predicted, rows_tested
 from sottovoce.studies.rehearsal.search import (
@@ -212,8 +213,8 @@ class Cost:
     why: str
     when: str  # how the plan's first comment ends
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in rehearsal.json."""
+    def to_json(self) -> CostEntry:
+        """Return the part of rehearsal.json."""
         return {"mu2": self.mu2, "provided": self.provided, "why": self.why}
 
 
@@ -259,7 +260,7 @@ def cost_of(rows: StandIn) -> Cost:
 
 
 RUNS = 120
-SCHEMA = "sottovoce.rehearsal/1"
+SCHEMA: Final = "sottovoce.rehearsal/1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,8 +353,8 @@ class Rehearsal:
             self.cost,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """rehearsal.json; `sottovoce schema rehearsal` describes it."""
+    def to_json(self) -> RehearsalDocument:
+        """Return the content of rehearsal.json; `sottovoce schema rehearsal` describes it."""
         x, _ = self.rows.train
         return {
             "schema": SCHEMA,
@@ -383,7 +384,7 @@ class Rehearsal:
             "privacy_cost": self.cost.to_json(),
             "prediction": self.prediction.to_json(),
             "theory": None if self.theory is None else self.theory.to_json(),
-            "runs": [asdict(trial) for trial in self.trials],
+            "runs": [cast(TrialEntry, asdict(trial)) for trial in self.trials],
         }
 
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ from sottovoce.models.gradients import ForeignModel
 from sottovoce.plan import Plan
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.bound import Bound, Landscape
+from sottovoce.schemas.documents import TheoryEntry
 from sottovoce.server.federation import Federation, build, draw_first_model, score_model
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.many import simulate_each
@@ -83,9 +84,9 @@ class Theory:
     dimension: int
     best_rounds: int
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in rehearsal.json."""
-        return asdict(self)
+    def to_json(self) -> TheoryEntry:
+        """Return the part of rehearsal.json."""
+        return cast(TheoryEntry, asdict(self))
 
 
 def theory(federation: Federation, seed: int) -> Theory | None:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -431,7 +431,7 @@ Pair: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 class StandIn:
     """Rows of `shape`, and in words what they are and how far they can be trusted."""
 
-    kind: str  # public | drawn | synthetic
+    kind: Literal["public", "drawn", "synthetic"]
     about: str
     trust: str
     train: Pair
