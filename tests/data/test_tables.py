@@ -651,7 +651,7 @@ def test_accuracy_by_client_and_budget_on_declared_rows(tmp_path: Path) -> None:
     assert [g["epsilon"] for g in told["by_budget"]] == [2, 9]
     assert told["by_budget"][1]["accuracy"] == pytest.approx(each[2])
     assert told["by_budget"][0]["rows"] == int((held.test_owner < 2).sum())
-    page = reports.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
     assert "Who is served how well" in page
     assert "Accuracy by budget" in page
 
@@ -659,5 +659,5 @@ def test_accuracy_by_client_and_budget_on_declared_rows(tmp_path: Path) -> None:
 def test_accuracy_by_client_is_not_shown_without_declared_rows(tmp_path: Path) -> None:
     run = simulate(Plan(rounds={"rounds": 1}), seed=1, out=tmp_path / "run")
     assert run.record["result"]["fairness"]["shown"] is False
-    page = reports.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
     assert "Accuracy by client is not shown: nothing tells whose the test rows are" in page

@@ -271,7 +271,7 @@ def test_a_client_counts_for_at_most_twice_the_median_whatever_it_declares(tmp_p
     for entry in done.record["rounds"]:
         assert entry["uploads"] == 4
         assert entry["limited"] == {"client-1": why}
-    page = reports.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
     assert why in page
     assert "1,000,000" in page
     with np.load(tmp_path / "run" / "model.npz") as final:  # and the model is the mean by these
@@ -405,7 +405,7 @@ def test_two_clients_cannot_carry_one_name(tmp_path):
     done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
     names = [c["name"] for c in done.record["clients"]]
     assert sorted(names) == sorted(["client-0", "ward (SHA256:key)", f"ward ({vault})"])
-    page = reports.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
     assert all(name in page for name in names)
     one = {"client-0": 40, "ward": 40}
     again = Direct(transport.nodes)
@@ -538,7 +538,7 @@ def test_a_budget_may_be_hidden_or_tightened_in_mid_run(tmp_path):
     transport.on_hello = lambda r, told: greeting(told, "name", "late") if r == "late" else told
     done = go(transport, out, on_round=after)
     jsonschema.validate(done.record, SCHEMA)
-    assert reports.write(out).exists()
+    assert reports.write_report(out).exists()
     assert [entry["uploads"] for entry in done.record["rounds"]] == [4] * 4
     who = {c["name"]: c for c in done.record["clients"]}
     assert who["late"]["epsilon"] == 4.0
@@ -558,7 +558,7 @@ def test_records_and_logs_say_who_and_why(tmp_path, caplog):
     assert [entry["missing"] for entry in done.record["rounds"]] == [{"client-1": "malformed"}] * 2
     assert all(c["version"] == sottovoce.__version__ for c in done.record["clients"])
     assert "client client-1 sent no upload" in caplog.text
-    page = reports.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
     assert "malformed in 2 of 2 rounds" in page
 
 

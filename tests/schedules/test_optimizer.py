@@ -190,11 +190,11 @@ def test_the_record_and_the_page_say_what_was_done(tmp_path):
     simulate(SHORT.replace(**EVERY["tail"]), seed=1, out=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "record.json").read_text("utf-8"))
     assert record["result"]["finish"] == "the model is the mean of the last 3 iterates"
-    page = reports.write(tmp_path / "run").read_text("utf-8")
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
     assert "the mean of the last 3 iterates" in page
     assert "costs no privacy" in page
     simulate(SHORT, seed=1, out=tmp_path / "plain")
-    assert "After the noise" not in reports.write(tmp_path / "plain").read_text("utf-8")
+    assert "After the noise" not in reports.write_report(tmp_path / "plain").read_text("utf-8")
 
 
 def retraced(own: Plan, federation_first, rounds, loss):

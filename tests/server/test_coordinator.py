@@ -91,7 +91,7 @@ def test_uploads_are_combined_as_the_plan_says(kind, tmp_path):
     jsonschema.validate(done.record, SCHEMA)
     words = {"trimmed": "20% of the weight each", "bounded": "cut to the median of their lengths"}
     assert words[kind] in done.record["result"]["aggregation"]
-    assert words[kind] in reports.write(tmp_path / "run").read_text("utf-8")
+    assert words[kind] in reports.write_report(tmp_path / "run").read_text("utf-8")
     blobs = [p.read_bytes() for p in sorted((tmp_path / "run" / "uploads").glob("00001-*"))]
     uploads = [messages.unpack(blob)[1] for blob in blobs]
     assert len(uploads) == 5
@@ -171,7 +171,7 @@ def test_what_clients_keep_to_themselves_is_in_no_record(told, tmp_path):
     for said in (
         done.guarantee,
         summary(record, Path(), Path()).replace("\n", " "),
-        reports.render(record),
+        reports.render_report(record),
     ):
         assert NOT_COVERED["insecure-transport"] in said
     with np.load(tmp_path / "run" / "trace.npz") as trace:

@@ -43,9 +43,9 @@ def test_the_test_rows_steer_where_the_plan_leaves_no_others():
     run = simulate(plan, seed=1)
     result, last = run.record["result"], run.record["rounds"][-1]
     assert last["validation_loss"] == pytest.approx(result["test_loss"], rel=1e-6)
-    assert "On the test rows, which steer" in reports.render(run.record)
+    assert "On the test rows, which steer" in reports.render_report(run.record)
     kept = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
-    assert "On the test rows, which steer" not in reports.render(kept.record)
+    assert "On the test rows, which steer" not in reports.render_report(kept.record)
 
 
 @pytest.mark.slow
@@ -563,7 +563,7 @@ def test_the_confusion_matrix_counts_every_test_row():
         for j in range(10):
             assert table[i, j] == np.sum((held.y == i) & (told == j))
     assert np.trace(table) / table.sum() == pytest.approx(run.accuracy, abs=1e-6)
-    page = reports.render(run.record)
+    page = reports.render_report(run.record)
     assert "Which class is taken for which" in page
     assert page.count('style="--part:') == 100
 

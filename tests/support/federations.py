@@ -53,7 +53,7 @@ def settled(done, transport, *, precision=False, honest=True):
     record, out = done.record, done.folder
     jsonschema.validate(record, SCHEMA)
     assert json.loads((out / "record.json").read_text("utf-8")) == record
-    assert reports.write(out).exists()
+    assert reports.write_report(out).exists()
     assert "test accuracy" in summary(record, out, out)
     ledgers = {route: books_hold(node) for route, node in transport.nodes.items()}
     with np.load(out / "model.npz") as stored:
