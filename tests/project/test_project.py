@@ -111,6 +111,47 @@ def test_documents_name_only_what_exists(name):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name} names make {target}"
 
 
+# Decisions and CHANGELOG.md name files as they were called on their day.
+CURRENT_PAGES = [name for name in PAGES if name != "CHANGELOG.md" and "decisions/" not in name]
+# Files of a reader's own that the pages name.
+USER_FILES = {"plan.toml", "file.py", "/srv/ward-3/node.toml"}
+
+
+@pytest.mark.parametrize("name", CURRENT_PAGES)
+def test_paths_that_documents_name_exist(name):
+    """Paths are relative to the root or to src/sottovoce."""
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL)
+    named = re.findall(r"`(?:[^`\n]*\s)?([^`\s]+\.(?:py|toml|md))(?:: ?[^`\n]*)?`", text)
+    roots = (ROOT, ROOT / "src" / "sottovoce")
+    missing = {path for path in named if not any((root / path).exists() for root in roots)}
+    assert missing <= USER_FILES
+
+
+def exists_in_package(name: str) -> bool:
+    """Tell whether `sottovoce.<name>` is a module or an attribute of one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(["sottovoce", *parts[:count]]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[count:]:
+            found = getattr(found, attribute, None)
+        return found is not None
+    return False
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "docs/protocol.md"])
+def test_code_that_documents_name_exists(name):
+    """Dotted names begin with a package; keys of a plan and files look alike and are left out."""
+    schema = json.loads((ROOT / "src/sottovoce/schemas/plan.json").read_text("utf-8"))
+    packages = "|".join(info.name for info in pkgutil.iter_modules(sottovoce.__path__))
+    named = re.findall(rf"`((?:{packages})(?:\.\w+)+)`", (ROOT / name).read_text("utf-8"))
+    assert named
+    checked = set(named) - set(plan_keys(schema, schema)) - {"errors.py"}
+    assert [one for one in sorted(checked) if not exists_in_package(one)] == []
+
+
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command that the first words name, and the words after it."""
     found: click.Command = typer.main.get_command(commands.app)
