@@ -21,7 +21,7 @@ import numpy as np
 from kept import keep
 
 from sottovoce import Plan
-from sottovoce.data.federated import hold
+from sottovoce.data.federated import load_holdings
 from sottovoce.server.federation import build
 from sottovoce.simulation import accelerator, simulate, table
 from sottovoce.simulation.accelerator import BatchPosition, Launch, Words
@@ -64,7 +64,7 @@ def at_once_in_stretches(*_: Any, **__: Any) -> Launch:
 def measure(count: int) -> float:
     """Microseconds a run and round in a batch of so many: the median of a few runs."""
     plan = Plan().replace(**{"data.clients": 50, "data.samples": 20, "rounds.rounds": 100})
-    held = hold(plan, seed=1)
+    held = load_holdings(plan, seed=1)
     plans = [plan.replace(**{"privacy.epsilon": EPSILONS[i % 5]}) for i in range(count)]
     federations = [build(own, seed=1, held=held) for own in plans]
     found = []

@@ -29,7 +29,7 @@ import kept
 import numpy as np
 
 from sottovoce import Plan, __version__, simulate_many
-from sottovoce.data.federated import Given, hold
+from sottovoce.data.federated import Given, load_holdings
 from sottovoce.models import clipping
 from sottovoce.server.federation import build
 from sottovoce.simulation import table as scoring
@@ -102,7 +102,7 @@ def engine(own: Plan, pair: tuple[Any, Any], runs: int) -> dict[str, float]:
     first: the first model and its score.
     """
     given = Given(pair, None, None)
-    held = hold(own, seed=1, data=given)
+    held = load_holdings(own, seed=1, data=given)
     federation = build(own, seed=1, data=given, held=held)
 
     spent: list[float] = []

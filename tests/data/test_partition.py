@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.data.datasets import load
-from sottovoce.data.federated import hold
-from sottovoce.data.partition import KINDS, Split, class_sets, split
+from sottovoce.data.federated import load_holdings
+from sottovoce.data.partition import KINDS, Split, choose_class_sets, split_rows
 from sottovoce.errors import InputError, PlanError
 from sottovoce.plan import Plan
 
@@ -45,7 +45,7 @@ def test_rows_are_disjoint_sizes_exact_and_the_rng_decides(
     labels = np.arange(220) % 7
 
     def once(seed: int) -> Split:
-        return split(
+        return split_rows(
             labels,
             kind=kind,
             clients=clients,
@@ -84,7 +84,7 @@ def test_labels_split_gives_k_classes_in_equal_amounts(
     samples = k * per_class + odd
     uses = math.ceil(clients * k / classes)
     labels = np.repeat(np.arange(classes) * 3, uses * (per_class + 1))  # enough of every class
-    s = split(
+    s = split_rows(
         labels,
         kind="labels",
         clients=clients,
@@ -120,7 +120,7 @@ def test_class_sets_are_balanced_distinct_and_favour_stock(
 ) -> None:
     k = data.draw(st.integers(1, classes))
     stock = data.draw(st.permutations(range(10, 10 + classes)))
-    sets = class_sets(stock, clients=clients, k=k, rng=np.random.default_rng(seed))
+    sets = choose_class_sets(stock, clients=clients, k=k, rng=np.random.default_rng(seed))
     assert {len(s) for s in sets} == {k}
     used = Counter(c for s in sets for c in s)
     order = sorted(range(classes), key=lambda c: stock[c])
@@ -134,7 +134,8 @@ def test_class_sets_are_balanced_distinct_and_favour_stock(
 
 def test_class_sets_differ_from_seed_to_seed() -> None:
     once, again = (
-        class_sets([5] * 10, clients=12, k=3, rng=np.random.default_rng(seed)) for seed in (0, 1)
+        choose_class_sets([5] * 10, clients=12, k=3, rng=np.random.default_rng(seed))
+        for seed in (0, 1)
     )
     assert once != again
 
@@ -143,7 +144,7 @@ def test_labels_split_can_use_every_last_row() -> None:
     # 6 clients × 5 rows of 2 of 4 classes take all 30 rows: the odd rows must fall exactly right.
     labels = np.repeat([0, 1, 2, 3], [8, 8, 7, 7])
     for seed in range(50):
-        s = split(
+        s = split_rows(
             labels,
             kind="labels",
             clients=6,
@@ -161,7 +162,7 @@ def test_labels_split_unbalances_the_uses_only_for_want_of_rows() -> None:
     # Balanced, class 0 would serve 2 of the 4 clients; it has rows for one.
     labels = np.repeat([0, 1, 2, 3], [10, 100, 100, 100])
     for seed in range(50):
-        s = split(
+        s = split_rows(
             labels,
             kind="labels",
             clients=4,
@@ -180,7 +181,7 @@ def test_labels_split_unbalances_the_uses_only_for_want_of_rows() -> None:
 def test_labels_split_unbalances_repeated_sets_too() -> None:
     # One class each for 6 clients: class 0 has rows for one of its two, class 2 for three.
     labels = np.repeat([0, 1, 2], [15, 20, 30])
-    s = split(
+    s = split_rows(
         labels,
         kind="labels",
         clients=6,
@@ -196,7 +197,7 @@ def test_labels_split_unbalances_repeated_sets_too() -> None:
 def test_labels_split_with_unequal_sizes() -> None:
     labels = np.arange(60_000) % 10
     sizes = np.repeat([400, 600, 800, 1000, 1200], 10).tolist()
-    s = split(
+    s = split_rows(
         labels,
         kind="labels",
         clients=50,
@@ -217,7 +218,7 @@ def test_labels_split_with_unequal_sizes() -> None:
 def test_a_class_that_runs_out_is_named_with_its_numbers() -> None:
     labels = np.repeat([4, 7, 9], [10, 300, 300])
     with pytest.raises(InputError) as caught:
-        split(
+        split_rows(
             labels,
             kind="labels",
             clients=3,
@@ -236,7 +237,7 @@ def test_a_class_that_runs_out_is_named_with_its_numbers() -> None:
 
 def test_the_size_named_as_possible_is_possible() -> None:
     labels = np.repeat([4, 7, 9], [10, 300, 300])
-    s = split(
+    s = split_rows(
         labels,
         kind="labels",
         clients=3,
@@ -254,9 +255,9 @@ def test_as_many_as_possible_equally() -> None:
     rng = np.random.default_rng(3)
     common = {"clients": 10, "samples": None, "validation": 90, "test": 10, "rng": rng}
     for kind in ("iid", "dirichlet"):
-        s = split(labels, kind=kind, alpha=0.3, **common)
+        s = split_rows(labels, kind=kind, alpha=0.3, **common)
         assert [len(rows) for rows in s.clients] == [90] * 10
-    s = split(labels, kind="labels", labels_per_client=3, **common)
+    s = split_rows(labels, kind="labels", labels_per_client=3, **common)
     sizes = {len(rows) for rows in s.clients}
     assert len(sizes) == 1
     assert 60 <= sizes.pop() <= 90
@@ -264,7 +265,7 @@ def test_as_many_as_possible_equally() -> None:
 
 
 def test_sizes_are_spread_over_equal_consecutive_parts() -> None:
-    s = split(
+    s = split_rows(
         np.zeros(60_000, int),
         kind="sizes",
         clients=50,
@@ -276,7 +277,7 @@ def test_sizes_are_spread_over_equal_consecutive_parts() -> None:
     sizes = [len(rows) for rows in s.clients]
     assert sizes == [400] * 10 + [600] * 10 + [800] * 10 + [1000] * 10 + [1200] * 10
     assert len(np.unique(all_rows(s))) == 40_000
-    explicit = split(
+    explicit = split_rows(
         np.zeros(9, int),
         kind="sizes",
         clients=3,
@@ -292,7 +293,7 @@ def test_dirichlet_goes_from_one_sided_to_even() -> None:
     labels = np.arange(40_000) % 10
 
     def largest_share(alpha: float) -> float:
-        s = split(
+        s = split_rows(
             labels,
             kind="dirichlet",
             clients=40,
@@ -312,7 +313,7 @@ def test_dirichlet_goes_from_one_sided_to_even() -> None:
 
 def test_iid_clients_look_like_the_whole() -> None:
     labels = np.arange(50_000) % 10
-    s = split(
+    s = split_rows(
         labels,
         kind="iid",
         clients=5,
@@ -329,7 +330,7 @@ def test_iid_clients_look_like_the_whole() -> None:
 
 def test_ids_name_the_rows() -> None:
     ids = np.array([50, 7, 12, 99])
-    s = split(
+    s = split_rows(
         [0, 0, 1, 1],
         kind="labels",
         clients=2,
@@ -345,7 +346,7 @@ def test_ids_name_the_rows() -> None:
 
 def test_the_embedded_default_uses_every_digit() -> None:
     labels = load("digits").train_y
-    s = split(
+    s = split_rows(
         labels,
         kind="iid",
         clients=10,
@@ -360,7 +361,7 @@ def test_the_embedded_default_uses_every_digit() -> None:
 
 @pytest.mark.slow
 def test_a_million_clients() -> None:
-    s = split(
+    s = split_rows(
         np.zeros(2_000_000, np.int32),
         kind="iid",
         clients=1_000_000,
@@ -388,7 +389,7 @@ GOOD = {
 def test_every_kind_is_known(kind: str) -> None:
     samples = [5] * 10 if kind == "sizes" else 5
     change = {"kind": kind, "samples": samples}
-    s = split(np.arange(100) % 4, rng=np.random.default_rng(0), **(GOOD | change))
+    s = split_rows(np.arange(100) % 4, rng=np.random.default_rng(0), **(GOOD | change))
     assert [len(rows) for rows in s.clients] == [5] * 10
 
 
@@ -431,7 +432,7 @@ def test_nonsense_is_refused_in_one_sentence_before_drawing(
     rng = np.random.default_rng(0)
     untouched = rng.bit_generator.state
     with pytest.raises(InputError) as caught:
-        split(np.arange(100) % 4, rng=rng, **(GOOD | change))
+        split_rows(np.arange(100) % 4, rng=rng, **(GOOD | change))
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
     assert rng.bit_generator.state == untouched
@@ -440,7 +441,7 @@ def test_nonsense_is_refused_in_one_sentence_before_drawing(
 @pytest.mark.parametrize("labels", [[0.5, 1.0], [[0, 1]], ["a"], []])
 def test_labels_must_be_class_ids(labels: list[object]) -> None:
     with pytest.raises(InputError, match="labels must be a list of whole numbers"):
-        split(labels, rng=np.random.default_rng(0), **GOOD)
+        split_rows(labels, rng=np.random.default_rng(0), **GOOD)
 
 
 def test_public_rows_are_nobodys_whatever_the_seed():
@@ -448,14 +449,14 @@ def test_public_rows_are_nobodys_whatever_the_seed():
     plan = Plan(data={"clients": 10, "samples": 100, "public": 400, "validation": 50})
     drawn = []
     for seed in range(5):
-        dealt = hold(plan, seed=seed).split
+        dealt = load_holdings(plan, seed=seed).split
         assert dealt is not None
         assert len(np.unique(all_rows(dealt))) == len(all_rows(dealt)) == 1000 + 50 + 184
         assert dealt.validation.max() < 400 <= min(rows.min() for rows in dealt.clients)
         assert dealt.test.min() >= 400
         drawn.append(dealt.validation)
     assert not np.array_equal(drawn[0], drawn[1])
-    without = hold(plan.replace(**{"data.public": None}), seed=0).split
+    without = load_holdings(plan.replace(**{"data.public": None}), seed=0).split
     assert without is not None
     assert min(rows.min() for rows in without.clients) < 400  # the test can fail
 

@@ -21,7 +21,7 @@ from sottovoce.cli import commands
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
 from sottovoce.data import datasets, federated
-from sottovoce.data.federated import hold
+from sottovoce.data.federated import load_holdings
 from sottovoce.errors import DataError, FederationError, RunError
 from sottovoce.flower import federate, server_app
 from sottovoce.flower.federate import planned
@@ -84,7 +84,7 @@ def test_without_a_plan_three_clients_hold_all_rows_but_the_servers(tmp_path):
     again, found = federate.dealt(tmp_path / "run")
     assert found == files
     assert again == plan
-    held = federated.load(tmp_path / "run" / "public.npz")
+    held = federated.load_public(tmp_path / "run" / "public.npz")
     nodes = [Node.load(path) for path in files]
     rows = [node.rows() for node in nodes]
     dealt = [bytes(x) for part in (*rows, held.validation, held.test) for x in part.x]
@@ -149,9 +149,9 @@ def test_a_folder_whose_dealing_was_cut_short_is_no_federation(tmp_path):
 
 
 def test_the_servers_rows_come_back_as_they_were(tmp_path):
-    held = hold(Plan(data={"name": "digits", "clients": 3}), seed=1)
-    federated.save(tmp_path / "public.npz", held)
-    read = federated.load(tmp_path / "public.npz")
+    held = load_holdings(Plan(data={"name": "digits", "clients": 3}), seed=1)
+    federated.save_public(tmp_path / "public.npz", held)
+    read = federated.load_public(tmp_path / "public.npz")
     for part in ("validation", "test"):
         before, after = getattr(held, part), getattr(read, part)
         assert before.x.tobytes() == after.x.tobytes()
@@ -177,14 +177,14 @@ def test_the_servers_rows_come_back_as_they_were(tmp_path):
 )
 def test_public_rows_that_are_none_are_refused(change, tmp_path):
     good = {"shape": np.array([4]), "classes": np.array(3)}
-    for part in federated.PARTS:
+    for part in federated.PUBLIC_SETS:
         good |= {f"{part}_x": np.zeros((2, 4)), f"{part}_y": np.array([0, 2])}
     np.savez(tmp_path / "good.npz", **good)
-    assert len(federated.load(tmp_path / "good.npz").test.y) == 2
+    assert len(federated.load_public(tmp_path / "good.npz").test.y) == 2
     bad = {key: value for key, value in (good | change).items() if value is not None}
     np.savez(tmp_path / "bad.npz", **bad)
     with pytest.raises(DataError, match="cannot be read as public rows"):
-        federated.load(tmp_path / "bad.npz")
+        federated.load_public(tmp_path / "bad.npz")
 
 
 def _hold(folder, ready):

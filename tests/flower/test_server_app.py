@@ -65,7 +65,7 @@ def conducted(monkeypatch, tmp_path):
     """How `conduct` was called, in a folder where a plan lies."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text("[rounds]\nrounds = 3\n")
-    monkeypatch.setattr(federated, "load", lambda path: path)
+    monkeypatch.setattr(federated, "load_public", lambda path: path)
     calls = []
     monkeypatch.setattr(coordinator, "conduct", lambda *one, **more: calls.append((one, more)))
     return calls

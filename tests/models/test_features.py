@@ -13,7 +13,7 @@ import pytest
 from sottovoce import Plan, load, simulate, simulate_many
 from sottovoce.client import device, release
 from sottovoce.data import federated
-from sottovoce.data.federated import Holdings, Samples, seen
+from sottovoce.data.federated import Holdings, Samples, add_features
 from sottovoce.errors import InputError, Malformed, PlanError
 from sottovoce.models import features
 from sottovoce.models.features import BINS, COLOUR, FLAT, NORM, Hog
@@ -192,7 +192,7 @@ def test_a_federation_of_devices_learns_from_features(tmp_path):
 def test_a_device_sees_what_simulation_sees(tmp_path, monkeypatch, stored):
     x, y = as_read((8, 8, 1), 40, 3)
     node = make_node(tmp_path, (x.astype(stored), y), classes=2)
-    held = federated.hold(
+    held = federated.load_holdings(
         softmax(), seed=1,
         data=federated.Given([(x.reshape(-1, 8, 8, 1), y)], *[(x.reshape(-1, 8, 8, 1), y)] * 2),
     )  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_device_sees_what_simulation_sees(tmp_path, monkeypatch, stored):
     device.answer(ask(form=form, params=params).to_blob(), node)
     assert given[0].tobytes() == held.client(0).x.tobytes() == held.test.x.tobytes()
     assert held.features == lens
-    assert held.fingerprint() == seen(softmax(), held).fingerprint()  # not applied twice
+    assert held.fingerprint() == add_features(softmax(), held).fingerprint()  # not applied twice
 
 
 def test_a_request_says_which_features(tmp_path):
@@ -287,7 +287,7 @@ def test_simulated_digits_learn_more_from_features(tmp_path):
     small = softmax(model={"name": "softmax", "features": "hog", "cell": 2}, **changes)
     plain = softmax(model={"name": "softmax"}, **changes)
     run = simulate(small, seed=1, out=tmp_path / "run")
-    held = federated.hold(plain, seed=1)
+    held = federated.load_holdings(plain, seed=1)
     again = load(tmp_path / "run")
     assert np.mean(again.predict(held.test.x) == held.test.y) == pytest.approx(run.accuracy)
     one, other = simulate_many([small, plain], seeds=[1])  # same data, other rows to the model
@@ -305,7 +305,10 @@ def test_features_do_not_load_jax():
 def test_features_made_once_for_all_are_those_of_the_dealt_rows(more):
     plan = Plan(model={"name": "softmax", **HOG}).replace(**more)
     for seed in (1, 2):
-        one, two = federated.hold(plan, seed=seed), seen(plan, federated.dealt(plan, seed=seed))
+        one, two = (
+            federated.load_holdings(plan, seed=seed),
+            add_features(plan, federated.deal_rows(plan, seed=seed)),
+        )
         assert one.fingerprint() == two.fingerprint()
         assert one.features == two.features
         for part in ("train", "validation", "test"):

@@ -629,7 +629,7 @@ MUTANTS = [
     _bug("a checkpoint that confirms a guessed record", "simulation.simulate", "tests/simulation/test_secure.py::test_the_checkpoint_of_a_release_confirms_no_guessed_record",
          ("fingerprint(rows=not release)", "fingerprint()")),
     _bug("public numbers that hash the rows", "data.federated", "tests/simulation/test_secure.py::test_the_checkpoint_of_a_release_confirms_no_guessed_record",
-         ("if not rows and part is not self.samples:", "if not rows and part.ndim > 2:")),
+         ("if not rows and array is not self.samples:", "if not rows and array.ndim > 2:")),
     _bug("a loose δ goes uncertified", "client.vault.policy", "tests/client/test_ledger.py::test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_certified",
          ('*(["loose-delta"] if self.warning() else [])', "")),
     _bug("a loose δ goes unsaid in a run", "server.federation", "tests/server/test_guarantee.py::test_a_run_says_where_its_delta_would_allow_a_unit_to_be_published",

@@ -193,8 +193,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_no_row_that_the_server_holds_is_a_clients",
         (
             (
-                "shared, own = order[: validation + test], order[validation + test :]",
-                "shared, own = order[: validation + test], order",
+                "shared, rest = order[: validation + test], order[validation + test :]",
+                "shared, rest = order[: validation + test], order",
             ),
         ),
     ),
@@ -205,8 +205,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_the_number_of_classes_of_clients_arrays_comes_from_public_rows",
         (
             (
-                "    classes = _classes([validation, test])\n",
-                "    classes = _classes([validation, test, *(part for part, _ in clients)])\n",
+                "    classes = _count_classes([validation, test])\n",
+                "    classes = _count_classes([validation, test, *(part for part, _ in clients)])\n",
             ),
         ),
     ),
@@ -508,8 +508,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_the_file_of_public_rows_holds_no_clients_row",
         (
             (
-                "    for part in PARTS:\n        rows: Samples",
-                '    for part in (*PARTS, "train"):\n        rows: Samples',
+                "    for name in PUBLIC_SETS:\n        rows: Samples",
+                '    for name in (*PUBLIC_SETS, "train"):\n        rows: Samples',
             ),
         ),
     ),

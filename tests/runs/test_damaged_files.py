@@ -71,7 +71,7 @@ def save_run(path):
 
 def save_public(path):
     good = {"shape": np.array([4]), "classes": np.array(2)}
-    for part in federated.PARTS:
+    for part in federated.PUBLIC_SETS:
         good |= {f"{part}_x": X, f"{part}_y": Y}
     np.savez(path, **good)
 
@@ -87,7 +87,7 @@ READERS = {
     "node": ("rows.npz", save_rows, lambda path: _read_arrays(path, 2)),
     "fingerprint": ("rows.npz", save_rows, fingerprint_file),
     "stand-in": ("rows.npz", save_rows, as_public),
-    "public": ("public.npz", save_public, federated.load),
+    "public": ("public.npz", save_public, federated.load_public),
     "checkpoint": ("checkpoint.npz", save_checkpoint, lambda path: checkpoint.load(path.parent)),
     "model": ("model.npz", save_run, lambda path: trained.load(path.parent)),
     "trace": ("trace.npz", save_run, lambda path: reports.read_run(path.parent)),

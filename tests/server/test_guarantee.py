@@ -169,7 +169,7 @@ def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
 
 def test_the_record_of_a_dealt_federation_says_that_its_vaults_are_new(tmp_path):
     federate.deal(planned(None, [], 2), tmp_path / "run")
-    held = federated.load(tmp_path / "run" / "public.npz")
+    held = federated.load_public(tmp_path / "run" / "public.npz")
     asked = plan(**{"data.clients": 1})
     found = build_from_members(asked, [member(0, account(8.0))], held).guarantee()
     assert "fresh-vaults" in found.not_covered
@@ -322,7 +322,7 @@ def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path)
     own = of_wards(hospital(tmp_path, last="no"), unit="record", noise="secure")
     federate.deal(own, tmp_path / "run")
     plan, _ = federate.dealt(tmp_path / "run")
-    held = federated.load(tmp_path / "run" / "public.npz")
+    held = federated.load_public(tmp_path / "run" / "public.npz")
     found = build_from_members(plan, [member(0, account(8.0))], held)
     assert OWN_ROWS in found.guarantee().text
     hidden = build_from_members(plan, [member(0, None)], held)

@@ -27,7 +27,7 @@ from sottovoce.client.ledger import account
 from sottovoce.client.vault import Policy, Vault
 from sottovoce.client.vault.rebinding import backup, move
 from sottovoce.data import federated
-from sottovoce.data.federated import Given, hold
+from sottovoce.data.federated import Given, load_holdings
 from sottovoce.errors import InputError, Malformed, VaultRefusal
 from sottovoce.flower import certificates, federate, local, server_app, worker
 from sottovoce.flower.federate import planned
@@ -165,11 +165,11 @@ def test_the_number_of_classes_of_clients_arrays_comes_from_public_rows():
     rng = np.random.default_rng(4)
     clients = [(rng.standard_normal((40, 3)), rng.integers(0, 2, 40)) for _ in range(3)]
     held_out = (rng.standard_normal((40, 3)), np.arange(40) % 2)
-    before = hold(plan(), data=Given(clients, held_out, held_out), seed=1)
+    before = load_holdings(plan(), data=Given(clients, held_out, held_out), seed=1)
     assert before.classes == 2
     clients[1][1][7] = 2
     with pytest.raises(InputError):
-        hold(plan(), data=Given(clients, held_out, held_out), seed=1)
+        load_holdings(plan(), data=Given(clients, held_out, held_out), seed=1)
 
 
 @pytest.mark.parametrize("split", ["iid", "labels", "dirichlet", "order", "sizes"])
@@ -179,7 +179,7 @@ def test_no_row_that_the_server_holds_is_a_clients(split):
     x, y = rng.standard_normal((300, 4)), np.arange(300) % 3
     more = {"data.samples": [60, 50, 70]} if split in ("order", "sizes") else {}
     own = plan(**{"data.split": split, **more})
-    held = hold(own, data=Given((x, y)), seed=2)
+    held = load_holdings(own, data=Given((x, y)), seed=2)
     parts = [held.validation.x, held.test.x, *(held.client(i).x for i in range(3))]
     seen = [{row.tobytes() for row in np.asarray(part, np.float32)} for part in parts]
     assert min(map(len, seen)) > 0
@@ -203,7 +203,7 @@ def test_a_client_whose_budget_is_worth_more_than_its_epsilon_is_not_taken_in():
 def test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults(tmp_path):
     """Vaults of one run promise nothing about other runs, and the record must say so."""
     federate.deal(planned(None, [], 2), tmp_path / "run")
-    held = federated.load(tmp_path / "run" / "public.npz")
+    held = federated.load_public(tmp_path / "run" / "public.npz")
     found = build_from_members(
         plan(**{"data.clients": 1}), [member(0, promised(8.0))], held
     ).guarantee()
@@ -213,8 +213,8 @@ def test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults(tmp_path):
 def test_the_file_of_public_rows_holds_no_clients_row(tmp_path):
     """The server reads it: neither a row of a client nor its label is in it, by any name."""
     own = plan(**{"data.clients": 3})
-    held = hold(own, data=Given(draw(200, 3)), seed=1)
-    federated.save(tmp_path / "public.npz", held)
+    held = load_holdings(own, data=Given(draw(200, 3)), seed=1)
+    federated.save_public(tmp_path / "public.npz", held)
     private = {row.tobytes() for i in range(3) for row in np.asarray(held.client(i).x, np.float32)}
     with np.load(tmp_path / "public.npz") as file:
         for name in file.files:
@@ -341,7 +341,7 @@ class NobodyIsAsked:
 def test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text("[rounds]\nrounds = 3\n")
-    monkeypatch.setattr(federated, "load", lambda path: path)
+    monkeypatch.setattr(federated, "load_public", lambda path: path)
     calls = []
     monkeypatch.setattr(coordinator, "conduct", lambda *one, **more: calls.append(more["insecure"]))
     config = {key: kinds[0][-1]() for key, kinds in server_app.KINDS.items()}

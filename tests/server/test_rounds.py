@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce.data.federated import hold
+from sottovoce.data.federated import load_holdings
 from sottovoce.plan import Plan
 from sottovoce.privacy.tank import FULL
 from sottovoce.server import rounds as course
@@ -40,7 +40,7 @@ ARRAYS = ("weight", "sigma", "signal_sigma", "mu2", "uploads", "asked")
 
 def runs_of(changes):
     plans = [SMALL.replace(**change) for change in changes]
-    held = hold(plans[0], seed=1)
+    held = load_holdings(plans[0], seed=1)
     return [build(plan, seed=1, held=held) for plan in plans]
 
 

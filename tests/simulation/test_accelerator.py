@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sottovoce import Plan
-from sottovoce.data.federated import hold
+from sottovoce.data.federated import load_holdings
 from sottovoce.models.base import Mlp, custom
 from sottovoce.models.clipping import Inspected, clipped_sum, inspect
 from sottovoce.privacy.tank import FULL
@@ -122,7 +122,7 @@ def test_a_batch_in_stretches_is_the_batch_round_by_round(counted):
         {"rounds.schedule": "decaying", "rounds.rounds": 9, "rounds.slope": 0.1},
         {"rounds.rounds": 7},
     ]
-    held = hold(PLANS["fixed"], seed=3)
+    held = load_holdings(PLANS["fixed"], seed=3)
     both = []
     for most in (None, 4):
         plans = [PLANS["fixed"].replace(**change) for change in changes]
@@ -265,7 +265,7 @@ def test_batches_in_stretches_side_by_side_are_those_round_by_round(monkeypatch,
 def test_runs_that_share_a_first_model_share_it():
     """A sweep draws and scores it once; the runs are those that start alone."""
     plans = [PLANS["averaged"].replace(f"privacy.epsilon={e}") for e in (1, 8)]
-    held, known = hold(plans[0], seed=3), {}
+    held, known = load_holdings(plans[0], seed=3), {}
     federations = [build(own, seed=3, held=held) for own in plans]
     together = [started(own, 3, known) for own in federations]
     assert len(known) == 1

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sottovoce import reports
-from sottovoce.data.federated import Given, hold
+from sottovoce.data.federated import Given, load_holdings
 from sottovoce.errors import InputError, RunError
 from sottovoce.models.base import custom
 from sottovoce.plan import Plan
@@ -613,5 +613,5 @@ def test_other_labels_are_other_data():
     for i in (0, 45, 89):
         other = y.copy()
         other[i] = 1 - other[i]
-        prints.add(hold(own, seed=1, data=Given((x, other), None, None)).fingerprint())
+        prints.add(load_holdings(own, seed=1, data=Given((x, other), None, None)).fingerprint())
     assert len(prints) == 3

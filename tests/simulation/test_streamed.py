@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sottovoce.data.federated import Given
-from sottovoce.data.streaming import Stored, streams
+from sottovoce.data.streaming import Stored, is_streamed
 from sottovoce.errors import InputError
 from sottovoce.models.base import custom
 from sottovoce.plan import Plan
@@ -149,19 +149,19 @@ def test_a_stored_view_gives_what_an_array_would(rows, mapped, tmp_path):
     x, random = rows[0], np.random.default_rng(0)
     ids = random.permutation(ROWS)[:300]
     for source in (mapped[0], Shelf(x)):
-        assert streams(source)
+        assert is_streamed(source)
         view = Stored.of(source, np.float32)
         assert np.array_equal(view[5:50], x[5:50])
         assert np.array_equal(view[np.array([7, 8, 3])], x[[7, 8, 3]])
-        dealt = view.at(ids)
+        dealt = view.take_rows(ids)
         assert dealt.shape == (300, FEATURES)
         assert np.array_equal(dealt[10:200], x[ids][10:200])
-        assert np.array_equal(dealt.at(np.array([3, 1]))[0:2], x[ids][[3, 1]])
-        assert np.array_equal(view.between(10, 40)[5:8], x[15:18])
+        assert np.array_equal(dealt.take_rows(np.array([3, 1]))[0:2], x[ids][[3, 1]])
+        assert np.array_equal(view.slice_rows(10, 40)[5:8], x[15:18])
         assert np.array_equal(np.concatenate(list(dealt.pieces())), x[ids])
     labels = Stored.of(mapped[1], np.int32)
     assert (labels.min(), labels.max()) == (0, 1)
-    assert not streams(x)
+    assert not is_streamed(x)
 
 
 def test_the_fingerprint_is_that_of_the_rows_in_memory(rows, mapped):

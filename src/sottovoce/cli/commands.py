@@ -339,10 +339,10 @@ def init(
       sottovoce init hospital.toml
       sottovoce init --from people.csv people.toml
     """
-    from sottovoce.data.draft import draft
+    from sottovoce.data.draft import draft_plan
     from sottovoce.plan import Plan
 
-    text = Plan.template() if table is None else draft(table, path)
+    text = Plan.template() if table is None else draft_plan(table, path)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -56,7 +56,7 @@ def train(
         seeds.refuse_seed(plan.noise, seed)
         seeds.check_seed(seed)
     if plan.data.path is not None:
-        tables.check(tables.Source(**plan.data.table()))
+        tables.check_source(tables.Source(**plan.data.table()))
     folder = out if out is not None else progress.fresh_folder(plan)
     if resume:
         plan = Plan(**checkpoint.load(folder)[2]["plan"])

@@ -1,15 +1,15 @@
-"""Census tables as features: acs, adult and ipums, each with two classes.
+"""Encode the census tables acs, adult and ipums as features, each with two classes.
 
 A table becomes numbers by **public knowledge only**: the categories and bounds below are copied
 from what the publishers print about their files, never computed from the rows. So the encoding is
-no release, and no budget has to pay for it.
+not a release, and no budget has to pay for it.
 
 - `Choice`: one feature for each category, 1 where it applies (two categories: one feature, which
   is 1 for the first). A value that stands for "unknown" is all zeros.
 - `Number`: from its public bounds to [0, 1], on a logarithmic scale where the values span powers of
   ten. Where a value may be absent, a second feature says so, and the first is then 0.
 - So every feature is in [0, 1] and a column contributes a vector of norm ≤ 1: for m columns
-  **‖x‖ ≤ √m for every row there can be** (about 3 for the rows there are).
+  **‖x‖ ≤ √m for every possible row** (about 3 for the rows in the files).
 
 | data set | label 1 | columns used | left out | features |
 |---|---|---|---|---|
@@ -53,11 +53,11 @@ class Choice:
 
     @property
     def width(self) -> int:
-        """How many features it becomes."""
+        """The number of its features."""
         return 1 if len(self.categories) == 2 else len(self.categories)
 
     def encode(self, cells: Sequence[str], *, file: str) -> Features:
-        """One row of 0 and 1 for each cell.
+        """Return one row of 0 and 1 for each cell.
 
         >>> Choice("EDU", ("low", "high", "none")).encode(["high", "low"], file="f").tolist()
         [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
@@ -65,14 +65,16 @@ class Choice:
         [[1.0], [0.0], [0.0]]
         """
         rows = np.eye(len(self.categories) + 1, len(self.categories), dtype=np.float32)
-        place = {category: i for i, category in enumerate(self.categories)}
+        index = {category: i for i, category in enumerate(self.categories)}
         if self.unknown is not None:
-            place[self.unknown] = len(self.categories)
+            index[self.unknown] = len(self.categories)
         try:
-            places = [place[cell] for cell in cells]
+            indices = [index[cell] for cell in cells]
         except KeyError as error:
-            raise _unreadable(file, self.name, error.args[0], _listed(self.categories)) from None
-        return rows[places, : self.width]
+            raise _make_error(
+                file, self.name, error.args[0], _list_values(self.categories)
+            ) from None
+        return rows[indices, : self.width]
 
 
 @final
@@ -88,11 +90,11 @@ class Number:
 
     @property
     def width(self) -> int:
-        """How many features it becomes."""
+        """The number of its features."""
         return 1 if self.absent is None else 2
 
     def encode(self, cells: Sequence[str], *, file: str) -> Features:
-        """(x − low) / (high − low), or with `log` the same of ln(1 + x − low).
+        """Return (x − low) / (high − low), or with `log` the same of ln(1 + x − low).
 
         >>> Number("AGEP", 0, 99).encode(["0", "99"], file="f").tolist()
         [[0.0], [1.0]]
@@ -106,7 +108,7 @@ class Number:
         return np.stack([scaled, absent], axis=1).astype(np.float32)[:, : self.width]
 
     def values(self, cells: Sequence[str], *, file: str) -> NDArray[np.float64]:
-        """The numbers as they stand, `low` where there is none.
+        """Return the numbers as they stand, `low` where there is none.
 
         >>> Number("PINCP", -9000, 1341000).values(["17000.0"], file="f").tolist()
         [17000.0]
@@ -122,33 +124,33 @@ class Number:
             value = np.nan
         if not self.low <= value <= self.high:
             bounds = f"a number from {self.low:g} to {self.high:g}"
-            raise _unreadable(file, self.name, cell, bounds)
+            raise _make_error(file, self.name, cell, bounds)
         return value
 
 
 Column: TypeAlias = Choice | Number
 
 
-def encode(table: Table, columns: Sequence[Column], *, file: str) -> Features:
-    """The rows of a table as features, x[rows, Σ width] in [0, 1], in the order of the columns.
+def encode_table(table: Table, columns: Sequence[Column], *, file: str) -> Features:
+    """Encode the rows of a table as x[rows, Σ width] in [0, 1], in the order of the columns.
 
     >>> two = [Choice("SEX", ("1", "2")), Number("AGEP", 0, 99)]
-    >>> encode({"SEX": ["1"], "AGEP": ["99"], "PINCP": ["7"]}, two, file="f").tolist()
+    >>> encode_table({"SEX": ["1"], "AGEP": ["99"], "PINCP": ["7"]}, two, file="f").tolist()
     [[1.0, 1.0]]
     """
     return np.concatenate([c.encode(table[c.name], file=file) for c in columns], axis=1)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split_words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _counted(first: int, last: int) -> tuple[str, ...]:
+def _number_codes(first: int, last: int) -> tuple[str, ...]:
     return tuple(str(code) for code in range(first, last + 1))
 
 
 #: The header of the excerpts.
-ACS_HEADER = _words(
+ACS_HEADER = _split_words(
     "PUMA AGEP SEX MSP HISP RAC1P NOC NPF HOUSING_TYPE OWN_RENT DENSITY INDP INDP_CAT EDU PINCP "
     "PINCP_DECILE POVPIP DVET DREM DPHY DEYE DEAR PWGTP WGTP"
 )
@@ -158,18 +160,18 @@ ACS_HEADER = _words(
 ACS: tuple[Column, ...] = (
     Number("AGEP", 0, 99),
     Choice("SEX", ("1", "2")),
-    Choice("MSP", _counted(1, 6)),
-    Choice("HISP", _counted(0, 4)),
-    Choice("RAC1P", _counted(1, 9)),
+    Choice("MSP", _number_codes(1, 6)),
+    Choice("HISP", _number_codes(0, 4)),
+    Choice("RAC1P", _number_codes(1, 9)),
     Number("NOC", 0, 19, absent=ABSENT),
     Number("NPF", 2, 20, absent=ABSENT),
-    Choice("HOUSING_TYPE", _counted(1, 3)),
-    Choice("OWN_RENT", _counted(0, 2)),
+    Choice("HOUSING_TYPE", _number_codes(1, 3)),
+    Choice("OWN_RENT", _number_codes(0, 2)),
     # people per square mile; the dictionary says 16.3 to 52,864.7, so a round figure above that
     Number("DENSITY", 0, 100_000, log=True),
-    Choice("INDP_CAT", (ABSENT, *_counted(0, 18))),
-    Choice("EDU", _counted(1, 12)),
-    Choice("DVET", (ABSENT, *_counted(1, 6))),
+    Choice("INDP_CAT", (ABSENT, *_number_codes(0, 18))),
+    Choice("EDU", _number_codes(1, 12)),
+    Choice("DVET", (ABSENT, *_number_codes(1, 6))),
     Choice("DREM", ("1", "2")),
     Choice("DPHY", ("1", "2")),
     Choice("DEYE", ("1", "2")),
@@ -179,49 +181,49 @@ ACS: tuple[Column, ...] = (
 INCOME = Number("PINCP", -9_000, 1_341_000)
 THRESHOLD = 25_000  # dollars: more is label 1
 
-ADULT_HEADER = _words(
+ADULT_HEADER = _split_words(
     "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
     "capital-gain capital-loss hours-per-week native-country income"
 )
 
 
-def _named(name: str, categories: str) -> Choice:
-    return Choice(name, _words(categories), unknown="?")
+def _make_choice(name: str, categories: str) -> Choice:
+    return Choice(name, _split_words(categories), unknown="?")
 
 
 # adult.names calls the numbers "continuous": their bounds are what their digits can hold (two for
 # age and hours, five for gains and losses), and the 16 levels of education that it lists.
 ADULT: tuple[Column, ...] = (
     Number("age", 0, 99),
-    _named(
+    _make_choice(
         "workclass",
         "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay "
         "Never-worked",
     ),
-    _named(
+    _make_choice(
         "education",
         "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th "
         "Masters 1st-4th 10th Doctorate 5th-6th Preschool",
     ),
     Number("education-num", 1, 16),
-    _named(
+    _make_choice(
         "marital-status",
         "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
         "Married-AF-spouse",
     ),
-    _named(
+    _make_choice(
         "occupation",
         "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty "
         "Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing Transport-moving "
         "Priv-house-serv Protective-serv Armed-Forces",
     ),
-    _named("relationship", "Wife Own-child Husband Not-in-family Other-relative Unmarried"),
-    _named("race", "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black"),
-    _named("sex", "Female Male"),
+    _make_choice("relationship", "Wife Own-child Husband Not-in-family Other-relative Unmarried"),
+    _make_choice("race", "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black"),
+    _make_choice("sex", "Female Male"),
     Number("capital-gain", 0, 99_999, log=True),
     Number("capital-loss", 0, 99_999, log=True),
     Number("hours-per-week", 0, 99),
-    _named(
+    _make_choice(
         "native-country",
         "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) "
         "India Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica "
@@ -233,43 +235,43 @@ ADULT: tuple[Column, ...] = (
 
 IPUMS_FILE = "IPUMS-US.dat"
 IPUMS_ROWS = 40_000
-IPUMS_LARGEST = 1e6  # what is larger counts as this
+IPUMS_LARGEST = 1e6  # larger numbers are cut to it
 
 
-def width(columns: Sequence[Column]) -> int:
-    """How many features these columns become.
+def count_features(columns: Sequence[Column]) -> int:
+    """Return the number of features of these columns.
 
-    >>> width(ACS), width(ADULT)
+    >>> count_features(ACS), count_features(ADULT)
     (76, 103)
     """
     return sum(column.width for column in columns)
 
 
 def parse_acs(content: bytes, *, file: str) -> tuple[Features, Labels]:
-    """Features and labels of one of NIST's excerpts of the American Community Survey.
+    """Parse one of NIST's excerpts of the American Community Survey into features and labels.
 
     Label 1: a total income (PINCP) above 25,000 dollars. Rows without an income (PINCP = N: people
-    under 15) are dropped. Left out: PINCP, PINCP_DECILE and POVPIP, which give the label away; the
+    under 15) are dropped. Left out: PINCP, PINCP_DECILE and POVPIP, which contain the label; the
     weights PWGTP and WGTP, which describe the sample and not the person; PUMA, whose 20 areas
-    DENSITY tells apart already; INDP, whose 271 codes INDP_CAT sums up in 19 groups. Raises
-    `DataError` for a file of another form.
+    already differ in DENSITY; INDP, whose 271 codes INDP_CAT groups into 19. Raises `DataError` for
+    a file of another form.
 
     >>> cells = "01-01301,20,1,6,0,1,N,N,3,0,2731.2,8680,14,7,17000.0,4,N,N,2,2,2,2,53,0"
     >>> x, y = parse_acs((",".join(ACS_HEADER) + "\\n" + cells).encode(), file="f")
     >>> x.shape, y.tolist()
     ((1, 76), [0])
     """
-    table = _table(_text(content, file), ACS_HEADER, file=file, header=True)
+    table = _parse_table(_decode_text(content, file), ACS_HEADER, file=file, header=True)
     kept = [i for i, income in enumerate(table["PINCP"]) if income != ABSENT]
     if not kept:
         raise DataError(f"{file} must hold rows with an income, got none; put the whole file there")
     known = {name: [cells[i] for i in kept] for name, cells in table.items()}
     income = INCOME.values(known["PINCP"], file=file)
-    return encode(known, ACS, file=file), (income > THRESHOLD).astype(np.uint8)
+    return encode_table(known, ACS, file=file), (income > THRESHOLD).astype(np.uint8)
 
 
 def parse_adult(content: bytes, *, file: str) -> tuple[Features, Labels]:
-    """Features and labels of `adult.data` or `adult.test`; label 1 is an income above 50,000.
+    """Parse `adult.data` or `adult.test`; label 1 is an income above 50,000.
 
     `fnlwgt` is left out (a weight of the sample); "?" becomes zeros. The test file begins with a
     remark and writes a full stop after each label. Raises `DataError` for a file of another form.
@@ -279,29 +281,29 @@ def parse_adult(content: bytes, *, file: str) -> tuple[Features, Labels]:
     >>> x.shape, y.tolist(), int((x > 0).sum())
     ((1, 103), [1], 8)
     """
-    lines = [line for line in _text(content, file).splitlines() if line and line[0] != "|"]
-    table = _table("\n".join(lines), ADULT_HEADER, file=file, header=False)
+    lines = [line for line in _decode_text(content, file).splitlines() if line and line[0] != "|"]
+    table = _parse_table("\n".join(lines), ADULT_HEADER, file=file, header=False)
     answers = {"<=50K": 0, ">50K": 1}
     labels = [answers.get(cell.removesuffix("."), -1) for cell in table["income"]]
     if min(labels) < 0:
         wrong = table["income"][labels.index(-1)]
-        raise _unreadable(file, "income", wrong, _listed(tuple(answers)))
-    return encode(table, ADULT, file=file), np.array(labels, dtype=np.uint8)
+        raise _make_error(file, "income", wrong, _list_values(tuple(answers)))
+    return encode_table(table, ADULT, file=file), np.array(labels, dtype=np.uint8)
 
 
 def parse_ipums(content: bytes, *, file: str, rows: int = IPUMS_ROWS) -> tuple[Features, Labels]:
-    """Features and labels of the authors' extract of IPUMS-US: lines of 58 numbers, label last.
+    """Parse the authors' extract of IPUMS-US: lines of 58 numbers, the label last.
 
-    (Lines of 59, which "58 attributes" could mean, are read too.) What the columns are is not
-    published, so no bounds are known and none are measured: x in [−1, 1] stays, beyond it becomes
-    ±(1 + ln |x|), where |x| > 10⁶ counts as 10⁶, so that no feature exceeds 15. Raises
-    `DataError` for a file of another form.
+    (Lines of 59, which "58 attributes" could mean, are read too.) The meaning of the columns is not
+    published, so that no bounds are known, and none are measured: x in [−1, 1] stays, a larger |x|
+    becomes ±(1 + ln |x|), with |x| cut to 10⁶, so that no feature exceeds 15. Raises `DataError`
+    for a file of another form.
 
     >>> x, y = parse_ipums(b"0.5 " * 57 + b"1\\n", file="f", rows=1)
     >>> x.shape, float(x.max()), y.tolist()
     ((1, 57), 0.5, [1])
     """
-    lines = [line.split() for line in _text(content, file).splitlines() if line.strip()]
+    lines = [line.split() for line in _decode_text(content, file).splitlines() if line.strip()]
     widths = {len(line) for line in lines}
     if len(lines) != rows or widths not in ({58}, {59}):
         found = " or ".join(str(n) for n in sorted(widths)[:3]) or "no"
@@ -322,13 +324,13 @@ def parse_ipums(content: bytes, *, file: str, rows: int = IPUMS_ROWS) -> tuple[F
             "authors' file there"
         )
     x = values[:, :-1]
-    size = np.abs(x).clip(1, IPUMS_LARGEST)  # 1 where x stays, whose logarithm is 0
+    size = np.abs(x).clip(1, IPUMS_LARGEST)  # 1, whose logarithm is 0, where x stays as it is
     squashed = np.where(np.abs(x) <= 1, x, np.sign(x) * (1 + np.log(size)))
     return squashed.astype(np.float32), labels.astype(np.uint8)
 
 
 def decode_acs(read: Read) -> tuple[Features, Labels, Features, Labels]:
-    """Both years of the national excerpt; the test rows are taken from them by the plan."""
+    """Decode both years of the national excerpt; the plan takes test rows from them."""
     years = [parse_acs(read(file), file=file) for file in ("national2018.csv", "national2019.csv")]
     x = np.concatenate([x for x, _ in years])
     y = np.concatenate([y for _, y in years])
@@ -336,19 +338,19 @@ def decode_acs(read: Read) -> tuple[Features, Labels, Features, Labels]:
 
 
 def decode_adult(read: Read) -> tuple[Features, Labels, Features, Labels]:
-    """`adult.data`, and `adult.test` as its own test set."""
+    """Decode `adult.data`, and `adult.test` as the test set."""
     x, y = parse_adult(read("adult.data"), file="adult.data")
     test_x, test_y = parse_adult(read("adult.test"), file="adult.test")
     return x, y, test_x, test_y
 
 
 def decode_ipums(read: Read) -> tuple[Features, Labels, Features, Labels]:
-    """The authors' one file; the test rows are taken from it by the plan."""
+    """Decode the authors' one file; the plan takes test rows from it."""
     x, y = parse_ipums(read(IPUMS_FILE), file=IPUMS_FILE)
     return x, y, x[:0], y[:0]
 
 
-def _text(content: bytes, file: str) -> str:
+def _decode_text(content: bytes, file: str) -> str:
     try:
         return content.decode("ascii")
     except UnicodeDecodeError:
@@ -357,8 +359,10 @@ def _text(content: bytes, file: str) -> str:
         ) from None
 
 
-def _table(text: str, names: Sequence[str], *, file: str, header: bool) -> dict[str, list[str]]:
-    """The columns of comma-separated text by name; every line must have all of them."""
+def _parse_table(
+    text: str, names: Sequence[str], *, file: str, header: bool
+) -> dict[str, list[str]]:
+    """Parse comma-separated text into columns by name; every line must have all of them."""
     lines = list(csv.reader(io.StringIO(text), skipinitialspace=True))
     first = lines.pop(0) if header and lines else names
     if tuple(first) != tuple(names) or not lines:
@@ -375,11 +379,11 @@ def _table(text: str, names: Sequence[str], *, file: str, header: bool) -> dict[
     return {name: list(cells) for name, cells in zip(names, zip(*lines, strict=True), strict=True)}
 
 
-def _listed(values: Sequence[str]) -> str:
+def _list_values(values: Sequence[str]) -> str:
     return "one of " + ", ".join(values[:6]) + (", …" if len(values) > 6 else "")
 
 
-def _unreadable(file: str, column: str, cell: str, wanted: str) -> DataError:
+def _make_error(file: str, column: str, cell: str, wanted: str) -> DataError:
     return DataError(
         f"{file} must hold {column} as {wanted}, got {cell[:40]!r}; replace it with the published "
         "file"

@@ -1,4 +1,4 @@
-"""digits, mnist, cifar10, acs, adult and ipums: found, checked and read.
+"""Find, check and read the datasets digits, mnist, cifar10, acs, adult and ipums.
 
 - `digits` comes with the package (licence beside it, in digits.LICENSE.txt).
 - The others are read in their authors' formats from $SOTTOVOCE_DATA/FOLDER/ (`DATASETS` below names
@@ -6,13 +6,15 @@
   the operating system; if it is set, nothing is ever downloaded. `ipums` cannot be downloaded.
 
 Every file is compared with its SHA-256 each time it is read, wherever it came from, so a mirror
-can fail but cannot change the data. (Of `ipums` only the id is known that git gives to its content,
-so that is compared.) **All addresses below are untried**: they were written down
-without a network at hand, and only the downloading itself is tested (against a local server). The
-second address of cifar10 is the copy that the tutorials of MindSpore point to; its name and size
-are those of the authors' archive, and the checksum decides whether it is the same file. The
-archive's own checksum is the one that other projects publish; those of the files were computed.
-The two addresses of acs are the folders in which NIST's repository has kept the excerpts over time.
+can fail but cannot change the data. (For `ipums` only the git blob id is known and compared.)
+**All addresses below are untried**: they were written down without network access, and only the
+downloading itself is tested (against a local server). The second address of cifar10 is the copy to
+which the tutorials of MindSpore point; its name and size are those of the authors' archive, and the
+checksum decides whether it is the same file. The archive's checksum is the one that other projects
+publish; those of the files were computed. The two addresses of acs are the folders in which NIST's
+repository has kept the excerpts over time.
+
+MNIST is published as gzipped IDX files, CIFAR-10 in a binary format of its own.
 """
 
 from __future__ import annotations
@@ -37,9 +39,6 @@ from numpy.typing import NDArray
 
 from sottovoce.data import census
 from sottovoce.errors import DataError, InputError
-
-# The formats in which MNIST (IDX, gzipped) and CIFAR-10 (binary) are published.
-
 
 Bytes = NDArray[np.uint8]
 RawImages = tuple[Bytes, Bytes, Bytes, Bytes]  # train x, train y, test x, test y
@@ -78,7 +77,7 @@ def parse_idx(content: bytes, *, file: str, dimensions: int) -> Bytes:
 
 
 def parse_cifar10(content: bytes, *, file: str) -> tuple[Bytes, Bytes]:
-    """Images (n, 3072), channels last, and labels (n,) of one file of binary CIFAR-10.
+    """Return the images (n, 3072), channels last, and labels (n,) of one binary CIFAR-10 file.
 
     Layout: n records of 1 + 3·32·32 bytes: the label, then the red, green and blue planes.
     Raises `DataError` for anything else.
@@ -105,7 +104,7 @@ def parse_cifar10(content: bytes, *, file: str) -> tuple[Bytes, Bytes]:
 
 
 def decode_mnist(read: Callable[[str], bytes]) -> RawImages:
-    """MNIST from its four files; `read` gives the content of a file."""
+    """Decode MNIST from its four files; `read` returns the content of a file."""
 
     def images(file: str) -> Bytes:
         pixels = parse_idx(read(file), file=file, dimensions=3)
@@ -123,7 +122,7 @@ def decode_mnist(read: Callable[[str], bytes]) -> RawImages:
 
 
 def decode_cifar10(read: Callable[[str], bytes]) -> RawImages:
-    """CIFAR-10 from its six files; `read` gives the content of a file."""
+    """Decode CIFAR-10 from its six files; `read` returns the content of a file."""
     batches = [
         parse_cifar10(read(file), file=file)
         for file in (f"data_batch_{i}.bin" for i in range(1, 6))
@@ -142,11 +141,11 @@ Raw = tuple[Features, Bytes, Features, Bytes]  # train x, train y, test x, test 
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """One data set in memory.
+    """One dataset in memory.
 
     A row of x is a flattened image of `shape` (height, width, channels), channels last, as float32
     in [0, 1], or the features of a table, of `shape` (features,); y holds class ids
-    0 … classes − 1 as int32. A data set without an official test set has an empty `test_x`.
+    0 … classes − 1 as int32. A dataset without an official test set has an empty `test_x`.
     """
 
     train_x: NDArray[np.float32]
@@ -159,20 +158,20 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Published:
-    """Where the files of a data set come from, what they must be, and how they are read."""
+    """Where the files of a dataset come from, their digests, and how they are decoded."""
 
     folder: str
     files: Mapping[str, str]  # name → SHA-256, or "git:" and the id of the blob
-    mirrors: tuple[str, ...]  # addresses that end in "/", tried in this order; none: by hand only
+    mirrors: tuple[str, ...]  # addresses that end in "/", tried in order; empty: no download
     archive: tuple[str, str] | None  # name and SHA-256, when the mirrors hold one archive
     decode: Callable[[Callable[[str], bytes]], Raw]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is known of a data set before it is read.
+    """What is known about a dataset before it is read.
 
-    `white` is the value of a pixel that becomes 1.0; a table has none, and its own features.
+    `white` is the pixel value that becomes 1.0; a table has none.
     """
 
     classes: int
@@ -182,7 +181,7 @@ class Dataset:
 
 
 def load(name: str) -> Arrays:
-    """Read a data set: pictures as x / white in [0, 1], tables as `census` encodes them.
+    """Read a dataset: pictures as x / white in [0, 1], tables as `census` encodes them.
 
     The scale does not depend on the data, so it costs no privacy. All but digits are read from
     $SOTTOVOCE_DATA or else fetched. Raises `DataError` when files are missing or damaged.
@@ -191,18 +190,18 @@ def load(name: str) -> Arrays:
     >>> digits.train_x.shape, float(digits.train_x.max()), digits.test_x.shape, digits.shape
     ((1797, 64), 1.0, (0, 64), (8, 8, 1))
     """
-    dataset = _known(name)
+    dataset = _find_dataset(name)
     if dataset.published is None:
-        raw = _digits()
+        raw = _read_digits()
     else:
         folder = find(name)
         files = dataset.published.files
-        raw = dataset.published.decode(lambda file: _checked(folder / file, files[file]))
+        raw = dataset.published.decode(lambda file: _read_checked(folder / file, files[file]))
     train_x, train_y, test_x, test_y = raw
     return Arrays(
-        train_x=_scaled(train_x, dataset.white),
+        train_x=_scale(train_x, dataset.white),
         train_y=train_y.astype(np.int32),
-        test_x=_scaled(test_x, dataset.white),
+        test_x=_scale(test_x, dataset.white),
         test_y=test_y.astype(np.int32),
         classes=dataset.classes,
         shape=dataset.shape if dataset.white else train_x.shape[1:],
@@ -210,16 +209,16 @@ def load(name: str) -> Arrays:
 
 
 def find(name: str) -> Path:
-    """The folder with the files: under $SOTTOVOCE_DATA if that is set, else fetched if need be."""
-    published = _known(name).published
-    given = None if published is None else _given_folder(name, published)
+    """Return the folder of the files: under $SOTTOVOCE_DATA if set, else the cache, filled now."""
+    published = _find_dataset(name).published
+    given = None if published is None else _find_given_folder(name, published)
     return given or fetch(name)
 
 
 def fetch(name: str, *, base_urls: Sequence[str] | None = None, cache: Path | None = None) -> Path:
     """Download what is not yet in the cache, and return the folder that holds the files.
 
-    Each file is asked of each address in turn until one answers with the right SHA-256.
+    The addresses are tried in order until one returns the file with the right SHA-256.
     `base_urls` replaces the public mirrors (each ends in "/"), `cache` the cache folder. Files that
     are already there and right cause no request.
 
@@ -229,7 +228,7 @@ def fetch(name: str, *, base_urls: Sequence[str] | None = None, cache: Path | No
     sottovoce.errors.InputError: name must be one of mnist, cifar10, acs, adult, got 'digits'; \
 digits comes with the package and needs no download
     """
-    published = _known(name).published
+    published = _find_dataset(name).published
     if published is None:
         raise InputError.of(
             "name",
@@ -240,45 +239,45 @@ digits comes with the package and needs no download
         )
     if not published.mirrors:
         raise DataError(
-            f"{name} is not freely to be had and cannot be downloaded; if you own it, put "
+            f"{name} is not freely available and cannot be downloaded; if you own it, put "
             f"{', '.join(published.files)} in {published.folder}/ of the folder that "
             f"{ENVIRONMENT} names"
         )
-    import pooch  # type: ignore[import-untyped]  # here: digits must not wait for it
+    import pooch  # type: ignore[import-untyped]  # loaded here, because digits does not need it
 
     folder = (cache or Path(pooch.os_cache("sottovoce"))) / published.folder
     mirrors = tuple(base_urls) if base_urls is not None else published.mirrors
-    missing = [f for f, sha in published.files.items() if not _is(folder / f, sha)]
+    missing = [f for f, sha in published.files.items() if not _has_digest(folder / f, sha)]
     if missing and published.archive is not None:
         archive_name, sha = published.archive
         archive = _download(name, published, archive_name, sha, mirrors, folder)
         _unpack(archive, published, folder)
-        archive.unlink()  # its contents are what is read; keeping both would double the disk used
+        archive.unlink()  # only its files are read; keeping both would double the disk space
     else:
         for file in missing:
             _download(name, published, file, published.files[file], mirrors, folder)
     return folder
 
 
-def _known(name: str) -> Dataset:
+def _find_dataset(name: str) -> Dataset:
     if name not in DATASETS:
         raise InputError.of("data.name", name, "one of " + ", ".join(DATASETS), "choose one")
     return DATASETS[name]
 
 
-def _scaled(x: Features, white: int | None) -> NDArray[np.float32]:
+def _scale(x: Features, white: int | None) -> NDArray[np.float32]:
     return np.divide(x, np.float32(white or 1), dtype=np.float32)
 
 
-def _digits() -> Raw:
+def _read_digits() -> Raw:
     content = resources.files("sottovoce.data").joinpath("digits.npz").read_bytes()
     with np.load(io.BytesIO(content)) as stored:
         x, y = stored["x"], stored["y"]
     return x, y, x[:0], y[:0]
 
 
-def _given_folder(name: str, published: Published) -> Path | None:
-    """The folder under $SOTTOVOCE_DATA, or None when that is not set (or empty)."""
+def _find_given_folder(name: str, published: Published) -> Path | None:
+    """Return the folder under $SOTTOVOCE_DATA, or None if that is not set (or empty)."""
     given = os.environ.get(ENVIRONMENT)
     if not given:
         return None
@@ -293,8 +292,8 @@ def _given_folder(name: str, published: Published) -> Path | None:
     return folder
 
 
-def _checked(path: Path, known: str) -> bytes:
-    """The content of a file, hashed and used from the same read."""
+def _read_checked(path: Path, known: str) -> bytes:
+    """Return the content of a file after checking the digest of these same bytes."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -311,17 +310,17 @@ def _checked(path: Path, known: str) -> bytes:
 
 
 def _digest(content: bytes, known: str) -> str:
-    """The digest of a file, of the same kind as the one that is known."""
+    """Return the digest of a file, of the same kind as the known one."""
     if not known.startswith("git:"):
         return hashlib.sha256(content).hexdigest()
-    # SHA-1 names a file here and is no defence against a forger: no stronger digest was published.
+    # SHA-1 only names the file here and does not stop a forger; no stronger digest was published.
     blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
     return "git:" + blob.hexdigest()
 
 
-def _is(path: Path, sha256: str) -> bool:
+def _has_digest(path: Path, sha256: str) -> bool:
     with contextlib.suppress(DataError):
-        _checked(path, sha256)
+        _read_checked(path, sha256)
         return True
     return False
 
@@ -358,7 +357,7 @@ def _download(
 
 
 def _unpack(archive: Path, published: Published, folder: Path) -> None:
-    """Take the wanted files out of the archive by name, so that no path in it is trusted."""
+    """Extract the files by name, so that no path in the archive is trusted."""
     try:
         with tarfile.open(archive) as tar:
             for file, sha256 in published.files.items():
@@ -379,10 +378,10 @@ def _unpack(archive: Path, published: Published, folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """All or nothing: a reader never sees half a file, also when two processes fetch at once."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-        part.write(content)
-    Path(part.name).replace(path)
+    """Write a file whole or not at all, also when two processes fetch at the same time."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)
 
 
 DATASETS: dict[str, Dataset] = {
@@ -454,7 +453,7 @@ DATASETS: dict[str, Dataset] = {
     ),
     "acs": Dataset(
         classes=2,
-        shape=(census.width(census.ACS),),
+        shape=(census.count_features(census.ACS),),
         white=None,
         published=Published(
             folder="acs",
@@ -478,7 +477,7 @@ DATASETS: dict[str, Dataset] = {
     ),
     "adult": Dataset(
         classes=2,
-        shape=(census.width(census.ADULT),),
+        shape=(census.count_features(census.ADULT),),
         white=None,
         published=Published(
             folder="adult",

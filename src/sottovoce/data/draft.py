@@ -1,7 +1,7 @@
-"""`sottovoce init --from`: a plan for your own table, drafted from its header.
+"""`sottovoce init --from`: draft a plan for your own table from its header.
 
 The draft does not run as it is. What must be public (which column is the label, bounds, categories)
-is left to you: copied from the data, it would be a release that nobody paid for.
+is left to you: copied from the data, it would be a release that no budget paid for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sottovoce.data.tables import glance
+from sottovoce.data.tables import guess_kinds
 from sottovoce.errors import InputError
 from sottovoce.plan.data import TABLE_FILES
 from sottovoce.plan.plan import key_text, value_text
@@ -51,33 +51,37 @@ delta = 1e-5
 """
 
 
-def draft(table: Path, plan: Path) -> str:
-    """The text of a plan at `plan` for the table; only its header and first rows are looked at."""
+def draft_plan(table: Path, plan: Path) -> str:
+    """Return the text of a plan for the table, to be saved at `plan`.
+
+    Only the table's header and first rows are read.
+    """
     if table.suffix.lower() not in TABLE_FILES:
         raise InputError.of(
             "--from", str(table), "a .csv or .parquet file", "save the table as one of these"
         )
-    kinds = glance(table)
+    kinds = guess_kinds(table)
     lines = []
     for column, kind in kinds.items():
         if not column:  # the row number that other programs write
             continue
-        public = "[LOW, HIGH]" if kind == "number" else "[TEXT, TEXT]"  # no TOML, as it must be
+        # This is not valid TOML, so that it must be filled in.
+        public = "[LOW, HIGH]" if kind == "number" else "[TEXT, TEXT]"
         lines.append(f"# {key_text(column)} = {public}")
-    # As the plan will look for it: from its own folder, with slashes on every system.
+    # The plan finds the table from its own folder, with slashes on every system.
     path = Path(os.path.relpath(table, plan.parent)).as_posix()
     head = HEAD.format(
         file=" ".join(table.name.split()),
         path=value_text(path),
-        columns=_listed([column for column in kinds if column]),
+        columns=_list_columns([column for column in kinds if column]),
     )
     return head + "\n".join(lines) + "\n" + TAIL
 
 
-def _listed(columns: list[str]) -> str:
-    """The first names on one line of a comment.
+def _list_columns(columns: list[str]) -> str:
+    """Return as many column names as fit on one line of a comment.
 
-    >>> _listed(["age", "marital status"])
+    >>> _list_columns(["age", "marital status"])
     'age, "marital status"'
     """
     text = ", ".join(key_text(column) for column in columns)

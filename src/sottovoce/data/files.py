@@ -1,9 +1,8 @@
-"""Folders and files of a run: written whole or not at all, read without surprises.
+"""Write the folders and files of a run whole or not at all, and read them with few kinds of errors.
 
 A cut-off or edited file makes numpy and zipfile raise a dozen kinds of errors (EOFError, which a
 command line takes for Ctrl-C; TokenError; zlib.error; NotImplementedError; MemoryError …). Here all
-of them become a ValueError that says why; what the system refuses stays an OSError. Nothing is ever
-unpickled.
+of them become a ValueError that says why; errors of the system stay OSErrors. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -21,35 +20,35 @@ from sottovoce.errors import InputError, RunError
 
 
 def read_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz by name: those that are named, or all of them.
+    """Read the named arrays of an .npz, or all of them if none is named.
 
     >>> read_npz(Path(__file__))
     Traceback (most recent call last):
         ...
     ValueError: it is no .npz archive
     """
-    with _reading(path, b"PK", "it is no .npz archive") as file:
+    with _open_array_file(path, b"PK", "it is no .npz archive") as file:
         with np.load(file, allow_pickle=False) as stored:
             missing = [name for name in names if name not in stored.files]
             if missing:
                 raise ValueError(f"there is no array {missing[0]}")
             found = {name: stored[name] for name in names or stored.files}
         for name, array in found.items():
-            if not isinstance(array, np.ndarray):  # a member that is something else
+            if not isinstance(array, np.ndarray):  # the archive holds another file of that name
                 raise ValueError(f"{name} is no array")
     return found
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """The array of an .npy."""
-    with _reading(path, b"\x93NUMPY", "it is no .npy file") as file:
+    """Read the array of an .npy."""
+    with _open_array_file(path, b"\x93NUMPY", "it is no .npy file") as file:
         array: NDArray[Any] = np.load(file, allow_pickle=False)
     return array
 
 
 @contextmanager
-def _reading(path: Path, magic: bytes, otherwise: str) -> Iterator[BinaryIO]:
-    # Opened here: numpy leaves a file open that turns out to be none of its own.
+def _open_array_file(path: Path, magic: bytes, otherwise: str) -> Iterator[BinaryIO]:
+    # It is opened here, because numpy leaves a file open that it cannot read.
     with path.open("rb") as file:
         if file.read(len(magic)) != magic:
             raise ValueError(otherwise)
@@ -58,13 +57,13 @@ def _reading(path: Path, magic: bytes, otherwise: str) -> Iterator[BinaryIO]:
             yield file
         except (OSError, ValueError):
             raise
-        except Exception as error:  # whatever a parser stumbles over in damaged bytes
+        except Exception as error:  # damaged bytes make parsers raise anything
             why = str(error) or type(error).__name__
             raise ValueError(f"it is damaged ({why})") from error
 
 
 def why(error: Exception) -> str:
-    """What an error says, on one line of bounded length.
+    """Return an error's message on one line of bounded length.
 
     >>> why(ValueError("one\\ntwo"))
     'one two'
@@ -73,7 +72,7 @@ def why(error: Exception) -> str:
 
 
 def require_empty(folder: Path, *, resumable: bool = True) -> Path:
-    """The folder if it may be written to: it is new or empty. Nothing is made yet."""
+    """Return the folder if it is new or empty, else raise InputError. Nothing is made yet."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError.of(
@@ -96,14 +95,14 @@ def make_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole: a reader sees the old content or the new one, never a part."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    """Write a file so that a reader sees the old content or the new one, never a mixture."""
+    unfinished = path.with_name(path.name + ".part")
+    with unfinished.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name must survive a power cut, too
+    unfinished.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name must also survive a power cut
     try:
         os.fsync(folder)
     finally:

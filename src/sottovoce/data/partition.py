@@ -1,13 +1,13 @@
-"""Who holds what: the rows of each client, of the validation set and of the test set.
+"""Partition rows among clients, the validation set and the test set.
 
-A split is a few lists of row numbers and no row is in two of them: rows that are dealt for
-validation and test belong to no client (those that `column` takes are clients' own). Everything is
-decided by the `rng` given, in this order: one permutation of the rows (validation first, then test,
-then the clients' share), then what the kind of split draws.
+A split is a few lists of row numbers, and no row is in two of them: rows of validation and test
+belong to no client (those that `column` takes are clients' own). Everything is drawn from the given
+`rng`, in this order: one permutation of the rows (validation first, then test, then the clients'
+share), then what the kind of split draws.
 
 - `iid`: every client draws from all classes alike.
-- `sizes`: iid, with the listed numbers of rows; g sizes are spread over g equal parts of clients.
-- `order`: the rows as they lie, client after client; validation and test rows are the last ones.
+- `sizes`: iid, with the listed numbers of rows; g sizes are spread over g equal groups of clients.
+- `order`: the rows in their order, client after client; validation and test rows are the last.
 - `labels`: every client holds k classes, in equal amounts, and different clients different mixes.
 - `dirichlet`: every client's class proportions are a draw from Dirichlet(α, …, α).
 """
@@ -36,8 +36,8 @@ Counts = NDArray[np.int64]  # [client, class]
 class Split:
     """Row numbers, pairwise disjoint: `clients` and `validation` count rows of the train arrays.
 
-    `test` counts rows of the train arrays too when `test_from` is "train", and rows of the data
-    set's own test arrays when it is "test".
+    `test` counts rows of the train arrays too when `test_from` is "train", and rows of the
+    dataset's own test arrays when it is "test".
     """
 
     clients: tuple[Rows, ...]
@@ -46,7 +46,7 @@ class Split:
     test_from: Literal["train", "test"]
 
 
-def split(
+def split_rows(
     labels: ArrayLike,
     *,
     kind: str,
@@ -67,23 +67,24 @@ def split(
     where g divides `clients`: the first clients / g clients get the first number, and so on); or
     None, as many as possible, the same for all.
     validation, test: rows taken from these for no client. test = 0 with `own_test` > 0 means that
-    the data set's own test set of that many rows is the test set.
+    the dataset's own test set of that many rows is the test set.
     labels_per_client: k of `labels`; alpha: α > 0 of `dirichlet`, small for one-sided clients.
 
     Raises `InputError` before anything is drawn if Σ samples + validation + test exceeds the rows,
     and when a class runs out in a `labels` split.
 
     >>> rng = np.random.default_rng(1)
-    >>> s = split([0, 1] * 50, kind="iid", clients=8, samples=10, validation=5, test=15, rng=rng)
+    >>> sizes = {"clients": 8, "samples": 10, "validation": 5, "test": 15}
+    >>> s = split_rows([0, 1] * 50, kind="iid", rng=rng, **sizes)
     >>> [len(rows) for rows in s.clients], len(s.validation), len(s.test), s.test_from
     ([10, 10, 10, 10, 10, 10, 10, 10], 5, 15, 'train')
     """
-    classes = _labels(labels)
-    rows = _ids(ids, len(classes))
-    _check(kind, clients, validation, test, own_test)
-    k = _labels_per_client(labels_per_client, classes) if kind == "labels" else 1
-    concentration = _alpha(alpha) if kind == "dirichlet" else 1.0
-    sizes = _sizes(
+    classes = _check_labels(labels)
+    rows = _check_ids(ids, len(classes))
+    _check_request(kind, clients, validation, test, own_test)
+    k = _check_labels_per_client(labels_per_client, classes) if kind == "labels" else 1
+    concentration = _check_alpha(alpha) if kind == "dirichlet" else 1.0
+    sizes = _check_sizes(
         samples, kind=kind, clients=clients, at_least=k, rows=len(rows), set_aside=validation + test
     )
 
@@ -91,16 +92,16 @@ def split(
         order = np.roll(np.arange(len(rows)), validation + test)
     else:
         order = rng.permutation(len(rows))
-    shared, own = order[: validation + test], order[validation + test :]
+    shared, rest = order[: validation + test], order[validation + test :]
     match kind:
         case "labels":
-            counts = _by_labels(classes[own], sizes, k, fill=samples is None, rng=rng)
-            dealt = _deal(rows[own], classes[own], counts, rng=rng)
+            counts = _count_by_labels(classes[rest], sizes, k, fill=samples is None, rng=rng)
+            dealt = _deal_counts(rows[rest], classes[rest], counts, rng=rng)
         case "dirichlet":
-            counts = _by_dirichlet(classes[own], sizes, concentration, rng=rng)
-            dealt = _deal(rows[own], classes[own], counts, rng=rng)
+            counts = _draw_counts(classes[rest], sizes, concentration, rng=rng)
+            dealt = _deal_counts(rows[rest], classes[rest], counts, rng=rng)
         case _:
-            dealt = _cut(rows[own], sizes)
+            dealt = _cut_rows(rows[rest], sizes)
     return Split(
         clients=dealt,
         validation=rows[shared[:validation]],
@@ -109,23 +110,23 @@ def split(
     )
 
 
-def sizes_in_order(
+def size_clients_in_order(
     samples: int | Sequence[int] | None, *, clients: int, rows: int, set_aside: int
 ) -> Rows:
-    """How many rows each client has with `order`, where nobody wants their numbers.
+    """Return how many rows each client has with `order`, where row numbers are not needed.
 
-    >>> sizes_in_order(None, clients=3, rows=11, set_aside=2).tolist()
+    >>> size_clients_in_order(None, clients=3, rows=11, set_aside=2).tolist()
     [3, 3, 3]
     """
-    return _sizes(
+    return _check_sizes(
         samples, kind="order", clients=clients, at_least=1, rows=rows, set_aside=set_aside
     )
 
 
-def class_sets(
+def choose_class_sets(
     stock: Sequence[int], *, clients: int, k: int, rng: np.random.Generator
 ) -> list[frozenset[int]]:
-    """k classes for each client: every class is used equally often (±1), few sets are repeated.
+    """Choose k classes for each client: every class equally often (±1), few sets repeated.
 
     With C = len(stock) classes there are N = (C choose k) sets: each is given to ⌊clients / N⌋ or
     one more of the clients, so no two clients share a set while clients ≤ N. Classes with more
@@ -135,7 +136,7 @@ def class_sets(
     sets with a and without b outnumber those with b and without a, so one of them can exchange a
     for b and become a set that nobody has.
 
-    >>> sets = class_sets([9, 9, 9, 9], clients=6, k=2, rng=np.random.default_rng(0))
+    >>> sets = choose_class_sets([9, 9, 9, 9], clients=6, k=2, rng=np.random.default_rng(0))
     >>> sorted(sorted(s) for s in sets)
     [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     """
@@ -143,10 +144,10 @@ def class_sets(
     N = math.comb(C, k)
     times, left = divmod(clients, N)
     everything = [frozenset(c) for c in combinations(range(C), k)] if 2 * clients >= N else []
-    different: dict[frozenset[int], None] = {}  # a set that remembers its order
+    different: dict[frozenset[int], None] = {}  # a dict, because a set has no order
     if everything:
         different = {everything[i]: None for i in rng.permutation(N)[:left]}
-    while len(different) < left:  # here at most half of all sets are wanted: few draws are wasted
+    while len(different) < left:  # at most half of all sets are needed, so few draws are repeats
         different[frozenset(rng.choice(C, k, replace=False).tolist())] = None
 
     used = Counter(dict.fromkeys(range(C), 0))
@@ -166,9 +167,10 @@ def class_sets(
     return [sets[i] for i in rng.permutation(clients)]
 
 
-def _by_labels(
+def _count_by_labels(
     classes: Rows, sizes: Rows, k: int, *, fill: bool, rng: np.random.Generator
 ) -> Counts:
+    """Return the rows of each client and class, k classes a client; refuse what does not fit."""
     names, stock = np.unique(classes, return_counts=True)
     if k > len(names):
         raise InputError.of(
@@ -177,14 +179,14 @@ def _by_labels(
             f"at most {len(names)}, the classes left for clients",
             "lower it, or lower data.validation or data.test",
         )
-    sets = class_sets(stock.tolist(), clients=len(sizes), k=k, rng=rng)
-    uses = _held(sets, len(names)).sum(axis=0)
+    sets = choose_class_sets(stock.tolist(), clients=len(sizes), k=k, rng=rng)
+    uses = _mark_held(sets, len(names)).sum(axis=0)
     safe = k * int((stock[uses > 0] // uses[uses > 0]).min())  # these sets can hold this many
     if fill:
         sizes = np.full(len(sizes), max(k, safe))
     else:
-        sets = _eased(sets, sizes / k, stock)
-    counts = _equal_amounts(sets, sizes, stock)
+        sets = _ease_shortages(sets, sizes / k, stock)
+    counts = _share_equally(sets, sizes, stock)
     left = stock - counts.sum(axis=0)
     if left.min() < 0:
         worst = int(left.argmin())
@@ -199,50 +201,50 @@ def _by_labels(
     return counts
 
 
-def _eased(
+def _ease_shortages(
     sets: list[frozenset[int]], rows_each: NDArray[np.float64], stock: Rows
 ) -> list[frozenset[int]]:
-    """Where a class would run out, move clients from it to classes with rows to spare.
+    """Move clients from classes that would run out to classes with rows to spare.
 
-    This unbalances the numbers of uses, so it happens only for want of rows. Sets that are all
+    Classes are then used less equally, so it is done only for lack of rows. Sets that are all
     different stay so. With clients of unequal sizes the best choice is a packing problem: this
     takes every move that lowers the shortage, and stops when there is none.
     """
-    spare = stock - rows_each @ _held(sets, len(stock))
+    spare = stock - rows_each @ _mark_held(sets, len(stock))
     held = Counter(sets)
     most = 1 if len(held) == len(sets) else len(sets)
     eased = list(sets)
     moved = True
     while moved and spare.min() < 0:
         moved = False
-        for i, each in enumerate(rows_each.tolist()):
+        for i, rows in enumerate(rows_each.tolist()):
             old = eased[i]
             a = min(old, key=lambda c: spare[c])
             free = [b for b in range(len(stock)) if held[old - {a} | {b}] < most and b not in old]
             if spare[a] >= 0 or not free:
                 continue
             b = max(free, key=lambda c: spare[c])
-            relief = min(each, -spare[a])
-            harm = max(0.0, each - max(0.0, spare[b]))
+            relief = min(rows, -spare[a])
+            harm = max(0.0, rows - max(0.0, spare[b]))
             if relief > harm + 1e-9:
                 eased[i] = old - {a} | {b}
                 held[old] -= 1
                 held[eased[i]] += 1
-                spare[a] += each
-                spare[b] -= each
+                spare[a] += rows
+                spare[b] -= rows
                 moved = True
     return eased
 
 
-def _equal_amounts(sets: Sequence[frozenset[int]], sizes: Rows, stock: Rows) -> Counts:
-    """Rows of each client and class: ⌊n/k⌋ of each of its k classes, and 1 more of n mod k of them.
+def _share_equally(sets: Sequence[frozenset[int]], sizes: Rows, stock: Rows) -> Counts:
+    """Return the rows of each client and class: ⌊n/k⌋ of its k classes, 1 more of n mod k of them.
 
-    The odd rows go where most is left. If that overdraws a class, odd rows are passed along a chain
-    of clients (class a gives one to b, b one to c, …) to a class with a spare row: an augmenting
-    path, so the result fits the stock whenever some choice of odd rows does.
+    The odd rows are taken from the classes with most left. If a class has too few, odd rows are
+    passed along a chain of clients (class a gives one to b, b one to c, …) to a class with a spare
+    row: an augmenting path, so the result fits the stock whenever some choice of odd rows does.
     """
     k = len(sets[0])
-    held = _held(sets, len(stock))
+    held = _mark_held(sets, len(stock))
     counts = held * (sizes // k)[:, None]
     spare = stock - counts.sum(axis=0)
     odd = np.zeros(held.shape, bool)
@@ -251,7 +253,7 @@ def _equal_amounts(sets: Sequence[frozenset[int]], sizes: Rows, stock: Rows) -> 
         odd[i, chosen] = True
         spare[chosen] -= 1
     for start in range(len(stock)):
-        while spare[start] < 0 and (path := _chain(odd, held, spare, start)):
+        while spare[start] < 0 and (path := _find_chain(odd, held, spare, start)):
             for i, a, b in path:
                 odd[i, a], odd[i, b] = False, True
             spare[start] += 1
@@ -259,17 +261,17 @@ def _equal_amounts(sets: Sequence[frozenset[int]], sizes: Rows, stock: Rows) -> 
     return counts + odd
 
 
-def _held(sets: Sequence[frozenset[int]], classes: int) -> NDArray[np.bool_]:
-    """Which client (first axis) holds which class."""
+def _mark_held(sets: Sequence[frozenset[int]], classes: int) -> NDArray[np.bool_]:
+    """Return which client (first axis) holds which class."""
     held = np.zeros((len(sets), classes), bool)
     np.put_along_axis(held, np.array([sorted(s) for s in sets]), True, axis=1)
     return held
 
 
-def _chain(
+def _find_chain(
     odd: NDArray[np.bool_], held: NDArray[np.bool_], spare: Rows, start: int
 ) -> list[tuple[int, int, int]]:
-    """The shortest list of (client, from class, to class) that ends at a class with a spare row."""
+    """Return the shortest list of (client, from class, to class) to a class with a spare row."""
     came: dict[int, tuple[int, int, int]] = {}
     queue = deque([start])
     while queue:
@@ -288,15 +290,15 @@ def _chain(
     return []
 
 
-def _by_dirichlet(classes: Rows, sizes: Rows, alpha: float, *, rng: np.random.Generator) -> Counts:
-    """n draws of a class with the client's own proportions, over the classes still in stock."""
+def _draw_counts(classes: Rows, sizes: Rows, alpha: float, *, rng: np.random.Generator) -> Counts:
+    """Draw each client's classes by its own proportions, from the classes still in stock."""
     stock = np.unique(classes, return_counts=True)[1]
     counts = np.zeros((len(sizes), len(stock)), np.int64)
     for i, n in enumerate(sizes.tolist()):
         wanted = rng.dirichlet(np.full(len(stock), alpha))
         while (missing := n - int(counts[i].sum())) > 0:
             p = np.where(stock > 0, wanted, 0.0)
-            # a small α can put all of its weight on classes that are gone: then take what there is
+            # A small α can put all weight on classes that are used up: then draw from the rest.
             p = p / p.sum() if p.sum() > 0 else stock / stock.sum()
             drawn = np.minimum(rng.multinomial(missing, p), stock)
             counts[i] += drawn
@@ -304,25 +306,25 @@ def _by_dirichlet(classes: Rows, sizes: Rows, alpha: float, *, rng: np.random.Ge
     return counts
 
 
-def _deal(
+def _deal_counts(
     rows: Rows, classes: Rows, counts: Counts, *, rng: np.random.Generator
 ) -> tuple[Rows, ...]:
-    """`counts[client, class]` rows of each class to each client, shuffled within the client."""
+    """Deal `counts[client, class]` rows of each class, shuffled within each client."""
     names, first = np.unique(np.sort(classes), return_index=True)
     by_class = rows[np.argsort(classes, kind="stable")]
     ends = first + np.cumsum(counts, axis=0)
     dealt = []
     for end, count in zip(ends, counts, strict=True):
-        parts = [by_class[end[c] - count[c] : end[c]] for c in range(len(names))]
-        dealt.append(rng.permutation(np.concatenate(parts)))
+        pieces = [by_class[end[c] - count[c] : end[c]] for c in range(len(names))]
+        dealt.append(rng.permutation(np.concatenate(pieces)))
     return tuple(dealt)
 
 
-def _cut(rows: Rows, sizes: Rows) -> tuple[Rows, ...]:
+def _cut_rows(rows: Rows, sizes: Rows) -> tuple[Rows, ...]:
     return tuple(rows[a:b] for a, b in pairwise([0, *np.cumsum(sizes).tolist()]))
 
 
-def _labels(labels: ArrayLike) -> NDArray[np.int64]:
+def _check_labels(labels: ArrayLike) -> NDArray[np.int64]:
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError.of(
@@ -331,7 +333,7 @@ def _labels(labels: ArrayLike) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _ids(ids: ArrayLike | None, n: int) -> Rows:
+def _check_ids(ids: ArrayLike | None, n: int) -> Rows:
     if ids is None:
         return np.arange(n)
     array = np.asarray(ids)
@@ -345,21 +347,21 @@ def _ids(ids: ArrayLike | None, n: int) -> Rows:
     return array.astype(np.int64)
 
 
-def _whole(value: object) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _check(kind: str, clients: int, validation: int, test: int, own_test: int) -> None:
+def _check_request(kind: str, clients: int, validation: int, test: int, own_test: int) -> None:
     if kind not in KINDS:
         raise InputError.of("data.split", kind, "one of " + ", ".join(KINDS), "choose one")
-    if not _whole(clients) or clients < 1:
+    if not _is_whole(clients) or clients < 1:
         raise InputError.of("data.clients", clients, "a whole number >= 1", "give at least one")
     for name, value in (("validation", validation), ("test", test), ("own_test", own_test)):
-        if not _whole(value) or value < 0:
+        if not _is_whole(value) or value < 0:
             raise InputError.of(f"data.{name}", value, "a whole number >= 0", "give a row count")
 
 
-def _sizes(
+def _check_sizes(
     samples: int | Sequence[int] | None,
     *,
     kind: str,
@@ -368,7 +370,7 @@ def _sizes(
     rows: int,
     set_aside: int,
 ) -> Rows:
-    """One size per client, refused when they do not fit into the rows that are not set aside."""
+    """Return one size per client; refuse sizes that exceed the rows that are not set aside."""
     spare = max(0, rows - set_aside)
     if samples is None and kind != "sizes":
         if spare < clients * at_least:
@@ -380,8 +382,8 @@ def _sizes(
                 "lower it, or data.validation or data.test",
             )
         return np.full(clients, spare // clients)
-    listed = _listed(samples, kind=kind, clients=clients)
-    if not all(_whole(n) and n >= at_least for n in listed):
+    listed = _list_sizes(samples, kind=kind, clients=clients)
+    if not all(_is_whole(n) and n >= at_least for n in listed):
         raise InputError.of(
             "data.samples", samples, f"whole numbers >= {at_least}", "give rows per client"
         )
@@ -397,11 +399,11 @@ def _sizes(
     return np.repeat(np.asarray(listed, np.int64), clients // len(listed))
 
 
-def _listed(samples: int | Sequence[int] | None, *, kind: str, clients: int) -> list[int]:
-    """The numbers that were given: one for all, one for each client, or one for each equal part."""
+def _list_sizes(samples: int | Sequence[int] | None, *, kind: str, clients: int) -> list[int]:
+    """Return the given numbers: one for all, one for each client, or one for each equal group."""
     if isinstance(samples, list | tuple | np.ndarray):
-        parts = len(samples)
-        if parts == clients or (kind == "sizes" and parts > 0 and clients % parts == 0):
+        groups = len(samples)
+        if groups == clients or (kind == "sizes" and groups > 0 and clients % groups == 0):
             return list(samples)
     elif samples is not None and kind != "sizes":
         return [samples]  # type: ignore[list-item]  # a wrong type is refused with its value later
@@ -413,9 +415,9 @@ def _listed(samples: int | Sequence[int] | None, *, kind: str, clients: int) -> 
     raise InputError.of("data.samples", samples, bound + ", or one number", "list them")
 
 
-def _labels_per_client(k: int | None, classes: NDArray[np.int64]) -> int:
+def _check_labels_per_client(k: int | None, classes: NDArray[np.int64]) -> int:
     most = len(np.unique(classes))
-    if k is None or not _whole(k) or not (1 <= k <= most):
+    if k is None or not _is_whole(k) or not (1 <= k <= most):
         raise InputError.of(
             "data.labels_per_client",
             k,
@@ -425,7 +427,7 @@ def _labels_per_client(k: int | None, classes: NDArray[np.int64]) -> int:
     return int(k)
 
 
-def _alpha(alpha: float | None) -> float:
+def _check_alpha(alpha: float | None) -> float:
     known = isinstance(alpha, float | int | np.number) and not isinstance(alpha, bool)
     if alpha is None or not known or not 0 < alpha < math.inf:
         raise InputError.of(

@@ -1,8 +1,8 @@
-"""Rows that stay where they are: a memory-mapped file, or anything that gives rows by slices.
+"""Rows too large for memory: a memory-mapped file, or any object that returns slices of rows.
 
-A source has `shape`, `dtype` and slicing by row. It is never read whole: `Stored` is the view that
-stands where an array would, and gives float32 rows (or int32 labels) a few at a time, in the order
-in which they were dealt.
+A source has `shape`, `dtype` and slicing by row. It is never read whole: `Stored` is a view that
+takes the place of an array and returns float32 rows (or int32 labels) a few at a time, in the order
+in which they were dealt to clients.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-#: An array larger than this part of the machine's memory is streamed, not copied.
-PART = 4
-BYTES = 8 << 20  # read at a time where everything is read: labels, fingerprints
-LONG_RUN = 8  # rows in a row from which slices are quicker than picking
+#: An array larger than 1 / MEMORY_SHARE of the machine's memory is streamed, not copied.
+MEMORY_SHARE = 4
+BYTES = 8 << 20  # bytes read at a time where everything is read: labels, fingerprints
+LONG_RUN = 8  # consecutive rows from which a slice is faster than fancy indexing
 
 
-def streams(rows: Any) -> bool:
-    """Whether these rows are to be left where they are.
+def is_streamed(rows: Any) -> bool:
+    """Return whether these rows are to be streamed instead of being loaded into memory.
 
-    A `np.memmap` is; so is what has shape, dtype and slices but is no array and cannot become one;
-    so is any array that is larger, as float32, than a quarter of the machine's memory.
+    It is true for a `np.memmap`, for an object with shape, dtype and slices that cannot become an
+    array, and for an array that is larger, as float32, than a quarter of the machine's memory.
 
-    >>> streams(np.zeros((3, 2))), streams([[1.0], [2.0]])
+    >>> is_streamed(np.zeros((3, 2))), is_streamed([[1.0], [2.0]])
     (False, False)
     """
     if isinstance(rows, np.memmap):
@@ -37,11 +37,11 @@ def streams(rows: Any) -> bool:
         return False
     if not hasattr(rows, "__array__"):
         return True
-    return 4 * float(np.prod(rows.shape, dtype=np.float64)) > memory() / PART
+    return 4 * float(np.prod(rows.shape, dtype=np.float64)) > read_memory_size() / MEMORY_SHARE
 
 
-def memory() -> float:
-    """The bytes of this machine's memory, as far as the system says."""
+def read_memory_size() -> float:
+    """Return the bytes of this machine's memory, or infinity if the system does not say."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):
@@ -50,10 +50,10 @@ def memory() -> float:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A view of a source: `ids[start:stop]` of its rows, or `start:stop` where there are none.
+    """A view of the rows `ids[start:stop]` of a source, or `start:stop` if there are no ids.
 
     >>> view = Stored.of(np.arange(12.0).reshape(6, 2), np.float32)
-    >>> view[1:3].tolist(), view.at(np.array([5, 0]))[0:2].tolist()
+    >>> view[1:3].tolist(), view.take_rows(np.array([5, 0]))[0:2].tolist()
     ([[2.0, 3.0], [4.0, 5.0]], [[10.0, 11.0], [0.0, 1.0]])
     """
 
@@ -65,25 +65,25 @@ class Stored:
 
     @classmethod
     def of(cls, source: Any, dtype: Any) -> Stored:
-        """All rows of a source."""
+        """Return a view of all rows of a source."""
         return cls(source, np.dtype(dtype), 0, len(source))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(rows, numbers of a row), or (rows,) of labels: a row's own shape is flattened."""
-        one = self.source.shape[1:]
-        return (len(self), int(np.prod(one))) if one else (len(self),)
+        """(rows, numbers of a row), or (rows,) for labels; the shape of a row is flattened."""
+        row_shape = self.source.shape[1:]
+        return (len(self), int(np.prod(row_shape))) if row_shape else (len(self),)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def at(self, ids: NDArray[np.int64]) -> Stored:
-        """A view of these rows of the view, in this order; nothing is read."""
-        own = ids + self.start if self.ids is None else self.ids[self.start + ids]
-        return replace(self, start=0, stop=len(own), ids=own)
+    def take_rows(self, ids: NDArray[np.int64]) -> Stored:
+        """Return a view of these rows of the view, in this order; nothing is read."""
+        rows = ids + self.start if self.ids is None else self.ids[self.start + ids]
+        return replace(self, start=0, stop=len(rows), ids=rows)
 
-    def between(self, start: int, stop: int) -> Stored:
-        """A view of a stretch of the rows."""
+    def slice_rows(self, start: int, stop: int) -> Stored:
+        """Return a view of the rows from `start` to `stop`."""
         return replace(self, start=self.start + start, stop=self.start + stop)
 
     def __getitem__(self, where: slice | NDArray[Any]) -> NDArray[Any]:
@@ -92,20 +92,20 @@ class Stored:
             where = slice(start, max(start, stop)) if step == 1 else np.arange(*(start, stop, step))
         count = where.stop - where.start if isinstance(where, slice) else len(where)
         out = np.empty((count, *self.shape[1:]), self.dtype)
-        self.read(where, out)
+        self.read_rows(where, out)
         return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         every = self[0 : len(self)]
         return every if dtype is None else every.astype(dtype)
 
-    def read(self, where: slice | NDArray[Any], out: NDArray[Any]) -> None:
-        """These rows of the view into `out`; where none is left out, one slice of the source."""
+    def read_rows(self, where: slice | NDArray[Any], out: NDArray[Any]) -> None:
+        """Copy these rows of the view into `out`, by one slice of the source where possible."""
         if isinstance(where, slice):
             first, last = self.start + where.start, self.start + where.stop
             if self.ids is None:
                 self._copy(first, last, out)
-                _release(self.source)
+                _release_pages(self.source)
                 return
             rows = self.ids[first:last]
         else:
@@ -118,36 +118,36 @@ class Stored:
             for a, b in stretches:
                 if a < b:
                     self._copy(int(rows[a]), int(rows[b - 1]) + 1, out[a:b])
-        _release(self.source)
+        _release_pages(self.source)
 
     def _copy(self, first: int, last: int, out: NDArray[Any]) -> None:
         np.copyto(out, np.asarray(self.source[first:last]).reshape(out.shape), casting="unsafe")
 
     def pieces(self) -> Iterator[NDArray[Any]]:
-        """All rows, a bounded number of bytes at a time."""
+        """Yield all rows, a bounded number of bytes at a time."""
         width = int(np.prod(self.shape[1:])) * self.dtype.itemsize
         rows = max(1, BYTES // max(1, width))
         for first in range(0, len(self), rows):
             yield self[first : first + rows]
 
     def min(self) -> int:
-        """The least number there is."""
+        """Return the smallest number."""
         return int(min(piece.min() for piece in self.pieces()))
 
     def max(self) -> int:
-        """The largest number there is."""
+        """Return the largest number."""
         return int(max(piece.max() for piece in self.pieces()))
 
 
 def is_stored(rows: object) -> TypeGuard[Stored]:
-    """Whether these are left where they are."""
+    """Return whether these rows are a view of stored rows."""
     return isinstance(rows, Stored)
 
 
-def _release(source: Any) -> None:
-    """Give back the pages of a mapped file that were read: they would count as ours for ever."""
+def _release_pages(source: Any) -> None:
+    """Release the pages of a mapped file that were read, or they stay in this process's memory."""
     if not isinstance(source, np.memmap) or source.mode not in ("r", "r+"):
-        return  # a private copy may hold changes that are nowhere else
+        return  # a private copy may hold changes that exist nowhere else
     base: Any = source
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)

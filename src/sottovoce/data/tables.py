@@ -1,13 +1,18 @@
-"""Your own table: a CSV or Parquet file as the float32 matrix that models are trained on.
+"""Read your own table: a CSV or Parquet file as the float32 matrix that models are trained on.
 
 - A number is cut to its public bounds and scaled to [0, 1]; a missing one is 0.5, their middle.
-- A text becomes one 0/1 input for each of its public categories; missing or unseen: all are 0.
-- The label must be one of its categories in every row, and the client of a row must be named.
+- A text becomes one 0/1 input for each of its public categories; missing or unknown: all are 0.
+- The label must be one of its categories in every row, and every row must name its client.
 
 Columns that the plan does not list are not read, unless it asks to infer them: then bounds and
 categories are taken from all rows, and the guarantee says that this is not covered.
 
-Memory: the encoded matrix and one batch of rows, however large the file is.
+Only polars reads tables, and it is loaded when the first one is opened. A CSV is read as texts: the
+plan says what a column is, never a guess from its first rows. Memory holds the encoded matrix and
+one batch of rows, however large the file is.
+
+`split_by_column` is the split of a table with a client column. Validation and test rows are taken
+from the clients' rows before training, and every client keeps at least one row to train on.
 """
 
 from __future__ import annotations
@@ -34,15 +39,12 @@ if TYPE_CHECKING:
     from sottovoce.runs.record import TableEntry
 
 
-# Samples to predict from a file: numpy arrays or a table of numbers.
-
-
 def read_samples(path: Path) -> NDArray[np.float32]:
-    """The rows of a .npy, of the array `x` (or the only one) of a .npz, or of a .csv of numbers.
+    """Read samples to predict: a .npy, the array `x` (or the only one) of a .npz, or a .csv.
 
-    A first line of a .csv that is not numbers is taken as its header.
+    A .csv holds numbers; a first line that does not is taken as its header.
     """
-    readers = {".npy": files.read_npy, ".npz": _npz, ".csv": _csv}
+    readers = {".npy": files.read_npy, ".npz": _read_npz, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
         raise InputError.of(
             "FILE", path.name, "a .npy, .npz or .csv file", "save the samples as one of these"
@@ -56,14 +58,14 @@ def read_samples(path: Path) -> NDArray[np.float32]:
         raise DataError(f"{path} cannot be read as samples: {files.why(error)}") from None
 
 
-def _npz(path: Path) -> Any:
+def _read_npz(path: Path) -> Any:
     stored = files.read_npz(path)
     if "x" not in stored and len(stored) != 1:
         raise ValueError(f"it holds the arrays {', '.join(stored)} and none is called x")
     return stored.get("x", next(iter(stored.values())))
 
 
-def _csv(path: Path) -> Any:
+def _read_csv(path: Path) -> Any:
     with path.open(newline="", encoding="utf-8") as file:
         lines = [row for row in csv.reader(file) if row]
     if lines and not _are_numbers(lines[0]):
@@ -82,12 +84,6 @@ def _are_numbers(row: list[str]) -> bool:
     return True
 
 
-# The split a table brings itself: a column says whose each row is.
-#
-# Validation and test rows are taken from the clients' own rows before training, and a client always
-# keeps one row or more to train on.
-
-
 def split_by_column(
     owner: NDArray[np.int32],
     *,
@@ -96,15 +92,15 @@ def split_by_column(
     rng: np.random.Generator,
     own_test: int = 0,
 ) -> Split:
-    """Each client its rows, less those for validation and test.
+    """Give each client its rows, less those for validation and test.
 
-    owner: the client of each row, from 0, each with a row or more.
-    validation, test: a part (0 to 1) is that part of *each* client's rows, rounded up for some
-    clients and down for others, so that all together come to that part of all rows; a whole number
-    is so many rows of any clients. validation = 0: these rows are another table's; test = 0 with
-    `own_test` > 0: likewise.
+    owner: the client of each row, from 0, each with at least one row.
+    validation, test: a fraction (0 to 1) of *each* client's rows, rounded up for some clients and
+    down for others, so that the sum is that fraction of all rows; or a whole number of rows of any
+    clients. validation = 0 means that these rows come from another table; so does test = 0 with
+    `own_test` > 0.
 
-    Raises `InputError` if that leaves no row to steer by, none to test on, or a client with none.
+    Raises `InputError` if validation, test or a client is left without rows.
 
     >>> rng = np.random.default_rng(1)
     >>> s = split_by_column(np.repeat([0, 1, 2], [10, 20, 1]), validation=0.2, test=0.2, rng=rng)
@@ -122,7 +118,11 @@ def split_by_column(
         if wanted == 0 and (name == "validation" or own_test > 0):
             taken.append(order[:0])
             continue
-        at = _part(sizes, spare, wanted, rng) if wanted < 1 else _count(spare, wanted, rng)
+        at = (
+            _take_fraction(sizes, spare, wanted, rng)
+            if wanted < 1
+            else _take_count(spare, wanted, rng)
+        )
         if len(at) == 0 or len(at) < (wanted if wanted >= 1 else 1):
             raise InputError.of(
                 f"data.{name}",
@@ -144,34 +144,28 @@ def split_by_column(
     )
 
 
-def _part(
-    sizes: NDArray[np.int64], spare: NDArray[np.bool_], part: float, rng: np.random.Generator
+def _take_fraction(
+    sizes: NDArray[np.int64], spare: NDArray[np.bool_], fraction: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """So many of each client's rows, by systematic rounding: the sum is right to within one."""
-    ends = np.floor(np.cumsum(sizes) * part + rng.random()).astype(np.int64)
+    """Take a fraction of each client's rows, rounded so that the sum is right to within one."""
+    ends = np.floor(np.cumsum(sizes) * fraction + rng.random()).astype(np.int64)
     wanted = np.diff(ends, prepend=0)
     first = np.cumsum(sizes) - sizes
-    free = np.cumsum(spare)  # how many spare rows there are up to each
-    nth = free - np.repeat(free[first] - spare[first], sizes)  # within its client, from 1
+    free = np.cumsum(spare)  # the number of spare rows up to each row
+    nth = free - np.repeat(free[first] - spare[first], sizes)  # the same within its client
     return np.flatnonzero(spare & (nth <= np.repeat(wanted, sizes)))
 
 
-def _count(
+def _take_count(
     spare: NDArray[np.bool_], wanted: int | float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     return rng.permutation(np.flatnonzero(spare))[: int(wanted)]
 
 
-# Opening a CSV or Parquet file: what its header and schema say, and its rows batch by batch.
-#
-# Only polars reads tables, and it is loaded when the first one is opened. A CSV is read as texts:
-# what a column is follows from the plan, never from a guess about its first rows.
-
-
 Kind: TypeAlias = Literal["number", "text"]
 
-BATCH = 65_536  # rows in memory beside the encoded matrix
-SAMPLE = 1_000  # rows that `glance` looks at
+BATCH = 65_536  # rows in memory besides the encoded matrix
+SAMPLE = 1_000  # rows that `guess_kinds` reads
 LONGEST_HEADER = 1 << 20
 
 
@@ -183,11 +177,11 @@ class Scan:
     frame: pl.LazyFrame
     schema: dict[str, pl.DataType]
 
-    def rows(self) -> int:
-        """How many rows there are; a table without any is refused."""
+    def count_rows(self) -> int:
+        """Return the number of rows; refuse a table without any."""
         import polars as pl
 
-        with reading(self.path):
+        with translate_errors(self.path):
             count = int(self.frame.select(pl.len()).collect(engine="streaming").item())
         if count == 0:
             raise DataError(
@@ -197,17 +191,19 @@ class Scan:
         return count
 
     def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """The rows in their order, as the file has them, `BATCH` at a time."""
-        with reading(self.path):
+        """Yield the rows in their order, as the file has them, `BATCH` at a time."""
+        with translate_errors(self.path):
             yield from self.frame.select(columns).collect_batches(
                 chunk_size=BATCH, maintain_order=True
             )
 
-    def require(self, column: str, key: str) -> None:
-        """Refuse a column that is not there, with the nearest that is, or of no usable type."""
+    def require_column(self, column: str, key: str) -> None:
+        """Refuse a column that does not exist, with a suggestion, or whose type is not usable."""
         name = self.path.name
         if column not in self.schema:
-            raise PlanError(f"{key} {column[:60]!a} is no column of {name}; {self._hint(column)}")
+            raise PlanError(
+                f"{key} {column[:60]!a} is no column of {name}; {self._suggest_column(column)}"
+            )
         kind = self.schema[column]
         if kind.is_temporal() or kind.is_nested() or str(kind) in ("Binary", "Object"):
             raise PlanError(
@@ -215,7 +211,7 @@ class Scan:
                 "nor text; save it as one of them or leave it out"
             )
 
-    def _hint(self, column: str) -> str:
+    def _suggest_column(self, column: str) -> str:
         known = list(self.schema)
         folded = {other.strip().casefold(): other for other in known}
         near = difflib.get_close_matches(column.strip().casefold(), folded, 1)
@@ -227,28 +223,28 @@ class Scan:
         return f"its columns are {listed}{', …' if len(known) > 5 else ''}"
 
 
-def scan(path: str | Path, key: str = "data.path") -> Scan:
+def open_table(path: str | Path, key: str = "data.path") -> Scan:
     """Open a table and check what can be checked from its header and schema."""
     import polars as pl
 
     path = Path(path)
-    head = _first_bytes(path, key)
+    head = _read_first_bytes(path, key)
     if path.suffix.lower() == ".csv":
         _check_header(path, head)
         frame = pl.scan_csv(path, infer_schema=False, glob=False)
     else:
         frame = pl.scan_parquet(path, glob=False)
-    with reading(path):
+    with translate_errors(path):
         schema = dict(frame.collect_schema())
     if not schema:
         raise DataError(f"{path.name} has no columns; save it with a header")
     return Scan(path, frame, schema)
 
 
-def glance(path: str | Path) -> dict[str, Kind]:
-    """Every column with a guess of its kind, from the header and the first rows alone."""
-    opened = scan(path, "--from")
-    with reading(opened.path):
+def guess_kinds(path: str | Path) -> dict[str, Kind]:
+    """Guess the kind of every column from the header and the first rows."""
+    opened = open_table(path, "--from")
+    with translate_errors(opened.path):
         sample = opened.frame.head(SAMPLE).collect()
     kinds: dict[str, Kind] = {}
     for column in opened.schema:
@@ -261,7 +257,7 @@ def glance(path: str | Path) -> dict[str, Kind]:
 
 
 def as_text(cells: pl.Series) -> pl.Series:
-    """Cells as texts without spaces around them; empty ones and NaN are null.
+    """Return cells as texts without spaces around them; empty ones and NaN are null.
 
     >>> import polars as pl
     >>> as_text(pl.Series([1.0, 2.5, float("nan"), None])).to_list()
@@ -273,7 +269,7 @@ def as_text(cells: pl.Series) -> pl.Series:
 
     if cells.dtype.is_float():
         cells = cells.fill_nan(None)
-        # As people write whole numbers, so that the category "1" is found among 1.0 and 2.0.
+        # Whole numbers are written without a point, so that the category "1" matches 1.0.
         whole = cells.cast(pl.Int64, strict=False)
         same = whole.cast(cells.dtype) == cells
         return whole.cast(pl.String).zip_with(same.fill_null(False), cells.cast(pl.String))
@@ -282,7 +278,7 @@ def as_text(cells: pl.Series) -> pl.Series:
 
 
 def as_number(cells: pl.Series) -> pl.Series:
-    """Cells as float64; what is missing, NaN or no number is null.
+    """Return cells as float64; missing ones, NaN and texts are null.
 
     >>> import polars as pl
     >>> as_number(pl.Series([" 1", "1e3", "x", "", None, "nan"])).to_list()
@@ -295,10 +291,10 @@ def as_number(cells: pl.Series) -> pl.Series:
     return cells.cast(pl.Float64, strict=False).fill_nan(None)
 
 
-def in_order(texts: Iterable[str]) -> list[str]:
-    """Texts in the order people expect: as numbers if all of them are, or else by the alphabet.
+def sort_texts(texts: Iterable[str]) -> list[str]:
+    """Sort texts as numbers if all of them are numbers, else by the alphabet.
 
-    >>> in_order(["10", "9", "1"]), in_order(["b", "10", "9"])
+    >>> sort_texts(["10", "9", "1"]), sort_texts(["b", "10", "9"])
     (['1', '9', '10'], ['10', '9', 'b'])
     """
     listed = sorted(texts)
@@ -309,8 +305,8 @@ def in_order(texts: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn what polars and the system say of a file into one sentence."""
+def translate_errors(path: Path) -> Iterator[None]:
+    """Turn errors of polars and of the system into a DataError of one sentence."""
     import polars as pl
 
     try:
@@ -324,7 +320,7 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path.name} cannot be read: {why}") from None
 
 
-def _first_bytes(path: Path, key: str) -> bytes:
+def _read_first_bytes(path: Path, key: str) -> bytes:
     try:
         with path.open("rb") as file:
             head = file.read(LONGEST_HEADER)
@@ -362,12 +358,12 @@ def _check_header(path: Path, head: bytes) -> None:
 
 Spec = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () leaves a column out
 
-MOST_INFERRED = 1_000  # categories: a column with more is a name or a number, not a kind
+MOST_INFERRED = 1_000  # categories: a column with more holds names or numbers, not categories
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a table lies and what the plan says about it."""
+    """The path of a table and what the plan says about it."""
 
     path: str | Path
     label: str
@@ -401,7 +397,7 @@ class Layout:
         return tuple(names)
 
     def to_json(self) -> TableEntry:
-        """As it stands in a record."""
+        """Return the layout as it stands in a run record."""
         return {
             "label": self.label,
             "classes": list(self.classes),
@@ -411,7 +407,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Layout:
-        """Back from a record.
+        """Read a layout from a run record.
 
         >>> layout = Layout("y", ("0", "1"), {"age": (0.0, 120.0)})
         >>> Layout.from_json(layout.to_json()) == layout
@@ -427,49 +423,49 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Encoded rows: x[n, features], the class y[n] of each, and whose it is."""
+    """Encoded rows: x[n, features], the class y[n] of each, and the client of each."""
 
     x: NDArray[np.float32]
-    y: NDArray[np.int32]  # empty where labels were not asked for
-    owner: NDArray[np.int32] | None  # a number into `clients`, where a client column was named
-    clients: tuple[str, ...]  # in order: as numbers if all of them are, or else by the alphabet
+    y: NDArray[np.int32]  # empty if labels were not asked for
+    owner: NDArray[np.int32] | None  # an index into `clients`, if a client column was named
+    clients: tuple[str, ...]  # as `sort_texts` sorts them
     layout: Layout
 
 
-def check(source: Source) -> Scan:
-    """Open the table and hold the plan against its header and schema; no row is read."""
-    opened = scan(source.path)
+def check_source(source: Source) -> Scan:
+    """Open the table and check the plan against its header and schema; no row is read."""
+    opened = open_table(source.path)
     used = [column for column, spec in source.columns.items() if spec]
-    opened.require(source.label, "data.label")
+    opened.require_column(source.label, "data.label")
     if source.client is not None:
-        opened.require(source.client, "data.client")
+        opened.require_column(source.client, "data.client")
     for column in source.columns:
-        if column in used or column not in opened.schema:  # of one left out, the name matters
-            opened.require(column, "data.columns")
+        if column in used or column not in opened.schema:  # an unused column must exist, too
+            opened.require_column(column, "data.columns")
     for key, file in (("data.validation", source.validation), ("data.test", source.test)):
         if file is not None:
-            other = scan(file, key)
+            other = open_table(file, key)
             for column in dict.fromkeys([source.label, *used]):
-                other.require(column, key)
+                other.require_column(column, key)
     return opened
 
 
 def read_table(source: Source) -> Table:
-    """The whole table, encoded; what the plan lacks is inferred first if it asks for that."""
-    opened = check(source)
-    return _read(opened, _layout(opened, source), client=source.client)
+    """Read and encode the whole table; first infer what the plan lacks, if it asks for that."""
+    opened = check_source(source)
+    return _read_rows(opened, _make_layout(opened, source), client=source.client)
 
 
 def read_rows(path: str | Path, layout: Layout, *, labels: bool, key: str = "data.test") -> Table:
     """Read another table with the same columns: to evaluate on, or to predict (labels = False)."""
-    opened = scan(path, key)
+    opened = open_table(path, key)
     for column in [layout.label] * labels + list(layout.columns):
-        opened.require(column, key)
-    return _read(opened, layout, labels=labels)
+        opened.require_column(column, key)
+    return _read_rows(opened, layout, labels=labels)
 
 
 def is_bounds(spec: Spec) -> bool:
-    """Whether a column is a number.
+    """Return whether a column's specification is bounds, so that it holds numbers.
 
     >>> is_bounds((0.0, 1.0)), is_bounds(("a", "b")), is_bounds(())
     (True, False, False)
@@ -477,8 +473,10 @@ def is_bounds(spec: Spec) -> bool:
     return len(spec) > 0 and not isinstance(spec[0], str)
 
 
-def _read(opened: Scan, layout: Layout, *, client: str | None = None, labels: bool = True) -> Table:
-    rows, wide = opened.rows(), len(layout.features)
+def _read_rows(
+    opened: Scan, layout: Layout, *, client: str | None = None, labels: bool = True
+) -> Table:
+    rows, wide = opened.count_rows(), len(layout.features)
     x = np.zeros((rows, wide), np.float32)
     y = np.zeros(rows if labels else 0, np.int32)
     owner = np.zeros(rows if client is not None else 0, np.int32)
@@ -486,60 +484,60 @@ def _read(opened: Scan, layout: Layout, *, client: str | None = None, labels: bo
     wanted = list(layout.columns) + [layout.label] * labels + ([client] if client else [])
     done = 0
     for batch in opened.batches(wanted):
-        here = slice(done, done + len(batch))
-        if here.stop > rows:
+        span = slice(done, done + len(batch))
+        if span.stop > rows:
             break
-        place = _Place(opened.path.name, done)
-        _encode(batch, layout.columns, x[here], place)
+        start = _BatchStart(opened.path.name, done)
+        _encode_batch(batch, layout.columns, x[span], start)
         if labels:
-            y[here] = _classes(batch[layout.label], layout, place)
+            y[span] = _encode_labels(batch[layout.label], layout, start)
         if client is not None:
-            owner[here] = _owners(batch[client], known, place)
-        done = here.stop
+            owner[span] = _encode_clients(batch[client], known, start)
+        done = span.stop
     if done != rows:
         raise DataError(f"{opened.path.name} changed while it was read; run it again")
-    names = in_order(known)
+    names = sort_texts(known)
     rank = {name: i for i, name in enumerate(names)}
     order = np.array([rank[name] for name in known], np.int32)
     return Table(x, y, order[owner] if client is not None else None, tuple(names), layout)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a batch stands in its file, to name a row in a sentence."""
+class _BatchStart:
+    """Where a batch starts in its file, for error messages that name a row."""
 
     file: str
     before: int
 
-    def row(self, mask: pl.Series) -> tuple[int, int]:
-        """The first marked row: in the batch from 0, and in the file from 1 below the header."""
+    def find_row(self, mask: pl.Series) -> tuple[int, int]:
+        """Return the first marked row: in the batch from 0, in the file from 1 below the header."""
         first = int(mask.arg_max() or 0)
         return first, self.before + first + 1
 
 
-def _encode(
-    batch: pl.DataFrame, columns: Mapping[str, Spec], x: NDArray[np.float32], place: _Place
+def _encode_batch(
+    batch: pl.DataFrame, columns: Mapping[str, Spec], x: NDArray[np.float32], start: _BatchStart
 ) -> None:
     at = 0
     for column, spec in columns.items():
         if is_bounds(spec):
-            x[:, at] = _scaled(batch[column], spec, place)
+            x[:, at] = _scale_column(batch[column], spec, start)
             at += 1
             continue
-        codes = _codes(as_text(batch[column]), spec)
+        codes = _encode_categories(as_text(batch[column]), spec)
         (seen,) = np.nonzero(codes >= 0)
         x[seen, at + codes[seen]] = 1.0
         at += len(spec)
 
 
-def _scaled(cells: pl.Series, bounds: Any, place: _Place) -> NDArray[np.float64]:
+def _scale_column(cells: pl.Series, bounds: Any, start: _BatchStart) -> NDArray[np.float64]:
     low, high = bounds
     numbers = as_number(cells)
     bad = numbers.is_null() & _is_text(cells)
     if bad.any():
-        first, row = place.row(bad)
+        first, row = start.find_row(bad)
         raise DataError(
-            f"column {cells.name[:60]!a} of {place.file} has {str(cells[first])[:60]!a} in row "
+            f"column {cells.name[:60]!a} of {start.file} has {str(cells[first])[:60]!a} in row "
             f"{row}, which is no number; correct it, empty the cell, or list the column's "
             "categories"
         )
@@ -550,45 +548,47 @@ def _scaled(cells: pl.Series, bounds: Any, place: _Place) -> NDArray[np.float64]
 
 
 def _is_text(cells: pl.Series) -> pl.Series:
-    """Which cells hold something that is not the word for "not a number"."""
+    """Return which cells hold a text other than "nan"."""
     if cells.dtype.is_numeric():
         return cells.is_null() & False
     texts = as_text(cells)
     return (texts.str.to_lowercase().str.strip_chars_start("+-") != "nan").fill_null(False)
 
 
-def _codes(texts: pl.Series, categories: Any) -> NDArray[np.int32]:
+def _encode_categories(texts: pl.Series, categories: Any) -> NDArray[np.int32]:
     import polars as pl
 
     table = {category: i for i, category in enumerate(categories)}
     return texts.replace_strict(table, default=-1, return_dtype=pl.Int32).to_numpy()
 
 
-def _classes(cells: pl.Series, layout: Layout, place: _Place) -> NDArray[np.int32]:
+def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDArray[np.int32]:
     import polars as pl
 
-    codes = _codes(as_text(cells), layout.classes)
+    codes = _encode_categories(as_text(cells), layout.classes)
     if codes.size and codes.min() < 0:
-        first, row = place.row(pl.Series(codes < 0))
+        first, row = start.find_row(pl.Series(codes < 0))
         value = cells[first]
         shown = "no label" if value is None else f"the label {str(value)[:60]!a}"
         listed = ", ".join(f"{name[:30]!a}" for name in layout.classes[:5])
         listed += ", …" if len(layout.classes) > 5 else ""
         raise DataError(
-            f"row {row} of {place.file} has {shown} in column {layout.label[:60]!a}; "
+            f"row {row} of {start.file} has {shown} in column {layout.label[:60]!a}; "
             f"it must be one of {listed}: correct it, remove the row, or list it in data.columns"
         )
     return codes
 
 
-def _owners(cells: pl.Series, known: dict[str, int], place: _Place) -> NDArray[np.int32]:
+def _encode_clients(
+    cells: pl.Series, known: dict[str, int], start: _BatchStart
+) -> NDArray[np.int32]:
     import polars as pl
 
     texts = as_text(cells)
     if texts.null_count():
-        _, row = place.row(texts.is_null())
+        _, row = start.find_row(texts.is_null())
         raise DataError(
-            f"row {row} of {place.file} names no client in column {cells.name[:60]!a}; "
+            f"row {row} of {start.file} names no client in column {cells.name[:60]!a}; "
             "every row belongs to one"
         )
     here = texts.unique(maintain_order=True).to_list()
@@ -596,7 +596,7 @@ def _owners(cells: pl.Series, known: dict[str, int], place: _Place) -> NDArray[n
     return texts.replace_strict(table, return_dtype=pl.Int32).to_numpy()
 
 
-def _layout(opened: Scan, source: Source) -> Layout:
+def _make_layout(opened: Scan, source: Source) -> Layout:
     label, file = source.label, opened.path.name
     listed = {c: spec for c, spec in source.columns.items() if spec and c != label}
     classes: Any = source.columns.get(label, ())
@@ -606,13 +606,15 @@ def _layout(opened: Scan, source: Source) -> Layout:
     # The column without a name is the row number that other programs write.
     lacking = [column for column in opened.schema if column not in ours and column]
     for column in lacking:
-        opened.require(column, "the column")
+        opened.require_column(column, "the column")
     if not (listed or lacking):
         raise PlanError(f"{file} has no column beside the label {label[:60]!a}; add features")
-    seen = {c: _Seen(c, file, number=c != label) for c in lacking + [label] * (not classes)}
+    seen = {
+        c: _ColumnSummary(c, file, number=c != label) for c in lacking + [label] * (not classes)
+    }
     for batch in opened.batches(list(seen)) if seen else ():
         for column, found in seen.items():
-            found.look(batch[column])
+            found.add_batch(batch[column])
     specs = {column: found.spec() for column, found in seen.items()}
     classes = classes or specs.pop(label)
     if len(classes) < 2:
@@ -623,27 +625,27 @@ def _layout(opened: Scan, source: Source) -> Layout:
     return Layout(label, tuple(classes), listed | specs, tuple(seen))
 
 
-class _Seen:
-    """What all rows of one column come to: bounds while they are numbers, or else categories."""
+class _ColumnSummary:
+    """The bounds of a column while all cells are numbers, else its categories."""
 
     def __init__(self, column: str, file: str, *, number: bool) -> None:
         self.column, self.file, self.number, self.is_label = column, file, number, not number
         self.low, self.high = np.inf, -np.inf
         self.texts: set[str] = set()
 
-    def look(self, cells: pl.Series) -> None:
-        """Take in one batch."""
+    def add_batch(self, cells: pl.Series) -> None:
+        """Add the cells of one batch."""
         if self.number:
             numbers = as_number(cells)
             self.number = not (numbers.is_null() & _is_text(cells)).any()
             finite = numbers.filter(numbers.is_finite().fill_null(False)).to_numpy()
             self.low = min(self.low, finite.min(initial=np.inf))
             self.high = max(self.high, finite.max(initial=-np.inf))
-        if len(self.texts) <= MOST_INFERRED:  # beyond, it is a number or refused
+        if len(self.texts) <= MOST_INFERRED:  # with more, it is a number or refused
             self.texts.update(as_text(cells).drop_nulls().unique().to_list())
 
     def spec(self) -> Spec:
-        """The bounds or the categories."""
+        """Return the bounds or the categories."""
         if self.number:
             return (float(self.low), float(self.high)) if self.low <= self.high else (0.0, 0.0)
         if len(self.texts) > MOST_INFERRED:
@@ -656,4 +658,4 @@ class _Seen:
                 f"column {self.column[:60]!a} of {self.file} has more than {MOST_INFERRED} "
                 f"different texts; {remedy}"
             )
-        return tuple(in_order(self.texts))
+        return tuple(sort_texts(self.texts))

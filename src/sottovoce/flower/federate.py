@@ -69,11 +69,13 @@ def deal(plan: Plan, out: Path) -> list[Path]:
 
     Who gets which rows is drawn anew each time; the plan that is written names files absolutely.
     """
-    held = federated.dealt(plan, seed=seeds.draw_seed())  # as read: a node makes features itself
+    held = federated.deal_rows(
+        plan, seed=seeds.draw_seed()
+    )  # as read: a node makes features itself
     plan = anchored(add_client_count(plan, held))
     make_folder(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
-    federated.save(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so
+    federated.save_public(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so
     names = _names(held)
     files = [_node(plan, held, i, out / NODES / name) for i, name in enumerate(names)]
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
@@ -288,7 +290,7 @@ def _check(plan: Plan, options: Options, folder: Path) -> str | None:
     Where the model is PyTorch's, what the nodes should import before they are asked.
     """
     if plan.data.path is not None:
-        tables.check(tables.Source(**plan.data.table()))
+        tables.check_source(tables.Source(**plan.data.table()))
     if plan.data.clients is not None and options.minimum > plan.per_round:
         raise InputError.of(
             "minimum",

@@ -126,7 +126,7 @@ def lead(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
             "flwr run --run-config insecure=true",
         )
     paths = {key: Path(config[key]) for key in ("plan", "public", "out")}
-    plan, held = Plan.load(paths["plan"]), federated.load(paths["public"])
+    plan, held = Plan.load(paths["plan"]), federated.load_public(paths["public"])
     admitted = read_admitted(config["admitted"]) if config["admitted"] else None
     patience = Patience(
         clients=config["clients"],

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client.messages import Request
-from sottovoce.data.federated import Holdings, fairness, seen
+from sottovoce.data.federated import Holdings, add_features, summarise_fairness
 from sottovoce.data.files import make_folder, write_file
 from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
 from sottovoce.models.base import named, unnamed
@@ -383,13 +383,13 @@ def conduct(
                 "compared; bring the old file back, or start a new run in another folder"
             )
         roll = rejoin_members(transport, patience, header)
-        public = seen(Plan(**header["plan"]), public)
+        public = add_features(Plan(**header["plan"]), public)
         federation = build_from_members(Plan(**header["plan"]), roll.members, public)
         params: Arrays = {n: np.asarray(a, np.float32) for n, a in arrays.items()}
         _remove_uploads_since(out, state.progress.done)
     else:
         _require_unused(out)
-        public = seen(plan, public)
+        public = add_features(plan, public)
         fits = partial(find_misfit, plan, public, clients=patience.clients)
         roll = gather_members(transport, patience, fits, admitted)
         federation = build_from_members(plan, roll.members, public)
@@ -662,7 +662,7 @@ def _describe_run(
         started=began,
         test=score_model(model, tree, held.test),
         confusion=count_confusions(model, held.classes, tree, held.test),
-        fairness=fairness(np.zeros(0, bool), None, federation.epsilon, federation.delta),
+        fairness=summarise_fairness(np.zeros(0, bool), None, federation.epsilon, federation.delta),
         engine="flower",
         not_covered=not_covered,
         versions=versions,

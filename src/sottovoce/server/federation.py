@@ -18,7 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.federated import Given, Holdings, Samples, fairness, hold, seen
+from sottovoce.data.federated import (
+    Given,
+    Holdings,
+    Samples,
+    add_features,
+    load_holdings,
+    summarise_fairness,
+)
 from sottovoce.errors import InputError
 from sottovoce.models.base import AnyModel, Model, Params, first, own_model
 from sottovoce.models.base import build as build_model
@@ -202,7 +209,7 @@ def build(
     ([143, 143, 143], 184)
     """
     _refuse_what_only_python_can_give(plan, data, model)
-    held = hold(plan, seed=seed, data=data) if held is None else seen(plan, held)
+    held = load_holdings(plan, seed=seed, data=data) if held is None else add_features(plan, held)
     plan = add_client_count(plan, held)
     if plan.noise == "secure" and held.counted:
         raise InputError.of(
@@ -242,7 +249,7 @@ def build_from_members(
     if len(set(kinds)) == 1:
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
     plan = plan.replace(**changes | _read_budgets(plan, known))
-    recipe, held = plan.recipe(), seen(plan, held)
+    recipe, held = plan.recipe(), add_features(plan, held)
     model = _build_model(plan, held) if model is None else model
     samples = np.array([member.samples for member in members], dtype=np.int64)
     sizes = plan.data.samples
@@ -455,4 +462,4 @@ def measure_fairness(federation: Federation, params: Params) -> Fairness:
         hits = model.predict(params, test.x) == test.y
     elif owner is not None and isinstance(model, Model):
         hits = np.asarray(right(model, params, *put_on_device(test)))
-    return fairness(hits, owner, federation.epsilon, federation.delta)
+    return summarise_fairness(hits, owner, federation.epsilon, federation.delta)

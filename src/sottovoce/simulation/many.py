@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from sottovoce.data.federated import Given, Holdings, Pair, hold
+from sottovoce.data.federated import Given, Holdings, Pair, load_holdings
 from sottovoce.models.base import AnyModel
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
@@ -87,7 +87,7 @@ def simulate_each(
             seen = (lens.features, lens.cell, lens.upright, lens.colours)
             where = (plan.data, seen, seed)
             if where not in held:
-                held[where] = hold(plan, seed=seed, data=given)
+                held[where] = load_holdings(plan, seed=seed, data=given)
             runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
     # Of a sweep either all batches are played in stretches or none: each way is compiled.
     guess = not together or all(federation.schedule.steady for federation, _ in runs)

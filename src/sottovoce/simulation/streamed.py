@@ -244,7 +244,7 @@ def _fill(held: Holdings, buffer: Block, place: Place) -> Block:
     where, weight = place
     count = len(weight)
     train: Any = held.train
-    train.x.read(where, buffer.x[:count])
-    train.y.read(where, buffer.y[:count])
+    train.x.read_rows(where, buffer.x[:count])
+    train.y.read_rows(where, buffer.y[:count])
     buffer.weight[:count], buffer.weight[count:] = weight, 0
     return Block(*jax.device_put(tuple(buffer), may_alias=True))

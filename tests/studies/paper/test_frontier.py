@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sottovoce.data import datasets
-from sottovoce.data.federated import hold
+from sottovoce.data.federated import load_holdings
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.studies.paper import frontier, outcomes, reproduce
@@ -77,11 +77,11 @@ def test_a_layer_fitted_in_the_open_is_the_best_there_is():
 def test_public_rows_alone_are_the_first_ones_and_no_clients():
     """Digits: with 500 public rows, those are fitted; without, those that steer are."""
     plan = Plan(data={"clients": 5, "samples": 100, "validation": 50})
-    held, few = hold(plan, seed=1), plan.replace("data.public=500")
+    held, few = load_holdings(plan, seed=1), plan.replace("data.public=500")
     rows = held.validation
     wanted = np.mean(frontier.predict(frontier.fit(rows.x, rows.y, 10), held.test.x) == held.test.y)
     assert frontier.accuracy(plan, "public", 1) == pytest.approx(wanted)
-    digits, test = datasets.load("digits"), hold(few, seed=1).test
+    digits, test = datasets.load("digits"), load_holdings(few, seed=1).test
     layer = frontier.fit(digits.train_x[:500], digits.train_y[:500], 10)
     wanted = np.mean(frontier.predict(layer, test.x) == test.y)
     assert frontier.accuracy(few, "public", 1) == pytest.approx(wanted)

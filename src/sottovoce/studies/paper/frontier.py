@@ -195,11 +195,11 @@ def accuracy(plan: Plan, whose: Whose, seed: int) -> float:
     `public` are the first `data.public` rows (without it: the rows that steer), `clients` are
     those that the seed deals to them.
     """
-    from sottovoce.data.federated import hold
+    from sottovoce.data.federated import load_holdings
 
     if whose == "public" and plan.data.public is not None:  # let all of them steer
         plan = plan.replace(**{"data.validation": plan.data.public})
-    held = hold(plan, seed=seed)
+    held = load_holdings(plan, seed=seed)
     rows = held.validation if whose == "public" else held.train
     layer = fit(np.asarray(rows.x), np.asarray(rows.y), held.classes)
     return float(np.mean(predict(layer, np.asarray(held.test.x)) == held.test.y))
