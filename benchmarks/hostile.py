@@ -34,14 +34,13 @@ import numpy as np
 from sottovoce import Plan
 from sottovoce.client import messages, release
 from sottovoce.client.messages import ANSWER, Receipt
-from sottovoce.models.base import named, unnamed
-from sottovoce.models.custom import as_device
+from sottovoce.models.base import as_device, flatten_parameters
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.schedules.aggregate import combine, limit_noise, limit_samples, weigh_by_samples
 from sottovoce.schedules.base import Round
 from sottovoce.server.checks import SLACK, AcceptedUpload, ExpectedUpload, check_answer
-from sottovoce.server.federation import Federation, build, draw_first_model, score_model
+from sottovoce.server.federation import Federation, build, score_model
 from sottovoce.server.members import Account, Member
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,7 +76,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
     if attack == "more samples":
         samples[:hostile] = [MILLION] * hostile
     counted = np.array(samples) if way == "before" else limit_samples(samples, [None] * CLIENTS)
-    params: Arrays = named(draw_first_model(federation.model, seed))
+    params: Arrays = flatten_parameters(federation.model.draw_parameters(seed))
     tanks = [Tank.full(float(capacity)) for capacity in federation.capacity]
     if attack == "little left":
         gone = np.array(int((1 - LEFT) * FULL))
@@ -144,7 +143,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
         total = combine(uploads, weight, params, kind=kind, trim=0.2)
         params = {name: leaf.astype(np.float32) for name, leaf in total.items()}
     return float(
-        score_model(federation.model, unnamed(federation.model, dict(params)), held.test)[1]
+        score_model(federation.model, federation.model.unflatten(dict(params)), held.test)[1]
     )
 
 

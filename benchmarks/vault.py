@@ -68,7 +68,7 @@ def answer(folder: Path) -> dict[str, float]:
     from sottovoce.client.messages import Request
     from sottovoce.client.node import Node
     from sottovoce.client.vault import Vault, VaultReceipt
-    from sottovoce.models.form import Form
+    from sottovoce.models.base import Form
     from sottovoce.privacy.sensitivity import Recipe
     from sottovoce.schedules.base import Round
     from support.vault_play import counted
@@ -96,7 +96,7 @@ def answer(folder: Path) -> dict[str, float]:
             raise SystemExit(f"the client refused: {head}")
         return VaultReceipt.from_json(head["receipt"])
 
-    node, form = Node.load(folder / "ward.toml"), Form("svm", (4,), 2, kappa=0.01)
+    node, form = Node.load(folder / "ward.toml"), Form("svm", (4,), 2, {"kappa": 0.01})
     for name in ("find", "reserve", "store", "close"):
         setattr(Vault, name, timed(getattr(Vault, name)))
     Vault.open = timed(Vault.open)  # type: ignore[method-assign]

@@ -9,20 +9,23 @@ from protocol import Outcome, Play, serve
 from work import Work
 
 from sottovoce.data.federated import Samples
-from sottovoce.models import base
+from sottovoce.models.base import JaxModel
+from sottovoce.models.cnn import Cnn
+from sottovoce.models.mlp import Mlp
+from sottovoce.models.svm import Svm
 from sottovoce.server.federation import put_on_device
 from sottovoce.simulation.compiled import Orders, StackedRows, play
 from sottovoce.simulation.table import inspect_rows
 
 
-def model_of(work: Work) -> base.Model:
+def model_of(work: Work) -> JaxModel:
     """Our model of the work's sizes."""
     shape = work.shape
     if shape.model == "svm":
-        return base.Svm(shape.features, shape.kappa)
+        return Svm(shape.features, shape.kappa)
     if shape.model == "mlp":
-        return base.Mlp(shape.features, shape.hidden, shape.classes)
-    return base.Cnn(shape.picture, shape.channels, shape.classes)
+        return Mlp(shape.features, shape.hidden, shape.classes)
+    return Cnn(shape.picture, shape.channels, shape.classes)
 
 
 def build(work: Work) -> Play:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         SottovoceError,
         TankEmpty,
     )
-    from sottovoce.models.base import custom
+    from sottovoce.models.custom import custom
     from sottovoce.plan import Plan
     from sottovoce.privacy.budget import Budget, Guarantee
     from sottovoce.runs.checkpoint import RoundDone
@@ -44,7 +44,7 @@ _HOMES = {
     "TankEmpty": "errors",
     "Trained": "runs.trained",
     "calibrate": "schedules.calibrate",
-    "custom": "models.base",
+    "custom": "models.custom",
     "load": "runs.trained",
     "rehearse": "studies.rehearsal.rehearsing",
     "resume": "simulation.simulate",

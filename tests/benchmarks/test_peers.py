@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.models import base
 from sottovoce.models.clipping import clipped_sum
+from sottovoce.models.cnn import Cnn
+from sottovoce.models.mlp import Mlp
+from sottovoce.models.svm import Svm
 from support import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -46,9 +48,9 @@ SMALL = {
     "svm": work.Shape("svm", 3, 20, 10, 7, 2, kappa=0.1),
 }
 OURS = {
-    "mlp": base.Mlp(12, 8, 3),
-    "cnn": base.Cnn((6, 5, 2), 2, 3),
-    "svm": base.Svm(7, 0.1),
+    "mlp": Mlp(12, 8, 3),
+    "cnn": Cnn((6, 5, 2), 2, 3),
+    "svm": Svm(7, 0.1),
 }
 
 

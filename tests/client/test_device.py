@@ -27,8 +27,8 @@ from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, chain, chest, resume
 from sottovoce.client.vault.policy import LIMITS
 from sottovoce.errors import PolicyRefusal, VaultRefusal
-from sottovoce.models import features, gradients
-from sottovoce.models.form import Form
+from sottovoce.models import base, features
+from sottovoce.models.base import Form
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.server.members import Account, Member
@@ -385,7 +385,7 @@ def test_an_own_model_that_writes_through_read_only_memory_mixes_no_samples():
 
     x, y = rows(0)
     start = {name: np.zeros(shape) for name, shape in devices.LINE.shapes().items()}
-    for compute in (gradients.written, gradients.losses):
+    for compute in (base.gradient_matrix, base.sample_losses):
         honest = compute(FORMS["own"], start, x, y, devices.LINE)
         assert np.array_equal(compute(FORMS["own"], start, x, y, Forcing()), honest)
 
@@ -685,7 +685,7 @@ def test_one_killed_process_is_forgiven_and_a_second_in_a_row_is_not(ram, monkey
     assert kind(device.answer(ask(t=1).to_blob(), node)) == "upload"
 
 
-BIG = Form("mlp", (FEATURES,), 3, hidden=100_000)
+BIG = Form("mlp", (FEATURES,), 3, {"hidden": 100_000})
 
 
 def big(t):
@@ -782,7 +782,7 @@ def test_a_ledger_keeps_to_its_quota(ram):
     assert len(books_hold(node).answers) == said.count("upload")
 
 
-MIDDLE = Form("mlp", (FEATURES,), 3, hidden=10_000)
+MIDDLE = Form("mlp", (FEATURES,), 3, {"hidden": 10_000})
 MIDDLE_MODEL = {name: np.zeros(shape, "f") for name, shape in MIDDLE.shapes().items()}
 
 
@@ -805,14 +805,14 @@ from pathlib import Path
 import numpy as np
 from support.devices import ask, kind, make_node
 from sottovoce.client import device
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form
 from sottovoce.client.vault import Vault
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # MB
 
-form = Form("cnn", (28, 28, 1), 10, channels=16)
-form = Form("mlp", (64,), 10, hidden=60_000) if sys.argv[2] == "mlp" else form
+form = Form("cnn", (28, 28, 1), 10, {"channels": 16})
+form = Form("mlp", (64,), 10, {"hidden": 60_000}) if sys.argv[2] == "mlp" else form
 rng = np.random.default_rng(0)
 rows = rng.normal(size=(100, form.numbers)), rng.integers(0, 10, 100)
 node = make_node(Path(sys.argv[1]), rows, classes=10)

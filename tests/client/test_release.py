@@ -13,10 +13,13 @@ import pytest
 from sottovoce.client import release
 from sottovoce.client.release import Price, Upload
 from sottovoce.errors import InputError
-from sottovoce.models import gradients
-from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
-from sottovoce.models.custom import JaxModel
-from sottovoce.models.form import Form
+from sottovoce.models import base
+from sottovoce.models.base import Form
+from sottovoce.models.cnn import Cnn
+from sottovoce.models.custom import custom
+from sottovoce.models.mlp import Mlp
+from sottovoce.models.softmax import Softmax
+from sottovoce.models.svm import Svm
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 from support.mutated_module import mutated
@@ -67,7 +70,7 @@ def test_the_sum_knows_neither_order_nor_blocks(name, kind, monkeypatch):
     whole = units(name, params, x, y, 0.3)
     count = whole.size
     for numbers in (1, 2 * count, 7 * count, 10**6):
-        monkeypatch.setattr(gradients, "BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr(base, "BLOCK_NUMBERS", numbers)
         order = rng.permutation(n)
         assert units(name, params, x, y, 0.3).tolist() == whole.tolist()
         assert units(name, params, x[order], y[order], 0.3).tolist() == whole.tolist()
@@ -79,11 +82,13 @@ def test_losses_know_neither_order_nor_neighbours(name):
     params, n = weights(name, "normal", rng), 9
     x, y = rows("normal", n, rng), rng.integers(0, classes_of(name), n)
     form, own, order = form_of(name), own_of(name), rng.permutation(n)
-    told = gradients.losses(form, params, x, y, own)
-    assert gradients.losses(form, params, x[order], y[order], own).tolist() == told[order].tolist()
+    told = base.sample_losses(form, params, x, y, own)
+    assert (
+        base.sample_losses(form, params, x[order], y[order], own).tolist() == told[order].tolist()
+    )
     spoilt = x.copy()
     spoilt[2], spoilt[5, 1] = np.nan, np.inf
-    again = gradients.losses(form, params, spoilt, y, own)
+    again = base.sample_losses(form, params, spoilt, y, own)
     assert np.delete(again, [2, 5]).tolist() == np.delete(told, [2, 5]).tolist()
     assert abs(grid.bounded_sum(told, 2.0) - grid.bounded_sum(again, 2.0)) <= 2 * grid.REPLACED
 
@@ -111,7 +116,7 @@ def test_every_row_is_the_gradient_of_its_own_loss(name):
     for kind, scale in (("normal", 1.0), ("normal", 1e3), ("zero", 1.0)):
         params = weights(name, kind, rng)
         x, y = scale * rng.standard_normal((n, 6)), rng.integers(0, classes_of(name), n)
-        block = gradients.written(form_of(name), params, x, y, own_of(name))
+        block = base.gradient_matrix(form_of(name), params, x, y, own_of(name))
         for i in range(n):
             wanted = slow(params, x[i], y[i])
             lost = 1e-14 * scale * max(1.0, *(np.abs(leaf).max() for leaf in params.values()))
@@ -126,10 +131,10 @@ def test_a_bad_row_changes_no_bit_of_another(name, bad):
     x, y = rng.standard_normal((n, 6)), rng.integers(0, classes_of(name), n)
     for kind in WEIGHTS:
         params = weights(name, kind, rng)
-        clean = gradients.written(form_of(name), params, x, y, own_of(name))
+        clean = base.gradient_matrix(form_of(name), params, x, y, own_of(name))
         spoilt = x.copy()
         spoilt[3, :2] = bad
-        found = gradients.written(form_of(name), params, spoilt, y, own_of(name))
+        found = base.gradient_matrix(form_of(name), params, spoilt, y, own_of(name))
         np.testing.assert_array_equal(np.delete(found, 3, axis=0), np.delete(clean, 3, axis=0))
 
 
@@ -156,7 +161,7 @@ class Touchy:
         return 1e3 * np.maximum(x @ params["a"] + params["b"], 0)
 
 
-@pytest.mark.parametrize("own", [JaxModel(RELU), Touchy()], ids=["jax", "numpy"])
+@pytest.mark.parametrize("own", [RELU, Touchy()], ids=["jax", "numpy"])
 def test_no_rounding_switches_the_other_rows(own):
     """Equal rows and weights at which a hidden number is zero but for rounding; one row goes bad.
 
@@ -174,7 +179,7 @@ def test_no_rounding_switches_the_other_rows(own):
         spoilt = x.copy()
         spoilt[4] = np.nan
         one, two = (
-            grid.clipped_sum(gradients.blocks(form, params, rows, y, own), 1.0, 17)
+            grid.clipped_sum(base.gradient_blocks(form, params, rows, y, own), 1.0, 17)
             for rows in (x, spoilt)
         )
         most = max(most, reach(one - two, grid.grid_sensitivity("record", 9)))
@@ -183,7 +188,7 @@ def test_no_rounding_switches_the_other_rows(own):
 
 # The noise.
 
-WIDE = Form("mlp", (300,), 10, hidden=320)  # 99,530 parameters
+WIDE = Form("mlp", (300,), 10, {"hidden": 320})  # 99,530 parameters
 
 
 def noise_is_right(noise, std):
@@ -241,7 +246,7 @@ def test_the_noise_is_added_to_the_step_and_not_instead_of_it():
 
 def test_the_loss_that_is_told_has_its_noise():
     """3,000 losses: |z| < 5 rejects a std 15 % off (z ≈ 12.5); rows that are no numbers count B."""
-    form = Form("svm", (2,), 2, kappa=0.0)
+    form = Form("svm", (2,), 2, {"kappa": 0.0})
     start, told = {"b": np.zeros(()), "w": np.zeros(2)}, []
     paid = Price(units=(1,), noise=(2**33,), loss_noise=3 * 2**32)
     for _ in range(3000):

@@ -18,7 +18,7 @@ from sottovoce.client.messages import Request
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError, Malformed, OtherVersion, RunError
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import average
 from sottovoce.server import checks, coordinator
@@ -588,7 +588,7 @@ def test_another_version_is_a_refusal_with_both_versions(tmp_path, caplog):
 
 def test_a_client_logs_what_it_refused_and_by_which_rule(tmp_path, caplog):
     (node,) = clients(tmp_path, 1, samples=40).values()
-    form = Form("mlp", (30,), 3, hidden=8)
+    form = Form("mlp", (30,), 3, {"hidden": 8})
     params = {n: np.zeros(s, np.float32) for n, s in form.shapes().items()}
     blob = ask(form=form, params=params, recipe=Recipe(1.0, 5.0), server="study").to_blob()
     device.answer(blob, node)

@@ -19,7 +19,7 @@ from scipy.stats import chi2
 from sottovoce.client import device, messages, release
 from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError, Malformed, OtherVersion
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form
 from sottovoce.privacy import calibration
 from sottovoce.privacy.calibration import LOOSEST, capacity
 from sottovoce.privacy.sensitivity import Recipe
@@ -30,10 +30,10 @@ from sottovoce.server.members import Member
 from support.devices import ask, make_node, opened, sealed, written
 from support.in_process import CLASSES, FEATURES, HIDDEN, SIX, draw
 
-MLP = Form("mlp", (FEATURES,), CLASSES, hidden=HIDDEN)  # 275 parameters
-WIDE = Form("mlp", (FEATURES,), CLASSES, hidden=64)  # 2,179
-SVM = Form("svm", (FEATURES,), 2, kappa=0.01)
-CNN = Form("cnn", (6, 5, 1), CLASSES, channels=2)
+MLP = Form("mlp", (FEATURES,), CLASSES, {"hidden": HIDDEN})  # 275 parameters
+WIDE = Form("mlp", (FEATURES,), CLASSES, {"hidden": 64})  # 2,179
+SVM = Form("svm", (FEATURES,), 2, {"kappa": 0.01})
+CNN = Form("cnn", (6, 5, 1), CLASSES, {"channels": 2})
 CEILING = 100.0
 
 

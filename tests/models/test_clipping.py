@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from sottovoce.errors import InputError
 from sottovoce.models import clipping
-from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
 from sottovoce.models.clipping import clipped_sum
-from sottovoce.models.gradients import NAMES, losses_numpy
-from support.numpy_twin import clipped_sum_numpy
+from sottovoce.models.cnn import Cnn
+from sottovoce.models.custom import custom
+from sottovoce.models.mlp import Mlp
+from sottovoce.models.softmax import Softmax
+from sottovoce.models.svm import Svm
+from support.numpy_twin import NAMES, as_float64, clipped_sum_numpy
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -281,7 +284,7 @@ def test_a_mean_loss_is_refused():
 @given(SHAPES, st.integers(0, 2**32 - 1))
 def test_numpy_losses_equal_the_models(kind, shape, seed):
     model, params, x, y, _ = draw(kind, *shape, seed, spoil=False)
-    found = losses_numpy(kind, params, x, y, kappa=0.1)
+    found = model.losses(*as_float64(params, x, y))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda p: jnp.asarray(p, jnp.float64), params)
         wanted = model.loss(wide, jnp.asarray(x, jnp.float64), jnp.asarray(y))

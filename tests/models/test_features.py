@@ -16,8 +16,8 @@ from sottovoce.data import federated
 from sottovoce.data.federated import Holdings, Samples, add_features
 from sottovoce.errors import InputError, Malformed, PlanError
 from sottovoce.models import features
+from sottovoce.models.base import Form
 from sottovoce.models.features import BINS, COLOUR, FLAT, NORM, Hog
-from sottovoce.models.form import Form
 from sottovoce.server.coordinator import Patience, conduct
 from support.devices import ask, kind, make_node, told
 from support.hostile_requests import head

@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 from sottovoce.models import clipping
-from sottovoce.models.base import Cnn, Mlp, Softmax, custom
 from sottovoce.models.clipping import clipped_sum
+from sottovoce.models.cnn import Cnn
+from sottovoce.models.custom import custom
+from sottovoce.models.mlp import Mlp
+from sottovoce.models.softmax import Softmax
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.models import clipping, custom
-from sottovoce.models.base import Cnn
-from sottovoce.models.clipping import clipped_sum, inspect
-from sottovoce.models.evaluate import evaluate
-from sottovoce.models.form import Form
+from sottovoce.models import clipping, cnn
+from sottovoce.models.base import Form
+from sottovoce.models.clipping import clipped_sum, evaluate, inspect
+from sottovoce.models.cnn import Cnn
 
 # Height and width of the map are four more than the picture's.
 TILES = {
@@ -44,20 +43,20 @@ def length(tree):
 
 
 def test_tiles_divide_the_map_and_are_no_larger_than_they_may():
-    assert {clipping.tile(model): model for model in TILES.values()} == TILES
-    assert clipping.tile(WIDE) == (1, 1)
+    assert {cnn.choose_tile(model): model for model in TILES.values()} == TILES
+    assert cnn.choose_tile(WIDE) == (1, 1)
     for side in range(1, 40):
         model = Cnn((side, 40 - side, 1), channels=8, classes=2)
-        (a, b), (_, height, width) = clipping.tile(model), model.map_shape
+        (a, b), (_, height, width) = cnn.choose_tile(model), model.map_shape
         assert (height % a, width % b) == (0, 0)
-        assert 8 * a * b <= clipping.MOST_NUMBERS
+        assert 8 * a * b <= cnn.MOST_NUMBERS
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_the_order_of_the_tiles_is_undone(model):
     params, _, _ = draw(model)
-    found = clipping.tiled(model, params)
-    np.testing.assert_array_equal(clipping.in_order(model, found.back).T, params["w"])
+    found = cnn.arrange_tiles(model, params)
+    np.testing.assert_array_equal(cnn.restore_map_order(model, found.back).T, params["w"])
     np.testing.assert_array_equal(np.moveaxis(found.back, 0, 2), found.w)
 
 
@@ -65,7 +64,7 @@ def test_the_order_of_the_tiles_is_undone(model):
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_scores_and_gradients_are_those_of_the_convolution(model):
     params, x, y = draw(model)
-    found = clipping.scores(model, clipping.tiled(model, params), x)
+    found = cnn.compute_scores(model, cnn.arrange_tiles(model, params), x)
     np.testing.assert_allclose(found, model.apply(params, x), rtol=1e-4, atol=1e-4)
     wanted = jax.grad(lambda p: jnp.sum(model.loss(p, x, y)))(params)
     total = clipped_sum(model, params, x, y, jnp.ones(len(y)), math.inf)
@@ -112,10 +111,10 @@ def test_products_of_bfloat16_keep_the_promises_of_the_clip(monkeypatch):
 @pytest.mark.slow
 def test_a_row_whose_maps_overflow_has_no_gradient_in_a_release():
     """Dense weights of 0 would hide it from the scores."""
-    form = Form("cnn", (4, 4, 1), 3, channels=2)
+    form = Form("cnn", (4, 4, 1), 3, {"channels": 2})
     params = {name: np.zeros(shape) for name, shape in form.shapes().items()}
     params["kernel"][:] = 1e200
     x = np.stack([np.full(16, 1e-200), np.full(16, 1e200), np.full(16, 2e-200)])
-    found = custom.cnn(form, params, x, np.zeros(3, int))
+    found = form.model().gradients(params, x, np.zeros(3, int))
     is_number = [all(np.all(np.isfinite(leaf[row])) for leaf in found.values()) for row in range(3)]
     assert is_number == [True, False, True]

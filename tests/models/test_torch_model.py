@@ -7,9 +7,9 @@ import pytest
 
 from sottovoce.client import release
 from sottovoce.errors import InputError
-from sottovoce.models import gradients
-from sottovoce.models.form import Form
-from sottovoce.models.imported import find
+from sottovoce.models import base
+from sottovoce.models.base import Form
+from sottovoce.models.custom import find_object
 from sottovoce.plan import Plan
 from sottovoce.privacy.sensitivity import Recipe
 from support import ROOT
@@ -43,7 +43,7 @@ def as_numpy(params):
 @pytest.mark.parametrize("clip", [0.05, 1.0, 50.0])
 def test_a_torch_step_is_the_step_of_the_numpy_oracle(clip):
     model, (x, y) = torch_model.TorchModel(mlp), data()
-    params = {name: leaf.astype(np.float64) for name, leaf in model.first(seed=3).items()}
+    params = {name: leaf.astype(np.float64) for name, leaf in model.draw_parameters(seed=3).items()}
     recipe = Recipe(0.7, clip)
     ours = release.step(OWN, params, x, y, recipe, model)
     weight = np.full(len(y), 0.7 / len(y))
@@ -56,10 +56,10 @@ def test_a_torch_step_is_the_step_of_the_numpy_oracle(clip):
 
 
 def test_per_sample_gradients_are_those_of_each_sample_alone():
-    net = find(f"{EXAMPLE / 'net.py'}:model")
+    net = find_object(f"{EXAMPLE / 'net.py'}:model")
     rng = np.random.default_rng(1)
     x, y = rng.random((9, 64)), rng.integers(0, 10, 9)
-    params = net.first(seed=1)
+    params = net.draw_parameters(seed=1)
     together = net.gradients(params, x, y)
     for m in range(len(y)):
         alone = net.gradients(params, x[m : m + 1], y[m : m + 1])
@@ -68,10 +68,10 @@ def test_per_sample_gradients_are_those_of_each_sample_alone():
 
 
 def test_a_row_that_is_not_finite_leaves_its_neighbours_alone():
-    net = find(f"{EXAMPLE / 'net.py'}:model")
+    net = find_object(f"{EXAMPLE / 'net.py'}:model")
     rng = np.random.default_rng(2)
     x, y = rng.random((6, 64)), rng.integers(0, 10, 6)
-    params = net.first(seed=1)
+    params = net.draw_parameters(seed=1)
     clean = net.gradients(params, x, y)
     spoilt = x.copy()
     spoilt[2, 5] = np.nan
@@ -96,7 +96,7 @@ def test_the_first_model_is_a_function_of_the_seed_and_leaves_torch_alone():
     torch.manual_seed(5)
     before = torch.rand(1)
     torch.manual_seed(5)
-    one, two, three = model.first(1), model.first(1), model.first(2)
+    one, two, three = model.draw_parameters(1), model.draw_parameters(1), model.draw_parameters(2)
     assert torch.equal(torch.rand(1), before)
     assert all(np.array_equal(one[name], two[name]) for name in one)
     assert not all(np.array_equal(one[name], three[name]) for name in one)
@@ -104,9 +104,9 @@ def test_the_first_model_is_a_function_of_the_seed_and_leaves_torch_alone():
 
 def test_blocks_do_not_change_the_sum(monkeypatch):
     model, (x, y) = torch_model.TorchModel(mlp), data(17)
-    params = {name: leaf.astype(np.float64) for name, leaf in model.first(seed=3).items()}
+    params = {name: leaf.astype(np.float64) for name, leaf in model.draw_parameters(seed=3).items()}
     whole = release.step(OWN, params, x, y, Recipe(1.0, 1.0), model)
-    monkeypatch.setattr(gradients, "BLOCK_NUMBERS", 5 * 53)
+    monkeypatch.setattr(base, "BLOCK_NUMBERS", 5 * 53)
     pieces = release.step(OWN, params, x, y, Recipe(1.0, 1.0), model)
     for name in whole:
         np.testing.assert_array_equal(whole[name], pieces[name])
@@ -115,6 +115,6 @@ def test_blocks_do_not_change_the_sum(monkeypatch):
 def test_a_plan_names_the_model_in_a_file_beside_it(tmp_path):
     plan = Plan.load(EXAMPLE / "plan.toml")
     assert plan.model.own == f"{EXAMPLE / 'net.py'}:model"
-    assert isinstance(find(plan.model.own), torch_model.TorchModel)
+    assert isinstance(find_object(plan.model.own), torch_model.TorchModel)
     with pytest.raises(InputError, match=r"model.own must be .* got .*there is no file net.py"):
-        find(f"{tmp_path / 'net.py'}:model")
+        find_object(f"{tmp_path / 'net.py'}:model")

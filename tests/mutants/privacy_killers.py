@@ -22,8 +22,8 @@ from mutants.run_killers import RUNS
 from sottovoce.client import device, release
 from sottovoce.client.release import Price
 from sottovoce.errors import InputError, NoSensitivity, TankEmpty
-from sottovoce.models import gradients
-from sottovoce.models.form import Form
+from sottovoce.models import base
+from sottovoce.models.base import Form
 from sottovoce.privacy import calibration, grid
 from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
@@ -35,8 +35,8 @@ from support.support_attack import attack_upload
 
 MOVED = 2**31  # grid units by which one record may move a sum: twice the clipped norm
 ONE = Terms(clients=1, per_round=1)
-WIDE = Form("svm", (20_000,), 2, kappa=0.0)
-SMALL = Form("mlp", (4,), 3, hidden=3)
+WIDE = Form("svm", (20_000,), 2, {"kappa": 0.0})
+SMALL = Form("mlp", (4,), 3, {"hidden": 3})
 BESIDE = (  # rooms that print, deal out or carry on what training has made, and that it never loads
     "schedules.calibrate", "flower.", "client.ledger", "studies.", "reports.",
 )  # fmt: skip
@@ -44,7 +44,7 @@ BESIDE = (  # rooms that print, deal out or carry on what training has made, and
 
 def _sum(form, params, x, y, clip):
     count = sum(leaf.size for leaf in params.values())
-    return grid.clipped_sum(gradients.blocks(form, params, x, y), clip, count)
+    return grid.clipped_sum(base.gradient_blocks(form, params, x, y), clip, count)
 
 
 def _norm2(difference):
@@ -55,7 +55,7 @@ def sums_stay_within_sensitivity():
     """Replacing one record, by anything at all, moves the exact sum by at most 2³¹ units."""
     rng = np.random.default_rng(0)
     odd = np.array([[1e6, -1e6, 3.0, 0.0], [np.nan] * 4, [np.inf, 1, 1, 1], [1e300] * 4])
-    for form, scale in ((SMALL, 1.0), (SMALL, 50.0), (Form("svm", (4,), 2, kappa=0.05), 3.0)):
+    for form, scale in ((SMALL, 1.0), (SMALL, 50.0), (Form("svm", (4,), 2, {"kappa": 0.05}), 3.0)):
         params = {name: scale * rng.normal(size=s) for name, s in form.shapes().items()}
         for n in (1, 2, 7):
             x, y = scale * rng.normal(size=(n, 4)), rng.integers(0, form.classes, n)
@@ -325,7 +325,7 @@ def one_record_moves_an_upload_by_its_sensitivity():
 def uploads_lie_on_the_public_grid():
     """Every uploaded value is float32(w − one·k) for a whole k: none rules out a data set."""
     rng = np.random.default_rng(7)
-    for form in (SMALL, Form("softmax", (4,), 3), Form("svm", (4,), 2, kappa=0.05)):
+    for form in (SMALL, Form("softmax", (4,), 3), Form("svm", (4,), 2, {"kappa": 0.05})):
         for steps in (1, 2):
             start = {
                 name: rng.normal(size=shape).astype(np.float32).astype(np.float64)
@@ -428,7 +428,7 @@ def trains(module="simulation.round"):
             SMALL, now, x, y, recipe=Recipe(0.5, 1.0), paid=paid, head={"kind": "upload"}
         )
         now = {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
-    loss = float(np.mean(gradients.losses(SMALL, now, x, y)))
+    loss = float(np.mean(base.sample_losses(SMALL, now, x, y)))
     node = make_node(folder())
     first = kind(device.answer(ask().to_blob(), node))
     if module.startswith("flower."):  # what no round in one process loads must still load

@@ -282,7 +282,7 @@ MUTANTS = [
     _bug("a raw mean beside the upload", "client.release", "heads_say_nothing_private",
          (_TOLD, _TOLD.replace("{}", f"{{'loss': min(max({_RAW}, -9.0), 9.0)}}"))),
     _bug("a raw loss beside the upload", "client.release", "uploads_keep_mu",
-         (_TOLD, "told: dict[str, float] = {'loss': float(np.mean(gradients.losses("
+         (_TOLD, "told: dict[str, float] = {'loss': float(np.mean(sample_losses("
           "form, now, np.asarray(x, np.float64), np.asarray(y), own)))}\n")),
     _bug("any word in the head", "client.release", "heads_say_nothing_private",
          ("if extra := head.keys() - PUBLIC:", "if extra := head.keys() - head.keys():")),
@@ -373,14 +373,14 @@ MUTANTS = [
           "    try:\n        said = _answered(message, context, answer)\n    finally:\n        pass\n"
           "    if said.has_error():\n        return said\n    try:\n        return said\n"
           "    finally:\n        wait")),
-    _bug("live arrays for a model of the client's own", "models.gradients",
+    _bug("live arrays for a model of the client's own", "models.base",
          "tests/client/test_device.py::test_an_own_model_that_mixes_its_samples_is_refused_before_anything_is_booked",
          ("    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)\n", "    return array\n"),
-         ("    params = {name: flush_tiny(leaf) for name, leaf in params.items()}\n    count", "    count")),
-    _bug("one copy for all samples of an own model", "models.gradients",
+         ("    params = {name: flush_tiny(leaf) for name, leaf in params.items()}\n    factors", "    factors")),
+    _bug("one copy for all samples of an own model", "models.base",
          "tests/client/test_device.py::test_an_own_model_that_writes_through_read_only_memory_mixes_no_samples",
-         ("    for row in range(len(y)):\n        one = slice(row, row + 1)\n        try:\n            told = own.gradients(_copied(params),",
-          "    copies = _copied(params)\n    for row in range(len(y)):\n        one = slice(row, row + 1)\n        try:\n            told = own.gradients(copies,")),
+         ("        for i in range(len(y)):\n            row = slice(i, i + 1)\n            try:\n                found = self.own.gradients(_copy_all(params),",
+          "        copies = _copy_all(params)\n        for i in range(len(y)):\n            row = slice(i, i + 1)\n            try:\n                found = self.own.gradients(copies,")),
     _bug("features made before the reserve", "client.device",
          "tests/client/test_device.py::test_no_row_is_looked_at_before_its_debit_is_durable",
          ("        paid = _price(request, policy, vault)\n",

@@ -212,7 +212,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "a model that exits on a sample ends the answer",
-        "models.gradients",
+        "models.base",
         "A sample on which a client's own code fails has no gradient, and nothing else happens: a SystemExit that one sample causes ends the fork, and the server sees the silence.",
         "tests/server/test_promises.py::test_a_sample_on_which_own_code_exits_counts_as_nothing_and_ends_nothing",
         (
@@ -224,17 +224,17 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the cnn's biases are not in the norm",
-        "models.clipping",
+        "models.cnn",
         "Gradients are cut to C over all parameters together: with the biases left out of the norm, a record whose gradient lies in them moves the sum by more than C.",
         "tests/models/test_clipping.py::test_no_row_adds_more_than_the_clip",
         (
             (
-                "squared = jnp.sum(own**2, axis=(1, 2, 3, 4)) + _norms(own_bias)",
-                "squared = jnp.sum(own**2, axis=(1, 2, 3, 4))",
+                "squared = jnp.sum(kernels**2, axis=(1, 2, 3, 4)) + base.squared_norms(biases)",
+                "squared = jnp.sum(kernels**2, axis=(1, 2, 3, 4))",
             ),
             (
-                "squared += _norms(error2) * (squared_hidden + 1)",
-                "squared += _norms(error2) * squared_hidden",
+                "squared += base.squared_norms(error2) * (squared_hidden + 1)",
+                "squared += base.squared_norms(error2) * squared_hidden",
             ),
         ),
     ),

@@ -41,7 +41,7 @@ def _played(rows, orders, *, t=0, **more):
     """All parameters of an svm that was zero, after a round, and the signal of the round."""
     import jax.numpy as jnp
 
-    from sottovoce.models.base import Svm
+    from sottovoce.models.svm import Svm
     from sottovoce.simulation.compiled import play
 
     features = rows.x.shape[2]

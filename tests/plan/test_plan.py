@@ -224,7 +224,7 @@ MALFORMED = [
         "[model]\nname = 'svm'",
         "model.name must be softmax, mlp or cnn with data.name = digits, got 'svm'",
     ),
-    ("[data]\nname = 'mnist'\n[model]\nname = 'svm'", "the svm tells two classes apart"),
+    ("[data]\nname = 'mnist'\n[model]\nname = 'svm'", "the svm tells 2 classes apart"),
     ("[data]\nname = 'cifar10'\n[model]\nname = 'svm'", "cifar10 has 10"),
     ("[data]\nname = 'adult'\n[model]\nname = 'cnn'", "the cnn is for pictures and adult is a"),
     ("[data]\nname = 'acs'\ntest = 0", "acs comes without a test set of its own"),

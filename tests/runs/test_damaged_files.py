@@ -22,7 +22,7 @@ from sottovoce.client.vault.fingerprint import fingerprint_file
 from sottovoce.data import federated, files
 from sottovoce.data.tables import read_samples
 from sottovoce.errors import DataError, InputError, RunError, SottovoceError
-from sottovoce.models.base import own_model
+from sottovoce.models.custom import load_own_model
 from sottovoce.plan import Plan
 from sottovoce.privacy.tank import Tank
 from sottovoce.reports import run as reports
@@ -325,7 +325,7 @@ OWN = {
 def test_an_own_model_that_cannot_be_imported_is_one_sentence(text, tmp_path):
     (tmp_path / "net.py").write_text(text, "utf-8")
     with pytest.raises(InputError) as caught:
-        own_model(f"{tmp_path}/net.py:model")
+        load_own_model(f"{tmp_path}/net.py:model")
     assert OWN[text] in str(caught.value)
     assert "\n" not in str(caught.value)
 

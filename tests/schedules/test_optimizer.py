@@ -13,7 +13,7 @@ import pytest
 from sottovoce import Plan, load, reports, resume, simulate
 from sottovoce.client.messages import Request
 from sottovoce.errors import PlanError, RunError
-from sottovoce.models.base import named, unnamed
+from sottovoce.models.base import flatten_parameters
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import weigh_by_samples
 from sottovoce.schedules.optimizer import (
@@ -107,14 +107,16 @@ def test_the_compiled_round_does_what_numpy_does(name):
     rows, p = rows_of(x.astype(np.float32), y), weigh_by_samples(SIZES, np.ones(len(SIZES), bool))
     batch = jax.tree.map(lambda w: w[None], model.init(jax.random.key(1)))
     own = Finish(Momentum(0.5), Decay("linear"), ExponentialAverage(0.6), best=True)
-    first = named(jax.tree.map(lambda w: w[0], batch))
+    first = flatten_parameters(jax.tree.map(lambda w: w[0], batch))
     memory, order = own.begin(first), orders(p, 0.5)
-    stacked = {part: jax.tree.map(lambda w: jnp.asarray(w)[None], unnamed(model, dict(kept)))
+    stacked = {part: jax.tree.map(lambda w: jnp.asarray(w)[None], model.unflatten(dict(kept)))
                for part, kept in memory.items()}  # fmt: skip
     params, marks = first, Marks()
     for t in range(5):
-        here = jax.tree.map(lambda w: jnp.asarray(w)[None], unnamed(model, dict(params)))
-        mean = named(jax.tree.map(lambda w: w[0], play(model, rows, here, order, t).params))
+        here = jax.tree.map(lambda w: jnp.asarray(w)[None], model.unflatten(dict(params)))
+        mean = flatten_parameters(
+            jax.tree.map(lambda w: w[0], play(model, rows, here, order, t).params)
+        )
         numbers = own.step_inputs(marks, t, 8)
         told = optimizer.StepInputs(*(np.array([value], np.float32) for value in numbers))
         out = play(model, rows, here, order._replace(finish=told), t, memory=stacked)
@@ -123,7 +125,7 @@ def test_the_compiled_round_does_what_numpy_does(name):
         marks = own.update_marks(marks, t, 8, offered)
         memory, stacked, params = done.memory, out.memory, done.params
         for part, tree in (stacked | {"newest": out.params}).items():
-            mine = named(jax.tree.map(lambda w: w[0], tree))
+            mine = flatten_parameters(jax.tree.map(lambda w: w[0], tree))
             for key, leaf in mine.items():
                 wanted = (memory | {"newest": params})[part][key]
                 np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=1e-6)
@@ -144,7 +146,7 @@ def test_it_is_free(name):
     assert np.array_equal(one.sigma, two.sigma)
     assert np.array_equal(one.mu2, two.mu2)
     assert without.federation.guarantee() == with_it.federation.guarantee()
-    models = [named(run.handed) for run in (without, with_it)]
+    models = [flatten_parameters(run.handed) for run in (without, with_it)]
     if name != "best":  # which may well be the last
         assert not same(*models)
 
@@ -233,14 +235,14 @@ def test_a_federation_finishes_as_the_simulation_does(name, tmp_path, monkeypatc
     asked = {request.round.t: request.params for request in told}
 
     def loss(leaves):
-        tree = unnamed(done.model, dict(leaves))
+        tree = done.model.unflatten(dict(leaves))
         return score_model(done.model, tree, public().validation)[0]
 
     models = replayed(tmp_path / "run")
     sent, final = retraced(own, asked[0], [models[t] for t in range(4)], loss)
     for t in range(4):
         assert same(asked[t], sent[t])
-    assert same(named(done.params), final)
+    assert same(flatten_parameters(done.params), final)
 
     plain = Direct(clients(tmp_path / "plain"))
     other = conduct(plan(), public(), plain, patience, out=tmp_path / "other")
@@ -261,7 +263,7 @@ def test_a_federation_finishes_as_the_simulation_does(name, tmp_path, monkeypatc
     sent, final = retraced(own, seen[0][0], [mean for _, mean in seen], loss)
     for (params, _), wanted in zip(seen, sent, strict=False):
         assert same(params, wanted)
-    assert same(named(run.params), final)
+    assert same(flatten_parameters(run.params), final)
 
 
 @pytest.mark.parametrize(("changes", "sentence"), [

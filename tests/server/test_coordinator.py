@@ -21,7 +21,7 @@ from sottovoce.client import device, ledger, messages
 from sottovoce.client.messages import Request, refusal
 from sottovoce.client.vault import Vault
 from sottovoce.errors import InputError, RunError
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports.progress import summary
@@ -222,7 +222,7 @@ def test_late_and_repeated_answers_count_once(tmp_path):
 
 def drain(node):
     """Another run takes all that is left of a client's budget."""
-    form = Form("mlp", (FEATURES,), 3, hidden=HIDDEN)
+    form = Form("mlp", (FEATURES,), 3, {"hidden": HIDDEN})
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
     for t in range(300):
         asked = ask(form=form, params=params, run="feedbeef", t=t, horizon=max(t + 1, 4))

@@ -12,7 +12,7 @@ from sottovoce.data import federated
 from sottovoce.errors import InputError, PlanError
 from sottovoce.flower import federate
 from sottovoce.flower.federate import planned
-from sottovoce.models.gradients import ForeignModel
+from sottovoce.models.base import Model
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import (
     ALWAYS_NOT_COVERED,
@@ -178,11 +178,11 @@ def test_the_record_of_a_dealt_federation_says_that_its_vaults_are_new(tmp_path)
 
 
 def test_a_model_without_simulated_noise_is_refused_before_a_folder_is_made(tmp_path):
-    class Foreign(ForeignModel):
+    class Foreign(Model):
         def shapes(self):
             return {"w": (64, 10)}
 
-        def first(self, seed):
+        def draw_parameters(self, seed):
             return {"w": np.zeros((64, 10), np.float32)}
 
         def gradients(self, params, x, y):

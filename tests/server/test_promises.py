@@ -32,8 +32,8 @@ from sottovoce.errors import InputError, Malformed, VaultRefusal
 from sottovoce.flower import certificates, federate, local, server_app, worker
 from sottovoce.flower.federate import planned
 from sottovoce.flower.transport import NodeDirectory
-from sottovoce.models import gradients
-from sottovoce.models.form import Form
+from sottovoce.models import base
+from sottovoce.models.base import Form
 from sottovoce.privacy.budget import NOT_COVERED, describe_undisclosed, format_claim, round_up
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
@@ -476,8 +476,8 @@ def test_a_sample_on_which_own_code_exits_counts_as_nothing_and_ends_nothing(err
     own.error = error
     x, y = np.array([[1.0, 2.0], [9.0, 0.0], [3.0, 4.0]]), np.zeros(3, int)
     try:
-        found = gradients.written(form, {"w": np.zeros(2)}, x, y, own)
-        told = gradients.losses(form, {"w": np.zeros(2)}, x, y, own)
+        found = base.gradient_matrix(form, {"w": np.zeros(2)}, x, y, own)
+        told = base.sample_losses(form, {"w": np.zeros(2)}, x, y, own)
     except BaseException as raised_by:
         raise AssertionError("one sample ended the answer") from raised_by
     assert np.array_equal(found[[0, 2]], x[[0, 2]])

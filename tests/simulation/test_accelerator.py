@@ -11,8 +11,10 @@ import pytest
 
 from sottovoce import Plan
 from sottovoce.data.federated import load_holdings
-from sottovoce.models.base import Mlp, custom
-from sottovoce.models.clipping import Inspected, clipped_sum, inspect
+from sottovoce.models.base import Inspected
+from sottovoce.models.clipping import clipped_sum, inspect
+from sottovoce.models.custom import custom
+from sottovoce.models.mlp import Mlp
 from sottovoce.privacy.tank import FULL
 from sottovoce.server.federation import build
 from sottovoce.simulation import accelerator, many, table

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sottovoce.client import release
-from sottovoce.models.base import Mlp
-from sottovoce.models.custom import as_device
+from sottovoce.models.base import as_device
+from sottovoce.models.mlp import Mlp
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import average, weigh_by_samples
 from sottovoce.simulation.compiled import play

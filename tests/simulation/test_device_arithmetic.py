@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.models import clipping
-from sottovoce.models.base import Cnn
+from sottovoce.models import cnn, mlp
+from sottovoce.models.cnn import Cnn
 
 RANDOM = np.random.default_rng(5)
 
@@ -18,7 +18,7 @@ def test_windows_are_the_same_numbers_however_they_are_copied(shape):
     model = Cnn(shape, channels=8, classes=10)
     high, wide, colours = shape
     seen = jnp.asarray(RANDOM.random((3, high + 8, wide + 8, colours)), jnp.float32)
-    np.testing.assert_array_equal(clipping._copied(model, seen), clipping._taken(model, seen))
+    np.testing.assert_array_equal(cnn._copy_windows(model, seen), cnn._gather_windows(model, seen))
 
 
 def products(x, error):
@@ -26,7 +26,7 @@ def products(x, error):
     there = jnp.asarray(x), jnp.asarray(error)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
-        return clipping._product(there[0].T, there[1]), clipping._summed(*there)
+        return mlp.multiply(there[0].T, there[1]), mlp.compile_row_sum()(*there)
 
 
 @pytest.mark.parametrize("rows", [8 * 1024, 8 * 1024 + 1, 40])
@@ -41,6 +41,6 @@ def test_runs_side_by_side_share_the_rows():
     """Errors of four runs, the rows once: as each by itself."""
     x = jnp.asarray(RANDOM.normal(size=(64, 5)), jnp.float32)
     errors = jnp.asarray(RANDOM.normal(size=(4, 64, 3)), jnp.float32)
-    together = jax.vmap(clipping._summed, in_axes=(None, 0))(x, errors)
+    together = jax.vmap(mlp.compile_row_sum(), in_axes=(None, 0))(x, errors)
     for one, error in zip(together, errors, strict=True):
         np.testing.assert_allclose(one, x.T @ error, rtol=1e-5, atol=1e-5)

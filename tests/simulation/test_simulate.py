@@ -17,7 +17,7 @@ import pytest
 from sottovoce import reports
 from sottovoce.data.federated import Given, load_holdings
 from sottovoce.errors import InputError, RunError
-from sottovoce.models.base import custom
+from sottovoce.models.custom import custom
 from sottovoce.plan import Plan
 from sottovoce.privacy.calibration import capacity
 from sottovoce.privacy.seeds import Purpose, make_key_words

@@ -11,7 +11,7 @@ import pytest
 from sottovoce.data.federated import Given
 from sottovoce.data.streaming import Stored, is_streamed
 from sottovoce.errors import InputError
-from sottovoce.models.base import custom
+from sottovoce.models.custom import custom
 from sottovoce.plan import Plan
 from sottovoce.server.federation import build
 from sottovoce.simulation import interrupts, streamed

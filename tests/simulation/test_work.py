@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from sottovoce.models import clipping
-from sottovoce.models.base import Cnn, Mlp, Softmax, Svm
-from sottovoce.models.clipping import tile
+from sottovoce.models.base import Inspected, JaxModel
+from sottovoce.models.cnn import Cnn, choose_tile
+from sottovoce.models.mlp import Mlp
+from sottovoce.models.softmax import Softmax
+from sottovoce.models.svm import Svm
 from sottovoce.plan import Plan
 from sottovoce.simulation import compiled as rounds
 from sottovoce.simulation import streamed
@@ -53,7 +56,7 @@ def products(model) -> tuple[float, float]:
             first, second = 2 * model.features * model.hidden, 2 * model.hidden * model.classes
             return 2 * first + 3 * second, first + second
     channels, height, width = model.map_shape
-    a, b = tile(model)
+    a, b = choose_tile(model)
     inflated = (a + 4) * (b + 4)  # for the 25 of a kernel: zeros are multiplied, too, and faster
     assert inflated <= 2 * 25
     convolved = 2 * height * width * channels * inflated * model.shape[2]
@@ -84,7 +87,7 @@ def compiled_round(model, n, members=None):
     )
     f, i = width(model), jnp.int32
     rows = rounds.StackedRows(
-        x=clipping.Inspected(of(1, n, f), of(1, n, dtype=bool), of(1, n)),
+        x=Inspected(of(1, n, f), of(1, n, dtype=bool), of(1, n)),
         y=of(1, n, dtype=i),
         owner=of(1, n, dtype=i),
         samples=of(1, CLIENTS),
@@ -205,10 +208,7 @@ def test_a_block_of_a_streamed_round_does_as_little(one_piece):
 def test_the_guard_sees_gradients_of_single_samples(one_piece, monkeypatch):
     """The counts of this file on a round that forms every sample's gradient: both limits break."""
 
-    def naive(params, clip, rows, y, weight):
-        return clipping._generic(MLP, params, clip, rows, y, weight)
-
-    monkeypatch.setattr(clipping, "_mlp", naive)
+    monkeypatch.setattr(Mlp, "sum_chunk", JaxModel.sum_chunk)
     train, _ = products(MLP)
     once, twice = (compiled_block(MLP, n) for n in (23, 46))
     assert operations(twice) - operations(once) > 2 * 23 * train

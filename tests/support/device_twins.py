@@ -27,7 +27,7 @@ import pytest
 from sottovoce.client import device
 from sottovoce.client.messages import Request
 from sottovoce.client.vault import chain
-from sottovoce.models import gradients
+from sottovoce.models import base
 from sottovoce.privacy import grid
 from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
@@ -72,8 +72,8 @@ def sums(form: str, x: Any, y: Any, request: Request) -> tuple[bytes, int]:
     params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
     own = devices.LINE if form == "own" else None
     count = sum(leaf.size for leaf in params.values())
-    each = gradients.losses(request.form, params, x, y, own)
-    blocks = gradients.blocks(request.form, params, x, y, own)
+    each = base.sample_losses(request.form, params, x, y, own)
+    blocks = base.gradient_blocks(request.form, params, x, y, own)
     total = grid.clipped_sum(blocks, request.recipe.clip, count)
     return total.tobytes(), grid.bounded_sum(each, BOUND)
 

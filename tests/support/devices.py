@@ -24,7 +24,7 @@ from sottovoce.client.messages import Receipt, Request
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
 from sottovoce.client.vault.policy import LIMITS
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
@@ -33,10 +33,10 @@ from sottovoce.schedules.base import Round
 RUN = "0badc0de"
 FEATURES, SAMPLES = 4, 12
 FORMS = {
-    "svm": Form("svm", (FEATURES,), 2, kappa=0.01),
+    "svm": Form("svm", (FEATURES,), 2, {"kappa": 0.01}),
     "softmax": Form("softmax", (FEATURES,), 3),
-    "mlp": Form("mlp", (FEATURES,), 3, hidden=3),
-    "cnn": Form("cnn", (2, 2, 1), 3, channels=2),
+    "mlp": Form("mlp", (FEATURES,), 3, {"hidden": 3}),
+    "cnn": Form("cnn", (2, 2, 1), 3, {"channels": 2}),
     "own": Form("own", (FEATURES,), 3),
 }
 Rows = tuple[NDArray[np.float64], NDArray[np.int64]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from sottovoce.client import messages
 from sottovoce.client.messages import Request
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form
 from sottovoce.privacy.sensitivity import Recipe
 from support.devices import ask, model, opened, sealed, written
 
@@ -217,13 +217,13 @@ NOT_ALLOWED: dict[str, bytes] = {
     "one step too many": ask(recipe=Recipe(1.0, 1.0, steps=17)).to_blob(),
     "a million steps": ask(recipe=Recipe(1.0, 1.0, steps=10**6)).to_blob(),
     "a billion steps": ask(recipe=Recipe(1.0, 1.0, steps=10**9)).to_blob(),
-    "more features": ask(form=Form("mlp", (5,), 3, hidden=3), params={}).to_blob(),
-    "more classes": ask(form=Form("mlp", (4,), 4, hidden=3), params={}).to_blob(),
-    "the features of another shape": ask(form=Form("mlp", (4, 2), 3, hidden=3)).to_blob(),
+    "more features": ask(form=Form("mlp", (5,), 3, {"hidden": 3}), params={}).to_blob(),
+    "more classes": ask(form=Form("mlp", (4,), 4, {"hidden": 3}), params={}).to_blob(),
+    "the features of another shape": ask(form=Form("mlp", (4, 2), 3, {"hidden": 3})).to_blob(),
     "an svm where there are three classes": ask("svm").to_blob(),
     "a model of the client's own": ask("own", params=model("own")).to_blob(),
     "a cnn of odd sizes": ask(
-        form=Form("cnn", (3, 5, 7), 3, channels=2), params=model("cnn")
+        form=Form("cnn", (3, 5, 7), 3, {"channels": 2}), params=model("cnn")
     ).to_blob(),
 }
 
@@ -274,5 +274,5 @@ ANSWERED: dict[str, tuple[str, Request]] = {
     "the largest weights": ("upload", ask(params=trap("mlp", 1e38), loss_bound=1.0)),
     "denormal weights": ("upload", ask(params=model("mlp", 1e-44))),
     "a zero model": ("upload", ask(params=model("mlp", 0.0))),
-    "the samples in another shape": ("upload", ask(form=Form("mlp", (2, 2, 1), 3, hidden=3))),
+    "the samples in another shape": ("upload", ask(form=Form("mlp", (2, 2, 1), 3, {"hidden": 3}))),
 }

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.client import release
-from sottovoce.models import gradients
-from sottovoce.models.base import Cnn, custom
-from sottovoce.models.custom import as_device
-from sottovoce.models.form import Form
+from sottovoce.models import base, mlp, softmax, svm
+from sottovoce.models.base import Form, as_device
+from sottovoce.models.cnn import Cnn
+from sottovoce.models.custom import custom
 from sottovoce.privacy import grid
 
 SAMPLES = (1, 2, 6)
@@ -41,10 +41,10 @@ OWN = {
     "own-conv": custom(_CNN.init, _CNN.apply, lambda s, y: jnp.sum((s - y[:, None]) ** 2, axis=1)),
 }
 FORMS = {
-    "svm": Form("svm", (6,), 2, kappa=0.05),
+    "svm": Form("svm", (6,), 2, {"kappa": 0.05}),
     "softmax": Form("softmax", (6,), 4),
-    "mlp": Form("mlp", (6,), 4, hidden=5),
-    "cnn": Form("cnn", PIXELS, 3, channels=2),
+    "mlp": Form("mlp", (6,), 4, {"hidden": 5}),
+    "cnn": Form("cnn", PIXELS, 3, {"channels": 2}),
 }
 MODELS = (*FORMS, *OWN)
 EVERY = (*MODELS, *(["torch"] if find_spec("torch") else []))  # torch is an extra
@@ -131,7 +131,7 @@ def units(name, params, x, y, clip):
     """Σ q_m in grid units."""
     count = sum(leaf.size for leaf in params.values())
     return grid.clipped_sum(
-        gradients.blocks(form_of(name), params, x, y, own_of(name)), clip, count
+        base.gradient_blocks(form_of(name), params, x, y, own_of(name)), clip, count
     )
 
 
@@ -247,7 +247,7 @@ class _Counted:
         return call
 
 
-def work(call, modules=(grid, gradients, gradients, release)):
+def work(call, modules=(grid, base, svm, softmax, mlp, release)):
     """What a call does, counted: lines of these modules, numpy's functions and their arrays.
 
     Two data sets of one size must cost the same; seconds are not looked at.

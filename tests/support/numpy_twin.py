@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
-from sottovoce.models.gradients import Floats, _given, _hidden, _scores, softmax_error
+
+Floats = NDArray[np.float64]
+NAMES = ("svm", "softmax", "mlp")
 
 
 def clipped_sum_numpy(
@@ -35,7 +37,7 @@ def clipped_sum_numpy(
     """
     if not clip > 0:
         raise InputError.of("clip", clip, "a number > 0", "inf means no clipping")
-    arrays, rows, labels = _given(name, params, x, y)
+    arrays, rows, labels = as_float64(params, x, y)
     weights = np.asarray(weight, np.float64)
     # A row that cannot count is dropped before the products: 0 · NaN would be NaN.
     counts = (weights != 0) & np.all(np.isfinite(rows), axis=1)
@@ -46,6 +48,21 @@ def clipped_sum_numpy(
         if name == "softmax":
             return _softmax(arrays, rows, labels, weights, clip)
         return _mlp(arrays, rows, labels, weights, clip)
+
+
+def as_float64(
+    params: Mapping[str, ArrayLike], x: ArrayLike, y: ArrayLike
+) -> tuple[dict[str, Floats], Floats, NDArray[np.int64]]:
+    arrays = {key: np.asarray(value, np.float64) for key, value in params.items()}
+    return arrays, np.asarray(x, np.float64), np.asarray(y, np.int64)
+
+
+def _softmax_error(scores: Floats, y: NDArray[np.int64]) -> Floats:
+    error = np.exp(scores - np.max(scores, axis=1, keepdims=True))
+    error /= np.sum(error, axis=1, keepdims=True)
+    error[np.arange(len(y)), y] = 0
+    error[np.arange(len(y)), y] = -np.sum(error, axis=1)
+    return error
 
 
 def _svm(
@@ -69,7 +86,7 @@ def _svm(
 def _softmax(
     params: dict[str, Floats], x: Floats, y: NDArray[np.int64], weight: Floats, clip: float
 ) -> dict[str, Floats]:
-    error = softmax_error(_scores(params, x), y)
+    error = _softmax_error(x @ params["w"] + params["b"], y)
     factor = _factor(_dense_squared(x, error), weight, clip)
     counts = factor != 0
     error = error[counts] * factor[counts, None]
@@ -79,8 +96,8 @@ def _softmax(
 def _mlp(
     params: dict[str, Floats], x: Floats, y: NDArray[np.int64], weight: Floats, clip: float
 ) -> dict[str, Floats]:
-    hidden, scores = _hidden(params, x)
-    error2 = softmax_error(scores, y)
+    hidden = np.maximum(x @ params["w1"] + params["b1"], 0)
+    error2 = _softmax_error(hidden @ params["w2"] + params["b2"], y)
     error1 = np.where(hidden > 0, error2 @ params["w2"].T, 0.0)
     squared = _dense_squared(x, error1) + _dense_squared(hidden, error2)
     factor = _factor(squared, weight, clip)

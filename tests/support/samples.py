@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sottovoce.models.base import Cnn, Mlp, Softmax, Svm, custom
+from sottovoce.models.cnn import Cnn
+from sottovoce.models.custom import custom
+from sottovoce.models.mlp import Mlp
+from sottovoce.models.softmax import Softmax
+from sottovoce.models.svm import Svm
 from sottovoce.simulation.compiled import Orders, StackedRows
 
 SIZES = np.array([3, 11, 6, 1, 9])

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 from sottovoce.client.release import Price
-from sottovoce.models import gradients
+from sottovoce.models import base
 from sottovoce.privacy import grid
 from sottovoce.privacy.noise import secure
 from sottovoce.privacy.noise.envelope import FINE_BITS, SLOT_BITS, Envelope
@@ -120,7 +120,7 @@ def attack_upload(
     unit, count = unit_of_uploads(recipe, len(y)), sum(leaf.size for leaf in start.values())
     now, largest = {name: np.asarray(start[name], np.float64) for name in sorted(start)}, 0.0
     for step in range(recipe.steps):
-        blocks = gradients.blocks(form, now, x, y, own)
+        blocks = base.gradient_blocks(form, now, x, y, own)
         total = grid.clipped_sum(blocks, recipe.clip, count)
         drawn = np.rint(rng.normal(size=count) * 2**31).astype(np.int64)
         if step == recipe.steps - 1:

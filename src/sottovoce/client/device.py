@@ -42,8 +42,8 @@ from sottovoce.errors import (
     TankEmpty,
     VaultRefusal,
 )
-from sottovoce.models import gradients
-from sottovoce.models.form import Shapes
+from sottovoce.models import base
+from sottovoce.models.base import OWN, Shapes
 from sottovoce.privacy import grid
 from sottovoce.schedules.pricing import Terms
 
@@ -189,8 +189,8 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
     with _open(node, rows) as vault:
         policy = vault.policy
         _require_as_many(node, rows, vault)
-        own = node.own_model() if request.form.name == "own" else None
-        if request.form.name == "own" and own is None:
+        own = node.own_model() if request.form.name == OWN else None
+        if request.form.name == OWN and own is None:
             raise RequestDeclined("policy", "this client's node file names no model of its own")
         shapes = request.form.shapes() if own is None else own.shapes()
         _fits(request, shapes, rows)
@@ -212,7 +212,7 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
                 )
         if own is not None:  # on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
-            gradients.require_rows(own, params, policy.samples, request.form.features)
+            base.require_rows(own, params, policy.samples, request.form.features)
         vault.require_going()
         if node.vault.stat().st_size + _upload_bytes(request) > policy.max_bytes:
             raise RequestDeclined(
@@ -336,11 +336,11 @@ def _require_memory(request: Request, rows: Rows) -> None:
     """
     count = sum(leaf.size for leaf in request.params.values())
     width, block = max(rows.x.shape[1], request.form.features), None
-    if request.form.name == "cnn":
+    if request.form.needs_jax:
         params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
         zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), np.int64)
-        block = next(gradients.blocks(request.form, params, *zeros))
-    largest = min(gradients.BLOCK_NUMBERS, max(64, len(rows.y)) * count)  # sums go by 64 rows
+        block = next(base.gradient_blocks(request.form, params, *zeros))
+    largest = min(base.BLOCK_NUMBERS, max(64, len(rows.y)) * count)  # sums go by 64 rows
     numbers = 2 * len(rows.y) * width + 3 * largest + 10 * count
     np.empty(numbers)[:: mmap.PAGESIZE // 8] = 0
     del block

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce._version import __version__
 from sottovoce.errors import InputError, Malformed, OtherVersion
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form
 from sottovoce.privacy.budget import UNITS, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.base import Round
@@ -219,7 +219,7 @@ class Receipt:
 class Request:
     """One round asked of one client.
 
-    >>> form = Form("svm", (2,), 2, kappa=0.01)
+    >>> form = Form("svm", (2,), 2, {"kappa": 0.01})
     >>> w = {"b": np.zeros((), np.float32), "w": np.zeros(2, np.float32)}
     >>> ask = Request("0badc0de", Round(0, 8), 3, 3, "balanced", Recipe(1.0, 1.0), form, w)
     >>> Request.from_blob(ask.to_blob()).hash() == ask.hash()

@@ -44,8 +44,8 @@ from sottovoce.client.vault import Policy, fingerprint
 from sottovoce.client.vault.policy import LIMITS
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import DataError, InputError
-from sottovoce.models import imported
-from sottovoce.models.gradients import OwnModel
+from sottovoce.models import custom
+from sottovoce.models.base import OwnModel
 
 TABLES = (".csv", ".parquet")
 _POLICY = (
@@ -158,14 +158,9 @@ class Node:
         """The model that `model.own` names, imported; None where the file names none."""
         if self.own is None:
             return None
-        found = imported.find(self.own)
+        found = custom.find_object(self.own)
         if all(hasattr(found, name) for name in ("shapes", "gradients", "losses")):
             return cast(OwnModel, found)
-        from sottovoce.models.base import Model
-        from sottovoce.models.custom import JaxModel
-
-        if isinstance(found, Model):
-            return JaxModel(found)
         raise InputError.of(
             "model.own", self.own, "a model", "make it with sottovoce.custom or TorchModel"
         )
@@ -251,5 +246,5 @@ def _own(model: Mapping[str, Any], folder: Path) -> str | None:
     if not model:
         return None
     where = _text("model.own", model.get("own"))
-    imported.require_named(where, "model.own")
-    return imported.beside(where, folder)
+    custom.split_name(where, "model.own")
+    return custom.resolve_beside(where, folder)

@@ -21,9 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.client import messages
 from sottovoce.errors import InputError, PolicyRefusal, TankEmpty
-from sottovoce.models import gradients
-from sottovoce.models.form import Form
-from sottovoce.models.gradients import OwnModel
+from sottovoce.models.base import Form, OwnModel, gradient_blocks, sample_losses
 from sottovoce.privacy import grid
 from sottovoce.privacy.noise import secure
 from sottovoce.privacy.sensitivity import Recipe
@@ -149,7 +147,7 @@ def step(
 ) -> Parameters:
     """w_i = w − (η/n)·Σ_m clip(g_m) on the grid, without noise: Algorithm 1, lines 5 to 9.
 
-    >>> form, recipe = Form("svm", (2,), 2, kappa=0.0), Recipe(learning_rate=1.0, clip=1.0)
+    >>> form, recipe = Form("svm", (2,), 2, {"kappa": 0.0}), Recipe(learning_rate=1.0, clip=1.0)
     >>> moved = step(form, {"b": 0.0, "w": [0.0, 0.0]}, [[4.0, 2.0]], [1], recipe)
     >>> moved["w"].round(4).tolist(), moved["b"].round(4).tolist()
     ([0.8729, 0.4364], 0.2182)
@@ -177,7 +175,7 @@ def release(
     memory. `head` is what the answer says besides;
     anything that is not public by name is refused.
 
-    >>> form, recipe = Form("svm", (2,), 2, kappa=0.0), Recipe(learning_rate=1.0, clip=1.0)
+    >>> form, recipe = Form("svm", (2,), 2, {"kappa": 0.0}), Recipe(learning_rate=1.0, clip=1.0)
     >>> paid = Price(units=(1,), noise=(2**31,))
     >>> out = release(form, {"b": 0.0, "w": [0.0, 0.0]}, [[4.0, 2.0]], [1], recipe=recipe,
     ...               paid=paid, head={"kind": "upload"})
@@ -194,7 +192,7 @@ def release(
     loss_noise = None if paid.loss_noise is None else int(secure.draw(1, paid.loss_noise)[0])
     told: dict[str, float] = {}
     if loss_noise is not None and loss_bound is not None and paid.loss_noise is not None:
-        each = gradients.losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)
+        each = sample_losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)
         total = grid.bounded_sum(each, loss_bound) + loss_noise
         told["loss"] = loss_bound * (total / grid.REPLACED) / samples
         told["loss_sigma"] = loss_bound * (paid.loss_noise / grid.REPLACED) / samples
@@ -219,7 +217,7 @@ def _sum(
     rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
     count = sum(leaf.size for leaf in params.values())
     before = {name: leaf.tobytes() for name, leaf in params.items() if own is not None}
-    total = grid.clipped_sum(gradients.blocks(form, params, rows, labels, own), recipe.clip, count)
+    total = grid.clipped_sum(gradient_blocks(form, params, rows, labels, own), recipe.clip, count)
     if any(params[name].tobytes() != held for name, held in before.items()):
         # Not with what it was given, which are read-only copies: the code has reached for them.
         raise RuntimeError("a model of the client's own has changed the parameters")
@@ -238,5 +236,5 @@ def _moved(
 
 
 def _floats(params: Mapping[str, ArrayLike]) -> Parameters:
-    """In the order of the names, as `gradients.blocks` lays them out."""
+    """In the order of the names, as `gradient_blocks` lays them out."""
     return {name: np.asarray(params[name], dtype=np.float64) for name in sorted(params)}

@@ -34,7 +34,7 @@ from sottovoce.data import federated, tables
 from sottovoce.data.federated import Holdings, Samples
 from sottovoce.data.files import make_folder, require_empty, write_file
 from sottovoce.errors import FederationError, InputError, RunError
-from sottovoce.models import imported
+from sottovoce.models import custom
 from sottovoce.plan import Plan
 from sottovoce.plan import plan as toml
 from sottovoce.privacy import seeds
@@ -95,7 +95,7 @@ def anchored(plan: Plan) -> Plan:
     """The plan with absolute paths, to be read from anywhere on this machine."""
     here, changes = Path.cwd(), dict[str, object]()
     if plan.model.own is not None:
-        changes["model.own"] = imported.beside(plan.model.own, here)
+        changes["model.own"] = custom.resolve_beside(plan.model.own, here)
     for key in ("path", "validation", "test"):
         if isinstance(file := getattr(plan.data, key), str):
             changes[f"data.{key}"] = str(here / file)
@@ -159,7 +159,6 @@ EMBEDDED: dict[str, Any] = {
 }
 OPTIONS, SITTINGS, PROGRESS = "federation.json", "flower", "progress.jsonl"
 GATHERING = 180.0
-TORCH = "sottovoce.models.torch_model:warm"
 # The server writes its record when it is stopped; then it is ended.
 LAST_WORDS = 20.0
 GONE = 5.0  # seconds without the server after which it is not only slow to say that it is done
@@ -307,11 +306,7 @@ def _check(plan: Plan, options: Options, folder: Path) -> str | None:
                 "install sottovoce with its extra: pip install '.[flower]'"
             )
     if plan.model.own is not None:
-        from sottovoce.models.base import own_model
-        from sottovoce.models.gradients import ForeignModel
-
-        if isinstance(own_model(plan.model.own), ForeignModel):
-            return TORCH
+        return custom.load_own_model(plan.model.own).warm_up
     return None
 
 

@@ -1,8 +1,8 @@
 """What is learned: models, their clipped gradient sums, and how good they are.
 
-`base` holds svm, softmax, mlp, cnn and your own JAX model; `clipping` their clipped sums without
-per-sample gradients; `gradients` per-sample gradients in float64 for a release; `form` a model's
-sizes; `features` what is computed of one sample first; `custom`, `torch_model` and `imported`
-models of your own; `evaluate` loss and accuracy. Importing the package loads nothing: a device
-that needs numpy alone pays for numpy alone.
+One file per model (`svm`, `softmax`, `mlp`, `cnn`) holds its parameters, loss, clipped sum and
+per-sample gradient; `base` the protocol that they follow and the registry that finds them; `custom`
+and `torch_model` bring a user's own model behind the same protocol; `clipping` compiles sums over
+many samples; `features` are computed of one sample first. Importing the package loads nothing, and
+only `clipping` and `torch_model` import JAX or torch: a device that needs numpy pays for numpy.
 """

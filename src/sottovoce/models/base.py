@@ -1,330 +1,433 @@
-"""The models: frozen values that hold sizes, never parameters.
+"""What a model is: the protocol, the registry of named models, and a model as a device sees it.
 
-A model is hashable, so it is a static argument of compiled code; its parameters are a plain tree of
-arrays with stable names, saved as npz. Rows come flattened: x is (n, features).
-
-| name | scores | loss of one sample |
+| class | what it adds | who derives from it |
 |---|---|---|
-| svm | wᵀx + b | max{1 − y(wᵀx + b), 0} + κ/2 ‖(w, b)‖² |
-| softmax | x w + b | softmax cross-entropy |
-| mlp | relu(x w1 + b1) w2 + b2 | softmax cross-entropy |
-| cnn | relu(x ∗ kernel + bias) w + b | softmax cross-entropy |
-| custom | yours | yours |
+| `Model` | parameters, per-sample gradients, losses and predictions in numpy | `TorchModel` |
+| `JaxModel` | the same from three JAX functions; clipped sums that compile | `Custom` |
+| `NamedModel` | a name and options in plans and messages | the models in `MODELS` |
+
+A model is a frozen value that holds sizes, never parameters. It is hashable, so that it is a static
+argument of compiled code; its parameters are a tree of arrays with stable names, saved as npz. Rows
+come flattened: x is (n, features).
+
+No file of this package but `clipping` imports JAX, which takes a second, when it is imported: a
+device that trains svm, softmax or mlp never loads it. The lazy modules below load it on first use.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
-from sottovoce.models import imported
-from sottovoce.models.gradients import ForeignModel
+from sottovoce.errors import InputError, Malformed
+from sottovoce.models import features
+from sottovoce.models.features import Hog
+from sottovoce.privacy import seeds
+from sottovoce.privacy.grid import Products, flush_tiny
+from sottovoce.privacy.seeds import Purpose
 
-# The first model w⁰ of a run, drawn from a key.
+if TYPE_CHECKING:
+    import jax as jax
+    from jax import Array
 
+    from sottovoce.models import clipping as clipping
 
-def first(model: Model, key: jax.Array) -> Params:
-    """`model.init(key)` as one program.
+    jnp = jax.numpy
+else:
 
-    It runs once, so that a CPU compiles it without optimising: that takes a quarter of the time.
+    class _LazyModule:
+        """A module that is imported when one of its names is first used."""
 
-    >>> from sottovoce.models.base import Svm
-    >>> sorted(first(Svm(2), jax.random.key(0)))
-    ['b', 'w']
-    """
-    own: Params = _drawn(jax.default_backend())(model, key)
-    return own
+        def __init__(self, name: str) -> None:
+            self._name = name
 
+        def __getattr__(self, name: str) -> Any:
+            return getattr(importlib.import_module(self._name), name)
 
-@cache
-def _drawn(backend: str) -> Any:
-    options = {"xla_backend_optimization_level": 0} if backend == "cpu" else None
-    return jax.jit(lambda model, key: model.init(key), static_argnums=0, compiler_options=options)
+    jax, jnp = _LazyModule("jax"), _LazyModule("jax.numpy")
+    clipping = _LazyModule("sottovoce.models.clipping")
 
-
+Floats = NDArray[np.float64]
 Params = Any  # a tree of arrays: JAX has no narrower name for it
+Arrays = Mapping[str, NDArray[Any]]  # parameters by name
+Shapes = dict[str, tuple[int, ...]]
 
-KERNEL = 5
-PADDING = 4
+#: The named models and where each is defined. A new model is one file and one line here.
+MODELS = {
+    "svm": "sottovoce.models.svm:Svm",
+    "softmax": "sottovoce.models.softmax:Softmax",
+    "mlp": "sottovoce.models.mlp:Mlp",
+    "cnn": "sottovoce.models.cnn:Cnn",
+}
+OWN = "own"  # in a message: the client's own code, which its node file names
+EVALUATED_ROWS = 1024  # at a time, where no compiled code chooses
 
 
 class Model(ABC):
-    """What a model can do; the parameters are always the caller's."""
+    """A model that a server can start, a device can train, and both can evaluate.
+
+    A sample's gradient and loss must not depend on the other samples, not even in the last bit.
+    """
+
+    #: `module:function` that a worker calls early because importing it takes long.
+    warm_up: ClassVar[str | None] = None
+    #: Whether `gradient_block` gives products of factors instead of written-out gradients.
+    keeps_factors: ClassVar[bool] = False
+
+    @abstractmethod
+    def shapes(self) -> Shapes:
+        """Return names and shapes of the parameters, sorted by name."""
+
+    @abstractmethod
+    def draw_parameters(self, seed: int) -> Params:
+        """Return the first model w⁰ of a run, a function of the seed. It is public."""
+
+    @abstractmethod
+    def gradients(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
+        """Return every sample's gradient in float64, each array (samples, *shape)."""
+
+    @abstractmethod
+    def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
+        """Return F(D_m, w) of every sample in float64."""
+
+    @abstractmethod
+    def predict(self, params: Params, x: Any) -> Any:
+        """Return the most likely class of every row, (n,)."""
+
+    def unflatten(self, arrays: Arrays) -> Params:
+        """Return the parameters as the model takes them, from arrays by name."""
+        _require_names(self.shapes(), arrays)
+        return dict(arrays)
+
+    def evaluate(self, params: Params, x: Any, y: Any) -> tuple[float, float]:
+        """Return the mean loss and the accuracy over the rows."""
+        starts = range(0, len(y), EVALUATED_ROWS)
+        chunks = [(x[i : i + EVALUATED_ROWS], y[i : i + EVALUATED_ROWS]) for i in starts]
+        losses = np.concatenate([self.losses(params, *chunk) for chunk in chunks])
+        correct = np.concatenate([self.find_correct(params, *chunk) for chunk in chunks])
+        return float(np.mean(losses)), float(np.mean(correct))
+
+    def find_correct(self, params: Params, x: Any, y: Any) -> NDArray[np.bool_]:
+        """Return for every row whether it is predicted right."""
+        return np.asarray(self.predict(params, x) == y)
+
+    def count_confusions(self, params: Params, x: Any, y: Any, classes: int) -> NDArray[Any]:
+        """Return how many rows of class i (row of the answer) are taken for class j (column)."""
+        table = np.zeros((classes, classes), int)
+        np.add.at(table, (y, self.predict(params, x)), 1)
+        return table
+
+    def form(self, shape: tuple[int, ...], classes: int) -> Form:
+        """Return how messages describe the model; a named model knows its shape and classes."""
+        return Form(OWN, shape, classes)
+
+    def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Floats | Products:
+        """Return the gradients of some samples, (samples, parameters) in the order of the names.
+
+        A row depends on its own sample and the model alone, to the last bit: each is computed by
+        itself, never in one product with its neighbours. Otherwise a server could choose weights at
+        which another rounding (as a batch with a NaN in it may have) switches a ReLU of every row,
+        and the sum would move by more than its sensitivity.
+        """
+        block = np.empty((len(y), _count(params)))
+        _fill_block(block, params, self.gradients(params, x, y))
+        return block
+
+
+class Inspected(NamedTuple):
+    """Rows ready for products, with facts that do not change from round to round."""
+
+    x: Array  # (n, features): 0 where a number was not finite
+    is_clean: Array  # (n,): whether every number of the row was finite
+    squared: Array  # (n,): ‖x‖² + 1
+
+
+class JaxModel(Model):
+    """A model in JAX: `init`, `apply` and `loss` are enough, the rest follows by differentiation.
+
+    A dense layer's gradient is an outer product, so that a model of dense layers overrides
+    `sum_chunk` to clip and add gradients without writing them out, and `gradient_block` and
+    `losses` to compute them in numpy, without JAX.
+    """
+
+    cleans_rows: ClassVar[bool] = False  # whether rows are inspected: `sum_chunk` gets zeros for ∞
+    uses_bfloat16: ClassVar[bool] = False  # whether large products do on an accelerator
 
     @abstractmethod
     def init(self, key: Array) -> Params:
-        """Fresh parameters: weights and biases U(±1/√fan_in), for the linear models zeros."""
+        """Return fresh parameters: weights and biases U(±1/√fan_in), for linear models zeros."""
 
     @abstractmethod
     def apply(self, params: Params, x: Array) -> Array:
-        """The scores of the rows x, (n, features) → (n, …)."""
+        """Return the scores of the rows x, (n, features) → (n, …)."""
 
     @abstractmethod
     def loss(self, params: Params, x: Array, y: Array) -> Array:
-        """F(D_m, w) of Algorithm 1 for every row, (n,); never a mean."""
+        """Return F(D_m, w) of Algorithm 1 for every row, (n,); never a mean."""
 
     def predict(self, params: Params, x: Array) -> Array:
-        """The most likely class of every row, (n,)."""
-        return _decide(self.apply(params, x))
+        """Return the most likely class of every row, (n,)."""
+        return decide(self.apply(params, x))
 
     def correct(self, params: Params, x: Array, y: Array) -> Array:
-        """Whether each row is predicted right, (n,) of bool."""
+        """Return whether each row is predicted right, (n,) of bool."""
         return self.predict(params, x) == y
 
+    # What compiled code asks for (`clipping`), chunk by chunk.
 
-@final
+    def prepare(self, params: Params) -> Any:
+        """Return the parameters in the layout that the methods below take; once per sum."""
+        return params
+
+    def numbers_per_row(self) -> int | None:
+        """Return the temporary numbers of a row in `sum_chunk`; None: its whole gradient."""
+        return None
+
+    def numbers_per_evaluated_row(self) -> int | None:
+        """Return the temporary numbers of a row in `judge`; None: those of the row itself."""
+        return None
+
+    def sum_chunk(
+        self, prepared: Any, clip: Array, rows: Inspected, y: Array, weight: Array
+    ) -> Params:
+        """Return Σ_m weight_m · g_m / max(1, ‖g_m‖/C) over one chunk of rows."""
+        x = rows.x
+
+        def loss(params: Params, row: Array, label: Array) -> Array:
+            return self.loss(params, row[None], label[None])[0]
+
+        gradient = jax.grad(loss)
+        found = jax.vmap(gradient, in_axes=(None, 0, 0))(prepared, x, y)
+        # Rows must not touch each other, but a compiler may write "not this row" as 0 · value (XLA
+        # does for float64 convolutions), and 0 · NaN spoils the neighbours: then take the rows one
+        # by one. A loop, not a condition: under vmap a condition would always compute both sides.
+        found, _ = jax.lax.while_loop(
+            lambda state: ~state[1],
+            lambda state: (
+                jax.lax.map(lambda row: gradient(prepared, *row), (x, y)),
+                jnp.array(True),
+            ),
+            (found, _are_all_finite(found)),
+        )
+        squares = (jnp.sum(g**2, axis=tuple(range(1, g.ndim))) for g in jax.tree.leaves(found))
+        squared = sum(squares, start=jnp.zeros_like(weight))
+        factor = clip_factors(squared, jnp.full(weight.shape, True), weight, clip)
+        return jax.tree.map(
+            lambda g: jnp.tensordot(factor.astype(g.dtype), keep_counted(g, factor), 1), found
+        )
+
+    def restore_layout(self, total: Params) -> Params:
+        """Return a sum of `sum_chunk` in the layout of the parameters."""
+        return total
+
+    def judge(self, prepared: Any, x: Array, y: Array) -> tuple[Array, Array]:
+        """Return the loss of every row, and whether it is predicted right."""
+        return self.loss(prepared, x, y), self.correct(prepared, x, y)
+
+    def sample_gradient(self, prepared: Any, row: Array, label: Array) -> Params:
+        """Return the gradient of one sample."""
+        return jax.grad(lambda params: self.loss(params, row[None], label[None])[0])(prepared)
+
+    # The protocol, by compiled code.
+
+    def shapes(self) -> Shapes:
+        names, _, shapes = _describe_tree(self)
+        return dict(sorted(zip(names, shapes, strict=True)))
+
+    def draw_parameters(self, seed: int) -> Params:
+        key = jax.random.wrap_key_data(jnp.asarray(seeds.make_key_words(seed, Purpose.INIT)))
+        return _compile_init(jax.default_backend())(self, key)
+
+    def unflatten(self, arrays: Arrays) -> Params:
+        names, tree, _ = _describe_tree(self)
+        _require_names(names, arrays)
+        return jax.tree.unflatten(tree, [jnp.asarray(arrays[name]) for name in names])
+
+    def gradients(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
+        """Return every sample's gradient in float64, each computed alone.
+
+        In a batch a row's rounding may depend on its position, and XLA's float64 convolutions let
+        one row's NaN reach its neighbours; a release must not.
+        """
+        with jax.enable_x64(True):
+            tree = self.unflatten(params)
+            found = clipping.compute_gradients_alone(self, tree, jnp.asarray(x), jnp.asarray(y))
+            return flatten_parameters(found)
+
+    def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the loss of every sample in float64, each computed alone."""
+        with jax.enable_x64(True):
+            tree = self.unflatten(params)
+            found = clipping.compute_losses_alone(self, tree, jnp.asarray(x), jnp.asarray(y))
+            return np.asarray(found)
+
+    def evaluate(self, params: Params, x: Any, y: Any) -> tuple[float, float]:
+        loss, accuracy = jax.device_get(clipping.evaluate(self, params, x, y))
+        return float(loss), float(accuracy)
+
+    def find_correct(self, params: Params, x: Any, y: Any) -> NDArray[np.bool_]:
+        return np.asarray(clipping.find_correct(self, params, x, y))
+
+    def count_confusions(self, params: Params, x: Any, y: Any, classes: int) -> NDArray[Any]:
+        return np.asarray(clipping.count_confusions(self, params, x, y, classes))
+
+
 @dataclass(frozen=True)
-class Svm(Model):
-    """A linear classifier of two classes, labels 0 and 1 standing for y = −1 and y = +1.
+class Option:
+    """A number that belongs to a model, and how a bad one is answered.
 
-    The paper prints the loss as max{y − wᵀx, 0}, which is no hinge (for y = −1 it asks for scores
-    above −1, whatever the class); this is the hinge, max{1 − y(wᵀx + b), 0} + κ/2 ‖(w, b)‖². The
-    bias acts as the weight of a constant feature 1 and is regularised like the others: the loss is
-    then κ-strongly convex in everything that is uploaded, as Theorems 2 and 3 assume. The
-    regulariser is part of every sample's loss, so it is clipped with it.
-
-    >>> Svm(2).init(jax.random.key(0))["w"].tolist()
-    [0.0, 0.0]
+    It is a size (a whole number from 1) where its default is whole, else a weight (from 0).
     """
 
-    features: int
-    kappa: float = 0.01
-
-    def init(self, key: Array) -> Params:
-        return {"w": jnp.zeros(self.features), "b": jnp.zeros(())}
-
-    def apply(self, params: Params, x: Array) -> Array:
-        scores: Array = x @ params["w"] + params["b"]
-        return scores
-
-    def loss(self, params: Params, x: Array, y: Array) -> Array:
-        norm_squared = jnp.sum(params["w"] ** 2) + params["b"] ** 2
-        # relu, not maximum: at the kink its derivative is 0, where maximum's would be 1/2.
-        hinge = jax.nn.relu(1 - signs(y, params["w"].dtype) * self.apply(params, x))
-        losses: Array = hinge + self.kappa / 2 * norm_squared
-        return losses
-
-
-@final
-@dataclass(frozen=True)
-class Softmax(Model):
-    """One linear layer, then softmax: the loss is convex, so it starts from zeros.
-
-    Few parameters meet little noise (it grows with √d), so that on good features this is the model
-    that learns most from a small budget.
-
-    >>> params = Softmax(4, classes=3).init(jax.random.key(0))
-    >>> {name: array.shape for name, array in params.items()}
-    {'w': (4, 3), 'b': (3,)}
-    """
-
-    features: int
-    classes: int
-
-    def init(self, key: Array) -> Params:
-        return {"w": jnp.zeros((self.features, self.classes)), "b": jnp.zeros(self.classes)}
-
-    def apply(self, params: Params, x: Array) -> Array:
-        scores: Array = x @ params["w"] + params["b"]
-        return scores
-
-    def loss(self, params: Params, x: Array, y: Array) -> Array:
-        return cross_entropy(self.apply(params, x), y)
-
-
-@final
-@dataclass(frozen=True)
-class Mlp(Model):
-    """One hidden layer of ReLU units, then softmax.
-
-    >>> params = Mlp(4, hidden=3, classes=2).init(jax.random.key(0))
-    >>> {name: array.shape for name, array in params.items()}
-    {'w1': (4, 3), 'b1': (3,), 'w2': (3, 2), 'b2': (2,)}
-    """
-
-    features: int
-    hidden: int
-    classes: int
-
-    def init(self, key: Array) -> Params:
-        first, second = jax.random.split(key)
-        w1, b1 = _uniform(first, (self.features, self.hidden), self.features)
-        w2, b2 = _uniform(second, (self.hidden, self.classes), self.hidden)
-        return {"w1": w1, "b1": b1, "w2": w2, "b2": b2}
-
-    def apply(self, params: Params, x: Array) -> Array:
-        hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
-        scores: Array = hidden @ params["w2"] + params["b2"]
-        return scores
-
-    def loss(self, params: Params, x: Array, y: Array) -> Array:
-        return cross_entropy(self.apply(params, x), y)
-
-
-@final
-@dataclass(frozen=True)
-class Cnn(Model):
-    """One 5×5 convolution with padding 4, ReLU, then a linear layer and softmax.
-
-    No pooling, as in the paper: an H×W picture becomes channels×(H+4)×(W+4) numbers. Rows are
-    pictures of `shape` (H, W, colours), flattened with the colours last.
-
-    >>> params = Cnn((8, 8, 1), channels=2, classes=10).init(jax.random.key(0))
-    >>> {name: array.shape for name, array in params.items()}
-    {'kernel': (5, 5, 1, 2), 'bias': (2,), 'w': (288, 10), 'b': (10,)}
-    """
-
-    shape: tuple[int, int, int]
-    channels: int
-    classes: int
+    name: str
+    default: int | float
+    remedy: str
 
     @property
-    def map_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width after the convolution, in the order of the rows of w."""
-        grow = 2 * PADDING - KERNEL + 1
-        return self.channels, self.shape[0] + grow, self.shape[1] + grow
+    def is_size(self) -> bool:
+        """Whether it is a whole number from 1."""
+        return isinstance(self.default, int)
 
-    def init(self, key: Array) -> Params:
-        first, second = jax.random.split(key)
-        fan_in, flat = KERNEL * KERNEL * self.shape[2], math.prod(self.map_shape)
-        kernel, bias = _uniform(first, (KERNEL, KERNEL, self.shape[2], self.channels), fan_in)
-        w, b = _uniform(second, (flat, self.classes), flat)
-        return {"kernel": kernel, "bias": bias, "w": w, "b": b}
-
-    def apply(self, params: Params, x: Array) -> Array:
-        maps = jax.lax.conv_general_dilated(
-            x.reshape(-1, *self.shape).astype(params["kernel"].dtype),
-            params["kernel"],
-            window_strides=(1, 1),
-            padding=[(PADDING, PADDING)] * 2,
-            dimension_numbers=("NHWC", "HWIO", "NCHW"),
-        )
-        hidden = jax.nn.relu(maps + params["bias"][:, None, None]).reshape(x.shape[0], -1)
-        scores: Array = hidden @ params["w"] + params["b"]
-        return scores
-
-    def loss(self, params: Params, x: Array, y: Array) -> Array:
-        return cross_entropy(self.apply(params, x), y)
+    def choose(self, value: float | None) -> float:
+        """Return the value, or the default for None; raise where the model cannot have it."""
+        if value is None:
+            return self.default
+        if self.is_size:
+            _require_at_least(self.name, value, 1, self.remedy)
+            return value
+        if not 0 <= value < math.inf:
+            raise InputError.of(self.name, value, "a number ≥ 0", self.remedy)
+        return float(value)
 
 
-@final
-@dataclass(frozen=True)
-class Custom(Model):
-    """Your own model; see `custom`."""
+class NamedModel(JaxModel):
+    """A model that plans and messages call by its name in `MODELS`."""
 
-    init_with: Callable[[Array], Params]
-    apply_with: Callable[[Params, Array], Array]
-    loss_of_scores: Callable[[Array, Array], Array]
-    decide: Callable[[Array], Array]
+    name: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]] = ()
+    most_classes: ClassVar[int | None] = None  # the most that it tells apart; None: any number
+    takes_pictures: ClassVar[bool] = False  # whether rows must be (height, width, colours)
+    #: Whether a device computes it with JAX, whose memory must be tried before a debit.
+    needs_jax: ClassVar[bool] = True
 
-    def init(self, key: Array) -> Params:
-        return self.init_with(key)
+    @classmethod
+    @abstractmethod
+    def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
+        """Return the model for samples of `shape`, with all of its options; all are checked."""
 
-    def apply(self, params: Params, x: Array) -> Array:
-        return self.apply_with(params, x)
+    @classmethod
+    def fits(cls, classes: int, are_pictures: bool) -> bool:
+        """Return whether the model tells so many classes apart, of samples that are pictures."""
+        are_few = cls.most_classes is None or classes <= cls.most_classes
+        return are_few and (are_pictures or not cls.takes_pictures)
 
-    def loss(self, params: Params, x: Array, y: Array) -> Array:
-        losses = self.loss_of_scores(self.apply(params, x), y)
-        if losses.shape != x.shape[:1]:
-            # A mean over the batch would make every sample's gradient depend on its neighbours.
-            raise InputError.of(
-                "the loss of a custom model",
-                losses.shape,
-                f"an array of shape {x.shape[:1]}",
-                "return one loss per row and leave out the mean",
-            )
-        return losses
-
-    def predict(self, params: Params, x: Array) -> Array:
-        return self.decide(self.apply(params, x))
+    @abstractmethod
+    def form(self, shape: tuple[int, ...] = (), classes: int = 0) -> Form:
+        """Return how messages describe the model: name, shape of a sample, classes, options."""
 
 
-def custom(
-    init: Callable[[Array], Params],
-    apply: Callable[[Params, Array], Array],
-    loss: Callable[[Array, Array], Array],
-    predict: Callable[[Array], Array] | None = None,
-) -> Custom:
-    """Your own model from three JAX functions.
+def find_model(name: str) -> type[NamedModel]:
+    """Return the class of the model that `MODELS` calls `name`.
 
-    `init(key)` gives any tree of floating-point arrays, `apply(params, x)` the scores of a batch
-    of rows, `loss(scores, y)` one loss per row. `predict(scores)` is the class of each row; without
-    it the largest score wins, or the sign where there is one score a row.
-
-    >>> line = custom(
-    ...     init=lambda key: jnp.zeros(2),
-    ...     apply=lambda w, x: x @ w,
-    ...     loss=lambda scores, y: (scores - y) ** 2,
-    ... )
-    >>> line.loss(jnp.ones(2), jnp.array([[1.0, 2.0]]), jnp.array([5.0])).tolist()
-    [4.0]
+    >>> find_model("svm").most_classes
+    2
     """
-    return Custom(init, apply, loss, _decide if predict is None else predict)
+    if name not in MODELS:
+        raise InputError.of("model name", name, f"one of {', '.join(MODELS)}", "choose one")
+    module, _, title = MODELS[name].partition(":")
+    found: type[NamedModel] = getattr(importlib.import_module(module), title)
+    return found
 
 
 def build(
-    name: str,
-    *,
-    shape: tuple[int, ...],
-    classes: int,
-    hidden: int | None = None,
-    channels: int | None = None,
-    kappa: float | None = None,
-) -> Model:
-    """The built-in model `name` for rows of `shape`, which is (features,) or (H, W, colours).
+    name: str, *, shape: tuple[int, ...], classes: int, **options: float | None
+) -> NamedModel:
+    """Return the model `name` for rows of `shape`, which is (features,) or (H, W, colours).
 
-    `hidden` (256 if absent) belongs to the mlp, `channels` (8) to the cnn, `kappa` (0.01) to the
-    svm, none to softmax; one that the model does not have is refused, not ignored.
+    An option that is absent or None has the model's default; one that the model does not have is
+    refused, not ignored.
 
     >>> build("mlp", shape=(8, 8, 1), classes=10, hidden=32)
     Mlp(features=64, hidden=32, classes=10)
     """
-    if name not in MODELS:
-        raise InputError.of("model name", name, f"one of {', '.join(MODELS)}", "choose one")
-    given = {"hidden": hidden, "channels": channels, "kappa": kappa}
-    for option, value in given.items():
-        if value is not None and option != MODELS[name]:
-            remedy = f"leave it out: its own option is {MODELS[name] or 'none'}"
-            raise InputError.of(option, value, f"absent for the model {name}", remedy)
+    found = find_model(name)
+    names = [option.name for option in found.options]
+    for key, value in options.items():
+        if value is not None and key not in names:
+            remedy = f"leave it out: its own option is {', '.join(names) or 'none'}"
+            raise InputError.of(key, value, f"absent for the model {name}", remedy)
     for size in shape:
-        _at_least("every number of shape", size, 1, "give the sizes of one sample")
-    _at_least("classes", classes, 2, "count the kinds of labels")
-    if name == "svm":
-        if classes != 2:
-            raise InputError.of("classes", classes, "2 for the model svm", "use softmax for more")
-        if kappa is not None and not 0 <= kappa < math.inf:
-            raise InputError.of("kappa", kappa, "a number ≥ 0", "0.01 is the default")
-        return Svm(math.prod(shape), 0.01 if kappa is None else float(kappa))
-    if name == "softmax":
-        return Softmax(math.prod(shape), classes)
-    if name == "mlp":
-        hidden = 256 if hidden is None else hidden
-        _at_least("hidden", hidden, 1, "256 is the paper's")
-        return Mlp(math.prod(shape), hidden, classes)
-    if len(shape) != 3:
-        raise InputError.of("shape", shape, "(height, width, colours) for the cnn", "use mlp else")
-    channels = 8 if channels is None else channels
-    _at_least("channels", channels, 1, "8 is the default")
-    return Cnn((shape[0], shape[1], shape[2]), channels, classes)
+        _require_at_least("every number of shape", size, 1, "give the sizes of one sample")
+    _require_at_least("classes", classes, 2, "count the kinds of labels")
+    if found.takes_pictures and len(shape) != 3:
+        raise InputError.of(
+            "shape", shape, f"(height, width, colours) for the {name}", "choose another model"
+        )
+    if found.most_classes is not None and classes > found.most_classes:
+        raise InputError.of(
+            "classes", classes, f"{found.most_classes} for the model {name}", "choose another model"
+        )
+    chosen = {option.name: option.choose(options.get(option.name)) for option in found.options}
+    return found.create(shape, classes, **chosen)
 
 
-#: The built-in models, and the one option that belongs to each.
-MODELS = {"svm": "kappa", "softmax": None, "mlp": "hidden", "cnn": "channels"}
+def _require_at_least(name: str, value: float, least: int, remedy: str) -> None:
+    if value < least:
+        raise InputError.of(name, value, f"a whole number ≥ {least}", remedy)
+
+
+# Parameters by name: a tree of arrays as a flat mapping, and back.
+
+
+def flatten_parameters(params: Params) -> dict[str, NDArray[Any]]:
+    """Return the leaves of a tree of parameters by name, as they stand in `model.npz`.
+
+    >>> sorted(flatten_parameters({"w": jnp.zeros(2), "deep": [jnp.zeros(()), jnp.ones(1)]}))
+    ['deep/0', 'deep/1', 'w']
+    """
+    paths = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {_name_leaf(path): np.asarray(leaf) for path, leaf in paths}
+
+
+@lru_cache(64)
+def _describe_tree(model: JaxModel) -> tuple[list[str], Any, list[tuple[int, ...]]]:
+    """Return names of a model's leaves, the tree they make, and their shapes; once per model."""
+    form = jax.eval_shape(model.init, jax.random.key(0))
+    paths, tree = jax.tree_util.tree_flatten_with_path(form)
+    return [_name_leaf(path) for path, _ in paths], tree, [leaf.shape for _, leaf in paths]
+
+
+def _name_leaf(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+
+
+def _require_names(names: Any, arrays: Arrays) -> None:
+    if set(names) != set(arrays):
+        raise InputError.of(
+            "model", sorted(names), f"the one with {sorted(arrays)}", "pass the model that was run"
+        )
+
+
+@cache
+def _compile_init(backend: str) -> Any:
+    """Return `model.init` as one program.
+
+    It runs once, so that a CPU compiles it without optimising: that takes a quarter of the time.
+    """
+    options = {"xla_backend_optimization_level": 0} if backend == "cpu" else None
+    return jax.jit(lambda model, key: model.init(key), static_argnums=0, compiler_options=options)
 
 
 def precision(params: Params) -> Any:
-    """The floating-point type that the parameters are computed in.
+    """Return the floating-point type that the parameters are computed in.
 
     >>> str(precision({"w": jnp.zeros(2, jnp.float32)}))
     'float32'
@@ -333,92 +436,372 @@ def precision(params: Params) -> Any:
     return jnp.result_type(*leaves) if leaves else jnp.zeros(()).dtype
 
 
-def signs(y: Array, dtype: Any) -> Array:
-    """Labels 0 and 1 as −1 and +1.
-
-    >>> signs(jnp.array([0, 1]), jnp.float32).tolist()
-    [-1.0, 1.0]
-    """
-    return 2 * y.astype(dtype) - 1
+# What several models are made of, in JAX.
 
 
-def cross_entropy(scores: Array, y: Array) -> Array:
-    """−log softmax(scores)_y for every row.
-
-    >>> round(float(cross_entropy(jnp.zeros((1, 4)), jnp.array([2]))[0]), 4)
-    1.3863
-    """
-    logs = jax.nn.log_softmax(scores)
-    return -jnp.take_along_axis(logs, y[:, None], axis=1)[:, 0]
-
-
-def _decide(scores: Array) -> Array:
-    one_score = scores.ndim == 1 or scores.shape[-1] == 1
-    return (scores.reshape(-1) > 0).astype(int) if one_score else jnp.argmax(scores, axis=-1)
-
-
-def _uniform(key: Array, shape: tuple[int, ...], fan_in: int) -> tuple[Array, Array]:
+def draw_layer(key: Array, shape: tuple[int, ...], fan_in: int) -> tuple[Array, Array]:
+    """Return weights of `shape` and a bias for its last axis, all U(±1/√fan_in)."""
     for_weight, for_bias = jax.random.split(key)
     bound = 1 / math.sqrt(fan_in)
     weight = jax.random.uniform(for_weight, shape, minval=-bound, maxval=bound)
     return weight, jax.random.uniform(for_bias, shape[-1:], minval=-bound, maxval=bound)
 
 
-def _at_least(name: str, value: int, least: int, remedy: str) -> None:
-    if value < least:
-        raise InputError.of(name, value, f"a whole number ≥ {least}", remedy)
+def decide(scores: Array) -> Array:
+    """Return the class with the largest score, or the sign where there is one score a row."""
+    one_score = scores.ndim == 1 or scores.shape[-1] == 1
+    return (scores.reshape(-1) > 0).astype(int) if one_score else jnp.argmax(scores, axis=-1)
 
 
-# Parameters by name: a tree of arrays as a flat mapping, and back; and models by theirs.
+def relu_finite(before: Array, kind: Any) -> Array:
+    """Return max(before, 0) in the type `kind`, and its largest number for what is not finite.
 
-
-AnyModel: TypeAlias = Model | ForeignModel
-
-
-def named(params: Params) -> dict[str, NDArray[Any]]:
-    """The leaves of a tree of parameters by name, as they stand in `model.npz`.
-
-    >>> sorted(named({"w": jnp.zeros(2), "deep": [jnp.zeros(()), jnp.ones(1)]}))
-    ['deep/0', 'deep/1', 'w']
+    ‖h‖² is then not finite, the row does not count, and 0 · h is 0 where products sum over rows.
     """
-    paths = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {_name(path): np.asarray(leaf) for path, leaf in paths}
+    most = float(jnp.finfo(kind).max)  # type: ignore[no-untyped-call]
+    return jnp.where(before <= 0, 0, jnp.where(before < most, before, most)).astype(kind)
 
 
-def unnamed(model: AnyModel, arrays: dict[str, NDArray[Any]]) -> Params:
-    """The tree of parameters that `named` took apart; the model knows its form."""
-    if isinstance(model, ForeignModel):
-        _require_names(list(model.shapes()), arrays)
-        return dict(arrays)
-    names, tree = _form(model)
-    _require_names(names, arrays)
-    return jax.tree.unflatten(tree, [jnp.asarray(arrays[name]) for name in names])
+def squared_norms(values: Array) -> Array:
+    """Return ‖v‖² of every row; a dense layer's gradient (h, 1) δᵀ has ‖δ‖²(‖h‖² + 1)."""
+    return jnp.sum(values**2, axis=1)
 
 
-@lru_cache(64)
-def _form(model: Model) -> tuple[list[str], Any]:
-    """The names of a model's leaves, and the tree they make; of many runs of it once."""
-    form = jax.eval_shape(model.init, jax.random.key(0))
-    paths, tree = jax.tree_util.tree_flatten_with_path(form)
-    return [_name(path) for path, _ in paths], tree
+def clip_factors(squared: Array, is_clean: Array, weight: Array, clip: Array) -> Array:
+    """Return weight / max(1, ‖g‖/C), and 0 for the rows that must not count."""
+    norm = jnp.sqrt(squared)
+    scaled = jnp.where(norm > clip, clip / norm, 1) * weight
+    return jnp.where(is_clean & jnp.isfinite(squared), scaled, 0)
 
 
-def own_model(where: str) -> AnyModel:
-    """The model that `model.own` names; importing it runs its code."""
-    found = imported.find(where)
-    if not isinstance(found, Model | ForeignModel):
-        raise InputError.of(
-            "model.own", where, "a model", "make it with sottovoce.custom or TorchModel"
-        )
-    return found
+def keep_counted(values: Array, factor: Array) -> Array:
+    """Return the rows whose factor is not 0, and zeros for the others."""
+    return jnp.where((factor != 0).reshape(-1, *[1] * (values.ndim - 1)), values, 0)
 
 
-def _require_names(names: list[str], arrays: dict[str, NDArray[Any]]) -> None:
-    if set(names) != set(arrays):
-        raise InputError.of(
-            "model", sorted(names), f"the one with {sorted(arrays)}", "pass the model that was run"
-        )
+def scale_counted(values: Array, factor: Array) -> Array:
+    """Return the rows whose factor is not 0, each times its factor, and zeros for the others."""
+    return keep_counted(values, factor) * factor.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+def _are_all_finite(tree: Params) -> Array:
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)], bool))
+
+
+# A model as a device sees it: what a message says of it, and its gradients in blocks.
+#
+# The exact integer sum of `privacy.grid` wants every sample's own gradient. They are formed for as
+# many samples as fit in a fixed amount of memory; samples × parameters never exists as a whole.
+
+_HOG_KEYS = {"features": "name", "cell": "cell", "upright": "upright", "colours": "colours"}
+_LARGEST_SIZE = 1 << 30
+_LARGEST_WEIGHT = 1e6
+BLOCK_NUMBERS = 1 << 22  # float64 numbers of one block: 32 MiB
+SLAB_NUMBERS = 1 << 16  # of a matrix that all rows are multiplied by before the next
+
+
+class OwnModel(Protocol):
+    """A model of the client's own (PyTorch, JAX, …), by what a release needs of it.
+
+    It is not trusted to keep samples apart: see `IsolatedModel`.
+    """
+
+    def shapes(self) -> Shapes:
+        """Return names and shapes of the parameters."""
+        ...
+
+    def gradients(self, params: Arrays, x: Floats, y: NDArray[Any]) -> Arrays:
+        """Return every sample's gradient, each array (samples, *shape of the parameter)."""
+        ...
+
+    def losses(self, params: Arrays, x: Floats, y: NDArray[Any]) -> Floats:
+        """Return the loss of every sample."""
+        ...
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model as a message describes it; `own` is the client's own code, named in its node file.
+
+    >>> Form("mlp", (8, 8, 1), 10, {"hidden": 32}).shapes()
+    {'b1': (32,), 'b2': (10,), 'w1': (64, 32), 'w2': (32, 10)}
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    options: Mapping[str, int | float] = field(default_factory=dict)
+    seen: Hog | None = None  # the features that the client makes of its samples before the model
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a sample of the client has."""
+        return math.prod(self.shape)
+
+    @property
+    def features(self) -> int:
+        """How many numbers the model takes."""
+        return self.numbers if self.seen is None else self.seen.width
+
+    def model(self) -> NamedModel:
+        """Return the named model."""
+        shape = self.shape if self.seen is None else (self.seen.width,)
+        return build(self.name, shape=shape, classes=self.classes, **self.options)
+
+    def shapes(self) -> Shapes:
+        """Return names and shapes of the named model's parameters, sorted by name."""
+        return self.model().shapes()
+
+    @property
+    def needs_jax(self) -> bool:
+        """Whether a device computes the named model with JAX."""
+        return self.name != OWN and find_model(self.name).needs_jax
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form as it stands in a message.
+
+        >>> Form.from_json(Form("svm", (3,), 2, {"kappa": 0.01}).to_json())
+        Form(name='svm', shape=(3,), classes=2, options={'kappa': 0.01}, seen=None)
+        """
+        told = {"name": self.name, "shape": list(self.shape), "classes": self.classes}
+        told |= dict(self.options)
+        if self.seen is not None:
+            told |= {key: getattr(self.seen, name) for key, name in _HOG_KEYS.items()}
+        return told
+
+    @classmethod
+    def from_json(cls, values: Any) -> Form:
+        """Read a form from a message; anything that is not one is `Malformed`."""
+        name = values.get("name") if isinstance(values, Mapping) else None
+        if not isinstance(name, str) or name not in (*MODELS, OWN):
+            raise Malformed(f"the message's model is not one of {', '.join((*MODELS, OWN))}")
+        options = () if name == OWN else find_model(name).options
+        keys = {"name", "shape", "classes", *(option.name for option in options)}
+        if values.keys() not in (keys, keys | _HOG_KEYS.keys()):
+            raise Malformed(f"the message's model {name} has not the keys of one")
+        shape, sizes = values["shape"], [values["classes"]]
+        if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
+            raise Malformed("the message's model has no shape of a sample")
+        sizes += [*shape, *(values[option.name] for option in options if option.is_size)]
+        if not all(type(size) is int and 1 <= size <= _LARGEST_SIZE for size in sizes):
+            raise Malformed("the message's model has a size that is no whole number from 1 to 2³⁰")
+        if math.prod(shape) > _LARGEST_SIZE or values["classes"] < 2:
+            raise Malformed("the message's model has samples too large or fewer than two classes")
+        if name != OWN and not find_model(name).fits(values["classes"], len(shape) == 3):
+            raise Malformed(f"the message's model {name} does not fit its samples")
+        for option in options:
+            weight = 0 if option.is_size else values[option.name]
+            if type(weight) not in (int, float) or not 0 <= weight <= _LARGEST_WEIGHT:
+                raise Malformed(f"the message's {option.name} is no number from 0 to 1e6")
+        given = {option.name: values[option.name] for option in options}
+        return cls(name, tuple(shape), values["classes"], given, seen=_read_features(values))
+
+
+def _read_features(values: Mapping[str, Any]) -> Hog | None:
+    if "features" not in values:
+        return None
+    name, shape, cell = values["features"], tuple(values["shape"]), values["cell"]
+    flags = ("upright", "colours")
+    fits = values["name"] == OWN or not find_model(values["name"]).takes_pictures
+    fits = fits and isinstance(name, str)
+    if not fits or type(cell) is not int or any(type(values[f]) is not bool for f in flags):
+        raise Malformed("the message's features are none that its model takes")
+    try:
+        lens = features.build(name, shape, cell, *(values[flag] for flag in flags))
+    except InputError as error:
+        raise Malformed(f"the message's {error}") from None
+    if lens is None or lens.shape != shape or lens.width > _LARGEST_SIZE:
+        raise Malformed("the message's features are not those of a picture")
+    return lens
+
+
+class DeviceModel(NamedTuple):
+    """A form, and the client's own code where the form alone does not say what is computed."""
+
+    form: Form
+    own: OwnModel | None
+
+
+def as_device(model: Model, *, shape: tuple[int, ...] = (1,), classes: int = 2) -> DeviceModel:
+    """Return how a device sees a model. `shape` and `classes` say what an own model cannot.
+
+    >>> as_device(build("mlp", shape=(64,), classes=10, hidden=32)).form
+    Form(name='mlp', shape=(64,), classes=10, options={'hidden': 32}, seen=None)
+    """
+    own = None if isinstance(model, NamedModel) else model
+    return DeviceModel(model.form(shape, classes), own)
+
+
+@dataclass(frozen=True)
+class IsolatedModel:
+    """A client's own model, given one sample at a time and copies that nobody can write to.
+
+    What its code makes of a batch may depend on all of it, in the last bits at least. A sample that
+    it fails on counts as nothing (NaN): an error or an exit that only some samples cause would tell
+    the server of them. A model that works in place must not put a row into what is sent; some code
+    can write through read-only memory (`torch.from_numpy`), so every sample has its own copies.
+    """
+
+    own: OwnModel
+
+    keeps_factors: ClassVar[bool] = False
+
+    def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Floats:
+        """Return the gradients of some samples, NaN where the code fails."""
+        block = np.empty((len(y), _count(params)))
+        for i in range(len(y)):
+            row = slice(i, i + 1)
+            try:
+                found = self.own.gradients(_copy_all(params), _copy(x[row]), _copy(y[row]))
+                _fill_block(block[row], params, found)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # an exit that a sample causes would tell of it, too
+                block[row] = np.nan
+        return block
+
+    def losses(self, params: Arrays, x: Floats, y: Any) -> Floats:
+        """Return the losses, NaN, which counts as the bound, where the code fails."""
+        losses = np.full(len(y), np.nan)
+        for i in range(len(y)):
+            row = slice(i, i + 1)
+            try:
+                losses[row] = _check_losses(
+                    self.own, _copy_all(params), _copy(x[row]), _copy(y[row])
+                )
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                losses[row] = np.nan
+        return losses
+
+
+def _find_code(form: Form, own: OwnModel | None) -> NamedModel | IsolatedModel:
+    if form.name != OWN:
+        return form.model()
+    assert own is not None, "the device has refused such a request before"
+    return IsolatedModel(own)
+
+
+def rows_per_block(numbers: int) -> int:
+    """Return how many samples are worked on at a time, each of which takes so many numbers.
+
+    >>> rows_per_block(2410), rows_per_block(10**9)
+    (1740, 1)
+    """
+    return max(1, BLOCK_NUMBERS // max(1, numbers))
+
+
+def gradient_blocks(
+    form: Form, params: Arrays, x: Floats, y: Any, own: OwnModel | None = None
+) -> Iterator[Floats | Products]:
+    """Yield the per-sample gradients at `params`, block by block, for `grid.clipped_sum`.
+
+    Those of dense layers are not written out. Numbers below 2⁻²⁵⁰ count as 0: products of them
+    would be subnormal, and the time that takes would tell of the sample.
+    """
+    model = _find_code(form, own)
+    params = {name: flush_tiny(leaf) for name, leaf in params.items()}
+    factors = sum(sum(leaf.shape) for leaf in params.values())
+    rows = rows_per_block(factors if model.keeps_factors else _count(params))
+    for start in range(0, len(y), rows):
+        chunk, labels = flush_tiny(x[start : start + rows]), y[start : start + rows]
+        with np.errstate(all="ignore"):
+            block = model.gradient_block(params, chunk, labels)
+        yield block
+
+
+def gradient_matrix(
+    form: Form, params: Arrays, x: Floats, y: Any, own: OwnModel | None = None
+) -> Floats:
+    """Return all per-sample gradients, (samples, parameters): for few samples or a small model.
+
+    >>> form = Form("svm", (2,), 2, {"kappa": 0.0})
+    >>> params = {"b": np.zeros(()), "w": np.zeros(2)}
+    >>> gradient_matrix(form, params, np.array([[4.0, 2.0]]), np.array([1])).tolist()
+    [[-1.0, -4.0, -2.0]]
+    """
+    with np.errstate(all="ignore"):
+        blocks = gradient_blocks(form, params, x, y, own)
+        return np.concatenate([Products.of(block).write_out() for block in blocks])
+
+
+def sample_losses(
+    form: Form, params: Arrays, x: Floats, y: Any, own: OwnModel | None = None
+) -> Floats:
+    """Return F(D_m, w) of every sample.
+
+    >>> form = Form("svm", (1,), 2, {"kappa": 0.0})
+    >>> params = {"b": np.zeros(()), "w": np.ones(1)}
+    >>> sample_losses(form, params, np.array([[2.0]]), np.array([0])).tolist()
+    [3.0]
+    """
+    model, rows, losses = _find_code(form, own), rows_per_block(_count(params)), []
+    for start in range(0, len(y), rows):
+        chunk, labels = x[start : start + rows], y[start : start + rows]
+        with np.errstate(all="ignore"):
+            losses.append(model.losses(params, chunk, labels))
+    return np.concatenate(losses)
+
+
+def require_rows(own: OwnModel, params: Arrays, samples: int, features: int) -> None:
+    """Raise if a client's own model does not give every row its own gradient and loss.
+
+    It is asked on rows of zeros before anything is booked, so that the answer cannot depend on the
+    client's samples.
+    """
+    count = min(samples, rows_per_block(_count(params)))
+    x, y = _copy(np.zeros((count, features))), _copy(np.zeros(count, np.int64))
+    copies = _copy_all(params)  # as a release gives them
+    with np.errstate(all="ignore"):
+        _fill_block(np.empty((count, _count(params))), params, own.gradients(copies, x, y))
+        _check_losses(own, copies, x, y)
+
+
+def multiply_rows(x: Floats, w: Floats) -> Floats:
+    """Return x @ w, every row multiplied by itself: it depends neither on position nor on company.
+
+    One product of all rows rounds a row differently at the edge of a block than in the middle. A
+    large w is gone through in slabs that stay in the cache for all rows.
+
+    >>> multiply_rows(np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0], [4.0]])).tolist()
+    [[11.0], [4.0]]
+    """
+    product = np.empty((len(x), w.shape[1]))
+    width = max(1, SLAB_NUMBERS // max(1, len(w)))
+    for j in range(0, w.shape[1], width):
+        product[:, j : j + width] = np.matmul(x[:, None, :], w[:, j : j + width])[:, 0]
+    return product
+
+
+def _count(params: Arrays) -> int:
+    return sum(leaf.size for leaf in params.values())
+
+
+def _copy_all(params: Arrays) -> Arrays:
+    return {name: _copy(leaf) for name, leaf in params.items()}
+
+
+def _copy(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy over immutable bytes: unlike a flag, that cannot be taken back."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
+def _check_losses(own: OwnModel, params: Arrays, x: Floats, y: Any) -> Floats:
+    losses = np.asarray(own.losses(params, x, y), np.float64)
+    if losses.shape != y.shape:
+        raise InputError.of("losses", losses.shape, f"{y.shape}, one a sample", "mend model.own")
+    return losses
+
+
+def _fill_block(block: Floats, params: Arrays, gradients: Mapping[str, Any]) -> None:
+    start = 0
+    for name in sorted(params):
+        leaf, wanted = np.asarray(gradients[name], np.float64), (len(block), *params[name].shape)
+        if leaf.shape != wanted:  # as many numbers in another order would mix the samples
+            raise InputError.of(
+                f"gradient {name}", leaf.shape, f"{wanted}, a row a sample", "mend model.own"
+            )
+        size = math.prod(wanted[1:])
+        block[:, start : start + size] = leaf.reshape(len(block), size)
+        start += size

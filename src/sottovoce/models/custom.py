@@ -1,157 +1,172 @@
-"""Models as a device meets them: the form of a built-in one, and a JAX model of your own.
+"""Models of a user's own: JAX functions made into a model, and models named in plans.
 
-A device computes per-sample gradients itself, so it needs a model's sizes (`Form`) or, for a model
-of the client's own, an object with `shapes`, `gradients` and `losses` (`gradients.OwnModel`).
+`custom(init, apply, loss)` makes a model of three JAX functions; `models.torch_model` has the one
+for PyTorch. A plan or a node file names a model as `package.module:name` or `file.py:name`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, final
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from numpy.typing import NDArray
+from sottovoce.errors import InputError, SottovoceError
+from sottovoce.models.base import JaxModel, Model, Params, decide
 
-from sottovoce.models import clipping
-from sottovoce.models.base import AnyModel, Cnn, Mlp, Model, Softmax, Svm, named, precision, unnamed
-from sottovoce.models.clipping import cnn_parts, inspect
-from sottovoce.models.form import Form, Shapes
-from sottovoce.models.gradients import ForeignModel, OwnModel
+if TYPE_CHECKING:
+    from jax import Array
 
-# Per-sample gradients and losses of the cnn, in float64 JAX, one sample after another.
-#
-# In a batch a row's rounding may depend on its place, and XLA's float64 convolutions let one row's
-# NaN reach its neighbours; a release must not.
+_BOUND = "package.module:name or file.py:name of a model"
 
 
-Floats = NDArray[np.float64]
-
-
-def cnn(
-    form: Form, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]
-) -> dict[str, NDArray[Any]]:
-    """Every sample's gradient; a row that is not finite, or overflows, has NaN in it."""
-    height, width, colours = form.shape
-    model = Cnn((height, width, colours), form.channels, form.classes)
-    with jax.enable_x64(True):
-        tree = {name: jnp.asarray(leaf) for name, leaf in params.items()}
-        own = _cnn_gradients(model, tree, jnp.asarray(x), jnp.asarray(y))
-        return {name: np.asarray(leaf) for name, leaf in own.items()}
-
-
-def cnn_losses(
-    form: Form, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]
-) -> NDArray[Any]:
-    """The loss of every sample."""
-    height, width, colours = form.shape
-    model = Cnn((height, width, colours), form.channels, form.classes)
-    with jax.enable_x64(True):
-        tree = {name: jnp.asarray(leaf) for name, leaf in params.items()}
-        return np.asarray(_cnn_losses(model, tree, jnp.asarray(x), jnp.asarray(y)))
-
-
-@partial(jax.jit, static_argnums=0)
-def _cnn_gradients(model: Cnn, params: Any, x: Any, y: Any) -> dict[str, Any]:
-    taken = clipping.tiled(model, params)
-
-    def one(sample: tuple[Any, Any]) -> dict[str, Any]:
-        rows = inspect(model, sample[0][None], precision(params))
-        parts = cnn_parts(model, taken, rows, sample[1][None])
-        hidden = clipping.in_order(model, parts.hidden)[0]
-        is_number = parts.is_clean[0] & jnp.all(hidden < np.finfo(hidden.dtype).max)
-        poison = jnp.where(is_number, 0.0, jnp.nan)
-        return {
-            "kernel": jnp.moveaxis(parts.kernel[0], 0, 3),
-            "bias": parts.bias[0],
-            "w": hidden[:, None] * parts.error[0],
-            "b": parts.error[0] + poison,
-        }
-
-    own: dict[str, Any] = jax.lax.map(one, (x, y))
-    return own
-
-
-@partial(jax.jit, static_argnums=0)
-def _cnn_losses(model: Cnn, params: Any, x: Any, y: Any) -> Any:
-    return jax.lax.map(lambda s: model.loss(params, s[0][None], s[1][None])[0], (x, y))
-
-
-def as_device(model: AnyModel, *, shape: tuple[int, ...] = (1,), classes: int = 2) -> Device:
-    """How a device sees a model. `shape` and `classes` say what an own model cannot.
-
-    >>> as_device(Mlp(64, 32, 10)).form
-    Form(name='mlp', shape=(64,), classes=10, hidden=32, channels=0, kappa=0.0, seen=None)
-    """
-    match model:
-        case Svm():
-            return Device(Form("svm", (model.features,), 2, kappa=model.kappa), None)
-        case Softmax():
-            return Device(Form("softmax", (model.features,), model.classes), None)
-        case Mlp():
-            return Device(Form("mlp", (model.features,), model.classes, hidden=model.hidden), None)
-        case Cnn():
-            return Device(Form("cnn", model.shape, model.classes, channels=model.channels), None)
-        case ForeignModel():
-            return Device(Form("own", shape, classes), model)
-        case _:
-            return Device(Form("own", shape, classes), JaxModel(model))
-
-
+@final
 @dataclass(frozen=True)
-class Device:
-    """A form, and the code behind it where the form alone does not say it."""
+class Custom(JaxModel):
+    """A model of four JAX functions; see `custom`."""
 
-    form: Form
-    own: OwnModel | None
+    init_with: Callable[[Array], Params]
+    apply_with: Callable[[Params, Array], Array]
+    loss_of_scores: Callable[[Array, Array], Array]
+    decide: Callable[[Array], Array]
+
+    def init(self, key: Array) -> Params:
+        return self.init_with(key)
+
+    def apply(self, params: Params, x: Array) -> Array:
+        return self.apply_with(params, x)
+
+    def loss(self, params: Params, x: Array, y: Array) -> Array:
+        losses = self.loss_of_scores(self.apply(params, x), y)
+        if losses.shape != x.shape[:1]:
+            # A mean over the batch would make every sample's gradient depend on its neighbours.
+            raise InputError.of(
+                "the loss of a custom model",
+                losses.shape,
+                f"an array of shape {x.shape[:1]}",
+                "return one loss per row and leave out the mean",
+            )
+        return losses
+
+    def predict(self, params: Params, x: Array) -> Array:
+        return self.decide(self.apply(params, x))
 
 
-@dataclass(frozen=True)
-class JaxModel:
-    """A model made with `custom`, worked in float64.
+def custom(
+    init: Callable[[Array], Params],
+    apply: Callable[[Params, Array], Array],
+    loss: Callable[[Array, Array], Array],
+    predict: Callable[[Array], Array] | None = None,
+) -> Custom:
+    """Return your own model, made of three JAX functions.
 
-    >>> from sottovoce.models.base import custom
-    >>> line = custom(lambda key: {"w": jnp.zeros(2)}, lambda p, x: x @ p["w"], lambda s, y: s * y)
-    >>> JaxModel(line).shapes()
-    {'w': (2,)}
+    `init(key)` gives any tree of floating-point arrays, `apply(params, x)` the scores of a batch
+    of rows, `loss(scores, y)` one loss per row. `predict(scores)` is the class of each row; without
+    it the largest score wins, or the sign where there is one score a row.
+
+    >>> import jax.numpy as jnp
+    >>> line = custom(
+    ...     init=lambda key: jnp.zeros(2),
+    ...     apply=lambda w, x: x @ w,
+    ...     loss=lambda scores, y: (scores - y) ** 2,
+    ... )
+    >>> line.loss(jnp.ones(2), jnp.array([[1.0, 2.0]]), jnp.array([5.0])).tolist()
+    [4.0]
     """
-
-    model: Model
-
-    def shapes(self) -> Shapes:
-        """Names and shapes of the parameters, sorted by name."""
-        form = jax.eval_shape(self.model.init, jax.random.key(0))
-        zeros = named(jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), form))
-        return {name: zeros[name].shape for name in sorted(zeros)}
-
-    def gradients(
-        self, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]
-    ) -> dict[str, NDArray[Any]]:
-        """Every sample's own gradient, each computed alone: in a batch rows may touch."""
-        with jax.enable_x64(True):
-            tree = unnamed(self.model, dict(params))
-            return named(_gradients(self.model, tree, jnp.asarray(x), jnp.asarray(y)))
-
-    def losses(self, params: Mapping[str, Floats], x: Floats, y: NDArray[Any]) -> NDArray[Any]:
-        """The loss of every sample, each computed alone."""
-        with jax.enable_x64(True):
-            tree = unnamed(self.model, dict(params))
-            return np.asarray(_losses(self.model, tree, jnp.asarray(x), jnp.asarray(y)))
+    return Custom(init, apply, loss, decide if predict is None else predict)
 
 
-def _of_one(model: Model, params: Any, row: Any, label: Any) -> Any:
-    return model.loss(params, row[None], label[None])[0]
+def load_own_model(where: str) -> Model:
+    """Return the model that `model.own` names; importing it runs its code."""
+    found = find_object(where)
+    if not isinstance(found, Model):
+        raise InputError.of(
+            "model.own", where, "a model", "make it with sottovoce.custom or TorchModel"
+        )
+    return found
 
 
-@partial(jax.jit, static_argnums=0)
-def _gradients(model: Model, params: Any, x: Any, y: Any) -> Any:
-    gradient = jax.grad(partial(_of_one, model))
-    return jax.lax.map(lambda row: gradient(params, *row), (x, y))
+def find_object(where: str, key: str = "model.own") -> Any:
+    """Return the object that `where` names. Importing runs its code: it is trusted like a program.
+
+    >>> find_object("json:loads")('"a model would stand here"')
+    'a model would stand here'
+    >>> find_object("json")
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: model.own must be package.module:name or file.py:name of a model, \
+got 'json'; name the file or package, a colon, and the model in it
+    """
+    source, name = split_name(where, key)
+    try:
+        is_file = source.endswith(".py")
+        module = _load_file(Path(source)) if is_file else importlib.import_module(source)
+        return getattr(module, name)
+    except SottovoceError:  # sottovoce.custom says itself what is wrong
+        raise
+    except (Exception, SystemExit) as error:  # its code may raise anything
+        raise InputError.of(key, where, _BOUND, _explain(error)) from None
 
 
-@partial(jax.jit, static_argnums=0)
-def _losses(model: Model, params: Any, x: Any, y: Any) -> Any:
-    return jax.lax.map(lambda row: _of_one(model, params, *row), (x, y))
+def _explain(error: BaseException) -> str:
+    """Return what went wrong; in the model's code also the kind of error, file and line."""
+    said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:120]
+    origin = None
+    if isinstance(error, SyntaxError):
+        origin = error.filename, error.lineno
+    else:
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            code = frame.f_code.co_filename
+            if not code.startswith("<frozen") and code not in (__file__, importlib.__file__):
+                origin = code, line
+    if origin is None or origin[0] is None:
+        return said
+    return f"{type(error).__name__} in line {origin[1]} of {Path(origin[0]).name}: {said}"
+
+
+def split_name(where: str, key: str = "model.own") -> tuple[str, str]:
+    """Return file or package, and name, by the form of `where` alone: nothing is imported.
+
+    >>> split_name("study/net.py:model"), split_name("package.net:model")
+    (('study/net.py', 'model'), ('package.net', 'model'))
+    """
+    source, _, name = where.rpartition(":")
+    known = source.endswith(".py") or all(word.isidentifier() for word in source.split("."))
+    if not known or not name.isidentifier():
+        remedy = "name the file or package, a colon, and the model in it"
+        raise InputError.of(key, where, _BOUND, remedy)
+    return source, name
+
+
+def resolve_beside(where: str, folder: str | Path) -> str:
+    """Return `where` with a file's name taken from `folder`, as other paths of a plan are.
+
+    >>> resolve_beside("net.py:model", "study"), resolve_beside("package.net:model", "study")
+    ('study/net.py:model', 'package.net:model')
+    """
+    source, _, name = where.rpartition(":")
+    return f"{Path(folder, source)}:{name}" if source.endswith(".py") else where
+
+
+def _load_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    title = f"sottovoce_own_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    if title in sys.modules:
+        return sys.modules[title]
+    spec = importlib.util.spec_from_file_location(title, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"there is no file {path.name}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[title]
+        raise
+    return module

@@ -3,14 +3,14 @@
     from sottovoce.models.torch_model import TorchModel
     model = TorchModel(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
 
-The client's release path asks for every sample's own gradient in float64 and does the rest itself
+The client's release path asks for every sample's gradient in float64 and does the rest itself
 (clipping, grid, exact sum, noise), so that nothing here can weaken the guarantee except gradients
 that mix samples. A module that would (batch normalisation keeps buffers over the batch) is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,7 @@ from numpy.typing import NDArray
 from torch.func import functional_call, grad
 
 from sottovoce.errors import InputError
-from sottovoce.models.form import Shapes
-from sottovoce.models.gradients import ForeignModel
-
-Arrays = Mapping[str, NDArray[Any]]
+from sottovoce.models.base import Arrays, Model, Shapes
 
 
 def warm() -> None:
@@ -31,7 +28,7 @@ def warm() -> None:
     grad(lambda weight: (weight * weight).sum())(torch.zeros(1, dtype=torch.float64))
 
 
-class TorchModel(ForeignModel):
+class TorchModel(Model):
     """`make` builds the module; `shape` is that of one sample (rows come flattened).
 
     `loss(scores, y)` gives one loss a row; the default is the cross-entropy.
@@ -39,9 +36,12 @@ class TorchModel(ForeignModel):
     >>> model = TorchModel(lambda: torch.nn.Linear(2, 3))
     >>> model.shapes()
     {'bias': (3,), 'weight': (3, 2)}
-    >>> model.gradients(model.first(seed=1), np.ones((4, 2)), np.array([0, 1, 2, 0]))["bias"].shape
+    >>> params, x, y = model.draw_parameters(seed=1), np.ones((4, 2)), np.array([0, 1, 2, 0])
+    >>> model.gradients(params, x, y)["bias"].shape
     (4, 3)
     """
+
+    warm_up = "sottovoce.models.torch_model:warm"
 
     def __init__(
         self,
@@ -56,53 +56,53 @@ class TorchModel(ForeignModel):
     @cached_property
     def _module(self) -> torch.nn.Module:
         module = self._make().double().eval()
-        for name, part in module.named_modules():
-            if list(part.buffers(recurse=False)):
+        for name, layer in module.named_modules():
+            if list(layer.buffers(recurse=False)):
                 raise InputError.of(
                     "the torch module",
-                    f"{name or 'itself'}: {type(part).__name__}",
+                    f"{name or 'itself'}: {type(layer).__name__}",
                     "without buffers",
                     "batch normalisation mixes samples; use GroupNorm or LayerNorm",
                 )
         return module
 
     def shapes(self) -> Shapes:
-        """Names and shapes of the parameters, sorted by name."""
-        own = {name: tuple(leaf.shape) for name, leaf in self._module.named_parameters()}
-        return dict(sorted(own.items()))
+        """Return names and shapes of the parameters, sorted by name."""
+        shapes = {name: tuple(leaf.shape) for name, leaf in self._module.named_parameters()}
+        return dict(sorted(shapes.items()))
 
-    def first(self, seed: int) -> dict[str, NDArray[np.float32]]:
-        """Fresh parameters, a function of the seed; torch's own state is left as it was."""
+    def draw_parameters(self, seed: int) -> dict[str, NDArray[np.float32]]:
+        """Return fresh parameters, a function of the seed; torch's own state stays as it was."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed % 2**63)
-            own = dict(self._make().named_parameters())
-        return {name: own[name].detach().numpy().astype(np.float32) for name in sorted(own)}
+            drawn = dict(self._make().named_parameters())
+        return {name: drawn[name].detach().numpy().astype(np.float32) for name in sorted(drawn)}
 
     def gradients(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
-        """Every sample's own gradient in float64, each computed alone.
+        """Return every sample's gradient in float64, each computed alone.
 
         In one batch a row's last bits may depend on the others, and its NaN may reach them.
         """
         weights, rows, labels = self._tensors(params, x, y)
-        gradient = grad(self._of_one)
-        alone = [gradient(weights, *row) for row in zip(rows, labels, strict=True)]
-        return {name: torch.stack([own[name] for own in alone]).numpy() for name in weights}
+        gradient = grad(self._loss_of_sample)
+        samples = [gradient(weights, *row) for row in zip(rows, labels, strict=True)]
+        return {name: torch.stack([found[name] for found in samples]).numpy() for name in weights}
 
     def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
-        """The loss of every sample, each computed alone."""
+        """Return the loss of every sample, each computed alone."""
         weights, rows, labels = self._tensors(params, x, y)
         with torch.no_grad():
-            alone = [self._of_one(weights, *row) for row in zip(rows, labels, strict=True)]
-        return np.asarray(torch.stack(alone).numpy(), dtype=np.float64)
+            losses = [self._loss_of_sample(weights, *row) for row in zip(rows, labels, strict=True)]
+        return np.asarray(torch.stack(losses).numpy(), dtype=np.float64)
 
     def predict(self, params: Arrays, x: NDArray[Any]) -> NDArray[np.int64]:
-        """The class with the largest score."""
+        """Return the class with the largest score."""
         weights, rows, _ = self._tensors(params, x, np.zeros(len(x), np.int64))
         with torch.no_grad():
             scores = functional_call(self._module, weights, (rows,))
         return np.asarray(scores.argmax(dim=-1).numpy(), dtype=np.int64)
 
-    def _of_one(
+    def _loss_of_sample(
         self, weights: dict[str, torch.Tensor], row: torch.Tensor, label: torch.Tensor
     ) -> torch.Tensor:
         scores = functional_call(self._module, weights, (row[None],))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import InputError, PlanError
-from sottovoce.models.imported import beside
+from sottovoce.models.custom import resolve_beside
 from sottovoce.plan.data import TABLE_KEYS, Data
 from sottovoce.plan.section import TABLES, Section, expected, named
 from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
@@ -330,27 +330,25 @@ class Plan(Section):
                 )
 
     def _fits_model(self) -> None:
-        own, classes = self.data, self.data.classes
+        own, classes, name = self.data, self.data.classes, self.model.name
         source = f"data.name = {own.name}" if own.path is None else "data.path"
+        most, fitting = self.model.most_classes, self.model.fitting(classes, own.pictures)
         # Without a data section arrays may yet be given from Python.
-        if (
-            self.model.name == "svm"
-            and "data" in self.model_fields_set
-            and classes not in (None, 2)
-        ):
+        is_given = "data" in self.model_fields_set
+        if is_given and most is not None and classes is not None and classes > most:
             what = own.name or f"the label {own.label}"
             raise PlanError.of(
                 "model.name",
-                "svm",
-                f"{'softmax or mlp' if own.path else 'softmax, mlp or cnn'} with {source}",
-                f"the svm tells two classes apart and {what} has {classes}",
+                name,
+                f"{fitting} with {source}",
+                f"the {name} tells {most} classes apart and {what} has {classes}",
             )
-        if self.model.name == "cnn" and not own.pictures:
+        if self.model.takes_pictures and not own.pictures:
             raise PlanError.of(
                 "model.name",
-                "cnn",
-                f"svm, softmax or mlp with {source}",
-                f"the cnn is for pictures and {own.name or 'this'} is a table",
+                name,
+                f"{fitting} with {source}",
+                f"the {name} is for pictures and {own.name or 'this'} is a table",
             )
 
         if self.model.features is not None and not own.pictures:
@@ -430,7 +428,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
                     data[key] = str(Path(folder, data[key]))
         model = values.get("model")
         if isinstance(model, dict) and isinstance(model.get("own"), str):
-            model["own"] = beside(model["own"], folder)
+            model["own"] = resolve_beside(model["own"], folder)
         if isinstance(privacy, dict) and isinstance(privacy.get("clients"), str):
             privacy["clients"] = str(Path(folder, privacy["clients"]))
             if changes.keys() & {"privacy.epsilon", "privacy.delta"}:

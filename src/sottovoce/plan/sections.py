@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sottovoce.errors import InputError, PlanError
+from sottovoce.models.base import MODELS, find_model
 from sottovoce.plan import plan as plan_text
 from sottovoce.plan.data import Data
-from sottovoce.plan.section import MOST, TABLES, Few, Number, Section, When, Whole
+from sottovoce.plan.section import MOST, TABLES, Few, Number, Section, When, Whole, joined
 from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import Aggregation
@@ -34,7 +35,19 @@ from sottovoce.schedules.optimizer import (
 )
 from sottovoce.schedules.pricing import CohortKind
 
-ModelName: TypeAlias = Literal["svm", "softmax", "mlp", "cnn", "custom"]
+
+def _require_model(name: str) -> str:
+    if name not in (*MODELS, CUSTOM):
+        raise ValueError(f"{name} is not a model")  # `Section` says what it must be
+    return name
+
+
+CUSTOM = "custom"  # the name of a model of one's own
+ModelName: TypeAlias = Annotated[
+    str,
+    AfterValidator(_require_model),
+    Field(strict=True, json_schema_extra={"enum": [*MODELS, CUSTOM]}),
+]
 FeatureName: TypeAlias = Literal["hog"]
 ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
 
@@ -83,14 +96,31 @@ class Model(Section):
                 raise PlanError(
                     f"model.{key} has no effect without model.features; remove it or add features"
                 )
-        if self.features is not None and self.name == "cnn":
+        if self.features is not None and self.takes_pictures:
             raise PlanError.of(
                 "model.features",
                 self.features,
-                "absent for the cnn",
+                f"absent for the {self.name}",
                 "it takes pictures; a softmax layer takes features",
             )
         return self
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether the named model is for pictures alone."""
+        return self.name != CUSTOM and find_model(self.name).takes_pictures
+
+    @property
+    def most_classes(self) -> int | None:
+        """How many classes the named model tells apart; None: any number."""
+        return None if self.name == CUSTOM else find_model(self.name).most_classes
+
+    @staticmethod
+    def fitting(classes: int | None, are_pictures: bool) -> str:
+        """Return the names of the models for such samples, as a sentence lists them."""
+        models = {name: find_model(name) for name in MODELS}
+        fitting = [name for name, model in models.items() if model.fits(classes or 2, are_pictures)]
+        return joined(fitting, "or")
 
 
 class Local(Section):

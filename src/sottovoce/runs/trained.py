@@ -14,10 +14,10 @@ from sottovoce.data import tables
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models import features
-from sottovoce.models.base import AnyModel, Params, own_model, unnamed
+from sottovoce.models.base import JaxModel, Model, Params
 from sottovoce.models.base import build as build_model
+from sottovoce.models.custom import load_own_model
 from sottovoce.models.features import Hog
-from sottovoce.models.gradients import ForeignModel
 from sottovoce.privacy.budget import describe_undisclosed
 from sottovoce.runs.record import Record, model_sha256
 
@@ -30,7 +30,7 @@ class Trained:
     """
 
     record: dict[str, Any]
-    model: AnyModel
+    model: Model
     params: Params
     folder: Path | None = None
 
@@ -77,9 +77,8 @@ class Trained:
             return np.zeros(0, dtype=np.int64)
         if (lens := _features(self.record)) is not None:
             flat = lens.apply(flat)
-        if isinstance(self.model, ForeignModel):
-            return self.model.predict(self.params, flat)
-        return np.asarray(self.model.predict(self.params, jnp.asarray(flat)), dtype=np.int64)
+        x = jnp.asarray(flat) if isinstance(self.model, JaxModel) else flat
+        return np.asarray(self.model.predict(self.params, x), dtype=np.int64)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -102,7 +101,7 @@ class Trained:
         return [layout.classes[label] for label in self.predict(rows.x).tolist()]
 
 
-def load(folder: str | Path, model: AnyModel | None = None) -> Trained:
+def load(folder: str | Path, model: Model | None = None) -> Trained:
     """The trained model of a run folder; `model` is needed if it was one of your own."""
     folder = Path(folder)
     record = Record.read(folder).to_dict()
@@ -124,14 +123,14 @@ def load(folder: str | Path, model: AnyModel | None = None) -> Trained:
         raise RunError(f"{path} is missing or damaged; run it again or restore it") from None
     if model_sha256(arrays) != record["result"]["model_sha256"]:
         raise RunError(f"{path} is not the model of record.json (its hash differs); restore it")
-    return Trained(record, model, unnamed(model, arrays), folder)
+    return Trained(record, model, model.unflatten(arrays), folder)
 
 
-def _recorded_model(record: dict[str, Any], folder: Path) -> AnyModel:
+def _recorded_model(record: dict[str, Any], folder: Path) -> Model:
     own, form = dict(record["plan"]["model"]), record["model"]
     name = own.pop("name")
     if name == "custom" and "own" in own:
-        return own_model(own["own"])
+        return load_own_model(own["own"])
     if name == "custom":
         raise InputError(
             f"the model of {folder} is one of your own; pass it as load(folder, model=…)"

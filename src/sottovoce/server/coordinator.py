@@ -33,9 +33,7 @@ from sottovoce.client.messages import Request
 from sottovoce.data.federated import Holdings, add_features, summarise_fairness
 from sottovoce.data.files import make_folder, write_file
 from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
-from sottovoce.models.base import named, unnamed
-from sottovoce.models.custom import as_device
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form, flatten_parameters
 from sottovoce.plan import Plan
 from sottovoce.plan import plan as plan_text
 from sottovoce.privacy import calibration, seeds
@@ -55,7 +53,6 @@ from sottovoce.server.federation import (
     Federation,
     build_from_members,
     count_confusions,
-    draw_first_model,
     score_model,
 )
 from sottovoce.server.members import (
@@ -284,7 +281,7 @@ def _make_request(
 def _describe_model(federation: Federation) -> Form:
     """Return the model's form for clients; with features, its input is the images they hold."""
     held = federation.held
-    form = as_device(federation.model, shape=held.inputs, classes=held.classes).form
+    form = federation.model.form(held.inputs, held.classes)
     lens = held.features
     return form if lens is None else replace(form, shape=lens.shape, seen=lens)
 
@@ -394,8 +391,8 @@ def conduct(
         roll = gather_members(transport, patience, fits, admitted)
         federation = build_from_members(plan, roll.members, public)
         seed = seeds.draw_seed()
-        params = named(draw_first_model(federation.model, seed))
-        tree = unnamed(federation.model, dict(params))
+        params = flatten_parameters(federation.model.draw_parameters(seed))
+        tree = federation.model.unflatten(dict(params))
         loss, accuracy = score_model(federation.model, tree, public.validation)
         signal = None if plan.server.signal == "clients" else loss
         state = rounds.make_first_state(
@@ -444,7 +441,7 @@ def conduct(
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
         model = run.federation.model
-        return Trained(made.to_dict(), model, unnamed(model, final), out)
+        return Trained(made.to_dict(), model, model.unflatten(final), out)
 
     return rounds.play_to_end(rounds.play_rounds([run], engine, after_round), write_outcome)
 
@@ -535,7 +532,7 @@ def _play_round(
     if answers.uploads:
         averaged = combine_uploads(federation.plan, answers.uploads, prepared.weight, params)
         params, memory, offered = apply_optimizer(federation, state, turn, memory, params, averaged)
-        tree = unnamed(federation.model, dict(params))
+        tree = federation.model.unflatten(dict(params))
         loss, accuracy = signal, _ = score_model(federation.model, tree, federation.held.validation)
         if federation.plan.server.signal == "clients":
             client_losses = np.array(
@@ -640,7 +637,7 @@ def _describe_run(
 ) -> Record:
     """Return the record of a run as it stands; its model is evaluated here."""
     model = federation.model
-    tree, held = unnamed(model, dict(params)), federation.held
+    tree, held = model.unflatten(dict(params)), federation.held
     assert federation.counted is not None
     reasons = explain_limits(federation, members)
     identities: list[Identity] = [

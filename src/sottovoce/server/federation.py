@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from typing import cast
+from functools import cached_property, lru_cache
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import jax
@@ -27,11 +27,10 @@ from sottovoce.data.federated import (
     summarise_fairness,
 )
 from sottovoce.errors import InputError
-from sottovoce.models.base import AnyModel, Model, Params, first, own_model
+from sottovoce.models.base import JaxModel, Model, Params, find_model
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import gradient_norms
-from sottovoce.models.evaluate import confusion, evaluate, right
-from sottovoce.models.gradients import ForeignModel
+from sottovoce.models.custom import load_own_model
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian, seeds
 from sottovoce.privacy.budget import (
@@ -55,7 +54,6 @@ from sottovoce.server.members import Account, Member
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
 MEDIAN_OF = 4096  # rows that a median clip looks at
-FOREIGN_ROWS = 1024  # evaluated at a time where the model is not JAX's
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +62,7 @@ class Federation:
 
     plan: Plan
     held: Holdings
-    model: AnyModel
+    model: Model
     recipe: Recipe
     epsilon: Floats
     delta: Floats
@@ -90,10 +88,7 @@ class Federation:
     @cached_property
     def dimension(self) -> int:
         """How many parameters the model has."""
-        if isinstance(self.model, ForeignModel):
-            return sum(math.prod(shape) for shape in self.model.shapes().values())
-        form = jax.eval_shape(self.model.init, jax.random.key(0))
-        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(form))
+        return sum(math.prod(shape) for shape in self.model.shapes().values())
 
     @property
     def divergence(self) -> float:
@@ -199,7 +194,7 @@ def build(
     *,
     seed: int,
     data: Given | None = None,
-    model: AnyModel | None = None,
+    model: Model | None = None,
     held: Holdings | None = None,
 ) -> Federation:
     """Build the federation of a plan. The seed decides who holds what, unless `held` is given.
@@ -236,7 +231,7 @@ def build(
 
 
 def build_from_members(
-    plan: Plan, members: Sequence[Member], held: Holdings, model: AnyModel | None = None
+    plan: Plan, members: Sequence[Member], held: Holdings, model: Model | None = None
 ) -> Federation:
     """Build the federation of real clients, who declare themselves what they hold and may spend.
 
@@ -301,25 +296,26 @@ def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
     )
 
 
-def _build_model(plan: Plan, held: Holdings) -> AnyModel:
+def _build_model(plan: Plan, held: Holdings) -> Model:
     section = plan.model
     if section.own is not None:
-        return own_model(section.own)
-    options = {"hidden": section.hidden, "channels": section.channels, "kappa": section.kappa}
-    return build_model(section.name, shape=held.inputs, classes=held.classes, **options)  # type: ignore[arg-type]
+        return load_own_model(section.own)
+    names = [option.name for option in find_model(section.name).options]
+    options = {name: getattr(section, name, None) for name in names}
+    return build_model(section.name, shape=held.inputs, classes=held.classes, **options)
 
 
-def _measure_median_norm(model: AnyModel, held: Holdings, seed: int) -> float:
+def _measure_median_norm(model: Model, held: Holdings, seed: int) -> float:
     """Return C as the paper chooses it: the median of raw gradient norms, here of the first model.
 
     It looks at the clients' rows without paying, so that the guarantee does not cover it.
     """
-    if isinstance(model, ForeignModel):
+    if not isinstance(model, JaxModel):
         raise InputError.of("local.clip", "median", "a number with this model", "choose C")
     rng = seeds.generator(seed, Purpose.SPLIT, 1)
     rows = rng.permutation(len(held.train.y))[:MEDIAN_OF]
     x, y = jnp.asarray(held.train.x[rows]), jnp.asarray(held.train.y[rows])
-    norms = gradient_norms(model, draw_first_model(model, seed), x, y)
+    norms = gradient_norms(model, model.draw_parameters(seed), x, y)
     clip = float(np.nanmedian(np.asarray(norms)))
     if not 1e-15 <= clip <= 1e15:
         raise InputError.of(
@@ -362,12 +358,13 @@ def add_client_count(plan: Plan, held: Holdings) -> Plan:
     clients, classes = len(held.samples), held.classes
     if plan.data.path is None:
         return plan
-    if plan.model.name == "svm" and classes != 2:
+    if (most := plan.model.most_classes) is not None and classes > most:
+        name = plan.model.name
         raise InputError.of(
             "model.name",
-            "svm",
-            "softmax or mlp with data.path",
-            f"the svm tells two classes apart and the label {plan.data.label} has {classes}",
+            name,
+            f"{plan.model.fitting(classes, are_pictures=False)} with data.path",
+            f"the {name} tells {most} classes apart and the label {plan.data.label} has {classes}",
         )
     if plan.data.clients not in (None, clients):
         raise InputError.of(
@@ -379,9 +376,7 @@ def add_client_count(plan: Plan, held: Holdings) -> Plan:
     return plan.replace(**{"data.clients": clients})
 
 
-def _refuse_what_only_python_can_give(
-    plan: Plan, data: Given | None, model: AnyModel | None
-) -> None:
+def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Model | None) -> None:
     if data is None and plan.data.name == "arrays":
         raise InputError.of(
             "data.name",
@@ -393,17 +388,9 @@ def _refuse_what_only_python_can_give(
         raise InputError.of(
             "model.name",
             "custom",
-            "svm, softmax, mlp or cnn here",
+            f"{plan.model.fitting(None, are_pictures=True)} here",
             "a model of your own is given from Python, as simulate(plan, model=…), or by model.own",
         )
-
-
-def draw_first_model(model: AnyModel, seed: int) -> Params:
-    """Return the first model w⁰. It is public: anyone may know its seed."""
-    if isinstance(model, ForeignModel):
-        return model.first(seed)
-    key = jax.random.wrap_key_data(jnp.asarray(seeds.make_key_words(seed, Purpose.INIT)))
-    return first(model, key)
 
 
 _PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
@@ -418,48 +405,30 @@ def put_on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
     return _PLACED[samples]
 
 
-def score_model(model: AnyModel, params: Params, samples: Samples) -> tuple[float, float]:
+def score_model(model: Model, params: Params, samples: Samples) -> tuple[float, float]:
     """Return mean loss and accuracy on these samples."""
-    if isinstance(model, ForeignModel):
-        starts = range(0, len(samples.y), FOREIGN_ROWS)
-        batches = [
-            (samples.x[i : i + FOREIGN_ROWS], samples.y[i : i + FOREIGN_ROWS]) for i in starts
-        ]
-        losses = [model.losses(params, x, y) for x, y in batches]
-        hits = [model.predict(params, x) == y for x, y in batches]
-        return float(np.mean(np.concatenate(losses))), float(np.mean(np.concatenate(hits)))
-    loss, accuracy = jax.device_get(evaluate(model, params, *put_on_device(samples)))
-    return float(loss), float(accuracy)
+    return model.evaluate(params, *_rows_for(model, samples))
+
+
+def _rows_for(model: Model, samples: Samples) -> tuple[Any, Any]:
+    """Return the rows where the model computes: on JAX's device, or as they are."""
+    return put_on_device(samples) if isinstance(model, JaxModel) else (samples.x, samples.y)
 
 
 def count_confusions(
-    model: AnyModel, classes: int, params: Params, samples: Samples
+    model: Model, classes: int, params: Params, samples: Samples
 ) -> list[list[int]] | None:
     """Return how many rows of class i are taken for class j; None if there are too many classes."""
     if classes > MOST_CONFUSED:
         return None
-    if isinstance(model, ForeignModel):
-        table = np.zeros((classes, classes), int)
-        np.add.at(table, (samples.y, model.predict(params, samples.x)), 1)
-    else:
-        table = np.asarray(_count_confusions(model, classes, params, *put_on_device(samples)))
+    table = model.count_confusions(params, *_rows_for(model, samples), classes)
     return cast(list[list[int]], table.tolist())
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _count_confusions(
-    model: Model, classes: int, params: Params, x: jax.Array, y: jax.Array
-) -> jax.Array:
-    return confusion(model, params, x, y, classes)
 
 
 def measure_fairness(federation: Federation, params: Params) -> Fairness:
     """Return accuracy by client and by budget, where each test row belongs to a client."""
     test, owner = federation.held.test, federation.held.test_owner
-    hits = np.zeros(0, dtype=bool)
-    model = federation.model
-    if owner is not None and isinstance(model, ForeignModel):
-        hits = model.predict(params, test.x) == test.y
-    elif owner is not None and isinstance(model, Model):
-        hits = np.asarray(right(model, params, *put_on_device(test)))
+    model, hits = federation.model, np.zeros(0, dtype=bool)
+    if owner is not None:
+        hits = model.find_correct(params, *_rows_for(model, test))
     return summarise_fairness(hits, owner, federation.epsilon, federation.delta)

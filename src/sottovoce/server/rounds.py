@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.models.base import unnamed
 from sottovoce.privacy import seeds
 from sottovoce.privacy.calibration import charges_absent
 from sottovoce.privacy.gaussian import Floats
@@ -145,7 +144,7 @@ def apply_optimizer(
         memory,
         previous,
         averaged,
-        loss=lambda leaves: score_model(model, unnamed(model, leaves), public)[0],
+        loss=lambda leaves: score_model(model, model.unflatten(leaves), public)[0],
     )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from sottovoce.models.base import Model, Params
+from sottovoce.models.base import JaxModel, Params
 from sottovoce.server import rounds
 from sottovoce.simulation.compiled import (
     Packing,
@@ -82,7 +82,7 @@ def _repeated(
 
 
 def program(
-    model: Model,
+    model: JaxModel,
     rows: StackedRows,
     start: BatchPosition,
     words: Words,
@@ -112,7 +112,7 @@ def program(
 
 @partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest", "layout"))
 def _stretch(
-    model: Model,
+    model: JaxModel,
     rows: StackedRows,
     params: Params,
     memory: dict[str, Params],
@@ -152,7 +152,7 @@ def versions() -> int:
     return len(_VERSIONS)
 
 
-_VERSIONS: list[Model] = []  # one each: JAX itself counts only what it called
+_VERSIONS: list[JaxModel] = []  # one each: JAX itself counts only what it called
 
 
 AHEAD = 8  # rounds in a stretch
@@ -177,7 +177,11 @@ def may_go_ahead(batch: list[BatchRun]) -> bool:
 
 
 def rounds_of(
-    model: Model, batch: list[BatchRun], after_round: AfterRound | None = None, *, most: int = AHEAD
+    model: JaxModel,
+    batch: list[BatchRun],
+    after_round: AfterRound | None = None,
+    *,
+    most: int = AHEAD,
 ) -> Iterator[None]:
     """Stretch by stretch; `most` is the number of rounds in a stretch."""
     thread = ThreadPoolExecutor(1, "stretches")
@@ -203,7 +207,7 @@ class Ahead:
     """
 
     def __init__(
-        self, model: Model, batch: list[BatchRun], thread: ThreadPoolExecutor, most: int
+        self, model: JaxModel, batch: list[BatchRun], thread: ThreadPoolExecutor, most: int
     ) -> None:
         self.table, self.model, self.thread = RunTable(model, batch), model, thread
         _, params, _, memory = batch[0].at

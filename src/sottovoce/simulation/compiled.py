@@ -22,9 +22,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from sottovoce.models.base import Model, Params
-from sottovoce.models.clipping import Inspected, clipped_sum
-from sottovoce.models.evaluate import evaluate, losses
+from sottovoce.models.base import Inspected, JaxModel, Params
+from sottovoce.models.clipping import clipped_sum, compute_losses, evaluate
 from sottovoce.privacy.noise import simulated
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.optimizer import StepInputs
@@ -112,7 +111,7 @@ class RoundResult(NamedTuple):
 
 
 def play(
-    model: Model,
+    model: JaxModel,
     rows: StackedRows,
     params: Params,
     orders: Orders,
@@ -136,7 +135,7 @@ def play(
 
 @partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest", "layout"))
 def _play(
-    model: Model,
+    model: JaxModel,
     rows: StackedRows,
     params: Params,
     memory: dict[str, Params],
@@ -151,7 +150,7 @@ def _play(
 
 
 def traced(
-    model: Model,
+    model: JaxModel,
     rows: StackedRows,
     params: Params,
     memory: dict[str, Params],
@@ -228,7 +227,7 @@ def _of(part: Array, split: Array) -> Array:
 
 
 def _one_step(
-    model: Model, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
+    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
 ) -> Params:
     """w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
     coefficient = order.weight * order.rate / rows.samples
@@ -260,7 +259,7 @@ def _window(rows: StackedRows, i: Array, longest: int) -> tuple[Any, Array, Arra
 
 
 def _several_steps(
-    model: Model, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
+    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
 ) -> Params:
     """Σ_i p_i·w_i, where each client takes its steps from w with noise at every one of them."""
     steps, clients = order.sigma.shape
@@ -284,11 +283,11 @@ def _several_steps(
 
 
 def _told_by_clients(
-    model: Model, rows: StackedRows, params: Params, order: Orders, key: Array
+    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array
 ) -> Array:
     """Σ_i p_i·(mean of client i's losses, each cut to [0, B], of the model received) + noise."""
     plain, is_clean = _plain(rows.x)
-    told = jnp.where(is_clean, losses(model, params, plain, rows.y), jnp.inf)
+    told = jnp.where(is_clean, compute_losses(model, params, plain, rows.y), jnp.inf)
     told = jnp.clip(jnp.nan_to_num(told, nan=jnp.inf, posinf=jnp.inf), 0, order.bound)
     mean = jnp.sum((order.weight / rows.samples)[rows.owner] * told)
     noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from sottovoce.data.federated import Given, Holdings, Pair, load_holdings
-from sottovoce.models.base import AnyModel
+from sottovoce.models.base import Model
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.runs.trained import Trained
@@ -30,7 +30,7 @@ def simulate_many(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: AnyModel | None = None,
+    model: Model | None = None,
     together: bool | None = None,
 ) -> list[Trained]:
     """Every plan with every seed, plan after plan.
@@ -64,7 +64,7 @@ def simulate_each(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: AnyModel | None = None,
+    model: Model | None = None,
     together: bool | None = None,
 ) -> Iterator[tuple[int, Trained]]:
     """`simulate_many` as it goes: each run with its place in that list, as soon as it is done.

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client import release
-from sottovoce.models.base import named, unnamed
-from sottovoce.models.custom import as_device
+from sottovoce.models.base import as_device, flatten_parameters
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import Tank
 from sottovoce.runs.checkpoint import ServerState
@@ -106,13 +105,15 @@ class Secure:
         run, paid, federation = self.run, asks[0], self.run.federation
         if not paid.uploads.any():
             return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
-        params = named(run.params)
-        memory: optimizer.Memory = {part: named(tree) for part, tree in run.memory.items()}
+        params = flatten_parameters(run.params)
+        memory: optimizer.Memory = {
+            part: flatten_parameters(tree) for part, tree in run.memory.items()
+        }
         averaged, paid, heard = play(federation, self.tank, paid, params)
         params, memory, offered = apply_optimizer(
             federation, run.state, paid.turn, memory, params, averaged
         )
-        tree = unnamed(federation.model, dict(params))
+        tree = federation.model.unflatten(dict(params))
         loss, accuracy = score_model(federation.model, tree, federation.held.validation)
         models = models_alone(federation.model, params, memory)
         signal = loss if heard is None else heard

@@ -14,8 +14,7 @@ import numpy as np
 from sottovoce.data.federated import NUMBERS, Given, Pair, is_pair
 from sottovoce.data.files import make_folder, require_empty
 from sottovoce.errors import InputError, RunError
-from sottovoce.models.base import AnyModel, Params, named, unnamed
-from sottovoce.models.gradients import ForeignModel
+from sottovoce.models.base import JaxModel, Model, Params, flatten_parameters
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.runs import checkpoint, record
@@ -28,7 +27,6 @@ from sottovoce.server.federation import (
     Federation,
     build,
     count_confusions,
-    draw_first_model,
     measure_fairness,
     score_model,
 )
@@ -39,7 +37,7 @@ from sottovoce.simulation.table import AfterRound, BatchRun, alone, models_alone
 # A plan and the arrays or the model that Python gives beside it, brought into agreement.
 
 
-def adapted(plan: Plan, given: Given | None, model: AnyModel | None) -> Plan:
+def adapted(plan: Plan, given: Given | None, model: Model | None) -> Plan:
     """The plan with what the arrays and the model given from Python say themselves."""
     changes: dict[str, object] = {}
     if model is not None:
@@ -81,7 +79,7 @@ def simulate(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: AnyModel | None = None,
+    model: Model | None = None,
     seed: int | None = None,
     on_round: OnRound | None = None,
     out: str | Path | None = None,
@@ -116,7 +114,7 @@ def resume(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: AnyModel | None = None,
+    model: Model | None = None,
     on_round: OnRound | None = None,
 ) -> Trained:
     """Go on with a run that was stopped: on a CPU it ends in the very same model.
@@ -183,14 +181,15 @@ def _one(
     def before_release(debited: ServerState) -> None:
         """A debit is on the disk before anything is released: a crash burns it."""
         if folder is not None:
-            checkpoint.save(folder, debited, named(run.params), header, _kept(run))
+            checkpoint.save(folder, debited, flatten_parameters(run.params), header, _kept(run))
 
     def write_outcome(status: Status) -> Trained:
         if folder is not None:
             _save(run, folder, header)
         made, params = describe_run(run, status, began, header["not_covered"]), run.handed
         if folder is not None:
-            record.write_run(folder, made, run.federation, run.state, named(params))
+            arrays = flatten_parameters(params)
+            record.write_run(folder, made, run.federation, run.state, arrays)
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
         return Trained(made.to_dict(), run.federation.model, params, folder)
@@ -217,7 +216,7 @@ def rounds_of(
         for run in batch:
             yield from rounds.play_rounds([run], secure.Secure(run, before_release), after_round)
         return
-    assert not isinstance(first.model, ForeignModel)  # `started` refuses it
+    assert isinstance(first.model, JaxModel)  # `started` refuses it
     if streamed.is_streamed(first.held):
         for run in batch:
             yield from rounds.play_rounds([run], streamed.Streamed(run), after_round)
@@ -243,7 +242,7 @@ def started(
 
     `known` are first models by model, seed, rows and signal: runs that share them share the model.
     """
-    if federation.plan.noise == "simulated" and isinstance(federation.model, ForeignModel):
+    if federation.plan.noise == "simulated" and not isinstance(federation.model, JaxModel):
         raise InputError(
             "a model that is not JAX's has no simulated noise; "
             "set noise = secure, or train it in a federation (sottovoce federate)"
@@ -254,13 +253,13 @@ def started(
         known[key] = _first(federation, seed)
     own = known[key]
     state = rounds.make_first_state(federation, own.loss, own.accuracy, own.heard)
-    memory = federation.finish.begin(named(own.params))
-    kept = {part: alone(unnamed(federation.model, dict(tree))) for part, tree in memory.items()}
+    memory = federation.finish.begin(flatten_parameters(own.params))
+    kept = {part: alone(federation.model.unflatten(dict(tree))) for part, tree in memory.items()}
     return BatchRun(federation, seed, (state, alone(own.params), 0, kept))
 
 
 def _first(federation: Federation, seed: int) -> First:
-    params = draw_first_model(federation.model, seed)
+    params = federation.model.draw_parameters(seed)
     held, signal = federation.held, federation.plan.server.signal
     loss, accuracy = score_model(federation.model, params, held.validation)
     heard = {"public": loss, "clients": None}.get(signal, 0.0)
@@ -270,7 +269,7 @@ def _first(federation: Federation, seed: int) -> First:
 
 
 def _kept(run: BatchRun) -> optimizer.Memory:
-    return {part: named(tree) for part, tree in run.memory.items()}
+    return {part: flatten_parameters(tree) for part, tree in run.memory.items()}
 
 
 def describe_run(
@@ -282,7 +281,7 @@ def describe_run(
     return Record.of_run(
         federation,
         run.state,
-        named(params),
+        flatten_parameters(params),
         seed=None if federation.plan.noise == "secure" else run.seed,
         status=status,
         started=began,
@@ -294,4 +293,4 @@ def describe_run(
 
 
 def _save(run: BatchRun, folder: Path, header: dict[str, Any]) -> None:
-    checkpoint.save(folder, run.state, named(run.params), header, _kept(run))
+    checkpoint.save(folder, run.state, flatten_parameters(run.params), header, _kept(run))

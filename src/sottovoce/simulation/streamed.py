@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from sottovoce.data.federated import Holdings
 from sottovoce.data.streaming import is_stored
-from sottovoce.models.base import Model, Params
-from sottovoce.models.clipping import clipped_sum
-from sottovoce.models.evaluate import evaluate, losses
+from sottovoce.models.base import JaxModel, Params
+from sottovoce.models.clipping import clipped_sum, compute_losses, evaluate
 from sottovoce.privacy import seeds
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.noise import simulated
@@ -74,7 +73,7 @@ class Streamed:
     def end_rounds(self, asks: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Compute the round, block by block."""
         run, paid = self.run, asks[0]
-        federation, model = run.federation, cast(Model, run.federation.model)
+        federation, model = run.federation, cast(JaxModel, run.federation.model)
         if not paid.uploads.any():
             return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
         # JAX's arrays from the first round on: numpy's would be compiled for once more.
@@ -101,7 +100,7 @@ def total(federation: Federation, params: Params, weight: Floats) -> tuple[Param
 
     The losses are taken, each cut to [0, B], only where clients tell theirs; else it is 0.
     """
-    plan, model = federation.plan, cast(Model, federation.model)
+    plan, model = federation.plan, cast(JaxModel, federation.model)
     rate = plan.local.learning_rate
     coefficient = weight * rate / federation.samples
     told = plan.server.signal == "clients"
@@ -131,7 +130,7 @@ def _await(carried: Any) -> None:
 
 @partial(jax.jit, static_argnums=0, static_argnames="told", donate_argnums=1)
 def add(
-    model: Model,
+    model: JaxModel,
     carried: tuple[Params, Array],
     params: Params,
     block: Block,
@@ -144,7 +143,7 @@ def add(
     summed, heard = carried
     step = clipped_sum(model, params, block.x, block.y, block.weight, clip)
     if told:
-        each = losses(model, params, block.x, block.y)
+        each = compute_losses(model, params, block.x, block.y)
         each = jnp.clip(jnp.nan_to_num(each, nan=jnp.inf, posinf=jnp.inf), 0, bound)
         heard += jnp.sum(jnp.where(block.weight > 0, block.weight * each, 0))
     return jax.tree.map(jnp.add, summed, step), heard
@@ -152,7 +151,7 @@ def add(
 
 @partial(jax.jit, static_argnums=0)
 def _close(
-    model: Model,
+    model: JaxModel,
     params: Params,
     memory: dict[str, Params],
     step: Params,

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data.federated import Samples
-from sottovoce.models.base import AnyModel, Custom, Model, Params, unnamed
-from sottovoce.models.clipping import Inspected, inspect, product_type, rows_per_chunk
+from sottovoce.models.base import Inspected, JaxModel, Model, Params
+from sottovoce.models.clipping import inspect, product_type, rows_per_chunk
 from sottovoce.privacy import seeds as seeding
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import stack_rows
@@ -29,7 +29,7 @@ from sottovoce.simulation.compiled import Orders, StackedRows, play
 # A batch of runs as arrays: the rows they look at, and what each asks for in a round.
 
 
-def rows_of(federations: Sequence[Federation], model: Model) -> tuple[StackedRows, list[int]]:
+def rows_of(federations: Sequence[Federation], model: JaxModel) -> tuple[StackedRows, list[int]]:
     """The rows of all splits of the batch, stacked, and which of them each run uses."""
     splits = list({id(own.held): own for own in federations}.values())
     places = {id(own.held): i for i, own in enumerate(splits)}
@@ -51,27 +51,29 @@ def rows_of(federations: Sequence[Federation], model: Model) -> tuple[StackedRow
 _INSPECTED: WeakKeyDictionary[Samples, dict[tuple[object, bool], Inspected]] = WeakKeyDictionary()
 
 
-def inspect_rows(model: Model, samples: Samples) -> Inspected:
+def inspect_rows(model: JaxModel, samples: Samples) -> Inspected:
     """The rows made ready for `clipped_sum`, once for all the runs that train on them."""
     known = _INSPECTED.setdefault(samples, {})
     x, dtype = put_on_device(samples)[0], jnp.zeros(()).dtype
     dtype_of_products = product_type(model, dtype)
-    kind = (dtype_of_products, isinstance(model, Custom))
+    kind = (dtype_of_products, model.cleans_rows)
     if kind not in known:
         is_clean, squared = _inspect_by_pieces(model, x)
         # Rows that need no change are not copied.
-        same = dtype_of_products == x.dtype and (kind[1] or bool(np.all(np.asarray(is_clean))))
+        same = dtype_of_products == x.dtype and (
+            not model.cleans_rows or bool(np.all(np.asarray(is_clean)))
+        )
         known[kind] = Inspected(x if same else _inspect(model, x).x, is_clean, squared)
     return known[kind]
 
 
 @partial(jax.jit, static_argnums=0)
-def _inspect(model: Model, x: jax.Array) -> Inspected:
+def _inspect(model: JaxModel, x: jax.Array) -> Inspected:
     return inspect(model, x)
 
 
 @partial(jax.jit, static_argnums=0)
-def _inspect_by_pieces(model: Model, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _inspect_by_pieces(model: JaxModel, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """What `inspect` says of the rows, piece by piece: it would hold a copy of all of them."""
     n = x.shape[0]
     rows = min(n, rows_per_chunk(2 * max(1, x.size // n), x.dtype.itemsize))
@@ -241,11 +243,11 @@ def alone(params: Params) -> Params:
 
 
 def models_alone(
-    model: AnyModel, params: optimizer.Leaves, memory: optimizer.Memory
+    model: Model, params: optimizer.Leaves, memory: optimizer.Memory
 ) -> tuple[Params, int, dict[str, Params]]:
     """Return models by the names of their parameters as those of a batch of one."""
-    kept = {part: alone(unnamed(model, dict(leaves))) for part, leaves in memory.items()}
-    return alone(unnamed(model, dict(params))), 0, kept
+    kept = {part: alone(model.unflatten(dict(leaves))) for part, leaves in memory.items()}
+    return alone(model.unflatten(dict(params))), 0, kept
 
 
 Models = tuple[Params, dict[str, Params]]  # of a batch, stacked, and what the server keeps
@@ -261,7 +263,7 @@ class Seating(NamedTuple):
 class RunTable:
     """The batch with its rows where JAX computes, and the time it has taken."""
 
-    def __init__(self, model: Model, batch: list[BatchRun]) -> None:
+    def __init__(self, model: JaxModel, batch: list[BatchRun]) -> None:
         first = batch[0].federation
         self.batch = batch
         self.rows, self.split = rows_of([run.federation for run in batch], model)
@@ -334,7 +336,7 @@ def _taken(stacked: Any, places: jax.Array) -> Any:
 class Compiled:
     """The engine of a CPU, and of batches whose next rounds cannot be guessed: a launch a round."""
 
-    def __init__(self, model: Model, batch: list[BatchRun]) -> None:
+    def __init__(self, model: JaxModel, batch: list[BatchRun]) -> None:
         self.table, self.model, self.batch = RunTable(model, batch), model, batch
         self.seating = Seating([], {})
         self.params: Params = None
@@ -372,7 +374,7 @@ class Compiled:
 
 
 def rounds_of(
-    model: Model, batch: list[BatchRun], after_round: AfterRound | None = None
+    model: JaxModel, batch: list[BatchRun], after_round: AfterRound | None = None
 ) -> Iterator[None]:
     """Round by round, compiled."""
     return rounds.play_rounds(batch, Compiled(model, batch), after_round)

@@ -80,7 +80,7 @@ def test_trap_weights_isolate_samples_of_an_honest_client_and_not_with_noise():
 def test_a_bin_with_one_sample_holds_that_sample():
     """By construction: three samples of different brightness, and thresholds between them."""
     x = np.array([[0.2, 0.1], [0.5, 0.6], [0.9, 0.8]])
-    form = inversion.Form("mlp", (2,), 2, hidden=3)
+    form = inversion.Form("mlp", (2,), 2, {"hidden": 3})
     trap = inversion.model(form, np.random.default_rng(0).random((500, 2)), 3)
     trap["b1"] = -np.array([0.1, 0.4, 0.7]) * trap["w1"][:, 0].sum()
     victim = Victim(form, Recipe(1.0, 1.0), x, np.array([0, 1, 0]))

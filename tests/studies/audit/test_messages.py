@@ -157,7 +157,7 @@ def test_the_papers_noise_does_not_keep_its_promise():
     assert found.free_epsilon < 20  # so many messages cannot show it without the shape
 
 
-RAW = "gradients.losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)"
+RAW = "sample_losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)"
 DRAW = "noise = (secure.draw(count, sigma) for sigma in paid.noise)"
 
 #: Bugs of a release: how each is written into the real code, and how many runs show it.

@@ -203,8 +203,8 @@ def _members(on: Target, sizes: Sizes, level: Level, progress: Progress) -> list
 
     models = membership.of_models(
         x, y, level,
-        runs=sizes.shadows, hidden=on.form.hidden, rounds=sizes.rounds, recipe=on.recipe,
-        progress=half,
+        runs=sizes.shadows, hidden=int(on.form.options["hidden"]), rounds=sizes.rounds,
+        recipe=on.recipe, progress=half,
     )  # fmt: skip
     uploads = membership.of_uploads(
         x, y, level, on.model,

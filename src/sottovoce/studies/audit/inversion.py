@@ -20,9 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.client.release import Parameters
 from sottovoce.errors import InputError
-from sottovoce.models import gradients
-from sottovoce.models.base import Mlp, Params
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form, Params, gradient_matrix
+from sottovoce.models.mlp import Mlp
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit.ceiling import Rates
 from sottovoce.studies.audit.target import Labels, Level, Rows, Victim
@@ -42,12 +41,12 @@ Floats = NDArray[np.float64]
 def clipped(form: Form, model: Parameters, x: Rows, y: Labels, clip: float) -> Floats:
     """[rows, parameters]: each record's gradient, cut to the norm C.
 
-    >>> form = Form("svm", (1,), 2, kappa=0.0)
+    >>> form = Form("svm", (1,), 2, {"kappa": 0.0})
     >>> start = {"b": np.zeros(()), "w": np.zeros(1)}
     >>> clipped(form, start, np.full((1, 1), 3.0), np.ones(1, np.int64), 1.0).round(3).tolist()
     [[-0.316, -0.949]]
     """
-    own = gradients.written(form, model, x, y)
+    own = gradient_matrix(form, model, x, y)
     own /= np.maximum(1.0, np.linalg.norm(own, axis=1, keepdims=True) / clip)
     return np.asarray(own)
 
@@ -165,7 +164,7 @@ def match_gradients(
     """
     victim, count = Victim(form, recipe, pool[own], y[own]), len(own)
     told = victim.gradient(level, params)
-    model = Mlp(form.features, form.hidden, form.classes)
+    model = Mlp(form.features, int(form.options["hidden"]), form.classes)
     guessed = labels(told, count, np.full(form.classes, _share(told)))
     found = match(model, params, told, guessed, victim.recipe.clip, seed=seed, steps=steps)
     named = recognised(found, pool)
@@ -238,21 +237,23 @@ def model(form: Form, public: Rows, samples: int) -> Parameters:
 
     Bins are as wide as one sample in n: each of the brightest has its chance to be alone.
 
-    >>> trap = model(Form("mlp", (2,), 2, hidden=3), np.random.default_rng(0).random((99, 2)), 9)
+    >>> form = Form("mlp", (2,), 2, {"hidden": 3})
+    >>> trap = model(form, np.random.default_rng(0).random((99, 2)), 9)
     >>> bool(np.all(np.diff(trap["b1"]) < 0))
     True
     """
     if form.name != "mlp":
         raise InputError.of("model", form.name, "mlp", "the trap is set in the first dense layer")
     look = np.linspace(0.8, 1.2, form.features) / form.features
-    width = min(1 / samples, 1 / (form.hidden + 1))
-    at = np.quantile(public @ look, 1 - width * np.arange(form.hidden, 0, -1))
+    hidden = int(form.options["hidden"])
+    width = min(1 / samples, 1 / (hidden + 1))
+    at = np.quantile(public @ look, 1 - width * np.arange(hidden, 0, -1))
     pull = _QUIET * np.cos(np.arange(form.classes))  # differs between any two classes
     return {
         "b1": -at,
         "b2": np.zeros(form.classes),
-        "w1": np.tile(look[:, None], (1, form.hidden)),
-        "w2": np.tile(pull, (form.hidden, 1)),
+        "w1": np.tile(look[:, None], (1, hidden)),
+        "w2": np.tile(pull, (hidden, 1)),
     }
 
 

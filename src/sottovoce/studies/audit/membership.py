@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 
 from sottovoce.client.release import Parameters
 from sottovoce.data.federated import Given
-from sottovoce.models import gradients
-from sottovoce.models.base import named
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form, flatten_parameters, sample_losses
 from sottovoce.plan import Plan
 from sottovoce.privacy.gaussian import cdf
 from sottovoce.privacy.sensitivity import Recipe
@@ -184,15 +182,18 @@ def of_models(
     )
     pair = (x.astype(np.float32), y.astype(np.int32))
     losses, members = np.empty((runs, len(y))), np.zeros((runs, len(y)), dtype=bool)
-    form = Form("mlp", (x.shape[1],), int(y.max()) + 1, hidden=hidden)
+    form = Form("mlp", (x.shape[1],), int(y.max()) + 1, {"hidden": hidden})
     shadows = simulate_each([plan], seeds=range(runs), data=pair)
     for done, (seed, trained) in enumerate(shadows, start=1):
         dealt = build(plan, seed=seed, data=Given(pair)).held.split
         assert dealt is not None, "arrays are dealt"
         for own in dealt.clients:
             members[seed, own] = True
-        params = {name: np.asarray(v, np.float64) for name, v in named(trained.params).items()}
-        losses[seed] = gradients.losses(form, params, x, y)
+        params = {
+            name: np.asarray(v, np.float64)
+            for name, v in flatten_parameters(trained.params).items()
+        }
+        losses[seed] = sample_losses(form, params, x, y)
         if progress is not None:
             progress(done, runs)
     sure = -np.log(np.expm1(np.clip(losses, 1e-8, 50.0)))  # ln p/(1 − p)

@@ -23,8 +23,7 @@ from sottovoce.client import release
 from sottovoce.client.messages import unpack
 from sottovoce.client.release import Parameters, Price
 from sottovoce.errors import InputError
-from sottovoce.models import gradients
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form, sample_losses
 from sottovoce.privacy import gaussian, grid
 from sottovoce.privacy.budget import Calibration
 from sottovoce.privacy.sensitivity import Recipe
@@ -186,7 +185,7 @@ def play(setting: AuditSetting, canaries: int, *, seed: int = 0, wrong: float = 
 
 def _scores(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
     recipe, canaries = setting.recipe, len(coins)
-    form = Form("mlp", (canaries,), 2, hidden=1)
+    form = Form("mlp", (canaries,), 2, {"hidden": 1})
     x = np.eye(canaries) * 1000.0 * max(1.0, recipe.clip)
     tank, scores = Tank.full(setting.capacity()), np.zeros(canaries)
     terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
@@ -210,7 +209,7 @@ def _model(form: Form, sign: float) -> Parameters:
 
 Progress = Callable[[int, int], None]
 
-FORM = Form("mlp", (4,), 2, hidden=1)
+FORM = Form("mlp", (4,), 2, {"hidden": 1})
 SAMPLES = 3  # the canary and two others, which the server knows
 REHEARSED = (
     20  # runs a side, and one in ten more, from which the server learns which heads there are
@@ -438,7 +437,7 @@ def _expected(
     answer = _flat(release.step(FORM, sent, x, labels, recipe))
     if bound is None:
         return answer
-    each = gradients.losses(FORM, sent, x, labels)
+    each = sample_losses(FORM, sent, x, labels)
     return np.append(answer, bound * grid.bounded_sum(each, bound) / grid.REPLACED / len(labels))
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sottovoce.client import release
 from sottovoce.client.release import Parameters
 from sottovoce.errors import InputError
-from sottovoce.models.base import Mlp, named
-from sottovoce.models.form import Form
+from sottovoce.models.base import Form, flatten_parameters
+from sottovoce.models.mlp import Mlp
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian, grid
 from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Calibration
@@ -23,7 +23,7 @@ from sottovoce.runs.record import Record
 from sottovoce.runs.trained import load
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import Terms
-from sottovoce.server.federation import Federation, build, draw_first_model
+from sottovoce.server.federation import Federation, build
 
 # What a server receives, with noise and without: the clipped step as it can read it off an upload.
 #
@@ -106,7 +106,7 @@ class Victim:
     def gradient(self, level: Level, model: Parameters) -> Parameters:
         """Σ clip(g) + noise, as the server reads it off one upload that spends all of ε.
 
-        >>> form, recipe = Form("svm", (1,), 2, kappa=0.0), Recipe(1.0, 1.0)
+        >>> form, recipe = Form("svm", (1,), 2, {"kappa": 0.0}), Recipe(1.0, 1.0)
         >>> victim = Victim(form, recipe, np.ones((1, 1)), np.ones(1, np.int64))
         >>> start = {"b": np.zeros(()), "w": np.zeros(1)}
         >>> victim.gradient(Level(None), start)["w"].round(4).tolist()
@@ -154,7 +154,7 @@ def target(path: Path | None) -> Target:
     """The target that PLAN or RUN names; without one the embedded default.
 
     >>> found = target(None)
-    >>> found.x.shape, found.form.hidden, found.epsilon
+    >>> found.x.shape, found.form.options["hidden"], found.epsilon
     ((143, 64), 32, 8.0)
     """
     if path is not None and path.is_dir():
@@ -169,7 +169,7 @@ def target(path: Path | None) -> Target:
     model = federation.model if own else Mlp(int(np.prod(held.inputs)), HIDDEN, held.classes)
     assert isinstance(model, Mlp)
     trained = path is not None and path.is_dir() and own
-    params = load(path).params if trained and path is not None else draw_first_model(model, SEED)
+    params = load(path).params if trained and path is not None else model.draw_parameters(SEED)
     rows = held.client(0)
     if len(held.train.y) < FEWEST:
         raise InputError.of(
@@ -184,8 +184,10 @@ def target(path: Path | None) -> Target:
         name=name,
         plan=plan,
         own=own,
-        form=Form("mlp", (model.features,), model.classes, hidden=model.hidden),
-        model={name: np.asarray(leaf, np.float64) for name, leaf in named(params).items()},
+        form=model.form(),
+        model={
+            name: np.asarray(leaf, np.float64) for name, leaf in flatten_parameters(params).items()
+        },
         recipe=Recipe(plan.local.learning_rate, federation.recipe.clip, unit=plan.local.unit),
         epsilon=float(np.max(federation.epsilon)),
         delta=float(np.max(federation.delta)),

@@ -33,13 +33,12 @@ from numpy.typing import NDArray
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, RunError
 from sottovoce.models import features
-from sottovoce.models.base import Model, Params
-from sottovoce.models.gradients import ForeignModel
+from sottovoce.models.base import JaxModel, Params
 from sottovoce.plan import Plan
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.bound import Bound, Landscape
 from sottovoce.schemas.documents import TheoryEntry
-from sottovoce.server.federation import Federation, build, draw_first_model, score_model
+from sottovoce.server.federation import Federation, build, score_model
 from sottovoce.simulation.interrupts import Interrupts
 from sottovoce.simulation.many import simulate_each
 from sottovoce.simulation.simulate import adapted
@@ -92,12 +91,12 @@ class Theory:
 def theory(federation: Federation, seed: int) -> Theory | None:
     """Theorem 2 for the federation on the stand-in; None where its assumptions cannot be met."""
     model = federation.model
-    if isinstance(model, ForeignModel):
+    if not isinstance(model, JaxModel):
         return None
     held = federation.held
     pick = np.random.default_rng(seed).permutation(len(held.train.y))[:ROWS]
     x, y = jnp.asarray(held.train.x[pick]), jnp.asarray(held.train.y[pick])
-    first = draw_first_model(model, seed)
+    first = model.draw_parameters(seed)
     try:
         smoothness = _smoothness(model, first, x, y)
         losses, squares, last = _descent(model, first, x, y, 1 / smoothness)
@@ -135,7 +134,7 @@ def theory(federation: Federation, seed: int) -> Theory | None:
     )
 
 
-def _mean_loss(model: Model, x: jax.Array, y: jax.Array) -> Any:
+def _mean_loss(model: JaxModel, x: jax.Array, y: jax.Array) -> Any:
     return lambda w: jnp.mean(model.loss(w, x, y))
 
 
@@ -144,7 +143,7 @@ def _square(tree: Params) -> jax.Array:
 
 
 def _descent(
-    model: Model, first: Params, x: jax.Array, y: jax.Array, rate: float
+    model: JaxModel, first: Params, x: jax.Array, y: jax.Array, rate: float
 ) -> tuple[Any, Any, Params]:
     """Losses and squared gradient norms of full gradient descent, and where it ends."""
     value = jax.value_and_grad(_mean_loss(model, x, y))
@@ -158,7 +157,7 @@ def _descent(
     return np.asarray(losses, float), np.asarray(squares, float), last
 
 
-def _smoothness(model: Model, at: Params, x: jax.Array, y: jax.Array) -> float:
+def _smoothness(model: JaxModel, at: Params, x: jax.Array, y: jax.Array) -> float:
     slope = jax.grad(_mean_loss(model, x, y))
     keys = jax.random.split(jax.random.key(0), len(jax.tree.leaves(at)))
     form = jax.tree.structure(at)
@@ -179,7 +178,7 @@ def _smoothness(model: Model, at: Params, x: jax.Array, y: jax.Array) -> float:
 
 def _divergence(federation: Federation, at: Params) -> float:
     model, held = federation.model, federation.held
-    if federation.plan.per_round == federation.plan.clients or isinstance(model, ForeignModel):
+    if federation.plan.per_round == federation.plan.clients or not isinstance(model, JaxModel):
         return 0.0
 
     def flat(x: Any, y: Any) -> Any:

@@ -1,0 +1,143 @@
+"""The mlp: one hidden layer of ReLU units and softmax, in JAX and in numpy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self, final
+
+import numpy as np
+
+from sottovoce.models import base, softmax
+from sottovoce.models.base import Arrays, Floats, Inspected, NamedModel, Params, Shapes, jax, jnp
+from sottovoce.privacy.grid import Products
+
+if TYPE_CHECKING:
+    from jax import Array
+
+PARTS = 8  # of the rows, where an accelerator sums over them for one run alone
+
+
+@final
+@dataclass(frozen=True)
+class Mlp(NamedModel):
+    """One hidden layer of ReLU units, then softmax.
+
+    >>> params = Mlp(4, hidden=3, classes=2).init(jax.random.key(0))
+    >>> {name: array.shape for name, array in params.items()}
+    {'w1': (4, 3), 'b1': (3,), 'w2': (3, 2), 'b2': (2,)}
+    """
+
+    features: int
+    hidden: int
+    classes: int
+
+    name = "mlp"
+    options = (base.Option("hidden", 256, "256 is the paper's"),)
+    needs_jax = False
+    keeps_factors = True
+    cleans_rows = True
+    uses_bfloat16 = True
+
+    @classmethod
+    def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
+        return cls(math.prod(shape), options["hidden"], classes)
+
+    def form(self, shape: tuple[int, ...] = (), classes: int = 0) -> base.Form:
+        return base.Form("mlp", (self.features,), self.classes, {"hidden": self.hidden})
+
+    def shapes(self) -> Shapes:
+        f, h, c = self.features, self.hidden, self.classes
+        return {"b1": (h,), "b2": (c,), "w1": (f, h), "w2": (h, c)}
+
+    # In JAX
+
+    def init(self, key: Array) -> Params:
+        first, second = jax.random.split(key)
+        w1, b1 = base.draw_layer(first, (self.features, self.hidden), self.features)
+        w2, b2 = base.draw_layer(second, (self.hidden, self.classes), self.hidden)
+        return {"w1": w1, "b1": b1, "w2": w2, "b2": b2}
+
+    def apply(self, params: Params, x: Array) -> Array:
+        hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
+        scores: Array = hidden @ params["w2"] + params["b2"]
+        return scores
+
+    def loss(self, params: Params, x: Array, y: Array) -> Array:
+        return softmax.cross_entropy(self.apply(params, x), y)
+
+    def numbers_per_row(self) -> int:
+        return self.features + 2 * self.hidden
+
+    def numbers_per_evaluated_row(self) -> int:
+        return self.features + self.hidden
+
+    def sum_chunk(
+        self, prepared: Params, clip: Array, rows: Inspected, y: Array, weight: Array
+    ) -> Params:
+        params, (x, is_clean, squared) = prepared, rows
+        hidden = base.relu_finite(multiply(x, params["w1"]) + params["b1"], params["w1"].dtype)
+        error2 = softmax.score_errors(hidden @ params["w2"] + params["b2"], y)
+        error1 = jnp.where(hidden > 0, error2 @ params["w2"].T, 0)
+        norms = base.squared_norms(error1) * squared + base.squared_norms(error2) * (
+            base.squared_norms(hidden) + 1
+        )
+        factor = base.clip_factors(norms, is_clean, weight, clip)
+        error1, error2 = base.scale_counted(error1, factor), base.scale_counted(error2, factor)
+        return {
+            "w1": compile_row_sum()(x, error1),
+            "b1": jnp.sum(error1, axis=0),
+            "w2": hidden.T @ error2,
+            "b2": jnp.sum(error2, axis=0),
+        }
+
+    # In numpy, as a device computes it
+
+    def losses(self, params: Arrays, x: Floats, y: Any) -> Floats:
+        return softmax.cross_entropy_numpy(self._forward(params, x)[1], y)
+
+    def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Products:
+        hidden, scores = self._forward(params, x)
+        error2 = softmax.score_errors_numpy(scores, y)
+        error1 = np.where(hidden > 0, base.multiply_rows(error2, params["w2"].T), 0.0)
+        ones = np.ones((len(y), 1))
+        return Products(((ones, error1), (ones, error2), (x, error1), (hidden, error2)))
+
+    def _forward(self, params: Arrays, x: Floats) -> tuple[Floats, Floats]:
+        hidden = np.maximum(base.multiply_rows(x, params["w1"]) + params["b1"], 0)
+        return hidden, base.multiply_rows(hidden, params["w2"]) + params["b2"]
+
+
+def multiply(left: Array, right: Array) -> Array:
+    """Return left @ right in the type of `left`, added up in that of `right`."""
+    return jnp.matmul(left, right.astype(left.dtype), preferred_element_type=right.dtype)
+
+
+@cache
+def compile_row_sum() -> Any:
+    """Return the function (x, error) ↦ xᵀ·error, the sum of the rows' outer products.
+
+    For one run the product is small and its sum long: an accelerator has too few pieces of the
+    result to keep all its units busy, so it sums parts of the rows side by side. Several runs side
+    by side (under vmap) keep it busy by themselves.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def sum_rows(x: Array, error: Array) -> Array:
+        rows = x.shape[0]
+        if jax.default_backend() == "cpu" or rows % PARTS or rows < 1024 * PARTS:
+            return multiply(x.T, error)
+        parts = (
+            x.reshape(PARTS, -1, x.shape[1]),
+            error.astype(x.dtype).reshape(PARTS, rows // PARTS, -1),
+        )
+        sums = jnp.einsum("pnf,pnh->pfh", *parts, preferred_element_type=error.dtype)
+        return jnp.sum(sums, axis=0)
+
+    @sum_rows.def_vmap
+    def sum_rows_of_runs(_: int, batched: list[bool], x: Array, error: Array) -> tuple[Array, bool]:
+        axes = tuple(0 if is_batched else None for is_batched in batched)
+        return jax.vmap(lambda x, error: multiply(x.T, error), in_axes=axes)(x, error), True
+
+    return sum_rows
