@@ -97,7 +97,7 @@ def oracle(name):
     """jax.grad of one row's loss in float64, flat in the order of the names."""
     built = {"svm": Svm(6, 0.05), "softmax": Softmax(6, 4), "mlp": Mlp(6, 5, 4)}
     model = {**built, "cnn": Cnn((3, 2, 1), 2, 3)}.get(name)
-    model = own_of(name).model if model is None else model
+    model = own_of(name) if model is None else model
     gradient = jax.jit(jax.grad(lambda p, row, label: model.loss(p, row[None], label[None])[0]))
 
     def one(params, row, label):

@@ -46,7 +46,7 @@ CUSTOM = "custom"  # the name of a model of one's own
 ModelName: TypeAlias = Annotated[
     str,
     AfterValidator(_require_model),
-    Field(strict=True, json_schema_extra={"enum": [*MODELS, CUSTOM]}),
+    Field(strict=True, json_schema_extra=lambda schema: schema.update(enum=[*MODELS, CUSTOM])),
 ]
 FeatureName: TypeAlias = Literal["hog"]
 ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
