@@ -23,7 +23,7 @@ from kept import keep
 from sottovoce import Plan
 from sottovoce.data.federated import load_holdings
 from sottovoce.server.federation import build
-from sottovoce.simulation import accelerator, simulate, table
+from sottovoce.simulation import accelerator, compiled, simulate
 from sottovoce.simulation.accelerator import BatchPosition, Launch, Words
 from sottovoce.simulation.compiled import RoundResult, pack
 
@@ -69,10 +69,10 @@ def measure(count: int) -> float:
     federations = [build(own, seed=1, held=held) for own in plans]
     found = []
     for _ in range(REPEATS + 1):  # the first one compiles
-        batch = [simulate.started(own, seed) for seed, own in enumerate(federations, 1)]
+        batch = [simulate.start_run(own, seed) for seed, own in enumerate(federations, 1)]
         began = time.process_time()
-        engine: Any = accelerator if count == 1 else table
-        for _ in engine.rounds_of(batch[0].federation.model, batch):
+        play: Any = accelerator.play_ahead if count == 1 else compiled.play_compiled
+        for _ in play(batch[0].federation.model, batch):
             pass
         spent = time.process_time() - began
         found.append(1e6 * spent / sum(one.state.progress.done for one in batch))
@@ -81,7 +81,7 @@ def measure(count: int) -> float:
 
 def main() -> None:
     """Print a line for each batch."""
-    table.play, accelerator.program = at_once, at_once_in_stretches  # type: ignore[assignment]
+    compiled.play_round, accelerator.compile_stretch = at_once, at_once_in_stretches  # type: ignore[assignment]
     kept, began = {}, time.perf_counter()
     for count in BATCHES:
         kept[str(count)] = found = measure(count)

@@ -32,10 +32,10 @@ from sottovoce import Plan, __version__, simulate_many
 from sottovoce.data.federated import Given, load_holdings
 from sottovoce.models import clipping
 from sottovoce.server.federation import build
-from sottovoce.simulation import table as scoring
-from sottovoce.simulation.accelerator import versions
-from sottovoce.simulation.compiled import compilations
-from sottovoce.simulation.simulate import rounds_of, started
+from sottovoce.simulation import compiled
+from sottovoce.simulation.accelerator import count_versions
+from sottovoce.simulation.compiled import count_compilations
+from sottovoce.simulation.simulate import play_batch, start_run
 
 CLIENTS, SAMPLES, TESTED, REPEATS = 50, 800, 10_000, 5
 ROWS, FEATURES, HIDDEN, CLASSES = CLIENTS * SAMPLES, 784, 256, 10
@@ -108,9 +108,9 @@ def engine(own: Plan, pair: tuple[Any, Any], runs: int) -> dict[str, float]:
     spent: list[float] = []
 
     def whole() -> None:
-        batch = [started(federation, seed) for seed in range(1, runs + 1)]
+        batch = [start_run(federation, seed) for seed in range(1, runs + 1)]
         start = time.perf_counter()
-        for _ in rounds_of(batch):
+        for _ in play_batch(batch):
             pass
         jax.block_until_ready(batch[0].params)
         spent.append(time.perf_counter() - start)
@@ -164,11 +164,11 @@ def agreement() -> dict[str, Any] | None:
     usual = clipping.product_type
     for name in ("bfloat16", "float32"):
         if name == "float32":
-            clipping.product_type = scoring.product_type = lambda model, dtype: dtype
+            clipping.product_type = compiled.product_type = lambda model, dtype: dtype
             jax.clear_caches()
         with jax.default_matmul_precision("float32" if name == "float32" else "default"):
             found[name] = [run.accuracy for run in simulate_many([own], seeds=range(1, 11))]
-    clipping.product_type = scoring.product_type = usual
+    clipping.product_type = compiled.product_type = usual
     jax.clear_caches()
     pairs = np.array(found["bfloat16"]) - np.array(found["float32"])
     found["mean_difference"] = float(pairs.mean())
@@ -219,7 +219,9 @@ def main() -> None:
         told["floor_ms"] = max(least, moved)
         found[name] = told | {"ratio": told["round_ms"] / told["floor_ms"]}
         print(name, json.dumps(found[name]), flush=True)
-    found["compilations"] = compilations() + versions()  # before agreement, which clears the cache
+    found["compilations"] = (
+        count_compilations() + count_versions()
+    )  # before agreement, which clears the cache
     found["agreement"] = agreement()
     print("agreement", json.dumps(found["agreement"]), flush=True)
     found["minutes"] = round((time.perf_counter() - began) / 60, 2)

@@ -115,7 +115,7 @@ def measure(case: Case, folder: Path) -> dict[str, float]:
         | ({} if case.per_round is None else {"per_round": case.per_round}),
     )
     spent, at = [0.0], []
-    real, real_prepare = streamed.add, course.prepare_round
+    real, real_prepare = streamed.add_block, course.prepare_round
 
     def timed(*args: Any, **named: Any) -> Any:
         began = time.perf_counter()
@@ -137,7 +137,7 @@ def measure(case: Case, folder: Path) -> dict[str, float]:
     rows = (Repeated(x, total), Repeated(y, total))
     given: Any = {"data": rows, "validation": public, "test": public, "seed": 1}
     simulate(plan.replace(**{"rounds.per_round": 1, "rounds.rounds": 1}), **given)
-    streamed.add, course.prepare_round = timed, prepare
+    streamed.add_block, course.prepare_round = timed, prepare
     began = time.perf_counter()
     simulate(plan, **given, on_round=mark, out=folder / "run" if case.folder else None)
     whole = time.perf_counter() - began

@@ -14,8 +14,7 @@ from sottovoce.models.cnn import Cnn
 from sottovoce.models.mlp import Mlp
 from sottovoce.models.svm import Svm
 from sottovoce.server.federation import put_on_device
-from sottovoce.simulation.compiled import Orders, StackedRows, play
-from sottovoce.simulation.table import inspect_rows
+from sottovoce.simulation.compiled import Orders, StackedRows, inspect_rows, play_round
 
 
 def model_of(work: Work) -> JaxModel:
@@ -57,7 +56,7 @@ def build(work: Work) -> Play:
             bound=np.ones(1, np.float32),
             key=np.array([[0, 1]], np.uint32),
         )
-        found = play(model, rows, params, orders, t)
+        found = play_round(model, rows, params, orders, t)
         loss, accuracy = np.asarray(found.score)[0, :2]
         new = {name: np.asarray(array)[0] for name, array in found.params.items()}
         return Outcome(new, loss, accuracy)

@@ -412,7 +412,7 @@ MUTANTS = [
     _bug("steps whose keys collide", "simulation.compiled", "simulated_steps_have_noise_of_their_own",
          ("e * clients + i", "e * steps + i")),
     _bug("a window that takes the next client's rows", "simulation.compiled", "a_clients_steps_use_its_own_rows",
-         ("(place >= first) & (place < first + rows.samples[i])", "(place >= first)")),
+         ("(row >= first) & (row < first + rows.samples[i])", "(row >= first)")),
     _bug("a share cut after it was priced", "privacy.tank", "offers_are_worth_their_units",
          ("return self._make_offer(np.where(units <= self.left, units, 0), sensitivity)",
           "full = self._make_offer(units, sensitivity)\n"
@@ -627,7 +627,7 @@ MUTANTS = [
          ("rows = tables.read_rows(wanted, layout, labels=True, key=key)\n    return Samples(rows.x, rows.y), 0",
           "return None, 0.2")),
     _bug("a checkpoint that confirms a guessed record", "simulation.simulate", "tests/simulation/test_secure.py::test_the_checkpoint_of_a_release_confirms_no_guessed_record",
-         ("fingerprint(rows=not release)", "fingerprint()")),
+         ("fingerprint(rows=not secure)", "fingerprint()")),
     _bug("public numbers that hash the rows", "data.federated", "tests/simulation/test_secure.py::test_the_checkpoint_of_a_release_confirms_no_guessed_record",
          ("if not rows and array is not self.samples:", "if not rows and array.ndim > 2:")),
     _bug("a loose δ goes uncertified", "client.vault.policy", "tests/client/test_ledger.py::test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_certified",

@@ -42,11 +42,11 @@ def _played(rows, orders, *, t=0, **more):
     import jax.numpy as jnp
 
     from sottovoce.models.svm import Svm
-    from sottovoce.simulation.compiled import play
+    from sottovoce.simulation.compiled import play_round
 
     features = rows.x.shape[2]
     start = {"w": jnp.zeros((1, features)), "b": jnp.zeros(1)}
-    done = play(Svm(features, 0.0), rows, start, orders, t, **more)
+    done = play_round(Svm(features, 0.0), rows, start, orders, t, **more)
     made = np.concatenate([done.params["b"], done.params["w"][0]])
     return made, float(done.score[0, 2])
 

@@ -28,7 +28,7 @@ from sottovoce.server.coordinator import Patience, conduct
 from sottovoce.server.federation import score_model
 from sottovoce.simulation import secure as released
 from sottovoce.simulation import simulate as running
-from sottovoce.simulation.compiled import play
+from sottovoce.simulation.compiled import play_round
 from sottovoce.simulation.many import simulate_many
 from support.federations import replayed, same
 from support.in_process import Direct, clients, draw, plan, public
@@ -115,11 +115,11 @@ def test_the_compiled_round_does_what_numpy_does(name):
     for t in range(5):
         here = jax.tree.map(lambda w: jnp.asarray(w)[None], model.unflatten(dict(params)))
         mean = flatten_parameters(
-            jax.tree.map(lambda w: w[0], play(model, rows, here, order, t).params)
+            jax.tree.map(lambda w: w[0], play_round(model, rows, here, order, t).params)
         )
         numbers = own.step_inputs(marks, t, 8)
         told = optimizer.StepInputs(*(np.array([value], np.float32) for value in numbers))
-        out = play(model, rows, here, order._replace(finish=told), t, memory=stacked)
+        out = play_round(model, rows, here, order._replace(finish=told), t, memory=stacked)
         offered = float(out.score[0, 3])
         done = own.close(marks, t, 8, memory, params, mean, lambda _, loss=offered: loss)
         marks = own.update_marks(marks, t, 8, offered)
@@ -136,17 +136,17 @@ def test_the_compiled_round_does_what_numpy_does(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_it_is_free(name):
     """Tanks, σ, μ² and the guarantee are what they are without it, to the last bit."""
-    without = running.started(running.build(SHORT, seed=3), 3)
-    with_it = running.started(running.build(SHORT.replace(**EVERY[name]), seed=3), 3)
+    without = running.start_run(running.build(SHORT, seed=3), 3)
+    with_it = running.start_run(running.build(SHORT.replace(**EVERY[name]), seed=3), 3)
     for run in (without, with_it):
-        for _ in running.rounds_of([run]):
+        for _ in running.play_batch([run]):
             pass
     one, two = without.state, with_it.state
     assert one.tank.spent.tolist() == two.tank.spent.tolist()
     assert np.array_equal(one.sigma, two.sigma)
     assert np.array_equal(one.mu2, two.mu2)
     assert without.federation.guarantee() == with_it.federation.guarantee()
-    models = [flatten_parameters(run.handed) for run in (without, with_it)]
+    models = [flatten_parameters(run.final_model) for run in (without, with_it)]
     if name != "best":  # which may well be the last
         assert not same(*models)
 
@@ -250,14 +250,14 @@ def test_a_federation_finishes_as_the_simulation_does(name, tmp_path, monkeypatc
         c["spent"] for c in other.record["clients"]
     ]
 
-    seen, real = [], released.play
+    seen, real = [], released.average_uploads
 
     def watched(federation, before, prepared, params):
         made = real(federation, before, prepared, params)
         seen.append((params, made[0]))
         return made
 
-    monkeypatch.setattr(released, "play", watched)
+    monkeypatch.setattr(released, "average_uploads", watched)
     rows = {"data": [draw(40, 100 + i) for i in range(3)], "validation": draw(60, 1)}
     run = simulate(own.replace(noise="secure"), test=draw(60, 2), **rows)
     sent, final = retraced(own, seen[0][0], [mean for _, mean in seen], loss)

@@ -17,8 +17,8 @@ from sottovoce.models.custom import custom
 from sottovoce.models.mlp import Mlp
 from sottovoce.privacy.tank import FULL
 from sottovoce.server.federation import build
-from sottovoce.simulation import accelerator, many, table
-from sottovoce.simulation.simulate import started
+from sottovoce.simulation import accelerator, compiled, many
+from sottovoce.simulation.simulate import start_run
 
 BASE = {
     "data": {"name": "digits", "clients": 6, "samples": 40},
@@ -44,10 +44,10 @@ PLANS = {
 
 def played(plan: Plan, most: int | None):
     """A run to its end, in stretches or round by round, and what was told after each round."""
-    run, told = started(build(plan, seed=3), 3), []
+    run, told = start_run(build(plan, seed=3), 3), []
 
     def after(run):
-        told.append((run.state.rounds[-1], jax.tree.map(np.asarray, run.handed)))
+        told.append((run.state.rounds[-1], jax.tree.map(np.asarray, run.final_model)))
 
     for _ in rounds_of([run], after, most):
         pass
@@ -57,9 +57,9 @@ def played(plan: Plan, most: int | None):
 def rounds_of(batch, after, most):
     model = batch[0].federation.model
     return (
-        table.rounds_of(model, batch, after)
+        compiled.play_compiled(model, batch, after)
         if most is None
-        else accelerator.rounds_of(model, batch, after, most=most)
+        else accelerator.play_ahead(model, batch, after, most=most)
     )
 
 
@@ -81,13 +81,13 @@ def assert_same(one, other):
 @pytest.fixture
 def counted(monkeypatch):
     """How many rounds each stretch had that was begun."""
-    begun, program = [], accelerator.program
+    begun, program = [], accelerator.compile_stretch
 
     def counting(*args, **options):
         launch = program(*args, **options)
         return lambda start, words, count: begun.append(count) or launch(start, words, count)
 
-    monkeypatch.setattr(accelerator, "program", counting)
+    monkeypatch.setattr(accelerator, "compile_stretch", counting)
     return begun
 
 
@@ -128,7 +128,7 @@ def test_a_batch_in_stretches_is_the_batch_round_by_round(counted):
     both = []
     for most in (None, 4):
         plans = [PLANS["fixed"].replace(**change) for change in changes]
-        batch = [started(build(own, seed=3, held=held), i) for i, own in enumerate(plans)]
+        batch = [start_run(build(own, seed=3, held=held), i) for i, own in enumerate(plans)]
         assert accelerator.may_go_ahead(batch)
         for _ in rounds_of(batch, None, most):
             pass
@@ -144,7 +144,7 @@ def test_a_tank_that_runs_dry_is_no_surprise(counted):
     plan = PLANS["fixed"].replace(**{"rounds.rounds": 12})
     ends = []
     for most in (None, 5):
-        run = started(build(plan, seed=3), 3)
+        run = start_run(build(plan, seed=3), 3)
         state, *made = run.at
         nearly = np.full_like(state.tank.spent, FULL - 4)
         run.at = (replace(state, tank=replace(state.tank, spent=nearly)), *made)
@@ -159,13 +159,13 @@ def test_a_tank_that_runs_dry_is_no_surprise(counted):
 @pytest.mark.slow
 def test_the_same_program_serves_every_length_and_run():
     plan = PLANS["fixed"].replace("data.samples=41")  # a shape that no other test has
-    before, compiled = accelerator.versions(), []
+    before, compiled = accelerator.count_versions(), []
     played(plan.replace("rounds.rounds=3"), 4)
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **_: compiled.append(event) if "backend" in event else None
     )
     played(plan.replace("rounds.rounds=11"), 4)
-    assert accelerator.versions() == before + 1
+    assert accelerator.count_versions() == before + 1
     assert not compiled
     jax.jit(lambda x: x + 41)(np.ones(43))
     assert compiled  # there is something to hear
@@ -175,12 +175,12 @@ def test_the_same_program_serves_every_length_and_run():
 def test_settings_of_the_caller_count_in_the_other_thread():
     """JAX's settings belong to a thread: a program compiled in the other one would miss them."""
     plan = PLANS["fixed"].replace("data.samples=43")
-    before = accelerator.versions()
+    before = accelerator.count_versions()
     with jax.default_matmul_precision("float32"):
         played(plan, 4)
-    assert accelerator.versions() == before + 1
+    assert accelerator.count_versions() == before + 1
     played(plan, 4)
-    assert accelerator.versions() == before + 2
+    assert accelerator.count_versions() == before + 2
 
 
 def threads():
@@ -190,7 +190,7 @@ def threads():
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_what_stops_a_run_leaves_no_thread_and_a_whole_run(error):
     """Raised after round 6: the books say six rounds, and so does the model."""
-    run, whole = started(build(PLANS["fixed"], seed=3), 3), played(PLANS["fixed"], None)[1]
+    run, whole = start_run(build(PLANS["fixed"], seed=3), 3), played(PLANS["fixed"], None)[1]
 
     def after(run):
         if run.state.progress.done == 6:
@@ -202,11 +202,11 @@ def test_what_stops_a_run_leaves_no_thread_and_a_whole_run(error):
     assert len(run.state.rounds) == 6
     entry, model = whole[5]
     assert run.state.rounds[-1] == entry
-    assert jax.tree.all(jax.tree.map(np.array_equal, model, run.handed))
+    assert jax.tree.all(jax.tree.map(np.array_equal, model, run.final_model))
 
 
 def test_what_fails_in_the_other_thread_is_raised_in_this_one(monkeypatch):
-    program = accelerator.program
+    program = accelerator.compile_stretch
 
     def failing(*args, **options):
         launch, left = program(*args, **options), [3]
@@ -219,8 +219,8 @@ def test_what_fails_in_the_other_thread_is_raised_in_this_one(monkeypatch):
 
         return sometimes
 
-    monkeypatch.setattr(accelerator, "program", failing)
-    run = started(build(PLANS["fixed"], seed=3), 3)
+    monkeypatch.setattr(accelerator, "compile_stretch", failing)
+    run = start_run(build(PLANS["fixed"], seed=3), 3)
     with pytest.raises(MemoryError, match="full"):
         list(rounds_of([run], None, 4))
     assert not threads()
@@ -228,7 +228,7 @@ def test_what_fails_in_the_other_thread_is_raised_in_this_one(monkeypatch):
 
 
 def test_a_loop_that_is_left_ends_its_thread():
-    rounds = rounds_of([started(build(PLANS["fixed"], seed=3), 3)], None, 4)
+    rounds = rounds_of([start_run(build(PLANS["fixed"], seed=3), 3)], None, 4)
     next(rounds)
     assert threads()
     rounds.close()
@@ -236,7 +236,7 @@ def test_a_loop_that_is_left_ends_its_thread():
 
 
 def test_stretches_are_as_short_as_memory_and_time_ask(counted, monkeypatch):
-    run = started(build(PLANS["fixed"], seed=3), 3)
+    run = start_run(build(PLANS["fixed"], seed=3), 3)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
     monkeypatch.setattr(accelerator, "STACK_BYTES", 3 * size)
     played(PLANS["fixed"], 5)
@@ -254,7 +254,7 @@ def test_batches_in_stretches_side_by_side_are_those_round_by_round(monkeypatch,
     monkeypatch.setattr(many, "TOGETHER", 2)
     plain = many.simulate_many(plans, seeds=[1, 2], together=True)
     assert not counted
-    monkeypatch.setattr("sottovoce.simulation.simulate.table", accelerator)
+    monkeypatch.setattr(compiled, "play_compiled", accelerator.play_ahead)
     quick = many.simulate_many(plans, seeds=[1, 2], together=True)
     assert sum(counted) == 2 * (13 + 6)
     assert not threads()
@@ -269,11 +269,11 @@ def test_runs_that_share_a_first_model_share_it():
     plans = [PLANS["averaged"].replace(f"privacy.epsilon={e}") for e in (1, 8)]
     held, known = load_holdings(plans[0], seed=3), {}
     federations = [build(own, seed=3, held=held) for own in plans]
-    together = [started(own, 3, known) for own in federations]
+    together = [start_run(own, 3, known) for own in federations]
     assert len(known) == 1
     for one, own in zip(together, federations, strict=True):
-        assert_same(one, started(own, 3))
-    started(federations[0], 4, known)
+        assert_same(one, start_run(own, 3))
+    start_run(federations[0], 4, known)
     first, second = (own.params for own in known.values())  # another seed draws another model
     assert not any(np.array_equal(first[name], second[name]) for name in first)
 
@@ -283,7 +283,7 @@ def test_who_goes_ahead():
 
     def may(*changes):
         plans = [PLANS["fixed"].replace(**change) for change in changes]
-        return accelerator.may_go_ahead([started(build(own, seed=3), 3) for own in plans])
+        return accelerator.may_go_ahead([start_run(build(own, seed=3), 3) for own in plans])
 
     losses = {"rounds.schedule": "discounted"}
     assert may({})
@@ -355,21 +355,21 @@ def test_a_row_that_rounds_to_infinity_spoils_nothing(monkeypatch):
 @pytest.mark.parametrize("n", [1, 5, 10, 11])  # pieces of five rows
 def test_facts_found_in_pieces_are_those_of_all_rows(n, monkeypatch):
     from sottovoce.models import clipping as chunks
-    from sottovoce.simulation import table
+    from sottovoce.simulation import compiled
 
     monkeypatch.setattr(chunks, "CPU_BYTES", 5 * 2 * 3 * 4)
     x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
     x[n // 2, 1] = np.nan
     model = Mlp(3, hidden=4, classes=3)
-    is_clean, squared = table._inspect_by_pieces(model, jax.numpy.asarray(x))
+    is_clean, squared = compiled._inspect_by_pieces(model, jax.numpy.asarray(x))
     wanted = inspect(model, jax.numpy.asarray(x))
     np.testing.assert_array_equal(is_clean, wanted.is_clean)
     np.testing.assert_allclose(squared, wanted.squared, rtol=1e-6)
 
 
 def test_the_rows_of_one_split_are_not_copied_to_be_stacked():
-    from sottovoce.simulation.table import _stacked
+    from sottovoce.simulation.compiled import _stack_arrays
 
     x = jax.numpy.ones((50, 7))
-    assert _stacked([x]).shape == (1, 50, 7)
-    assert _stacked([x]).unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+    assert _stack_arrays([x]).shape == (1, 50, 7)
+    assert _stack_arrays([x]).unsafe_buffer_pointer() == x.unsafe_buffer_pointer()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sottovoce.plan import Plan
-from sottovoce.simulation import table
+from sottovoce.simulation import compiled
 from sottovoce.simulation.many import simulate_many
 from sottovoce.simulation.simulate import simulate
 
@@ -35,8 +35,10 @@ def flat(trained):
 @pytest.fixture
 def asked(monkeypatch):
     """Who was named in each round, or None where all rows were looked at."""
-    seen, real = [], table.members_of
-    monkeypatch.setattr(table, "members_of", lambda *own: seen.append(real(*own)) or seen[-1])
+    seen, real = [], compiled.choose_members
+    monkeypatch.setattr(
+        compiled, "choose_members", lambda *own: seen.append(real(*own)) or seen[-1]
+    )
     return seen
 
 
@@ -47,7 +49,7 @@ def test_the_cohort_alone_gives_what_all_rows_give(steps, asked, monkeypatch):
     one = simulate(plan, data=CLIENTS, **PUBLIC, seed=3)
     assert len(asked) == 6
     assert all(own.shape == (1, 3) and len(set(own[0].tolist())) == 3 for own in asked)
-    monkeypatch.setattr(table, "members_of", lambda *own: None)
+    monkeypatch.setattr(compiled, "choose_members", lambda *own: None)
     other = simulate(plan, data=CLIENTS, **PUBLIC, seed=3)
     np.testing.assert_allclose(flat(one), flat(other), rtol=1e-5, atol=1e-6)
     wanted = [entry["cohort"] for entry in other.record["rounds"]]
@@ -61,7 +63,7 @@ def test_everyone_who_counts_is_named_once_and_the_rest_weighs_nothing():
         weight = np.zeros((3, clients))
         for row in weight:
             row[RANDOM.permutation(clients)[: RANDOM.integers(0, size + 1)]] = 0.125
-        for row, named in zip(weight, table.cohort(weight, size), strict=True):
+        for row, named in zip(weight, compiled.fill_cohort(weight, size), strict=True):
             assert len(set(named.tolist())) == size
             assert row[named].sum() == row.sum()
 

@@ -15,7 +15,7 @@ from sottovoce.models.base import as_device
 from sottovoce.models.mlp import Mlp
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import average, weigh_by_samples
-from sottovoce.simulation.compiled import play
+from sottovoce.simulation.compiled import play_round
 from support.samples import MODELS, SIZES, orders, rows_of, samples
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -34,7 +34,7 @@ def test_without_noise_and_clipping_it_is_gradient_descent(name):
         theirs = start
         gradient = jax.grad(lambda w: jnp.mean(model.loss(w, jnp.asarray(x), jnp.asarray(y))))
         for t in range(20):
-            ours = play(model, rows, ours, orders(p, rate), t).params
+            ours = play_round(model, rows, ours, orders(p, rate), t).params
             theirs = jax.tree.map(lambda w, g: w - rate * g, theirs, gradient(theirs))
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-9)
@@ -51,7 +51,7 @@ def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip):
     with jax.enable_x64(True):
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
         batch = jax.tree.map(lambda w: w[None], start)
-        ours = play(model, rows_of(x, y), batch, orders(p, 0.7, clip=clip), 0).params
+        ours = play_round(model, rows_of(x, y), batch, orders(p, 0.7, clip=clip), 0).params
         ours = {k: np.asarray(v[0]) for k, v in ours.items()}
     numpy_start = {k: np.asarray(v) for k, v in start.items()}
     # an infinite clip has no sensitivity, so the recipe takes one that never cuts
@@ -99,7 +99,7 @@ def simulated_noise(std, key=(1, 2), t=0):
     x, y = np.zeros((int(SIZES.sum()), 300), np.float32), np.zeros(int(SIZES.sum()), np.int32)
     zero = jax.tree.map(lambda w: jnp.zeros((1, *w.shape)), WIDE.init(jax.random.key(0)))
     plan = orders(np.zeros(len(SIZES)), 1.0, clip=1.0, std=std, key=key, dtype=np.float32)
-    params = play(WIDE, rows_of(x, y), zero, plan, t).params
+    params = play_round(WIDE, rows_of(x, y), zero, plan, t).params
     return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(params)])
 
 
@@ -141,7 +141,7 @@ def test_several_noiseless_steps_are_the_clients_own(name):
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
         batch = jax.tree.map(lambda w: w[None], start)
         plan = orders(p, 0.4, clip=0.8, sigma=np.zeros((steps, len(SIZES))))
-        outcome = play(model, rows_of(x, y), batch, plan, 0, longest=int(SIZES.max()))
+        outcome = play_round(model, rows_of(x, y), batch, plan, 0, longest=int(SIZES.max()))
         ours = {k: np.asarray(v[0]) for k, v in outcome.params.items()}
     recipe, ends, uploads, device = Recipe(0.4, 0.8), np.cumsum(SIZES), [], as_device(model)
     for end, n, here in zip(ends, SIZES, present, strict=True):
@@ -162,7 +162,7 @@ def test_several_steps_add_the_noise_of_each():
     p = weigh_by_samples(SIZES, np.ones(len(SIZES), bool))
     sigma = np.stack([SIGMA, 2 * SIGMA])
     plan = orders(p, 1.0, clip=1e-12, sigma=sigma, dtype=np.float32)
-    outcome = play(WIDE, rows_of(x, y), zero, plan, 0, longest=int(SIZES.max()))
+    outcome = play_round(WIDE, rows_of(x, y), zero, plan, 0, longest=int(SIZES.max()))
     noise = np.concatenate([np.asarray(v).ravel() for v in jax.tree.leaves(outcome.params)])
     std = float(np.sqrt(np.sum(p**2 * np.sum(sigma**2, axis=0))))
     assert noise_is_right(noise, std)
@@ -182,7 +182,9 @@ def test_the_clients_signal_is_the_mean_of_their_cut_losses_of_the_model_receive
         for std in (0.0, 0.5):
             plan = orders(p, 0.4, clip=0.8, told=std, bound=1.5)
             told.append(
-                float(play(model, rows_of(x, y), batch, plan, 0, signal="clients").score[0, 2])
+                float(
+                    play_round(model, rows_of(x, y), batch, plan, 0, signal="clients").score[0, 2]
+                )
             )
         each = np.clip(np.asarray(model.loss(start, jnp.asarray(x), jnp.asarray(y))), 0, 1.5)
     owner = np.repeat(np.arange(len(SIZES)), SIZES)

@@ -259,9 +259,9 @@ def test_many_runs_together_equal_single_runs():
         Plan(rounds={"schedule": "fixed", "rounds": r}, privacy={"epsilon": e})
         for r, e in [(9, 4), (5, 8), (3, 16)]
     ]
-    before = rounds.compilations()
+    before = rounds.count_compilations()
     many = simulate_many(plans, seeds=[1, 2], together=True)
-    compiled = rounds.compilations() - before
+    compiled = rounds.count_compilations() - before
     assert compiled <= 4  # 8 seats, then 4 (of which 2 live: 2)
     for run, (plan, seed) in zip(many, [(p, s) for p in plans for s in (1, 2)], strict=True):
         single = simulate(plan, seed=seed)
@@ -574,15 +574,15 @@ def test_runs_on_one_split_share_a_batch_where_there_are_enough_of_them():
     plans = [Plan(rounds={"schedule": "fixed", "rounds": r}) for r in (1, 3, 2, 4, 1, 2, 3, 4)]
     held = [build(plans[0], seed=seed).held for seed in (1, 2)]
     runs = [(build(p, seed=s, held=held[s - 1]), s) for p in plans for s in (1, 2)]
-    apart = list(many._batches(runs, 32))
+    apart = list(many._group_runs(runs, 32))
     assert sorted(map(len, apart)) == [8, 8]
     for batch in apart:
         assert len({runs[i][1] for i in batch}) == 1
         rounds_of = [runs[i][0].plan.rounds.rounds for i in batch]
         assert rounds_of == sorted(rounds_of, reverse=True)
-    few = list(many._batches(runs[:6], 32))  # three a split: better in one batch than in two
+    few = list(many._group_runs(runs[:6], 32))  # three a split: better in one batch than in two
     assert [len(batch) for batch in few] == [6]
-    assert [len(batch) for batch in many._batches(runs, 1)] == [1] * 16
+    assert [len(batch) for batch in many._group_runs(runs, 1)] == [1] * 16
     both = dict(simulate_each(plans[:2] * 4, seeds=[1, 2], together=True))
     alone = simulate(plans[1], seed=2)
     assert both[3].record["rounds"][-1]["validation_loss"] == pytest.approx(

@@ -13,8 +13,9 @@ from sottovoce.data.streaming import Stored, is_streamed
 from sottovoce.errors import InputError
 from sottovoce.models.custom import custom
 from sottovoce.plan import Plan
+from sottovoce.server import rounds
 from sottovoce.server.federation import build
-from sottovoce.simulation import interrupts, streamed
+from sottovoce.simulation import streamed
 from sottovoce.simulation.many import simulate_many
 from sottovoce.simulation.simulate import resume, simulate
 
@@ -96,9 +97,9 @@ FINISHED = {"server.momentum": 0.5, "server.average": "exponential", "server.cho
 )
 def test_a_streamed_run_is_the_run_in_memory(rows, mapped, name, others):
     plan = plan_of(name, **others)
-    near, compiled = simulate(plan, data=rows, seed=2), streamed.add._cache_size()
+    near, compiled = simulate(plan, data=rows, seed=2), streamed.add_block._cache_size()
     far = simulate(plan, data=mapped, seed=2)
-    assert streamed.add._cache_size() <= compiled + 1  # whatever the blocks and cohorts
+    assert streamed.add_block._cache_size() <= compiled + 1  # whatever the blocks and cohorts
     assert apart(near, far) < 3e-6  # the order of summation in float32
     told, same = far.record, near.record
     for mine, theirs in zip(told["rounds"], same["rounds"], strict=True):
@@ -138,7 +139,7 @@ def test_every_row_of_the_cohort_once_with_its_client_s_weight(seed):
     weight[random.integers(len(samples))] = 0.5
     owner = np.repeat(np.arange(len(samples)), samples)
     seen, every = [], np.arange(len(owner))
-    for where, own in streamed.stretches(samples, weight, int(random.integers(1, 40))):
+    for where, own in streamed.plan_blocks(samples, weight, int(random.integers(1, 40))):
         mine = every[where]
         assert np.array_equal(own, weight[owner[mine]].astype(np.float32))
         seen.append(mine)
@@ -191,21 +192,21 @@ def test_a_stopped_run_goes_on_to_the_same_model(rows, mapped, tmp_path):
 def test_ctrl_c_is_heard_within_a_round(rows, monkeypatch, tmp_path):
     plan = plan_of("softmax", "order")
     shelf, public = Shelf(rows[0]), tuple(part[500:] for part in rows)
-    real, asked = streamed.add, []
+    real, asked = streamed.add_block, []
 
     def add(*args, **named):
         asked.append(1)
         if len(asked) == 11:  # the second block of the second round of 500 rows
-            interrupts._ENTERED[0]._note(2, None)
+            rounds._ENTERED[0]._note(2, None)
         return real(*args, **named)
 
-    monkeypatch.setattr(streamed, "add", add)
+    monkeypatch.setattr(streamed, "add_block", add)
     with pytest.raises(KeyboardInterrupt):
         simulate(plan, data=(shelf, rows[1]), validation=public, test=public, out=tmp_path / "run")
     assert len(asked) == 11
     record = json.loads((tmp_path / "run" / "record.json").read_text("utf-8"))
     assert len(record["rounds"]) == 1
-    assert not interrupts._ENTERED
+    assert not rounds._ENTERED
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def compiled_round(model, n, members=None):
         members=None if members is None else np.zeros((1, members), np.int32),
     )
     words, layout = pack((orders, np.zeros(1, np.uint32)))
-    lowered = rounds._play.lower(
+    lowered = rounds._play_packed.lower(
         model, rows, params, {}, words, signal="public", longest=n // CLIENTS, layout=layout
     )
     return lowered.compile()
@@ -118,8 +118,8 @@ def compiled_block(model, n):
     """The sum over one block of a streamed round."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     block = streamed.Block(of(n, width(model)), of(n, dtype=jnp.int32), of(n))
-    return streamed.add.lower(
-        model, (params, of()), params, block, of(), of(), told=False
+    return streamed.add_block.lower(
+        model, (params, of()), params, block, of(), of(), with_loss=False
     ).compile()
 
 
@@ -219,10 +219,10 @@ def test_the_guard_sees_gradients_of_single_samples(one_piece, monkeypatch):
 def test_a_run_is_compiled_once():
     own = {"clients": 7, "samples": 31}  # shapes that no other test compiles
     plan = Plan(data=own, model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 4})
-    before = rounds.compilations()
+    before = rounds.count_compilations()
     simulate(plan.replace("rounds.per_round=3"), seed=1)  # clients too small to go one by one
     simulate(plan.replace("privacy.epsilon=2"), seed=2)  # another cohort, budget and seed
-    assert rounds.compilations() == before + 1
+    assert rounds.count_compilations() == before + 1
 
 
 @pytest.mark.slow
@@ -230,9 +230,9 @@ def test_a_batch_of_runs_is_compiled_a_few_times():
     """Seats shrink by halves: runs of 1, 2, 3 and 4 rounds go through 8, 4 and 2 seats."""
     base = Plan(model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 1})
     plans = [base.replace(f"rounds.rounds={n}") for n in (1, 2, 3, 4)]
-    before = rounds.compilations()
+    before = rounds.count_compilations()
     simulate_many(plans, seeds=[1, 2], together=True)
-    assert rounds.compilations() <= before + 3
+    assert rounds.count_compilations() <= before + 3
 
 
 @pytest.mark.slow
@@ -241,8 +241,10 @@ def test_blocks_outside_the_cohort_are_not_computed(monkeypatch):
     random = np.random.default_rng(0)
     x, y = random.random((5000, 8), dtype=np.float32), random.integers(0, 2, 5000)
     monkeypatch.setattr(streamed, "BLOCK_BYTES", 4 * 8 * 64)
-    done, real = [], streamed.add
-    monkeypatch.setattr(streamed, "add", lambda *a, **b: done.append(len(a[3].y)) or real(*a, **b))
+    done, real = [], streamed.add_block
+    monkeypatch.setattr(
+        streamed, "add_block", lambda *a, **b: done.append(len(a[3].y)) or real(*a, **b)
+    )
     plan = Plan(
         data={"name": "arrays", "clients": 50, "samples": 100, "split": "order"},
         model={"name": "softmax"},

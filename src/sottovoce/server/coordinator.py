@@ -8,7 +8,7 @@ Within a round, a client that declines for good is replaced, and silent ones are
 often as the server's patience says. Every answer is checked against what an honest one looks like.
 
 The state is saved before a round is asked, with all rounds before it. A server that was killed
-asks the same clients the same thing again and gets the stored answers: nothing that was stored is
+opened the same clients the same thing again and gets the stored answers: nothing that was stored is
 debited twice, and the model is the one that the uploads give (R12 of docs/protocol.md).
 """
 
@@ -470,9 +470,9 @@ class RealClients:
         self.check()
         return {0: turn}
 
-    def begin_rounds(self, asks: rounds.RoundsByRun) -> bool:
+    def begin_rounds(self, opened: rounds.RoundsByRun) -> bool:
         """Ask the clients, and wait for their uploads."""
-        run, (state, params, _), turn = self.run, self.run.at, asks[0]
+        run, (state, params, _), turn = self.run, self.run.at, opened[0]
         federation = run.federation
         self.came = ask_round(
             federation, self.roll, state, params, turn, self.header, self.transport, self.patience
@@ -482,9 +482,9 @@ class RealClients:
         run.federation = _follow_budgets(federation, self.roll.members)
         return False
 
-    def end_rounds(self, asks: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
+    def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Average the uploads that count, and make the next model of them."""
-        return [(0, _play_round(self.run, self.roll, asks[0], self.came))]
+        return [(0, _play_round(self.run, self.roll, opened[0], self.came))]
 
 
 def _require_unused(out: Path) -> None:

@@ -9,10 +9,14 @@ and writes the books. Everything here is a few numbers a client; arrays are trai
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +88,7 @@ def play_to_end(rounds: Iterator[None], write_outcome: Callable[[Status], Outcom
 class Engine(Protocol):
     """Computes the rounds of a batch of runs: each cohort's mean update, and the next model.
 
-    `simulation.table` (compiled), `simulation.accelerator` (rounds begun ahead),
+    `simulation.compiled`, `simulation.accelerator` (rounds begun ahead),
     `simulation.streamed`, `simulation.secure` and `server.coordinator` are engines.
     """
 
@@ -403,3 +407,59 @@ def _summarize_sigma(sigma: Floats) -> SigmaSpread:
         least, most = float(sigma.min()), float(sigma.max())
     median = least if least == most else float(np.median(sigma))
     return {"min": least, "median": median, "max": most}
+
+
+PATIENCE = 4
+
+
+class Interrupts:
+    """Holds Ctrl-C back while it is entered, until `check` raises it between two rounds.
+
+    An interrupt in the middle of a compilation can crash the interpreter, and one in the middle of
+    writing leaves half a file. The fourth Ctrl-C ends the process at once. Outside the main thread
+    this does nothing.
+
+    >>> with Interrupts() as interrupts:
+    ...     interrupts.check()
+    """
+
+    def __init__(self) -> None:
+        self.noted = 0
+        self._main = threading.current_thread() is threading.main_thread()
+        self._before: object = None
+
+    def __enter__(self) -> Self:
+        if self._main:
+            self._before = signal.getsignal(signal.SIGINT)
+            _ENTERED.append(self)
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._main:
+            _ENTERED.remove(self)
+            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted += 1
+        if self.noted >= PATIENCE:
+            os._exit(130)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C was pressed since this was entered."""
+        if self.noted:
+            raise KeyboardInterrupt
+
+
+_ENTERED: list[Interrupts] = []
+
+
+def check_interrupts() -> None:
+    """Raise KeyboardInterrupt in the middle of a long round, which has no effect yet."""
+    for entered in _ENTERED:
+        entered.check()

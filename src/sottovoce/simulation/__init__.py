@@ -1,7 +1,6 @@
 """Engines that compute a cohort's rounds on this machine, and the functions that run them.
 
-`table` plays a batch of runs with one launch a round (`compiled`), `accelerator` several rounds a
-launch, `streamed` reads rows that do not fit in memory, and `secure` lets every client
-make its own upload. From outside use `simulate.simulate`, `simulate.resume` and
-`many.simulate_many`; `interrupts` holds Ctrl-C until a round is complete.
+`compiled` plays a batch of runs with one launch a round, `accelerator` several rounds a launch,
+`streamed` reads rows that do not fit in memory, and `secure` lets every client make its own upload.
+From outside use `simulate.simulate`, `simulate.resume` and `many.simulate_many`.
 """

@@ -1,48 +1,66 @@
-"""One round of a batch of runs, compiled: clipped step, averaged noise, evaluation.
+"""One round of a batch of runs as one XLA program, and the engine that launches it.
 
 A round is linear in the uploads, w^{t+1} = w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + Σ_i p_i·n_i, so the
 cohort's samples are one matrix in which every row carries c_i = p_i·η/n_i of its client, and the
 averaged noise is one draw of standard deviation √(Σ p_i²σ_i²): equal in distribution to drawing
-every client's noise, K times cheaper. Clients outside the cohort have p_i = 0; where `members`
-names the cohort, their rows are not even looked at.
+every client's noise, and K times cheaper. Clients outside the cohort have p_i = 0; where `members`
+names the cohort, their rows are not read.
 
-With several local steps (noise at each) the clients' models part ways, and the round goes through
-the cohort client by client instead; memory stays that of two models and one client's rows.
+With several local steps (noise at each) the clients' models differ, and the round goes through the
+cohort client by client instead; memory stays that of two models and one client's rows.
+
+The inputs of a round (`Orders`) are packed into one array of bits, because a transfer to an
+accelerator costs more than its bytes. A batch has a power of two of seats: a run sits in a seat
+until it is over, and the seats shrink by halves.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.models.base import Inspected, JaxModel, Params
-from sottovoce.models.clipping import clipped_sum, compute_losses, evaluate
+from sottovoce.data.federated import Samples
+from sottovoce.models.base import Inspected, JaxModel, Model, Params
+from sottovoce.models.clipping import (
+    clipped_sum,
+    compute_losses,
+    evaluate,
+    inspect,
+    product_type,
+    rows_per_chunk,
+)
+from sottovoce.privacy import seeds as seeding
 from sottovoce.privacy.noise import simulated
+from sottovoce.privacy.seeds import Purpose
+from sottovoce.privacy.tank import stack_rows
+from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
-from sottovoce.schedules.optimizer import StepInputs
-
-# A round's orders as one array of bits: a transfer to an accelerator costs more than its bytes.
-
+from sottovoce.schedules.base import Round
+from sottovoce.schedules.optimizer import Finish, Marks, StepInputs
+from sottovoce.server import rounds
+from sottovoce.server.federation import Federation, put_on_device
 
 Shape = tuple[int, ...]
 
 
 class Packing(NamedTuple):
-    """How to read it: the tree's structure, and of each leaf its shape without runs and type."""
+    """How to unpack it: the tree's structure, and shape (without runs) and type of each leaf."""
 
     structure: Any
     leaves: tuple[tuple[Shape, str], ...]
 
 
 def pack(orders: Any) -> tuple[NDArray[np.uint32], Packing]:
-    """A tree of arrays [runs, …] of four- or eight-byte numbers → [runs, words], how to read it.
+    """Pack a tree of arrays [runs, …] of four- or eight-byte numbers into [runs, words].
 
     >>> words, layout = pack({"a": np.array([1.5], np.float32), "b": np.array([[7, 8]], np.uint32)})
     >>> jax.tree.map(lambda leaf: leaf.tolist(), unpack(jnp.asarray(words), layout))
@@ -57,14 +75,14 @@ def pack(orders: Any) -> tuple[NDArray[np.uint32], Packing]:
 
 
 def unpack(words: Array, layout: Packing) -> Any:
-    """The tree again, where JAX computes."""
+    """Return the tree that was packed, inside a compiled program."""
     leaves, at = [], 0
     for shape, kind in layout.leaves:
         dtype = jnp.dtype(kind)
         whole = (words.shape[0], *shape) + (() if dtype.itemsize == 4 else (2,))
         size = math.prod(whole[1:])
-        part = words[:, at : at + size].reshape(whole)
-        leaves.append(jax.lax.bitcast_convert_type(part, dtype))
+        words_of_leaf = words[:, at : at + size].reshape(whole)
+        leaves.append(jax.lax.bitcast_convert_type(words_of_leaf, dtype))
         at += size
     return jax.tree.unflatten(layout.structure, leaves)
 
@@ -84,7 +102,7 @@ class StackedRows(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What the hosts of the runs ask for in this round, one entry a run."""
+    """Inputs of a round, one entry a run."""
 
     split: Any  # [runs] int32
     weight: Any  # [runs, clients] float32: p_i
@@ -104,13 +122,13 @@ class RoundResult(NamedTuple):
     """The new models and how good they are, one entry a run."""
 
     params: Params
-    # [runs, 4]: validation loss and accuracy, signal, the loss of what could be handed out; one
-    # piece, quick to fetch.
+    # [runs, 4]: validation loss and accuracy, signal, and the loss of the model that the run would
+    # return now; one array is quick to fetch.
     score: Array
-    memory: dict[str, Params] = {}  # noqa: RUF012  # never written to: what the server keeps
+    memory: dict[str, Params] = {}  # noqa: RUF012  # the optimiser's models; never written to
 
 
-def play(
+def play_round(
     model: JaxModel,
     rows: StackedRows,
     params: Params,
@@ -121,20 +139,19 @@ def play(
     longest: int = 0,
     memory: dict[str, Params] | None = None,
 ) -> RoundResult:
-    """Round t of every run. One compilation per model, number of runs and shape of the rows.
+    """Compute round t of every run. One compilation per model, number of runs and shape of rows.
 
-    `longest` is the largest number of rows any client has; it matters where the round goes client
-    by client.
-    `memory` is what the server keeps beside the newest model (`schedules.optimizer`).
+    `longest` is the largest number of rows of any client; it matters where the round goes client by
+    client. `memory` are the models that the server's optimiser keeps beside the newest.
     """
     now = np.full(len(orders.std), t, np.uint32)
     words, layout = pack((orders, now))
     options = {"signal": signal, "longest": longest, "layout": layout}
-    return cast(RoundResult, _play(model, rows, params, memory or {}, words, **options))
+    return cast(RoundResult, _play_packed(model, rows, params, memory or {}, words, **options))
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest", "layout"))
-def _play(
+def _play_packed(
     model: JaxModel,
     rows: StackedRows,
     params: Params,
@@ -146,10 +163,10 @@ def _play(
     layout: Packing,
 ) -> RoundResult:
     orders, now = unpack(words, layout)
-    return traced(model, rows, params, memory, orders, now, signal=signal, longest=longest)
+    return compute_round(model, rows, params, memory, orders, now, signal=signal, longest=longest)
 
 
-def traced(
+def compute_round(
     model: JaxModel,
     rows: StackedRows,
     params: Params,
@@ -160,112 +177,116 @@ def traced(
     signal: Signal,
     longest: int,
 ) -> RoundResult:
-    """The round inside a compiled program: of this file, or of `accelerator`."""
+    """Compute a round inside a compiled program: of this file, or of `accelerator`."""
 
-    def one(params: Params, memory: dict[str, Params], order: Orders, t: Array) -> RoundResult:
-        own: StackedRows = jax.tree.map(lambda part: _of(part, order.split), rows)
+    def compute_run(
+        params: Params, memory: dict[str, Params], order: Orders, t: Array
+    ) -> RoundResult:
+        data: StackedRows = jax.tree.map(lambda leaf: _take_split(leaf, order.split), rows)
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
         if order.sigma.shape[0] == 1:
-            new = _one_step(model, own, params, order, key, longest)
+            new = _take_one_step(model, data, params, order, key, longest)
         else:
-            new = _several_steps(model, own, params, order, key, longest)
+            new = _take_several_steps(model, data, params, order, key, longest)
         if order.finish is not None:
-            new, memory = finished(params, new, memory, order.finish)
-        loss, accuracy = evaluate(model, new, own.valid_x, own.valid_y)
-        heard = loss
+            new, memory = step_optimizer(params, new, memory, order.finish)
+        loss, accuracy = evaluate(model, new, data.valid_x, data.valid_y)
+        signal_loss = loss
         if signal == "raw":
-            plain, is_clean = _plain(own.x)
-            heard = evaluate(model, new, plain, own.y)[0]
-            heard = jnp.where(jnp.all(is_clean), heard, jnp.nan)
+            plain, is_clean = _separate_rows(data.x)
+            signal_loss = evaluate(model, new, plain, data.y)[0]
+            signal_loss = jnp.where(jnp.all(is_clean), signal_loss, jnp.nan)
         elif signal == "clients":
-            heard = _told_by_clients(model, own, params, order, key)
+            signal_loss = _average_client_losses(model, data, params, order, key)
         offered = loss
         if order.finish is not None and "best" in memory:
             if "average" in memory:
-                offered = evaluate(model, memory["average"], own.valid_x, own.valid_y)[0]
+                offered = evaluate(model, memory["average"], data.valid_x, data.valid_y)[0]
             memory = keep_better(memory, new, offered < order.finish.best)
-        return RoundResult(new, jnp.stack([loss, accuracy, heard, offered]), memory)
+        return RoundResult(new, jnp.stack([loss, accuracy, signal_loss, offered]), memory)
 
     if now.shape[0] > 1:
-        return jax.vmap(one)(params, memory, orders, now)
-    alone = one(*jax.tree.map(lambda part: part[0], (params, memory, orders, now)))
-    return cast(RoundResult, jax.tree.map(lambda part: part[None], alone))
+        return jax.vmap(compute_run)(params, memory, orders, now)
+    alone = compute_run(*jax.tree.map(lambda leaf: leaf[0], (params, memory, orders, now)))
+    return cast(RoundResult, jax.tree.map(lambda leaf: leaf[None], alone))
 
 
-def finished(
+def step_optimizer(
     params: Params, averaged: Params, memory: dict[str, Params], numbers: StepInputs
 ) -> tuple[Params, dict[str, Params]]:
-    """`optimizer.take_step` on trees of arrays."""
-    kept: optimizer.Memory = {part: _flat(tree) for part, tree in memory.items()}
-    new, kept = optimizer.take_step(numbers, kept, _flat(params), _flat(averaged))
-    return _like(params, new), {part: _like(params, leaves) for part, leaves in kept.items()}
+    """Apply `optimizer.take_step` to trees of arrays."""
+    kept: optimizer.Memory = {kind: _flatten(tree) for kind, tree in memory.items()}
+    new, kept = optimizer.take_step(numbers, kept, _flatten(params), _flatten(averaged))
+    return _unflatten(params, new), {
+        kind: _unflatten(params, leaves) for kind, leaves in kept.items()
+    }
 
 
 def keep_better(memory: dict[str, Params], new: Params, better: Array) -> dict[str, Params]:
-    """`optimizer.keep_better` on trees of arrays."""
-    kept: optimizer.Memory = {part: _flat(tree) for part, tree in memory.items()}
-    kept = optimizer.keep_better(kept, _flat(new), better, jnp.where)
-    return {part: _like(new, leaves) for part, leaves in kept.items()}
+    """Apply `optimizer.keep_better` to trees of arrays."""
+    kept: optimizer.Memory = {kind: _flatten(tree) for kind, tree in memory.items()}
+    kept = optimizer.keep_better(kept, _flatten(new), better, jnp.where)
+    return {kind: _unflatten(new, leaves) for kind, leaves in kept.items()}
 
 
-def _flat(tree: Params) -> dict[int, Array]:
+def _flatten(tree: Params) -> dict[int, Array]:
     return dict(enumerate(jax.tree.leaves(tree)))
 
 
-def _like(tree: Params, leaves: optimizer.Leaves) -> Params:
+def _unflatten(tree: Params, leaves: optimizer.Leaves) -> Params:
     return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
 
 
-def _plain(x: Any) -> tuple[Array, Array]:
-    """Rows, and which of them are whole."""
+def _separate_rows(x: Any) -> tuple[Array, Array]:
+    """Return rows, and which of them are finite."""
     return (x.x, x.is_clean) if isinstance(x, Inspected) else (x, jnp.full(x.shape[0], True))
 
 
-def _of(part: Array, split: Array) -> Array:
+def _take_split(leaf: Array, split: Array) -> Array:
     # With one split there is nothing to choose, and no copy to make.
-    return part[0] if part.shape[0] == 1 else part[split]
+    return leaf[0] if leaf.shape[0] == 1 else leaf[split]
 
 
-def _one_step(
+def _take_one_step(
     model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
 ) -> Params:
-    """w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
+    """Return w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
     coefficient = order.weight * order.rate / rows.samples
     if order.members is None:
         step = clipped_sum(model, params, rows.x, rows.y, coefficient[rows.owner], order.clip)
     else:
 
         def client(total: Params, i: Array) -> tuple[Params, None]:
-            x, y, mine = _window(rows, i, longest)
+            x, y, mine = _slice_client(rows, i, longest)
             weight = jnp.where(mine, coefficient[i], 0)
-            own = clipped_sum(model, params, x, y, weight, order.clip)
-            return jax.tree.map(jnp.add, total, own), None
+            client_sum = clipped_sum(model, params, x, y, weight, order.clip)
+            return jax.tree.map(jnp.add, total, client_sum), None
 
         step = jax.lax.scan(client, jax.tree.map(jnp.zeros_like, params), order.members)[0]
     noise = simulated.draw(key, params, order.std)
     return jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
 
 
-def _window(rows: StackedRows, i: Array, longest: int) -> tuple[Any, Array, Array]:
-    """`longest` rows with those of client i among them, their labels, and which of them are its."""
+def _slice_client(rows: StackedRows, i: Array, longest: int) -> tuple[Any, Array, Array]:
+    """Return `longest` rows that contain those of client i, their labels, and which are its own."""
     first = (jnp.cumsum(rows.samples) - rows.samples)[i]
-    # The window may end beyond the data: it is moved back, and rows of others weigh nothing.
+    # A window that would end beyond the data is moved back; rows of other clients weigh nothing.
     start = jnp.minimum(first.astype(int), rows.y.shape[0] - longest)
     x, y = jax.tree.map(
-        lambda part: jax.lax.dynamic_slice_in_dim(part, start, longest), (rows.x, rows.y)
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, longest), (rows.x, rows.y)
     )
-    place = start + jnp.arange(longest)
-    return x, y, (place >= first) & (place < first + rows.samples[i])
+    row = start + jnp.arange(longest)
+    return x, y, (row >= first) & (row < first + rows.samples[i])
 
 
-def _several_steps(
+def _take_several_steps(
     model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
 ) -> Params:
-    """Σ_i p_i·w_i, where each client takes its steps from w with noise at every one of them."""
+    """Return Σ_i p_i·w_i, where each client takes its steps from w with noise at every one."""
     steps, clients = order.sigma.shape
 
     def client(total: Params, i: Array) -> tuple[Params, None]:
-        x, y, mine = _window(rows, i, longest)
+        x, y, mine = _slice_client(rows, i, longest)
         weight = jnp.where(mine, order.rate / rows.samples[i], 0)
 
         def step(e: Array, w: Params) -> Params:
@@ -282,19 +303,390 @@ def _several_steps(
     return jax.lax.scan(client, zero, members)[0]
 
 
-def _told_by_clients(
+def _average_client_losses(
     model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array
 ) -> Array:
-    """Σ_i p_i·(mean of client i's losses, each cut to [0, B], of the model received) + noise."""
-    plain, is_clean = _plain(rows.x)
-    told = jnp.where(is_clean, compute_losses(model, params, plain, rows.y), jnp.inf)
-    told = jnp.clip(jnp.nan_to_num(told, nan=jnp.inf, posinf=jnp.inf), 0, order.bound)
-    mean = jnp.sum((order.weight / rows.samples)[rows.owner] * told)
+    """Return Σ_i p_i·(mean of client i's losses before the step, clipped to [0, B]) + noise."""
+    plain, is_clean = _separate_rows(rows.x)
+    row_losses = jnp.where(is_clean, compute_losses(model, params, plain, rows.y), jnp.inf)
+    row_losses = jnp.clip(jnp.nan_to_num(row_losses, nan=jnp.inf, posinf=jnp.inf), 0, order.bound)
+    mean = jnp.sum((order.weight / rows.samples)[rows.owner] * row_losses)
     noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)
     return cast(Array, mean + order.signal_std * noise)
 
 
-def compilations() -> int:
-    """How many versions of the single round have been compiled in this process."""
-    size: Any = _play._cache_size  # type: ignore[attr-defined]
+def count_compilations() -> int:
+    """Return how many versions of the single round have been compiled in this process."""
+    size: Any = _play_packed._cache_size  # type: ignore[attr-defined]
     return int(size())
+
+
+def stack_splits(
+    federations: Sequence[Federation], model: JaxModel
+) -> tuple[StackedRows, list[int]]:
+    """Return the rows of all splits of the batch, stacked, and which split each run uses."""
+    splits = {id(federation.held): federation.held for federation in federations}
+    index = {key: i for i, key in enumerate(splits)}
+    holdings = list(splits.values())
+    train, valid = [], [put_on_device(held.validation) for held in holdings]
+    for held in holdings:
+        train.append((inspect_rows(model, held.train), put_on_device(held.train)[1]))
+    rows = StackedRows(
+        x=jax.tree.map(lambda *leaves: _stack_arrays(leaves), *(x for x, _ in train)),
+        y=_stack_arrays([y for _, y in train]),
+        owner=_stack_arrays([held.owner for held in holdings]),
+        samples=_stack_arrays([held.samples.astype(np.float32) for held in holdings]),
+        valid_x=_stack_arrays([x for x, _ in valid]),
+        valid_y=_stack_arrays([y for _, y in valid]),
+    )
+    return rows, [index[id(federation.held)] for federation in federations]
+
+
+_INSPECTED: WeakKeyDictionary[Samples, dict[tuple[object, bool], Inspected]] = WeakKeyDictionary()
+
+
+def inspect_rows(model: JaxModel, samples: Samples) -> Inspected:
+    """Return the rows prepared for `clipped_sum`, once for all runs that train on them."""
+    known = _INSPECTED.setdefault(samples, {})
+    x, dtype = put_on_device(samples)[0], jnp.zeros(()).dtype
+    dtype_of_products = product_type(model, dtype)
+    kind = (dtype_of_products, model.cleans_rows)
+    if kind not in known:
+        is_clean, squared = _inspect_by_pieces(model, x)
+        # Rows that need no change are not copied.
+        same = dtype_of_products == x.dtype and (
+            not model.cleans_rows or bool(np.all(np.asarray(is_clean)))
+        )
+        known[kind] = Inspected(x if same else _inspect(model, x).x, is_clean, squared)
+    return known[kind]
+
+
+@partial(jax.jit, static_argnums=0)
+def _inspect(model: JaxModel, x: jax.Array) -> Inspected:
+    return inspect(model, x)
+
+
+@partial(jax.jit, static_argnums=0)
+def _inspect_by_pieces(model: JaxModel, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return what `inspect` says of the rows, in pieces: at once it would copy all of them."""
+    n = x.shape[0]
+    rows = min(n, rows_per_chunk(2 * max(1, x.size // n), x.dtype.itemsize))
+    first = np.arange(0, n, rows)
+    starts = np.minimum(first, n - rows)  # the last piece ends with the data, as in `fold`
+
+    def of(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return inspect(model, jax.lax.dynamic_slice_in_dim(x, start, rows))[1:]
+
+    def joined(pieces: jax.Array) -> jax.Array:
+        return jnp.concatenate([pieces[:-1].reshape(-1), pieces[-1, first[-1] - starts[-1] :]])
+
+    is_clean, squared = jax.lax.map(of, jnp.asarray(starts))
+    return joined(is_clean), joined(squared)
+
+
+def _stack_arrays(arrays: Sequence[jax.Array | NDArray[Any]]) -> jax.Array:
+    if len(arrays) > 1:
+        return jnp.stack(arrays)
+    if jax.default_backend() == "cpu":  # a view with another shape, not a copy
+        alone: jax.Array = jax.device_put(np.asarray(arrays[0])[None])
+        return alone
+    return jnp.asarray(arrays[0])[None]
+
+
+class Seat(NamedTuple):
+    """One run's seat in a batch, and the round that it plays."""
+
+    federation: Federation
+    split: int
+    state: ServerState
+    prepared: rounds.PreparedRound | None  # None: the run is over, and its seat's result is ignored
+
+
+def make_orders(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
+    """Return the inputs of a round as arrays; `always` are those that stay the same in all rounds.
+
+    The seats may be those of several rounds, one after the other.
+    """
+    turns = len(seats) // len(always["rate"])
+    if turns > 1:
+        always = {name: np.concatenate([column] * turns) for name, column in always.items()}
+    prepared = [seat.prepared for seat in seats]
+    weight, sigma = _stack_column(prepared, "weight"), _stack_column(prepared, "sigma")
+    signal_sigma = _stack_column(prepared, "signal_sigma")
+    return Orders(
+        **always,
+        split=np.array([seat.split for seat in seats], np.int32),
+        weight=weight.astype(np.float32),
+        std=rounds.average_noise(weight, sigma[:, 0]).astype(np.float32),
+        sigma=np.nan_to_num(sigma).astype(np.float32),
+        signal_std=rounds.average_noise(weight, signal_sigma).astype(np.float32),
+        finish=stack_numbers(
+            [seat.federation.finish for seat in seats],
+            [seat.state.marks for seat in seats],
+            [None if round_ is None else round_.turn for round_ in prepared],
+        ),
+        members=choose_members([seat.federation for seat in seats], weight),
+    )
+
+
+def stack_numbers(
+    finishes: Sequence[Finish], marks: Sequence[Marks], turns: Sequence[Round | None]
+) -> StepInputs | None:
+    """Return the optimiser's inputs for a batch as arrays; None where it changes nothing.
+
+    A run that is over has no round: the result of its seat is ignored.
+
+    >>> best = Finish(best=True)
+    >>> stack_numbers([best, best], [Marks(), Marks(best=0.5)], [Round(0, 4), None]).best.tolist()
+    [inf, 0.5]
+    """
+    if finishes[0].idle:
+        return None
+    numbers = [
+        finish.step_inputs(mark, 0, 1)
+        if turn is None
+        else finish.step_inputs(mark, turn.t, turn.horizon)
+        for finish, mark, turn in zip(finishes, marks, turns, strict=True)
+    ]
+    return StepInputs(*(np.array(column, np.float32) for column in zip(*numbers, strict=True)))
+
+
+FEW_ROWS = 256  # of a client; with fewer, going client by client costs more than it saves
+
+
+def choose_members(
+    federations: Sequence[Federation], weight: NDArray[np.float64]
+) -> NDArray[np.int32] | None:
+    """Return the K clients that each run's round goes through, or None: all rows at once.
+
+    Where K < U the rows of the other clients need not be read. With several local steps the round
+    goes client by client anyway. With one step that pays where a client has enough rows to keep a
+    CPU busy; the runs of a batch on an accelerator read the same rows, whichever clients are in
+    their cohorts.
+    """
+    size = max(federation.terms.per_round for federation in federations)
+    first = federations[0]
+    samples, longest = first.samples, int(max(first.samples))
+    if size >= len(samples):
+        return None
+    alone = len(federations) == 1 and jax.default_backend() == "cpu" and longest >= FEW_ROWS
+    if first.plan.local.steps == 1 and not (alone and size * longest <= 0.9 * samples.sum()):
+        return None
+    return fill_cohort(weight, size)
+
+
+def fill_cohort(weight: ArrayLike, size: int) -> NDArray[np.int32]:
+    """Return `size` clients of each run: those with a weight, filled up with others.
+
+    >>> fill_cohort([[0.5, 0.0, 0.5, 0.0], [0.0, 1.0, 0.0, 0.0]], 2).tolist()
+    [[0, 2], [0, 1]]
+    """
+    order = np.argsort(-np.asarray(weight), axis=1, kind="stable")[:, :size]
+    return np.sort(order, axis=1).astype(np.int32)
+
+
+def _stack_column(
+    rounds_by_seat: Sequence[rounds.PreparedRound | None], name: str
+) -> NDArray[np.float64]:
+    """Return one field of every run's round as an array; zeros for a run that is over."""
+    known = {
+        i: getattr(round_of_run, name)
+        for i, round_of_run in enumerate(rounds_by_seat)
+        if round_of_run is not None
+    }
+    idle = np.zeros_like(next(iter(known.values())))
+    return stack_rows([known.get(i, idle) for i in range(len(rounds_by_seat))])
+
+
+def collect_constants(
+    federations: Sequence[Federation], seeds: Sequence[int]
+) -> dict[str, NDArray[Any]]:
+    """Return the inputs that stay the same in all rounds of these runs."""
+    plans = [federation.plan for federation in federations]
+    return {
+        "rate": np.array([plan.local.learning_rate for plan in plans], np.float32),
+        "clip": np.array([federation.recipe.clip for federation in federations], np.float32),
+        "bound": np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
+        "key": np.stack([seeding.make_key_words(seed, Purpose.NOISE) for seed in seeds]),
+    }
+
+
+PreparedRounds = dict[int, rounds.PreparedRound]  # the next round of each run of the batch
+
+
+class BatchRun(rounds.Run):
+    """One run of a batch, whose models are a slice of the batch's."""
+
+    # The state, the stacked models, this run's position among them, and the stacked models that the
+    # server's optimiser keeps. The position is a seat, or a round of a stretch and a seat.
+    at: tuple[ServerState, Params, int | tuple[int, int], dict[str, Params]]
+
+    @property
+    def params(self) -> Params:
+        _, stacked, index, _ = self.at
+        return jax.tree.map(lambda leaf: leaf[index], stacked)
+
+    @property
+    def memory(self) -> dict[str, Params]:
+        """The models that the server's optimiser keeps beside the newest."""
+        _, _, index, kept = self.at
+        return {p: jax.tree.map(lambda leaf: leaf[index], tree) for p, tree in kept.items()}
+
+    @property
+    def final_model(self) -> Params:
+        """The model that the run returns if it ends here."""
+        return optimizer.choose_model(self.memory, self.params)
+
+
+AfterRound = Callable[[BatchRun], None]
+
+
+def stack_tree(params: Params) -> Params:
+    """Return a model as a batch of one."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
+
+
+def stack_models(
+    model: Model, params: optimizer.Leaves, memory: optimizer.Memory
+) -> tuple[Params, int, dict[str, Params]]:
+    """Return models, given by the names of their parameters, as those of a batch of one."""
+    kept = {kind: stack_tree(model.unflatten(dict(leaves))) for kind, leaves in memory.items()}
+    return stack_tree(model.unflatten(dict(params))), 0, kept
+
+
+Models = tuple[Params, dict[str, Params]]  # of a batch, stacked, with the optimiser's models
+
+
+class Seating(NamedTuple):
+    """Which run sits in which seat of a compiled round."""
+
+    runs: list[int]
+    always: dict[str, NDArray[Any]]  # inputs that stay the same in all rounds
+
+
+class RunTable:
+    """The runs of a batch, with their rows where JAX computes."""
+
+    def __init__(self, model: JaxModel, batch: list[BatchRun]) -> None:
+        first = batch[0].federation
+        self.batch = batch
+        self.rows, self.split = stack_splits([run.federation for run in batch], model)
+        self.signal = first.plan.server.signal
+        self.longest = int(max(first.samples))
+
+    def prepare_runs(self, live: Iterable[int], states: list[ServerState]) -> PreparedRounds:
+        """Price and debit the next round of each run that is not over, from these states."""
+        live = list(live)
+        runs = [
+            rounds.WaitingRun(self.batch[i].federation, states[i], self.batch[i].seed) for i in live
+        ]
+        prepared = zip(live, rounds.prepare_rounds(runs), strict=True)
+        return {i: next_round for i, next_round in prepared if next_round is not None}
+
+    def assign_seats(self, live: Iterable[int]) -> Seating:
+        """Give these runs seats: a power of two, so that few sizes are ever compiled."""
+        live = list(live)
+        spare = (1 << (len(live) - 1).bit_length()) - len(live)
+        runs = live + live[:1] * spare
+        seated = [self.batch[i] for i in runs]
+        return Seating(
+            runs,
+            collect_constants([run.federation for run in seated], [run.seed for run in seated]),
+        )
+
+    def gather_models(self, seating: Seating) -> Models:
+        """Return the models of the seated runs, and those that the optimiser keeps."""
+        at = [self.batch[i].at for i in seating.runs]
+        _, params, _, memory = at[0]
+        if all(
+            models is params for _, models, _, _ in at
+        ):  # they played the same round: one launch
+            positions = np.array([position for _, _, position, _ in at])
+            return cast(Models, _take_models((params, memory), positions))
+        runs = [self.batch[i] for i in seating.runs]
+        models = [jax.tree.map(np.asarray, (run.params, run.memory)) for run in runs]
+        # JAX's arrays from the first round on: numpy's would need another compilation.
+        return cast(Models, jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *models))
+
+    def list_seats(
+        self, seating: Seating, states: list[ServerState], opened: PreparedRounds
+    ) -> list[Seat]:
+        """Return the seats with their rounds; the result of a run that is over is ignored."""
+        return [
+            Seat(self.batch[i].federation, self.split[i], states[i], opened.get(i))
+            for i in seating.runs
+        ]
+
+    def split_results(
+        self,
+        seating: Seating,
+        opened: PreparedRounds,
+        score: NDArray[Any],
+        made: Models,
+        index: int | None = None,
+    ) -> Iterator[tuple[int, rounds.PlayedRound]]:
+        """Yield each run's round; models are by seat, or by round of a stretch and seat."""
+        seats = {i: seat for seat, i in reversed([*enumerate(seating.runs)])}
+        params, memory = made
+        for i, prepared in opened.items():
+            seat = seats[i]
+            position = seat if index is None else (index, seat)
+            loss, accuracy, signal, offered = score[seat].tolist()
+            models = (params, position, memory)
+            yield i, rounds.PlayedRound(prepared, loss, accuracy, signal, offered, models)
+
+
+@jax.jit
+def _take_models(stacked: Any, positions: jax.Array) -> Any:
+    """Return the models at these positions, [runs] or [runs, 2], of a stack."""
+    where = tuple(positions.T) if positions.ndim == 2 else positions
+    return jax.tree.map(lambda leaf: leaf[where], stacked)
+
+
+class CompiledEngine:
+    """The engine with one launch a round: for a CPU, and where the next round cannot be guessed."""
+
+    def __init__(self, model: JaxModel, batch: list[BatchRun]) -> None:
+        self.table, self.model, self.batch = RunTable(model, batch), model, batch
+        self.seating = Seating([], {})
+        self.params: Params = None
+        self.memory: dict[str, Params] = {}
+
+    def prepare_rounds(self, live: Sequence[int]) -> PreparedRounds:
+        """Price and debit the next round of each run that is not over."""
+        return self.table.prepare_runs(live, [run.state for run in self.batch])
+
+    def begin_rounds(self, opened: PreparedRounds) -> bool:
+        """Launch the round, and begin to copy its scores to the host."""
+        if (
+            2 * len(opened) <= len(self.seating.runs) or self.params is None
+        ):  # batches shrink by halves
+            self.seating = self.table.assign_seats(opened)
+            self.params, self.memory = self.table.gather_models(self.seating)
+        states = [run.state for run in self.batch]
+        seats = self.table.list_seats(self.seating, states, opened)
+        outcome = play_round(
+            self.model,
+            self.table.rows,
+            self.params,
+            make_orders(seats, self.seating.always),
+            next(iter(opened.values())).turn.t,
+            signal=self.table.signal,
+            longest=self.table.longest,
+            memory=self.memory,
+        )
+        outcome.score.copy_to_host_async()
+        self.params, self.memory, self.score = outcome.params, outcome.memory, outcome.score
+        return True
+
+    def end_rounds(self, opened: PreparedRounds) -> Iterator[tuple[int, rounds.PlayedRound]]:
+        """Wait for the scores."""
+        made = self.params, self.memory
+        return self.table.split_results(self.seating, opened, np.asarray(self.score), made)
+
+
+def play_compiled(
+    model: JaxModel, batch: list[BatchRun], after_round: AfterRound | None = None
+) -> Iterator[None]:
+    """Play a batch with one launch a round."""
+    return rounds.play_rounds(batch, CompiledEngine(model, batch), after_round)

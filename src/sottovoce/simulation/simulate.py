@@ -1,4 +1,4 @@
-"""`simulate` and `resume`: the loop of Algorithms 1 and 2, and what is kept of it."""
+"""`simulate` and `resume`: play one run on this machine and write its folder."""
 
 from __future__ import annotations
 
@@ -30,47 +30,45 @@ from sottovoce.server.federation import (
     measure_fairness,
     score_model,
 )
-from sottovoce.simulation import accelerator, streamed, table
-from sottovoce.simulation.interrupts import Interrupts
-from sottovoce.simulation.table import AfterRound, BatchRun, alone, models_alone
-
-# A plan and the arrays or the model that Python gives beside it, brought into agreement.
+from sottovoce.server.rounds import Interrupts
+from sottovoce.simulation import accelerator, compiled, streamed
+from sottovoce.simulation.compiled import AfterRound, BatchRun, stack_models, stack_tree
 
 
-def adapted(plan: Plan, given: Given | None, model: Model | None) -> Plan:
-    """The plan with what the arrays and the model given from Python say themselves."""
+def adapt_plan(plan: Plan, given: Given | None, model: Model | None) -> Plan:
+    """Return the plan changed to fit the arrays and the model that are given from Python."""
     changes: dict[str, object] = {}
     if model is not None:
         changes["model.name"] = "custom"
     if given is not None:
-        changes |= _of_arrays(plan, given)
+        changes |= _describe_arrays(plan, given)
     return plan.replace(**changes) if changes else plan
 
 
-def _of_arrays(plan: Plan, given: Given) -> dict[str, object]:
+def _describe_arrays(plan: Plan, given: Given) -> dict[str, object]:
     changes: dict[str, object] = {}
     if plan.data.name != "arrays":
         changes["data.name"] = "arrays"
         if is_pair(given.train):
-            part = max(1, _length(given.train) // 10)
-            changes |= {"data.validation": part, "data.test": part}
+            tenth = max(1, _count_rows(given.train) // 10)
+            changes |= {"data.validation": tenth, "data.test": tenth}
     for name, pair in (("validation", given.validation), ("test", given.test)):
         if pair is not None:
-            changes[f"data.{name}"] = _length(pair)
+            changes[f"data.{name}"] = _count_rows(pair)
     if not is_pair(given.train):
-        sizes = [_length(pair) for pair in given.train]
+        sizes = [_count_rows(pair) for pair in given.train]
         changes |= {"data.clients": len(sizes), "data.split": "sizes", "data.samples": sizes}
     return changes
 
 
-def _length(pair: Any) -> int:
+def _count_rows(pair: Any) -> int:
     try:
         return max(1, len(pair[1]))
     except (TypeError, LookupError):
-        return 1  # no pair at all: `build` says so, in its own words
+        return 1  # not a pair: `build` raises the error
 
 
-CHECKPOINT_SECONDS = 0.5  # a run can go on from any checkpoint, so there is no need for all
+CHECKPOINT_SECONDS = 0.5  # between checkpoints; a run can be resumed from any of them
 
 
 def simulate(
@@ -101,11 +99,11 @@ def simulate(
     given = None if data is None else Given(data, validation, test)
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
-    plan = adapted(plan, given, model)
+    plan = adapt_plan(plan, given, model)
     folder = None if out is None else require_empty(Path(out))
     with Interrupts() as interrupts:
         federation = build(plan, seed=seed, data=given, model=model)
-        return _one(started(federation, seed), on_round, folder, interrupts)
+        return _play_run(start_run(federation, seed), on_round, folder, interrupts)
 
 
 def resume(
@@ -117,9 +115,9 @@ def resume(
     model: Model | None = None,
     on_round: OnRound | None = None,
 ) -> Trained:
-    """Go on with a run that was stopped: on a CPU it ends in the very same model.
+    """Resume a run that was stopped; on a CPU it ends in the very same model.
 
-    With secure noise it cannot: a round that was under way is debited and asked again.
+    With secure noise it cannot: the round that was under way is debited and asked again.
     """
     folder = Path(out)
     state, arrays, header, kept = checkpoint.load(folder)
@@ -133,11 +131,11 @@ def resume(
                 f"the data differ from those that {folder} was begun with; a budget belongs to its "
                 "data, so resume with the same, or start a new run"
             )
-        run = BatchRun(federation, seed, (state, *models_alone(federation.model, arrays, kept)))
-        return _one(run, on_round, folder, interrupts, header.get("not_covered", ()))
+        run = BatchRun(federation, seed, (state, *stack_models(federation.model, arrays, kept)))
+        return _play_run(run, on_round, folder, interrupts, header.get("not_covered", ()))
 
 
-def _one(
+def _play_run(
     run: BatchRun,
     on_round: OnRound | None,
     folder: Path | None,
@@ -146,15 +144,15 @@ def _one(
 ) -> Trained:
     """Play a run to its end and write its folder; `not_covered` are codes of earlier sessions."""
     began = datetime.now(UTC)
-    # A hash of the rows would let whoever has the folder, and all rows but one, try out that one.
-    # A salt beside it does not help: it would be at hand. So a release keeps none: its debits stand
-    # in the checkpoint, and hold whichever rows it goes on with. A simulation keeps it: its seed is
-    # there, too, with which anyone can take its noise away.
-    release = run.federation.plan.noise == "secure"
+    # With a hash of the rows, whoever has the folder and all rows but one could test guesses of
+    # that one; a salt would lie beside it and not help. So a run with secure noise stores no
+    # hash: its debits are in the checkpoint, and hold for whichever rows it is resumed with. A
+    # simulation stores it: with the seed beside it anyone can remove its noise anyway.
+    secure = run.federation.plan.noise == "secure"
     header: dict[str, Any] = {
         "plan": run.federation.plan.to_dict(),
         "seed": run.seed,
-        "data": run.federation.held.fingerprint(rows=not release) if folder is not None else "",
+        "data": run.federation.held.fingerprint(rows=not secure) if folder is not None else "",
         "not_covered": list(run.federation.not_covered(*not_covered)),
     }
     saved = time.monotonic()
@@ -162,7 +160,7 @@ def _one(
     if folder is not None:
         make_folder(folder)
         record.write_rounds(folder, run.state)
-        _save(run, folder, header)
+        _save_checkpoint(run, folder, header)
 
     def after_round(run: BatchRun) -> None:
         nonlocal saved
@@ -172,75 +170,79 @@ def _one(
         if folder is not None:
             record.append_round(folder, run.state)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                _save(run, folder, header)
+                _save_checkpoint(run, folder, header)
                 saved = time.monotonic()
         if on_round is not None:
             on_round(done)
         interrupts.check()
 
     def before_release(debited: ServerState) -> None:
-        """A debit is on the disk before anything is released: a crash burns it."""
+        """Write the debits to disk before anything is released: a crash must not return them."""
         if folder is not None:
-            checkpoint.save(folder, debited, flatten_parameters(run.params), header, _kept(run))
+            checkpoint.save(
+                folder, debited, flatten_parameters(run.params), header, _name_memory(run)
+            )
 
     def write_outcome(status: Status) -> Trained:
         if folder is not None:
-            _save(run, folder, header)
-        made, params = describe_run(run, status, began, header["not_covered"]), run.handed
+            _save_checkpoint(run, folder, header)
+        made, params = describe_run(run, status, began, header["not_covered"]), run.final_model
         if folder is not None:
-            arrays = flatten_parameters(params)
-            record.write_run(folder, made, run.federation, run.state, arrays)
+            record.write_run(folder, made, run.federation, run.state, flatten_parameters(params))
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
         return Trained(made.to_dict(), run.federation.model, params, folder)
 
-    played = rounds_of([run], after_round, before_release=before_release)
+    played = play_batch([run], after_round, before_release=before_release)
     return rounds.play_to_end(played, write_outcome)
 
 
-def rounds_of(
+def play_batch(
     batch: list[BatchRun],
     after_round: AfterRound | None = None,
     *,
     guess: bool = True,
     before_release: Callable[[ServerState], None] = lambda debited: None,
 ) -> Iterator[None]:
-    """Algorithms 1 and 2 for a batch of runs, round by round, with the engine that fits them.
+    """Play a batch of runs round by round, with the engine that fits them.
 
-    `guess`: an accelerator may begin rounds before the losses of those before are known.
+    `guess`: an accelerator may begin rounds before the losses of earlier ones are known.
     """
     first = batch[0].federation
     if first.plan.noise == "secure":
-        from sottovoce.simulation import secure  # it wants the parts of a device
+        from sottovoce.simulation import secure  # it loads what a device needs
 
         for run in batch:
-            yield from rounds.play_rounds([run], secure.Secure(run, before_release), after_round)
+            yield from rounds.play_rounds(
+                [run], secure.SecureEngine(run, before_release), after_round
+            )
         return
     assert isinstance(first.model, JaxModel)  # `started` refuses it
     if streamed.is_streamed(first.held):
         for run in batch:
-            yield from rounds.play_rounds([run], streamed.Streamed(run), after_round)
+            yield from rounds.play_rounds([run], streamed.StreamedEngine(run), after_round)
         return
-    # A CPU is busy with the round at hand.
+    # A CPU gains nothing from beginning rounds early.
     guess = guess and jax.default_backend() != "cpu" and accelerator.may_go_ahead(batch)
-    yield from (accelerator if guess else table).rounds_of(first.model, batch, after_round)
+    play = accelerator.play_ahead if guess else compiled.play_compiled
+    yield from play(first.model, batch, after_round)
 
 
 class First(NamedTuple):
-    """A first model, in numpy, and how good it is."""
+    """A first model, in numpy, and its scores."""
 
     params: Params
     loss: float
     accuracy: float
-    heard: float | None  # the loss that steers, if it is known
+    signal: float | None  # the loss that steers the schedule, if it is known
 
 
-def started(
+def start_run(
     federation: Federation, seed: int, known: dict[tuple[Any, ...], First] | None = None
 ) -> BatchRun:
-    """A run before its first round; nothing is written yet, so what cannot run is refused here.
+    """Return a run before its first round; refuse what cannot run, before anything is written.
 
-    `known` are first models by model, seed, rows and signal: runs that share them share the model.
+    `known` are first models by model, seed, rows and signal: runs that share these share the model.
     """
     if federation.plan.noise == "simulated" and not isinstance(federation.model, JaxModel):
         raise InputError(
@@ -250,33 +252,35 @@ def started(
     known = {} if known is None else known
     key = (federation.model, seed, id(federation.held), federation.plan.server.signal)
     if key not in known:
-        known[key] = _first(federation, seed)
-    own = known[key]
-    state = rounds.make_first_state(federation, own.loss, own.accuracy, own.heard)
-    memory = federation.finish.begin(flatten_parameters(own.params))
-    kept = {part: alone(federation.model.unflatten(dict(tree))) for part, tree in memory.items()}
-    return BatchRun(federation, seed, (state, alone(own.params), 0, kept))
+        known[key] = _score_first_model(federation, seed)
+    start = known[key]
+    state = rounds.make_first_state(federation, start.loss, start.accuracy, start.signal)
+    memory = federation.finish.begin(flatten_parameters(start.params))
+    kept = {
+        kind: stack_tree(federation.model.unflatten(dict(tree))) for kind, tree in memory.items()
+    }
+    return BatchRun(federation, seed, (state, stack_tree(start.params), 0, kept))
 
 
-def _first(federation: Federation, seed: int) -> First:
+def _score_first_model(federation: Federation, seed: int) -> First:
     params = federation.model.draw_parameters(seed)
     held, signal = federation.held, federation.plan.server.signal
     loss, accuracy = score_model(federation.model, params, held.validation)
-    heard = {"public": loss, "clients": None}.get(signal, 0.0)
+    signal_loss = {"public": loss, "clients": None}.get(signal, 0.0)
     if signal == "raw":
-        heard, _ = score_model(federation.model, params, held.train)
-    return First(jax.tree.map(np.asarray, params), loss, accuracy, heard)
+        signal_loss, _ = score_model(federation.model, params, held.train)
+    return First(jax.tree.map(np.asarray, params), loss, accuracy, signal_loss)
 
 
-def _kept(run: BatchRun) -> optimizer.Memory:
-    return {part: flatten_parameters(tree) for part, tree in run.memory.items()}
+def _name_memory(run: BatchRun) -> optimizer.Memory:
+    return {kind: flatten_parameters(tree) for kind, tree in run.memory.items()}
 
 
 def describe_run(
     run: BatchRun, status: Status, began: datetime, not_covered: Sequence[str] = ()
 ) -> Record:
     """Return the record of a run as it stands; its model is evaluated here."""
-    federation, params = run.federation, run.handed
+    federation, params = run.federation, run.final_model
     test = federation.held.test
     return Record.of_run(
         federation,
@@ -292,5 +296,5 @@ def describe_run(
     )
 
 
-def _save(run: BatchRun, folder: Path, header: dict[str, Any]) -> None:
-    checkpoint.save(folder, run.state, flatten_parameters(run.params), header, _kept(run))
+def _save_checkpoint(run: BatchRun, folder: Path, header: dict[str, Any]) -> None:
+    checkpoint.save(folder, run.state, flatten_parameters(run.params), header, _name_memory(run))

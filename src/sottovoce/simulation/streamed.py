@@ -1,9 +1,9 @@
-"""A round over rows that do not fit in memory: block by block, each read while one is computed.
+"""A round over rows that do not fit in memory: a block is read while another one is computed.
 
 The round of `compiled` is a sum over rows, Σ_m c_i·clip(g_m) with c_i = p_i·η/n_i of the row's
-client, so it may be taken in blocks: the same compiled sum for each, added to one that is carried
-along in place. Memory is that of two blocks and two models, however many rows there are, and rows
-of clients outside the cohort are not even read. Noise, optimiser and evaluation are the same.
+client, so it can be computed block by block, with one compiled program and one running sum. Memory
+is that of two blocks and two models, however many rows there are, and rows of clients outside the
+cohort are not read. Noise, optimiser and evaluation are those of `compiled`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from sottovoce.privacy.seeds import Purpose
 from sottovoce.schedules.optimizer import StepInputs
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, put_on_device
-from sottovoce.simulation import interrupts
-from sottovoce.simulation.compiled import finished, keep_better
-from sottovoce.simulation.table import BatchRun, stack_numbers
+from sottovoce.server.rounds import check_interrupts
+from sottovoce.simulation.compiled import BatchRun, keep_better, stack_numbers, step_optimizer
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
-# Which rows, and what each of them weighs.
-Place: TypeAlias = tuple[slice | NDArray[np.int64], NDArray[np.float32]]
+# Which rows, and the weight of each.
+RowSelection: TypeAlias = tuple[slice | NDArray[np.int64], NDArray[np.float32]]
 
 
 class Block(NamedTuple):
@@ -49,11 +48,11 @@ class Block(NamedTuple):
 
 
 def is_streamed(held: Holdings) -> bool:
-    """Whether the clients' rows are left where they are."""
+    """Return whether the clients' rows stay in their file."""
     return is_stored(held.train.x)
 
 
-class Streamed:
+class StreamedEngine:
     """The engine of one run whose rows are streamed."""
 
     def __init__(self, run: BatchRun) -> None:
@@ -62,74 +61,74 @@ class Streamed:
         self.key = seeds.make_key_words(run.seed, Purpose.NOISE)
 
     def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
-        """The next round, paid for, or nothing when the run is over."""
+        """Price and debit the next round; return nothing when the run is over."""
         paid = rounds.prepare_round(self.run.federation, self.run.state, self.run.seed)
         return {} if paid is None else {0: paid}
 
-    def begin_rounds(self, asks: rounds.RoundsByRun) -> bool:
-        """Nothing goes on beside the host: it reads the rows."""
+    def begin_rounds(self, opened: rounds.RoundsByRun) -> bool:
+        """Begin nothing: the host itself is busy reading rows."""
         return False
 
-    def end_rounds(self, asks: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
+    def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Compute the round, block by block."""
-        run, paid = self.run, asks[0]
+        run, paid = self.run, opened[0]
         federation, model = run.federation, cast(JaxModel, run.federation.model)
         if not paid.uploads.any():
             return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
-        # JAX's arrays from the first round on: numpy's would be compiled for once more.
+        # JAX's arrays from the first round on: numpy's would need another compilation.
         params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
-        step, told = total(federation, params, paid.weight)
-        own = stack_numbers([federation.finish], [run.state.marks], [paid.turn])
-        alone = None if own is None else StepInputs(*(part[0] for part in own))
+        step, client_loss = sum_blocks(federation, params, paid.weight)
+        batch_inputs = stack_numbers([federation.finish], [run.state.marks], [paid.turn])
+        alone = None if batch_inputs is None else StepInputs(*(part[0] for part in batch_inputs))
         noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
-        new, memory, said = _close(model, params, memory, step, noise, alone, *self.valid)
-        loss, accuracy, offered = np.asarray(said).tolist()
+        new, memory, score = _close_round(model, params, memory, step, noise, alone, *self.valid)
+        loss, accuracy, offered = np.asarray(score).tolist()
         signal = loss
         if federation.plan.server.signal == "clients":
-            signal = _heard(told, noise[0], noise[1], paid.signal_std)
-        models = (_stacked(new), 0, {part: _stacked(tree) for part, tree in memory.items()})
+            signal = _add_signal_noise(client_loss, noise[0], noise[1], paid.signal_std)
+        models = (_stack_tree(new), 0, {part: _stack_tree(tree) for part, tree in memory.items()})
         return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]
 
 
-def _stacked(tree: Params) -> Params:
+def _stack_tree(tree: Params) -> Params:
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def total(federation: Federation, params: Params, weight: Floats) -> tuple[Params, Array]:
-    """Σ_i p_i·(η/n_i)·Σ_m clip(g_m), and Σ_i p_i·(mean loss of client i), over all blocks.
+def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[Params, Array]:
+    """Return Σ_i p_i·(η/n_i)·Σ_m clip(g_m) and Σ_i p_i·(mean loss of client i) over all blocks.
 
-    The losses are taken, each cut to [0, B], only where clients tell theirs; else it is 0.
+    The losses are computed, clipped to [0, B], only where clients upload theirs; else they are 0.
     """
     plan, model = federation.plan, cast(JaxModel, federation.model)
     rate = plan.local.learning_rate
     coefficient = weight * rate / federation.samples
-    told = plan.server.signal == "clients"
+    with_loss = plan.server.signal == "clients"
     clip, bound = np.float32(federation.recipe.clip), np.float32(plan.server.loss_bound or 0.0)
     carried: Any = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
-    # Read into one while the other is computed on; kept from round to round they were slower.
-    free, filled = _buffer(federation), _buffer(federation)
-    places = stretches(federation.samples, coefficient, len(free.y))
+    # One buffer is read into while the other is computed on; reusing both next round was slower.
+    free, filled = _make_buffer(federation), _make_buffer(federation)
+    selections = plan_blocks(federation.samples, coefficient, len(free.y))
     with ThreadPoolExecutor(1) as reader:
-        waiting = [reader.submit(_fill, federation.held, free, next(places))]
+        waiting = [reader.submit(_fill_buffer, federation.held, free, next(selections))]
         while waiting:
             block = waiting.pop().result()
-            _await(carried)  # only now may the other buffer be written to
+            _wait_for(carried)  # only now the other buffer may be overwritten
             free, filled = filled, free
-            if (place := next(places, None)) is not None:
-                waiting.append(reader.submit(_fill, federation.held, free, place))
-            carried = add(model, carried, params, block, clip, bound, told=told)
-            interrupts.check()
-        _await(carried)
-    step, heard = carried
-    return step, heard / rate
+            if (selection := next(selections, None)) is not None:
+                waiting.append(reader.submit(_fill_buffer, federation.held, free, selection))
+            carried = add_block(model, carried, params, block, clip, bound, with_loss=with_loss)
+            check_interrupts()
+        _wait_for(carried)
+    step, loss = carried
+    return step, loss / rate
 
 
-def _await(carried: Any) -> None:
+def _wait_for(carried: Any) -> None:
     jax.block_until_ready(carried)  # type: ignore[no-untyped-call]
 
 
-@partial(jax.jit, static_argnums=0, static_argnames="told", donate_argnums=1)
-def add(
+@partial(jax.jit, static_argnums=0, static_argnames="with_loss", donate_argnums=1)
+def add_block(
     model: JaxModel,
     carried: tuple[Params, Array],
     params: Params,
@@ -137,57 +136,57 @@ def add(
     clip: Array,
     bound: Array,
     *,
-    told: bool,
+    with_loss: bool,
 ) -> tuple[Params, Array]:
-    """What is carried along, and this block: one compilation a run."""
-    summed, heard = carried
+    """Add a block to the running sum; one compilation a run."""
+    summed, loss = carried
     step = clipped_sum(model, params, block.x, block.y, block.weight, clip)
-    if told:
-        each = compute_losses(model, params, block.x, block.y)
-        each = jnp.clip(jnp.nan_to_num(each, nan=jnp.inf, posinf=jnp.inf), 0, bound)
-        heard += jnp.sum(jnp.where(block.weight > 0, block.weight * each, 0))
-    return jax.tree.map(jnp.add, summed, step), heard
+    if with_loss:
+        row_losses = compute_losses(model, params, block.x, block.y)
+        row_losses = jnp.clip(jnp.nan_to_num(row_losses, nan=jnp.inf, posinf=jnp.inf), 0, bound)
+        loss += jnp.sum(jnp.where(block.weight > 0, block.weight * row_losses, 0))
+    return jax.tree.map(jnp.add, summed, step), loss
 
 
 @partial(jax.jit, static_argnums=0)
-def _close(
+def _close_round(
     model: JaxModel,
     params: Params,
     memory: dict[str, Params],
     step: Params,
     noise: tuple[Array, Array, Array],
-    own: StepInputs | None,
+    inputs: StepInputs | None,
     valid_x: Array,
     valid_y: Array,
 ) -> tuple[Params, dict[str, Params], Array]:
-    """The rest of a round: noise, what the server adds, and loss, accuracy, loss of what is kept.
+    """Add the noise, apply the optimiser, and return the models with loss, accuracy and kept loss.
 
-    The same key and draw as in `compiled`, so that a streamed run has the noise of the other.
+    Key and draw are those of `compiled`, so that a streamed run has the same noise.
     """
     words, t, std = noise
     drawn = simulated.draw(jax.random.fold_in(jax.random.wrap_key_data(words), t), params, std)
     new = jax.tree.map(lambda w, g, z: w - g + z, params, step, drawn)
-    if own is not None:
-        new, memory = finished(params, new, memory, own)
+    if inputs is not None:
+        new, memory = step_optimizer(params, new, memory, inputs)
     loss, accuracy = evaluate(model, new, valid_x, valid_y)
     offered = loss
-    if own is not None and "best" in memory:
+    if inputs is not None and "best" in memory:
         if "average" in memory:
             offered = evaluate(model, memory["average"], valid_x, valid_y)[0]
-        memory = keep_better(memory, new, offered < own.best)
+        memory = keep_better(memory, new, offered < inputs.best)
     return new, memory, jnp.stack([loss, accuracy, offered])
 
 
-def _heard(told: Array, words: Any, t: Any, std: float) -> float:
+def _add_signal_noise(client_loss: Array, words: Any, t: Any, std: float) -> float:
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(words)), t)
     noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), jnp.float32)
-    return float(told) + std * float(noise)
+    return float(client_loss) + std * float(noise)
 
 
-def block_rows(federation: Federation) -> int:
-    """Rows of a block: at most `BLOCK_BYTES` of them, even parts of the largest cohort's rows.
+def choose_block_rows(federation: Federation) -> int:
+    """Return the rows of a block: at most `BLOCK_BYTES`, and equal parts of the largest cohort.
 
-    A last block that is not full costs as much as a full one, so there is none.
+    A last block that is not full would cost as much as a full one.
     """
     numbers_a_row = int(federation.held.train.x.shape[1])
     cohort = np.sort(federation.samples)[-federation.terms.per_round :]
@@ -196,10 +195,12 @@ def block_rows(federation: Federation) -> int:
     return -(-most // blocks)
 
 
-def stretches(samples: NDArray[np.int64], coefficient: Floats, rows: int) -> Iterator[Place]:
-    """The rows of the clients that count, in blocks of `rows`: where they are, and what they weigh.
+def plan_blocks(
+    samples: NDArray[np.int64], coefficient: Floats, rows: int
+) -> Iterator[RowSelection]:
+    """Yield the rows of the cohort's clients in blocks of `rows`: their indices and weights.
 
-    >>> where = stretches(np.array([2, 2, 3]), np.array([0.5, 0.0, 0.25]), 3)
+    >>> where = plan_blocks(np.array([2, 2, 3]), np.array([0.5, 0.0, 0.25]), 3)
     >>> [(np.arange(7)[w].tolist(), c.tolist()) for w, c in where]
     [([0, 1, 4], [0.5, 0.5, 0.25]), ([5, 6], [0.25, 0.25])]
     """
@@ -207,30 +208,30 @@ def stretches(samples: NDArray[np.int64], coefficient: Floats, rows: int) -> Ite
     first = (np.cumsum(samples) - samples)[present]
     count, weight = samples[present], coefficient[present].astype(np.float32)
     end = np.cumsum(count)
-    shift = first - (end - count)  # from a place among the rows that count to one among all
+    shift = first - (end - count)  # from an index among the cohort's rows to one among all rows
     for low in range(0, int(end[-1]), rows):
         high = min(low + rows, int(end[-1]))
         a, b = np.searchsorted(end, low, "right"), np.searchsorted(end, high, "left") + 1
-        # Of the first and the last client of the block perhaps only a part.
-        own = np.minimum(end[a:b], high) - np.maximum(end[a:b] - count[a:b], low)
+        # The first and the last client of the block may be in it with a part of their rows only.
+        rows_of_client = np.minimum(end[a:b], high) - np.maximum(end[a:b] - count[a:b], low)
         moved = shift[a:b]
         where: slice | NDArray[np.int64] = slice(low + int(moved[0]), high + int(moved[0]))
-        if moved[0] != moved[-1]:  # somebody in between is left out
-            where = np.arange(low, high) + np.repeat(moved, own)
-        yield where, np.repeat(weight[a:b], own)
+        if moved[0] != moved[-1]:  # a client in between is left out
+            where = np.arange(low, high) + np.repeat(moved, rows_of_client)
+        yield where, np.repeat(weight[a:b], rows_of_client)
 
 
-def _buffer(federation: Federation) -> Block:
-    rows, features = block_rows(federation), int(federation.held.train.x.shape[1])
+def _make_buffer(federation: Federation) -> Block:
+    rows, features = choose_block_rows(federation), int(federation.held.train.x.shape[1])
     return Block(
-        _aligned((rows, features), np.float32),
-        _aligned((rows,), np.int32),
-        _aligned((rows,), np.float32),
+        _make_aligned((rows, features), np.float32),
+        _make_aligned((rows,), np.int32),
+        _make_aligned((rows,), np.float32),
     )
 
 
-def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Zeros where a CPU computes on them in place: XLA copies what does not begin at 64 bytes."""
+def _make_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Return zeros that a CPU computes on in place: XLA copies arrays not aligned to 64 bytes."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.zeros(size + 64, np.uint8)
     skip = -raw.ctypes.data % 64
@@ -238,9 +239,9 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return aligned
 
 
-def _fill(held: Holdings, buffer: Block, place: Place) -> Block:
-    """Read the rows into the buffer and bring it to where JAX computes; runs in a thread."""
-    where, weight = place
+def _fill_buffer(held: Holdings, buffer: Block, selection: RowSelection) -> Block:
+    """Read rows into the buffer and bring it to where JAX computes; runs in a thread."""
+    where, weight = selection
     count = len(weight)
     train: Any = held.train
     train.x.read_rows(where, buffer.x[:count])

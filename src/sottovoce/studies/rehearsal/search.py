@@ -39,9 +39,9 @@ from sottovoce.runs.trained import Trained
 from sottovoce.schedules.bound import Bound, Landscape
 from sottovoce.schemas.documents import TheoryEntry
 from sottovoce.server.federation import Federation, build, score_model
-from sottovoce.simulation.interrupts import Interrupts
+from sottovoce.server.rounds import Interrupts
 from sottovoce.simulation.many import simulate_each
-from sottovoce.simulation.simulate import adapted
+from sottovoce.simulation.simulate import adapt_plan
 from sottovoce.studies.rehearsal.space import (
     AS_PLANNED,
     RATE,
@@ -306,7 +306,7 @@ class Trials:
         plan = self._candidate(setting)
         rows = self._rows(_lens(plan, self.rows.shape))
         given = Given(rows["train"], rows["validation"], rows["test"])
-        built = build(adapted(_bare(plan), given, None), seed=seed, data=given)
+        built = build(adapt_plan(_bare(plan), given, None), seed=seed, data=given)
         return theory(built, seed)
 
     def pace(self) -> float:
