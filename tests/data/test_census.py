@@ -342,7 +342,7 @@ def test_ipums_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(DataError) as caught:
             ask("ipums")
         assert str(caught.value) == (
-            "ipums is not freely to be had and cannot be downloaded; if you own it, put "
+            "ipums is not freely available and cannot be downloaded; if you own it, put "
             "IPUMS-US.dat in ipums/ of the folder that SOTTOVOCE_DATA names"
         )
     monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path))
