@@ -114,14 +114,14 @@ def test_documents_name_only_what_exists(name):
 # Decisions and CHANGELOG.md name files as they were called on their day.
 CURRENT_PAGES = [name for name in PAGES if name != "CHANGELOG.md" and "decisions/" not in name]
 # Files of a reader's own that the pages name.
-USER_FILES = {"plan.toml", "file.py", "/srv/ward-3/node.toml", "models/NAME.py"}
+USER_FILES = {"plan.toml", "file.py", "net.py", "/srv/ward-3/node.toml", "models/NAME.py"}
 
 
 @pytest.mark.parametrize("name", CURRENT_PAGES)
 def test_paths_that_documents_name_exist(name):
     """Paths are relative to the root or to src/sottovoce."""
     text = re.sub(r"```.*?```", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL)
-    named = re.findall(r"`(?:[^`\n]*\s)?([^`\s]+\.(?:py|toml|md))(?:: ?[^`\n]*)?`", text)
+    named = re.findall(r"`(?:[^`\n]*[\s\"])?([^`\s\"]+\.(?:py|toml|md))(?:: ?[^`\n]*)?`", text)
     roots = (ROOT, ROOT / "src" / "sottovoce")
     missing = {path for path in named if not any((root / path).exists() for root in roots)}
     assert missing <= USER_FILES
