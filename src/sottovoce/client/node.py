@@ -237,9 +237,9 @@ def _table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
             f"data.columns must say what is public of every column, {label} included; "
             "a node infers nothing from its data"
         )
-    from sottovoce.plan.data import checked
+    from sottovoce.plan.data import check_columns
 
-    return {"label": label, "columns": checked(data["columns"], label)}
+    return {"label": label, "columns": check_columns(data["columns"], label)}
 
 
 def _own(model: Mapping[str, Any], folder: Path) -> str | None:

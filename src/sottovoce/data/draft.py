@@ -12,7 +12,7 @@ from pathlib import Path
 from sottovoce.data.tables import guess_kinds
 from sottovoce.errors import InputError
 from sottovoce.plan.data import TABLE_FILES
-from sottovoce.plan.plan import key_text, value_text
+from sottovoce.plan.section import format_key, format_value
 
 HEAD = """\
 # A plan for sottovoce train, drafted from the header of {file}.
@@ -67,12 +67,12 @@ def draft_plan(table: Path, plan: Path) -> str:
             continue
         # This is not valid TOML, so that it must be filled in.
         public = "[LOW, HIGH]" if kind == "number" else "[TEXT, TEXT]"
-        lines.append(f"# {key_text(column)} = {public}")
+        lines.append(f"# {format_key(column)} = {public}")
     # The plan finds the table from its own folder, with slashes on every system.
     path = Path(os.path.relpath(table, plan.parent)).as_posix()
     head = HEAD.format(
         file=" ".join(table.name.split()),
-        path=value_text(path),
+        path=format_value(path),
         columns=_list_columns([column for column in kinds if column]),
     )
     return head + "\n".join(lines) + "\n" + TAIL
@@ -84,5 +84,5 @@ def _list_columns(columns: list[str]) -> str:
     >>> _list_columns(["age", "marital status"])
     'age, "marital status"'
     """
-    text = ", ".join(key_text(column) for column in columns)
+    text = ", ".join(format_key(column) for column in columns)
     return text if len(text) <= 70 else text[:67].rpartition(",")[0] + ", …"

@@ -1,7 +1,7 @@
-"""What will run: one frozen value, from TOML or from Python, checked before any data is read.
+"""The plan: one frozen value, from TOML or from Python, checked before any data is read.
 
 `plan` is the whole (`Plan`: loading, overriding, writing), `data` the table `[data]`, `sections`
-the other tables, `section` what all of them are and the sentence for what cannot be a plan.
+the other tables, `section` their base, the text of a plan, and the sentences that refuse one.
 """
 
 from sottovoce.plan.data import Data

@@ -1,4 +1,9 @@
-"""`[data]`: which data, and who holds what."""
+"""`[data]`: which data, and who holds what.
+
+`columns` says what is public about a table's columns: bounds of numbers, categories of texts. The
+model's inputs are scaled by them, so that everybody learns them. They come from the plan (a
+codebook, the law, common sense), and from the data only if the plan asks for it.
+"""
 
 from __future__ import annotations
 
@@ -17,50 +22,44 @@ from pydantic import (
 )
 
 from sottovoce.errors import PlanError
-from sottovoce.plan.section import MOST, Number, Section, When, Whole, WholeOrZero, named
-
-# What is public about a table's columns: bounds of numbers, categories of texts.
-#
-# Everybody may know them: the model's inputs are scaled by them, so they are a release. They come
-# from the plan (a codebook, the law, common sense), and from the data only if the plan asks for it.
-
+from sottovoce.plan.section import MOST, Number, Section, When, Whole, WholeOrZero, format_name
 
 Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
 
-WIDEST = 1e30  # a bound beyond it does not survive float32
+WIDEST = 1e30  # larger bounds may not fit into float32
 MOST_CATEGORIES = 10_000
 
 
 class Columns(dict[str, Spec]):
-    """Column → what is public about it, in the order of the model's inputs; not to be changed.
+    """What is public about each column, in the order of the model's inputs. It is frozen.
 
     >>> len({Columns(age=(0.0, 120.0)), Columns(age=(0.0, 120.0))})
     1
     """
 
-    def __hash__(self) -> int:  # type: ignore[override]  # it is frozen, so that plans are
+    def __hash__(self) -> int:  # type: ignore[override]  # plans are frozen and can be hashed
         return hash(tuple(self.items()))
 
     def __eq__(self, other: object) -> bool:
-        # Another order is another order of the model's inputs.
+        # The order counts, because it is the order of the model's inputs.
         return isinstance(other, dict) and list(self.items()) == list(other.items())
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def _frozen(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse_change(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("the columns of a plan are frozen; make another plan with replace")
 
-    __setitem__ = __delitem__ = update = pop = clear = _frozen
-    setdefault = popitem = __ior__ = _frozen
+    __setitem__ = __delitem__ = update = pop = clear = _refuse_change
+    setdefault = popitem = __ior__ = _refuse_change
 
 
-def checked(value: Any, label: str | None = None) -> Columns:
-    """`data.columns` as it was written, checked; the label's list is always of categories.
+def check_columns(value: Any, label: str | None = None) -> Columns:
+    """Check `data.columns` as it was written; the label's list is always of categories.
 
-    >>> checked({"age": [0, 120], "sex": ["f", "m"], "rich": [0, 1]}, label="rich")
+    >>> check_columns({"age": [0, 120], "sex": ["f", "m"], "rich": [0, 1]}, label="rich")
     {'age': (0.0, 120.0), 'sex': ('f', 'm'), 'rich': ('0', '1')}
-    >>> checked({"age": [120, 0]})
+    >>> check_columns({"age": [120, 0]})
     Traceback (most recent call last):
         ...
     sottovoce.errors.PlanError: data.columns.age must be [low, high] with low < high, \
@@ -73,11 +72,11 @@ got [120, 0]; swap them
             "a table of columns",
             "write [data.columns] and below it age = [0, 120] or sex = ['f', 'm']",
         )
-    return Columns({name: _spec(name, items, name == label) for name, items in value.items()})
+    return Columns({name: _check_spec(name, items, name == label) for name, items in value.items()})
 
 
-def _spec(column: str, given: Any, is_label: bool) -> Spec:
-    where = named("data", "columns", column)
+def _check_spec(column: str, given: Any, is_label: bool) -> Spec:
+    where = format_name("data", "columns", column)
     items = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(items, list | tuple):
         raise PlanError.of(
@@ -89,7 +88,7 @@ def _spec(column: str, given: Any, is_label: bool) -> Spec:
     numbers = [item for item in items if isinstance(item, int | float)]
     numbers = [item for item in numbers if not isinstance(item, bool)]
     if is_label or len(numbers) == 0:
-        return _categories(where, items, is_label)
+        return _check_categories(where, items, is_label)
     if len(numbers) != 2 or len(items) != 2:
         raise PlanError.of(
             where,
@@ -108,8 +107,10 @@ def _spec(column: str, given: Any, is_label: bool) -> Spec:
     return low, high
 
 
-def _categories(where: str, items: list[Any] | tuple[Any, ...], is_label: bool) -> tuple[str, ...]:
-    texts = tuple(text_of(item) for item in items)
+def _check_categories(
+    where: str, items: list[Any] | tuple[Any, ...], is_label: bool
+) -> tuple[str, ...]:
+    texts = tuple(format_category(item) for item in items)
     for item, text in zip(items, texts, strict=True):
         if not text:
             remedy = "list texts; a missing value needs no category"
@@ -129,11 +130,11 @@ def _categories(where: str, items: list[Any] | tuple[Any, ...], is_label: bool) 
     return texts
 
 
-def text_of(value: object) -> str:
-    """A category as it is compared with cells: without spaces around it; "" if it cannot be one.
+def format_category(value: object) -> str:
+    """Format a category as cells are compared with it, without spaces; "" if it cannot be one.
 
-    >>> text_of(" Private"), text_of(1.0), text_of(True), text_of(None)
-    ('Private', '1', 'true', '')
+    >>> [format_category(value) for value in (" Private", 1.0, True, None)]
+    ['Private', '1', 'true', '']
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -148,15 +149,15 @@ DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "acs", "adult", "
 SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "order", "column"]
 Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
 
-# Keys that mean something beside a path only.
+# Keys that apply only with data.path.
 TABLE_KEYS = ("label", "client", "columns", "infer", "evaluation")
 TABLE_FILES = (".csv", ".parquet")
 
 
 class Facts(NamedTuple):
-    """What a plan must know of a data set; `validation` and `test` are what absent keys mean."""
+    """What a plan must know about a dataset; `validation` and `test` are defaults of these keys."""
 
-    rows: int  # that can be dealt to clients, validation and test
+    rows: int  # rows that can be dealt to clients, validation and test
     own_test: int  # rows of the test set that comes with it
     classes: int
     validation: int
@@ -171,18 +172,18 @@ DATASETS: dict[str, Facts] = {
     "acs": Facts(45_780, own_test=0, classes=2, validation=5_000, test=10_000, pictures=False),
     "adult": Facts(32_561, own_test=16_281, classes=2, validation=5_000, test=0, pictures=False),
     "ipums": Facts(40_000, own_test=0, classes=2, validation=5_000, test=10_000, pictures=False),
-    # Given from Python: what they hold is checked when they are there.
+    # Arrays are given from Python, and checked then.
     "arrays": Facts(rows=10**12, own_test=0, classes=10**6, validation=100, test=100),
 }
 
 
-def _columns(value: Any, info: ValidationInfo) -> Columns:
-    return checked(value, info.data.get("label"))
+def _validate_columns(value: Any, info: ValidationInfo) -> Columns:
+    return check_columns(value, info.data.get("label"))
 
 
 PublicColumns: TypeAlias = Annotated[
     Columns,
-    PlainValidator(_columns),
+    PlainValidator(_validate_columns),
     PlainSerializer(lambda columns: {name: list(spec) for name, spec in columns.items()}),
     WithJsonSchema(
         {
@@ -267,19 +268,19 @@ class Data(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_source(cls, values: Any) -> Any:
+    def _apply_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         values = {key: str(v) if isinstance(v, Path) else v for key, v in values.items()}
         absent = [key for key in ("name", "clients") if key in values and values[key] is None]
         for key in absent:
             del values[key]
-        return _of_a_data_set(values) if values.get("path") is None else _of_a_table(values)
+        return _complete_dataset(values) if values.get("path") is None else _complete_table(values)
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_rows(self) -> Self:
         if self.path is not None:
-            self._fits_a_table()
+            self._check_table()
             return self
         assert self.name is not None  # only a path clears it
         facts = DATASETS[self.name]
@@ -312,7 +313,7 @@ class Data(Section):
                 f"at most {facts.classes}",
                 f"{self.name} has {facts.classes} classes",
             )
-        self._fits_public(validation)
+        self._check_public(validation)
         aside = validation if self.public is None else self.public
         kept = facts.rows - aside - test
         if kept < clients * k:
@@ -325,7 +326,7 @@ class Data(Section):
         self._check_samples(kept, k)
         return self
 
-    def _fits_public(self, validation: int) -> None:
+    def _check_public(self, validation: int) -> None:
         if self.public is not None and not 1 <= validation <= self.public:
             raise PlanError.of(
                 "data.validation",
@@ -336,17 +337,17 @@ class Data(Section):
 
     @property
     def classes(self) -> int | None:
-        """How many classes there are, where that is known before the data are read."""
+        """The number of classes, if it is known before the data are read."""
         if self.name is not None:
             return None if self.name == "arrays" else DATASETS[self.name].classes
         return len(self.columns.get(str(self.label), ())) or None if self.columns else None
 
     @property
     def evaluates_on_clients(self) -> bool:
-        """Whether the server validates or tests on rows of clients: a column says whose they are.
+        """Whether the server validates or tests on rows of clients, as with a client column.
 
-        Rows of a data set, of arrays or of a table without `client` are dealt: a row that is set
-        aside is no client's. A file is another table.
+        Rows of a dataset, of arrays or of a table without `client` are dealt: a row that is set
+        aside belongs to no client. A file is another table.
         """
         files = isinstance(self.validation, str) and isinstance(self.test, str)
         return self.client is not None and not files
@@ -357,7 +358,7 @@ class Data(Section):
         return self.name is not None and DATASETS[self.name].pictures
 
     def table(self) -> dict[str, Any]:
-        """What `data.tables.Source` is made of.
+        """Return the arguments of `data.tables.Source`.
 
         >>> Data(path="a.csv", label="y", infer=True).table()["path"]
         'a.csv'
@@ -372,8 +373,8 @@ class Data(Section):
             "test": self.test if isinstance(self.test, str) else None,
         }
 
-    def _fits_a_table(self) -> None:
-        self._names_columns()
+    def _check_table(self) -> None:
+        self._check_column_names()
         for key in ("path", "validation", "test"):
             file = getattr(self, key)
             if isinstance(file, str) and not file.lower().endswith(TABLE_FILES):
@@ -394,8 +395,8 @@ class Data(Section):
                 f"data.evaluation = {self.evaluation} has no effect where no client's own rows are "
                 "validated or tested on (data.client, without files for both); remove it"
             )
-        parts = [part for part in (self.validation, self.test) if isinstance(part, float)]
-        if sum(parts) >= 1:
+        fractions = [value for value in (self.validation, self.test) if isinstance(value, float)]
+        if sum(fractions) >= 1:
             raise PlanError(
                 f"data.validation = {self.validation} and data.test = {self.test} leave no rows to "
                 "train on; lower one of them"
@@ -411,7 +412,7 @@ class Data(Section):
         if self.client is None:
             self._check_samples(10**12, k)
 
-    def _names_columns(self) -> None:
+    def _check_column_names(self) -> None:
         for key, column in (("label", self.label), ("client", self.client)):
             if column == "" or (key == "label" and column is None):
                 raise PlanError.of(
@@ -446,11 +447,11 @@ class Data(Section):
     def _check_samples(self, kept: int, at_least: int) -> None:
         sizes, clients = self.samples, self.clients or 0
         if isinstance(sizes, tuple):
-            parts = len(sizes)
-            by_parts = self.split == "sizes" and parts and clients % parts == 0
-            if parts != clients and not by_parts:
+            groups = len(sizes)
+            divides = self.split == "sizes" and groups and clients % groups == 0
+            if groups != clients and not divides:
                 raise PlanError(
-                    f"data.samples is a list of {parts} and data.clients is {clients}; "
+                    f"data.samples is a list of {groups} and data.clients is {clients}; "
                     "list one for each client"
                     + (", or as many as divide them evenly" if self.split == "sizes" else "")
                 )
@@ -478,7 +479,7 @@ class Data(Section):
             )
 
 
-def _of_a_data_set(values: dict[str, Any]) -> dict[str, Any]:
+def _complete_dataset(values: dict[str, Any]) -> dict[str, Any]:
     for key in TABLE_KEYS:
         if values.get(key) is not None:
             raise PlanError(
@@ -491,7 +492,7 @@ def _of_a_data_set(values: dict[str, Any]) -> dict[str, Any]:
     return {"validation": facts.validation, "test": facts.test} | values
 
 
-def _of_a_table(values: dict[str, Any]) -> dict[str, Any]:
+def _complete_table(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("public") is not None:
         raise PlanError(
             "data.public has no effect beside data.path; keep public rows in a file of their own"

@@ -1,12 +1,23 @@
-"""What every table of a plan is: frozen, checked by itself, refusing in one sentence."""
+"""The base of a plan's tables, a plan as text, and the sentences that refuse one.
+
+A table is frozen and checks itself. A refusal says what a value must be, from the JSON Schema of
+the plan, and what it is for, from the field's description: a new field needs no sentence here.
+
+The functions for text read TOML, `--set` and the file of budgets, and write TOML. They turn text
+into plain data or back; the tables check what the data must be.
+"""
 
 from __future__ import annotations
 
+import csv
 import difflib
+import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -21,100 +32,95 @@ from pydantic import (
 )
 
 from sottovoce.errors import InputError, PlanError
-
-# Why a plan is refused, in one plain sentence.
-#
-# What a value must be is read off the JSON Schema of the plan and what it is for off the field's
-# description, so a new field needs no sentence of its own here.
-
+from sottovoce.privacy.budget import Budget
 
 Keys = Mapping[str, Sequence[str]]  # section → its keys; "" is the top of the plan
 Schema = Mapping[str, Any]
 
 
-def named(*parts: object) -> str:
-    """A dotted name that is safe to print: odd or endless parts are quoted and cut.
+def format_name(*words: object) -> str:
+    """Format a dotted name so that it is safe to print: odd or long words are quoted and cut.
 
-    >>> named("rounds", "beta"), named("data", "a b")
+    >>> format_name("rounds", "beta"), format_name("data", "a b")
     ('rounds.beta', "data.'a b'")
     """
-    return ".".join(_safe(part) for part in (parts if parts[0] else parts[1:]))
+    return ".".join(_quote_odd(word) for word in (words if words[0] else words[1:]))
 
 
-def _safe(part: object) -> str:
-    text = str(part)
+def _quote_odd(word: object) -> str:
+    text = str(word)
     if re.fullmatch(r"[A-Za-z0-9_-]{1,40}", text):
         return text
     return ascii(text if len(text) <= 40 else text[:37] + "...")[:60]
 
 
-def unknown(section: str, key: str, keys: Keys) -> PlanError:
-    """A key nobody knows: where it belongs, or the nearest name, or all names.
+def make_unknown_key_error(section: str, key: str, keys: Keys) -> PlanError:
+    """Return the error for an unknown key: where it belongs, the nearest name, or all names.
 
     >>> keys = {"": ["noise", "rounds"], "rounds": ["beta", "zeta"], "privacy": ["epsilon"]}
-    >>> print(unknown("rounds", "betta", keys))
+    >>> print(make_unknown_key_error("rounds", "betta", keys))
     unknown key rounds.betta; did you mean rounds.beta?
-    >>> print(unknown("", "epsilon", keys))
+    >>> print(make_unknown_key_error("", "epsilon", keys))
     unknown key epsilon; epsilon belongs to [privacy]
     """
-    head = f"unknown key {named(section, key)}"
+    head = f"unknown key {format_name(section, key)}"
     homes = [home for home in keys if key in keys[home] and home != section]
     if homes:
         where = " or ".join(f"[{home}]" if home else "the top of the plan" for home in homes)
         return PlanError(f"{head}; {key} belongs to {where}")
     near = difflib.get_close_matches(key, keys.get(section, ()), 1)
     if near:
-        return PlanError(f"{head}; did you mean {named(section, near[0])}?")
-    # Further away only for a near certainty: a wrong hint is worse than the list.
+        return PlanError(f"{head}; did you mean {format_name(section, near[0])}?")
+    # In other sections only a very close name is suggested: a wrong hint is worse than the list.
     everywhere = {other: home for home in keys for other in keys[home]}
     near = difflib.get_close_matches(key, everywhere, 1, 0.8)
     if near:
-        return PlanError(f"{head}; did you mean {named(everywhere[near[0]], near[0])}?")
+        return PlanError(f"{head}; did you mean {format_name(everywhere[near[0]], near[0])}?")
     what = f"the keys of [{section}]" if section else "the sections and keys of a plan"
-    return PlanError(f"{head}; {what} are {joined(keys.get(section, ()), 'and')}")
+    return PlanError(f"{head}; {what} are {join_names(keys.get(section, ()), 'and')}")
 
 
-def refused(problems: Sequence[Any], section: str, schema: Schema, keys: Keys) -> PlanError:
-    """The sentence for what pydantic found (`ValidationError.errors()`) in one section."""
-    # A misspelt key explains most other troubles, so it is told first.
+def make_error(problems: Sequence[Any], section: str, schema: Schema, keys: Keys) -> PlanError:
+    """Return the error for what pydantic found (`ValidationError.errors()`) in one section."""
+    # A misspelt key explains most other problems, so it comes first.
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, PlanError):
         return cause
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        return unknown(section, key, keys)
-    # Of "neither a number nor a list", tell what is wrong inside the list if it is one.
+        return make_unknown_key_error(section, key, keys)
+    # If a value is neither a valid number nor a valid list, say what is wrong inside the list.
     same = [problem for problem in problems if problem["loc"][0] == key]
     inside = [problem for problem in same if isinstance(problem["loc"][-1], int)]
     field = schema["properties"][key]
     purpose = f"it is {field['description']}"
-    name, value = named(section, key), first["input"]
+    name, value = format_name(section, key), first["input"]
     if inside:
         name, value = f"{name}[{inside[0]['loc'][-1]}]", inside[0]["input"]
         field = next(kind["items"] for kind in field["anyOf"] if "items" in kind)
     names = [name for kind in (field, *field.get("anyOf", ())) for name in kind.get("enum", ())]
     near = difflib.get_close_matches(str(value)[:60].lower(), names, 1)
     return PlanError.of(
-        name, value, expected(field), f"did you mean {near[0]}?" if near else purpose
+        name, value, describe_schema(field), f"did you mean {near[0]}?" if near else purpose
     )
 
 
-def expected(schema: Schema) -> str:
-    """What a JSON Schema asks for, in words.
+def describe_schema(schema: Schema) -> str:
+    """Describe in words what a JSON Schema asks for.
 
-    >>> expected({"type": "integer", "minimum": 1, "maximum": 9})
+    >>> describe_schema({"type": "integer", "minimum": 1, "maximum": 9})
     'a whole number from 1 to 9'
-    >>> expected({"anyOf": [{"type": "number"}, {"type": "array"}, {"type": "null"}]})
+    >>> describe_schema({"anyOf": [{"type": "number"}, {"type": "array"}, {"type": "null"}]})
     'a number or a list of such'
-    >>> expected({"enum": ["svm", "mlp", "cnn"]})
+    >>> describe_schema({"enum": ["svm", "mlp", "cnn"]})
     'svm, mlp or cnn'
     """
     if "anyOf" in schema:
         kinds = [kind for kind in schema["anyOf"] if kind.get("type") != "null"]
-        return " or ".join(expected(kind) for kind in kinds)
+        return " or ".join(describe_schema(kind) for kind in kinds)
     if "const" in schema or "enum" in schema:
-        return joined(schema.get("enum", [schema.get("const")]), "or")
+        return join_names(schema.get("enum", [schema.get("const")]), "or")
     noun = {
         "integer": "a whole number",
         "number": "a number",
@@ -132,35 +138,213 @@ def expected(schema: Schema) -> str:
     return noun if high is None else f"{noun} up to {high:.10g}"
 
 
-def joined(names: Sequence[object], last: str) -> str:
-    """A list as people write it.
+def join_names(names: Sequence[object], last: str) -> str:
+    """Join names as people write a list.
 
-    >>> joined(["svm", "mlp", "cnn"], "or")
+    >>> join_names(["svm", "mlp", "cnn"], "or")
     'svm, mlp or cnn'
     """
     texts = [str(name) for name in names]
     return f" {last} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-MOST = 10**6  # of rounds, clients, samples and units: more is a slip of the keyboard
+BUDGET_COLUMNS = ["id", "epsilon", "delta"]
 
 
-def _integral(value: Any) -> Any:
-    # 10.0 is a whole number to people; True is not, and stays what it is to be refused.
+def read_text(path: str | Path, what: str) -> str:
+    """Return the text of a file, or raise PlanError with the reason."""
+    try:
+        # A byte order mark at the start (Windows) does not belong to the text.
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        why = "there is no such file"
+    except IsADirectoryError:
+        why = "it is a folder, name the file in it"
+    except UnicodeDecodeError as error:
+        why = f"it is not UTF-8 text (byte {error.start}), save it as UTF-8"
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        why = getattr(error, "strerror", None) or "that is no path"
+    raise PlanError(f"{what} {_quote_value(path)} cannot be read: {why}")
+
+
+def parse_toml(text: str, source: str = "the plan") -> dict[str, Any]:
+    """Parse TOML into plain data.
+
+    >>> parse_toml("[data]\\nclients = ")
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.PlanError: the plan is not valid TOML: Invalid value (at line 2, the end)
+    """
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise PlanError(f"{source} is not a plan: its values are nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
+        why = str(error).replace("end of document", f"line {len(text.splitlines())}, the end")
+        if not isinstance(error, tomllib.TOMLDecodeError):
+            why = "it has a number or a date that is too large to be one"
+        why = re.sub(r"\s+", " ", why)
+        # The message ends with the line and column, so a long one is cut in its middle.
+        why = why if len(why) <= 160 else f"{why[:100]}...{why[-50:]}"
+        raise PlanError(f"{source} is not valid TOML: {why}") from None
+    if not values:
+        raise PlanError(f"{source} is empty; sottovoce init writes a plan with every key explained")
+    return values
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Parse `KEY=VALUE`; a value that is not TOML is taken as a word.
+
+    >>> parse_setting("privacy.epsilon=4"), parse_setting("model.name=cnn")
+    (('privacy.epsilon', 4), ('model.name', 'cnn'))
+    >>> parse_setting("epsilon")
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.PlanError: --set takes KEY=VALUE, got 'epsilon'; for example \
+--set privacy.epsilon=4
+    """
+    key, equals, word = (piece.strip() for piece in text.partition("="))
+    if not (key and equals and word):
+        raise PlanError(
+            f"--set takes KEY=VALUE, got {_quote_value(text)}; for example --set privacy.epsilon=4"
+        )
+    try:
+        values = tomllib.loads(f"value = {word}")
+    except (ValueError, RecursionError):
+        return key, word
+    # A line break in the word could have started a second key.
+    return key, values["value"] if list(values) == ["value"] else word
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Split `section.key`; a key at the top of the plan becomes ("", key).
+
+    >>> split_key("privacy.epsilon"), split_key("noise")
+    (('privacy', 'epsilon'), ('', 'noise'))
+    """
+    names = key.split(".")
+    if len(names) > 2 or not all(names):
+        raise PlanError(
+            f"unknown key {_quote_value(key)}; a key is section.name, as privacy.epsilon"
+        )
+    return (names[0], names[1]) if len(names) == 2 else ("", key)
+
+
+def read_budgets(path: str | Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Read ε and δ of clients 0, 1, 2, … from a CSV file with the columns id, epsilon, delta."""
+    where = f"privacy.clients {_quote_value(path)}"
+    rows = csv.reader(read_text(path, "privacy.clients").splitlines())
+    found: dict[int, Budget] = {}
+    try:
+        header = [name.strip().lower() for name in next(rows, [])]
+        if header != BUDGET_COLUMNS:
+            raise PlanError(f"{where} line 1 must be id,epsilon,delta; name the columns there")
+        for row in rows:
+            line = f"{where} line {rows.line_num}"
+            if not row:
+                continue
+            try:
+                client, epsilon, delta = int(row[0]), float(row[1]), float(row[2])
+            except (ValueError, IndexError):
+                raise PlanError(f"{line} must be three numbers: id, epsilon, delta") from None
+            if len(row) != 3:
+                raise PlanError(f"{line} must be three numbers: id, epsilon, delta")
+            if client in found:
+                raise PlanError(f"{line} repeats client {client}; each id stands there once")
+            try:
+                found[client] = Budget(epsilon, delta)
+            except InputError as error:
+                raise PlanError(f"{line}: {error}") from None
+    except csv.Error as error:
+        raise PlanError(f"{where} line {rows.line_num} is not CSV: {error}") from None
+    if not found:
+        raise PlanError(f"{where} has no clients; give each a line id,epsilon,delta")
+    missing = next((client for client in range(len(found)) if client not in found), None)
+    if missing is not None:
+        raise PlanError(
+            f"{where} has {len(found)} clients but no id {missing}; ids run from 0 without a gap"
+        )
+    budgets = [found[client] for client in range(len(found))]
+    return tuple(b.epsilon for b in budgets), tuple(b.delta for b in budgets)
+
+
+def write_toml(values: Mapping[str, Any]) -> str:
+    """Write plain data of two or three levels as TOML.
+
+    >>> print(write_toml({"schema": 1, "data": {"name": "digits", "samples": [3, 4]}}), end="")
+    schema = 1
+    <BLANKLINE>
+    [data]
+    name = "digits"
+    samples = [3, 4]
+    """
+    lines = [
+        f"{key} = {format_value(v)}" for key, v in values.items() if not isinstance(v, Mapping)
+    ]
+    for section, keys in values.items():
+        if isinstance(keys, Mapping):
+            flat = {key: v for key, v in keys.items() if not isinstance(v, Mapping)}
+            lines += [
+                "",
+                f"[{section}]",
+                *(f"{key} = {format_value(v)}" for key, v in flat.items()),
+            ]
+            for key in (key for key in keys if key not in flat):
+                lines += ["", f"[{section}.{key}]"]
+                lines += [
+                    f"{format_key(name)} = {format_value(v)}" for name, v in keys[key].items()
+                ]
+    return "\n".join(lines) + "\n"
+
+
+def format_value(value: Any) -> str:
+    """Format one value as TOML; JSON writes strings, numbers and lists the same way.
+
+    >>> format_value(1e-5), format_value("mlp"), format_value({"age": [0, 9], "a b": ["é"]})
+    ('1e-05', '"mlp"', '{age = [0, 9], "a b" = ["é"]}')
+    """
+    if isinstance(value, Mapping):
+        return (
+            "{" + ", ".join(f"{format_key(k)} = {format_value(v)}" for k, v in value.items()) + "}"
+        )
+    # Not ASCII, because TOML does not know JSON's escapes beyond the first 65,536 characters.
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
+
+
+def format_key(key: str) -> str:
+    """Format a key as TOML, in quotes where it needs them.
+
+    >>> format_key("age"), format_key("marital status")
+    ('age', '"marital status"')
+    """
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_value(key)
+
+
+def _quote_value(value: object) -> str:
+    text = ascii(str(value))
+    return text if len(text) <= 80 else f"{text[:30]}...{text[-47:]}"
+
+
+MOST = 10**6  # rounds, clients, samples or units: more is taken for a typing error
+
+
+def _to_whole(value: Any) -> Any:
+    # People take 10.0 for a whole number; True is left as it is, and refused.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(_integral)]
-Few: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1000), BeforeValidator(_integral)]
+Whole: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(_to_whole)]
+Few: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1000), BeforeValidator(_to_whole)]
 WholeOrZero: TypeAlias = Annotated[
-    int, Field(strict=True, ge=0, le=MOST), BeforeValidator(_integral)
+    int, Field(strict=True, ge=0, le=MOST), BeforeValidator(_to_whole)
 ]
 Number: TypeAlias = Annotated[float, Field(strict=True), AllowInfNan(False)]
 
 
 @dataclass(frozen=True)
 class When:
-    """A key that applies only while another of its section has this value; then its default."""
+    """The condition of a key that applies only if `switch` has this value, and its default."""
 
     switch: str
     value: str
@@ -177,16 +361,18 @@ class Section(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             problems = error.errors(include_url=False)
-            raise refused(problems, self.title(), _schema(type(self)), _keys()) from None
+            raise make_error(
+                problems, self.title(), _make_schema(type(self)), _list_keys()
+            ) from None
 
     @classmethod
     def title(cls) -> str:
-        """The name of the table in TOML."""
+        """Return the name of the table in TOML."""
         return cls.__name__.lower()
 
     @classmethod
     def conditions(cls) -> Iterator[tuple[str, When]]:
-        """The keys that apply with one option only."""
+        """Yield the keys that apply with one option only, and their conditions."""
         for key, field in cls.model_fields.items():
             for mark in field.metadata:
                 if isinstance(mark, When):
@@ -194,25 +380,27 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_what_applies(cls, values: Any) -> Any:
-        if not isinstance(values, dict):  # an object, which was checked when it was made
+    def _check_conditions(cls, values: Any) -> Any:
+        if not isinstance(values, dict):  # an object was checked when it was made
             return values
-        values = {key: _plain(value, named(cls.title(), key)) for key, value in values.items()}
+        values = {
+            key: _to_plain(value, format_name(cls.title(), key)) for key, value in values.items()
+        }
         for key, when in cls.conditions():
             chosen = values.get(when.switch, cls.model_fields[when.switch].default)
-            switch = named(cls.title(), when.switch)
+            switch = format_name(cls.title(), when.switch)
             if chosen == when.value:
                 if values.get(key) is None:
                     values[key] = when.default
             elif values.get(key) is not None and isinstance(chosen, str):
                 raise PlanError(
-                    f"{named(cls.title(), key)} has no effect with {switch} = {named(chosen)}; "
-                    f"remove it or choose {when.value}"
+                    f"{format_name(cls.title(), key)} has no effect with {switch} = "
+                    f"{format_name(chosen)}; remove it or choose {when.value}"
                 )
         return values
 
-    def _borrowed(self, check: Callable[[], object]) -> None:
-        """Run a check that another package makes of its own values, and put our names into it."""
+    def _check_with(self, check: Callable[[], object]) -> None:
+        """Run a check of another package, and name this section in its error."""
         try:
             check()
         except InputError as error:
@@ -222,21 +410,21 @@ class Section(BaseModel):
 TABLES: dict[str, type[Section]] = {}  # by their names in TOML; `sections` fills it
 
 
-@cache  # it takes longer than all the rest of a refusal
-def _schema(table: type[Section]) -> dict[str, Any]:
+@cache  # it takes longer than all the rest of an error
+def _make_schema(table: type[Section]) -> dict[str, Any]:
     return table.model_json_schema()
 
 
-def _keys() -> dict[str, list[str]]:
+def _list_keys() -> dict[str, list[str]]:
     tables = {title: list(table.model_fields) for title, table in TABLES.items()}
     return {"": ["schema", "noise", "rehearsed", *tables]} | tables
 
 
-def _plain(value: Any, name: str) -> Any:
-    """numpy's arrays and numbers as Python's, and no integer too long to print."""
+def _to_plain(value: Any, name: str) -> Any:
+    """Return numpy's arrays and numbers as Python's; refuse integers too long to print."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
-    todo = [value]  # a list of what is left, because TOML may be nested deeper than Python's stack
+    todo = [value]  # no recursion, because TOML may be nested deeper than Python's stack
     while todo:
         item = todo.pop()
         if isinstance(item, list | tuple):

@@ -15,9 +15,18 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sottovoce.errors import InputError, PlanError
 from sottovoce.models.base import MODELS, find_model
-from sottovoce.plan import plan as plan_text
 from sottovoce.plan.data import Data
-from sottovoce.plan.section import MOST, TABLES, Few, Number, Section, When, Whole, joined
+from sottovoce.plan.section import (
+    MOST,
+    TABLES,
+    Few,
+    Number,
+    Section,
+    When,
+    Whole,
+    join_names,
+    read_budgets,
+)
 from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import Aggregation
@@ -90,7 +99,7 @@ class Model(Section):
     )
 
     @model_validator(mode="after")
-    def _features_have_a_use(self) -> Self:
+    def _check_features(self) -> Self:
         for key in ("cell", "upright", "colours"):
             if self.features is None and getattr(self, key) is not None:
                 raise PlanError(
@@ -120,7 +129,7 @@ class Model(Section):
         """Return the names of the models for such samples, as a sentence lists them."""
         models = {name: find_model(name) for name in MODELS}
         fitting = [name for name, model in models.items() if model.fits(classes or 2, are_pictures)]
-        return joined(fitting, "or")
+        return join_names(fitting, "or")
 
 
 class Local(Section):
@@ -140,12 +149,12 @@ class Local(Section):
     )
 
     @model_validator(mode="after")
-    def _has_a_recipe(self) -> Self:
-        self._borrowed(lambda: self.recipe(1.0).sensitivity([1, MOST]))
+    def _check_recipe(self) -> Self:
+        self._check_with(lambda: self.recipe(1.0).sensitivity([1, MOST]))
         return self
 
     def recipe(self, median: float) -> Recipe:
-        """The recipe that the sensitivity follows from; `median` is C where the plan leaves it."""
+        """Return the recipe; `median` is C where the plan says "median"."""
         clip = median if self.clip == "median" else self.clip
         return Recipe(self.learning_rate, clip, unit=self.unit, steps=self.steps)
 
@@ -175,8 +184,8 @@ class Privacy(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_file(cls, values: Any) -> Any:
-        # Read once and kept as lists, so that a plan and its record need no second file.
+    def _read_budget_file(cls, values: Any) -> Any:
+        # The file is read once and kept as lists: a plan and its record need no second file.
         path = values.get("clients") if isinstance(values, dict) else None
         if not isinstance(path, str | Path):
             return values
@@ -185,11 +194,11 @@ class Privacy(Section):
                 raise PlanError(
                     f"privacy.{key} has no effect beside privacy.clients; remove one of the two"
                 )
-        epsilon, delta = plan_text.read_budgets(path)
+        epsilon, delta = read_budgets(path)
         return {**values, "clients": None, "epsilon": epsilon, "delta": delta}
 
     @model_validator(mode="after")
-    def _are_budgets(self) -> Self:
+    def _check_budgets(self) -> Self:
         checks: dict[str, Callable[[float], Budget]] = {
             "epsilon": lambda epsilon: Budget(epsilon, 0.1),
             "delta": lambda delta: Budget(1, delta),
@@ -200,9 +209,9 @@ class Privacy(Section):
                 try:
                     check(value)
                 except InputError as error:
-                    place = f"{key}[{i}]" if isinstance(values, tuple) else key
+                    name = f"{key}[{i}]" if isinstance(values, tuple) else key
                     sentence = str(error).removeprefix(key)
-                    raise PlanError(f"privacy.{place}{sentence}") from None
+                    raise PlanError(f"privacy.{name}{sentence}") from None
         return self
 
 
@@ -238,19 +247,20 @@ class Rounds(Section):
     )
 
     @model_validator(mode="after")
-    def _is_a_schedule(self) -> Self:
-        self._borrowed(self.build)
+    def _check_schedule(self) -> Self:
+        self._check_with(self.build)
         return self
 
     def build(self) -> Schedule:
-        """The schedule that these keys describe."""
+        """Build the schedule that these keys describe."""
         kinds: dict[str, Callable[..., Schedule]] = {
             "fixed": FixedRounds,
             "discounted": DiscountedRounds,
             "decaying": DecayingNoise,
         }
-        own = {k: getattr(self, k) for k, when in self.conditions() if when.value == self.schedule}
-        return kinds[self.schedule](rounds=self.rounds, **own)
+        chosen = [key for key, when in self.conditions() if when.value == self.schedule]
+        options = {key: getattr(self, key) for key in chosen}
+        return kinds[self.schedule](rounds=self.rounds, **options)
 
 
 class Server(Section):
@@ -311,7 +321,7 @@ class Server(Section):
     )
 
     @model_validator(mode="after")
-    def _is_a_finish(self) -> Self:
+    def _check_finish(self) -> Self:
         for key in ("keep", "tail"):
             if self.average is None and getattr(self, key) is not None:
                 raise PlanError(
@@ -321,11 +331,11 @@ class Server(Section):
             raise PlanError(
                 "server.trim has no effect without server.aggregation; remove it or choose trimmed"
             )
-        self._borrowed(self.finish)
+        self._check_with(self.finish)
         return self
 
     def finish(self) -> Finish:
-        """What is made of the averaged uploads, which costs no privacy."""
+        """Build the server's optimiser, which costs no privacy."""
         average: ExponentialAverage | TailAverage | None = None
         if self.average is not None:
             average = (
@@ -341,7 +351,7 @@ class Server(Section):
         )
 
     @model_validator(mode="after")
-    def _divergence_has_a_use(self) -> Self:
+    def _check_divergence(self) -> Self:
         if self.divergence is not None and self.weights != "precision":
             raise PlanError(
                 "server.divergence has no effect with server.weights = samples; "

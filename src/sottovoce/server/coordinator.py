@@ -35,7 +35,7 @@ from sottovoce.data.files import make_folder, write_file
 from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
 from sottovoce.models.base import Form, flatten_parameters
 from sottovoce.plan import Plan
-from sottovoce.plan import plan as plan_text
+from sottovoce.plan.section import read_text
 from sottovoce.privacy import calibration, seeds
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import FULL, Tank
@@ -120,8 +120,7 @@ def read_admitted(path: str | Path) -> dict[str, int]:
     `ssh-keygen -l` prints it (SHA256:…).
     """
     rows = [
-        [c.strip() for c in row]
-        for row in csv.reader(plan_text.read(path, "admitted").splitlines())
+        [c.strip() for c in row] for row in csv.reader(read_text(path, "admitted").splitlines())
     ]
     found: dict[str, int] = {}
     for number, cells in enumerate(rows or [[""]], start=1):
