@@ -410,7 +410,7 @@ class Guarded:
 
 
 LENS = features.build("hog", (2, 2, 1), 1)
-SEEN = Form("softmax", (2, 2, 1), 3, seen=LENS)
+SEEN = Form("softmax", (2, 2, 1), 3, hog=LENS)
 
 
 @pytest.mark.parametrize("form", ["softmax", "mlp", "own", "seen"])

@@ -123,7 +123,7 @@ def make_table_node(folder: Path, what: str, kind: str, rows: list[Row]) -> Node
 def form_of(what: str, name: str = "softmax") -> Form:
     lens = LENSES[what]
     shape = (4,) if what == "people" else (16,) if lens is None else (4, 4, 1)
-    return Form(name, shape, 2, {"hidden": 3} if name == "mlp" else {}, seen=lens)
+    return Form(name, shape, 2, {"hidden": 3} if name == "mlp" else {}, hog=lens)
 
 
 def requests(what: str) -> list[bytes]:

@@ -97,7 +97,7 @@ def test_a_step_of_a_device_is_the_clipped_sum_of_the_compiled_round(rows):
     device = as_device(model)
     assert Form.from_json(device.form.to_json()).model() == model
     start = {name: np.full(shape, 0.1) for name, shape in model.shapes().items()}
-    step = release.step(device.form, start, x, y, recipe, device.own)
+    step = release.step(device.form, start, x, y, recipe, device.own_model)
     weight = np.full(len(y), 0.7 / len(y), np.float32)
     total = clipped_sum(model, model.unflatten(start), jnp.asarray(x), jnp.asarray(y), weight, 0.5)
     for name, leaf in start.items():

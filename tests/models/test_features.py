@@ -128,14 +128,14 @@ def test_an_upright_picture_no_longer_leans():
     y, x = np.mgrid[:28, :28].astype(float)
     for lean in (-0.6, 0.0, 0.4):
         stroke = np.exp(-0.5 * ((x - 13.5 - lean * (y - 13.5)) / 1.5) ** 2) * (abs(y - 13.5) < 9)
-        found = features._upright(stroke[None, :, :, None].astype(np.float32))[0, :, :, 0]
+        found = features._shear_upright(stroke[None, :, :, None].astype(np.float32))[0, :, :, 0]
         ink = found / found.sum()
         down, across = y - np.sum(ink * y), x - np.sum(ink * x)
         assert abs(np.sum(ink * down * across) / np.sum(ink * down**2)) < 0.02
         straight = np.exp(-0.5 * ((x - 13.5) / 1.5) ** 2) * (abs(y - 13.5) < 9)
         assert np.abs(found - straight).max() < 0.15
     with np.errstate(all="ignore"):  # as `apply` does
-        assert np.all(features._upright(np.zeros((2, 5, 5, 1), np.float32)) == 0)
+        assert np.all(features._shear_upright(np.zeros((2, 5, 5, 1), np.float32)) == 0)
 
 
 def as_read(shape, n, seed):
@@ -200,7 +200,7 @@ def test_a_device_sees_what_simulation_sees(tmp_path, monkeypatch, stored):
     monkeypatch.setattr(
         release, "release", lambda form, params, x, *_, **__: given.append(x) or 1 / 0
     )
-    form = Form("softmax", (8, 8, 1), 2, seen=lens)
+    form = Form("softmax", (8, 8, 1), 2, hog=lens)
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
     device.answer(ask(form=form, params=params).to_blob(), node)
     assert given[0].tobytes() == held.client(0).x.tobytes() == held.test.x.tobytes()
@@ -209,16 +209,16 @@ def test_a_device_sees_what_simulation_sees(tmp_path, monkeypatch, stored):
 
 
 def test_a_request_says_which_features(tmp_path):
-    form = Form("softmax", (2, 2, 1), 3, seen=Hog((2, 2, 1), 2))
+    form = Form("softmax", (2, 2, 1), 3, hog=Hog((2, 2, 1), 2))
     assert Form.from_json(form.to_json()) == form
     assert form.shapes() == {"b": (3,), "w": (8, 3)}
     node = make_node(tmp_path)  # rows of four numbers
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
     asked = ask(form=form, params=params)
     assert kind(device.answer(asked.to_blob(), node)) == "upload"
-    other = replace(asked, form=replace(form, seen=Hog((2, 2, 1), 1)))
+    other = replace(asked, form=replace(form, hog=Hog((2, 2, 1), 1)))
     assert kind(device.answer(other.to_blob(), node)) == "malformed"  # other arrays
-    wider = ask(form=Form("softmax", (4, 4, 1), 3, seen=Hog((4, 4, 1), 2)), t=1)
+    wider = ask(form=Form("softmax", (4, 4, 1), 3, hog=Hog((4, 4, 1), 2)), t=1)
     assert told(device.answer(wider.to_blob(), node))["code"] == "policy"
 
 
@@ -246,7 +246,7 @@ def test_a_request_says_which_features(tmp_path):
 def test_features_that_are_none_are_malformed(changes):
     good = {"name": "softmax", "shape": [2, 2, 1], "classes": 3, "features": "hog", "cell": 2}
     good |= {"upright": False, "colours": False}
-    assert Form.from_json(good).seen == Hog((2, 2, 1), 2)
+    assert Form.from_json(good).hog == Hog((2, 2, 1), 2)
     with pytest.raises(Malformed):
         Form.from_json({**good, **changes})
     for missing in ("features", "cell", "upright", "colours"):

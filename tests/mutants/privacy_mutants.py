@@ -379,12 +379,12 @@ MUTANTS = [
          ("    params = {name: flush_tiny(leaf) for name, leaf in params.items()}\n    factors", "    factors")),
     _bug("one copy for all samples of an own model", "models.base",
          "tests/client/test_device.py::test_an_own_model_that_writes_through_read_only_memory_mixes_no_samples",
-         ("        for i in range(len(y)):\n            row = slice(i, i + 1)\n            try:\n                found = self.own.gradients(_copy_all(params),",
-          "        copies = _copy_all(params)\n        for i in range(len(y)):\n            row = slice(i, i + 1)\n            try:\n                found = self.own.gradients(copies,")),
+         ("        for i in range(len(y)):\n            row = slice(i, i + 1)\n            try:\n                found = self.own_model.gradients(_copy_all(params),",
+          "        copies = _copy_all(params)\n        for i in range(len(y)):\n            row = slice(i, i + 1)\n            try:\n                found = self.own_model.gradients(copies,")),
     _bug("features made before the reserve", "client.device",
          "tests/client/test_device.py::test_no_row_is_looked_at_before_its_debit_is_durable",
          ("        paid = _price(request, policy, vault)\n",
-          "        if request.form.seen is not None:\n            request.form.seen.apply(rows.x)\n"
+          "        if request.form.hog is not None:\n            request.form.hog.apply(rows.x)\n"
           "        paid = _price(request, policy, vault)\n")),
     _bug("a refusal that tells files apart", "client.device",
          "tests/client/test_device.py::test_what_is_wrong_with_the_clients_files_is_not_told_apart",

@@ -59,7 +59,7 @@ def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip):
     ends = np.cumsum(SIZES)
     uploads = [
         release.step(
-            device.form, numpy_start, x[end - n : end], y[end - n : end], recipe, device.own
+            device.form, numpy_start, x[end - n : end], y[end - n : end], recipe, device.own_model
         )
         for end, n, here in zip(ends, SIZES, present, strict=True)
         if here
@@ -148,7 +148,7 @@ def test_several_noiseless_steps_are_the_clients_own(name):
         own = {k: np.asarray(v) for k, v in start.items()}
         for _ in range(steps):
             own = release.step(
-                device.form, own, x[end - n : end], y[end - n : end], recipe, device.own
+                device.form, own, x[end - n : end], y[end - n : end], recipe, device.own_model
             )
         uploads += [own] if here else []
     theirs = average(uploads, p[present])

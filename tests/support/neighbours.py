@@ -73,11 +73,11 @@ def form_of(name):
 
 
 def own_of(name):
-    return None if name in FORMS else device_of(name).own
+    return None if name in FORMS else device_of(name).own_model
 
 
 def shapes_of(name):
-    return FORMS[name].shapes() if name in FORMS else device_of(name).own.shapes()
+    return FORMS[name].shapes() if name in FORMS else device_of(name).own_model.shapes()
 
 
 def classes_of(name):

@@ -239,7 +239,7 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
             room=_upload_bytes(request),
         )
         debits.append(reserved)
-        lens = request.form.seen
+        lens = request.form.hog
         upload = release.release(
             request.form,
             request.params,

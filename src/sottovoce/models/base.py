@@ -531,7 +531,7 @@ class Form:
     shape: tuple[int, ...]
     classes: int
     options: Mapping[str, int | float] = field(default_factory=dict)
-    seen: Hog | None = None  # the features that the client makes of its samples before the model
+    hog: Hog | None = None  # the features that the client computes of its samples first
 
     @property
     def numbers(self) -> int:
@@ -541,11 +541,11 @@ class Form:
     @property
     def features(self) -> int:
         """How many numbers the model takes."""
-        return self.numbers if self.seen is None else self.seen.width
+        return self.numbers if self.hog is None else self.hog.width
 
     def model(self) -> NamedModel:
         """Return the named model."""
-        shape = self.shape if self.seen is None else (self.seen.width,)
+        shape = self.shape if self.hog is None else (self.hog.width,)
         return build(self.name, shape=shape, classes=self.classes, **self.options)
 
     def shapes(self) -> Shapes:
@@ -561,13 +561,13 @@ class Form:
         """Return the form as it stands in a message.
 
         >>> Form.from_json(Form("svm", (3,), 2, {"kappa": 0.01}).to_json())
-        Form(name='svm', shape=(3,), classes=2, options={'kappa': 0.01}, seen=None)
+        Form(name='svm', shape=(3,), classes=2, options={'kappa': 0.01}, hog=None)
         """
-        told = {"name": self.name, "shape": list(self.shape), "classes": self.classes}
-        told |= dict(self.options)
-        if self.seen is not None:
-            told |= {key: getattr(self.seen, name) for key, name in _HOG_KEYS.items()}
-        return told
+        values = {"name": self.name, "shape": list(self.shape), "classes": self.classes}
+        values |= dict(self.options)
+        if self.hog is not None:
+            values |= {key: getattr(self.hog, name) for key, name in _HOG_KEYS.items()}
+        return values
 
     @classmethod
     def from_json(cls, values: Any) -> Form:
@@ -594,7 +594,7 @@ class Form:
             if type(weight) not in (int, float) or not 0 <= weight <= _LARGEST_WEIGHT:
                 raise Malformed(f"the message's {option.name} is no number from 0 to 1e6")
         given = {option.name: values[option.name] for option in options}
-        return cls(name, tuple(shape), values["classes"], given, seen=_read_features(values))
+        return cls(name, tuple(shape), values["classes"], given, hog=_read_features(values))
 
 
 def _read_features(values: Mapping[str, Any]) -> Hog | None:
@@ -619,17 +619,17 @@ class DeviceModel(NamedTuple):
     """A form, and the client's own code where the form alone does not say what is computed."""
 
     form: Form
-    own: OwnModel | None
+    own_model: OwnModel | None
 
 
 def as_device(model: Model, *, shape: tuple[int, ...] = (1,), classes: int = 2) -> DeviceModel:
     """Return how a device sees a model. `shape` and `classes` say what an own model cannot.
 
     >>> as_device(build("mlp", shape=(64,), classes=10, hidden=32)).form
-    Form(name='mlp', shape=(64,), classes=10, options={'hidden': 32}, seen=None)
+    Form(name='mlp', shape=(64,), classes=10, options={'hidden': 32}, hog=None)
     """
-    own = None if isinstance(model, NamedModel) else model
-    return DeviceModel(model.form(shape, classes), own)
+    own_model = None if isinstance(model, NamedModel) else model
+    return DeviceModel(model.form(shape, classes), own_model)
 
 
 @dataclass(frozen=True)
@@ -642,7 +642,7 @@ class IsolatedModel:
     can write through read-only memory (`torch.from_numpy`), so every sample has its own copies.
     """
 
-    own: OwnModel
+    own_model: OwnModel
 
     keeps_factors: ClassVar[bool] = False
 
@@ -652,7 +652,7 @@ class IsolatedModel:
         for i in range(len(y)):
             row = slice(i, i + 1)
             try:
-                found = self.own.gradients(_copy_all(params), _copy(x[row]), _copy(y[row]))
+                found = self.own_model.gradients(_copy_all(params), _copy(x[row]), _copy(y[row]))
                 _fill_block(block[row], params, found)
             except KeyboardInterrupt:
                 raise
@@ -667,7 +667,7 @@ class IsolatedModel:
             row = slice(i, i + 1)
             try:
                 losses[row] = _check_losses(
-                    self.own, _copy_all(params), _copy(x[row]), _copy(y[row])
+                    self.own_model, _copy_all(params), _copy(x[row]), _copy(y[row])
                 )
             except KeyboardInterrupt:
                 raise
@@ -676,11 +676,11 @@ class IsolatedModel:
         return losses
 
 
-def _find_code(form: Form, own: OwnModel | None) -> NamedModel | IsolatedModel:
+def _find_code(form: Form, own_model: OwnModel | None) -> NamedModel | IsolatedModel:
     if form.name != OWN:
         return form.model()
-    assert own is not None, "the device has refused such a request before"
-    return IsolatedModel(own)
+    assert own_model is not None, "the device has refused such a request before"
+    return IsolatedModel(own_model)
 
 
 def rows_per_block(numbers: int) -> int:
@@ -693,14 +693,14 @@ def rows_per_block(numbers: int) -> int:
 
 
 def gradient_blocks(
-    form: Form, params: Arrays, x: Floats, y: Any, own: OwnModel | None = None
+    form: Form, params: Arrays, x: Floats, y: Any, own_model: OwnModel | None = None
 ) -> Iterator[Floats | Products]:
     """Yield the per-sample gradients at `params`, block by block, for `grid.clipped_sum`.
 
     Those of dense layers are not written out. Numbers below 2⁻²⁵⁰ count as 0: products of them
     would be subnormal, and the time that takes would tell of the sample.
     """
-    model = _find_code(form, own)
+    model = _find_code(form, own_model)
     params = {name: flush_tiny(leaf) for name, leaf in params.items()}
     factors = sum(sum(leaf.shape) for leaf in params.values())
     rows = rows_per_block(factors if model.keeps_factors else _count(params))
@@ -712,7 +712,7 @@ def gradient_blocks(
 
 
 def gradient_matrix(
-    form: Form, params: Arrays, x: Floats, y: Any, own: OwnModel | None = None
+    form: Form, params: Arrays, x: Floats, y: Any, own_model: OwnModel | None = None
 ) -> Floats:
     """Return all per-sample gradients, (samples, parameters): for few samples or a small model.
 
@@ -722,12 +722,12 @@ def gradient_matrix(
     [[-1.0, -4.0, -2.0]]
     """
     with np.errstate(all="ignore"):
-        blocks = gradient_blocks(form, params, x, y, own)
+        blocks = gradient_blocks(form, params, x, y, own_model)
         return np.concatenate([Products.of(block).write_out() for block in blocks])
 
 
 def sample_losses(
-    form: Form, params: Arrays, x: Floats, y: Any, own: OwnModel | None = None
+    form: Form, params: Arrays, x: Floats, y: Any, own_model: OwnModel | None = None
 ) -> Floats:
     """Return F(D_m, w) of every sample.
 
@@ -736,7 +736,7 @@ def sample_losses(
     >>> sample_losses(form, params, np.array([[2.0]]), np.array([0])).tolist()
     [3.0]
     """
-    model, rows, losses = _find_code(form, own), rows_per_block(_count(params)), []
+    model, rows, losses = _find_code(form, own_model), rows_per_block(_count(params)), []
     for start in range(0, len(y), rows):
         chunk, labels = x[start : start + rows], y[start : start + rows]
         with np.errstate(all="ignore"):
@@ -744,7 +744,7 @@ def sample_losses(
     return np.concatenate(losses)
 
 
-def require_rows(own: OwnModel, params: Arrays, samples: int, features: int) -> None:
+def require_rows(own_model: OwnModel, params: Arrays, samples: int, features: int) -> None:
     """Raise if a client's own model does not give every row its own gradient and loss.
 
     It is asked on rows of zeros before anything is booked, so that the answer cannot depend on the
@@ -754,8 +754,8 @@ def require_rows(own: OwnModel, params: Arrays, samples: int, features: int) -> 
     x, y = _copy(np.zeros((count, features))), _copy(np.zeros(count, np.int64))
     copies = _copy_all(params)  # as a release gives them
     with np.errstate(all="ignore"):
-        _fill_block(np.empty((count, _count(params))), params, own.gradients(copies, x, y))
-        _check_losses(own, copies, x, y)
+        _fill_block(np.empty((count, _count(params))), params, own_model.gradients(copies, x, y))
+        _check_losses(own_model, copies, x, y)
 
 
 def multiply_rows(x: Floats, w: Floats) -> Floats:
@@ -787,8 +787,8 @@ def _copy(array: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
-def _check_losses(own: OwnModel, params: Arrays, x: Floats, y: Any) -> Floats:
-    losses = np.asarray(own.losses(params, x, y), np.float64)
+def _check_losses(own_model: OwnModel, params: Arrays, x: Floats, y: Any) -> Floats:
+    losses = np.asarray(own_model.losses(params, x, y), np.float64)
     if losses.shape != y.shape:
         raise InputError.of("losses", losses.shape, f"{y.shape}, one a sample", "mend model.own")
     return losses

@@ -1,9 +1,9 @@
-"""Fixed features: gradient histograms of a picture, a function of that one sample and nothing else.
+"""Fixed features: gradient histograms of a picture, a function of that one sample alone.
 
 They are computed once, when rows are read, and cost no privacy: a record's features change only if
-the record does, so the sensitivity of a release is what it was. No number here is taken from data.
-numpy only, and only operations that IEEE rounds correctly (+ − × ÷ √ max), always in the same
-order: simulation, server and device get the same bits, whatever rows stand beside a row.
+the record does, so the sensitivity of a release stays the same. No number here is taken from data.
+The code uses numpy and only operations that IEEE rounds correctly (+ − × ÷ √ max), always in the
+same order: simulation, server and device get the same bits, whichever rows are computed together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BINS = 8  # directions of a gradient, all around: a stroke has two sides
 SHARPNESS = 3  # squarings: a pixel counts in the bins near its direction by cos⁸ of the angle
 NORM = 4.0  # of a sample: the bias, whose feature is 1, takes little of a clipped gradient
 COLOUR = 0.7  # how much the colours count beside the gradients
-FLAT = 0.1  # against this a cell's strength is measured: what is flat stays flat
+FLAT = 0.1  # a cell's strength is measured against this, so that noise in a flat cell stays small
 CHUNK_NUMBERS = 1 << 21  # of one array: 8 MiB
 
 
@@ -60,58 +60,63 @@ class Hog:
 
     @property
     def name(self) -> str:
-        """As plans and messages call it."""
+        """The name in plans and messages."""
         return "hog"
 
     @property
     def cells(self) -> tuple[int, int]:
-        """How many cells there are, down and across; the last may stand over the rim."""
+        """How many cells there are, down and across; the last may reach beyond the rim."""
         return -(-self.shape[0] // self.cell), -(-self.shape[1] // self.cell)
 
     @property
     def width(self) -> int:
-        """How many numbers a sample has afterwards."""
+        """How many features a sample has."""
         return math.prod(self.cells) * (BINS + (self.shape[2] if self.colours else 0))
 
     def apply(self, x: NDArray[np.floating]) -> Floats:
-        """The features of every row, (n, height · width · colours) → (n, width) of float32."""
+        """Return the features of every row, (n, numbers of a picture) → (n, width) of float32."""
         rows = max(1, CHUNK_NUMBERS // (math.prod(self.shape) + self.width))
-        seen = np.empty((len(x), self.width), np.float32)
+        features = np.empty((len(x), self.width), np.float32)
         with np.errstate(all="ignore"):
             for start in range(0, len(x), rows):
-                part = np.asarray(x[start : start + rows], np.float32)
-                seen[start : start + rows] = self._some(part.reshape(len(part), *self.shape))
-        return seen
+                chunk = np.asarray(x[start : start + rows], np.float32)
+                pictures = chunk.reshape(len(chunk), *self.shape)
+                features[start : start + rows] = self._compute(pictures)
+        return features
 
-    def _some(self, pictures: Floats) -> Floats:
+    def _compute(self, pictures: Floats) -> Floats:
         n, (down, across) = len(pictures), self.cells
-        pictures = _upright(pictures) if self.upright else pictures
+        pictures = _shear_upright(pictures) if self.upright else pictures
         padded = np.pad(pictures, ((0, 0), (1, 1), (1, 1), (0, 0)))
         right = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]
         lower = padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
         length = np.sqrt(right * right + lower * lower)
         histograms = np.empty((n, down, across, BINS), np.float32)
         for b, (cosine, sine) in enumerate(_directions()):
-            part = np.maximum(right * cosine + lower * sine, np.float32(0))
-            part = np.where(length == 0, length, part / length)
+            along = np.maximum(right * cosine + lower * sine, np.float32(0))
+            along = np.where(length == 0, length, along / length)
             for _ in range(SHARPNESS):
-                part = part * part
-            part = _added(part * length, 3)
-            histograms[..., b] = _pooled(_pooled(part, 1, down, self.cell), 2, across, self.cell)
-        around = np.pad(_added(histograms * histograms, 3), ((0, 0), (1, 1), (1, 1)))
+                along = along * along
+            strength = _sum_axis(along * length, 3)
+            histograms[..., b] = self._pool_cells(strength)
+        around = np.pad(_sum_axis(histograms * histograms, 3), ((0, 0), (1, 1), (1, 1)))
         near = [around[:, i : i + down, j : j + across] for i in range(3) for j in range(3)]
         strength = np.sqrt(sum(near, start=np.float32(FLAT * FLAT)))
         edges: Floats = np.asarray(histograms / strength[..., None], np.float32).reshape(n, -1)
         if not self.colours:
-            return _of_norm(edges, NORM)
-        tones = _pooled(_pooled(pictures, 1, down, self.cell), 2, across, self.cell)
+            return _centre_and_scale(edges, NORM)
+        tones = self._pool_cells(pictures)
         norm = NORM / math.sqrt(1 + COLOUR * COLOUR)
-        colours = _of_norm(np.asarray(tones.reshape(n, -1), np.float32), COLOUR * norm)
-        return np.concatenate([_of_norm(edges, norm), colours], axis=1)
+        colours = _centre_and_scale(np.asarray(tones.reshape(n, -1), np.float32), COLOUR * norm)
+        return np.concatenate([_centre_and_scale(edges, norm), colours], axis=1)
+
+    def _pool_cells(self, values: Floats) -> Floats:
+        down, across = self.cells
+        return _pool_axis(_pool_axis(values, 1, down, self.cell), 2, across, self.cell)
 
 
-def _of_norm(values: Floats, norm: float) -> Floats:
-    """Every row less its mean and brought to this norm; what is flat stays 0."""
+def _centre_and_scale(values: Floats, norm: float) -> Floats:
+    """Return every row less its mean, scaled to this norm; a constant row becomes 0."""
     values = values - np.mean(values, axis=1, keepdims=True)
     length = np.sqrt(np.sum(values * values, axis=1, keepdims=True))
     return np.asarray(np.where(length == 0, values, values / length * np.float32(norm)), np.float32)
@@ -124,7 +129,7 @@ def build(
     upright: bool | None = None,
     colours: bool | None = None,
 ) -> Hog | None:
-    """The features `name` of rows of `shape`, (height, width) or (height, width, colours).
+    """Return the features `name` of rows of `shape`, (height, width) or (height, width, colours).
 
     >>> build("hog", (8, 8, 1), 4).width, build(None, (58,), None)
     (32, None)
@@ -153,13 +158,13 @@ def build(
     return Hog(full, cell, bool(upright), bool(colours))
 
 
-def _upright(pictures: Floats) -> Floats:
-    """Every picture sheared by its own moments, so that x and y no longer go together in it.
+def _shear_upright(pictures: Floats) -> Floats:
+    """Shear every picture by its own moments, so that x and y are no longer correlated in it.
 
-    A line y is read from x + s·(y − ȳ), s = cov(x, y)/var(y) of the picture's ink, at most 1.
+    A line y is read from x + s·(y − ȳ), s = cov(x, y)/var(y) of the picture's ink, |s| ≤ 1.
     """
     n, high, wide, _ = pictures.shape
-    ink = _added(pictures, 3)
+    ink = _sum_axis(pictures, 3)
     y, x = np.arange(high, dtype=np.float32)[:, None], np.arange(wide, dtype=np.float32)
 
     def mean(values: Floats) -> Floats:
@@ -170,34 +175,35 @@ def _upright(pictures: Floats) -> Floats:
     down, across = y - mean(y * np.ones_like(x)), x - mean(x * np.ones_like(y))
     spread = mean(down * down)
     lean = np.where(spread > 0, mean(down * across) / spread, np.float32(0))
-    place = x + np.clip(lean, np.float32(-1), np.float32(1)) * down
-    left = np.floor(place)
-    part = (place - left)[..., None]
-    # Beyond the rim there is nothing; what is not finite is read there, and is not finite anyway.
-    at = np.clip(np.nan_to_num(left, nan=-1), -1, wide).astype(np.int64)[..., None] + 1
+    source = x + np.clip(lean, np.float32(-1), np.float32(1)) * down
+    left = np.floor(source)
+    share = (source - left)[..., None]  # of the pixel to the right
+    # Beyond the rim are zeros. A position that is not finite is read there; its result is not
+    # finite anyway.
+    index = np.clip(np.nan_to_num(left, nan=-1), -1, wide).astype(np.int64)[..., None] + 1
     padded = np.pad(pictures, ((0, 0), (0, 0), (1, 2), (0, 0)))
-    one = np.take_along_axis(padded, at, axis=2)
-    other = np.take_along_axis(padded, at + 1, axis=2)
-    return np.asarray((1 - part) * one + part * other, np.float32)
+    near = np.take_along_axis(padded, index, axis=2)
+    next_to_it = np.take_along_axis(padded, index + 1, axis=2)
+    return np.asarray((1 - share) * near + share * next_to_it, np.float32)
 
 
 def _directions() -> list[tuple[np.float32, np.float32]]:
-    """cos and sin of the middle of every bin, rounded so that every machine has the same."""
+    """Return cos and sin of the middle of every bin, rounded to be equal on every machine."""
     turns = [2 * math.pi * b / BINS for b in range(BINS)]
     return [(np.float32(round(math.cos(a), 9)), np.float32(round(math.sin(a), 9))) for a in turns]
 
 
-def _added(values: Floats, axis: int) -> Floats:
-    """The sum along an axis, in its order."""
-    parts = np.moveaxis(values, axis, 0)
-    total = np.zeros(parts.shape[1:], np.float32)
-    for part in parts:
-        total = total + part
+def _sum_axis(values: Floats, axis: int) -> Floats:
+    """Return the sum along an axis, added in its order."""
+    slices = np.moveaxis(values, axis, 0)
+    total = np.zeros(slices.shape[1:], np.float32)
+    for values in slices:
+        total = total + values
     return total
 
 
-def _pooled(values: Floats, axis: int, cells: int, cell: int) -> Floats:
-    """Sums over windows of two cells, one cell apart, with weights like a tent."""
+def _pool_axis(values: Floats, axis: int, cells: int, cell: int) -> Floats:
+    """Return sums over windows of two cells, one cell apart, with weights like a tent."""
     values = np.moveaxis(values, axis, 0)
     before = cell // 2
     after = (cells + 1) * cell - len(values) - before

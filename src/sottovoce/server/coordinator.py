@@ -282,7 +282,7 @@ def _describe_model(federation: Federation) -> Form:
     held = federation.held
     form = federation.model.form(held.inputs, held.classes)
     lens = held.features
-    return form if lens is None else replace(form, shape=lens.shape, seen=lens)
+    return form if lens is None else replace(form, shape=lens.shape, hog=lens)
 
 
 def _count_answer(

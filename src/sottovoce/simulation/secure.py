@@ -59,7 +59,7 @@ def average_uploads(
             paid=paid,
             head={"kind": "upload"},
             loss_bound=bound,
-            own=device.own,
+            own=device.own_model,
         )
         uploads.append(upload.params)
         losses.append(upload.loss)
