@@ -24,7 +24,7 @@ PANELS = sorted({cell.panel for cell in frontier.cells(quick=False)})
 def test_our_accuracy_is_the_one_on_the_page(panel, record_property):
     if not os.environ.get("SOTTOVOCE_DATA"):
         pytest.skip("SOTTOVOCE_DATA is not set: the data sets are needed")
-    measured = {point.key: point for point in frontier.load(RESULTS)}
+    measured = {point.key: point for point in frontier.read_points(RESULTS)}
     cells = [c for c in frontier.cells(quick=False) if c.panel == panel and "ours" in c.line]
     own = frontier.wanted(quick=False)[panel, cells[0].line, cells[0].key]
     seeds = list(own)[: 1 if jax.default_backend() == "cpu" else None]

@@ -27,8 +27,9 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.tank import Tank
 from sottovoce.reports import run as reports
 from sottovoce.runs import checkpoint, trained
-from sottovoce.runs.record import model_sha256
+from sottovoce.runs.record import SECTIONS, model_sha256
 from sottovoce.schedules.base import Progress
+from sottovoce.studies import store
 from sottovoce.studies.paper import checks, outcomes
 from sottovoce.studies.paper.reproduce import _folder
 from sottovoce.studies.rehearsal.standin import announced, stand_in
@@ -260,9 +261,8 @@ def test_a_damaged_record_of_a_model_is_one_sentence(tmp_path):
     save_run(tmp_path / "model.npz")
     path = tmp_path / "record.json"
     whole = json.loads(path.read_text("utf-8"))
-    kept = {key: whole[key] for key in ("schema", "plan", "model", "result", "guarantee")}
-    kept |= {"initial": {}, "rounds": []}
-    kept["plan"] = {"model": {"name": "softmax"}}
+    kept = whole | {"rounds": [], "clients": whole["clients"][:1]}
+    kept["plan"] = {name: {} for name in SECTIONS} | {"model": {"name": "softmax"}}
     table = {"label": "y", "classes": ["a", "b"], "columns": {"x": [0, 9]}, "inferred": []}
     records = [
         *damaged(kept, others=(None, [])),
@@ -289,7 +289,7 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
     whole["plan"] = {}
     for content in damaged(whole, others=(None, "text")):
         path.write_text(json.dumps(content), "utf-8")
-        for read in (outcomes.known, checks.judged, lambda folder: _folder(folder, True)):
+        for read in (outcomes.read_runs, checks.judged, lambda folder: _folder(folder, True)):
             try:
                 read(tmp_path)
             except SottovoceError:
@@ -304,9 +304,9 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
 
 @pytest.mark.parametrize("line", ['{"seed": 1}', "[]", "5", '{"key": "a", "seed": 1, "no": 2}'])
 def test_a_line_of_the_journal_that_is_no_run_is_one_sentence(line, tmp_path):
-    (tmp_path / outcomes.JOURNAL).write_text(f'{{"key": "a\n{line}\n', "utf-8")
+    (tmp_path / store.JOURNAL).write_text(f'{{"key": "a\n{line}\n', "utf-8")
     with pytest.raises(RunError, match=r"line 2 of .* is no run"):
-        outcomes.known(tmp_path)
+        outcomes.read_runs(tmp_path)
 
 
 OWN = {

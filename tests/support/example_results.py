@@ -23,7 +23,7 @@ from sottovoce.studies.paper.definition import (
     seeds_of,
 )
 from sottovoce.studies.paper.draw import to_text
-from sottovoce.studies.paper.outcomes import Outcome, Result, gathered
+from sottovoce.studies.paper.outcomes import Outcome, Result, gather_result
 
 LOSS = {
     "udp": 0.6,
@@ -99,7 +99,7 @@ def result(name: str, *, reverse: bool = False, quick: bool = False) -> Result:
         for cell in cells
         for seed in seeds_of(own, quick)
     }
-    return gathered(own, quick, cells, runs, "made up")
+    return gather_result(own, quick, cells, runs, "made up")
 
 
 def fill(folder: Path, chosen: tuple[str, ...] = ()) -> Path:

@@ -89,7 +89,7 @@ def test_public_rows_alone_are_the_first_ones_and_no_clients():
 
 
 def test_the_papers_curves_share_the_runs_of_its_figures():
-    known = outcomes.known(RESULTS)
+    known = outcomes.read_runs(RESULTS)
     shared = [
         cell
         for cell in frontier.cells(quick=False)
@@ -102,20 +102,20 @@ def test_the_papers_curves_share_the_runs_of_its_figures():
 @pytest.mark.slow
 def test_the_quick_version_runs_once(tmp_path, monkeypatch):
     folder = reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
-    points = frontier.load(folder)
+    points = frontier.read_points(folder)
     assert len(points) == len(frontier.wanted(quick=True))
     assert all(0 <= point.mean <= 1 and point.spread == 0 for point in points)
     assert (folder / "frontier.md").read_text("utf-8") == frontier.table(points)
     assert "<svg" in (folder / "frontier.svg").read_text("utf-8")
     asked = []
-    monkeypatch.setattr(reproduce, "train", lambda jobs, *rest: asked.extend(jobs) or [])
+    monkeypatch.setattr(reproduce, "train", lambda jobs, *rest, **how: asked.extend(jobs) or [])
     reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
     assert asked == []
-    assert frontier.load(folder) == points
+    assert frontier.read_points(folder) == points
 
 
 def test_the_page_shows_the_measured_table():
-    points = frontier.load(RESULTS / "frontier")
+    points = frontier.read_points(RESULTS / "frontier")
     table = frontier.table(points)
     assert (RESULTS / "frontier" / "frontier.md").read_text("utf-8") == table
     assert table in (ROOT / "docs" / "frontier.md").read_text("utf-8")
@@ -124,7 +124,7 @@ def test_the_page_shows_the_measured_table():
 
 
 def test_an_epsilon_that_holds_is_never_printed_smaller_than_it_is():
-    points = frontier.load(RESULTS / "frontier")
+    points = frontier.read_points(RESULTS / "frontier")
     for point in points:
         (line,) = frontier.table([point]).splitlines()[2:] or [None]
         if line is None or (shown := line.split(" | ")[2]) in ("none", "0, no client"):
@@ -134,10 +134,10 @@ def test_an_epsilon_that_holds_is_never_printed_smaller_than_it_is():
 
 def test_a_folder_without_a_frontier_says_so(tmp_path):
     with pytest.raises(RunError, match="holds no frontier"):
-        frontier.load(tmp_path)
+        frontier.read_points(tmp_path)
     (tmp_path / "frontier.json").write_text('{"schema": "other"}')
-    with pytest.raises(RunError, match="cannot be read"):
-        frontier.load(tmp_path)
+    with pytest.raises(RunError, match="is damaged"):
+        frontier.read_points(tmp_path)
 
 
 def test_the_example_is_a_point_of_it():
@@ -148,7 +148,9 @@ def test_the_example_is_a_point_of_it():
 def test_readme_says_what_was_measured():
     readme = (ROOT / "README.md").read_text("utf-8")
     part = readme.partition("## More from the same budget")[2].partition("## What you can")[0]
-    found = {(p.panel, p.curve, p.asked): p.mean for p in frontier.load(ROOT / "results/frontier")}
+    found = {
+        (p.panel, p.curve, p.asked): p.mean for p in frontier.read_points(ROOT / "results/frontier")
+    }
     told = [("corrected", 1), ("ours", 1), ("ours", 4)]
     means = [f"{100 * found['mnist', curve, epsilon]:.1f} %" for curve, epsilon in told]
     assert [means[0] in part, means[1] in part, means[2] in part] == [True, True, True]

@@ -17,6 +17,7 @@ import pytest
 import sottovoce.studies.paper
 from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.plan import Plan
+from sottovoce.studies import store
 from sottovoce.studies.paper import checks, definition, outcomes, page, reproduce
 from sottovoce.studies.paper.checks import CHECKS, interval, judge
 from sottovoce.studies.paper.definition import (
@@ -233,7 +234,7 @@ def digits(monkeypatch):
 def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     reproduce.reproduce(["digits"], quick=True, out=whole, quiet=True)
-    assert not (whole / outcomes.JOURNAL).exists()
+    assert not (whole / store.JOURNAL).exists()
 
     done = []
 
@@ -245,7 +246,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_p
     parts.mkdir()
     with pytest.raises(KeyboardInterrupt):
         reproduce.complete([digits], quick=True, folder=parts, progress=stop)
-    with (parts / outcomes.JOURNAL).open("a") as file:
+    with (parts / store.JOURNAL).open("a") as file:
         file.write('{"key": "torn')  # as a kill leaves it
     trained = []
     real = reproduce._train
@@ -295,7 +296,7 @@ def test_a_run_with_pictures_keeps_them_whatever_else_shares_it(tmp_path):
     """Figures 3 and 8 share runs, and only the first has pictures of them."""
     for name in ("fig3", "fig8"):
         result(name).save(tmp_path)
-    runs, own = outcomes.known(tmp_path), figure("fig3")
+    runs, own = outcomes.read_runs(tmp_path), figure("fig3")
     cells = expand(own, False)
     assert {cell.key for cell in cells} & {cell.key for cell in expand(figure("fig8"), False)}
     assert reproduce.missing(cells, seeds_of(own, False), runs, own) == []

@@ -24,7 +24,7 @@ from sottovoce.studies.rehearsal import standin
 from sottovoce.studies.rehearsal.page import find_points, render_rehearsal
 from sottovoce.studies.rehearsal.prediction import predicted
 from sottovoce.studies.rehearsal.rehearsing import write
-from sottovoce.studies.rehearsal.search import NAME, Spent, Trial, Trials, search, seeds_of
+from sottovoce.studies.rehearsal.search import Spent, Trial, Trials, search, seeds_of
 from sottovoce.studies.rehearsal.space import (
     AS_PLANNED,
     CLIP,
@@ -35,6 +35,7 @@ from sottovoce.studies.rehearsal.space import (
     space_of,
 )
 from sottovoce.studies.rehearsal.standin import RealFederation, announced, fitted, stand_in
+from sottovoce.studies.store import JOURNAL
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "job": ["a", "b", "c"], "rich": ["no", "yes"]}
 KEEP = ("rounds.schedule", "server")
@@ -151,7 +152,7 @@ def test_nothing_is_debited(monkeypatch, tmp_path):
         "plan.toml",
         "rehearsal.json",
         "report.html",
-        NAME,
+        JOURNAL,
     ]
 
 
@@ -176,8 +177,8 @@ def test_resume_goes_on_to_the_very_same_plan(stop, tmp_path, rehearsed):
     folder = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         rehearse(table_plan(), runs=45, keep=KEEP, out=folder, told=stopping)
-    assert len((folder / NAME).read_text("utf-8").splitlines()) == stop + 1
-    with (folder / NAME).open("a", encoding="utf-8") as file:
+    assert len((folder / JOURNAL).read_text("utf-8").splitlines()) == stop + 1
+    with (folder / JOURNAL).open("a", encoding="utf-8") as file:
         file.write('{"stage": "mod')  # killed while it wrote
     ran = []
     found = rehearse(

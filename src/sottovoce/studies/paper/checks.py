@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 from sottovoce.errors import InputError
+from sottovoce.studies import store
 from sottovoce.studies.paper import definition, outcomes
 from sottovoce.studies.paper.definition import AXES, REFERENCE, Claim, Figure
 from sottovoce.studies.paper.outcomes import Floats, Place, PointTable, Result, label, tables
@@ -48,9 +49,9 @@ def judged(folder: Path) -> list[Judged]:
     """All figures of a folder, in their order, judged by the claims of their own definitions."""
     found = []
     for path in folder.glob("*.json"):
-        content = outcomes.read(path)
+        content = outcomes.read_figure(path)
         if content:
-            with outcomes.intact(path):
+            with store.refuse_damage(path):
                 found.append(of(content))
     known = definition.names()
     place = {name: i for i, name in enumerate(known)}

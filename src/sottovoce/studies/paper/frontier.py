@@ -12,7 +12,6 @@ OUT/frontier/frontier.md     the table of docs/frontier.md
 
 from __future__ import annotations
 
-import json
 import statistics
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.budget import format_claim
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
+from sottovoce.studies import store
 from sottovoce.studies.paper import outcomes
 from sottovoce.studies.paper.definition import Cell, expand, figure
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flat
@@ -409,9 +409,8 @@ def reproduce(
     """
     folder = out / NAME
     make_folder(folder)
-    outcomes.mend(folder)
     listed = _cells(quick)
-    runs = _known(folder) | outcomes.known(out) | outcomes.known(folder)
+    runs = _read_runs(folder) | outcomes.read_runs(out) | outcomes.read_runs(folder)
     missing = {
         (cell.key, seed): (cell, seed, None)
         for cell, own in listed
@@ -419,7 +418,7 @@ def reproduce(
         if (cell.key, seed) not in runs
     }
     absent = train(list(missing.values()), folder)
-    runs |= outcomes.known(folder)
+    runs |= outcomes.read_runs(folder)
     places = [(cell, cell.key, own) for cell, own in listed]
     for fit in _fits(quick):
         try:
@@ -432,11 +431,11 @@ def reproduce(
         for cell, key, own in places
         if all((key, seed) in runs for seed in own)
     ]
-    save(folder, points, quick)
+    write_points(folder, points, quick)
     write(folder, points)
     if absent:
         raise DataError(f"the frontier is not complete: {' '.join(absent)}")
-    outcomes.finish(folder)
+    store.remove_journal(folder)
     return points
 
 
@@ -456,7 +455,7 @@ def _fitted(fit: Fit, folder: Path, runs: Runs) -> Runs:
             delta=0.0,
             made=f"sottovoce {__version__}, scipy's L-BFGS",
         )
-        outcomes.append(folder, fit.key, seed, found[fit.key, seed])
+        outcomes.append_run(folder, fit.key, seed, found[fit.key, seed])
     return found
 
 
@@ -477,51 +476,32 @@ def _point(cell: Cell, key: str, own: list[tuple[int, Outcome]]) -> FrontierPoin
     )
 
 
-def save(folder: Path, points: list[FrontierPoint], quick: bool) -> None:
+def write_points(folder: Path, points: list[FrontierPoint], quick: bool) -> None:
     """Write frontier.json, a line for every point."""
-    head = json.dumps({"schema": SCHEMA, "quick": quick})[:-1]
-    lines = ",\n".join(json.dumps(vars(point), ensure_ascii=False) for point in points)
-    text = f'{head},\n "points": [\n{lines}\n ]\n}}\n'
+    head = {"schema": SCHEMA, "quick": quick}
+    text = store.format_results(head, {"points": [vars(point) for point in points]})
     write_file(folder / f"{NAME}.json", text.encode())
 
 
-def load(folder: Path) -> list[FrontierPoint]:
-    """The points of a folder, or a sentence why there are none."""
+def read_points(folder: Path) -> list[FrontierPoint]:
+    """Return the points of a folder, or say in a sentence why there are none."""
     path = folder / f"{NAME}.json"
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        if content["schema"] != SCHEMA:
-            raise ValueError(content["schema"])
-        listed: list[dict[str, Any]] = content["points"]
-        return [FrontierPoint(**{k: _frozen(v) for k, v in one.items()}) for one in listed]
-    except FileNotFoundError:
-        raise RunError(f"{folder} holds no {NAME}.json; sottovoce reproduce {NAME}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} cannot be read ({error}); remove it and reproduce it") from None
+    if not path.exists():
+        raise RunError(f"{folder} holds no {NAME}.json; sottovoce reproduce {NAME}")
+    content = store.read_results(path, SCHEMA)
+    with store.refuse_damage(path):
+        rows: list[dict[str, Any]] = content["points"]
+        return [FrontierPoint(**{k: _frozen(v) for k, v in row.items()}) for row in rows]
 
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _known(folder: Path) -> Runs:
+def _read_runs(folder: Path) -> Runs:
     if not (folder / f"{NAME}.json").exists():
         return {}
-    return {
-        (point.key, seed): Outcome(
-            loss=float("nan"),
-            accuracy=accuracy,
-            validation=float("nan"),
-            rounds=rounds,
-            epsilon=point.epsilon,
-            delta=point.delta,
-            made=made,
-        )
-        for point in load(folder)
-        for seed, accuracy, rounds, made in zip(
-            point.seeds, point.accuracy, point.rounds, point.made, strict=True
-        )
-    }
+    return outcomes.list_runs([vars(point) for point in read_points(folder)])
 
 
 def _definition() -> dict[str, Any]:

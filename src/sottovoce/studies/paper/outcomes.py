@@ -1,6 +1,6 @@
-"""What is kept of a run, and the files it is kept in.
+"""What is stored of a run (`studies.store`), and finished figures as arrays.
 
-`runs.jsonl`   a line for every run as soon as it is done: an interrupted sweep goes on from there
+`runs.jsonl`   a line for every run of a sweep that is under way
 `NAME.json`    a finished figure: its plan, its cells with one number for every seed, and how made
 
 A run is named by its plan and seed, so that figures share runs, and folders made on different
@@ -9,19 +9,17 @@ machines may be merged by copying files.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.files import why, write_file
-from sottovoce.errors import RunError
+from sottovoce.data.files import write_file
+from sottovoce.studies import store
 from sottovoce.studies.paper.definition import (
     AXES,
     REFERENCE,
@@ -121,7 +119,6 @@ def label(figure: Figure, axis: str, value: Any) -> str:
 
 
 SCHEMA = "sottovoce.figure/1"
-JOURNAL = "runs.jsonl"
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("figure", "command", "definition"), str),
     **dict.fromkeys(("made", "cells", "moments"), list),
@@ -172,49 +169,24 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def append(folder: Path, key: str, seed: int, outcome: Outcome) -> None:
+def append_run(folder: Path, key: str, seed: int, outcome: Outcome) -> None:
     """Add a run to the journal."""
-    line = json.dumps({"key": key, "seed": seed, **_compact(asdict(outcome))}, ensure_ascii=False)
-    with (folder / JOURNAL).open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    store.append_line(folder, {"key": key, "seed": seed, **_compact(asdict(outcome))})
 
 
-def mend(folder: Path) -> None:
-    """End the journal's last line, which a process that was killed may have left open."""
-    journal = folder / JOURNAL
-    if journal.exists() and not journal.read_bytes().endswith(b"\n"):
-        with journal.open("a", encoding="utf-8") as file:
-            file.write("\n")
-
-
-def known(folder: Path) -> Runs:
-    """Every run that the folder holds, from its figures and its journal."""
+def read_runs(folder: Path) -> Runs:
+    """Return every run that the folder holds, from its figures and its journal."""
     runs: Runs = {}
     for path in sorted(folder.glob("*.json")):
         # A figure of pictures knows more of a run than the others that share it.
-        fuller = {place: run for place, run in runs.items() if run.pictures}
-        runs |= _of_figure(read(path)) | fuller
-    journal = folder / JOURNAL
-    if journal.exists():
-        lines = journal.read_text("utf-8", errors="replace").splitlines()
-        for number, line in enumerate(lines, start=1):
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue  # the last line of a process that was killed while it wrote
-            try:
-                key, seed = str(entry.pop("key")), int(entry.pop("seed"))
-                runs[key, seed] = _outcome(entry)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                raise RunError(
-                    f"line {number} of {journal} is no run; remove it and reproduce again"
-                ) from None
-    return runs
+        with_pictures = {place: run for place, run in runs.items() if run.pictures}
+        content = read_figure(path)
+        runs |= list_runs(content.get("cells", []), content.get("made", [])) | with_pictures
+    return runs | dict(store.read_lines(folder, _parse_line, "reproduce again"))
 
 
-def finish(folder: Path) -> None:
-    """Remove the journal: the figures hold everything now."""
-    (folder / JOURNAL).unlink(missing_ok=True)
+def _parse_line(line: dict[str, Any]) -> tuple[tuple[str, int], Outcome]:
+    return (str(line.pop("key")), int(line.pop("seed"))), _outcome(line)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,8 +202,8 @@ class Result:
     moments: list[dict[str, Any]] = field(default_factory=list)
 
     def text(self) -> str:
-        """The content of NAME.json."""
-        content: dict[str, Any] = {
+        """Return the content of NAME.json."""
+        head = {
             "schema": SCHEMA,
             "figure": self.figure.name,
             "quick": self.quick,
@@ -239,15 +211,8 @@ class Result:
             "made": self.made,
             "definition": self.figure.text,
             "plan": self.plan,
-            "cells": self.cells,
-            "moments": self.moments,
         }
-        head = {k: v for k, v in content.items() if k not in ("cells", "moments")}
-        text = json.dumps(head, ensure_ascii=False, indent=1)[:-2]
-        for key in ("cells", "moments"):  # one line each: readable, and small
-            lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in content[key])
-            text += f',\n "{key}": [\n{lines}\n ]'
-        return text + "\n}\n"
+        return store.format_results(head, {"cells": self.cells, "moments": self.moments})
 
     def save(self, folder: Path) -> Path:
         """Write NAME.json, whole or not at all."""
@@ -256,8 +221,10 @@ class Result:
         return path
 
 
-def gathered(figure: Figure, quick: bool, cells: list[Cell], runs: Runs, command: str) -> Result:
-    """The result of a sweep, once all of its runs are known."""
+def gather_result(
+    figure: Figure, quick: bool, cells: list[Cell], runs: Runs, command: str
+) -> Result:
+    """Return the result of a sweep, once all of its runs are known."""
     seeds = seeds_of(figure, quick)
     base = flat(cells[0].plan.to_dict())
     made: dict[str, int] = {}
@@ -295,30 +262,16 @@ def gathered(figure: Figure, quick: bool, cells: list[Cell], runs: Runs, command
     )
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The content of a figure's file; other JSON files are none and give nothing."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read ({error}); remove it and reproduce it") from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        return {}
-    with intact(path):
-        for key, kind in _KINDS.items():
-            if not isinstance(content[key], kind):
-                raise ValueError(f"{key} is no {kind.__name__}")
-        _of_figure(content)
+def read_figure(path: Path) -> dict[str, Any]:
+    """Return the content of a figure's file; other JSON files are none and give nothing."""
+    content = store.read_results(path, SCHEMA)
+    if content:
+        with store.refuse_damage(path):
+            for key, kind in _KINDS.items():
+                if not isinstance(content[key], kind):
+                    raise ValueError(f"{key} is no {kind.__name__}")
+            list_runs(content["cells"], content["made"])
     return content
-
-
-@contextmanager
-def intact(path: Path) -> Iterator[None]:
-    """While a figure's content is used: what it lacks is said in one sentence with its name."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        lacks = f"it lacks {error}" if isinstance(error, KeyError) else why(error)
-        raise RunError(f"{path} is damaged ({lacks}); remove it and reproduce it") from error
 
 
 def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,19 +289,21 @@ def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _of_figure(content: Mapping[str, Any]) -> Runs:
+def list_runs(rows: Sequence[Mapping[str, Any]], made: Sequence[str] = ()) -> Runs:
+    """Return the runs of rows that have a list with one value for every seed.
+
+    A row says how each run was made, or where in the list `made` that stands.
+    """
     runs: Runs = {}
-    made = content.get("made", [])
-    for cell in content.get("cells", []):
-        for i, seed in enumerate(cell["seeds"]):
-            own = {
-                f.name: cell[f.name][i]
-                for f in fields(Outcome)
-                if f.name in _LISTS and f.name in cell
-            }
-            own |= {"epsilon": cell["epsilon"], "delta": cell["delta"]}
-            own["made"] = made[cell["made"][i]] if cell.get("made") else ""
-            runs[cell["key"], seed] = _outcome({k: v for k, v in own.items() if v is not None})
+    for row in rows:
+        names = [name for name in _LISTS if name in row]
+        for i, seed in enumerate(row["seeds"]):
+            values = {name: row[name][i] for name in names if row[name][i] is not None}
+            values |= {"epsilon": row["epsilon"], "delta": row["delta"]}
+            if row.get("made"):
+                maker = row["made"][i]
+                values["made"] = maker if isinstance(maker, str) else made[maker]
+            runs[row["key"], seed] = _outcome(values)
     return runs
 
 

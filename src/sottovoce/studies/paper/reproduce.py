@@ -18,6 +18,7 @@ from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.privacy import moments as exact
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.progress import ProgressLine
+from sottovoce.studies import store
 from sottovoce.studies.paper import definition, draw, frontier, outcomes
 from sottovoce.studies.paper.checks import Judged, judged
 from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
@@ -35,8 +36,7 @@ def complete(
     figures: Sequence[Figure], *, quick: bool, folder: Path, progress: Progress
 ) -> list[str]:
     """Run whatever the figures still lack; where data are missing, the sentences that say so."""
-    outcomes.mend(folder)
-    runs = outcomes.known(folder)
+    runs = outcomes.read_runs(folder)
     cells = {figure.name: expand(figure, quick) for figure in figures}
     todo: dict[tuple[str, int], tuple[Cell, int, Prototypes | None]] = {}
     for figure in figures:
@@ -55,7 +55,7 @@ def train(jobs: Sequence[Job], folder: Path, progress: Progress) -> list[str]:
     for batch in _portions(jobs):
         try:
             for cell, seed, outcome in _train(batch):
-                outcomes.append(folder, cell.key, seed, outcome)
+                outcomes.append_run(folder, cell.key, seed, outcome)
                 done += cell.plan.rounds.rounds
                 progress(done, total)
         except DataError as error:
@@ -205,7 +205,7 @@ def reproduce(
     sweeps = [figure for figure in wanted if figure.kind != "moments"]
     absent = complete(sweeps, quick=quick, folder=folder, progress=partial(_told, show))
     show.close()
-    runs = outcomes.known(folder)
+    runs = outcomes.read_runs(folder)
     skipped = []
     for figure in wanted:
         result = _result(figure, quick, runs, command)
@@ -215,7 +215,7 @@ def reproduce(
         result.save(folder)
         draw_file(result, folder)
     if not absent:
-        outcomes.finish(folder)
+        store.remove_journal(folder)
     write(folder)
     if not quiet:
         _say(f"{len(wanted) - len(skipped)} figures in {time.monotonic() - began:.0f} s")
@@ -286,7 +286,7 @@ def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> R
     cells, seeds = expand(figure, quick), seeds_of(figure, quick)
     if missing(cells, seeds, runs, figure):
         return None
-    return outcomes.gathered(figure, quick, cells, runs, command)
+    return outcomes.gather_result(figure, quick, cells, runs, command)
 
 
 def _folder(out: Path, quick: bool) -> Path:
@@ -296,7 +296,7 @@ def _folder(out: Path, quick: bool) -> Path:
     except OSError as error:
         raise InputError.of("--out", str(out), "a folder", f"{error.strerror}") from None
     for path in out.glob("*.json"):
-        content = outcomes.read(path)
+        content = outcomes.read_figure(path)
         if content and content["quick"] != quick:
             kind = "quick" if content["quick"] else "full"
             raise InputError.of(

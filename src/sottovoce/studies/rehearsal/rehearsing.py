@@ -28,7 +28,6 @@ from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.prediction import Prediction, predicted, rows_tested
 from sottovoce.studies.rehearsal.search import (
     LEAST,
-    NAME,
     NOISE,
     PREDICTION,
     UNNOISED,
@@ -36,7 +35,7 @@ from sottovoce.studies.rehearsal.search import (
     Theory,
     Trial,
     Trials,
-    begun,
+    read_trials,
     search,
     seeds_of,
 )
@@ -51,6 +50,7 @@ from sottovoce.studies.rehearsal.space import (
     space_of,
 )
 from sottovoce.studies.rehearsal.standin import Public, StandIn, announced, fitted, stand_in
+from sottovoce.studies.store import JOURNAL
 
 # Why each value was chosen, and the plan with these reasons as comments: ready to train.
 
@@ -439,14 +439,14 @@ def rehearse(
             "keep": sorted(keep),
             "federation": [len(real.sizes), sum(real.sizes), factor],  # --clients, --samples
         }
-        known, sittings = begun(folder / NAME, head, sitting)
+        known, sittings = read_trials(folder, head, sitting)
     trials = Trials(
         space,
         stage,
         rows,
         limit=runs,
         minutes=minutes,
-        journal=None if folder is None else folder / NAME,
+        folder=folder,
         known=known,
         told=told,
     )
@@ -523,7 +523,7 @@ def moved(plan: Plan, folder: Path) -> Plan:
 def _folder(out: Path, resume: bool) -> Path:
     if not resume:
         return require_empty(out)
-    if not (out / NAME).is_file():
+    if not (out / JOURNAL).is_file():
         raise RunError(f"{out} holds no rehearsal to go on with; leave --resume out to begin one")
     return out
 
@@ -567,7 +567,7 @@ def command(
         )
     except KeyboardInterrupt:
         show.close()
-        if (folder / NAME).exists():
+        if (folder / JOURNAL).exists():
             text = "stopped; go on with the same command, --resume and --out"
             print(text, shlex.quote(str(folder)), file=sys.stderr, flush=True)
         raise

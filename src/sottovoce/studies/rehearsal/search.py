@@ -15,9 +15,7 @@ Only accuracies on rows that choose are looked at. Same seeds, same rows and noi
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +40,7 @@ from sottovoce.server.federation import Federation, build, score_model
 from sottovoce.server.rounds import Interrupts
 from sottovoce.simulation.many import simulate_each
 from sottovoce.simulation.simulate import adapt_plan
+from sottovoce.studies import store
 from sottovoce.studies.rehearsal.space import (
     AS_PLANNED,
     RATE,
@@ -196,7 +195,6 @@ def _divergence(federation: Federation, at: Params) -> float:
 # stopped goes on by reading what is done, and ends where it would have ended anyway.
 
 
-NAME = "runs.jsonl"
 NOISE, WITHOUT = "noise", "none"  # a setting that has this is run without the budget's noise
 UNBOUNDED = 1e6  # the largest ε of a plan: noise that is nothing beside a step
 SITTING = "sitting"  # the key of what a sitting ran on, in the first line of it
@@ -234,13 +232,13 @@ class Trials:
         *,
         limit: int,
         minutes: float | None = None,
-        journal: Path | None = None,
+        folder: Path | None = None,
         known: Iterable[Trial] = (),
         told: Callable[[Trials], None] | None = None,
     ) -> None:
         """`known` are trials of an earlier sitting; `told` is called after each one."""
         self.space, self.fitted, self.rows = space, fitted, rows
-        self.limit, self.minutes, self.journal, self.told = limit, minutes, journal, told
+        self.limit, self.minutes, self.folder, self.told = limit, minutes, folder, told
         self.done = {(identity(trial.setting), trial.seed): trial for trial in known}
         self.asked: dict[tuple[str, int], str] = {}  # in the order of asking → stage
         self.settings: dict[str, Setting] = {}
@@ -379,8 +377,8 @@ class Trials:
         self.ran += 1
         if trial.stage in (PREDICTION, UNNOISED):
             self.promised = max(0, self.promised - 1)
-        if self.journal is not None:
-            append(self.journal, asdict(trial))
+        if self.folder is not None:
+            store.append_line(self.folder, asdict(trial))
         if self.told is not None:
             self.told(self)
 
@@ -432,47 +430,38 @@ def _bare(plan: Plan) -> Plan:
     return plan.replace(**{f"model.{key}": None for key in keys})
 
 
-def append(path: Path, content: Mapping[str, Any]) -> None:
-    """One line more, on the disk before this returns."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def begun(
-    path: Path, head: Mapping[str, Any], sitting: Mapping[str, str]
+def read_trials(
+    folder: Path, head: Mapping[str, Any], sitting: Mapping[str, str]
 ) -> tuple[list[Trial], list[dict[str, str]]]:
-    """The trials of earlier sittings, and what all sittings ran on, each once, this one the last.
+    """Return the trials of earlier sittings, and what each sitting ran on, this one the last.
 
-    A new file is begun with `head`, an old one must have it. A line that was being written when
-    the process was killed is no trial, and is cut off.
+    A new journal is begun with `head`, an old one must have it.
     """
-    if not path.exists():
-        append(path, {**head, SITTING: sitting})
+    if not (folder / store.JOURNAL).exists():
+        store.append_line(folder, {**head, SITTING: sitting})
         return [], [dict(sitting)]
-    lines = path.read_text("utf-8").split("\n")
-    whole = [line for line in lines[:-1] if line]
-    try:
-        first, *rest = (json.loads(line) for line in whole)
-        found = [Trial(**line) for line in rest if SITTING not in line]
-        sat = [line[SITTING] for line in (first, *rest) if SITTING in line]
-    except (ValueError, TypeError):
-        raise RunError(f"{path} is damaged; remove it and rehearse anew") from None
-    if SITTING not in first:
-        sat.insert(0, {"version": "unknown", "backend": "unknown"})
+    notes: list[dict[str, Any]] = []  # the head, and what each later sitting ran on
+
+    def parse(line: dict[str, Any]) -> Trial | None:
+        if "schema" not in line and SITTING not in line:
+            return Trial(**line)
+        notes.append(line)
+        return None
+
+    trials = [trial for trial in store.read_lines(folder, parse, "rehearse anew") if trial]
+    if not notes:
+        raise RunError(f"{folder / store.JOURNAL} is damaged; remove it and rehearse anew")
+    sat = [note.get(SITTING, {"version": "unknown", "backend": "unknown"}) for note in notes]
     for key in head:
-        if first.get(key) != head[key]:
+        if notes[0].get(key) != head[key]:
             raise RunError(
-                f"{path.parent} was begun with another {key}; resume with the same, or name a new "
+                f"{folder} was begun with another {key}; resume with the same, or name a new "
                 "folder with --out"
             )
-    if lines[-1]:
-        path.write_text("".join(f"{line}\n" for line in whole), "utf-8")
     if sat[-1] != sitting:
-        append(path, {SITTING: sitting})
+        store.append_line(folder, {SITTING: sitting})
     distinct = [each for i, each in enumerate(sat) if each not in sat[:i] and each != sitting]
-    return found, [*distinct, dict(sitting)]
+    return trials, [*distinct, dict(sitting)]
 
 
 FINALISTS, CONFIRMED = 4, 4  # settings, and seeds of each
