@@ -1,6 +1,6 @@
 """sottovoce: federated learning in which no client has to trust the server.
 
-What is here is public; everything is loaded on first use, so that `import sottovoce` is quick.
+The names here are the public API. Each is loaded on first use, so that `import sottovoce` is quick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every exception sottovoce raises on purpose.
+"""Every exception that sottovoce raises on purpose.
 
     SottovoceError
     ├── InputError          what you gave cannot be used; nothing was read or written
@@ -7,13 +7,13 @@
     ├── Refusal             what you asked would break a promise, so the answer is no
     │   ├── TankEmpty       the privacy budget has nothing left for this release
     │   ├── PolicyRefusal   the client's own policy does not allow it
-    │   ├── RoundAnswered   this round of this run has its one answer already
-    │   ├── DatasetChanged  a vault was opened for other records than it keeps the ledger of
+    │   ├── RoundAnswered   this round of this run already has its one answer
+    │   ├── DatasetChanged  a vault was opened with other records than those of its ledger
     │   └── VaultRefusal    a vault that is missing, in use, damaged, a copy or an older state
     ├── Malformed           a message from another machine is not what it should be
     │   ├── OtherSamples    a client's records are no longer those that it greeted with
-    │   └── OtherVersion    it is written in another version of the protocol
-    ├── DataError           a data set is missing, damaged or not what it should be
+    │   └── OtherVersion    a message is written in another version of the protocol
+    ├── DataError           a dataset is missing, damaged or not what it should be
     ├── RunError            a run folder is missing, damaged or in the way
     └── FederationError     a process or a node of a federation failed or did not answer
 
@@ -40,8 +40,8 @@ class InputError(SottovoceError, ValueError):
 
     @classmethod
     def of(cls, name: str, value: object, bound: str, remedy: str) -> Self:
-        """The one wording for a bad value: name, bound, value, remedy."""
-        return cls(f"{name} must be {bound}, got {_shown(value)}; {remedy}")
+        """Make the error of a bad value in the one wording: name, bound, value, remedy."""
+        return cls(f"{name} must be {bound}, got {_shorten(value)}; {remedy}")
 
 
 class PlanError(InputError):
@@ -65,11 +65,11 @@ class PolicyRefusal(Refusal):
 
 
 class RoundAnswered(Refusal):
-    """This round of this run has its one answer already."""
+    """This round of this run already has its one answer."""
 
 
 class DatasetChanged(Refusal):
-    """A vault was opened for other records than it keeps the ledger of."""
+    """A vault was opened with other records than those of its ledger."""
 
 
 class VaultRefusal(Refusal):
@@ -85,11 +85,11 @@ class OtherSamples(Malformed):
 
 
 class OtherVersion(Malformed):
-    """It is written in another version of the protocol."""
+    """A message is written in another version of the protocol."""
 
 
 class DataError(SottovoceError):
-    """A data set is missing, damaged or not what it should be."""
+    """A dataset is missing, damaged or not what it should be."""
 
 
 class RunError(SottovoceError):
@@ -100,6 +100,7 @@ class FederationError(SottovoceError):
     """A process or a node of a federation failed or did not answer."""
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
+    """Return the value as text of at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

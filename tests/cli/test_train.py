@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, SIMULATION, _words
+from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, SIMULATION, _describe_run
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
@@ -76,11 +76,11 @@ def test_train_shows_rounds_result_guarantee_and_files(finished):
 
 
 def test_what_no_client_would_take_part_in_is_not_called_a_forecast_of_a_deployment():
-    assert _words(Plan()) == SIMULATION
-    assert _words(Plan(noise="secure")) == SECURE
+    assert _describe_run(Plan()) == SIMULATION
+    assert _describe_run(Plan(noise="secure")) == SECURE
     paper = ("privacy.calibration=paper", "server.signal=raw", "local.clip=median")
     for setting in paper:
-        assert _words(Plan().replace(setting)) == IN_SIMULATION_ONLY
+        assert _describe_run(Plan().replace(setting)) == IN_SIMULATION_ONLY
 
 
 def test_json_is_one_object_on_stdout_and_progress_on_stderr(tmp_path):

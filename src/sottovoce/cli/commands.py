@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import signal
 import sys
 from importlib import resources
@@ -20,21 +21,22 @@ import typer.core
 
 from sottovoce._version import __version__
 from sottovoce.cli.deploy import node_app, server_app
-from sottovoce.cli.ledger import ledger_app
-from sottovoce.cli.options import (
-    AsJson,
-    Quick,
-    Quiet,
-    RecordAsJson,
-    Resume,
-    RunFolder,
-    Settings,
-    pipe_of,
-    reader_left,
-)
+from sottovoce.cli.ledger import AsJson, ledger_app
 from sottovoce.errors import InputError, SottovoceError
 
-# `sottovoce rehearse` on the command line.
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
+]
+RunFolder = Annotated[
+    Path | None, typer.Option(help="A new or empty folder for the run (default: runs/…).")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the run that was stopped in --out.")
+]
+RecordAsJson = Annotated[bool, typer.Option("--json", help="The record on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A smaller version that takes less time.")]
 
 
 def rehearse(
@@ -44,7 +46,7 @@ def rehearse(
     settings: Settings = None,
     public: Annotated[
         str | None,
-        typer.Option(help="Public rows: a data set's name, a table, an .npz with x and y."),
+        typer.Option(help="Public rows: a dataset's name, a table, an .npz with x and y."),
     ] = None,
     keep: Annotated[
         list[str] | None,
@@ -56,16 +58,16 @@ def rehearse(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="How long it may take, about; five runs are made in any case."),
+        typer.Option(help="About how long it may take; at least five runs are made."),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Clients there will be, where the table says it.")
+        int | None, typer.Option(help="Number of clients, where the table would say it.")
     ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
-            help="Rows of each client, where the table says it (with data.client: all that name "
-            "it, validation and test rows among them; else those it trains on)."
+            help="Rows of each client, where the table would say it (with data.client: all rows "
+            "that name it, validation and test rows included; else those it trains on)."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Another stand-in and other noise.")] = 0,
@@ -73,16 +75,16 @@ def rehearse(
         Path | None, typer.Option(help="A new or empty folder (default: runs/rehearsal-…).")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the rehearsal that was stopped in --out.")
+        bool, typer.Option("--resume", help="Continue the rehearsal that was stopped in --out.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="rehearsal.json on stdout.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Choose rounds, step, clipping, schedule, model and features before any private row is read.
 
-    Runs whole private federations like the plan's on a stand-in: public rows, or what can be made
-    up for this kind of data. Costs no privacy, provided that what --public names is public: that
-    cannot be checked. Writes plan.toml (ready to train, every choice with its reason),
+    Runs whole private federations like the plan's on a stand-in: public rows, or rows made up for
+    this kind of data. Costs no privacy, provided that what --public names is public, which cannot
+    be checked. Writes plan.toml (ready to train, every choice with its reason),
     rehearsal.json and report.html. Ctrl-C keeps what is done.
 
     \b
@@ -128,11 +130,11 @@ app = typer.Typer(
 def main() -> NoReturn:
     """Run the command line and exit; every error becomes one sentence on stderr."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # ε in a latin-1 pipe must not end in a traceback
+        if isinstance(stream, io.TextIOWrapper):  # ε in a latin-1 pipe must not raise an error
             stream.reconfigure(errors="replace")
     try:
         code = app(standalone_mode=False)
-        if code == 130:  # how typer tells of Ctrl-C
+        if code == 130:  # typer's exit code for Ctrl-C
             raise KeyboardInterrupt
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -142,30 +144,52 @@ def main() -> NoReturn:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "sottovoce"
         message = " ".join(error.format_message().split()).rstrip(".")
-        code = _say(f"{message}; see {command} --help", 2)
+        code = _print_error(f"{message}; see {command} --help", 2)
     except InputError as error:
-        code = _say(str(error), 2)
+        code = _print_error(str(error), 2)
     except SottovoceError as error:
-        code = _say(str(error), 1)
+        code = _print_error(str(error), 1)
     except (click.Abort, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed twice: still in order, still 130
-        code = _say("interrupted", 130)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C changes nothing
+        code = _print_error("interrupted", 130)
     except (OSError, SystemExit) as error:
-        error = pipe_of(error)
-        if reader_left(error):  # head or less has seen enough
+        error = _find_system_error(error)
+        if _has_reader_left(error):  # head or less reads no more
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(0)
-        code = _say(f"the system refused: {error.strerror or error}; nothing more was done", 1)
+        code = _print_error(
+            f"the system refused: {error.strerror or error}; nothing more was done", 1
+        )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code or 0)
 
 
-def _say(sentence: str, code: int) -> int:
+def _find_system_error(error: OSError | SystemExit) -> OSError:
+    """Return the system's error behind an exit; raise any other exit again.
+
+    typer turns a broken pipe into exit code 1.
+    """
+    found = error.__context__ if isinstance(error, SystemExit) else error
+    if isinstance(found, OSError):
+        return found
+    raise error
+
+
+def _has_reader_left(error: OSError) -> bool:
+    """Return whether the reader of standard output left, and not that of another pipe."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _print_error(sentence: str, code: int) -> int:
     sys.stderr.write(f"sottovoce: {sentence}\n")
     return code
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         click.echo(f"sottovoce {__version__}")
         raise typer.Exit
@@ -174,7 +198,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -204,7 +231,7 @@ def calibrate(
 ) -> None:
     """Numbers only: the noise a budget buys, and what the paper's noise really guarantees.
 
-    What you do not give is taken from the embedded default plan. Nothing is read or written.
+    Options that are not given come from the embedded default plan. Nothing is read or written.
 
     \b
     Examples:
@@ -249,7 +276,7 @@ def train(
 ) -> None:
     """Train a model in a private federation, simulated on this machine.
 
-    Shows every round, then what came out and what is guaranteed; writes the run's folder with
+    Shows every round, then the result and what is guaranteed; writes the run's folder with
     record.json, model.npz, trace.npz, splits.npz, rounds.jsonl and report.html.
 
     \b
@@ -279,7 +306,7 @@ def federate(
         float | None, typer.Option(help="Seconds a round waits for answers (default: 600).")
     ] = None,
     minimum: Annotated[
-        int | None, typer.Option(help="Uploads without which a round does not count (default: 1).")
+        int | None, typer.Option(help="Uploads that a round needs to count (default: 1).")
     ] = None,
     resume: Resume = False,
     keep_uploads: Annotated[
@@ -294,8 +321,8 @@ def federate(
     """Train a model in a real federation on Flower: a server and N clients on this machine.
 
     Every client is a process with its own rows, its own vault and secure noise, over TLS, with keys
-    made on the spot. The folder is that of `train`, and has the clients below nodes/. Ctrl-C is
-    safe, and no process is left. Needs the extra `flower`.
+    made for this run. The folder is that of `train`, with the clients below nodes/. Ctrl-C is safe
+    and leaves no process behind. Needs the extra `flower`.
 
     \b
     Examples:
@@ -330,7 +357,7 @@ def init(
 ) -> None:
     """Write a plan with every key explained; it runs as it is.
 
-    With --from it is a draft for your own table, and runs once you have filled in what must be
+    With --from it is a draft for your own table. It runs once you have filled in what must be
     public: bounds and categories are never copied from the data.
 
     \b
@@ -339,7 +366,7 @@ def init(
       sottovoce init hospital.toml
       sottovoce init --from people.csv people.toml
     """
-    from sottovoce.data.draft import draft_plan
+    from sottovoce.data.tables import draft_plan
     from sottovoce.plan import Plan
 
     text = Plan.template() if table is None else draft_plan(table, path)
@@ -418,17 +445,18 @@ def reproduce(
     ] = None,
     quick: Quick = False,
     out: Annotated[
-        Path, typer.Option(help="The folder of the results; what it has is not run again.")
+        Path,
+        typer.Option(help="The folder of the results; those it already has are not run again."),
     ] = Path("results"),
     claims: Annotated[
-        bool, typer.Option("--claims", help="Print the table of claims of --out, and do no more.")
+        bool, typer.Option("--claims", help="Only print the table of claims of --out.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Make the figures of the paper, with a verdict on every claim.
 
-    Writes NAME.json and NAME.svg for each figure and one page, index.html. Ctrl-C is safe: the
-    same command goes on. Figures made elsewhere are merged by copying their files.
+    Writes NAME.json and NAME.svg for each figure and one page, index.html. After Ctrl-C the same
+    command continues. Figures made elsewhere are merged by copying their files.
 
     \b
     Examples:
@@ -488,7 +516,7 @@ def audit(
     raise typer.Exit(audit(what, quick=quick, out=out, as_json=as_json))
 
 
-data_app = typer.Typer(help="The data sets.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(help="The datasets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
 
@@ -496,7 +524,7 @@ app.add_typer(data_app, name="data")
 def fetch(
     name: Annotated[str, typer.Argument(help="mnist | cifar10 | acs | adult", metavar="NAME")],
 ) -> None:
-    """Download a data set into the cache (unless SOTTOVOCE_DATA has it), and say where it is.
+    """Download a dataset into the cache (unless SOTTOVOCE_DATA has it), and print its folder.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`sottovoce server` and `sottovoce node`: what a machine of a federation needs on disk."""
+"""`sottovoce server` and `sottovoce node`: write the files that a machine of a federation needs."""
 
 from __future__ import annotations
 
@@ -61,11 +61,14 @@ def init_server(
     """
     from sottovoce.flower import deploy
 
-    places = deploy.ServerPlaces(**_given(folder=folder, state=state, runs=runs, units=units,
-        authority=authority, user=user, port=port, link_port=link_port, parameters=parameters,
-        clients=clients))  # fmt: skip
+    options = _drop_absent(folder=folder, state=state, runs=runs, units=units, authority=authority,
+        user=user, port=port, link_port=link_port, parameters=parameters,
+        clients=clients)  # fmt: skip
+    places = deploy.ServerPlaces(**options)
     new = not (places.authority / "ca.crt").exists()
-    click.echo(deploy.init_server(names, places, _passphrase(passphrase_file, new=new)), nl=False)
+    click.echo(
+        deploy.init_server(names, places, _read_passphrase(passphrase_file, new=new)), nl=False
+    )
 
 
 @server_app.command("renew")
@@ -82,8 +85,8 @@ def renew_server(
     """
     from sottovoce.flower import deploy
 
-    places = deploy.ServerPlaces(**_given(folder=folder, authority=authority))
-    click.echo(deploy.renew_server(places, _passphrase(passphrase_file, new=False)), nl=False)
+    places = deploy.ServerPlaces(**_drop_absent(folder=folder, authority=authority))
+    click.echo(deploy.renew_server(places, _read_passphrase(passphrase_file, new=False)), nl=False)
 
 
 @node_app.command("init")
@@ -108,13 +111,13 @@ def init_node(
     """
     from sottovoce.flower import deploy
 
-    places = deploy.NodePlaces(name=name, server=server, ca=ca, **_given(folder=folder, data=data,
-        state=state, units=units, user=user, port=port))  # fmt: skip
+    options = _drop_absent(folder=folder, data=data, state=state, units=units, user=user, port=port)
+    places = deploy.NodePlaces(name=name, server=server, ca=ca, **options)
     click.echo(deploy.init_node(places), nl=False)
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given, paths made absolute: they are written into units."""
+def _drop_absent(**options: Any) -> dict[str, Any]:
+    """Return the given options with absolute paths, as service files need them."""
     return {
         key: value.absolute() if isinstance(value, Path) else value
         for key, value in options.items()
@@ -122,8 +125,10 @@ def _given(**options: Any) -> dict[str, Any]:
     }
 
 
-def _passphrase(path: Path | None, *, new: bool) -> bytes:
+def _read_passphrase(path: Path | None, *, new: bool) -> bytes:
     if path is not None:
         return path.read_bytes().strip()
-    said = click.prompt("Passphrase of ca.key", hide_input=True, confirmation_prompt=new, err=True)
-    return str(said).encode()
+    answer = click.prompt(
+        "Passphrase of ca.key", hide_input=True, confirmation_prompt=new, err=True
+    )
+    return str(answer).encode()

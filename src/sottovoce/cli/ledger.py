@@ -9,13 +9,12 @@ from typing import Annotated
 import click
 import typer
 
-from sottovoce.cli.options import AsJson
-
 ledger_app = typer.Typer(
     help="A client's vault: its privacy budget and everything that was released under it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 VaultFile = Annotated[Path, typer.Argument(help="The vault.", metavar="VAULT")]
 NodeFile = Annotated[
     Path | None, typer.Option(help="The client's node file, which names vault and data.")
@@ -24,7 +23,7 @@ SecondLedger = Annotated[
     bool,
     typer.Option(
         "--second-ledger",
-        help="Your word, which is recorded: these rows had a ledger before, and budgets add up.",
+        help="Declare, on record: these rows had a ledger before, and the budgets add up.",
     ),
 ]
 
@@ -44,7 +43,7 @@ def create(
         float | None, typer.Option(help="Largest norm C gradients may be cut to.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Number of rows n, where the file does not tell it.")
+        int | None, typer.Option(help="Number of rows n, if the file does not say it.")
     ] = None,
     unit: Annotated[
         str | None,
@@ -70,7 +69,7 @@ def create(
         bool | None,
         typer.Option(
             "--disclose/--no-disclose",
-            help="Whether servers are told ε, δ and what is spent (σ tells it to one that looks).",
+            help="Whether servers learn ε, δ and what is spent (they can compute it from σ).",
         ),
     ] = None,
     user: Annotated[
@@ -82,10 +81,10 @@ def create(
     second_ledger: SecondLedger = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the vault of a data set. Its terms may later be tightened, never loosened.
+    """Make the vault of a dataset. Its terms may later be tightened, never loosened.
 
-    A client with a node file takes everything from there. Vault and witnesses have to belong to the
-    user that answers requests; as root say which one that is.
+    A client with a node file takes everything from there. Vault and witnesses must belong to the
+    user that answers requests; as root, name that user with --user.
 
     \b
     Examples:
@@ -122,10 +121,12 @@ def create(
 @ledger_app.command()
 def show(
     vault: VaultFile,
-    everything: Annotated[bool, typer.Option("--all", help="All releases, not the last.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All releases, not only the last 20.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What was released, when and to whom, and what is left.
+    """Show what was released, when and to whom, and what is left.
 
     \b
     Examples:
@@ -143,7 +144,7 @@ def show(
 def verify(vault: VaultFile, as_json: AsJson = False) -> None:
     """Check everything: hashes, pages, stored uploads, witness, place. Exit code 1 if broken.
 
-    A backup is whole inside, has no witness and says that it is a backup.
+    A backup passes the checks of its content, has no witness and says that it is a backup.
 
     \b
     Example:
@@ -177,7 +178,7 @@ def export(
 
 @ledger_app.command()
 def resume(vault: VaultFile, as_json: AsJson = False) -> None:
-    """Let a client go on that has stopped: an answer was paid for and failed. Look why, first.
+    """Let a stopped client continue. It stopped after a paid answer failed: find out why first.
 
     \b
     Example:
@@ -186,7 +187,7 @@ def resume(vault: VaultFile, as_json: AsJson = False) -> None:
     from sottovoce.client import vault as vaults
 
     receipt = vaults.resume(vault)
-    said = f"{vault} goes on; what was burnt stays spent"
+    said = f"{vault} continues; what was burnt stays spent"
     click.echo(json.dumps(receipt.to_proof()) if as_json else said)
 
 
@@ -223,7 +224,7 @@ def rebind(
         typer.Option(help="Which old records are in DATA: all | some | none.", metavar="WHICH"),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Number of rows of DATA, where the file does not tell it.")
+        int | None, typer.Option(help="Number of rows of DATA, if the file does not say it.")
     ] = None,
     moved: Annotated[
         bool,
@@ -243,7 +244,7 @@ def rebind(
         bool,
         typer.Option(
             "--nothing-since",
-            help="Your word, which is recorded: nothing was released after this state.",
+            help="Declare, on record: nothing was released after this state.",
         ),
     ] = False,
     second_ledger: SecondLedger = False,

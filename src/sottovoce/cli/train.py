@@ -1,4 +1,4 @@
-"""`sottovoce train`: load the plan, show the rounds, write the folder, say what came out."""
+"""`sottovoce train`: load the plan, show the rounds, write the folder, print the result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def train(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Run a plan (or go on with a run) and print what a person, or `--json`, wants to see."""
+    """Run a plan, or continue a run, and print the result for people or as JSON."""
     stream = sys.stderr if as_json else sys.stdout
     if resume:
         _refuse_with_resume(path, settings, out, seed)
@@ -50,7 +50,7 @@ def train(
     if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
         raise InputError(
             "data.name = arrays and model.name = custom are given from Python; "
-            "use sottovoce.simulate, or name a data set and a model (or where yours is: model.own)"
+            "use sottovoce.simulate, or name a dataset and a model (or where yours is: model.own)"
         )
     if seed is not None:
         seeds.refuse_seed(plan.noise, seed)
@@ -63,12 +63,12 @@ def train(
     else:
         require_empty(folder)
 
-    # Loaded only now: a bad plan is refused in a fraction of the second that JAX takes to start.
+    # JAX takes a second to load, so it is loaded only now, after a bad plan was refused.
     from sottovoce import reports
     from sottovoce.simulation import simulate as engine
 
     show = progress.show_for(stream, quiet=quiet, waiting="compiling the round …")
-    show.say(_words(plan))
+    show.say(_describe_run(plan))
     try:
         with show:
             if resume:
@@ -93,8 +93,8 @@ def train(
         show.say(progress.summary(done.record, folder, page))
 
 
-def _words(plan: Plan) -> str:
-    """What this run is, before it begins."""
+def _describe_run(plan: Plan) -> str:
+    """Return the sentence that says what kind of run this is."""
     if plan.noise == "secure":
         return SECURE
     paper = (plan.privacy.calibration, plan.server.signal, plan.local.clip)
@@ -108,6 +108,6 @@ def _refuse_with_resume(
     checkpoint.require_out(out)
     if path is not None or settings or seed is not None:
         raise InputError(
-            "--resume goes on with the plan and the seed of the run; "
+            "--resume continues with the plan and the seed of the run; "
             "leave PLAN, --set and --seed out"
         )

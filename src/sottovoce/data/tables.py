@@ -11,6 +11,8 @@ Only polars reads tables, and it is loaded when the first one is opened. A CSV i
 plan says what a column is, never a guess from its first rows. Memory holds the encoded matrix and
 one batch of rows, however large the file is.
 
+`draft_plan` writes the draft of `sottovoce init --from`.
+
 `split_by_column` is the split of a table with a client column. Validation and test rows are taken
 from the clients' rows before training, and every client keeps at least one row to train on.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -659,3 +662,82 @@ class _ColumnSummary:
                 f"different texts; {remedy}"
             )
         return tuple(sort_texts(self.texts))
+
+
+DRAFT_HEAD = """\
+# A plan for sottovoce train, drafted from the header of {file}.
+# It does not run yet. Fill in the label, and what is public about each column you want to use:
+# from a codebook, the law or common sense, never by looking at the rows.
+# All other keys have their defaults; sottovoce init explains every one.
+schema = 1
+
+[data]
+path = {path}
+# The column to be predicted: {columns}
+label = ""
+# A column whose values are the clients; with it, remove the line with clients.
+# client = ""
+clients = 10
+# Parts of each client's rows that are never trained on, or other tables with these columns. With
+# client they are clients' own rows, which the server has as they are: they are not protected.
+validation = 0.1
+test = 0.1
+# true: what is missing below is taken from the data, which the guarantee does not cover.
+infer = false
+
+# Numbers are cut to [low, high]; texts are one of their categories. A column that is not listed is
+# not used. The label needs its categories too. The kinds are guesses from the first rows.
+# Take the # away and write, for example, age = [0, 120] or sex = ["female", "male"].
+[data.columns]
+"""
+
+DRAFT_TAIL = """
+[model]
+name = "mlp"
+
+[privacy]
+epsilon = 8.0
+delta = 1e-5
+"""
+
+
+def draft_plan(table: Path, plan: Path) -> str:
+    """Return the text of a plan for the table, to be saved at `plan`.
+
+    Only the table's header and first rows are read. The draft does not run as it is: what must be
+    public (which column is the label, bounds, categories) is left to the user. Copied from the
+    data, it would be a release that no budget paid for.
+    """
+    from sottovoce.plan.data import TABLE_FILES  # a device does not load pydantic
+    from sottovoce.plan.section import format_key, format_value
+
+    if table.suffix.lower() not in TABLE_FILES:
+        raise InputError.of(
+            "--from", str(table), "a .csv or .parquet file", "save the table as one of these"
+        )
+    kinds = guess_kinds(table)
+    lines = []
+    for column, kind in kinds.items():
+        if not column:  # the row number that other programs write
+            continue
+        # This is not valid TOML, so that it must be filled in.
+        public = "[LOW, HIGH]" if kind == "number" else "[TEXT, TEXT]"
+        lines.append(f"# {format_key(column)} = {public}")
+    # The plan finds the table from its own folder, with slashes on every system.
+    path = Path(os.path.relpath(table, plan.parent)).as_posix()
+    head = DRAFT_HEAD.format(
+        file=" ".join(table.name.split()),
+        path=format_value(path),
+        columns=_list_names([format_key(column) for column in kinds if column]),
+    )
+    return head + "\n".join(lines) + "\n" + DRAFT_TAIL
+
+
+def _list_names(names: list[str]) -> str:
+    """Return as many names as fit on one line of a comment.
+
+    >>> _list_names(["age", "sex"])
+    'age, sex'
+    """
+    text = ", ".join(names)
+    return text if len(text) <= 70 else text[:67].rpartition(",")[0] + ", …"
