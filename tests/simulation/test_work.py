@@ -250,6 +250,6 @@ def test_blocks_outside_the_cohort_are_not_computed(monkeypatch):
         model={"name": "softmax"},
         rounds={"schedule": "fixed", "rounds": 3, "per_round": 2},
     )
-    monkeypatch.setattr("sottovoce.data.federated.streams", lambda rows: rows is x)
+    monkeypatch.setattr("sottovoce.data.federated.is_streamed", lambda rows: rows is x)
     simulate(plan, data=(x, y), validation=(x, y), test=(x, y), seed=1)
     assert done == 3 * 4 * [50]
