@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -73,6 +74,37 @@ def test_a_class_name_means_one_thing():
             if inspect.isclass(thing) and thing.__module__.startswith("sottovoce."):
                 owners.setdefault(name, set()).add(f"{thing.__module__}.{thing.__qualname__}")
     assert {name: where for name, where in owners.items() if len(where) > 1}.keys() == {"Model"}
+
+
+#: Packages that still have such names: a package leaves the set when it is clean.
+WITH_PARTICIPLES = {"client", "flower", "reports", "runs", "simulation", "studies"}
+IRREGULAR = re.compile(
+    "begun|borne|bought|bound|built|chosen|dealt|done|drawn|fed|found|given|gone|grown|heard|held|"
+    "kept|known|laid|led|left|lost|made|meant|met|paid|said|seen|sent|shown|spent|taken|thrown|"
+    "told|worn|written"
+)
+
+
+def is_participle(name: str) -> bool:
+    """Whether a name is one word that says what was done, and so not what the function does."""
+    word = name.strip("_")
+    verbs = ("embed", "feed", "need", "seed", "speed")
+    return bool(IRREGULAR.fullmatch(word) or re.fullmatch("[a-z]+ed", word)) and word not in verbs
+
+
+def test_no_function_is_named_by_a_bare_participle():
+    """Functions are verbs with an object; a property may be an adjective."""
+    source = ROOT / "src" / "sottovoce"
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        if path.relative_to(source).parts[0] in WITH_PARTICIPLES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and is_participle(node.name):
+                decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+                if not decorators & {"property", "cached_property"}:
+                    found.append(f"{path.relative_to(source)}: {node.name}")
+    assert found == []
 
 
 def test_every_error_is_in_the_tree_drawn_at_the_head_of_its_file():

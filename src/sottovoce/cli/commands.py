@@ -229,7 +229,7 @@ def calibrate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Numbers only: the noise a budget buys, and what the paper's noise really guarantees.
+    """Compute the noise a budget buys, and what the paper's noise really guarantees.
 
     Options that are not given come from the embedded default plan. Nothing is read or written.
 

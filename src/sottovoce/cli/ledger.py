@@ -112,9 +112,11 @@ def create(
         "disclose": disclose,
     }
     given = {name: value for name, value in terms.items() if value is not None}
-    told = ledger.make(vault, node, second_ledger=second_ledger, **given)
-    click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else ledger.table(told))
-    if (sentence := told.policy.warning()) is not None:
+    summary = ledger.make(vault, node, second_ledger=second_ledger, **given)
+    click.echo(
+        json.dumps(summary.to_json(), ensure_ascii=False) if as_json else ledger.table(summary)
+    )
+    if (sentence := summary.policy.warning()) is not None:
         click.echo(f"warning: {sentence}", err=True)
 
 
@@ -135,9 +137,9 @@ def show(
     """
     from sottovoce.client import ledger
 
-    told, most = ledger.show(vault), None if everything else 20
-    shown = json.dumps(told.to_json(), ensure_ascii=False)
-    click.echo(shown if as_json else ledger.table(told, most=most))
+    summary, most = ledger.show(vault), None if everything else 20
+    shown = json.dumps(summary.to_json(), ensure_ascii=False)
+    click.echo(shown if as_json else ledger.table(summary, most=most))
 
 
 @ledger_app.command()
@@ -171,9 +173,9 @@ def export(
     """
     from sottovoce.reports import certificate
 
-    told, folder = certificate.export_certificate(vault, out)
+    summary, folder = certificate.export_certificate(vault, out)
     said = f"{folder / 'certificate.html'} and certificate.json are written"
-    click.echo(json.dumps(told.to_json(), ensure_ascii=False) if as_json else said)
+    click.echo(json.dumps(summary.to_json(), ensure_ascii=False) if as_json else said)
 
 
 @ledger_app.command()

@@ -169,7 +169,7 @@ class Plan(Section):
     def _check_model(self) -> None:
         data, classes, name = self.data, self.data.classes, self.model.name
         source = f"data.name = {data.name}" if data.path is None else "data.path"
-        most, fitting = self.model.most_classes, self.model.fitting(classes, data.pictures)
+        most, fitting = self.model.most_classes, self.model.list_fitting(classes, data.pictures)
         # Without a data section arrays may still be given from Python.
         is_given = "data" in self.model_fields_set
         if is_given and most is not None and classes is not None and classes > most:

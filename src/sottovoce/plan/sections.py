@@ -125,7 +125,7 @@ class Model(Section):
         return None if self.name == CUSTOM else find_model(self.name).most_classes
 
     @staticmethod
-    def fitting(classes: int | None, are_pictures: bool) -> str:
+    def list_fitting(classes: int | None, are_pictures: bool) -> str:
         """Return the names of the models for such samples, as a sentence lists them."""
         models = {name: find_model(name) for name in MODELS}
         fitting = [name for name, model in models.items() if model.fits(classes or 2, are_pictures)]

@@ -363,7 +363,7 @@ def add_client_count(plan: Plan, held: Holdings) -> Plan:
         raise InputError.of(
             "model.name",
             name,
-            f"{plan.model.fitting(classes, are_pictures=False)} with data.path",
+            f"{plan.model.list_fitting(classes, are_pictures=False)} with data.path",
             f"the {name} tells {most} classes apart and the label {plan.data.label} has {classes}",
         )
     if plan.data.clients not in (None, clients):
@@ -388,7 +388,7 @@ def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Mod
         raise InputError.of(
             "model.name",
             "custom",
-            f"{plan.model.fitting(None, are_pictures=True)} here",
+            f"{plan.model.list_fitting(None, are_pictures=True)} here",
             "a model of your own is given from Python, as simulate(plan, model=…), or by model.own",
         )
 
