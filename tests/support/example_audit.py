@@ -10,7 +10,7 @@ import numpy as np
 from sottovoce.studies.audit import auditing
 from sottovoce.studies.audit.auditing import Sizes
 from sottovoce.studies.audit.findings import Findings
-from sottovoce.studies.audit.target import target
+from sottovoce.studies.audit.target import load_target
 
 TINY = Sizes(
     runs=120, judged=120, candidates=20, shadows=6, pool=40, rounds=5, turns=2, together=2,
@@ -21,7 +21,7 @@ TINY = Sizes(
 @lru_cache(maxsize=1)
 def example() -> Findings:
     """What the tiny audit found."""
-    return auditing.play(target(None), TINY)
+    return auditing.run_attacks(load_target(None), TINY)
 
 
 def refuted() -> Findings:

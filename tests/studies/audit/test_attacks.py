@@ -11,10 +11,10 @@ from scipy import stats
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import inversion, membership, messages
-from sottovoce.studies.audit.ceiling import between, guess
-from sottovoce.studies.audit.inversion import mse, psnr, recognised, ssim
+from sottovoce.studies.audit.ceiling import bound_guessing, bound_probability
+from sottovoce.studies.audit.inversion import find_most_alike, mse, psnr, ssim
 from sottovoce.studies.audit.messages import AuditSetting
-from sottovoce.studies.audit.target import Level, Victim, target
+from sottovoce.studies.audit.target import Level, Victim, load_target
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 
@@ -24,7 +24,7 @@ NOISY = [Level(4.0), Level(8.0), Level(20.0)]
 
 @lru_cache(maxsize=1)
 def on():
-    return target(None)
+    return load_target(None)
 
 
 @pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
@@ -47,7 +47,7 @@ def test_noise_keeps_samples_and_labels_under_their_ceilings(level):
         on().form, on().recipe, on().model, on().x[:60], on().y[:60], level
     )
     for right, candidates in ((found.names, 60), (found.labels, on().form.classes)):
-        assert between(int(right.sum()), 60)[0] <= guess(candidates, level.mu)
+        assert bound_probability(int(right.sum()), 60)[0] <= bound_guessing(candidates, level.mu)
     assert found.error > 0.05
 
 
@@ -81,10 +81,10 @@ def test_a_bin_with_one_sample_holds_that_sample():
     """By construction: three samples of different brightness, and thresholds between them."""
     x = np.array([[0.2, 0.1], [0.5, 0.6], [0.9, 0.8]])
     form = inversion.Form("mlp", (2,), 2, {"hidden": 3})
-    trap = inversion.model(form, np.random.default_rng(0).random((500, 2)), 3)
+    trap = inversion.build_trap(form, np.random.default_rng(0).random((500, 2)), 3)
     trap["b1"] = -np.array([0.1, 0.4, 0.7]) * trap["w1"][:, 0].sum()
     victim = Victim(form, Recipe(1.0, 1.0), x, np.array([0, 1, 0]))
-    assert inversion.bins(victim.gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
+    assert inversion.read_bins(victim.gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
 
 
 def pool():
@@ -97,15 +97,17 @@ def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_wi
     assert inversion.name_labels(on().form, on().recipe, on().model, x, y, CLEAN).names.all()
     for level in NOISY:
         found = inversion.name_labels(on().form, on().recipe, on().model, x, y, level)
-        assert between(int(found.names.sum()), 60)[0] <= guess(60, level.mu)
+        assert bound_probability(int(found.names.sum()), 60)[0] <= bound_guessing(60, level.mu)
     assert found.names.sum() >= 3  # of 60; blindly 3 or more happen in 8 %, here less than 1e-3
 
 
 @lru_cache(maxsize=4)
 def attacks(level):
     x, y = pool()
-    models = membership.of_models(x, y, level, runs=32, hidden=32, rounds=80, recipe=on().recipe)
-    uploads = membership.of_uploads(
+    models = membership.attack_models(
+        x, y, level, runs=32, hidden=32, rounds=80, recipe=on().recipe
+    )
+    uploads = membership.attack_uploads(
         x, y, level, on().model, runs=32, form=on().form, rounds=6, recipe=on().recipe
     )
     return {attack.name: attack for attack in (*models, *uploads)}
@@ -133,7 +135,7 @@ def test_likelihood_ratios_reach_the_best_test():
     """Gaussian statistics of known shift: the area is Φ(μ/√2) to what 200 runs can tell."""
     rng = np.random.default_rng(1)
     there = rng.random((200, 100)) < 0.5
-    scores = membership.ratios(rng.standard_normal((200, 100)) + 1.5 * there, there)
+    scores = membership.compute_ratios(rng.standard_normal((200, 100)) + 1.5 * there, there)
     found = membership.Attack("", CLEAN, scores, there)
     assert found.auc == pytest.approx(float(gaussian.auc(1.5)), abs=0.02)
     alarms, hits = found.curve()
@@ -150,7 +152,7 @@ def test_scores_of_pure_noise_know_nothing(runs):
     rng, areas = np.random.default_rng(4), []
     for _ in range(100):
         there = _halves(rng, runs, 64)
-        scores = membership.ratios(rng.standard_normal((runs, 64)), there)
+        scores = membership.compute_ratios(rng.standard_normal((runs, 64)), there)
         areas.append(membership.Attack("", CLEAN, scores, there).auc)
     error = np.std(areas) / 10
     assert error < 0.005
@@ -163,7 +165,7 @@ def test_what_a_run_has_in_common_accuses_nobody_and_knowledge_does():
     for _ in range(200):
         there = _halves(rng, 32, 40)
         luck = 3 * rng.standard_normal((32, 1)) + 0.1 * rng.standard_normal((32, 40))
-        wrong += membership.Attack("", least, luck, there).proven(0.1, wrong=0.05) > 0
+        wrong += membership.Attack("", least, luck, there).prove_mu(0.1, wrong=0.05) > 0
     assert wrong <= stats.binom.ppf(1 - 1e-6, 200, 0.05)
     knowing = membership.Attack("", Level(8.0), (there := _halves(rng, 128, 40)) * 1.0, there)
     assert knowing.exceeds(0.1)
@@ -198,7 +200,8 @@ def test_one_run_bounds_are_those_of_jax_privacy(guesses, right):
 def test_one_run_proves_something_and_never_too_much():
     """400 canaries in each of 12 runs at ε = 8: none is refuted (false alarm < 2 %)."""
     found = [
-        messages.play(AuditSetting(8.0, 1e-5, Recipe(2.0, 1.0)), 400, seed=s) for s in range(12)
+        messages.play_one_run(AuditSetting(8.0, 1e-5, Recipe(2.0, 1.0)), 400, seed=s)
+        for s in range(12)
     ]
     assert not any(run.contradicts for run in found)
     assert np.median([run.gaussian_epsilon for run in found]) > 0.8
@@ -209,7 +212,7 @@ def test_one_run_proves_something_and_never_too_much():
 def test_one_run_refutes_a_client_that_draws_too_little_noise(monkeypatch):
     draw = messages.release.secure.draw
     monkeypatch.setattr(messages.release.secure, "draw", lambda n, sigma: draw(n, sigma // 20))
-    assert messages.play(AuditSetting(1.0, 1e-5, Recipe(2.0, 1.0)), 1000).contradicts
+    assert messages.play_one_run(AuditSetting(1.0, 1e-5, Recipe(2.0, 1.0)), 1000).contradicts
 
 
 def test_pictures_are_compared_as_pictures():
@@ -219,5 +222,5 @@ def test_pictures_are_compared_as_pictures():
     assert psnr(one, one) == 200
     assert ssim(one, one) == pytest.approx(1)
     assert abs(ssim(one, other)) < 0.5
-    assert recognised([0.5 * other + 0.1], [one, other]).tolist() == [1]
-    assert recognised([np.full(64, np.nan)], [one, other]).shape == (1,)
+    assert find_most_alike([0.5 * other + 0.1], [one, other]).tolist() == [1]
+    assert find_most_alike([np.full(64, np.nan)], [one, other]).shape == (1,)

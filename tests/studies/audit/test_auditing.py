@@ -12,16 +12,24 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from markupsafe import Markup
 
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.studies.audit import auditing, page
 from sottovoce.studies.audit.ceiling import COMPARISONS, EACH
 from sottovoce.studies.audit.page import format_table
-from sottovoce.studies.audit.target import Level, target
+from sottovoce.studies.audit.target import Level, load_target
 from support.example_audit import TINY, example, refuted
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """The text of an audit's page, without its drawings."""
+    monkeypatch.setattr(page, "draw_svg", lambda *args, **options: Markup("<svg></svg>"))
+    return lambda found: html.unescape(page.render_audit(found))
 
 
 def test_a_quick_audit(tmp_path):
@@ -110,13 +118,12 @@ def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys):
     assert found.verdict().startswith("The promise is contradicted: uploads at ε = 4 prove μ ≥ ")
     assert "contradicted" in format_table(found)
     assert '<span class="status failed">contradicted' in page.render_audit(found)
-    monkeypatch.setattr(
-        page, "write_audit", lambda found, folder: folder / "audit.html"
-    )  # drawn above
-    monkeypatch.setattr(auditing, "play", lambda on, sizes, show: found)
+    # The page is drawn above.
+    monkeypatch.setattr(page, "write_audit", lambda found, folder: folder / "audit.html")
+    monkeypatch.setattr(auditing, "run_attacks", lambda on, sizes, show: found)
     assert auditing.audit(None, out=tmp_path / "one") == 1
     assert "The promise is contradicted" in capsys.readouterr().out
-    monkeypatch.setattr(auditing, "play", lambda on, sizes, show: example())
+    monkeypatch.setattr(auditing, "run_attacks", lambda on, sizes, show: example())
     assert auditing.audit(None, out=tmp_path / "two", as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "sottovoce.audit/1"
 
@@ -216,14 +223,14 @@ PLAN = "schema = 1\n"
     ],
     ids=lambda value: value if isinstance(value, str) and "[" in value else "",
 )
-def test_the_verdict_names_what_was_not_measured(text, codes, said, tmp_path):
+def test_the_verdict_names_what_was_not_measured(text, codes, said, tmp_path, rendered):
     (tmp_path / "plan.toml").write_text(PLAN + text, "utf-8")
-    on = target(tmp_path / "plan.toml")
+    on = load_target(tmp_path / "plan.toml")
     assert on.uncovered == codes
     found = replace(example(), target=on)
     assert said in found.verdict()
     assert bool(found.to_json()["not_measured"]) == (not codes)
-    assert said in " ".join(html.unescape(page.render_audit(found)).split())
+    assert said in rendered(found).partition('id="how"')[2]
     assert "Not measured" not in example().verdict()
 
 
@@ -232,8 +239,8 @@ def test_the_plans_own_calibration_is_what_is_audited(calibration, tmp_path):
     (tmp_path / "plan.toml").write_text(
         f'{PLAN}[privacy]\nepsilon = 20.0\ncalibration = "{calibration}"\n', "utf-8"
     )
-    on = target(tmp_path / "plan.toml")
-    settings, levels = auditing.promises(on), auditing.promised(on)
+    on = load_target(tmp_path / "plan.toml")
+    settings, levels = auditing.list_promises(on), auditing.list_levels(on)
     assert {one.calibration for one in (*settings, *levels[1:])} == {calibration}
     assert {one.loss_bound for one in settings} == {None}
     worth = settings[-1].capacity() ** 0.5
@@ -247,26 +254,26 @@ MINI = replace(
 
 
 @pytest.mark.parametrize("model", ["softmax", "mlp"])
-def test_rows_of_features_are_attacked_as_they_are(model, tmp_path):
+def test_rows_of_features_are_attacked_as_they_are(model, tmp_path, rendered):
     """They are no pictures: nothing is drawn of them, and the audit comes to its end."""
     (tmp_path / "plan.toml").write_text(
         f'{PLAN}[model]\nname = "{model}"\nfeatures = "hog"\n', "utf-8"
     )
-    on = target(tmp_path / "plan.toml")
+    on = load_target(tmp_path / "plan.toml")
     assert on.pictures is None
     assert on.form.features == on.x.shape[1] != 64
-    found = auditing.play(on, MINI)
+    found = auditing.run_attacks(on, MINI)
     assert not {"inversion", "matching", "traps"} & page.draw_files(found).keys()
-    assert "What the server sees" not in page.render_audit(found)
+    assert "What the server sees" not in rendered(found)
     assert "SSIM" not in {row.measure for row in found.rows()}
 
 
-def test_a_client_as_the_unit_has_no_run_of_canaries(tmp_path):
+def test_a_client_as_the_unit_has_no_run_of_canaries(tmp_path, rendered):
     (tmp_path / "plan.toml").write_text(f'{PLAN}[local]\nunit = "client"\n', "utf-8")
-    found = auditing.play(target(tmp_path / "plan.toml"), MINI)
+    found = auditing.run_attacks(load_target(tmp_path / "plan.toml"), MINI)
     assert found.one_runs == []
-    assert "The same from one run" not in page.render_audit(found)
-    assert "The same from one run" in page.render_audit(example())
+    assert "The same from one run" not in rendered(found)
+    assert "The same from one run" in rendered(example())
     assert "canaries  guesses" not in format_table(found)
     assert "canaries  guesses" in format_table(example())
 
@@ -276,15 +283,15 @@ def test_candidates_are_drawn_from_all_clients(tmp_path):
     (tmp_path / "plan.toml").write_text(
         f'{PLAN}[data]\nsplit = "labels"\nlabels_per_client = 1\n', "utf-8"
     )
-    assert len(set(target(tmp_path / "plan.toml").pool_y[:40])) > 5
+    assert len(set(load_target(tmp_path / "plan.toml").pool_y[:40])) > 5
 
 
 def test_fewer_rows_than_candidates_are_as_many_candidates():
-    on, few = target(None), replace(target(None), pool_x=target(None).pool_x[:12],
-                                    pool_y=target(None).pool_y[:12])  # fmt: skip
+    on, few = load_target(None), replace(load_target(None), pool_x=load_target(None).pool_x[:12],
+                                    pool_y=load_target(None).pool_y[:12])  # fmt: skip
     sizes = replace(MINI, candidates=100, groups=3)
-    assert auditing._matched(few, sizes, Level(4.0)).candidates == 11
-    assert auditing._matched(on, sizes, Level(4.0)).candidates == 99
+    assert auditing._match_groups(few, sizes, Level(4.0)).candidates == 11
+    assert auditing._match_groups(on, sizes, Level(4.0)).candidates == 99
 
 
 @pytest.mark.parametrize(
@@ -296,14 +303,16 @@ def test_an_audit_that_breaks_off_never_says_that_a_promise_is_contradicted(
     def broken(on, sizes, show):
         raise error
 
-    monkeypatch.setattr(auditing, "play", broken)
+    monkeypatch.setattr(auditing, "run_attacks", broken)
     with pytest.raises(InputError):  # which the command line turns into 2
         auditing.audit(None, out=tmp_path / "out")
 
 
 def test_a_folder_that_cannot_be_made_is_found_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine", "utf-8")
-    monkeypatch.setattr(auditing, "play", lambda on, sizes, show: pytest.fail("began to work"))
+    monkeypatch.setattr(
+        auditing, "run_attacks", lambda on, sizes, show: pytest.fail("began to work")
+    )
     with pytest.raises(InputError, match="cannot be"):
         auditing.audit(None, out=tmp_path / "file" / "out")
 
@@ -311,8 +320,8 @@ def test_a_folder_that_cannot_be_made_is_found_before_the_work(tmp_path, monkeyp
 def test_a_plan_of_another_model_is_attacked_through_an_mlp(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text('schema = 1\n[model]\nname = "cnn"\n[privacy]\nepsilon = 3.0\n', "utf-8")
-    found = target(path)
-    assert not found.own
+    found = load_target(path)
+    assert not found.is_own_model
     assert found.form.name == "mlp"
     assert found.epsilon == 3.0
     assert found.pictures == (8, 8)
@@ -323,8 +332,8 @@ def test_a_run_is_attacked_at_the_model_it_ended_with(tmp_path):
 
     plan = Plan(rounds={"schedule": "fixed", "rounds": 1})
     done = simulate(plan, seed=1, out=tmp_path / "run")
-    found = target(tmp_path / "run")
-    assert found.own
+    found = load_target(tmp_path / "run")
+    assert found.is_own_model
     assert np.array_equal(found.model["w1"], np.asarray(done.params["w1"], np.float64))
 
 
@@ -337,7 +346,7 @@ def test_the_command_ends_with_1_if_the_promise_is_contradicted(
     from sottovoce.cli.commands import app
 
     ready = found()  # which plays a tiny audit itself
-    monkeypatch.setattr(auditing, "play", lambda on, sizes, show: ready)
+    monkeypatch.setattr(auditing, "run_attacks", lambda on, sizes, show: ready)
     done = CliRunner().invoke(app, ["audit", "--out", str(tmp_path / "out")])
     assert done.exit_code == code, done.output
     written = json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))

@@ -16,22 +16,22 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import messages
 from sottovoce.studies.audit.ceiling import (
     Rates,
-    area,
-    between,
-    counted,
-    far_threshold,
-    guess,
-    mean_between,
-    threshold_at,
+    bound_guessing,
+    bound_mean,
+    bound_probability,
+    compute_auc,
+    count_rates,
+    find_far_threshold,
+    find_threshold,
 )
 from sottovoce.studies.audit.messages import (
     FORM,
     AuditSetting,
     Duel,
     Measured,
+    build_model,
+    make_neighbours,
     measure,
-    model,
-    neighbours,
 )
 from support.mutated_module import mutated
 
@@ -41,7 +41,9 @@ RECIPE = Recipe(learning_rate=2.0, clip=1.0)
 @pytest.mark.parametrize(("hits", "trials"), [(0, 50), (3, 50), (50, 50), (7000, 20_000)])
 def test_intervals_are_clopper_and_pearsons(hits, trials):
     wanted = stats.binomtest(hits, trials).proportion_ci(0.999, "exact")
-    assert between(hits, trials, 0.999) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
+    assert bound_probability(hits, trials, 0.999) == pytest.approx(
+        (wanted.low, wanted.high), rel=1e-9
+    )
 
 
 @pytest.mark.slow
@@ -51,7 +53,7 @@ def test_a_proven_mu_is_seldom_above_the_true_one():
     wrong = 0
     for _ in range(4000):
         having, without = rng.normal(mu / 2, size=400), rng.normal(-mu / 2, size=400)
-        wrong += counted(having, without, 0.0).exceeds(mu, confidence=0.95)
+        wrong += count_rates(having, without, 0.0).exceeds(mu, confidence=0.95)
     assert wrong <= stats.binom.ppf(1 - 1e-6, 4000, 0.05)
 
 
@@ -59,9 +61,9 @@ def test_areas_thresholds_and_guesses():
     rng = np.random.default_rng(1)
     yes, no = rng.normal(1.0, size=500), rng.normal(size=700)
     wanted = np.mean(yes[:, None] > no[None, :])
-    assert area(yes, no) == pytest.approx(wanted, rel=1e-12)
-    assert np.mean(no > threshold_at(no, 0.1)) == pytest.approx(0.1)
-    assert guess(10, 0.0) == pytest.approx(0.1)
+    assert compute_auc(yes, no) == pytest.approx(wanted, rel=1e-12)
+    assert np.mean(no > find_threshold(no, 0.1)) == pytest.approx(0.1)
+    assert bound_guessing(10, 0.0) == pytest.approx(0.1)
     assert Rates(5, 10, 5, 10).mu == 0.0
 
 
@@ -74,9 +76,9 @@ def test_bounds_of_a_mean_hold_for_what_a_run_has_in_common():
     for _ in range(2000):
         luck = rng.beta(0.3, 0.7, size=24)  # mean 0.3, mostly all or nothing
         hits = rng.binomial(32, luck)
-        low, high = mean_between(hits / 32, 0.95)
+        low, high = bound_mean(hits / 32, 0.95)
         missed += not low <= alike <= high
-        low, high = between(int(hits.sum()), 24 * 32, 0.95)
+        low, high = bound_probability(int(hits.sum()), 24 * 32, 0.95)
         naive += not low <= alike <= high
     assert missed <= stats.binom.ppf(1 - 1e-6, 2000, 0.05)
     assert naive > 1000
@@ -91,7 +93,7 @@ def test_the_threshold_of_the_free_epsilon_proves_most(mu):
         return Rates(ends[0], 10_000, ends[1], 10_000).epsilon(1e-5, 1 - 1e-3 / 4)
 
     best = max(proven(at) for at in np.linspace(0, 5, 101))
-    assert proven(far_threshold(mu, 10_000, 1e-5)) > best - 0.2
+    assert proven(find_far_threshold(mu, 10_000, 1e-5)) > best - 0.2
     assert best > {0.925: 1.3, 1.67: 3.0, 4.05: 6.0}[mu]
 
 
@@ -117,9 +119,11 @@ def test_a_head_that_tells_in_one_message_of_a_hundred_refutes_epsilon():
 @pytest.mark.parametrize("unit", ["record", "client"])
 def test_the_neighbours_are_as_far_apart_as_neighbours_can_be(unit, clip):
     recipe = Recipe(1.0, clip, unit=unit)
-    x, y, other = neighbours(recipe)
+    x, y, other = make_neighbours(recipe)
     for sign in (1.0, -1.0):
-        one, two = (release.step(FORM, model(sign), x, labels, recipe) for labels in (y, other))
+        one, two = (
+            release.step(FORM, build_model(sign), x, labels, recipe) for labels in (y, other)
+        )
         moved = np.sqrt(sum(np.sum((one[name] - two[name]) ** 2) for name in one))
         assert 0.999 <= moved / float(recipe.sensitivity(messages.SAMPLES)) <= 1 + 1e-9
 

@@ -24,7 +24,7 @@ from sottovoce.studies.audit import inversion, membership, messages, page
 from sottovoce.studies.audit.ceiling import COMPARISONS, EACH, WRONG
 from sottovoce.studies.audit.findings import Findings
 from sottovoce.studies.audit.messages import AuditSetting
-from sottovoce.studies.audit.target import SEED, Level, Target, Victim, target
+from sottovoce.studies.audit.target import SEED, Level, Target, Victim, load_target
 
 Progress = Callable[[int, int], None]
 
@@ -34,7 +34,7 @@ PAPER = (20.0, 1e-3, Recipe(learning_rate=1.0, clip=5.0))  # where Theorem 1 is 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """How many runs, candidates, steps and canaries an audit uses."""
 
     runs: int  # a side, of two messages each
     judged: int  # the same where ε = 20 is at stake: rates are small there, and counts must not be
@@ -56,35 +56,35 @@ QUICK = Sizes(1_000, 1_000, 40, 32, 40, 80, 8, 3, 3, 800, 500)
 def audit(
     path: Path | None, *, quick: bool = False, out: Path | None = None, as_json: bool = False
 ) -> int:
-    """Audit what PLAN or RUN names; 1 if a measurement contradicts the promise, else 0.
+    """Audit a plan or a run; return 1 if a measurement contradicts the promise, else 0.
 
-    Exit code 1 says that a promise is contradicted, and nothing else may say it: whatever keeps an
-    audit from its end is 2.
+    Exit code 1 means that a promise is contradicted and nothing else: every error exits with 2.
     """
     try:
-        return _audited(path, quick, out, as_json)
+        return _run_audit(path, quick, out, as_json)
     except BrokenPipeError:
         raise  # the reader has seen enough
     except SottovoceError as error:
         raise InputError(str(error)) from None
     except OSError as error:
-        said = error.strerror or error
-        raise InputError(f"the system refused: {said}; the audit broke off") from None
+        reason = error.strerror or error
+        raise InputError(f"the system refused: {reason}; the audit broke off") from None
     except Exception:
         traceback.print_exc()
         raise InputError("the audit broke off, see above; please report it") from None
 
 
-def _audited(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> int:
-    folder = require_empty(out if out is not None else _fresh(path), resumable=False)
+def _run_audit(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> int:
+    folder = require_empty(out if out is not None else _choose_folder(path), resumable=False)
     show = Stages(sys.stderr if as_json else sys.stdout)
     with show.stage("reading the data"):
-        on = target(path)
+        on = load_target(path)
     make_folder(folder)
     with tempfile.TemporaryFile(dir=folder):
-        pass  # whether it can be written to is found out before the work
+        pass  # a folder that cannot be written to is refused before the work begins
     found = replace(
-        play(on, QUICK if quick else FULL, show), command=_command(path, quick, out, as_json)
+        run_attacks(on, QUICK if quick else FULL, show),
+        command=_format_command(path, quick, out, as_json),
     )
     text = json.dumps(found.to_json(), ensure_ascii=False, indent=1)
     write_file(folder / "audit.json", f"{text}\n".encode())
@@ -96,10 +96,10 @@ def _audited(path: Path | None, quick: bool, out: Path | None, as_json: bool) ->
     return 1 if found.contradictions() else 0
 
 
-def _command(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> str:
-    """What was typed, as it can be typed again.
+def _format_command(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> str:
+    """Return the command that repeats this audit.
 
-    >>> _command(Path("my plan.toml"), True, None, False)
+    >>> _format_command(Path("my plan.toml"), True, None, False)
     "sottovoce audit 'my plan.toml' --quick"
     """
     words = ["sottovoce", "audit", *([] if path is None else [str(path)])]
@@ -107,26 +107,26 @@ def _command(path: Path | None, quick: bool, out: Path | None, as_json: bool) ->
     return shlex.join([*words, *["--json"] * as_json])
 
 
-def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
-    """Every attack at every level, and what uploads prove."""
+def run_attacks(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
+    """Run every attack at every level, and measure what uploads prove."""
     show = Stages(None) if show is None else show
     began = time.monotonic()
-    settings, levels = promises(on), promised(on)
+    settings, levels = list_promises(on), list_levels(on)
     epsilon, delta, recipe = PAPER
     both = [AuditSetting(epsilon, delta, recipe), AuditSetting(epsilon, delta, recipe, "paper")]
     measured = []
-    for place, one in enumerate((*settings, *both)):
-        beside = place >= len(settings)
-        runs = sizes.judged if beside else sizes.runs
+    for i, one in enumerate((*settings, *both)):
+        beside_paper = i >= len(settings)
+        runs = sizes.judged if beside_paper else sizes.runs
         whose = "the paper's noise" if one.calibration == "paper" else "uploads"
         with show.stage(f"{whose} at ε = {one.epsilon:g}, δ = {one.delta:g}") as progress:
-            # The paper's promise is not ours: what is said of it is one comparison by itself.
-            wrong = WRONG if beside and one.calibration == "paper" else EACH
+            # The paper's promise is not ours, so its one comparison has an error of its own.
+            wrong = WRONG if beside_paper and one.calibration == "paper" else EACH
             measured.append(messages.measure(one, runs, progress, wrong))
     one_runs = []
     if on.recipe.unit == "record":
         with show.stage("one run full of canaries"):
-            one_runs = [messages.play(one, sizes.canaries, wrong=EACH) for one in settings]
+            one_runs = [messages.play_one_run(one, sizes.canaries, wrong=EACH) for one in settings]
     x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]
     with show.stage("first-layer inversion"):
         inverted = [
@@ -135,18 +135,18 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
     with show.stage("the likeliest candidate"):
         named = [inversion.name_labels(on.form, on.recipe, on.model, x, y, lv) for lv in levels]
     matched = []
-    if inversion.fits(x):
+    if inversion.has_pixel_range(x):
         with show.stage("gradient matching") as progress:
-            for place, level in enumerate(levels):
-                matched.append(_matched(on, sizes, level))
-                progress(place + 1, len(levels))
+            for i, level in enumerate(levels):
+                matched.append(_match_groups(on, sizes, level))
+                progress(i + 1, len(levels))
     with show.stage("trap weights"):
         victim = Victim(on.form, on.recipe, on.x, on.y)
         looted = [inversion.set_trap(victim, on.public, level) for level in levels]
     members = []
     for level in levels:
         with show.stage(f"membership with {level.name}") as progress:
-            members += _members(on, sizes, level, progress)
+            members += _attack_membership(on, sizes, level, progress)
     found = Findings(
         target=on,
         quick=sizes == QUICK,
@@ -161,30 +161,32 @@ def play(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
         members=members,
         seconds=time.monotonic() - began,
     )
-    assert found.comparisons <= COMPARISONS, "each has its part of the error"
+    assert found.comparisons <= COMPARISONS, "every comparison has its share of the error"
     return found
 
 
-def promises(on: Target) -> list[AuditSetting]:
-    """What uploads are held against: the usual budgets and the plan's own, by its calibration."""
-    by, server = on.plan.privacy.calibration, on.plan.server
-    told = server.loss_bound if server.signal == "clients" else None
-    budgets = sorted({*BUDGETS, on.epsilon})
-    return [AuditSetting(e, on.delta, on.recipe, by, loss_bound=told) for e in budgets]
+def list_promises(on: Target) -> list[AuditSetting]:
+    """Return the promises that uploads are tested against: usual budgets and the plan's own."""
+    calibration, server = on.plan.privacy.calibration, on.plan.server
+    bound = server.loss_bound if server.signal == "clients" else None
+    return [
+        AuditSetting(epsilon, on.delta, on.recipe, calibration, loss_bound=bound)
+        for epsilon in sorted({*BUDGETS, on.epsilon})
+    ]
 
 
-def promised(on: Target) -> list[Level]:
-    """The columns of the table: without noise, then ever more of it."""
-    settings = reversed(promises(on))
+def list_levels(on: Target) -> list[Level]:
+    """Return the columns of the table: without noise, then with more and more of it."""
+    settings = reversed(list_promises(on))
     return [Level(None, on.delta), *(Level(s.epsilon, s.delta, s.calibration) for s in settings)]
 
 
-def _matched(on: Target, sizes: Sizes, level: Level) -> inversion.Reconstructions:
-    """Several clients with a few samples each, put together."""
+def _match_groups(on: Target, sizes: Sizes, level: Level) -> inversion.Reconstructions:
+    """Match the gradients of several clients with a few samples each."""
     rng = np.random.default_rng(SEED)
     x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]
     together = min(sizes.together, len(y) - 1)
-    return inversion.joined(
+    return inversion.join_reconstructions(
         [
             inversion.match_gradients(
                 level, on.recipe, on.form, on.model, x, y, rng.permutation(len(y))[:together],
@@ -195,18 +197,20 @@ def _matched(on: Target, sizes: Sizes, level: Level) -> inversion.Reconstruction
     )  # fmt: skip
 
 
-def _members(on: Target, sizes: Sizes, level: Level, progress: Progress) -> list[membership.Attack]:
+def _attack_membership(
+    on: Target, sizes: Sizes, level: Level, progress: Progress
+) -> list[membership.Attack]:
     x, y = on.pool_x[: sizes.pool], on.pool_y[: sizes.pool]
 
     def half(done: int, of: int) -> None:
         progress(done, 2 * of)
 
-    models = membership.of_models(
+    models = membership.attack_models(
         x, y, level,
         runs=sizes.shadows, hidden=int(on.form.options["hidden"]), rounds=sizes.rounds,
         recipe=on.recipe, progress=half,
     )  # fmt: skip
-    uploads = membership.of_uploads(
+    uploads = membership.attack_uploads(
         x, y, level, on.model,
         runs=sizes.shadows, form=on.form, rounds=sizes.turns, recipe=on.recipe, seed=SEED,
         progress=lambda done, of: progress(done + of, 2 * of),
@@ -215,7 +219,7 @@ def _members(on: Target, sizes: Sizes, level: Level, progress: Progress) -> list
 
 
 class Stages:
-    """One line a stage with its seconds; on a terminal with a percentage that counts up."""
+    """Prints a line for each stage with its seconds; on a terminal with a percentage."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
@@ -223,13 +227,13 @@ class Stages:
         self.shown = 0.0
 
     def say(self, text: str, end: str = "\n") -> None:
-        """Print, where there is somebody to read."""
+        """Print a text, if there is a stream."""
         if self.stream is not None:
             print(text, end=end, file=self.stream, flush=True)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Progress]:
-        """A stage from its beginning to its end."""
+        """Time a stage, and yield the function that reports its progress."""
         began = time.monotonic()
 
         def progress(done: int, of: int) -> None:
@@ -242,7 +246,7 @@ class Stages:
         self.say(f"{start}{name:<44} {time.monotonic() - began:6.1f} s")
 
 
-def _fresh(path: Path | None) -> Path:
+def _choose_folder(path: Path | None) -> Path:
     if path is not None and path.is_dir():
         return path / "audit"
     return Path("runs") / f"audit-{datetime.now():%Y%m%d-%H%M%S}"

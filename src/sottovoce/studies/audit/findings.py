@@ -1,4 +1,4 @@
-"""Everything an audit measured, as plain data: rows of a table, contradictions, one sentence."""
+"""What an audit found: the table of attacks, contradictions, and the verdict in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from sottovoce._version import __version__
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.schemas.documents import AuditDocument, LevelEntry, MessagesEntry
-from sottovoce.studies.audit.ceiling import CONFIDENCE, EACH, WRONG, Rates, between, guess, least
+from sottovoce.studies.audit.ceiling import (
+    CONFIDENCE,
+    EACH,
+    WRONG,
+    Rates,
+    bound_guessing,
+    bound_probability,
+    format_lower_bound,
+)
 from sottovoce.studies.audit.inversion import Loot, Reconstructions
 from sottovoce.studies.audit.membership import JUDGED_AT, Attack
 from sottovoce.studies.audit.messages import Measured, OneRun
@@ -35,9 +43,9 @@ LIKENESS: tuple[tuple[str, Callable[[Reconstructions], float], bool], ...] = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A measured number with what any attacker can reach, and whether it contradicts that.
+    """A measured number, the most any attacker can reach, and whether it contradicts that.
 
-    `counts` are what it was counted from; a share of right answers has no negatives.
+    `counts` are the counts behind the number; a share of right answers has no negatives.
     """
 
     value: float
@@ -59,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What was measured; what it says is computed from it."""
+    """Everything that an audit measured."""
 
     target: Target
     quick: bool
@@ -77,19 +85,19 @@ class Findings:
 
     @property
     def paper(self) -> Measured:
-        """The audit of Theorem 1's noise."""
+        """The measurement of Theorem 1's noise."""
         return next(m for m in self.headline if m.setting.calibration == "paper")
 
     @property
     def promises(self) -> list[Measured]:
-        """Every measured promise that is ours: at the levels, and beside the paper's."""
+        """Every measured promise of ours: at the levels, and beside the paper's."""
         return [*self.measured, *(one for one in self.headline if one is not self.paper)]
 
     def rows(self) -> list[Row]:
-        """The table of attacks."""
-        return [*self._reconstructed(), *self._traps(), *self._membership()]
+        """Return the table of attacks."""
+        return [*self._list_reconstructions(), *self._list_traps(), *self._list_membership()]
 
-    def _reconstructed(self) -> list[Row]:
+    def _list_reconstructions(self) -> list[Row]:
         rows = []
         together = self.matched[0].tries if self.matched else 0
         for name, found in (
@@ -102,12 +110,13 @@ class Findings:
             first = found[0]
             tries = f", {first.tries} tries" if first.tries > 1 else ""
             odds = first.candidates / first.tries
-            told = {one.level: _counted(one.names, one, odds) for one in found}
-            rows.append(Row(name, f"recognised among {first.candidates}{tries}", told))
-            told = {one.level: _counted(one.labels, one, odds / self._alike) for one in found}
-            rows.append(Row(name, f"label right, of {self.target.form.classes}", told))
+            cells = {one.level: _judge_answers(one.names, one, odds) for one in found}
+            rows.append(Row(name, f"recognised among {first.candidates}{tries}", cells))
+            odds /= self._most_common
+            cells = {one.level: _judge_answers(one.labels, one, odds) for one in found}
+            rows.append(Row(name, f"label right, of {self.target.form.classes}", cells))
             if name == NAMING:
-                continue  # what it shows are other candidates, and no reconstructions
+                continue  # it names candidates, and reconstructs nothing
             rows += [
                 Row(
                     name,
@@ -122,32 +131,32 @@ class Findings:
         return rows
 
     @property
-    def _alike(self) -> int:
-        """Candidates that have the most common label: whoever always names it is as often right."""
+    def _most_common(self) -> int:
+        """Candidates with the most common label: always guessing it is right as often."""
         return int(np.bincount(self.inverted[0].truth).max())
 
-    def _traps(self) -> list[Row]:
+    def _list_traps(self) -> list[Row]:
         cells = {}
         for one in self.looted:
-            most = one.level.ceiling(1 / one.rates.negatives)
+            most = one.level.bound_tpr(1 / one.rates.negatives)
             cells[one.level] = Finding(one.rates.tpr, most, counts=one.rates)
         n = self.looted[0].rates.positives
         return [Row(TRAPS, f"of {n} samples, exact", cells, decides=False)]
 
-    def _membership(self) -> list[Row]:
+    def _list_membership(self) -> list[Row]:
         rows = []
         for name in dict.fromkeys(attack.name for attack in self.members):
-            own = [attack for attack in self.members if attack.name == name]
+            attacks = [attack for attack in self.members if attack.name == name]
             for fpr in JUDGED_AT:
-                if own[0].at(fpr).negatives * fpr < 1:
+                if attacks[0].count_rates(fpr).negatives * fpr < 1:
                     continue  # too few to see so rare an alarm
                 cells = {}
-                for attack in own:
-                    rates, level = attack.at(fpr), attack.level
-                    most = level.ceiling(min(max(rates.fpr, fpr), 0.5))
+                for attack in attacks:
+                    rates, level = attack.count_rates(fpr), attack.level
+                    most = level.bound_tpr(min(max(rates.fpr, fpr), 0.5))
                     cells[level] = Finding(rates.tpr, most, attack.exceeds(fpr), rates)
                 rows.append(Row(name, f"found at {100 * fpr:g} % false alarms", cells))
-            areas = {a.level: Finding(a.auc, a.auc_ceiling, a.area_exceeds) for a in own}
+            areas = {a.level: Finding(a.auc, a.auc_ceiling, a.area_exceeds) for a in attacks}
             rows.append(Row(name, "AUC", areas, share=False))
         return rows
 
@@ -163,20 +172,20 @@ class Findings:
         return cells + len(self.promises) + len(self.one_runs)
 
     def contradictions(self) -> list[str]:
-        """What refutes the promise, one sentence each; empty if nothing does."""
+        """Return a sentence for everything that refutes the promise."""
         found = []
         for one in self.promises:
             setting = one.setting
             where = f"uploads at ε = {setting.epsilon:g}"
             if one.refutes_mu:
                 found.append(
-                    f"{where} prove μ ≥ {least(one.mu[0], 3)} at δ = {setting.delta:g}, "
-                    f"and at most {setting.promised:.3f} was promised"
+                    f"{where} prove μ ≥ {format_lower_bound(one.mu[0], 3)} at δ = "
+                    f"{setting.delta:g}, and at most {setting.promised:.3f} was promised"
                 )
             elif one.refutes_epsilon:
                 found.append(
-                    f"{where} prove ε ≥ {least(one.free_epsilon, 2)} at δ = {setting.delta:g} "
-                    "without any assumption"
+                    f"{where} prove ε ≥ {format_lower_bound(one.free_epsilon, 2)} at δ = "
+                    f"{setting.delta:g} without any assumption"
                 )
         for run in self.one_runs:
             if run.contradicts:
@@ -193,8 +202,8 @@ class Findings:
                     )
         return found
 
-    def left_out(self) -> list[str]:
-        """What the plan does and the audit did not measure, one phrase each."""
+    def list_unmeasured(self) -> list[str]:
+        """Return a phrase for everything that the plan does and the audit did not measure."""
         plan, found = self.target.plan, []
         if plan.local.steps > 1:
             found.append(f"the {plan.local.steps} steps of a round: uploads of one were measured")
@@ -205,27 +214,30 @@ class Findings:
         return found
 
     def caveats(self) -> str:
-        """What was left out, and what the plan's own guarantee does not cover; often nothing."""
+        """Return what was not measured and what the guarantee does not cover; often nothing."""
         uncovered = [NOT_COVERED[code] for code in self.target.uncovered]
-        parts = (("Not measured", self.left_out()), ("Not covered by the promise", uncovered))
-        return "".join(f" {name}: {'; '.join(each)}." for name, each in parts if each)
+        parts = (
+            ("Not measured", self.list_unmeasured()),
+            ("Not covered by the promise", uncovered),
+        )
+        return "".join(f" {name}: {'; '.join(texts)}." for name, texts in parts if texts)
 
     def verdict(self) -> str:
-        """One sentence, and another where something was left out."""
+        """Return the verdict in one sentence, and the caveats."""
         against = self.contradictions()
         if against:
             more = f" ({len(against)} contradictions in all)" if len(against) > 1 else ""
             return f"The promise is contradicted: {against[0]}{more}.{self.caveats()}"
-        own = min(self.measured, key=lambda m: abs(m.setting.epsilon - self.target.epsilon))
+        nearest = min(self.measured, key=lambda m: abs(m.setting.epsilon - self.target.epsilon))
         return (
             f"Nothing measured contradicts the promise in {self.comparisons} comparisons: no "
             "attack exceeds its ceiling by more than chance explains, and uploads at "
-            f"ε = {own.setting.epsilon:g} prove μ ≥ {least(own.mu[0], 2)} where "
-            f"{own.setting.promised:.2f} is allowed.{self.caveats()}"
+            f"ε = {nearest.setting.epsilon:g} prove μ ≥ {format_lower_bound(nearest.mu[0], 2)} "
+            f"where {nearest.setting.promised:.2f} is allowed.{self.caveats()}"
         )
 
     def judgement(self) -> str:
-        """What the audit says of the paper's calibration, in one sentence."""
+        """Return what the audit found of the paper's calibration, in one sentence."""
         paper = self.paper
         low, _ = paper.epsilon
         true = float(gaussian.epsilon(paper.setting.delta, paper.true))
@@ -233,18 +245,19 @@ class Findings:
         return (
             f"Theorem 1 of the paper claims ε = {paper.setting.epsilon:g} at δ = "
             f"{paper.setting.delta:g}; the same audit of its noise measures μ ≥ "
-            f"{least(paper.mu[0], 2)} (true: {paper.true:.2f}), which, assuming the Gaussian "
-            f"shape, {proves} ε ≥ {least(low, 1)} (true: {true:.1f}); without that assumption "
-            f"{paper.messages:,} runs a side prove ε ≥ {least(paper.free_epsilon, 1)}."
+            f"{format_lower_bound(paper.mu[0], 2)} (true: {paper.true:.2f}), which, assuming the "
+            f"Gaussian shape, {proves} ε ≥ {format_lower_bound(low, 1)} (true: {true:.1f}); "
+            f"without that assumption {paper.messages:,} runs a side prove "
+            f"ε ≥ {format_lower_bound(paper.free_epsilon, 1)}."
         )
 
     def to_json(self) -> AuditDocument:
-        """Return the content of `audit.json`."""
+        """Return the content of audit.json."""
         return {
             "schema": SCHEMA,
             "version": __version__,
             "target": self.target.name,
-            "own_model": self.target.own,
+            "own_model": self.target.is_own_model,
             "quick": self.quick,
             "command": self.command,
             "confidence": CONFIDENCE,
@@ -254,17 +267,17 @@ class Findings:
             "verdict": self.verdict(),
             "judgement": self.judgement(),
             "contradictions": self.contradictions(),
-            "not_measured": self.left_out(),
+            "not_measured": self.list_unmeasured(),
             "attacks": [
                 {
                     "attack": row.attack,
                     "measure": row.measure,
                     "decides": row.decides,
-                    "levels": [_level(level, cell) for level, cell in row.cells.items()],
+                    "levels": [_describe_cell(level, cell) for level, cell in row.cells.items()],
                 }
                 for row in self.rows()
             ],
-            "messages": [_message(one) for one in (*self.measured, *self.headline)],
+            "messages": [_describe_uploads(one) for one in (*self.measured, *self.headline)],
             "one_run": [
                 {
                     "epsilon": run.setting.epsilon,
@@ -282,11 +295,11 @@ class Findings:
         }
 
 
-def _level(level: Level, cell: Finding) -> LevelEntry:
+def _describe_cell(level: Level, cell: Finding) -> LevelEntry:
     counts = cell.counts
     return {
         "epsilon": level.epsilon,
-        "value": _plain(cell.value),
+        "value": _drop_infinite(cell.value),
         "ceiling": cell.ceiling,
         "exceeds": cell.exceeds,
         "hits": None if counts is None else counts.hits,
@@ -296,7 +309,7 @@ def _level(level: Level, cell: Finding) -> LevelEntry:
     }
 
 
-def _message(one: Measured) -> MessagesEntry:
+def _describe_uploads(one: Measured) -> MessagesEntry:
     rates = one.rates
     return {
         "calibration": one.setting.calibration,
@@ -308,23 +321,23 @@ def _message(one: Measured) -> MessagesEntry:
         "alarms": rates.alarms,
         "mu_promised": one.setting.promised,
         "mu_true": one.true,
-        "mu": [_plain(value) for value in one.mu],
-        "epsilon_gaussian": [_plain(value) for value in one.epsilon],
+        "mu": [_drop_infinite(value) for value in one.mu],
+        "epsilon_gaussian": [_drop_infinite(value) for value in one.epsilon],
         "epsilon_free": one.free_epsilon,
         "contradicts": one.contradicts,
     }
 
 
-def _counted(right: NDArray[np.bool_], of: Reconstructions, odds: float) -> Finding:
-    """A share of right answers, held against the best guesser at such odds; one of each upload."""
+def _judge_answers(right: NDArray[np.bool_], of: Reconstructions, odds: float) -> Finding:
+    """Compare a share of right answers with the best guesser's; one of each upload counts."""
     judged = right[of.judged]
     counts, share = Rates(int(judged.sum()), judged.size, 0, 0), float(np.mean(right))
     if of.level.epsilon is None:
         return Finding(share, 1.0, counts=counts)
-    most = guess(max(odds, 1.0), of.level.mu)
-    low, _ = between(counts.hits, counts.positives, 1 - 2 * EACH)
+    most = bound_guessing(max(odds, 1.0), of.level.mu)
+    low, _ = bound_probability(counts.hits, counts.positives, 1 - 2 * EACH)
     return Finding(share, most, low > most, counts)
 
 
-def _plain(value: float) -> float | None:
+def _drop_infinite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Worst-case neighbours through the real `client.release`: what uploads give away, measured.
+"""Measure what uploads of worst-case neighbours give away, through the real `client.release`.
 
 A server that knows both D and D′ and may send any model is the strongest attacker the guarantee
 speaks of. It sends a model at which replacing one record turns a clipped gradient around (the
@@ -8,7 +8,7 @@ noise as promised the score is N(±μ/2, 1), μ = Δ/σ over the whole run, and 
 From one round to the next the model's sign changes, and with it the direction in which D and D′
 differ: noise that two rounds share cancels out of the score, and is found out. Whatever else a
 message says is compared too: a head that only one of the two data sets writes decides at once. A
-noised loss, where clients tell it, is one more number of the score.
+noised loss, where clients send it, is one more number of the score.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import Terms
-from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, Rates, counted, far_threshold
-from sottovoce.studies.audit.target import capacity
+from sottovoce.studies.audit.ceiling import (
+    CONFIDENCE,
+    WRONG,
+    Rates,
+    count_rates,
+    find_far_threshold,
+)
+from sottovoce.studies.audit.target import compute_capacity
 
-# An ε measured from one run: many canaries at once, each thrown in by a coin of its own.
+# An ε measured from one run: many canaries at once, each with a coin of its own.
 #
 # Every row of the client is a canary whose label a fair coin has chosen; the two labels pull its
 # own row of the first layer in opposite directions, by all that clipping allows. After the run the
@@ -44,14 +50,13 @@ from sottovoce.studies.audit.target import capacity
 #
 # α = max_i (P[Binomial ≥ v − i] − β)/i (Steinke, Nasr & Jagielski 2023): an ε for which that is
 # below 1 − confidence is refuted. Assuming the Gaussian shape, Mahloujifar, Melis & Chaudhuri
-# (2024) refute more from the same guesses. One run proves less than thousands; it needs no
-# thousands.
+# (2024) refute more from the same guesses. One run proves less than thousands, and costs less.
 
 
 Floats = NDArray[np.float64]
 
 _STEEP, _DIM = 1000.0, 3e-4
-_MOST = 60.0  # ε and μ beyond which no one run can see
+_MOST = 60.0  # larger ε and μ cannot be refuted by one run
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,12 @@ class OneRun:
 
     @property
     def epsilon(self) -> float:
-        """ε refuted without assuming any shape."""
+        """The largest ε refuted without assuming any shape of the noise."""
         return free_epsilon(self.canaries, self.guesses, self.right, self.setting.delta)
 
     @property
     def mu(self) -> float:
-        """μ refuted, assuming the Gaussian shape."""
+        """The largest μ refuted, assuming the Gaussian shape."""
         return gaussian_mu(self.canaries, self.guesses, self.right)
 
     @property
@@ -82,13 +87,14 @@ class OneRun:
     @property
     def contradicts(self) -> bool:
         """Whether (ε, δ) or the μ of it is refuted; by chance in `wrong` of audits at most."""
-        told, sure = (self.canaries, self.guesses, self.right), 1 - self.wrong / 2
-        free = free_epsilon(*told, self.setting.delta, sure)
-        return free > self.setting.epsilon or gaussian_mu(*told, sure) > self.setting.promised
+        counts, confidence = (self.canaries, self.guesses, self.right), 1 - self.wrong / 2
+        epsilon = free_epsilon(*counts, self.setting.delta, confidence)
+        mu = gaussian_mu(*counts, confidence)
+        return epsilon > self.setting.epsilon or mu > self.setting.promised
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely so many right guesses are at most, if the run is (ε, δ)-DP.
+    """Bound the probability of so many right guesses, if the run is (ε, δ)-DP.
 
     >>> round(p_value(100, 10, 10, 0.0, 0.0), 6)  # ten coins
     0.000977
@@ -107,21 +113,24 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 def free_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """The largest ε that so many right guesses refute with this confidence.
+    """Return the largest ε that so many right guesses refute with this confidence.
 
     >>> round(free_epsilon(1000, 100, 98, 1e-5, 0.95), 1)
     2.7
     """
-    return _largest(lambda e: p_value(canaries, guesses, right, e, delta) < 1 - confidence)
+    return _find_largest(lambda e: p_value(canaries, guesses, right, e, delta) < 1 - confidence)
 
 
 def gaussian_mu(canaries: int, guesses: int, right: int, confidence: float = CONFIDENCE) -> float:
-    """The largest μ that so many right guesses refute, if the trade-off is a Gaussian's."""
-    return _largest(lambda mu: _refuted(canaries, guesses, right, mu, 1 - confidence))
+    """Return the largest μ that so many right guesses refute, for Gaussian noise."""
+    return _find_largest(lambda mu: _is_refuted(canaries, guesses, right, mu, 1 - confidence))
 
 
-def _refuted(canaries: int, guesses: int, right: int, mu: float, wrong: float) -> bool:
-    """From the tail inwards: how much probability of being right or wrong μ-GDP leaves room for."""
+def _is_refuted(canaries: int, guesses: int, right: int, mu: float, wrong: float) -> bool:
+    """Return whether μ-GDP leaves too little probability for so many right guesses.
+
+    The recursion of Mahloujifar et al. runs from the tail inwards.
+    """
     from scipy.special import ndtr, ndtri
 
     hit, miss = wrong * right / canaries, wrong * (guesses - right) / canaries
@@ -133,8 +142,8 @@ def _refuted(canaries: int, guesses: int, right: int, mu: float, wrong: float) -
     return hit + miss > guesses / canaries
 
 
-def _largest(refuted: object) -> float:
-    """The largest number below _MOST that is refuted, where all smaller ones are."""
+def _find_largest(refuted: object) -> float:
+    """Return the largest number below _MOST that is refuted, where all smaller ones are."""
     assert callable(refuted)
     if not refuted(0.0):
         return 0.0
@@ -145,28 +154,30 @@ def _largest(refuted: object) -> float:
     return low
 
 
-def guesses_for(canaries: int, mu: float) -> int:
-    """How many coins the server guesses: what would prove most if scores were N(±μ/2, 1).
+def choose_guesses(canaries: int, mu: float) -> int:
+    """Return the number of guesses that would prove most if scores were N(±μ/2, 1).
 
-    >>> guesses_for(1000, 0.9), guesses_for(1000, 3.4)
+    >>> choose_guesses(1000, 0.9), choose_guesses(1000, 3.4)
     (300, 600)
     """
     scores = np.random.default_rng(0).normal(mu / 2, size=20_000)  # right where above 0
     surest = scores[np.argsort(-np.abs(scores))] > 0
-    counts = [max(10, int(part * canaries)) for part in (0.1, 0.3, 0.6, 0.9)]
+    counts = [max(10, int(share * canaries)) for share in (0.1, 0.3, 0.6, 0.9)]
     right = [int(np.mean(surest[: 20_000 * n // canaries]) * n) for n in counts]
     proven = [gaussian_mu(canaries, n, v) for n, v in zip(counts, right, strict=True)]
     return counts[int(np.argmax(proven))]
 
 
-def play(setting: AuditSetting, canaries: int, *, seed: int = 0, wrong: float = WRONG) -> OneRun:
-    """One run of a client whose rows are all canaries, through the real release.
+def play_one_run(
+    setting: AuditSetting, canaries: int, *, seed: int = 0, wrong: float = WRONG
+) -> OneRun:
+    """Play one run of a client whose rows are all canaries, through the real release.
 
-    The server answers with models of its own choice: its canaries are seen best there, and the
-    promise is made against any. A coin decides one record, so that records are what is protected.
+    The server sends models of its own choice, at which canaries are seen best; the promise holds
+    against any. A coin decides one record, so the unit must be the record.
 
     >>> from sottovoce.privacy.sensitivity import Recipe
-    >>> run = play(AuditSetting(8.0, 1e-5, Recipe(1.0, 1.0)), canaries=100)
+    >>> run = play_one_run(AuditSetting(8.0, 1e-5, Recipe(1.0, 1.0)), canaries=100)
     >>> run.canaries, run.contradicts
     (100, False)
     """
@@ -176,14 +187,14 @@ def play(setting: AuditSetting, canaries: int, *, seed: int = 0, wrong: float = 
         )
     recipe = replace(setting.recipe, steps=1)
     coins = np.random.default_rng(seed).integers(0, 2, canaries)
-    scores = _scores(replace(setting, recipe=recipe), coins)
-    count = guesses_for(canaries, setting.promised)
+    scores = _score_canaries(replace(setting, recipe=recipe), coins)
+    count = choose_guesses(canaries, setting.promised)
     surest = np.argsort(-np.abs(scores))[:count]
     right = int(np.sum((scores[surest] > 0) == (coins[surest] == 1)))
     return OneRun(setting, canaries, count, right, wrong)
 
 
-def _scores(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
+def _score_canaries(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
     recipe, canaries = setting.recipe, len(coins)
     form = Form("mlp", (canaries,), 2, {"hidden": 1})
     x = np.eye(canaries) * 1000.0 * max(1.0, recipe.clip)
@@ -194,13 +205,19 @@ def _scores(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
         paid = release.price(tank, Round(t, setting.rounds), terms, change=change)
         tank, sign = tank.spend(sum(paid.units)), -1.0 if t % 2 else 1.0
         sent = release.release(
-            form, _model(form, sign), x, coins, recipe=recipe, paid=paid, head={"kind": "upload"}
+            form,
+            _build_canary_model(form, sign),
+            x,
+            coins,
+            recipe=recipe,
+            paid=paid,
+            head={"kind": "upload"},
         )
         scores -= sign * sent.params["w1"][:, 0].astype(np.float64) / sent.sigma[0]
     return scores
 
 
-def _model(form: Form, sign: float) -> Parameters:
+def _build_canary_model(form: Form, sign: float) -> Parameters:
     params = {name: np.zeros(shape) for name, shape in form.shapes().items()}
     params["b1"][:] = _DIM
     params["w2"][:] = sign * _STEEP, -sign * _STEEP
@@ -211,11 +228,9 @@ Progress = Callable[[int, int], None]
 
 FORM = Form("mlp", (4,), 2, {"hidden": 1})
 SAMPLES = 3  # the canary and two others, which the server knows
-REHEARSED = (
-    20  # runs a side, and one in ten more, from which the server learns which heads there are
-)
+REHEARSED = 20  # runs a side, and one in ten more, that show the server which heads there are
 _CERTAIN = 1e300  # beyond every score but that of a head which decides
-_BEYOND = 1e3  # a μ of which no ε is worth telling
+_BEYOND = 1e3  # a μ whose ε is printed as infinite
 
 
 @dataclass(frozen=True)
@@ -227,7 +242,7 @@ class AuditSetting:
     recipe: Recipe
     calibration: Calibration = "exact"
     rounds: int = 2  # the whole budget is spent in so many uploads; even, see above
-    loss_bound: float | None = None  # B of the losses that clients tell, where they do
+    loss_bound: float | None = None  # B of the losses that clients send, where they do
 
     @property
     def promised(self) -> float:
@@ -235,13 +250,13 @@ class AuditSetting:
         return float(gaussian.mu(self.epsilon, self.delta))
 
     def capacity(self) -> float:
-        """μ² that the calibration lets the run spend."""
-        return capacity(self.epsilon, self.delta, self.calibration)
+        """Return the μ² that the calibration lets the run spend."""
+        return compute_capacity(self.epsilon, self.delta, self.calibration)
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What was counted, and the scores it was counted from (uploads of D, and of D′)."""
+    """Scores of the uploads of D and of D′, and what they prove."""
 
     setting: AuditSetting
     true: float  # μ of the noise that the client says it drew
@@ -257,12 +272,12 @@ class Measured:
     @property
     def rates(self) -> Rates:
         """At the threshold 0, half-way between the two."""
-        return counted(self.having, self.without, 0.0)
+        return count_rates(self.having, self.without, 0.0)
 
     @property
     def mu(self) -> tuple[float, float, float]:
         """Measured μ: proven, as counted, and at most."""
-        low, high = self.rates.mu_between()
+        low, high = self.rates.bound_mu()
         return low, self.rates.mu, high
 
     @property
@@ -277,17 +292,19 @@ class Measured:
     @property
     def free_epsilon(self) -> float:
         """ε proven without any assumption."""
-        return self._free(1 - CONFIDENCE)
+        return self._prove_epsilon(1 - CONFIDENCE)
 
-    def _free(self, wrong: float) -> float:
-        """At two thresholds fixed beforehand, each read from both sides with its part of the error.
+    def _prove_epsilon(self, wrong: float) -> float:
+        """Return the ε proven without any assumption; wrong with probability `wrong` at most.
 
-        One is where Gaussian scores prove most, the other is passed only by heads that decide.
+        Two thresholds are fixed beforehand, each is read from both sides, and the four readings
+        share the error. One threshold is where Gaussian scores prove most; the other is passed
+        only by heads that decide.
         """
-        far = far_threshold(self.true, self.messages, self.setting.delta)
+        far = find_far_threshold(self.true, self.messages, self.setting.delta)
         sides = ((self.having, self.without), (-self.without, -self.having))
         return max(
-            counted(*side, at).epsilon(self.setting.delta, 1 - wrong / 4)
+            count_rates(*side, at).epsilon(self.setting.delta, 1 - wrong / 4)
             for side in sides
             for at in (far, _CERTAIN)
         )
@@ -303,7 +320,7 @@ class Measured:
     @property
     def refutes_epsilon(self) -> bool:
         """Whether (ε, δ) itself is refuted, without any assumption."""
-        return self._free(self.wrong / 2) > self.setting.epsilon
+        return self._prove_epsilon(self.wrong / 2) > self.setting.epsilon
 
     @property
     def contradicts(self) -> bool:
@@ -311,10 +328,10 @@ class Measured:
         return self.refutes_mu or self.refutes_epsilon
 
 
-def neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
-    """Rows, and the labels of D and of D′: one record differs, or all where all are protected.
+def make_neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows, and the labels of D and D′: one record differs, or all if the unit is a client.
 
-    >>> x, y, other = neighbours(Recipe(1.0, 1.0))
+    >>> x, y, other = make_neighbours(Recipe(1.0, 1.0))
     >>> y.tolist(), other.tolist()
     ([0, 0, 0], [1, 0, 0])
     """
@@ -324,12 +341,12 @@ def neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.in
     return x, y, other
 
 
-def model(sign: float, loss_bound: float | None = None) -> Parameters:
-    """A model at which the label decides which way the clipped gradient points.
+def build_model(sign: float, loss_bound: float | None = None) -> Parameters:
+    """Build a model at which the label decides which way the clipped gradient points.
 
     The last layer is steep, so that nearly all of a gradient is in the first; its sign says which
-    label pulls which way. The two labels have different losses: where losses are told, next to 0
-    and B, as far as the last layer stays steep enough for that.
+    label pulls which way. Where losses are sent, those of the two labels are next to 0 and B, as
+    far as the last layer stays steep enough for that.
     """
     params = {name: np.zeros(shape) for name, shape in FORM.shapes().items()}
     params["b1"][:] = _DIM
@@ -353,21 +370,23 @@ class Duel:
 
     @classmethod
     def of(cls, setting: AuditSetting) -> Duel:
-        """Prices, as a client computes them from its tank, and the noiseless answers."""
+        """Compute the prices, as a client does from its tank, and the noiseless answers."""
         recipe = replace(setting.recipe, steps=1)
-        x, y, other = neighbours(recipe)
+        x, y, other = make_neighbours(recipe)
         tank, paid = Tank.full(setting.capacity()), []
         terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
         change = grid.grid_sensitivity(recipe.unit, SAMPLES)
         for t in range(setting.rounds):
-            told = setting.loss_bound is not None
-            price = release.price(tank, Round(t, setting.rounds), terms, change=change, loss=told)
+            price = release.price(
+                tank, Round(t, setting.rounds), terms, change=change,
+                loss=setting.loss_bound is not None,
+            )  # fmt: skip
             tank = tank.spend(sum(price.units))
             paid.append(price)
         signs, bound = (1.0, -1.0) * (setting.rounds // 2 + 1), setting.loss_bound
-        models = tuple(model(sign, bound) for sign in signs[: setting.rounds])
+        models = tuple(build_model(sign, bound) for sign in signs[: setting.rounds])
         ends = [
-            np.array([_expected(w, x, labels, recipe, bound) for w in models])
+            np.array([_compute_answer(w, x, labels, recipe, bound) for w in models])
             for labels in (y, other)
         ]
         one = recipe.learning_rate / SAMPLES * grid.grid_unit(recipe.clip)
@@ -381,17 +400,17 @@ class Duel:
         middle = (ends[0] + ends[1]) / 2
         return cls(setting, tuple(paid), models, middle, difference / sigma / mu, mu)
 
-    def played(self, labels: NDArray[np.int64]) -> tuple[float, tuple[str, ...]]:
-        """One run of the client with these labels: the score of its uploads, and their heads."""
+    def play_run(self, labels: NDArray[np.int64]) -> tuple[float, tuple[str, ...]]:
+        """Play one run of a client with these labels; return its uploads' score and heads."""
         recipe = replace(self.setting.recipe, steps=1)
-        x, score, heads = neighbours(recipe)[0], 0.0, []
+        x, score, heads = make_neighbours(recipe)[0], 0.0, []
         for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
             upload = release.release(
                 FORM, sent, x, labels, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
                 loss_bound=self.setting.loss_bound,
             )  # fmt: skip
             head, arrays = unpack(upload.blob)
-            seen = _flat(arrays)
+            seen = _flatten(arrays)
             if self.setting.loss_bound is not None:
                 seen = np.append(seen, float(head["loss"]))
             score += float((seen - self.middle[t]) @ self.apart[t])
@@ -399,47 +418,47 @@ class Duel:
         return score, tuple(heads)
 
     def scores(self, labels: NDArray[np.int64], messages: int) -> Iterator[tuple[float, str]]:
-        """Scores of so many runs, each with all that its heads said."""
+        """Yield the scores of so many runs, each with the text of its heads."""
         for _ in range(messages):
-            score, heads = self.played(labels)
+            score, heads = self.play_run(labels)
             yield score, "|".join(heads)
 
 
 def measure(
     setting: AuditSetting, messages: int, progress: Progress | None = None, wrong: float = WRONG
 ) -> Measured:
-    """Play the duel so often a side, and count. False alarm: at most `wrong`.
+    """Play the duel so many times a side, and count; a false alarm has probability `wrong`.
 
     >>> found = measure(AuditSetting(4.0, 1e-3, Recipe(1.0, 1.0)), messages=500)
     >>> bool(found.mu[0] <= found.setting.promised), round(found.true, 4)
     (True, 1.215)
     """
     duel = Duel.of(setting)
-    _, y, other = neighbours(setting.recipe)
+    _, y, other = make_neighbours(setting.recipe)
     rehearsed = REHEARSED + messages // 10
     known = [{head for _, head in duel.scores(labels, rehearsed)} for labels in (y, other)]
     sides: list[Floats] = []
-    for place, labels in enumerate((y, other)):
+    for side, labels in enumerate((y, other)):
         found = np.empty(messages)
         for i, (score, head) in enumerate(duel.scores(labels, messages)):
-            told = (head in known[1]) - (head in known[0])  # 0 where heads tell nothing
-            found[i] = np.inf * told if told else score
+            sign = (head in known[1]) - (head in known[0])  # 0 where heads do not decide
+            found[i] = np.inf * sign if sign else score
             if progress is not None and i % 100 == 99:
-                progress(place * messages + i + 1, 2 * messages)
+                progress(side * messages + i + 1, 2 * messages)
         sides.append(found)
     return Measured(setting, duel.mu, sides[0], sides[1], wrong)
 
 
-def _expected(
+def _compute_answer(
     sent: Parameters, x: Floats, labels: NDArray[np.int64], recipe: Recipe, bound: float | None
 ) -> Floats:
-    """What a client with these labels would answer without noise, with its mean loss if told."""
-    answer = _flat(release.step(FORM, sent, x, labels, recipe))
+    """Return what a client with these labels would upload without noise, and its mean loss."""
+    answer = _flatten(release.step(FORM, sent, x, labels, recipe))
     if bound is None:
         return answer
-    each = sample_losses(FORM, sent, x, labels)
-    return np.append(answer, bound * grid.bounded_sum(each, bound) / grid.REPLACED / len(labels))
+    losses = sample_losses(FORM, sent, x, labels)
+    return np.append(answer, bound * grid.bounded_sum(losses, bound) / grid.REPLACED / len(labels))
 
 
-def _flat(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:
+def _flatten(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:
     return np.concatenate([np.asarray(params[name], np.float64).ravel() for name in sorted(params)])

@@ -18,9 +18,9 @@ from sottovoce.data.files import write_file
 from sottovoce.privacy import gaussian
 from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
 from sottovoce.reports.pages import format_duration, format_number, format_percent, render_page
-from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, least
+from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, format_lower_bound
 from sottovoce.studies.audit.findings import Finding, Findings, Row
-from sottovoce.studies.audit.inversion import Reconstructions, chosen
+from sottovoce.studies.audit.inversion import Reconstructions, pick_one_per_class
 from sottovoce.studies.audit.messages import Measured, OneRun
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ def draw_reconstructions(
     """Draw originals above what the attack made of them at every level."""
     first = found[0]
     indices = list(range(len(first.truth)))
-    few = indices if len(indices) <= _MOST_PICTURES + 1 else chosen(first.truth, classes)
+    few = (
+        indices if len(indices) <= _MOST_PICTURES + 1 else pick_one_per_class(first.truth, classes)
+    )
     few = few[:_MOST_PICTURES]
     rows = [("original", first.originals[few])]
     rows += [(one.level.name, one.found[few]) for one in found]
@@ -247,7 +249,7 @@ def list_upload_cells(one: Measured) -> list[str]:
         f"{setting.promised:.3f}",
         _format_range(low, high, 3) + ("  contradicted" if one.contradicts else ""),
         _format_range(*epsilons, 2),
-        f"≥ {least(one.free_epsilon, 2)}",
+        f"≥ {format_lower_bound(one.free_epsilon, 2)}",
     ]
 
 
@@ -258,15 +260,15 @@ def list_guess_cells(run: OneRun) -> list[str]:
         f"{run.canaries:,}",
         f"{run.guesses:,}",
         f"{run.right:,}" + ("  contradicted" if run.contradicts else ""),
-        f"≥ {least(run.gaussian_epsilon, 2)}",
-        f"≥ {least(run.epsilon, 2)}",
+        f"≥ {format_lower_bound(run.gaussian_epsilon, 2)}",
+        f"≥ {format_lower_bound(run.epsilon, 2)}",
     ]
 
 
 def _format_range(low: float, high: float, digits: int) -> str:
     if isinf(high):
-        return f"{least(low, digits)} or more"
-    return f"{least(low, digits)} to {high:.{digits}f}"
+        return f"{format_lower_bound(low, digits)} or more"
+    return f"{format_lower_bound(low, digits)} to {high:.{digits}f}"
 
 
 def _align_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -25,7 +25,7 @@ from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import Terms
 from sottovoce.server.federation import Federation, build
 
-# What a server receives, with noise and without: the clipped step as it can read it off an upload.
+# What a server receives, with noise and without: the clipped step that an upload shows.
 #
 # "Without noise" is `release.step`, which nothing may send; with noise it is the real
 # `client.release`, priced by a tank of the budget that spends all of it in the uploads asked for.
@@ -35,10 +35,10 @@ Rows = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
-def capacity(epsilon: float, delta: float, by: Calibration) -> float:
-    """μ² that a calibration lets a run spend; a vault's where a vault takes it.
+def compute_capacity(epsilon: float, delta: float, by: Calibration) -> float:
+    """Return the μ² that a calibration lets a run spend; a vault's where a vault accepts it.
 
-    >>> [round(capacity(20.0, 1e-3, by) ** 0.5, 2) for by in ("exact", "paper")]
+    >>> [round(compute_capacity(20.0, 1e-3, by) ** 0.5, 2) for by in ("exact", "paper")]
     [4.05, 5.38]
     """
     if by == "paper":  # with cohorts of q·U clients μ² is 1/q of this, and q of it is released
@@ -48,7 +48,7 @@ def capacity(epsilon: float, delta: float, by: Calibration) -> float:
 
 @dataclass(frozen=True)
 class Level:
-    """A budget, or none: what stands at the head of a column of the audit.
+    """A budget, or none: the head of a column of the audit.
 
     >>> Level(None).name, Level(8.0, 1e-5).name, round(Level(8.0, 1e-5).mu, 4)
     ('no noise', 'ε = 8', 1.666)
@@ -60,7 +60,7 @@ class Level:
 
     @property
     def name(self) -> str:
-        """As it is printed."""
+        """The name that is printed."""
         return "no noise" if self.epsilon is None else f"ε = {self.epsilon:g}"
 
     @property
@@ -68,14 +68,14 @@ class Level:
         """What bounds every attack; infinite without noise."""
         return np.inf if self.epsilon is None else float(gaussian.mu(self.epsilon, self.delta))
 
-    def ceiling(self, fpr: float) -> float:
-        """The most any attacker finds at this rate of false alarms."""
+    def bound_tpr(self, fpr: float) -> float:
+        """Return the most that any attacker finds at this rate of false alarms."""
         return 1.0 if self.epsilon is None else float(gaussian.tpr(fpr, self.mu))
 
 
 @dataclass(frozen=True)
 class Victim:
-    """A client of which the server wants to know more than it should."""
+    """The client that a curious server attacks."""
 
     form: Form
     recipe: Recipe
@@ -85,10 +85,10 @@ class Victim:
     def answers(
         self, level: Level, models: Iterator[Parameters], count: int
     ) -> Iterator[Parameters]:
-        """So many uploads, one for each model that the server sends; together they cost ε."""
+        """Yield an upload for each model that the server sends; together they cost ε."""
         tank = None
         if level.epsilon is not None:
-            tank = Tank.full(capacity(level.epsilon, level.delta, level.calibration))
+            tank = Tank.full(compute_capacity(level.epsilon, level.delta, level.calibration))
         terms = Terms(clients=1, per_round=1, calibration=level.calibration)
         change = grid.grid_sensitivity(self.recipe.unit, len(self.y))
         for t, model in zip(range(count), models, strict=False):
@@ -104,7 +104,7 @@ class Victim:
             yield {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
 
     def gradient(self, level: Level, model: Parameters) -> Parameters:
-        """Σ clip(g) + noise, as the server reads it off one upload that spends all of ε.
+        """Return Σ clip(g) + noise, as one upload that spends all of ε shows it.
 
         >>> form, recipe = Form("svm", (1,), 2, {"kappa": 0.0}), Recipe(1.0, 1.0)
         >>> victim = Victim(form, recipe, np.ones((1, 1)), np.ones(1, np.int64))
@@ -124,11 +124,11 @@ HIDDEN = 32  # of the mlp that stands for another kind of model
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A federation as a curious server meets it, with one client's rows to be guessed."""
+    """A federation as a curious server meets it, with the rows that it tries to guess."""
 
     name: str
     plan: Plan
-    own: bool  # whether `form` is the plan's own model; otherwise an mlp stands for it
+    is_own_model: bool  # whether `form` is the plan's model; otherwise an mlp stands for it
     form: Form
     model: Parameters
     recipe: Recipe
@@ -150,10 +150,10 @@ class Target:
         return None
 
 
-def target(path: Path | None) -> Target:
-    """The target that PLAN or RUN names; without one the embedded default.
+def load_target(path: Path | None) -> Target:
+    """Load the target that a plan or a run names; without one the embedded default.
 
-    >>> found = target(None)
+    >>> found = load_target(None)
     >>> found.x.shape, found.form.options["hidden"], found.epsilon
     ((143, 64), 32, 8.0)
     """
@@ -165,10 +165,12 @@ def target(path: Path | None) -> Target:
         raise InputError.of("data.name", "arrays", "data that can be read", "audit a plan or table")
     federation = build(plan, seed=SEED)
     held = federation.held
-    own = isinstance(federation.model, Mlp)
-    model = federation.model if own else Mlp(int(np.prod(held.inputs)), HIDDEN, held.classes)
+    is_own_model = isinstance(federation.model, Mlp)
+    model = (
+        federation.model if is_own_model else Mlp(int(np.prod(held.inputs)), HIDDEN, held.classes)
+    )
     assert isinstance(model, Mlp)
-    trained = path is not None and path.is_dir() and own
+    trained = path is not None and path.is_dir() and is_own_model
     params = load(path).params if trained and path is not None else model.draw_parameters(SEED)
     rows = held.client(0)
     if len(held.train.y) < FEWEST:
@@ -183,7 +185,7 @@ def target(path: Path | None) -> Target:
     return Target(
         name=name,
         plan=plan,
-        own=own,
+        is_own_model=is_own_model,
         form=model.form(),
         model={
             name: np.asarray(leaf, np.float64) for name, leaf in flatten_parameters(params).items()
@@ -197,13 +199,13 @@ def target(path: Path | None) -> Target:
         pool_y=held.train.y[order[:MOST]].astype(np.int64),
         public=held.validation.x.astype(np.float64),
         shape=held.inputs,
-        uncovered=_uncovered(federation),
+        uncovered=_list_uncovered(federation),
     )
 
 
-def _uncovered(federation: Federation) -> tuple[str, ...]:
-    """Codes of what the plan's own guarantee leaves out; noise is a device's here, always."""
-    told = federation.guarantee()
-    assert told is not None, "a plan tells its budgets"
+def _list_uncovered(federation: Federation) -> tuple[str, ...]:
+    """Return the codes that are peculiar to this plan's guarantee; noise here is a device's."""
+    guarantee = federation.guarantee()
+    assert guarantee is not None, "a plan states its budgets"
     usual = {*ALWAYS_NOT_COVERED, "simulated-noise"}
-    return tuple(code for code in told.not_covered if code not in usual)
+    return tuple(code for code in guarantee.not_covered if code not in usual)
