@@ -378,30 +378,54 @@ def test_importing_the_room_is_light_and_drawing_needs_no_pyplot():
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;</style></title>"
 
 
-@pytest.mark.slow
-def test_a_hostile_record_injects_nothing():
-    record, trace = example(clients=2, stop_after=2)
-    plain = Page(render_report(record, trace))
+def write_everywhere(text: str) -> dict:
+    """A record with this text wherever a record may have any text."""
+    record, _ = example(clients=2, stop_after=2)
     for section in record["plan"].values():
         if isinstance(section, dict):
             for key in list(section):
                 if key != "rounds":
-                    section[key] = HOSTILE
-            section[HOSTILE] = [HOSTILE, {HOSTILE: HOSTILE}]
-    record["plan"][HOSTILE] = HOSTILE
-    record["engine"] = record["seed"] = record["timing"]["started"] = HOSTILE
-    record["result"]["model_sha256"] = HOSTILE
-    record["versions"] = dict.fromkeys(["sottovoce", HOSTILE], HOSTILE)
-    for key in ("unit", "adjacency", "adversary", "text"):
-        record["guarantee"][key] = HOSTILE
-    record["guarantee"]["not_covered"] = [HOSTILE]
-    hostile = Page(render_report(record, trace))
-    assert HOSTILE in hostile.text
-    # As many as there are settings to show; everything else must stay as it was.
-    grows = {"tr", "th", "td", "li", "table", "caption", "tbody", "div"}
-    before, after = (Counter(t for t, _ in p.tags if t not in grows) for p in (plain, hostile))
-    assert before == after
+                    section[key] = text
+            section[text] = [text, {text: text}]
+    record["plan"][text] = text
+    record["versions"] = dict.fromkeys(["sottovoce", text], text)
+    record["guarantee"] |= {"text": text, "not_covered": [text]}
+    record["result"] |= {
+        "finish": text,
+        "aggregation": text,
+        "fairness": {"shown": False, "why": text},
+        "confusion": [[3, 1], [0, 4]],
+    }
+    columns = {text: [0, 1], "other": [text]}
+    table = {"label": text, "classes": [text, text], "columns": columns, "inferred": [text]}
+    record["table"] = table
+    names = dict.fromkeys(("name", "key", "version", "limited"), text)
+    record["clients"] = [{**names, "counted": 3, **client} for client in record["clients"]]
+    for entry in record["rounds"]:
+        entry |= {"refused": {text: 1}, "missing": {text: text}, "limited": {text: text}}
+    return record
+
+
+@pytest.mark.slow
+def test_a_hostile_record_injects_nothing():
+    trace = example(clients=2, stop_after=2)[1]
+    plain, hostile = (Page(render_report(write_everywhere(t), trace)) for t in ("plain", HOSTILE))
+    assert hostile.text.count(HOSTILE) > 10
+    assert Counter(tag for tag, _ in plain.tags) == Counter(tag for tag, _ in hostile.tags)
     assert not any(name.startswith("on") for _, attrs in hostile.tags for name in attrs)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["status", "engine", "noise", "seed", "timing.started", "result.model_sha256",
+     "guarantee.unit", "guarantee.adjacency", "guarantee.adversary", "guarantee.calibration"],
+)  # fmt: skip
+def test_text_where_a_record_has_none_of_its_own_is_refused(place):
+    record, _ = example(clients=2, stop_after=2)
+    section, _, key = place.rpartition(".")
+    (record[section] if section else record)[key] = HOSTILE
+    with pytest.raises(RunError, match=f"record.json is damaged, {place} is "):
+        render_report(record)
 
 
 def test_no_template_lets_a_value_through_unescaped():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,6 @@ from sottovoce.errors import RunError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import (
-    CALIBRATIONS,
     LEAKS,
     NOT_COVERED,
     THIS_RUN_ONLY,
@@ -41,9 +40,9 @@ from sottovoce.reports.pages import (
     format_whole,
     render_page,
 )
-from sottovoce.runs.record import AGAIN, Record, require_schema
+from sottovoce.runs.record import AGAIN, ClientEntry, Fairness, Record, RoundEntry
+from sottovoce.schemas.documents import GuaranteeEntry
 
-STATUSES = ("finished", "interrupted", "failed")
 SIMULATED = (
     "Simulation: this is what a deployment of this plan would guarantee; "
     "do not publish this model as private."
@@ -140,8 +139,8 @@ class CheckedRun:
     trace: Mapping[str, Any]
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> Self:
-        """The run that a record tells of; what does not belong together is refused.
+    def of(cls, record: Record | Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> Self:
+        """Return the run that a record describes; refuse figures that do not belong together.
 
         >>> CheckedRun.of({"schema": "something else"})
         Traceback (most recent call last):
@@ -149,74 +148,67 @@ class CheckedRun:
         sottovoce.errors.RunError: record.json must have schema "sottovoce.record/1", got \
 'something else'; use the version of sottovoce that wrote it
         """
-        require_schema(record)
+        parsed = record if isinstance(record, Record) else Record.parse(record)
         try:
-            return cls._parsed(record, dict(trace or {}))
+            run = cls._convert(parsed, dict(trace or {}))
+            run._check()
         except KeyError as error:
             raise RunError(f"record.json is damaged, it lacks {error}; {AGAIN}") from error
-        except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+        except (TypeError, ValueError, OverflowError, IndexError) as error:
             raise RunError(
                 f"record.json or trace.npz is damaged ({why(error)}); {AGAIN}"
             ) from error
-
-    @classmethod
-    def _parsed(cls, record: Mapping[str, Any], trace: dict[str, Any]) -> Self:
-        initial, rounds, result = record["initial"], list(record["rounds"]), record["result"]
-        guarantee, timing = record["guarantee"], record["timing"]
-        told = _untold(record) if guarantee is None else guarantee
-        if record["status"] not in STATUSES:
-            raise ValueError(f"status {record['status']!r:.60} is none of {', '.join(STATUSES)}")
-        states = [initial, *rounds]
-        with_cohorts = all("cohort" in each for each in rounds)
-        run = cls(
-            status=record["status"],
-            engine=str(record["engine"]),
-            noise=str(record["noise"]),
-            seed=record["seed"],
-            plan=dict(record["plan"]),
-            loss=_column(states, "validation_loss"),
-            accuracy=_column(states, "validation_accuracy"),
-            horizon=_whole(each["horizon"] for each in rounds),
-            next_horizon=_whole(each["next_horizon"] for each in rounds),
-            sigma=np.stack(
-                [_column([r["sigma"] for r in rounds], key) for key in ("min", "median", "max")],
-                axis=1,
-            ),
-            cohorts=[_whole(each["cohort"]) for each in rounds] if with_cohorts else None,
-            test_loss=_number(result["test_loss"]),
-            test_accuracy=_number(result["test_accuracy"]),
-            fairness=_fairness(result.get("fairness")),
-            confusion=_confusion(result.get("confusion")),
-            classes=[str(name) for name in (record.get("table") or {}).get("classes", [])],
-            model_sha256=result["model_sha256"],
-            finish="; ".join(str(result[k]) for k in ("aggregation", "finish") if k in result)
-            or None,
-            clients=_clients(record.get("clients"), trace),
-            who=_who(record.get("clients"), rounds),
-            disclosed=guarantee is not None,
-            epsilon=_number(told["epsilon"]),
-            delta=_number(told["delta"]),
-            unit=str(told["unit"]),
-            adjacency=str(told["adjacency"]),
-            adversary=str(told["adversary"]),
-            calibration=str(told["calibration"]),
-            not_covered=[str(code) for code in told["not_covered"]],
-            text=str(told["text"]),
-            versions=dict(record["versions"]),
-            started=str(timing["started"]),
-            seconds=_number(timing["seconds"]),
-            seconds_per_round=_number(timing["seconds_per_round"]),
-            trace=trace,
-        )
-        run._check()
         return run
 
+    @classmethod
+    def _convert(cls, record: Record, trace: dict[str, Any]) -> Self:
+        rounds, result, timing = record.rounds, record.result, record.timing
+        guarantee = record.guarantee or _replace_guarantee(record)
+        states = [record.initial, *rounds]
+        spreads = [entry["sigma"] for entry in rounds]
+        cohorts = [np.array(entry["cohort"], np.int64) for entry in rounds if "cohort" in entry]
+        after = [result[key] for key in ("aggregation", "finish") if key in result]
+        return cls(
+            status=record.status,
+            engine=record.engine,
+            noise=record.noise,
+            seed=record.seed,
+            plan=record.plan,
+            loss=_column(states, "validation_loss"),
+            accuracy=_column(states, "validation_accuracy"),
+            horizon=np.array([entry["horizon"] for entry in rounds], np.int64),
+            next_horizon=np.array([entry["next_horizon"] for entry in rounds], np.int64),
+            sigma=np.stack([_column(spreads, key) for key in ("min", "median", "max")], axis=1),
+            cohorts=cohorts if len(cohorts) == len(rounds) else None,
+            test_loss=_to_float(result["test_loss"]),
+            test_accuracy=_to_float(result["test_accuracy"]),
+            fairness=_convert_fairness(result.get("fairness")),
+            confusion=_convert_confusion(result.get("confusion")),
+            classes=record.table["classes"] if record.table else [],
+            model_sha256=result["model_sha256"],
+            finish="; ".join(after) or None,
+            clients=_convert_clients(record.clients, trace),
+            who=_identify_clients(record.clients, rounds),
+            disclosed=record.guarantee is not None,
+            epsilon=guarantee["epsilon"],
+            delta=guarantee["delta"],
+            unit=guarantee["unit"],
+            adjacency=guarantee["adjacency"],
+            adversary=guarantee["adversary"],
+            calibration=guarantee["calibration"],
+            not_covered=guarantee["not_covered"],
+            text=guarantee["text"],
+            versions=record.versions,
+            started=timing["started"],
+            seconds=timing["seconds"],
+            seconds_per_round=_to_float(timing["seconds_per_round"]),
+            trace=trace,
+        )
+
     def _check(self) -> None:
-        """What the page would stumble over: figures that do not belong together."""
+        """Refuse figures that do not belong together."""
         if self.disclosed and not (1e-6 <= self.epsilon <= 1e13 and 0 < self.delta < 1):
             raise ValueError(f"({self.epsilon}, {self.delta}) is no (ε, δ)")
-        if self.calibration not in CALIBRATIONS:
-            raise ValueError(f"calibration {self.calibration!r:.60} is unknown")
         if self.clients is None:
             return
         many = len(self.clients)
@@ -305,7 +297,7 @@ class CheckedRun:
 
 def read_run(folder: Path) -> CheckedRun:
     """Read and check the run in a folder: record.json, and trace.npz if it is there."""
-    return CheckedRun.of(Record.read(folder).to_dict(), _trace(folder / "trace.npz"))
+    return CheckedRun.of(Record.read(folder), _trace(folder / "trace.npz"))
 
 
 def _trace(path: Path) -> dict[str, Any] | None:
@@ -320,33 +312,33 @@ def _trace(path: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def _confusion(told: Any) -> NDArray[np.int64] | None:
-    if told is None:
+def _convert_confusion(counts: list[list[int]] | None) -> NDArray[np.int64] | None:
+    if counts is None:
         return None
-    table = np.array(told, dtype=np.int64)
-    if table.ndim != 2 or table.shape[0] != table.shape[1] or (table < 0).any():
-        raise ValueError(f"the confusion matrix has shape {table.shape} or counts below 0")
+    table = np.array(counts, dtype=np.int64)
+    if table.ndim != 2 or table.shape[0] != table.shape[1]:
+        raise ValueError(f"the confusion matrix has shape {table.shape}")
     return table
 
 
-def _fairness(told: Any) -> dict[str, Any]:
-    """What the record says of accuracy by client, with its numbers checked; {} if nothing."""
-    if told is None:
+def _convert_fairness(fairness: Fairness | None) -> dict[str, Any]:
+    """Return accuracy by client and by budget, or why it is not shown; {} if nothing is said."""
+    if fairness is None:
         return {}
-    if not told["shown"]:
-        return {"why": str(told["why"])}
-    groups = [
-        {key: _number(group[key]) for key in ("epsilon", "delta", "clients", "rows", "accuracy")}
-        for group in told["by_budget"]
-    ]
-    spread = {key: _number(told["accuracy"][key]) for key in ("min", "q1", "median", "q3", "max")}
-    return {"clients": _number(told["clients"]), "spread": spread, "groups": groups}
+    if not fairness["shown"]:
+        return {"why": fairness["why"]}
+    accuracy, groups = fairness["accuracy"], fairness["by_budget"]
+    return {
+        "clients": fairness["clients"],
+        "spread": {key: _to_float(accuracy[key]) for key in ("min", "q1", "median", "q3", "max")},
+        "groups": [{**group, "accuracy": _to_float(group["accuracy"])} for group in groups],
+    }
 
 
-def _clients(listed: Any, trace: Mapping[str, Any]) -> Clients | None:
+def _convert_clients(entries: list[ClientEntry] | None, trace: Mapping[str, Any]) -> Clients | None:
     names = [field.name for field in fields(Clients)]
-    if listed is not None:
-        columns = [_column(listed, name) for name in names]
+    if entries is not None:
+        columns = [_column(entries, name) for name in names]
     elif all(f"clients_{name}" in trace for name in names):
         columns = [np.asarray(trace[f"clients_{name}"], dtype=np.float64) for name in names]
     else:
@@ -354,67 +346,56 @@ def _clients(listed: Any, trace: Mapping[str, Any]) -> Clients | None:
     if len({column.shape for column in columns}) != 1 or not len(columns[0]):
         raise ValueError("clients must be at least one, each with all of its figures")
     clients = Clients(*columns)
-    kept = np.isnan(clients.capacity) & np.isnan(clients.spent) & np.isnan(clients.epsilon)
-    if not np.all(kept | ((clients.capacity > 0) & (clients.spent >= 0))):
+    hidden = np.isnan(clients.capacity) & np.isnan(clients.spent) & np.isnan(clients.epsilon)
+    if not np.all(hidden | ((clients.capacity > 0) & (clients.spent >= 0))):
         raise ValueError("every client needs a capacity > 0, of which it has spent ≥ 0")
     return clients
 
 
-def _who(listed: Any, rounds: list[Any]) -> list[Who]:
-    if not listed or "name" not in listed[0]:
+def _identify_clients(entries: list[ClientEntry] | None, rounds: list[RoundEntry]) -> list[Who]:
+    if not entries or "name" not in entries[0]:
         return []
-    why = Counter((name, str(w)) for r in rounds for name, w in r.get("missing", {}).items())
+    absences = Counter(absence for entry in rounds for absence in entry.get("missing", {}).items())
     found = []
-    for one in listed:
-        said = [f"{reason} in {n} of {len(rounds)} rounds" for (name, reason), n in why.items()
-                if name == one["name"]]  # fmt: skip
-        if "limited" in one:
-            said.append(str(one["limited"]))
+    for entry in entries:
+        remarks = [f"{reason} in {n} of {len(rounds)} rounds"
+                   for (name, reason), n in absences.items() if name == entry["name"]]  # fmt: skip
+        if "limited" in entry:
+            remarks.append(entry["limited"])
         found.append(
             Who(
-                name=str(one["name"]),
-                key="–" if one.get("key") is None else str(one["key"]),
-                version="–" if one.get("version") is None else str(one["version"]),
-                counted=_number(one.get("counted")),
-                remarks="; ".join(said),
+                name=entry["name"],
+                key=entry.get("key") or "–",
+                version=entry.get("version") or "–",
+                counted=_to_float(entry.get("counted")),
+                remarks="; ".join(remarks),
             )
         )
     return found
 
 
-def _untold(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in for a guarantee where every client keeps its budget to itself."""
-    plan, codes = record["plan"], [str(c) for c in record.get("not_covered", ())]
+def _replace_guarantee(record: Record) -> GuaranteeEntry:
+    """Return what stands for a guarantee where every client keeps its budget to itself."""
+    codes = record.not_covered or []
     return {
-        "epsilon": None,
-        "delta": None,
-        "unit": plan["local"]["unit"],
+        "epsilon": math.nan,
+        "delta": math.nan,
+        "unit": record.plan["local"]["unit"],
         "adjacency": "replace-one",
         "adversary": "server",
-        "calibration": plan["privacy"]["calibration"],
+        "calibration": record.plan["privacy"]["calibration"],
         "not_covered": codes,
         "text": describe_undisclosed(codes),
     }
 
 
-def _column(rows: list[Any], key: str) -> Floats:
-    return np.array([_number(row[key]) for row in rows], dtype=np.float64)
+def _column(rows: Sequence[Any], key: str) -> Floats:
+    return np.array([_to_float(row[key]) for row in rows], dtype=np.float64)
 
 
-def _number(value: object) -> float:
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r:.60} stands where a number should")
-    return float(value) if math.isfinite(value) else math.nan
-
-
-def _whole(values: Any) -> NDArray[np.int64]:
-    listed = list(values)
-    for value in listed:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise TypeError(f"{value!r:.60} stands where a whole number ≥ 0 should")
-    return np.array(listed, dtype=np.int64)
+def _to_float(value: float | None) -> float:
+    """Return the number, or NaN for what is absent or not finite."""
+    return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 # The page.

@@ -322,7 +322,12 @@ class Record(BaseModel):
         sottovoce.errors.RunError: record.json must have schema "sottovoce.record/1", got \
 'something else'; use the version of sottovoce that wrote it
         """
-        require_schema(values)
+        found = values.get("schema") if isinstance(values, Mapping) else type(values).__name__
+        if not isinstance(values, Mapping) or found != SCHEMA:
+            raise RunError(
+                f'record.json must have schema "{SCHEMA}", got {found!r:.60}; '
+                "use the version of sottovoce that wrote it"
+            )
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -444,16 +449,6 @@ class Record(BaseModel):
                 f"the record of this run does not fit its schema, {_find_fault(error)}; no record "
                 "was written, please report this"
             ) from error
-
-
-def require_schema(values: object) -> None:
-    """Refuse what is no record, or one of another version."""
-    found = values.get("schema") if isinstance(values, Mapping) else type(values).__name__
-    if not isinstance(values, Mapping) or found != SCHEMA:
-        raise RunError(
-            f'record.json must have schema "{SCHEMA}", got {found!r:.60}; '
-            "use the version of sottovoce that wrote it"
-        )
 
 
 def _find_fault(error: ValidationError) -> str:
