@@ -14,10 +14,8 @@ import opendp.prelude as dp
 import pytest
 from scipy import stats
 
-from sottovoce.privacy.noise import envelope as staircases
 from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.envelope import build_envelope
-from sottovoce.privacy.noise.secure import draw
+from sottovoce.privacy.noise.secure import build_envelope, draw
 from support.mutated_module import mutated
 from support.noise_statistics import (
     FALSE_ALARM,
@@ -43,7 +41,7 @@ def test_a_comparison_wrong_by_a_hundredth_would_be_noticed(monkeypatch):
     wrong = mutated(
         "sottovoce.privacy.noise.secure", "bell * (1 - MARGIN)", "bell + 0.01 * staircase.scale"
     )
-    monkeypatch.setattr(staircases, "BARS", 1)
+    monkeypatch.setattr(secure, "BARS", 1)
     monkeypatch.setattr(wrong, "build_envelope", build_envelope.__wrapped__)
     assert fit(wrong.draw, 300, 1_000_000, pieces=10) < FALSE_ALARM
 
@@ -69,7 +67,7 @@ def test_against_opendps_proved_sampler(sigma):
 @pytest.mark.parametrize("sigma", [2, 16, 50])
 def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
     slow, is_below = [], secure.is_below
-    monkeypatch.setattr(staircases, "BARS", 1)
+    monkeypatch.setattr(secure, "BARS", 1)
     monkeypatch.setattr(secure, "MARGIN", 0.9)
     monkeypatch.setattr(
         secure, "build_envelope", lambda sigma: build_envelope.__wrapped__(sigma, 1)

@@ -20,10 +20,8 @@ import pytest
 from scipy import stats
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.noise import envelope as staircases
 from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.envelope import FINE_BITS, MARGIN, SLOTS, build_envelope
-from sottovoce.privacy.noise.secure import draw
+from sottovoce.privacy.noise.secure import FINE_BITS, MARGIN, SLOTS, build_envelope, draw
 from support import TESTS
 from support.mutated_module import mutated
 from support.noise_statistics import (
@@ -167,7 +165,7 @@ def test_undecided_bits_are_drawn_until_they_decide():
 
 def coarse(module, monkeypatch, margin, reach=1):
     """The sampler with bars as wide as σ, tails from σ on, and floating point hardly ever sure."""
-    monkeypatch.setattr(staircases, "BARS", 1)
+    monkeypatch.setattr(secure, "BARS", 1)
     monkeypatch.setattr(module, "MARGIN", margin)
     monkeypatch.setattr(
         module, "build_envelope", lambda sigma: build_envelope.__wrapped__(sigma, reach)

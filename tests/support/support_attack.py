@@ -16,7 +16,7 @@ from sottovoce.client.release import Price
 from sottovoce.models import base
 from sottovoce.privacy import grid
 from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.envelope import FINE_BITS, SLOT_BITS, Envelope
+from sottovoce.privacy.noise.secure import FINE_BITS, SLOT_BITS, Envelope
 from sottovoce.privacy.sensitivity import Recipe
 
 

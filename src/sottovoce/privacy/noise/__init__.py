@@ -1,6 +1,5 @@
 """The only package that draws privacy noise.
 
 `secure` draws exact integer Gaussians from the system's entropy, which is what a device may
-release; `envelope` is the staircase under which it proposes. `simulated` draws from a key in
-floating point: for simulation, never for a release.
+release. `simulated` draws from a key in floating point: for simulation, never for a release.
 """
