@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,8 @@ class Run:
     @property
     def state(self) -> ServerState:
         """The state after the last complete round."""
-        return cast(ServerState, self.at[0])
+        state: ServerState = self.at[0]
+        return state
 
 
 class PlayedRound(NamedTuple):
