@@ -11,7 +11,7 @@ not a release, and no budget has to pay for it.
 - So every feature is in [0, 1] and a column contributes a vector of norm ≤ 1: for m columns
   **‖x‖ ≤ √m for every possible row** (about 3 for the rows in the files).
 
-| data set | label 1 | columns used | left out | features |
+| dataset | label 1 | columns used | left out | features |
 |---|---|---|---|---|
 | acs | PINCP > 25,000 | 17 | see `parse_acs` | 76 |
 | adult | >50K | 13 | fnlwgt (a weight) | 103 |

@@ -201,11 +201,11 @@ class Data(Section):
     """Which data, and who holds what."""
 
     name: DatasetName | None = Field(
-        default="digits", description="the data set (arrays: given from Python)"
+        default="digits", description="the dataset (arrays: given from Python)"
     )
     path: str | None = Field(
         default=None,
-        description="your own table instead, CSV or Parquet, beside the plan (then remove name)",
+        description="your own table, CSV or Parquet, instead of name, relative to the plan",
         examples=["people.csv"],
     )
     label: str | None = Field(
@@ -215,7 +215,7 @@ class Data(Section):
     )
     client: str | None = Field(
         default=None,
-        description="the column that says whose row it is (then clients follow from the table)",
+        description="the column that names the client of each row (clients then follows from it)",
         examples=["hospital"],
     )
     columns: PublicColumns | None = Field(
@@ -226,18 +226,18 @@ class Data(Section):
     infer: bool | None = Field(
         default=None,
         strict=True,
-        description="take what columns lacks from the data, which the guarantee does not cover",
+        description="whether what columns lacks is taken from the data, which is not covered",
         examples=[False],
     )
     clients: Whole | None = Field(default=10, description="how many clients share the data (U)")
     samples: Whole | tuple[Whole, ...] | None = Field(
         default=None,
-        description="the rows of each client, or a list of them (absent: all there are, equally)",
+        description="the rows of each client, or a list of them (absent: all rows, shared equally)",
         examples=[143],
     )
     split: SplitKind = Field(
         default="iid",
-        description="who holds what: alike, by class, as listed, by α, as they lie, by column",
+        description="who holds what: alike, by class, in listed sizes, by α, in order, by column",
     )
     labels_per_client: Annotated[Whole | None, When("split", "labels", 2)] = Field(
         default=None, description="how many classes a client holds with split = labels"
@@ -249,20 +249,20 @@ class Data(Section):
     )
     validation: WholeOrZero | Fraction | str = Field(
         default=DATASETS["digits"].validation,
-        description="rows the server steers by (0: the test rows; a table: also a part, a file)",
+        description="rows to validate on (0: the test rows; a table: also a fraction, a file)",
     )
     test: WholeOrZero | Fraction | str = Field(
         default=DATASETS["digits"].test,
-        description="rows for the final test (0: the data set's own; a table: also a part, a file)",
+        description="rows to test on (0: the dataset's own; a table: also a fraction, a file)",
     )
     evaluation: Literal["public"] | None = Field(
         default=None,
-        description="the clients' own validation and test rows are declared public, by your word",
+        description="your declaration that the clients' own validation and test rows are public",
         examples=["public"],
     )
     public: Whole | None = Field(
         default=None,
-        description="the first rows that no client holds whatever the seed, validation among them",
+        description="the first rows, which no client holds; validation is drawn from them",
         examples=[20000],
     )
 

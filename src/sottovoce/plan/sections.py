@@ -83,18 +83,18 @@ class Model(Section):
     )
     features: FeatureName | None = Field(
         default=None,
-        description="what a picture is turned into first (hog: gradient histograms; free)",
+        description="the features that replace a picture (hog: gradient histograms; free)",
         examples=["hog"],
     )
     cell: Annotated[Whole | None, When("features", "hog", 4)] = Field(
-        default=None, description="the pixels of the side of a cell with model.features"
+        default=None, description="the side of a cell in pixels, with model.features"
     )
     upright: Annotated[bool | None, When("features", "hog", False)] = Field(
         default=None, description="whether a picture is first made upright by its own moments"
     )
     colours: Annotated[bool | None, When("features", "hog", None)] = Field(
         default=None,
-        description="whether the mean colours of the cells stand beside their gradients",
+        description="whether the mean colours of the cells are features, too",
         examples=[True],
     )
 
@@ -138,7 +138,7 @@ class Local(Section):
     learning_rate: Number = Field(default=2.0, description="the length η of a step, above 0")
     clip: Number | Literal["median"] = Field(
         default=1.0,
-        description="the norm C a record's gradient is cut to (median: of raw ones, not covered)",
+        description="the norm C a record's gradient is cut to (median: of raw norms, not covered)",
     )
     unit: Unit = Field(
         default="record", description="what is protected: one record, or a client's data"
@@ -170,7 +170,7 @@ class Privacy(Section):
     )
     delta: Number | tuple[Number, ...] = Field(
         default=1e-5,
-        description="δ, added to a probability at most, well below 1 / samples, or a list of them",
+        description="δ, the most that is added to a probability, well below 1 / samples, or a list",
     )
     clients: str | None = Field(
         default=None,
@@ -179,7 +179,7 @@ class Privacy(Section):
     )
     calibration: Calibration = Field(
         default="exact",
-        description="how noise follows from the budget (paper: too little, to compare)",
+        description="how noise follows from the budget (paper: too little noise, for comparison)",
     )
 
     @model_validator(mode="before")
@@ -222,20 +222,20 @@ class Rounds(Section):
         default="discounted", description="how the number of rounds is decided"
     )
     rounds: Whole = Field(
-        default=120, description="the number of rounds T₀ at the start, the most there are"
+        default=120, description="the number of rounds T₀ at the start, which is also the most"
     )
     beta: Annotated[Number | None, When("schedule", "discounted", 0.8)] = Field(
         default=None,
-        description="what part of the rounds left is kept when the loss stops falling, below 1",
+        description="the fraction of the rounds left to keep when the loss stops falling",
     )
     zeta: Annotated[
         Annotated[Number, Field(ge=-MOST, le=MOST)] | None, When("schedule", "discounted", 0.0)
-    ] = Field(default=None, description="the fall ζ of the loss a round must bring")
+    ] = Field(default=None, description="the fall ζ of the loss that a round must bring")
     window: Annotated[Whole | None, When("schedule", "discounted", 3)] = Field(
         default=None, description="how many losses are averaged (1: the paper's rule)"
     )
     slope: Annotated[Number | None, When("schedule", "decaying", 0.004)] = Field(
-        default=None, description="how much smaller the noise gets a round with schedule = decaying"
+        default=None, description="by how much the noise falls each round with schedule = decaying"
     )
     per_round: Whole | None = Field(
         default=None,
@@ -243,7 +243,7 @@ class Rounds(Section):
         examples=[10],
     )
     cohort: CohortKind = Field(
-        default="balanced", description="who uploads: the least asked first, or anyone"
+        default="balanced", description="who uploads: those asked least so far, or anyone"
     )
 
     @model_validator(mode="after")
@@ -268,7 +268,7 @@ class Server(Section):
 
     weights: Literal["samples", "precision"] = Field(
         default="samples",
-        description="what an upload counts by: rows, or (for unequal budgets) precision",
+        description="what an upload is weighed by: rows, or (for unequal budgets) precision",
     )
     divergence: Annotated[Number, Field(ge=0, le=1e12)] | None = Field(
         default=None,
@@ -277,7 +277,7 @@ class Server(Section):
     )
     aggregation: Aggregation | None = Field(
         default=None,
-        description="how uploads become one (absent: mean; the others resist hostile ones; free)",
+        description="how uploads are combined (absent: mean; others resist hostile ones; free)",
         examples=["trimmed"],
     )
     trim: Annotated[
@@ -287,7 +287,7 @@ class Server(Section):
     )
     signal: Literal["public", "clients", "raw"] = Field(
         default="public",
-        description="whose loss steers: the validation set's, the clients' (noised), or raw ones",
+        description="whose loss decides: that of the validation set, of clients (noised), or raw",
     )
     loss_bound: Annotated[
         Annotated[Number, Field(ge=1e-6, le=1e6)] | None, When("signal", "clients", 5.0)
@@ -305,18 +305,20 @@ class Server(Section):
     )
     average: Literal["exponential", "tail"] | None = Field(
         default=None,
-        description="hand out an average of the iterates, running or of the last rounds (free)",
+        description="the average of iterates to return, running or of the last rounds (free)",
         examples=["tail"],
     )
     keep: Annotated[Number | None, When("average", "exponential", 0.9)] = Field(
-        default=None, description="what a running average keeps of itself, above 0 and below 1"
+        default=None,
+        description="what fraction a running average keeps of itself, between 0 and 1",
     )
     tail: Annotated[Number | None, When("average", "tail", 0.5)] = Field(
-        default=None, description="the last part of the rounds that is averaged, at most 1"
+        default=None,
+        description="the fraction of the rounds, the last ones, to average, at most 1",
     )
     choose: Literal["last", "best"] | None = Field(
         default=None,
-        description="which round's model is handed out, the best on validation rows or last (free)",
+        description="which round's model is returned, the best in validation or the last (free)",
         examples=["best"],
     )
 

@@ -59,7 +59,7 @@ def grid_sensitivity(protected: Unit, samples: int) -> int:
     (True, True)
     """
     if not 1 <= samples <= MOST_SAMPLES:
-        raise InputError.of("samples", samples, "from 1 to 2³²", "split the data set")
+        raise InputError.of("samples", samples, "from 1 to 2³²", "split the dataset")
     return REPLACED * (samples if protected == "client" else 1)
 
 
