@@ -4,9 +4,9 @@
 
 A history of so many rounds (runs of up to 1,000) is written by the ledger's own code, many lines a
 write. Then a process of its own answers 40 rounds of a new run of a tiny model, each asked with the
-receipt of the one before: milliseconds of `device.answer` as a clock shows them and of CPU, those
-inside the vault (open, look up, reserve, store, close), lines read, steps of SQLite's machine, the
-size of the file and the peak of resident memory. Last, a full check as `sottovoce ledger verify`
+receipt of the one before: milliseconds of `device.answer_request` as a clock shows them and of CPU,
+those inside the vault (open, look up, reserve, store, close), lines read, steps of SQLite's machine,
+the size of the file and the peak of resident memory. Last, a full check as `sottovoce ledger verify`
 makes it.
 """
 
@@ -56,7 +56,7 @@ def build(folder: Path, rounds: int) -> None:
     random = np.random.default_rng(0)
     np.savez(folder / "ward.npz", x=random.normal(size=(100, 4)), y=random.integers(0, 2, 100))
     (folder / "ward.toml").write_text(NODE, "utf-8")
-    ledger.create_for(folder / "ward.toml")
+    ledger.create_from_node(folder / "ward.toml")
     live(folder / "ward.vault", rounds, a_run=1_000)
 
 
@@ -91,7 +91,7 @@ def answer(folder: Path) -> dict[str, float]:
             cohort="balanced", recipe=Recipe(1.0, 1.0), form=form, receipt=seen, server="s",
             params={name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()},
         )  # fmt: skip
-        head = messages.unpack(device.answer(request.to_blob(), node))[0]
+        head = messages.unpack(device.answer_request(request.to_blob(), node))[0]
         if head["kind"] != "upload":
             raise SystemExit(f"the client refused: {head}")
         return VaultReceipt.from_json(head["receipt"])

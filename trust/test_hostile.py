@@ -261,7 +261,7 @@ import sys
 from pathlib import Path
 from sottovoce.client import device
 from sottovoce.client.node import Node
-sys.stdout.buffer.write(device.hello(Node.load(Path(sys.argv[1]))))
+sys.stdout.buffer.write(device.make_greeting(Node.load(Path(sys.argv[1]))))
 """
 LIES_TRY = {
     "every way": "answers that are none: nothing, texts, halves, 10 MB, NaN",

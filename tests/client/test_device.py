@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from sottovoce.client import device, messages, release
-from sottovoce.client.ledger import show
+from sottovoce.client.ledger import read_statement
 from sottovoce.client.messages import Receipt
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, chain, chest, resume
@@ -66,7 +66,7 @@ def test_an_honest_request_is_answered_with_public_numbers_and_a_noised_model(ra
     classes = FORMS[form].classes
     node = make_node(ram, rows(4, classes), classes=classes, own="support.devices:LINE")
     request = ask(form, params=model(form, seed=1))
-    head, arrays = messages.unpack(device.answer(request.to_blob(), node))
+    head, arrays = messages.unpack(device.answer_request(request.to_blob(), node))
     assert head.keys() == UPLOAD
     assert (head["kind"], head["t"], head["samples"]) == ("upload", 0, devices.SAMPLES)
     assert head["request"] == request.hash()
@@ -77,13 +77,13 @@ def test_an_honest_request_is_answered_with_public_numbers_and_a_noised_model(ra
         assert np.all(leaf != request.params[name])
     # The receipt that left is one that the vault knows again.
     again = ask(form, t=1, params=request.params, receipt=Receipt.from_json(head["receipt"]))
-    assert kind(device.answer(again.to_blob(), node)) == "upload"
+    assert kind(device.answer_request(again.to_blob(), node)) == "upload"
     books_hold(node)
 
 
 def test_the_loss_leaves_noised_and_only_if_asked_for(ram):
     node = make_node(ram)
-    head = told(device.answer(ask(loss_bound=3.0).to_blob(), node))
+    head = told(device.answer_request(ask(loss_bound=3.0).to_blob(), node))
     assert head.keys() == UPLOAD | {"loss", "loss_sigma"}
     # One part in ten of the release's μ² pays for it: σ_V = (B/n)·√(1/(0.1·μ²)).
     paid = books_hold(node).booked
@@ -91,7 +91,7 @@ def test_the_loss_leaves_noised_and_only_if_asked_for(ram):
 
 
 def test_a_greeting_says_what_a_plan_needs_and_nothing_else(ram):
-    head = told(device.hello(make_node(ram)))
+    head = told(device.make_greeting(make_node(ram)))
     assert head.keys() == {
         *("schema", "name", "version", "features", "classes", "policy", "budget", "receipt"),
     }
@@ -101,9 +101,12 @@ def test_a_greeting_says_what_a_plan_needs_and_nothing_else(ram):
 
 def test_a_late_tightening_is_not_told_as_the_promise(ram):
     node = make_node(ram)
-    first = told(device.answer(ask().to_blob(), node))
+    first = told(device.answer_request(ask().to_blob(), node))
     tight = make_node(ram, vault=False, epsilon=4.0)
-    after = [told(device.hello(tight)), told(device.answer(ask(t=1).to_blob(), tight))]
+    after = [
+        told(device.make_greeting(tight)),
+        told(device.answer_request(ask(t=1).to_blob(), tight)),
+    ]
     assert [head["budget"]["epsilon"] for head in (first, *after)] == [8.0] * 3
     assert after[1]["budget"]["capacity"] == first["budget"]["capacity"]
 
@@ -114,15 +117,17 @@ def test_what_is_disclosed_is_the_promise_and_never_less_than_what_was_released(
     """Capacity and what is spent are those of the (ε, δ) that is told with them."""
     node, released, asked = make_node(ram), 0.0, 0
     if late:
-        asked, released = 1, _worth(device.answer(ask(horizon=200).to_blob(), node))
+        asked, released = 1, _worth(device.answer_request(ask(horizon=200).to_blob(), node))
     node = make_node(ram, vault=False, **tight)
-    promised = Policy(8.0, 1e-5, devices.SAMPLES, 1.0) if late else node.policy(devices.SAMPLES)
-    member = Member.from_hello(device.hello(node))  # a server takes it for a greeting
+    promised = (
+        Policy(8.0, 1e-5, devices.SAMPLES, 1.0) if late else node.make_policy(devices.SAMPLES)
+    )
+    member = Member.from_hello(device.make_greeting(node))  # a server takes it for a greeting
     own = member.account
     assert (own.epsilon, own.capacity) == (promised.epsilon, promised.capacity())
     assert own.spent == 0 or late
     for t in range(asked, 40):
-        blob = device.answer(ask(t=t, horizon=t + 1).to_blob(), node)
+        blob = device.answer_request(ask(t=t, horizon=t + 1).to_blob(), node)
         if kind(blob) == "empty":
             break
         before, own = own, Account.from_json(told(blob)["budget"])
@@ -131,7 +136,7 @@ def test_what_is_disclosed_is_the_promise_and_never_less_than_what_was_released(
         assert released <= own.spent <= own.capacity == promised.capacity()
     assert kind(blob) == "empty"
     assert own.spent >= 0.999 * own.capacity  # and a server sees that nothing is left
-    assert released <= node.policy(devices.SAMPLES).capacity()
+    assert released <= node.make_policy(devices.SAMPLES).capacity()
     books_hold(node)
 
 
@@ -142,30 +147,30 @@ def _worth(blob: bytes) -> float:
 
 def test_terms_that_cannot_be_kept_are_the_policys_in_a_greeting_too(ram):
     """A node file with less budget than was already released; no number of it leaves."""
-    device.answer(ask().to_blob(), make_node(ram))
+    device.answer_request(ask().to_blob(), make_node(ram))
     less = make_node(ram, vault=False, epsilon=0.001)
-    for said in (device.hello(less), device.answer(ask(t=1).to_blob(), less)):
+    for said in (device.make_greeting(less), device.answer_request(ask(t=1).to_blob(), less)):
         assert told(said)["code"] == "policy"
         assert "0.001" not in told(said)["text"]
 
 
 def test_a_client_that_keeps_its_budget_to_itself_says_no_budget(ram):
     node = make_node(ram, disclose=False)
-    answers = [device.hello(node), device.answer(ask().to_blob(), node)]
+    answers = [device.make_greeting(node), device.answer_request(ask().to_blob(), node)]
     assert [told(blob)["budget"] for blob in answers] == [None, None]
     assert told(answers[0])["policy"]["floor"] is None
     assert "epsilon" not in str(told(answers[0])) + str(told(answers[1]))
     # As docs/ledger.md says it hides nothing from a server that looks: σ = Δ·√(r/left), r = 8.
     head, delta = told(answers[1]), 2.0 * 1.0 / devices.SAMPLES
     left = 8 * (delta / head["sigma"][0]) ** 2
-    assert left == pytest.approx(node.policy(devices.SAMPLES).capacity(), rel=1e-6)
+    assert left == pytest.approx(node.make_policy(devices.SAMPLES).capacity(), rel=1e-6)
 
 
 def test_asked_again_the_stored_bytes_come_back_and_nothing_is_booked(ram):
     node = make_node(ram)
-    first = device.answer(ask().to_blob(), node)
+    first = device.answer_request(ask().to_blob(), node)
     before = books_hold(node)
-    assert [device.answer(ask().to_blob(), node) for _ in range(3)] == [first] * 3
+    assert [device.answer_request(ask().to_blob(), node) for _ in range(3)] == [first] * 3
     assert books_hold(node) == before
 
 
@@ -189,9 +194,9 @@ def test_asked_again_the_stored_bytes_come_back_and_nothing_is_booked(ram):
 )
 def test_the_same_round_with_any_other_content_is_refused(ram, other):
     node = make_node(ram)
-    device.answer(ask().to_blob(), node)
+    device.answer_request(ask().to_blob(), node)
     before = books_hold(node)
-    assert kind(device.answer(other.to_blob(), node)) == "replay"
+    assert kind(device.answer_request(other.to_blob(), node)) == "replay"
     assert books_hold(node) == before
 
 
@@ -204,20 +209,20 @@ def test_what_is_wrong_with_the_clients_files_is_not_told_apart(ram, monkeypatch
 
     with monkeypatch.context() as broken:
         broken.setattr(release, "release", fails)
-        said.append(device.answer(ask().to_blob(), node))
+        said.append(device.answer_request(ask().to_blob(), node))
     newest = books_hold(node).receipt
     later = type(newest)(newest.vault, newest.seq + 1, newest.hash)
-    said.append(device.answer(ask(receipt=later).to_blob(), node))
+    said.append(device.answer_request(ask(receipt=later).to_blob(), node))
     rows_before = node.data.read_bytes()
     for content in (b"", rows_before[:-9]):
         node.data.write_bytes(content)
-        said.append(device.answer(ask().to_blob(), node))
+        said.append(device.answer_request(ask().to_blob(), node))
     np.savez(node.data, **dict(zip("xy", rows(9), strict=True)))  # not those of the ledger
-    said.append(device.answer(ask().to_blob(), node))
+    said.append(device.answer_request(ask().to_blob(), node))
     node.data.write_bytes(rows_before)
     node.vault.rename(ram / "elsewhere")
-    said.append(device.answer(ask().to_blob(), node))
-    assert set(said) == {device.unavailable()}
+    said.append(device.answer_request(ask().to_blob(), node))
+    assert set(said) == {device.refuse_unavailable()}
     for word in ("OSError", "VaultRefusal", "DataError", "DatasetChanged"):
         assert word in caplog.text
 
@@ -227,31 +232,31 @@ def test_no_single_request_can_empty_the_vault(ram, steps):
     """One round announced, many steps asked for: a quarter of the budget and not a unit more."""
     greedy = ask("svm", horizon=1, recipe=Recipe(1.0, 1.0, steps=steps))
     node = make_node(ram / "svm", rows(0, 2), classes=2)
-    assert kind(device.answer(greedy.to_blob(), node)) == "upload"
+    assert kind(device.answer_request(greedy.to_blob(), node)) == "upload"
     books = books_hold(node)
     assert FULL // 5 < books.spent <= FULL // 4
-    assert kind(device.answer(ask("svm", t=1, horizon=2).to_blob(), node)) == "upload"
+    assert kind(device.answer_request(ask("svm", t=1, horizon=2).to_blob(), node)) == "upload"
 
 
 def test_two_runs_share_one_tank_and_an_empty_one_stays_empty(ram):
     node, said = make_node(ram), Counter[str]()
     for t in range(30):
         for run in ("0000aaaa", "0000bbbb"):
-            said[kind(device.answer(ask(run=run, t=t, horizon=t + 1).to_blob(), node))] += 1
+            said[kind(device.answer_request(ask(run=run, t=t, horizon=t + 1).to_blob(), node))] += 1
     # One release takes a quarter at most (a little less: floor is rounded up), whatever its run.
     assert said == {"upload": 5, "empty": 55}
     books = books_hold(node)
     assert books.spent <= FULL
     for run in ("0000aaaa", "0badcafe"):
         for request in (ask(run=run, t=40, horizon=41), ask(run=run, t=41, horizon=1000, spread=1)):
-            assert kind(device.answer(request.to_blob(), node)) == "empty"
+            assert kind(device.answer_request(request.to_blob(), node)) == "empty"
     assert books_hold(node) == books
 
 
 def test_a_release_that_fails_stays_booked_and_is_booked_anew(ram, monkeypatch):
     node, whole = make_node(ram), release.release
     monkeypatch.setattr(release, "release", _failing)
-    failed = device.answer(ask().to_blob(), node)
+    failed = device.answer_request(ask().to_blob(), node)
     assert kind(failed) == "unavailable"
     assert "secret" not in str(told(failed))
     once = books_hold(node)
@@ -259,9 +264,9 @@ def test_a_release_that_fails_stays_booked_and_is_booked_anew(ram, monkeypatch):
     assert once.answers == {}
     monkeypatch.setattr(release, "release", whole)
     # Another content for that round would be a second try: refused although nothing was sent.
-    assert kind(device.answer(ask(horizon=9).to_blob(), node)) == "replay"
+    assert kind(device.answer_request(ask(horizon=9).to_blob(), node)) == "replay"
     resume(node.vault)
-    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    assert kind(device.answer_request(ask().to_blob(), node)) == "upload"
     assert books_hold(node).spent > once.spent
 
 
@@ -271,21 +276,21 @@ def _failing(*_: Any, **__: Any) -> Any:
 
 def test_a_vault_that_cannot_be_used_is_refused_in_constant_words(ram, monkeypatch):
     node = make_node(ram / "missing", vault=False)
-    answers = [device.answer(ask().to_blob(), node), device.hello(node)]
+    answers = [device.answer_request(ask().to_blob(), node), device.make_greeting(node)]
     assert not node.vault.exists()
     busy = make_node(ram / "busy")
     monkeypatch.setattr(device, "PATIENCE", 0.1)
-    with Vault.open(busy.vault, dataset=busy.rows().fingerprint):
-        answers += [device.answer(ask().to_blob(), busy), device.hello(busy)]
+    with Vault.open(busy.vault, dataset=busy.read_rows().fingerprint):
+        answers += [device.answer_request(ask().to_blob(), busy), device.make_greeting(busy)]
     changed = make_node(ram / "changed")
     x, y = rows(99)
     np.savez(changed.data, x=x, y=y)
-    answers += [device.answer(ask().to_blob(), changed), device.hello(changed)]
+    answers += [device.answer_request(ask().to_blob(), changed), device.make_greeting(changed)]
     older = make_node(ram / "older")
     shutil.copy(older.vault, ram / "old")
-    device.answer(ask().to_blob(), older)
+    device.answer_request(ask().to_blob(), older)
     shutil.copy(ram / "old", older.vault)
-    answers += [device.answer(ask().to_blob(), older), device.hello(older)]
+    answers += [device.answer_request(ask().to_blob(), older), device.make_greeting(older)]
     assert {kind(blob) for blob in answers} == {"unavailable"}
     assert len(set(answers)) == 1
 
@@ -305,9 +310,9 @@ def test_data_that_cannot_be_read_are_refused_in_constant_words(ram, harm):
             np.savez(node.data, x=x, y=y + 3)
         case _:
             np.savez(node.data, x=x.astype(str), y=y)
-    for blob in (device.answer(ask().to_blob(), node), device.hello(node)):
+    for blob in (device.answer_request(ask().to_blob(), node), device.make_greeting(node)):
         assert kind(blob) == "unavailable"
-        assert blob == device.unavailable()
+        assert blob == device.refuse_unavailable()
     node.data.unlink(missing_ok=True)
     np.savez(node.data, x=x, y=y)
     assert books_hold(node).spent == 0
@@ -316,11 +321,13 @@ def test_data_that_cannot_be_read_are_refused_in_constant_words(ram, harm):
 def test_a_node_file_may_tighten_its_vault_and_not_loosen_it(ram):
     node = make_node(ram, epsilon=8.0)
     tighter = make_node(ram, epsilon=4.0, vault=False)
-    assert kind(device.answer(ask().to_blob(), tighter)) == "upload"
+    assert kind(device.answer_request(ask().to_blob(), tighter)) == "upload"
     assert books_hold(node).limit < FULL
-    assert kind(device.answer(ask(t=1).to_blob(), node)) == "policy"  # back to 8 is loosening
+    assert (
+        kind(device.answer_request(ask(t=1).to_blob(), node)) == "policy"
+    )  # back to 8 is loosening
     stricter = make_node(ram, epsilon=4.0, clip=0.5, vault=False)
-    assert kind(device.answer(ask(t=1).to_blob(), stricter)) == "policy"
+    assert kind(device.answer_request(ask(t=1).to_blob(), stricter)) == "policy"
 
 
 def test_an_answer_too_large_for_the_vault_is_refused_before_it_is_paid_for(ram, monkeypatch):
@@ -328,7 +335,7 @@ def test_an_answer_too_large_for_the_vault_is_refused_before_it_is_paid_for(ram,
     node, size = make_node(ram), 4 * sum(leaf.size for leaf in model().values())
     for place in ("sottovoce.client.device.MOST_BYTES", "sottovoce.client.vault.vault.MOST_BYTES"):
         monkeypatch.setattr(place, size + messages.LONGEST_TEXT - 1)
-    assert kind(device.answer(ask().to_blob(), node)) == "policy"
+    assert kind(device.answer_request(ask().to_blob(), node)) == "policy"
     assert books_hold(node).spent == 0
 
 
@@ -336,14 +343,14 @@ def test_steps_are_bounded_before_they_are_priced(ram, monkeypatch):
     node = make_node(ram, max_rounds=10**9)
     for steps in (17, 1001, 10**6, 10**9):
         many = ask(horizon=10**9, recipe=Recipe(1.0, 1.0, steps=steps))
-        assert kind(device.answer(many.to_blob(), node)) == "policy"
+        assert kind(device.answer_request(many.to_blob(), node)) == "policy"
     size = sum(v.size for v in model().values())
     work = make_node(ram / "work", max_work=5 * size * devices.SAMPLES)
     for steps, said in ((5, "upload"), (6, "policy")):
         some = ask(t=steps, recipe=Recipe(1.0, 1.0, steps=steps))
-        assert kind(device.answer(some.to_blob(), work)) == said
+        assert kind(device.answer_request(some.to_blob(), work)) == said
     monkeypatch.setattr(device, "MOST_PARAMETERS", size - 1)
-    assert kind(device.answer(ask().to_blob(), node)) == "policy"
+    assert kind(device.answer_request(ask().to_blob(), node)) == "policy"
     assert books_hold(node).spent == 0
 
 
@@ -351,7 +358,7 @@ def test_steps_are_bounded_before_they_are_priced(ram, monkeypatch):
 def test_an_own_model_that_mixes_its_samples_is_refused_before_anything_is_booked(ram, own):
     node = make_node(ram, own=f"support.devices:{own}")
     request = ask("own", params=model("own"), loss_bound=1.0)
-    assert kind(device.answer(request.to_blob(), node)) == "unavailable"
+    assert kind(device.answer_request(request.to_blob(), node)) == "unavailable"
     assert books_hold(node).spent == 0
 
 
@@ -417,7 +424,7 @@ SEEN = Form("softmax", (2, 2, 1), 3, hog=LENS)
 def test_no_row_is_looked_at_before_its_debit_is_durable(ram, form, monkeypatch):
     """After they were read and held against the ledger's fingerprint, not before the reserve."""
     node, noted = make_node(ram, own="support.devices:LINE"), []
-    held, real = node.rows(), Vault.reserve
+    held, real = node.read_rows(), Vault.reserve
 
     class Held:
         x, y = Guarded(held.x, noted), Guarded(held.y, noted)
@@ -435,7 +442,7 @@ def test_no_row_is_looked_at_before_its_debit_is_durable(ram, form, monkeypatch)
     told = {"form": SEEN if form == "seen" else FORMS[form], "params": params, "horizon": 1}
     for t in range(40):
         noted.clear()
-        said = kind(device.answer(ask(t=t, **{**told, "horizon": t + 1}).to_blob(), node))
+        said = kind(device.answer_request(ask(t=t, **{**told, "horizon": t + 1}).to_blob(), node))
         assert noted[:1] == (["reserve"] if said == "upload" else [])
         if said == "empty":
             break
@@ -447,7 +454,10 @@ def test_no_row_is_looked_at_before_its_debit_is_durable(ram, form, monkeypatch)
 def test_an_own_model_that_is_none_is_refused(ram):
     for place in ("support.devices:missing", "no_such_module:LINE", "support.devices:FORMS"):
         node = make_node(ram / place.replace(":", "-"), own=place)
-        assert kind(device.answer(ask("own", params=model("own")).to_blob(), node)) == "unavailable"
+        assert (
+            kind(device.answer_request(ask("own", params=model("own")).to_blob(), node))
+            == "unavailable"
+        )
         assert books_hold(node).spent == 0
 
 
@@ -489,17 +499,18 @@ def test_other_samples_change_noised_numbers_and_nothing_else(ram, form):
 def _leaky_client() -> types.ModuleType:
     return mutated(
         "sottovoce.client.release",
-        "    told: dict[str, float] = {}\n",
-        "    told: dict[str, float] = {}\n"
-        "    told['mean'] = float(np.nan_to_num(np.asarray(x, np.float64)).clip(-9, 9).mean())\n",
+        "    noised_loss: dict[str, float] = {}\n",
+        "    noised_loss: dict[str, float] = {}\n"
+        "    noised_loss['mean'] = "
+        "float(np.nan_to_num(np.asarray(x, np.float64)).clip(-9, 9).mean())\n",
     )
 
 
 def _fussy_client() -> types.ModuleType:
     return mutated(
         "sottovoce.client.release",
-        "    now, samples = _floats(params), len(np.asarray(y))\n",
-        "    now, samples = _floats(params), len(np.asarray(y))\n"
+        "    now, samples = _sort_leaves(params), len(np.asarray(y))\n",
+        "    now, samples = _sort_leaves(params), len(np.asarray(y))\n"
         "    if np.isnan(np.asarray(x, np.float64)).any(): raise ValueError(x)\n",
     )
 
@@ -507,16 +518,17 @@ def _fussy_client() -> types.ModuleType:
 def _first_loss() -> types.ModuleType:
     return mutated(
         "sottovoce.client.release",
-        'told["loss_sigma"] = loss_bound',
-        'told["raw"] = float(np.asarray(y)[0]); told["loss_sigma"] = loss_bound',
+        'noised_loss["loss_sigma"] = loss_bound',
+        'noised_loss["raw"] = float(np.asarray(y)[0]); noised_loss["loss_sigma"] = loss_bound',
     )
 
 
 def _talkative() -> types.ModuleType:
     return mutated(
         "sottovoce.client.device",
-        "_kind(error))\n    return unavailable()",
-        '_kind(error))\n        return refusal("x", str(error))\n    return unavailable()',
+        "_describe_error(error))\n    return refuse_unavailable()",
+        '_describe_error(error))\n        return make_refusal("x", str(error))\n'
+        "    return refuse_unavailable()",
     )
 
 
@@ -542,13 +554,13 @@ def test_the_replay_sees_a_device_that_leaks(ram, monkeypatch, mutant):
         case "label in the head":
             monkeypatch.setattr(device, "release", _first_loss())
         case "error's text":
-            whole, talkative = device.answer, _talkative()
+            whole, talkative = device.answer_request, _talkative()
             talkative.release = _fussy_client()  # type: ignore[attr-defined]
-            monkeypatch.setattr(device, "answer", talkative.answer)
-            assert device.answer is not whole
+            monkeypatch.setattr(device, "answer_request", talkative.answer_request)
+            assert device.answer_request is not whole
         case _:
             monkeypatch.setattr(
-                chest, "salted", lambda facts: chain.canonical({**facts, "salt": ""})
+                chest, "salted", lambda facts: chain.encode_canonical({**facts, "salt": ""})
             )
     assert not _replayed(ram)
 
@@ -563,7 +575,7 @@ def test_no_salt_comes_twice(ram):
     for name in ("a", "b"):
         node = make_node(ram / name)
         for t in range(3):
-            device.answer(ask(t=t).to_blob(), node)
+            device.answer_request(ask(t=t).to_blob(), node)
         with Vault.open(node.vault, dataset=None) as vault:
             salts += [line.facts["salt"] for line in vault.lines()]
     assert len(set(salts)) == len(salts) >= 14
@@ -587,7 +599,7 @@ def test_the_device_and_its_node_make_no_files_of_their_own(ram):
     before = sorted(path.name for path in ram.iterdir())
     assert before == ["ward.npz", "ward.toml"]
     make_vault(Node.load(ram / "ward.toml"))
-    device.answer(ask().to_blob(), node)
+    device.answer_request(ask().to_blob(), node)
     made = {path.name for path in ram.iterdir()} - set(before)
     assert made == {"ward.vault", "ward.vault.lock", "ward.vault.witness"}
 
@@ -606,14 +618,17 @@ def test_a_vault_of_before_opens_and_its_node_file_tightens_what_it_did_not_name
     with Vault.open(node.vault, dataset=None) as vault:
         assert vault.policy.max_steps == 1000
     wider = make_node(tmp_path, vault=False, run_share=None, max_steps=50)
-    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.0, steps=50)).to_blob(), wider)) == "upload"
-    assert kind(device.answer(ask(t=1).to_blob(), node)) == "upload"
+    assert (
+        kind(device.answer_request(ask(recipe=Recipe(1.0, 1.0, steps=50)).to_blob(), wider))
+        == "upload"
+    )
+    assert kind(device.answer_request(ask(t=1).to_blob(), node)) == "upload"
     with Vault.open(node.vault, dataset=None) as vault:
         assert vault.policy.max_steps == 16
         assert vault.policy.run_share == 1.0  # no limit until the node file names one
-    assert kind(device.answer(ask(t=2).to_blob(), wider)) == "policy"
+    assert kind(device.answer_request(ask(t=2).to_blob(), wider)) == "policy"
     half = make_node(tmp_path, vault=False, run_share=0.5)
-    assert kind(device.answer(ask(t=2).to_blob(), half)) == "upload"
+    assert kind(device.answer_request(ask(t=2).to_blob(), half)) == "upload"
     with Vault.open(node.vault, dataset=None) as vault:
         assert vault.policy.run_share == 0.5
 
@@ -622,7 +637,7 @@ def spent_after(node, requests):
     """What each request was answered with, and the units spent after it."""
     said = []
     for request in requests:
-        answer = kind(device.answer(request.to_blob(), node))
+        answer = kind(device.answer_request(request.to_blob(), node))
         with Vault.open(node.vault, dataset=None) as vault:
             said.append((answer, vault.spent))
     return said
@@ -634,7 +649,7 @@ def test_an_answer_that_fails_stops_the_client_until_its_operator_says_so(
 ):
     """One debit is burnt, and not one more, however often a server asks."""
     node = make_node(ram)
-    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    assert kind(device.answer_request(ask().to_blob(), node)) == "upload"
 
     def fails(*_, **__):
         raise error
@@ -645,15 +660,17 @@ def test_an_answer_that_fails_stops_the_client_until_its_operator_says_so(
     assert {answer for answer, _ in said} == {"unavailable"}
     assert len({spent for _, spent in said}) == 1
     assert spent_after(node, [ask(t=1), ask(t=5)])[-1] == said[-1]  # mended, and nobody has looked
-    assert kind(device.answer(ask().to_blob(), node)) == "upload"  # what is stored is sent again
+    assert (
+        kind(device.answer_request(ask().to_blob(), node)) == "upload"
+    )  # what is stored is sent again
     with pytest.raises(VaultRefusal, match="sottovoce ledger resume"):
-        device.check(node)
+        device.check_node(node)
     assert "paid for" in caplog.text
-    notes = [note.text for note in show(node.vault).notes]
+    notes = [note.text for note in read_statement(node.vault).notes]
     assert any("an answer failed" in note for note in notes)
     resume(node.vault)
-    device.check(node)
-    assert kind(device.answer(ask(t=1).to_blob(), node)) == "upload"
+    device.check_node(node)
+    assert kind(device.answer_request(ask(t=1).to_blob(), node)) == "upload"
     with pytest.raises(PolicyRefusal, match="just use it"):
         resume(node.vault)
 
@@ -672,17 +689,17 @@ def test_one_killed_process_is_forgiven_and_a_second_in_a_row_is_not(ram, monkey
         with monkeypatch.context() as broken:
             broken.setattr(release, "release", killed)
             with pytest.raises(Killed):
-                device.answer(ask(t=t).to_blob(), node)
+                device.answer_request(ask(t=t).to_blob(), node)
 
     kill(0)
-    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    assert kind(device.answer_request(ask().to_blob(), node)) == "upload"
     kill(1)
     kill(1)
     (first, before), (second, after) = spent_after(node, [ask(t=1), ask(t=2)])
     assert first == second == "unavailable"
     assert before == after
     resume(node.vault)
-    assert kind(device.answer(ask(t=1).to_blob(), node)) == "upload"
+    assert kind(device.answer_request(ask(t=1).to_blob(), node)) == "upload"
 
 
 BIG = Form("mlp", (FEATURES,), 3, {"hidden": 100_000})
@@ -707,7 +724,7 @@ def test_a_full_disk_burns_no_budget(tmp_path, room):
         said = spent_after(node, [big(t) for t in range(6)])
         assert set(said) == {("unavailable", 0)}
         (tmp_path / "other").unlink()
-        assert kind(device.answer(big(0).to_blob(), node)) == "upload"
+        assert kind(device.answer_request(big(0).to_blob(), node)) == "upload"
         assert not list(tmp_path.glob("*.room"))
         books_hold(node)
     finally:
@@ -733,7 +750,7 @@ def test_a_limit_that_an_answer_would_meet_burns_no_budget(ram, limit):
         node = Node.load({str(ram / "ward.toml")!r})
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.{ULIMITS[limit]})
-        print([kind(device.answer(request, node)) for _ in range(4)])
+        print([kind(device.answer_request(request, node)) for _ in range(4)])
     """
     (ram / "request").write_bytes(big(0).to_blob())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
@@ -743,7 +760,7 @@ def test_a_limit_that_an_answer_would_meet_burns_no_budget(ram, limit):
     assert done.returncode == 0, done.stderr
     assert "upload" not in done.stdout
     assert books_hold(node).spent == 0
-    assert kind(device.answer(big(0).to_blob(), node)) == "upload"
+    assert kind(device.answer_request(big(0).to_blob(), node)) == "upload"
 
 
 def test_a_run_takes_its_share_of_the_budget_and_is_planned_within_it(ram):
@@ -751,7 +768,7 @@ def test_a_run_takes_its_share_of_the_budget_and_is_planned_within_it(ram):
     node, spent = make_node(ram, run_share=None), []
     for number in range(6):
         run, before = f"{number:08x}", books_hold(node).spent
-        said = [kind(device.answer(ask(run=run, t=t).to_blob(), node)) for t in range(8)]
+        said = [kind(device.answer_request(ask(run=run, t=t).to_blob(), node)) for t in range(8)]
         spent.append(books_hold(node).spent - before)
         assert said == (["upload"] * 8 if number < 4 else ["empty"] * 8)
     assert all(FULL // 4 - 100 < units <= FULL // 4 for units in spent[:4])
@@ -759,7 +776,7 @@ def test_a_run_takes_its_share_of_the_budget_and_is_planned_within_it(ram):
         turns = [sum(entry.units) for entry in vault.entries()]
     assert max(turns) <= 1.001 * min(turns)  # as planned, from the first round to the last
     late = [ask(run="0000000a", t=8, horizon=9), ask(run="00000001", t=8, horizon=9)]
-    assert {kind(device.answer(request.to_blob(), node)) for request in late} == {"empty"}
+    assert {kind(device.answer_request(request.to_blob(), node)) for request in late} == {"empty"}
 
 
 def test_a_server_takes_its_share_of_the_budget(ram):
@@ -767,14 +784,14 @@ def test_a_server_takes_its_share_of_the_budget(ram):
     node = make_node(ram, server_share=0.5)
     for number in range(8):
         greedy = ask(run=f"{number:08x}", horizon=1, server="greedy")
-        device.answer(greedy.to_blob(), node)
+        device.answer_request(greedy.to_blob(), node)
     assert FULL // 2 - FULL // 100 < books_hold(node).spent <= FULL // 2
-    assert kind(device.answer(ask(server="another").to_blob(), node)) == "upload"
+    assert kind(device.answer_request(ask(server="another").to_blob(), node)) == "upload"
 
 
 def test_a_ledger_keeps_to_its_quota(ram):
     node = make_node(ram, max_bytes=2**21)
-    said = [kind(device.answer(ask(t=t, form=MIDDLE, params=MIDDLE_MODEL).to_blob(), node))
+    said = [kind(device.answer_request(ask(t=t, form=MIDDLE, params=MIDDLE_MODEL).to_blob(), node))
             for t in range(8)]  # fmt: skip
     assert said[0] == "upload"
     assert said[-1] == "policy"
@@ -819,7 +836,7 @@ node = make_node(Path(sys.argv[1]), rows, classes=10)
 params = {n: (0.1 * rng.normal(size=s)).astype(np.float32) for n, s in form.shapes().items()}
 before, reserve = [], Vault.reserve
 Vault.reserve = lambda self, *a, **k: before.append(peak()) or reserve(self, *a, **k)
-assert kind(device.answer(ask(form=form, params=params).to_blob(), node)) == "upload"
+assert kind(device.answer_request(ask(form=form, params=params).to_blob(), node)) == "upload"
 print(before[0], peak())
 """
 

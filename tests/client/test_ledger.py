@@ -49,7 +49,7 @@ def rows(tmp_path):
 def place(tmp_path, rows):
     """A vault with two runs, burnt debits, a hostile server's name and a tightened policy."""
     path = tmp_path / "ward.vault"
-    ledger.create(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
+    ledger.create_from_data(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
     with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
         for run, rounds, server in (("run-a", 4, "hospital"), ("run-b", 3, "<script>x</script>")):
             for t in range(rounds):
@@ -72,7 +72,7 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_statement_adds_up_and_keeps_its_schema(place):
-    told = ledger.show(place)
+    told = ledger.read_statement(place)
     jsonschema.validate(told.to_json(), SCHEMA)
     policy = Policy(6, 1e-5, 143, 1.0)
     assert told.capacity <= policy.capacity()
@@ -107,12 +107,12 @@ def test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_cert
         "",
     )  # how many other clients there are is unknown
     for name in ("fine", "loose"):
-        told = ledger.show(tmp_path / f"{name}.vault")
+        told = ledger.read_statement(tmp_path / f"{name}.vault")
         export_certificate(tmp_path / f"{name}.vault", tmp_path / name)
         page = (tmp_path / name / "certificate.html").read_text("utf-8")
         certificate = json.loads((tmp_path / name / "certificate.json").read_text("utf-8"))
         for words in (
-            ledger.table(told).replace("\n", " "),
+            ledger.format_statement(told).replace("\n", " "),
             page,
             certificate["guarantee"]["text"],
         ):
@@ -122,14 +122,14 @@ def test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_cert
 
 
 def test_the_text_says_what_the_numbers_say(place):
-    text = ledger.table(ledger.show(place))
-    told = ledger.show(place)
+    text = ledger.format_statement(ledger.read_statement(place))
+    told = ledger.read_statement(place)
     for words in ("7 uploads in 2 runs", "2 debits burnt", "hospital", "(8, 1e-05) for one record",
                   "(6, 1e-05) by exact", "replace-one",
                   f"{math.floor(1e4 * told.left) / 100:.2f} % left", told.vault):  # fmt: skip
         assert words in text
     assert text.count("burnt, no upload") == 2
-    few = ledger.table(told, most=2)
+    few = ledger.format_statement(told, most=2)
     assert "and 7 before these" in few
     assert len(few.splitlines()) < len(text.splitlines())
 
@@ -137,20 +137,20 @@ def test_the_text_says_what_the_numbers_say(place):
 def test_tightening_after_a_release_is_no_promise_for_the_past(tmp_path, rows):
     """Only the cap that stood at the first release holds: later ones may depend on releases."""
     path, data = tmp_path / "late.vault", fingerprint_file(rows)[0]
-    ledger.create(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
+    ledger.create_from_data(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
     with Vault.open(path, dataset=data) as vault:
         vault.tighten(replace(vault.policy, epsilon=7.0))  # nothing is released: a new promise
-    assert ledger.show(path).guarantee.budget.epsilon == 7
+    assert ledger.read_statement(path).guarantee.budget.epsilon == 7
     with Vault.open(path, dataset=data) as vault:
         vault.reserve("run", 0, request("run", 0), [SHARE], server="s", facts={})
         vault.tighten(replace(vault.policy, epsilon=3.0, delta=1e-6, calibration="zcdp"))
         assert (vault.policy.epsilon, vault.promised.epsilon) == (3.0, 7.0)
-    told = ledger.show(path)
+    told = ledger.read_statement(path)
     assert (told.guarantee.budget.epsilon, told.guarantee.budget.delta) == (7.0, 1e-5)
     assert told.guarantee.calibration == "exact"
     assert told.to_json()["guarantee"]["epsilon"] == 7
     assert told.capacity <= Policy(3, 1e-6, 143, 1.0, calibration="zcdp").capacity()
-    text = ledger.table(told)
+    text = ledger.format_statement(told)
     assert "(7, 1e-05) for one record" in text
     assert "nothing is released beyond (3, 1e-06)" in text
     jsonschema.validate(told.to_json(), SCHEMA)
@@ -159,7 +159,7 @@ def test_tightening_after_a_release_is_no_promise_for_the_past(tmp_path, rows):
 def test_terms_tightened_after_a_release_are_not_told_of_the_past(tmp_path, rows):
     """A statement speaks of everything released: it names the loosest terms, and since when not."""
     path, data = tmp_path / "late.vault", fingerprint_file(rows)[0]
-    ledger.create(path, data=rows, epsilon=8, delta=1e-5, clip=5.0, floor=1.3)
+    ledger.create_from_data(path, data=rows, epsilon=8, delta=1e-5, clip=5.0, floor=1.3)
     with Vault.open(path, dataset=data) as vault:
         vault.tighten(replace(vault.policy, clip=4.0))  # nothing is released: a new promise
         reserved = vault.reserve("run", 0, request("run", 0), [vault.ceiling], server="s", facts={})
@@ -175,10 +175,10 @@ def test_terms_tightened_after_a_release_are_not_told_of_the_past(tmp_path, rows
     lines = {note.text: note.seq for note in told.notes}
     cut, hid = sorted(lines.values())[1:3]
     page = " ".join(Page((folder / "certificate.html").read_text("utf-8")).words)
-    for text in (page, ledger.table(told)):
+    for text in (page, ledger.format_statement(told)):
         assert f"at most 4 (at most 0.1 since line {hid})" in text
         assert f"at least 1.3 (at least 20 since line {hid})" in text
-    text = ledger.table(told)
+    text = ledger.format_statement(told)
     assert f"at most 1,000 (at most 20 since line {cut}) rounds a run" in text
     assert f"disclosed to servers (not disclosed since line {hid})" in text
     assert lines["the policy was tightened: clip 4.0 → 0.5, max_rounds 1000 → 20"] == cut
@@ -191,10 +191,10 @@ def test_terms_tightened_after_a_release_are_not_told_of_the_past(tmp_path, rows
 
 def test_other_records_are_told_with_their_number(tmp_path, rows):
     path, other = tmp_path / "ward.vault", tmp_path / "other.npz"
-    ledger.create(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
+    ledger.create_from_data(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
     np.savez(other, x=np.ones((50, 5)), y=np.zeros(50, int))
     ledger.rebind(path, data=other, overlap="some")
-    told = ledger.show(path)
+    told = ledger.read_statement(path)
     assert [n.text for n in told.notes] == [
         "the records changed; all debits stayed: samples 143 → 50"
     ]
@@ -203,22 +203,22 @@ def test_other_records_are_told_with_their_number(tmp_path, rows):
 def test_more_records_can_make_delta_too_large(tmp_path, rows):
     """δ below 1/143 at the first release, and not below 1/400 of the records that came later."""
     path, more = tmp_path / "ward.vault", tmp_path / "more.npz"
-    ledger.create(path, data=rows, epsilon=8, delta=5e-3, clip=1.0)
+    ledger.create_from_data(path, data=rows, epsilon=8, delta=5e-3, clip=1.0)
     with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
         vault.reserve("run", 0, request("run", 0), [SHARE], server="s", facts={})
-    assert "loose-delta" not in ledger.show(path).guarantee.not_covered
+    assert "loose-delta" not in ledger.read_statement(path).guarantee.not_covered
     np.savez(more, x=np.ones((400, 5)), y=np.zeros(400, int))
     ledger.rebind(path, data=more, overlap="some")
-    assert "loose-delta" in ledger.show(path).guarantee.not_covered
+    assert "loose-delta" in ledger.read_statement(path).guarantee.not_covered
     ledger.rebind(path, data=rows, overlap="some")  # what was released from the 400 stays released
-    assert "loose-delta" in ledger.show(path).guarantee.not_covered
+    assert "loose-delta" in ledger.read_statement(path).guarantee.not_covered
 
 
 def test_an_empty_vault_has_a_full_tank(tmp_path, rows):
-    told = ledger.create(tmp_path / "new.vault", data=rows, epsilon=1, delta=1e-6, clip=2)
+    told = ledger.create_from_data(tmp_path / "new.vault", data=rows, epsilon=1, delta=1e-6, clip=2)
     assert (told.left, told.spent, told.releases) == (1.0, 0.0, ())
     assert told.policy.samples == 143
-    assert "100.00 % left" in ledger.table(told)
+    assert "100.00 % left" in ledger.format_statement(told)
     with np.load(rows) as stored:
         assert told.dataset == fingerprint(stored["x"], stored["y"])
 
@@ -228,10 +228,13 @@ def test_a_file_that_does_not_count_its_rows_needs_their_number(tmp_path, rows):
     table.write_text("a,b\n1,2\n")
     terms = {"epsilon": 1, "delta": 1e-6, "clip": 1.0}
     with pytest.raises(InputError, match="--samples is missing"):
-        ledger.create(tmp_path / "c.vault", data=table, **terms)
-    assert ledger.create(tmp_path / "c.vault", data=table, samples=1, **terms).policy.samples == 1
+        ledger.create_from_data(tmp_path / "c.vault", data=table, **terms)
+    assert (
+        ledger.create_from_data(tmp_path / "c.vault", data=table, samples=1, **terms).policy.samples
+        == 1
+    )
     with pytest.raises(InputError, match="143"):
-        ledger.create(tmp_path / "d.vault", data=rows, samples=3, **terms)
+        ledger.create_from_data(tmp_path / "d.vault", data=rows, samples=3, **terms)
     assert not (tmp_path / "d.vault").exists()
 
 
@@ -243,17 +246,17 @@ def test_a_node_file_is_enough(tmp_path, rows):
         'schema = 1\nname = "ward"\nvault = "ward.vault"\n[data]\npath = "own.npz"\n'
         "classes = 2\n[policy]\nepsilon = 4.0\ndelta = 1e-6\nclip = 1.0\n"
     )
-    told = ledger.make(None, node)
+    told = ledger.create_vault(None, node)
     assert told.policy == Policy(4, 1e-6, 2, 1.0)
     client = Node.load(node)
-    with Vault.open(client.vault, dataset=client.rows().fingerprint) as vault:
-        assert vault.policy == client.policy(2)
+    with Vault.open(client.vault, dataset=client.read_rows().fingerprint) as vault:
+        assert vault.policy == client.make_policy(2)
     assert told.dataset == fingerprint_file(tmp_path / "own.npz")[0]
     np.savez(tmp_path / "own.npz", x=np.zeros((3, 2, 2)), y=[1, 0, 0])
     with pytest.raises(DatasetChanged):
-        Vault.open(client.vault, dataset=client.rows().fingerprint)
+        Vault.open(client.vault, dataset=client.read_rows().fingerprint)
     ledger.rebind(node=node, overlap="all")
-    with Vault.open(client.vault, dataset=client.rows().fingerprint) as vault:
+    with Vault.open(client.vault, dataset=client.read_rows().fingerprint) as vault:
         assert vault.policy.samples == 3
 
 
@@ -270,7 +273,7 @@ def test_a_node_file_is_enough(tmp_path, rows):
 def test_half_a_wish_makes_no_vault(tmp_path, monkeypatch, path, node, terms, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=words):
-        ledger.make(path, node, **terms)
+        ledger.create_vault(path, node, **terms)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -310,7 +313,7 @@ def test_a_broken_chain_is_one_check_and_one_sentence(place):
     assert len(found.checks) == 1
     assert "line 4 does not fit" in (found.broken or "")
     with pytest.raises(VaultRefusal):
-        ledger.show(place)
+        ledger.read_statement(place)
     assert sqlite3.connect(place).execute("SELECT count(*) FROM entries").fetchone()[0] > 4
 
 
@@ -368,9 +371,9 @@ def test_a_certificate_of_nothing_and_of_thousands(place, tmp_path, rows):
     from sottovoce.reports import certificate
 
     terms = {"epsilon": 1, "delta": 1e-6, "clip": 2}
-    told = ledger.create(tmp_path / "new.vault", data=rows, second_ledger=True, **terms)
+    told = ledger.create_from_data(tmp_path / "new.vault", data=rows, second_ledger=True, **terms)
     assert "Nothing has been released" in certificate.render_certificate(told)
-    many = ledger.show(place)
+    many = ledger.read_statement(place)
     many = replace(many, releases=many.releases * 1000)
     assert "8,500 before these" in certificate.render_certificate(many)
 
@@ -419,14 +422,14 @@ def test_unclear_wishes_are_refused_and_change_nothing(place, rows, given, words
 def test_changed_records_keep_every_debit(place, tmp_path):
     rng = np.random.default_rng(2)
     np.savez(tmp_path / "new.npz", x=rng.normal(size=(150, 5)), y=rng.integers(0, 2, 150))
-    before = ledger.show(place)
+    before = ledger.read_statement(place)
     with pytest.raises(PolicyRefusal, match="ledger create"):
         ledger.rebind(place, data=tmp_path / "new.npz", overlap="none")
     ledger.rebind(place, data=tmp_path / "new.npz", overlap="some")
-    after = ledger.show(place)
+    after = ledger.read_statement(place)
     assert (after.spent, after.releases) == (before.spent, before.releases)
     assert after.policy == replace(before.policy, samples=150)
-    assert "all debits stayed" in ledger.table(after)
+    assert "all debits stayed" in ledger.format_statement(after)
 
 
 @pytest.mark.parametrize("held", ["statement", "certificate", "receipt"])
@@ -438,7 +441,7 @@ def test_a_backup_is_restored_by_any_file_that_has_the_newest_receipt(
     ledger.backup(place, kept)
     with Vault.open(place, dataset=fingerprint_file(rows)[0]) as vault:
         vault.reserve("run-c", 0, request("run-c", 0), [SHARE], server="s", facts={})
-    told, newest = ledger.show(place), tmp_path / "newest.json"
+    told, newest = ledger.read_statement(place), tmp_path / "newest.json"
     if held == "certificate":
         export_certificate(place, tmp_path / "cert")
         newest = tmp_path / "cert" / "certificate.json"
@@ -460,13 +463,13 @@ def test_a_restored_backup_says_what_it_burnt(place, tmp_path, rows):
         receipt = vault.receipt()
     newest = tmp_path / "receipt.json"
     newest.write_text(json.dumps(receipt.to_proof()))
-    spent = ledger.show(place).spent
+    spent = ledger.read_statement(place).spent
     done = ledger.rebind(backup, restored=True, receipts=[str(newest)])
     assert done.burnt == SHARE / FULL
-    told = ledger.show(backup)
+    told = ledger.read_statement(backup)
     assert told.spent == pytest.approx(spent)
     assert told.burnt > 0
-    assert "burnt by restoring a backup" in ledger.table(told)
+    assert "burnt by restoring a backup" in ledger.format_statement(told)
     jsonschema.validate(told.to_json(), SCHEMA)
 
 
@@ -476,11 +479,11 @@ def test_an_operator_s_word_stands_on_the_certificate(place, tmp_path):
     wrong = [check.name for check in ledger.verify(backup).checks if check.wrong]
     assert wrong == ["witness", "place"]
     ledger.rebind(backup, restored=True, nothing_since=True)
-    told = ledger.show(backup)
+    told = ledger.read_statement(backup)
     assert told.burnt == 0
     word = f"its operator stated that nothing was released since (after line {made.seq})"
     assert word in told.notes[-1].text
-    assert word in ledger.table(told)
+    assert word in ledger.format_statement(told)
 
 
 # The command line

@@ -161,7 +161,7 @@ def test_a_good_node_file_is_read_without_its_data(tmp_path, text):
     path.write_text(text, "utf-8")
     node = Node.load(path)
     assert node.vault == tmp_path / "ward-3.vault"
-    assert node.policy(143).epsilon == 8.0
+    assert node.make_policy(143).epsilon == 8.0
     assert [found.name for found in tmp_path.iterdir()] == ["node.toml"]
 
 
@@ -171,7 +171,7 @@ def test_paths_are_those_of_the_file_not_of_the_process(tmp_path, monkeypatch):
     x, y = rows(0)
     np.savez(tmp_path / "a" / "rows.npz", x=x, y=y)
     monkeypatch.chdir(tmp_path)
-    read = Node.load(Path("a/node.toml")).rows()
+    read = Node.load(Path("a/node.toml")).read_rows()
     assert np.array_equal(read.x, x)
     assert read.classes == 3
 
@@ -200,7 +200,7 @@ def test_rows_that_are_none_are_one_sentence(tmp_path, name):
     path.write_text(GOOD, "utf-8")
     np.savez(tmp_path / "rows.npz", **_no_rows()[name])  # type: ignore[arg-type]
     with pytest.raises(DataError) as told:
-        Node.load(path).rows()
+        Node.load(path).read_rows()
     assert "\n" not in str(told.value)
 
 
@@ -211,7 +211,7 @@ def test_rows_are_read_as_they_are_and_the_order_does_not_matter(tmp_path):
     prints = set()
     for order in (slice(None), slice(None, None, -1)):
         np.savez(tmp_path / "rows.npz", x=x[order].reshape(-1, 2, 2), y=y[order])
-        prints.add(Node.load(path).rows().fingerprint)
+        prints.add(Node.load(path).read_rows().fingerprint)
     np.savez(tmp_path / "rows.npz", x=np.where(x == x.max(), np.nan, x), y=y)
-    prints.add(Node.load(path).rows().fingerprint)
+    prints.add(Node.load(path).read_rows().fingerprint)
     assert len(prints) == 2

@@ -263,10 +263,10 @@ def test_the_loss_that_is_told_has_its_noise():
 # The support: which uploads can come from which data at all.
 
 ROUNDED = (  # w − step in float32 before the noise: a point that only some data sets lead to
-    "now = _moved(now, _sum(form, now, x, y, recipe, own) + drawn, recipe, samples)",
-    "now = _moved(now, _sum(form, now, x, y, recipe, own), recipe, samples)\n"
+    "now = _apply_sum(now, _sum_clipped(form, now, x, y, recipe, own) + drawn, recipe, samples)",
+    "now = _apply_sum(now, _sum_clipped(form, now, x, y, recipe, own), recipe, samples)\n"
     "        now = {k: leaf.astype(np.float32).astype(np.float64) for k, leaf in now.items()}\n"
-    "        now = _moved(now, drawn, recipe, samples)",
+    "        now = _apply_sum(now, drawn, recipe, samples)",
 )
 
 

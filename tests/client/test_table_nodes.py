@@ -152,12 +152,12 @@ every_node = pytest.mark.parametrize(
 def test_replacing_a_row_changes_no_other_row_that_a_node_reads(ram, what, kind):
     """Bit for bit: a node's other rows, their labels and the layout stay what they were."""
     rows = table(what, 1)
-    before = make_table_node(ram / "before", what, kind, rows).rows()
+    before = make_table_node(ram / "before", what, kind, rows).read_rows()
     oracle = np.array([encoded(what, row) for row in rows], np.float32)
     assert np.array_equal(before.x.astype(np.float32), oracle)
     for place, row in enumerate(odd_rows(what)):
         node = make_table_node(ram / str(place), what, kind, replaced(rows, 3 * place, row))
-        after = node.rows()
+        after = node.read_rows()
         assert (after.x.dtype, after.x.shape, after.classes) == (
             before.x.dtype, before.x.shape, before.classes,
         )  # fmt: skip
@@ -195,7 +195,12 @@ def test_frozen_noise_and_equal_rows_give_equal_bytes(ram, what, kind):
                 node = make_table_node(
                     ram / f"{number}{side}", what, kind, replaced(rows, number, row)
                 )
-                heard.append([device.hello(node), *(device.answer(blob, node) for blob in said)])
+                heard.append(
+                    [
+                        device.make_greeting(node),
+                        *(device.answer_request(blob, node) for blob in said),
+                    ]
+                )
         assert heard[0] == heard[1]
         assert [told(blob).get("kind") for blob in heard[0][1:]] == ["upload"] * 3
 
@@ -207,7 +212,7 @@ def test_a_greeting_does_not_depend_on_any_row(ram, what, kind):
     for number, row in enumerate([rows[4], {**rows[4], "ill": "yes"}, *odd_rows(what)]):
         with frozen(1):
             node = make_table_node(ram / str(number), what, kind, replaced(rows, 4, row))
-            heard.append(device.hello(node))
+            heard.append(device.make_greeting(node))
     assert told(heard[0])["classes"] == 2
     assert len(set(heard)) == 1
 
@@ -216,7 +221,7 @@ def released_by(node: Node, blob: bytes) -> np.ndarray:
     """What a node uploads for noise that is zero, in one vector: the clipped mean alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secure, "draw", lambda count, sigma: np.zeros(count, np.int64))
-        head, arrays = messages.unpack(device.answer(blob, node))
+        head, arrays = messages.unpack(device.answer_request(blob, node))
     assert head["kind"] == "upload"
     return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)]).astype(float)
 

@@ -83,8 +83,8 @@ MUTANTS = {
     "the witness before the vault": (
         "chest.py",
         "                self._journal.append(lines, kind, upload, summary=summary, drop=drop)\n",
-        "                witness.write(self.path, VaultReceipt(self.books.id, lines[-1].seq, "
-        "lines[-1].hash, 0), kind)\n"
+        "                witness.write_witness(self.path, VaultReceipt(self.books.id, "
+        "lines[-1].seq, lines[-1].hash, 0), kind)\n"
         "                self._journal.append(lines, kind, upload, summary=summary, drop=drop)\n",
     ),
 }

@@ -86,13 +86,13 @@ def test_without_a_plan_three_clients_hold_all_rows_but_the_servers(tmp_path):
     assert again == plan
     held = federated.load_public(tmp_path / "run" / "public.npz")
     nodes = [Node.load(path) for path in files]
-    rows = [node.rows() for node in nodes]
+    rows = [node.read_rows() for node in nodes]
     dealt = [bytes(x) for part in (*rows, held.validation, held.test) for x in part.x]
     known = Counter(bytes(x) for x in datasets.load("digits").train_x)
     assert not Counter(dealt) - known  # no row is dealt twice, to whomever
     assert [len(part.y) for part in rows] == [476, 476, 476]
     for node, epsilon in zip(nodes, (1, 4, 8), strict=True):
-        with Vault.open(node.vault, dataset=node.rows().fingerprint) as vault:
+        with Vault.open(node.vault, dataset=node.read_rows().fingerprint) as vault:
             assert (vault.policy.epsilon, vault.policy.delta) == (epsilon, 1e-5)
             assert (vault.policy.clip, vault.policy.unit) == (1.0, "client")
             assert vault.spent == 0
@@ -114,7 +114,7 @@ def test_a_model_of_your_own_is_named_absolutely_in_every_node_file(tmp_path, mo
     assert Plan.load(tmp_path / "run" / "plan.toml").model.own == f"{tmp_path}/net.py:model"
     for path in files:
         assert Node.load(path).own == f"{tmp_path}/net.py:model"
-        assert Node.load(path).own_model().shapes() == {"w": (64, 10)}
+        assert Node.load(path).load_own_model().shapes() == {"w": (64, 10)}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_sites_keep_their_names_and_their_samples_are_declared(sites, folders, t
     assert [Node.load(file).name for file in files] == folders
     admitted = read_admitted(tmp_path / "out" / "admitted.csv")
     assert admitted == {
-        name: len(Node.load(f).rows().y) for name, f in zip(folders, files, strict=True)
+        name: len(Node.load(f).read_rows().y) for name, f in zip(folders, files, strict=True)
     }
     assert admitted[folders[0]] > admitted[folders[1]]
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sottovoce.client.messages import refusal
+from sottovoce.client.messages import make_refusal
 from sottovoce.errors import RunError
 from sottovoce.flower import client_app
 from sottovoce.flower.server_app import Routes, client_of
@@ -81,7 +81,7 @@ def test_one_that_refused_for_a_while_comes_back(tmp_path):
     """Its files could not be read for three rounds: it answered, so nobody greets it anew."""
     grid = Grid(tmp_path)
     grid.instead[2] = lambda message: (
-        said(message, refusal("data", "no")) if grid.round < 3 else ...
+        said(message, make_refusal("data", "no")) if grid.round < 3 else ...
     )
     done = grid.lead(tmp_path / "run", rounds=7, deadline=20.0)
     assert grid.asked[2] == [0, 1, 2, 4, 5, 6]
@@ -140,8 +140,8 @@ def test_the_last_clients_are_called_back_rather_than_the_run_given_up(tmp_path)
 
     def answers(route, asked, told):
         if route == "route-0":
-            return told if len(rounds) < 3 else refusal("empty", "")
-        return refusal("internal", "") if len(rounds) < 3 else told
+            return told if len(rounds) < 3 else make_refusal("empty", "")
+        return make_refusal("internal", "") if len(rounds) < 3 else told
 
     transport.on_answer = answers
     done = go(transport, tmp_path / "run", on_round=rounds.append)
@@ -166,7 +166,9 @@ def run_on_a_clock(monkeypatch):
 def test_a_refusal_that_may_pass_is_given_time_to(tmp_path, monkeypatch):
     """Every vault is in use for a second; without a pause three tries would be over before that."""
     transport, clock = Direct(clients(tmp_path)), run_on_a_clock(monkeypatch)
-    transport.on_answer = lambda route, asked, told: refusal("vault", "") if clock[0] < 1 else told
+    transport.on_answer = lambda route, asked, told: (
+        make_refusal("vault", "") if clock[0] < 1 else told
+    )
     patience = Patience(3, gathering=0.5, pause=0.3, tries=3)
     done = go(transport, tmp_path / "run", patience=patience)
     assert [entry["uploads"] for entry in done.record["rounds"]] == [3] * 4
@@ -177,7 +179,7 @@ def test_a_refusal_that_may_pass_is_given_time_to(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_pause_is_no_longer_than_the_deadline(tmp_path, monkeypatch):
     transport = Direct(clients(tmp_path))
-    transport.on_answer = lambda route, asked, told: refusal("data", "")
+    transport.on_answer = lambda route, asked, told: make_refusal("data", "")
     clock = run_on_a_clock(monkeypatch)
     with pytest.raises(RunError, match="round 1 got 0 uploads of 3 asked"):
         go(transport, tmp_path / "run", patience=Patience(3, gathering=0.5, round=0.2, pause=60.0))

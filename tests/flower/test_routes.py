@@ -386,7 +386,7 @@ class TestClientApp:
         (tmp_path / "ward.toml").write_text("schema = 2\n")
         for message_type in ("train", "query"):
             reply = reply_of(client_app.Installed(), message_type, node=str(tmp_path / "ward.toml"))
-            assert transport.read(reply, "answer", 1000) == sottovoce_device.unavailable()
+            assert transport.read(reply, "answer", 1000) == sottovoce_device.refuse_unavailable()
 
     def test_what_a_message_waits_for_is_light(self):
         heavy = {"jax", "matplotlib", "polars", "scipy", "torch", "sottovoce.plan"}

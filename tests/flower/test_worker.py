@@ -61,7 +61,11 @@ def table_node(folder, rows):
 @pytest.mark.parametrize("rows", [f"age,ill\n7,no\n{SECRET},no\n", f"age,ill\n7,{SECRET}\n"])
 def test_no_cell_of_a_bad_table_is_in_a_log(tmp_path, written, caplog, rows):
     node = table_node(tmp_path, rows)
-    assert kind(device.hello(node)) == kind(device.answer(ask().to_blob(), node)) == "unavailable"
+    assert (
+        kind(device.make_greeting(node))
+        == kind(device.answer_request(ask().to_blob(), node))
+        == "unavailable"
+    )
     lines = written.getvalue()
     assert lines.count("DataError") == 2
     assert SECRET not in lines
@@ -73,7 +77,7 @@ def test_no_word_of_an_error_of_its_own_is_in_a_log(tmp_path, written, caplog, m
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr(release, "release", fails)
-    assert kind(device.answer(ask().to_blob(), make_node(tmp_path))) == "unavailable"
+    assert kind(device.answer_request(ask().to_blob(), make_node(tmp_path))) == "unavailable"
     lines = written.getvalue()
     assert "RuntimeError" in lines
     assert "test_worker.py" in lines  # where it happened is no word of a sample
@@ -83,7 +87,7 @@ def test_no_word_of_an_error_of_its_own_is_in_a_log(tmp_path, written, caplog, m
 def test_terms_that_are_not_disclosed_are_in_no_log(tmp_path, written):
     make_node(tmp_path, epsilon=4.0371, disclose=False)
     at_odds = make_node(tmp_path, epsilon=5.5123, disclose=False, vault=False)
-    assert kind(device.hello(at_odds)) == "policy"
+    assert kind(device.make_greeting(at_odds)) == "policy"
     assert "PolicyRefusal" in written.getvalue()
     assert "4.0371" not in written.getvalue()
 
@@ -153,12 +157,12 @@ def test_a_device_waits_a_little_for_a_vault_that_is_looked_at(tmp_path, monkeyp
     node = make_node(tmp_path)
     looking = Vault.open(node.vault, dataset=None)
     threading.Timer(0.3, looking.close).start()
-    assert told(device.hello(node))["schema"] == protocol.HELLO
+    assert told(device.make_greeting(node))["schema"] == protocol.HELLO
     naps = []
     clock = SimpleNamespace(monotonic=lambda: sum(naps), sleep=naps.append)
     monkeypatch.setattr(chest, "time", clock)
     with Vault.open(node.vault, dataset=None):
-        assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
+        assert kind(device.answer_request(ask().to_blob(), node)) == "unavailable"
     assert sum(naps) >= device.PATIENCE
 
 
@@ -182,7 +186,7 @@ def test_a_node_file_that_is_none_is_named_in_the_log_and_not_to_the_server(tmp_
     path = tmp_path / "node.toml"
     path.write_text(TABLE.replace("epsilon", "epsilom"))
     reply = asked_of({"node": str(path)})
-    assert transport.read(reply, "answer", 1000) == device.unavailable()
+    assert transport.read(reply, "answer", 1000) == device.refuse_unavailable()
     assert "unknown key policy.epsilom in the node file" in written.getvalue()
 
 
@@ -276,7 +280,7 @@ def test_check_says_in_words_what_the_log_has_the_kind_of(tmp_path, capsys):
     node = make_node(tmp_path, epsilon=8.0)
     code, said = run(capsys, "--check", path)
     assert (code, "is in order" in said) == (0, True)
-    device.answer(ask().to_blob(), node)
+    device.answer_request(ask().to_blob(), node)
     before = books_hold(node)
     make_node(tmp_path, epsilon=4.0, vault=False)
     assert run(capsys, "--check", path)[0] == 0

@@ -146,7 +146,7 @@ HELLO = {
 @pytest.fixture(scope="module")
 def hello(tmp_path_factory):
     (node,) = clients(tmp_path_factory.mktemp("hello"), 1).values()
-    return device.hello(node)
+    return device.make_greeting(node)
 
 
 @pytest.mark.parametrize("key", HELLO)
@@ -161,7 +161,7 @@ def test_greetings_that_are_none(hello, key):
 def test_bytes_that_are_no_greeting(hello):
     upload = messages.pack({**messages.unpack(hello)[0]}, {"w": np.ones(1, np.float32)})
     for blob in (b"", hello[:-1], hello + b"\0", upload, ask().to_blob(), b"\0" * (1 << 17), None,
-                 messages.refusal("vault", "no")):  # fmt: skip
+                 messages.make_refusal("vault", "no")):  # fmt: skip
         with pytest.raises(Malformed):
             Member.from_hello(blob)
 
@@ -227,7 +227,7 @@ def test_a_route_carries_one_client(tmp_path):
         told = first(seconds)
         if BAD in told and "route-2" in told:
             transport.greeted.discard("route-2")
-            other = device.hello(transport.nodes.pop("route-2"))
+            other = device.make_greeting(transport.nodes.pop("route-2"))
             transport.nodes[BAD + "-gone"] = transport.nodes[BAD]
             transport.greeted.add(BAD + "-gone")
             return {"route-0": told["route-0"], BAD: told[BAD]} | {BAD: other}
@@ -401,7 +401,7 @@ def test_two_clients_cannot_carry_one_name(tmp_path):
     transport = Direct(clients(tmp_path))
     transport.on_hello = lambda r, told: greeting(told, "name", "ward") if r != "route-0" else told
     transport.keys["route-2"] = "SHA256:key"
-    vault = Member.from_hello(device.hello(transport.nodes[BAD])).vault
+    vault = Member.from_hello(device.make_greeting(transport.nodes[BAD])).vault
     done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
     names = [c["name"] for c in done.record["clients"]]
     assert sorted(names) == sorted(["client-0", "ward (SHA256:key)", f"ward ({vault})"])
@@ -429,7 +429,7 @@ def test_a_key_is_one_client_however_many_vaults_it_greets_with(tmp_path):
 
 def test_a_name_that_looks_told_apart_is_told_apart_again(tmp_path):
     transport = Direct(clients(tmp_path))
-    vault = Member.from_hello(device.hello(transport.nodes[BAD])).vault
+    vault = Member.from_hello(device.make_greeting(transport.nodes[BAD])).vault
     mine = f"client-1 ({vault})"
     transport.on_hello = lambda r, told: greeting(
         told, "name", mine if r == "route-2" else "client-1"
@@ -444,7 +444,7 @@ def test_a_name_that_looks_told_apart_is_told_apart_again(tmp_path):
 def test_whoever_knows_a_vault_id_cannot_evict_its_client(tmp_path, keys):
     """A greeting with another client's vault, before it or in mid-run, by a route of its own."""
     transport = Direct(clients(tmp_path, 3))
-    victim = device.hello(transport.nodes[BAD])
+    victim = device.make_greeting(transport.nodes[BAD])
     if keys:
         transport.keys = {route: f"SHA256:{route}" for route in (*transport.nodes, "thief")}
     first, seen = transport.greet, []
@@ -488,7 +488,7 @@ def test_a_resumed_run_takes_the_key_it_knows_before_another(tmp_path):
         go(transport, out, own=own, on_round=stop)
     again = Direct(transport.nodes)
     again.keys = transport.keys | {"thief": "SHA256:thief"}
-    first, victim = again.greet, device.hello(transport.nodes[BAD])
+    first, victim = again.greet, device.make_greeting(transport.nodes[BAD])
     again.greet = lambda seconds: {"thief": victim, **first(seconds)}  # type: ignore[method-assign]
     done = go(again, out, resume=True)
     assert [entry["uploads"] for entry in done.record["rounds"]] == [3] * 3
@@ -565,7 +565,7 @@ def test_records_and_logs_say_who_and_why(tmp_path, caplog):
 def test_another_version_is_a_refusal_with_both_versions(tmp_path, caplog):
     """A client that is asked in the next protocol says so, logs it, and is no broken client."""
     transport = Direct(clients(tmp_path))
-    ask_them = device.answer
+    ask_them = device.answer_request
 
     def newer(blob, node):
         if node.name != "client-1":
@@ -580,7 +580,7 @@ def test_another_version_is_a_refusal_with_both_versions(tmp_path, caplog):
     both = rf"request/2 and sottovoce {re.escape(sottovoce.__version__)} reads request/1"
     assert re.search(rf"refused a request of \d+ bytes \(version\): the message is a {both}",
                      caplog.text)  # fmt: skip
-    head, _ = opened(device.hello(transport.nodes[BAD]))
+    head, _ = opened(device.make_greeting(transport.nodes[BAD]))
     head["head"]["schema"] = "sottovoce.hello/2"
     with pytest.raises(OtherVersion, match="hello/2 and sottovoce"):
         Member.from_hello(written(head))
@@ -591,7 +591,7 @@ def test_a_client_logs_what_it_refused_and_by_which_rule(tmp_path, caplog):
     form = Form("mlp", (30,), 3, {"hidden": 8})
     params = {n: np.zeros(s, np.float32) for n, s in form.shapes().items()}
     blob = ask(form=form, params=params, recipe=Recipe(1.0, 5.0), server="study").to_blob()
-    device.answer(blob, node)
+    device.answer_request(blob, node)
     assert "refused round 1 of 8 of run 0badc0de for study (policy): clip must be" in caplog.text
     with np.load(tmp_path / "client-0.npz") as rows:
         assert str(rows["x"][0, 0])[:8] not in caplog.text

@@ -56,13 +56,13 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Twin:
     """Shared by all that must be refused; both have answered one round."""
     made = _twin(tmp_path_factory.mktemp("twins"))
     for node in (made.one, made.other):
-        assert kind(device.answer(ask(run="feedface").to_blob(), node)) == "upload"
+        assert kind(device.answer_request(ask(run="feedface").to_blob(), node)) == "upload"
     return made
 
 
 def _refused(twins: Twin, blob: bytes, code: str) -> None:
     before = [books_hold(node) for node in (twins.one, twins.other)]
-    answers = [device.answer(blob, node) for node in (twins.one, twins.other)]
+    answers = [device.answer_request(blob, node) for node in (twins.one, twins.other)]
     assert kind(answers[0]) == code
     assert answers[0] == answers[1], "a refusal that depends on the samples"
     assert set(told(answers[0])) == {"schema", "kind", "code", "text"}
@@ -96,7 +96,7 @@ def test_a_record_for_a_client_is_refused(tmp_path):
     strict = _twin(tmp_path, unit="client")
     _refused(strict, ask().to_blob(), "policy")
     assert kind(
-        device.answer(ask(recipe=Recipe(1.0, 1.0, unit="client")).to_blob(), strict.one)
+        device.answer_request(ask(recipe=Recipe(1.0, 1.0, unit="client")).to_blob(), strict.one)
     ) == ("upload")
     books_hold(strict.one)
 
@@ -131,9 +131,9 @@ def test_every_edit_of_a_byte_of_a_request_is_refused(tmp_path):
     for _ in range(2000):
         edited = bytearray(honest)
         edited[rng.integers(len(edited))] ^= 1 << int(rng.integers(8))
-        assert kind(device.answer(bytes(edited), node)) == "malformed"
+        assert kind(device.answer_request(bytes(edited), node)) == "malformed"
     assert books_hold(node) == before
-    assert kind(device.answer(honest, node)) == "upload"
+    assert kind(device.answer_request(honest, node)) == "upload"
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_300_heads_with_anything_anywhere_are_answered():
 def test_what_is_answered_has_the_clients_own_noise(tmp_path, name):
     expected, request = ANSWERED[name]
     twin = _twin(tmp_path)
-    answers = [device.answer(request.to_blob(), node) for node in (twin.one, twin.other)]
+    answers = [device.answer_request(request.to_blob(), node) for node in (twin.one, twin.other)]
     books = [books_hold(node) for node in (twin.one, twin.other)]
     assert [kind(blob) for blob in answers] == [expected] * 2
     assert books[0].spent == books[1].spent
@@ -177,7 +177,7 @@ def test_a_trap_for_one_sample_moves_an_upload_by_no_more_than_the_sensitivity(
     for value, label in itertools.product((1e4, -1e4, 0.0), (0, 1)):
         x[0], y[0] = value, label
         node = make_node(tmp_path / f"{value} {label}", (x, y), classes=classes, own=own)
-        head, arrays = messages.unpack(device.answer(asked.to_blob(), node))
+        head, arrays = messages.unpack(device.answer_request(asked.to_blob(), node))
         assert head["kind"] == "upload"
         uploads.append(np.concatenate([arrays[k].astype(float).ravel() for k in sorted(arrays)]))
     start = np.concatenate([params[k].astype(float).ravel() for k in sorted(params)])
@@ -200,5 +200,5 @@ def test_all_kinds_on_one_client_leave_it_as_it_was(tmp_path):
     before = books_hold(node)
     blobs: list[bytes] = [*MALFORMED.values(), *NOT_ALLOWED.values()]
     for place in rng.permutation(len(blobs)):
-        assert kind(device.answer(blobs[place], node)) in ("malformed", "policy", "version")
+        assert kind(device.answer_request(blobs[place], node)) in ("malformed", "policy", "version")
     assert books_hold(node) == before

@@ -70,9 +70,9 @@ class Scene:
         form = MLP if asked is None else asked.form
         self.asked = request() if asked is None else asked
         self.node = make_node(folder, self._rows(form), classes=form.classes, **policy)
-        self.member = Member.from_hello(device.hello(self.node))
+        self.member = Member.from_hello(device.make_greeting(self.node))
         self.expected = expected(self.member, self.asked)
-        self.blob = device.answer(self.asked.to_blob(), self.node)
+        self.blob = device.answer_request(self.asked.to_blob(), self.node)
         self.head, self.arrays = messages.unpack(self.blob)
 
     def _rows(self, form):
@@ -492,7 +492,7 @@ def test_a_loss_that_nothing_was_booked_for(telling):
 
 def test_replays_of_other_rounds_and_runs(scene, tmp_path):
     other = make_node(tmp_path, draw(40, 7), classes=CLASSES)
-    member = Member.from_hello(device.hello(other))
+    member = Member.from_hello(device.make_greeting(other))
     for changed in (request(t=1), request(run="0badc0de" * 2), request(horizon=9),
                     ask(form=MLP, params=weights(MLP, seed=4))):  # fmt: skip
         with pytest.raises(Malformed, match="for another"):

@@ -202,7 +202,7 @@ def test_a_device_sees_what_simulation_sees(tmp_path, monkeypatch, stored):
     )
     form = Form("softmax", (8, 8, 1), 2, hog=lens)
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
-    device.answer(ask(form=form, params=params).to_blob(), node)
+    device.answer_request(ask(form=form, params=params).to_blob(), node)
     assert given[0].tobytes() == held.client(0).x.tobytes() == held.test.x.tobytes()
     assert held.features == lens
     assert held.fingerprint() == add_features(softmax(), held).fingerprint()  # not applied twice
@@ -215,11 +215,11 @@ def test_a_request_says_which_features(tmp_path):
     node = make_node(tmp_path)  # rows of four numbers
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
     asked = ask(form=form, params=params)
-    assert kind(device.answer(asked.to_blob(), node)) == "upload"
+    assert kind(device.answer_request(asked.to_blob(), node)) == "upload"
     other = replace(asked, form=replace(form, hog=Hog((2, 2, 1), 1)))
-    assert kind(device.answer(other.to_blob(), node)) == "malformed"  # other arrays
+    assert kind(device.answer_request(other.to_blob(), node)) == "malformed"  # other arrays
     wider = ask(form=Form("softmax", (4, 4, 1), 3, hog=Hog((4, 4, 1), 2)), t=1)
-    assert told(device.answer(wider.to_blob(), node))["code"] == "policy"
+    assert told(device.answer_request(wider.to_blob(), node))["code"] == "policy"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from scipy.special import log_ndtr, ndtr
 
 from sottovoce.client import device, release
 from sottovoce.client.vault import Policy, Vault, VaultReceipt, chest, fingerprint, journal
-from sottovoce.client.vault.chain import canonical, salted
+from sottovoce.client.vault.chain import add_salt, encode_canonical
 from sottovoce.client.vault.chest import Chest
-from sottovoce.client.vault.policy import require_tighter, withheld_units
+from sottovoce.client.vault.policy import count_withheld_units, require_tighter
 from sottovoce.client.vault.rebinding import backup, move, rebind, restore, resume
 from sottovoce.errors import InputError, PolicyRefusal, SottovoceError
 from sottovoce.privacy.sensitivity import Recipe
@@ -63,16 +63,16 @@ def the_debit_is_durable_before_anything_is_computed():
 
     try:
         release.release = dies
-        assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
+        assert kind(device.answer_request(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
         _go_on(node)
-        assert kind(device.answer(ask().to_blob(), node)) == "unavailable"
+        assert kind(device.answer_request(ask().to_blob(), node)) == "unavailable"
         seen.append(_spent(node))
     finally:
         release.release = real
     assert 0 < seen[0] < seen[1]
     _go_on(node)
-    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    assert kind(device.answer_request(ask().to_blob(), node)) == "upload"
     books_hold(node)
     assert _spent(node) > seen[1]  # what was burnt is not given back
 
@@ -80,17 +80,17 @@ def the_debit_is_durable_before_anything_is_computed():
 def a_round_has_one_answer():
     """The same bytes again, at no further cost; a client that cannot store says nothing."""
     node, real = make_node(folder()), Vault.store
-    first = device.answer(ask().to_blob(), node)
+    first = device.answer_request(ask().to_blob(), node)
     spent = _spent(node)
-    again = device.answer(ask().to_blob(), node)
+    again = device.answer_request(ask().to_blob(), node)
     assert kind(first) == "upload"
     assert again == first
     assert _spent(node) == spent
-    other = device.answer(ask(params=model(value=0.3)).to_blob(), node)
+    other = device.answer_request(ask(params=model(value=0.3)).to_blob(), node)
     assert kind(other) != "upload"
     try:
         Vault.store = lambda *_: (_ for _ in ()).throw(OSError("full"))
-        assert kind(device.answer(ask(t=1).to_blob(), node)) != "upload"
+        assert kind(device.answer_request(ask(t=1).to_blob(), node)) != "upload"
     finally:
         Vault.store = real
 
@@ -100,7 +100,7 @@ def a_device_stays_within_its_budget():
     node = make_node(folder(), epsilon=2.0)
     for run in ("0badc0de", "0badc0df"):
         for t in range(12):
-            device.answer(ask(t=t, horizon=t + 1, run=run).to_blob(), node)
+            device.answer_request(ask(t=t, horizon=t + 1, run=run).to_blob(), node)
             books_hold(node)
     ledger = books_hold(node)
     assert chance(2.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
@@ -116,7 +116,7 @@ def a_tightened_budget_holds():
     node = make_node(home, epsilon=1.0, vault=False)
     for n in range(12):
         asked = ask(horizon=1, run=f"{n:08x}", server=f"s{n % 3}")
-        device.answer(asked.to_blob(), node)
+        device.answer_request(asked.to_blob(), node)
     ledger = books_hold(node)
     assert chance(1.0, float(ledger.released) ** 0.5) <= 1e-5 * (1 + 1e-6)
 
@@ -124,22 +124,22 @@ def a_tightened_budget_holds():
 def a_server_may_only_tighten():
     """The client's unit and clip are its own; a server cannot choose less protection."""
     node = make_node(folder(), unit="client")
-    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.0)).to_blob(), node)) == "policy"
+    assert kind(device.answer_request(ask(recipe=Recipe(1.0, 1.0)).to_blob(), node)) == "policy"
     node = make_node(folder())
-    assert kind(device.answer(ask(recipe=Recipe(1.0, 1.5)).to_blob(), node)) == "policy"
-    assert kind(device.answer(ask(horizon=10**6).to_blob(), node)) == "policy"
+    assert kind(device.answer_request(ask(recipe=Recipe(1.0, 1.5)).to_blob(), node)) == "policy"
+    assert kind(device.answer_request(ask(horizon=10**6).to_blob(), node)) == "policy"
 
 
 def an_older_ledger_is_not_used():
     """A server's receipt that the vault does not know, or other data: no upload."""
     node = make_node(folder())
-    assert kind(device.answer(ask().to_blob(), node)) == "upload"
+    assert kind(device.answer_request(ask().to_blob(), node)) == "upload"
     newest = books_hold(node).receipt
     later = type(newest)(newest.vault, newest.seq + 1, newest.hash)
-    assert kind(device.answer(ask(t=1, receipt=later).to_blob(), node)) != "upload"
+    assert kind(device.answer_request(ask(t=1, receipt=later).to_blob(), node)) != "upload"
     x, y = rows(9)
     np.savez(node.data.path if hasattr(node.data, "path") else node.data, x=x, y=y)
-    assert kind(device.answer(ask(t=1).to_blob(), node)) != "upload"
+    assert kind(device.answer_request(ask(t=1).to_blob(), node)) != "upload"
 
 
 def a_policy_is_only_tightened():
@@ -161,16 +161,16 @@ def a_policy_is_only_tightened():
 def hidden_budgets_stay_hidden():
     """`disclose = false`: neither ε nor what is spent leaves the client."""
     node = make_node(folder(), disclose=False)
-    head = told(device.answer(ask().to_blob(), node))
+    head = told(device.answer_request(ask().to_blob(), node))
     assert head["budget"] is None
-    greeting = told(device.hello(node))
+    greeting = told(device.make_greeting(node))
     assert greeting["budget"] is None
     assert greeting["policy"]["floor"] is None
 
 
 def receipts_cannot_be_tried_out():
     """A line's hash leaves the client; its payload has a salt that nobody can guess."""
-    one, two = (salted({"dataset": "ab" * 32}) for _ in range(2))
+    one, two = (add_salt({"dataset": "ab" * 32}) for _ in range(2))
     assert one != two
     assert len(one) > len('{"dataset":""}') + 64 + 40
 
@@ -181,7 +181,7 @@ def tightened_caps_are_within_their_budget():
         made = Policy(old, 1e-5, 9, 1.0)
         for epsilon in (0.1, 1.0, 3.7, 7.299, old):
             policy = Policy(epsilon, 1e-5, 9, 1.0)
-            most = FULL - withheld_units(policy, made.capacity())
+            most = FULL - count_withheld_units(policy, made.capacity())
             worth = Fraction(made.capacity()) * most / FULL
             assert worth <= Fraction(policy.capacity())
 
@@ -522,7 +522,7 @@ def refusals_keep_to_public_words():
     tiny = make_node(folder(), disclose=False, epsilon=1e-5, delta=1e-9, unit="client")
     asked = ask(horizon=1000, recipe=Recipe(1.0, 1.0, unit="client"))
     for node, request in ((at_odds, ask()), (tiny, asked)):
-        blob = device.answer(request.to_blob(), node)
+        blob = device.answer_request(request.to_blob(), node)
         assert kind(blob) == "policy"
         text = told(blob)["text"]
         assert not any(letter.isdigit() for letter in text), text
@@ -532,7 +532,9 @@ def _run_of(node, rounds, run="0badc0de"):
     """Answer some rounds of a run, each asked with the receipt of the one before."""
     seen, blobs = None, []
     for t in rounds:
-        blobs.append(device.answer(ask(t=t, run=run, horizon=40, receipt=seen).to_blob(), node))
+        blobs.append(
+            device.answer_request(ask(t=t, run=run, horizon=40, receipt=seen).to_blob(), node)
+        )
         head = told(blobs[-1])
         seen = VaultReceipt.from_json(head["receipt"])
     return blobs
@@ -553,14 +555,14 @@ def a_round_that_was_acknowledged_has_no_second_answer():
     node = make_node(folder())
     with _often():
         first = _run_of(node, range(5))
-    with Vault.open(node.vault, dataset=node.rows().fingerprint) as vault:
+    with Vault.open(node.vault, dataset=node.read_rows().fingerprint) as vault:
         before = vault.spent, vault.receipt()
     for t in (0, 1, 2):
         for params in (model(), model(value=0.3)):
-            again = device.answer(ask(t=t, horizon=40, params=params).to_blob(), node)
+            again = device.answer_request(ask(t=t, horizon=40, params=params).to_blob(), node)
             assert kind(again) == "replay"
     for t in (3, 4):
-        assert device.answer(ask(t=t, horizon=40).to_blob(), node) == first[t]
+        assert device.answer_request(ask(t=t, horizon=40).to_blob(), node) == first[t]
     books_hold(node)
     with Vault.open(node.vault, dataset=None) as vault:
         assert (vault.spent, vault.receipt()) == before
@@ -574,13 +576,13 @@ def what_nobody_acknowledged_is_kept():
         first = _run_of(node, range(4))
         other = _run_of(node, range(5), run="0badc0df")
     last = VaultReceipt.from_json(told(other[4])["receipt"])
-    greeting = VaultReceipt.from_json(told(device.hello(node))["receipt"])
+    greeting = VaultReceipt.from_json(told(device.make_greeting(node))["receipt"])
     for t, seen in ((4, last), (5, greeting), (6, None)):
-        device.answer(ask(t=t, horizon=40, receipt=seen).to_blob(), node)
+        device.answer_request(ask(t=t, horizon=40, receipt=seen).to_blob(), node)
     for t in (2, 3):  # the answer to 2 was acknowledged, and it is the newest of which that is so
-        assert device.answer(ask(t=t, horizon=40).to_blob(), node) == first[t]
+        assert device.answer_request(ask(t=t, horizon=40).to_blob(), node) == first[t]
     for t in (3, 4):
-        again = device.answer(ask(t=t, run="0badc0df", horizon=40).to_blob(), node)
+        again = device.answer_request(ask(t=t, run="0badc0df", horizon=40).to_blob(), node)
         assert again == other[t]
 
 
@@ -617,14 +619,15 @@ def a_round_that_the_records_forgot_is_not_answered_anew():
     """A record that was damaged away does not mean that the round had no answer."""
     for t in (0, 7, 15):
         place = _made_long(folder())
-        key = canonical(["turn", "run", t])
+        key = encode_canonical(["turn", "run", t])
         with _summed_up(place) as db:
             for name, content in db.execute("SELECT place, content FROM nodes").fetchall():
                 node = json.loads(content)
                 if isinstance(node, dict) and key in node:
                     del node[key]
                     db.execute(
-                        "UPDATE nodes SET content = ? WHERE place = ?", (canonical(node), name)
+                        "UPDATE nodes SET content = ? WHERE place = ?",
+                        (encode_canonical(node), name),
                     )
         assert _refused(_reserve, place, t)
 
@@ -662,10 +665,10 @@ def a_budget_tightened_later_limits_what_follows():
     """From ε = 8 to ε = 4 after a release: all releases together stay within ε = 4."""
     home = folder()
     node = make_node(home, epsilon=8.0)
-    device.answer(ask(t=0, horizon=40).to_blob(), node)
+    device.answer_request(ask(t=0, horizon=40).to_blob(), node)
     node = make_node(home, epsilon=4.0, vault=False)
     for t in range(1, 40):
-        device.answer(ask(t=t, horizon=40).to_blob(), node)
+        device.answer_request(ask(t=t, horizon=40).to_blob(), node)
     assert chance(4.0, float(books_hold(node).booked) ** 0.5) <= 1e-5 * (1 + 1e-6)
 
 

@@ -42,7 +42,7 @@ BESIDE = (  # rooms that print, deal out or carry on what training has made, and
 )  # fmt: skip
 
 
-def _sum(form, params, x, y, clip):
+def _sum_clipped(form, params, x, y, clip):
     count = sum(leaf.size for leaf in params.values())
     return grid.clipped_sum(base.gradient_blocks(form, params, x, y), clip, count)
 
@@ -63,8 +63,8 @@ def sums_stay_within_sensitivity():
                 for clip in (1e-3, 0.7, 1e3):
                     other, labels = x.copy(), y.copy()
                     other[0], labels[0] = new, (y[0] + 1) % form.classes
-                    one = _sum(form, params, x, y, clip)
-                    two = _sum(form, params, other, labels, clip)
+                    one = _sum_clipped(form, params, x, y, clip)
+                    two = _sum_clipped(form, params, other, labels, clip)
                     assert _norm2(one - two) <= MOVED**2
 
 
@@ -430,7 +430,7 @@ def trains(module="simulation.round"):
         now = {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
     loss = float(np.mean(base.sample_losses(SMALL, now, x, y)))
     node = make_node(folder())
-    first = kind(device.answer(ask().to_blob(), node))
+    first = kind(device.answer_request(ask().to_blob(), node))
     if module.startswith("flower."):  # what no round in one process loads must still load
         importlib.import_module(f"sottovoce.{module}")
     return (
@@ -447,7 +447,7 @@ def states(node):
     """Whether the statement of the node's vault has the upload that it has made."""
     from sottovoce.client import ledger
 
-    return ledger.show(node.vault).answered == 1
+    return ledger.read_statement(node.vault).answered == 1
 
 
 def runs(module):

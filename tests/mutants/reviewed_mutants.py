@@ -102,8 +102,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the_noise_paid_for_is_there",
         (
             (
-                "        now = _moved(now, _sum(form, now, x, y, recipe, own) + drawn, recipe, samples)",
-                "        step = _sum(form, now, x, y, recipe, own)\n        now = _moved(now, step + drawn if step.any() else step, recipe, samples)",
+                "        now = _apply_sum(now, _sum_clipped(form, now, x, y, recipe, own) + drawn, recipe, samples)",
+                "        step = _sum_clipped(form, now, x, y, recipe, own)\n        now = _apply_sum(now, step + drawn if step.any() else step, recipe, samples)",
             ),
         ),
     ),
@@ -138,8 +138,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/flower/test_worker.py::test_no_cell_of_a_bad_table_is_in_a_log",
         (
             (
-                'return f"{type(error).__name__} ({file}, line {place.tb_lineno})"',
-                'return f"{type(error).__name__} ({file}, line {place.tb_lineno}): {error}"',
+                'return f"{type(error).__name__} ({file}, line {trace.tb_lineno})"',
+                'return f"{type(error).__name__} ({file}, line {trace.tb_lineno}): {error}"',
             ),
         ),
     ),
@@ -245,8 +245,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a_budget_tightened_later_limits_what_follows",
         (
             (
-                "return FULL - withheld_units(self.policy, self._books.capacity)",
-                "return FULL - withheld_units(self.promised, self._books.capacity)",
+                "return FULL - count_withheld_units(self.policy, self._books.capacity)",
+                "return FULL - count_withheld_units(self.promised, self._books.capacity)",
             ),
         ),
     ),
@@ -281,8 +281,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "no_turn_takes_more_than_a_quarter",
         (
             (
-                'self._set("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))',
-                'self._set("floor", float(f"{math.sqrt(_LARGEST_SHARE / capacity):.6g}"))',
+                'self._set_field("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))',
+                'self._set_field("floor", float(f"{math.sqrt(_LARGEST_SHARE / capacity):.6g}"))',
             ),
         ),
     ),
@@ -312,7 +312,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a_receipt_that_says_no_sum_restores_nothing",
         (
             (
-                '    elif any(proof.seq > told for proof in unknown):\n        why = "the newer receipt does not say how much was spent"\n',
+                '    elif any(proof.seq > newest_known for proof in unknown):\n        why = "the newer receipt does not say how much was spent"\n',
                 "",
             ),
         ),
@@ -324,8 +324,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a_state_before_a_store_is_not_taken_for_the_newest",
         (
             (
-                "                self._bear_witness(kind)\n",
-                '                if kind != "store":  # it books nothing: the next line will tell\n                    self._bear_witness(kind)\n',
+                "                self._write_witnesses(kind)\n",
+                '                if kind != "store":  # it books nothing: the next line will tell\n                    self._write_witnesses(kind)\n',
             ),
         ),
     ),
@@ -336,8 +336,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a_receipt_is_a_line_and_not_a_number",
         (
             (
-                "return self._journal.has_gap(place.seq) if line is None else line.hash == place.hash",
-                "return line is not None or self._journal.has_gap(place.seq)",
+                "return self._journal.has_gap(seq) if line is None else line.hash == reference.hash",
+                "return line is not None or self._journal.has_gap(seq)",
             ),
         ),
     ),
@@ -346,14 +346,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "client.vault.chest",
         "The machine's witness follows every line: left at the first one, an old copy of vault and witness written back into the same file is served, and its budget is spent twice.",
         "an_older_pair_is_not_taken_for_the_newest",
-        (("        witness.keep(self.receipt())\n        try:\n", "        try:\n"),),
+        (("        witness.keep_receipt(self.receipt())\n        try:\n", "        try:\n"),),
     ),
     (
         "a backup is readable by every account",
         "client.vault.rebinding",
         "A backup is treated as data, for the client's account alone: it holds the fingerprint, against which whoever reads it tries out the one cell that it does not know.",
         "tests/server/test_promises.py::test_backups_and_keys_are_for_their_owner_alone",
-        (("part.touch(mode=0o600, exist_ok=False)", "part.touch(exist_ok=False)"),),
+        (("draft.touch(mode=0o600, exist_ok=False)", "draft.touch(exist_ok=False)"),),
     ),
     (
         "a line's salt follows from its content",
@@ -374,8 +374,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_a_certificate_says_what_rests_on_the_operators_word",
         (
             (
-                "text += _burnt(line.facts) + _stated(line)",
-                "text += _burnt(line.facts)",
+                "text += _describe_burnt(line.facts) + _describe_word(line)",
+                "text += _describe_burnt(line.facts)",
             ),
         ),
     ),
@@ -386,7 +386,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_a_vault_that_is_not_the_newest_is_not_called_whole",
         (
             (
-                '            ("witness", "whether a newer state is known", lambda: _newest(chest)),\n',
+                '            ("witness", "whether a newer state is known", lambda: _require_newest(chest)),\n',
                 "",
             ),
         ),

@@ -18,7 +18,7 @@ from scipy.stats import trim_mean
 
 from sottovoce import Plan, reports, simulate
 from sottovoce.client import device, ledger, messages
-from sottovoce.client.messages import Request, refusal
+from sottovoce.client.messages import Request, make_refusal
 from sottovoce.client.vault import Vault
 from sottovoce.errors import InputError, RunError
 from sottovoce.models.base import Form
@@ -226,7 +226,7 @@ def drain(node):
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
     for t in range(300):
         asked = ask(form=form, params=params, run="feedbeef", t=t, horizon=max(t + 1, 4))
-        if kind(device.answer(asked.to_blob(), node)) == "empty":
+        if kind(device.answer_request(asked.to_blob(), node)) == "empty":
             return
     raise AssertionError("the tank did not run dry")
 
@@ -251,7 +251,7 @@ def test_one_that_declines_is_replaced_and_does_not_end_the_run(tmp_path):
     """One client a round: whoever says no is replaced within the round."""
     transport = Direct(clients(tmp_path, 4))
     transport.on_answer = lambda route, asked, told: (
-        refusal("empty", "") if route in ("route-0", "route-3") else told
+        make_refusal("empty", "") if route in ("route-0", "route-3") else told
     )
     own = plan(**{"rounds.per_round": 1, "rounds.rounds": 8})
     done = go(transport, tmp_path / "run", own=own)
@@ -263,7 +263,7 @@ def test_one_that_declines_is_replaced_and_does_not_end_the_run(tmp_path):
 def test_the_run_ends_when_everyone_has_declined_for_good(tmp_path):
     transport = Direct(clients(tmp_path))
     transport.on_answer = lambda route, asked, told: (
-        refusal("empty", "") if Request.from_blob(asked).round.t == 2 else told
+        make_refusal("empty", "") if Request.from_blob(asked).round.t == 2 else told
     )
     done = go(transport, tmp_path / "run", patience=Patience(3, gathering=0.5, minimum=2))
     assert (done.record["status"], done.record["result"]["rounds_used"]) == ("finished", 2)

@@ -23,7 +23,7 @@ from scipy.stats import norm
 
 from sottovoce import Plan, calibrate
 from sottovoce.client import ledger
-from sottovoce.client.ledger import account
+from sottovoce.client.ledger import make_statement
 from sottovoce.client.vault import Policy, Vault
 from sottovoce.client.vault.rebinding import backup, move
 from sottovoce.data import federated
@@ -284,7 +284,7 @@ def test_a_certificate_says_what_rests_on_the_operators_word(tmp_path):
     (tmp_path / "hold").unlink()
     move(place, nothing_since=True)
     with Vault.open(place, dataset=None) as vault:
-        told = account(vault)
+        told = make_statement(vault)
     (note,) = [note for note in told.notes if note.kind == "move"]
     assert "nothing was released since" in note.text
     assert "nothing was released since" in certificate.render_certificate(told)
@@ -323,7 +323,7 @@ def test_a_certificates_head_has_the_budget_of_the_first_release(tmp_path):
     place = released_vault(tmp_path)
     with Vault.open(place, dataset=DATA) as vault:
         vault.tighten(Policy(2.0, 1e-6, 9, 1.0))
-        told = account(vault)
+        told = make_statement(vault)
     title = re.search(r"<h1>\(([^,]+), ([^)]+)\)", certificate.render_certificate(told))
     assert (float(title[1]), float(title[2])) == (8.0, 1e-5)
 

@@ -40,7 +40,7 @@ def heads_with_anything(folder: Path, count: int, seed: int) -> Counter[str]:
             else:
                 place[name] = ANYTHING[rng.integers(len(ANYTHING))]
         before = books_hold(node).spent
-        answer = kind(device.answer(written(text, body), node))
+        answer = kind(device.answer_request(written(text, body), node))
         assert answer not in ("internal", "data"), text
         paid = books_hold(node).spent - before
         assert (paid > 0) <= (answer == "upload")

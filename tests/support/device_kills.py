@@ -35,7 +35,7 @@ import numpy as np
 
 from sottovoce.client import device
 from sottovoce.client.node import Node
-from sottovoce.client.vault import Reservation, Vault, VaultReceipt, chest, resume, steps
+from sottovoce.client.vault import Reservation, Vault, VaultReceipt, chain, chest, resume
 from sottovoce.privacy import grid
 from support.devices import (
     RUN,
@@ -53,7 +53,7 @@ from support.devices import (
 from support.mutated_module import mutated
 
 HORIZON = 40  # rounds of one vault; then a new one begins
-MOMENTS = [step for step in steps.STEPS if step.startswith(("reserve", "store"))]
+MOMENTS = [step for step in chain.STEPS if step.startswith(("reserve", "store"))]
 STORE = "vault.store(reserved, upload.blob)\n        return upload.blob\n"
 RESERVE = "reserved = vault.reserve(\n"
 LATER = "SENT(upload.blob)\n        vault.store({}, upload.blob)\n        return b''\n"
@@ -115,7 +115,7 @@ def live(node: Node, pipe: int, answer: Any, life: Life) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if life.at is not None:
-        steps.reached = reached
+        chain.pass_step = reached
     chest.SUMMARY_EVERY, seen = 3, life.seen
     for t in range(life.first, HORIZON):
         sent = answer(_request(t, seen), node)
@@ -238,7 +238,7 @@ def play(folder: Path, kills: int, seed: int, mutant: str | None) -> dict[str, A
             counted["vaults"] += 1
             client = Client(folder / str(counted["vaults"]), counted["vaults"])
             began = time.perf_counter()
-            wrong.update(client.hold([device.answer(_request(0), client.node)]))
+            wrong.update(client.hold([device.answer_request(_request(0), client.node)]))
             typical = time.perf_counter() - began  # of an answer
         with Vault.open(client.node.vault, dataset=None) as vault:
             stopped = vault.is_stopped

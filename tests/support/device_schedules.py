@@ -98,7 +98,7 @@ class Server:
     def hold(self, place: int, node: Node, request: Request) -> str:
         """Ask, and hold the answer against what may be answered."""
         blob, key = request.to_blob(), (request.run, request.round.t)
-        answer, books = device.answer(blob, node), books_hold(node)
+        answer, books = device.answer_request(blob, node), books_hold(node)
         said, known = kind(answer), self.first[place].get(key)
         paid, self.spent[place] = books.spent - self.spent[place], books.spent
         assert paid >= 0, "a debit was taken back"
@@ -130,4 +130,4 @@ class Server:
     def _receipt(self, receipt: dict[str, Any], node: Node, request: Request) -> None:
         """Asked again with the receipt that came with the answer: the same bytes."""
         again = Request(**{**vars(request), "receipt": Receipt.from_json(receipt)})
-        assert kind(device.answer(again.to_blob(), node)) == "upload"
+        assert kind(device.answer_request(again.to_blob(), node)) == "upload"

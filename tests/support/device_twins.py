@@ -136,7 +136,7 @@ def spoken(
     with frozen(seed):
         named = own if form == "own" else None
         node = make_node(folder, data, classes=FORMS[form].classes, own=named)
-        return [device.hello(node), *(device.answer(blob, node) for blob in said)]
+        return [device.make_greeting(node), *(device.answer_request(blob, node) for blob in said)]
 
 
 def pair(

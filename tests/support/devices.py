@@ -88,8 +88,8 @@ def make_node(
 
 def make_vault(node: Node) -> None:
     """What `sottovoce ledger create --second-ledger` does for a node: tests share their rows."""
-    held = node.rows()
-    policy = node.policy(len(held.y))
+    held = node.read_rows()
+    policy = node.make_policy(len(held.y))
     Vault.create(node.vault, policy, dataset=held.fingerprint, second_ledger=True).close()
 
 
@@ -198,7 +198,7 @@ def books_hold(node: Node) -> Ledger:
             mu2 = capacity * sum(entry.units) / FULL
             assert mu2 <= 1 / floor**2, f"{entry} is below the floor"
             booked += mu2
-            if vault.answered(entry.run, entry.t) != entry.seq:
+            if vault.find_answered_reserve(entry.run, entry.t) != entry.seq:
                 continue
             found = vault.find(entry.run, entry.t)
             assert found is not None
@@ -249,7 +249,7 @@ def worth(
 
 def answered(node: Node, request: Request | bytes) -> bytes:
     """What the device answers; whatever it is, the books hold afterwards."""
-    blob = device.answer(request if isinstance(request, bytes) else request.to_blob(), node)
+    blob = device.answer_request(request if isinstance(request, bytes) else request.to_blob(), node)
     books_hold(node)
     return blob
 

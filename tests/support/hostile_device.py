@@ -53,7 +53,7 @@ WAYS = {
     ),
     "silence": lambda asked, told: None,
     **{
-        f"a refusal: {code}": lambda asked, told, code=code: messages.refusal(code, "\x1b[2J")
+        f"a refusal: {code}": lambda asked, told, code=code: messages.make_refusal(code, "\x1b[2J")
         for code in messages.CODES
     },
 }

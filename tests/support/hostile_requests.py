@@ -77,7 +77,7 @@ MALFORMED: dict[str, bytes] = {
         .replace(b'"horizon":8', b'"horizon":8,"horizon":1'),
         BODY,
     ),
-    "an answer": messages.refusal("empty", "nothing left"),
+    "an answer": messages.make_refusal("empty", "nothing left"),
     # the whole head
     **{f"without {key}": head(key, GONE) for key in TEXT["head"]},
     **{

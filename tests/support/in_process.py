@@ -72,14 +72,16 @@ class Direct:
         self.requests: list[dict[str, bytes]] = []
         self.seconds: list[float] = []  # what each ask was given
         self.on_answer: Callable[[str, bytes, bytes], bytes | None] = lambda r, q, a: a
-        self.answer = device.answer
+        self.answer = device.answer_request
         self.on_hello: Callable[[str, bytes], bytes | None] = lambda r, h: h
 
     def greet(self, seconds: float) -> dict[str, bytes]:
         """Everyone that has not greeted yet."""
         new = [route for route in self.nodes if route not in self.greeted]
         self.greeted |= set(new)
-        told = {route: self.on_hello(route, device.hello(self.nodes[route])) for route in new}
+        told = {
+            route: self.on_hello(route, device.make_greeting(self.nodes[route])) for route in new
+        }
         return {route: blob for route, blob in told.items() if blob is not None}
 
     def key(self, route: str) -> str | None:

@@ -23,14 +23,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from sottovoce.client.vault import Entry, Vault, VaultReceipt, chest, steps
+from sottovoce.client.vault import Entry, Vault, VaultReceipt, chain, chest
 from sottovoce.errors import VaultRefusal
 from support.vault_play import POLICY, request
 
 UNITS = 1_000_003
 ROUNDS = 400  # of one run
-CREATING = tuple(step for step in steps.STEPS if step.startswith("create:"))
-SERVING = tuple(step for step in steps.STEPS if step.startswith(("reserve:", "store:")))
+CREATING = tuple(step for step in chain.STEPS if step.startswith("create:"))
+SERVING = tuple(step for step in chain.STEPS if step.startswith(("reserve:", "store:")))
 BETWEEN = ("reserved", "stored")  # what a device does between the vault's own steps
 # The vault is ahead of its witness after a death between the two, and the next open mends that.
 IN_TURN = (*CREATING, *SERVING, *BETWEEN, "reserve: committed", "open: witness written")
@@ -59,7 +59,7 @@ def client(
                 if left[step] < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        steps.reached = reached
+        chain.pass_step = reached
     if not path.exists():
         Vault.create(path, POLICY, dataset=dataset_of(path)).close()
     with Vault.open(path, dataset=dataset_of(path)) as vault:
@@ -81,10 +81,10 @@ def client(
                     run, t, request(run, t), [UNITS], server="s", facts={}, acknowledged=seen
                 )
                 seen = paid.receipt  # of the answer that leaves next
-                steps.reached("reserved")
+                chain.pass_step("reserved")
                 upload = os.urandom(200)  # fresh noise: never the same twice
                 vault.store(paid, upload)
-                steps.reached("stored")
+                chain.pass_step("stored")
             os.write(out, _told(run, t, upload, seen))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.client.vault import Vault
-from sottovoce.client.vault.chain import GENESIS, canonical, chained
+from sottovoce.client.vault.chain import GENESIS, encode_canonical, link_line
 from sottovoce.errors import VaultRefusal
 from support.vault_play import DATASET, POLICY, Known, play, used
 
@@ -87,7 +87,7 @@ def lying_witness(path: Path, rng: random.Random) -> None:
     file = Path(f"{path}.witness")
     facts = json.loads(file.read_text())
     facts |= rng.choice(({"seq": facts["seq"] + 1}, {"hash": "ab" * 32}, {"vault": "ab" * 16}))
-    file.write_text(canonical(facts))
+    file.write_text(encode_canonical(facts))
 
 
 def gone(path: Path, rng: random.Random) -> None:
@@ -105,7 +105,7 @@ def row(path: Path, rng: random.Random) -> None:
         seq, payload = rng.choice(rows)
         facts = json.loads(payload)
         facts["units"] = [1 for _ in facts["units"]]
-        db.execute("UPDATE entries SET payload = ? WHERE seq = ?", (canonical(facts), seq))
+        db.execute("UPDATE entries SET payload = ? WHERE seq = ?", (encode_canonical(facts), seq))
 
 
 def rehashed(path: Path, rng: random.Random) -> None:
@@ -150,7 +150,7 @@ def summary_edited(path: Path, rng: random.Random) -> None:
         found = older.execute("SELECT content FROM summary").fetchone()
         older.close()
         facts[rng.choice(("spent", "seq", "capacity"))] //= 2
-        content = found[0] if found and rng.random() < 0.5 else canonical(facts)
+        content = found[0] if found and rng.random() < 0.5 else encode_canonical(facts)
         db.execute("UPDATE summary SET content = ?", (content,))
 
 
@@ -167,7 +167,9 @@ def record_edited(path: Path, rng: random.Random) -> None:
         place, content = rng.choice(places)
         records = json.loads(content)
         del records[rng.choice(list(records))]
-        db.execute("UPDATE nodes SET content = ? WHERE place = ?", (canonical(records), place))
+        db.execute(
+            "UPDATE nodes SET content = ? WHERE place = ?", (encode_canonical(records), place)
+        )
 
 
 def record_deleted(path: Path, rng: random.Random) -> None:
@@ -266,8 +268,8 @@ def _rewrite(db: sqlite3.Connection, rows: list[Any], chosen: int) -> None:
     for seq, time, kind, payload in rows:
         if seq == chosen:
             facts = json.loads(payload)
-            payload = canonical(facts | {"units": [1 for _ in facts["units"]]})
-        line = chained(prev, seq, time, kind, payload)
+            payload = encode_canonical(facts | {"units": [1 for _ in facts["units"]]})
+        line = link_line(prev, seq, time, kind, payload)
         db.execute(
             "UPDATE entries SET payload = ?, prev = ?, hash = ? WHERE seq = ?",
             (payload, line.prev, line.hash, seq),

@@ -120,7 +120,7 @@ class Work:
 
 def counted(monkeypatch) -> Work:
     """Count the work of every journal that is opened from now on."""
-    work, plain, connect = Work(), journals.chained, journals._connect
+    work, plain, connect = Work(), journals.link_line, journals._connect
 
     def chained(*parts):
         work.lines += 1

@@ -112,11 +112,11 @@ def create(
         "disclose": disclose,
     }
     given = {name: value for name, value in terms.items() if value is not None}
-    summary = ledger.make(vault, node, second_ledger=second_ledger, **given)
+    summary = ledger.create_vault(vault, node, second_ledger=second_ledger, **given)
     click.echo(
-        json.dumps(summary.to_json(), ensure_ascii=False) if as_json else ledger.table(summary)
+        json.dumps(summary.to_json(), ensure_ascii=False) if as_json else ledger.format_statement(summary)
     )
-    if (sentence := summary.policy.warning()) is not None:
+    if (sentence := summary.policy.describe_loose_delta()) is not None:
         click.echo(f"warning: {sentence}", err=True)
 
 
@@ -137,9 +137,9 @@ def show(
     """
     from sottovoce.client import ledger
 
-    summary, most = ledger.show(vault), None if everything else 20
+    summary, most = ledger.read_statement(vault), None if everything else 20
     shown = json.dumps(summary.to_json(), ensure_ascii=False)
-    click.echo(shown if as_json else ledger.table(summary, most=most))
+    click.echo(shown if as_json else ledger.format_statement(summary, most=most))
 
 
 @ledger_app.command()

@@ -2,6 +2,6 @@
 
 `release` makes an upload, and nothing else does. `device` answers a server's request through the
 vault. `node` is a client's configuration file, `messages` what travels and its bytes, `vault/` the
-durable ledger, `ledger` what its operator does with it. From outside use `device.answer`, `Node`,
-`Vault`, the functions of `ledger` and the messages.
+durable ledger, `ledger` what its operator does with it. From outside use
+`device.answer_request`, `Node`, `Vault`, the functions of `ledger` and the messages.
 """

@@ -2,16 +2,17 @@
 
 The order is the promise (rules R1–R6, R10, R11 of docs/protocol.md):
 
-    read the request → hold it against the client's own policy → asked before? → price
+    read the request → check it against the policy → asked before? → price
       → reserve, durable → compute and noise → store the upload, durable → answer
 
-A crash after the reserve burns budget; nothing is refunded. The disk has room for the upload, and
-the process memory for the work, before anything is booked; an answer that fails all the same stops
-the client until its operator has looked. The same content asked again gets the
-stored bytes; another content for the same round is refused. A request can only ask for less than
-the policy allows. `answer` never raises: a refusal is an answer too, in words that depend on the
-request, the policy and the tank alone, which are public. Whatever is wrong with the client's own
-files, its code or its machine is one constant refusal, `unavailable`: what it was is in its log.
+A crash after the reserve burns budget; nothing is refunded. Before anything is booked, the disk has
+room for the upload and the process memory for the work; if an answer fails all the same, the client
+stops until its operator has looked. The same content asked again gets the stored bytes; other
+content for the same round is refused. A request can only ask for less than the policy allows.
+
+`answer_request` never raises: a refusal is an answer too, in words that depend on the request, the
+policy and the tank alone, which are public. For anything wrong with the client's files, code or
+machine there is one constant refusal, `unavailable`; the reason is in the client's log.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.client import messages, release
-from sottovoce.client.messages import Request, refusal
+from sottovoce.client.messages import Request, make_refusal
 from sottovoce.client.node import Node, Rows
 from sottovoce.client.release import Price
 from sottovoce.client.vault import Policy, Reservation, Vault
@@ -50,42 +51,44 @@ from sottovoce.schedules.pricing import Terms
 log = logging.getLogger("sottovoce.device")
 
 MOST_PARAMETERS = 2**30  # D of the vault's correction: larger models are refused
-PATIENCE = 20.0  # seconds that an operator who looks, or another worker, may have the vault
+PATIENCE = 20.0  # seconds that an operator's command, or another worker, may have the vault
 
 
 class RequestDeclined(Refusal):
-    """A request that the client's policy does not allow; its text may leave."""
+    """A request that the client's policy does not allow; its text may leave the client."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-def answer(blob: bytes, node: Node) -> bytes:
-    """One request → one answer, both as bytes; hostile ones are answered with a refusal."""
-    return _guarded(lambda: _answer(Request.from_blob(blob), node), lambda: _asked(blob))
+def answer_request(blob: bytes, node: Node) -> bytes:
+    """Answer one request, both as bytes; a hostile one is answered with a refusal."""
+    return _answer_or_refuse(
+        lambda: _answer_or_stop(Request.from_blob(blob), node), lambda: _name_request(blob)
+    )
 
 
-def hello(node: Node) -> bytes:
-    """Who this client is, in public numbers: what a server needs to plan a run."""
-    return _guarded(lambda: _hello(node), lambda: "a greeting")
+def make_greeting(node: Node) -> bytes:
+    """Return who this client is, in public numbers: what a server needs to plan a run."""
+    return _answer_or_refuse(lambda: _make_greeting(node), lambda: "a greeting")
 
 
-def check(node: Node) -> None:
-    """What a message would meet in this client's own files, or what is wrong with them in words.
+def check_node(node: Node) -> None:
+    """Raise what a message would meet in this client's files, in words for its operator.
 
-    Nothing is booked and nothing is tightened. The words are for who asks on the machine itself.
+    Nothing is booked and nothing is tightened.
     """
-    rows = node.rows()
-    node.own_model()
+    rows = node.read_rows()
+    node.load_own_model()
     with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
-        _require_as_many(node, rows, vault)
-        vault.require_tightening(node.policy(vault.policy.samples, vault.policy))
-        vault.require_going()
+        _require_samples(node, rows, vault)
+        vault.require_tightening(node.make_policy(vault.policy.samples, vault.policy))
+        vault.require_running()
 
 
-def _asked(blob: bytes) -> str:
-    """Name a request in the client's log: public words alone."""
+def _name_request(blob: bytes) -> str:
+    """Return a name for a request in the client's log, from public words only."""
     try:
         request = Request.from_blob(blob)
     except Malformed:
@@ -95,17 +98,17 @@ def _asked(blob: bytes) -> str:
     return f"round {turn.t + 1} of {turn.horizon} of run {request.run[:8]} for {server}"
 
 
-def _guarded(say: Callable[[], bytes], what: Callable[[], str]) -> bytes:
-    """What is said, or a refusal in words that may leave.
+def _answer_or_refuse(say: Callable[[], bytes], what: Callable[[], str]) -> bytes:
+    """Return what `say` returns, or a refusal in words that may leave the client.
 
-    The client's own log has what was asked and which rule refused it. Of its own failures it has
-    the kind of error: its words may hold a cell of a row, and logs are copied to other machines.
-    `check` has the words, for who asks on the machine itself.
+    The client's log has what was asked and which rule refused it. For the client's own failures it
+    has only the kind of error: an error's words may contain a cell of a row, and logs are copied to
+    other machines. `check_node` shows the words on the machine itself.
     """
 
     def refused(code: str, text: str) -> bytes:
         log.warning("refused %s (%s): %s", what(), code, text)
-        return refusal(code, text)
+        return make_refusal(code, text)
 
     try:
         return say()
@@ -115,39 +118,39 @@ def _guarded(say: Callable[[], bytes], what: Callable[[], str]) -> bytes:
         return refused("version" if isinstance(error, OtherVersion) else "malformed", str(error))
     except TankEmpty:
         return refused("empty", "the privacy budget has nothing left for this release")
-    except PolicyRefusal as error:  # its text may name what the policy does not disclose
-        log.error("refused: %s", _kind(error))
+    except PolicyRefusal as error:  # its text may contain what the policy hides
+        log.error("refused: %s", _describe_error(error))
         return refused("policy", "the client's own terms do not allow this release")
     except RoundAnswered:
         return refused("replay", "this round has its answer already")
     except Refusal as error:
-        log.error("the ledger cannot be used: %s", _kind(error))
+        log.error("the ledger cannot be used: %s", _describe_error(error))
     except (DataError, InputError) as error:
-        log.error("the client's own files cannot be used: %s", _kind(error))
-    except Exception as error:  # whatever it was, its text may hold what must not leave
-        log.error("%s ended in an error of the client's own: %s", what(), _kind(error))
-    return unavailable()
+        log.error("the client's own files cannot be used: %s", _describe_error(error))
+    except Exception as error:  # its text may contain what must not leave
+        log.error("%s ended in an error of the client's own: %s", what(), _describe_error(error))
+    return refuse_unavailable()
 
 
-def unavailable() -> bytes:
+def refuse_unavailable() -> bytes:
     """Return the one refusal for everything that is wrong on the client's side."""
-    return refusal("unavailable", "the client cannot answer now; its operator has to look")
+    return make_refusal("unavailable", "the client cannot answer now; its operator has to look")
 
 
-def _kind(error: Exception) -> str:
-    """An error without its words: its kind, and the file and line that it came from."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None:
+def _describe_error(error: Exception) -> str:
+    """Return an error without its words: its kind, and the file and line that it came from."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
         return type(error).__name__
-    file = Path(place.tb_frame.f_code.co_filename).name
-    return f"{type(error).__name__} ({file}, line {place.tb_lineno})"
+    file = Path(trace.tb_frame.f_code.co_filename).name
+    return f"{type(error).__name__} ({file}, line {trace.tb_lineno})"
 
 
-def _hello(node: Node) -> bytes:
-    rows = node.rows()
-    with _open(node, rows) as vault:
+def _make_greeting(node: Node) -> bytes:
+    rows = node.read_rows()
+    with _open_vault(node, rows) as vault:
         return messages.pack(
             {
                 "schema": messages.HELLO,
@@ -155,26 +158,26 @@ def _hello(node: Node) -> bytes:
                 "version": __version__,
                 "features": int(rows.x.shape[1]),
                 "classes": rows.classes,
-                "policy": _public(vault.policy),
-                "budget": _budget(vault),
+                "policy": _disclose_policy(vault.policy),
+                "budget": _disclose_budget(vault),
                 "receipt": vault.receipt().to_json(),
             }
         )
 
 
-def _answer(request: Request, node: Node) -> bytes:
-    rows, debits = node.rows(), list[Reservation]()
+def _answer_or_stop(request: Request, node: Node) -> bytes:
+    rows, debits = node.read_rows(), list[Reservation]()
     try:
-        return _answered(request, node, rows, debits)
+        return _answer_in_order(request, node, rows, debits)
     except Exception as error:
         if debits:  # paid for, and not sent
             log.error("an answer failed after it was paid for; see `sottovoce ledger show`")
-            _stop(node, rows, _kind(error))
+            _note_failure(node, rows, _describe_error(error))
         raise
 
 
-def _stop(node: Node, rows: Rows, why: str) -> None:
-    """Note in the vault that an answer failed: its next request would burn budget again.
+def _note_failure(node: Node, rows: Rows, why: str) -> None:
+    """Note in the vault that an answer failed: the next request would burn budget again.
 
     Where even that cannot be written, the vault stops at the next debit without an upload.
     """
@@ -182,19 +185,19 @@ def _stop(node: Node, rows: Rows, why: str) -> None:
         with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
             vault.stop(why)
     except Refusal as error:
-        log.error("that it failed could not be noted: %s", _kind(error))
+        log.error("that it failed could not be noted: %s", _describe_error(error))
 
 
-def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation]) -> bytes:
-    with _open(node, rows) as vault:
+def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Reservation]) -> bytes:
+    with _open_vault(node, rows) as vault:
         policy = vault.policy
-        _require_as_many(node, rows, vault)
-        own = node.own_model() if request.form.name == OWN else None
-        if request.form.name == OWN and own is None:
+        _require_samples(node, rows, vault)
+        own_model = node.load_own_model() if request.form.name == OWN else None
+        if request.form.name == OWN and own_model is None:
             raise RequestDeclined("policy", "this client's node file names no model of its own")
-        shapes = request.form.shapes() if own is None else own.shapes()
-        _fits(request, shapes, rows)
-        _allowed(request, policy)
+        shapes = request.form.shapes() if own_model is None else own_model.shapes()
+        _require_fit(request, shapes, rows)
+        _require_allowed(request, policy)
         if request.receipt is not None and not vault.contains(request.receipt):
             log.error("the server has a receipt that this vault does not know: it is an older copy")
             raise VaultRefusal("this client's ledger does not contain the receipt it gave")
@@ -210,15 +213,15 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
                 raise RequestDeclined(
                     "replay", "this round's answer was received and is kept no longer"
                 )
-        if own is not None:  # on rows of zeros
+        if own_model is not None:  # tried on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
-            base.require_rows(own, params, policy.samples, request.form.features)
-        vault.require_going()
-        if node.vault.stat().st_size + _upload_bytes(request) > policy.max_bytes:
+            base.require_rows(own_model, params, policy.samples, request.form.features)
+        vault.require_running()
+        if node.vault.stat().st_size + _bound_upload_bytes(request) > policy.max_bytes:
             raise RequestDeclined(
                 "policy", f"the client's ledger may have {policy.max_bytes} bytes at most"
             )
-        paid = _price(request, policy, vault)
+        paid = _price_turn(request, policy, vault)
         _require_memory(request, rows)
         reserved = vault.reserve(
             request.run,
@@ -236,7 +239,7 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
                 "loss_noise": paid.loss_noise,
             },
             acknowledged=request.receipt,
-            room=_upload_bytes(request),
+            room=_bound_upload_bytes(request),
         )
         debits.append(reserved)
         lens = request.form.hog
@@ -255,19 +258,19 @@ def _answered(request: Request, node: Node, rows: Rows, debits: list[Reservation
                 "request": asked,
                 "samples": policy.samples,
                 "receipt": reserved.receipt.to_json(),
-                "budget": _budget(vault),
+                "budget": _disclose_budget(vault),
             },
             loss_bound=request.loss_bound,
-            own=own,
+            own=own_model,
         )
         vault.store(reserved, upload.blob)
         return upload.blob
 
 
-def _open(node: Node, rows: Rows) -> Vault:
+def _open_vault(node: Node, rows: Rows) -> Vault:
     vault = Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE)
     try:
-        wanted = node.policy(vault.policy.samples, vault.policy)
+        wanted = node.make_policy(vault.policy.samples, vault.policy)
         if wanted != vault.policy:
             vault.tighten(wanted)
     except BaseException:
@@ -276,12 +279,12 @@ def _open(node: Node, rows: Rows) -> Vault:
     return vault
 
 
-def _require_as_many(node: Node, rows: Rows, vault: Vault) -> None:
+def _require_samples(node: Node, rows: Rows, vault: Vault) -> None:
     if len(rows.y) != vault.policy.samples:
         raise DataError(f"{node.data} has {len(rows.y)} rows, the vault was made for others")
 
 
-def _price(request: Request, policy: Policy, vault: Vault) -> Price:
+def _price_turn(request: Request, policy: Policy, vault: Vault) -> Price:
     terms = Terms(
         clients=request.clients,
         per_round=request.per_round,
@@ -299,8 +302,8 @@ def _price(request: Request, policy: Policy, vault: Vault) -> Price:
     )
 
 
-def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
-    """The model is whole, finite, and made for samples like these."""
+def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
+    """Refuse a model that is incomplete, not finite, too large, or made for other samples."""
     if request.form.numbers != rows.x.shape[1] or request.form.classes != rows.classes:
         raise RequestDeclined(
             "policy",
@@ -313,7 +316,7 @@ def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
     count = sum(leaf.size for leaf in request.params.values())
     if count > MOST_PARAMETERS:
         raise RequestDeclined("policy", "the model has more than 2³⁰ parameters")
-    if _upload_bytes(request) > MOST_BYTES:  # found after the reserve it would burn budget
+    if _bound_upload_bytes(request) > MOST_BYTES:  # after the reserve it would burn budget
         raise RequestDeclined(
             "policy", "the model is larger than an answer that this client can keep"
         )
@@ -321,8 +324,8 @@ def _fits(request: Request, shapes: Shapes, rows: Rows) -> None:
         raise Malformed("the request's model is not finite")
 
 
-def _upload_bytes(request: Request) -> int:
-    """At most so many bytes has the answer to a request."""
+def _bound_upload_bytes(request: Request) -> int:
+    """Return a number of bytes that the answer to a request does not exceed."""
     return 4 * sum(leaf.size for leaf in request.params.values()) + messages.LONGEST_TEXT
 
 
@@ -346,8 +349,8 @@ def _require_memory(request: Request, rows: Rows) -> None:
     del block
 
 
-def _allowed(request: Request, policy: Policy) -> None:
-    """What the server says may only tighten what the client has fixed (R5)."""
+def _require_allowed(request: Request, policy: Policy) -> None:
+    """Refuse a request that asks for more than the client's policy allows (R5)."""
     count = sum(leaf.size for leaf in request.params.values())
     if request.recipe.clip > policy.clip:
         raise RequestDeclined(
@@ -368,11 +371,11 @@ def _allowed(request: Request, policy: Policy) -> None:
             raise RequestDeclined("policy", f"{name} must be at most {most}, got {value}")
 
 
-def _budget(vault: Vault) -> dict[str, Any] | None:
-    """The promised ε and δ, capacity and what is spent, unless the policy says no (R9)."""
+def _disclose_budget(vault: Vault) -> dict[str, Any] | None:
+    """Return promised ε and δ, capacity and spent μ², unless the policy hides them (R9)."""
     if not vault.policy.disclose:
         return None
-    capacity, spent = vault.against_promise()
+    capacity, spent = vault.compare_with_promise()
     return {
         "epsilon": vault.promised.epsilon,
         "delta": vault.promised.delta,
@@ -381,7 +384,7 @@ def _budget(vault: Vault) -> dict[str, Any] | None:
     }
 
 
-def _public(policy: Policy) -> dict[str, Any]:
+def _disclose_policy(policy: Policy) -> dict[str, Any]:
     return {
         "samples": policy.samples,
         "unit": policy.unit,
@@ -390,6 +393,6 @@ def _public(policy: Policy) -> dict[str, Any]:
         "floor": policy.floor if policy.disclose else None,
         "max_rounds": policy.max_rounds,
         "max_steps": policy.max_steps,
-        # What a server cannot know of its own earlier runs here is left out.
+        # With a server share it depends on the server's earlier runs, and is left out.
         "run_share": policy.run_share if policy.server_share == 1 else None,
     }

@@ -1,4 +1,9 @@
-"""`sottovoce ledger`: what an operator does with a vault, as functions and as texts."""
+"""`sottovoce ledger`: what an operator does with a vault, as functions and as texts.
+
+`make_statement` collects what a vault says of itself: the promise, the budget left, and every
+release, when and to whom. `verify` checks hashes, pages, stored bytes, witness and place.
+`create_vault`, `read_statement`, `backup` and `rebind` are the calls behind the command line.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from sottovoce.client import vault as vaults
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, VaultReceipt, fingerprint_file
 from sottovoce.client.vault.chain import Line
-from sottovoce.client.vault.chest import Chest, require_there
+from sottovoce.client.vault.chest import Chest, require_file
 from sottovoce.client.vault.journal import Turn
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.budget import Guarantee, format_claim
@@ -33,8 +38,6 @@ if TYPE_CHECKING:
         ReleaseEntry,
         VaultGuaranteeEntry,
     )
-
-# What a vault says of itself: the promise, the fuel, and every release, when and to whom.
 
 
 SCHEMA: Final = "sottovoce.certificate/1"
@@ -53,7 +56,7 @@ _DISCLOSED = {True: "disclosed to servers", False: "not disclosed"}
 
 @dataclass(frozen=True)
 class Release:
-    """One turn as it was booked: `answered` if an upload was stored for it, else it burnt."""
+    """One booked turn: `answered` if an upload was stored for it; else its debit was burnt."""
 
     seq: int
     time: str
@@ -86,9 +89,9 @@ class Statement:
     made: str
     issued: str
     dataset: str  # the fingerprint, which stays here
-    seal: str  # what others are told instead
+    seal: str  # what others may know instead
     policy: Policy  # as it stands
-    promised: Policy  # as it stood at the first release: holds for everything released
+    promised: Policy  # that of the first release, which holds for everything released
     since: Mapping[str, int]  # from which line each term of `policy` holds
     guarantee: Guarantee
     capacity: float  # μ² of the budget as it stands
@@ -140,8 +143,8 @@ class Statement:
         }
 
 
-def account(vault: Vault) -> Statement:
-    """The statement of an open vault."""
+def make_statement(vault: Vault) -> Statement:
+    """Return the statement of an open vault."""
     unit = float(vault.tank("").capacity) / FULL
     releases = []
     for entry in vault.entries():
@@ -157,12 +160,12 @@ def account(vault: Vault) -> Statement:
                 units=units,
                 mu=math.sqrt(unit * units),
                 share=units / vault.limit,
-                answered=vault.answered(entry.run, entry.t) == entry.seq,
+                answered=vault.find_answered_reserve(entry.run, entry.t) == entry.seq,
                 facts=entry.facts,
             )
         )
     notes, since, terms, most = list[Note](), dict[str, int](), dict[str, Any](), 1
-    second: list[list[str]] = []  # ledgers of the same rows, as operators stated them
+    second: list[list[str]] = []  # other ledgers of the same rows, as stated by operators
     for line in vault.lines():
         stated = line.facts.get("policy")  # of a new, a tightened and a rebound vault
         new = terms if stated is None else Policy.from_json(stated).to_json()
@@ -173,7 +176,7 @@ def account(vault: Vault) -> Statement:
             then = changed.items() if terms else ()
             how = ", ".join(f"{name} {terms.get(name)} → {now}" for name, now in then)
             text = _NOTES[line.kind] + (f": {how}" if how else "")
-            text += _burnt(line.facts) + _stated(line)
+            text += _describe_burnt(line.facts) + _describe_word(line)
             notes.append(Note(line.seq, line.time, line.kind, text))
         since |= dict.fromkeys(changed, line.seq)
         terms, most = new, max(most, new["samples"])
@@ -187,7 +190,7 @@ def account(vault: Vault) -> Statement:
         policy=vault.policy,
         promised=vault.promised,
         since=since,
-        # Of the most records that it was ever for: whether δ is small enough depends on them.
+        # For the largest number of records it ever had: whether δ is small enough depends on it.
         guarantee=replace(vault.promised, samples=most).guarantee(),
         capacity=unit * vault.limit,
         spent=unit * vault.spent,
@@ -201,71 +204,81 @@ def account(vault: Vault) -> Statement:
     )
 
 
-def table(told: Statement, *, most: int | None = 20) -> str:
-    """The statement for people; of the releases the last `most`, or all of them."""
-    policy, promised = told.policy, told.promised
+def format_statement(statement: Statement, *, most: int | None = 20) -> str:
+    """Return the statement as text, with the last `most` releases, or all of them."""
+    policy, promised = statement.policy, statement.promised
     what = "one record" if promised.unit == "record" else "the whole data set"
     lines = [
-        f"vault     {told.vault}, made {when(told.made)}",
-        f"data      {policy.samples:,} records, sealed as {told.seal[:16]}…",
-        *([] if told.only_ledger else [f"          {other_ledgers(told)}"]),
+        f"vault     {statement.vault}, made {format_time(statement.made)}",
+        f"data      {policy.samples:,} records, sealed as {statement.seal[:16]}…",
+        *([] if statement.only_ledger else [f"          {describe_other_ledgers(statement)}"]),
         f"promise   (ε, δ) = ({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)}) "
         f"for {what}, "
         f"{promised.calibration} calibration, all runs and servers together",
-        *([f"          {tightened(told)}"] if tightened(told) else []),
-        f"fuel      {gauge(told.left)} {percent_left(told)} left",
-        f"          {turns(told)}",
-        f"terms     clip {describe_term(told, 'clip', 'at most {:g}')}, "
-        f"σ/Δ of a turn {describe_term(told, 'floor', 'at least {:g}')}, "
-        f"{describe_term(told, 'max_rounds', 'at most {:,}')} rounds a run, "
-        f"{describe_term(told, 'max_steps', 'at most {:,}')} steps a turn, "
-        f"{describe_term(told, 'run_share', 'at most {:.0%}')} of the budget a run, "
-        f"budget {describe_term(told, 'disclose', '{}')}",
-        f"ledger    {_count(told.receipt.seq, 'line')}, the last {told.receipt.hash[:16]}…",
+        *(
+            [f"          {describe_tightening(statement)}"]
+            if describe_tightening(statement)
+            else []
+        ),
+        f"fuel      {draw_gauge(statement.left)} {format_left(statement)} left",
+        f"          {describe_turns(statement)}",
+        f"terms     clip {describe_term(statement, 'clip', 'at most {:g}')}, "
+        f"σ/Δ of a turn {describe_term(statement, 'floor', 'at least {:g}')}, "
+        f"{describe_term(statement, 'max_rounds', 'at most {:,}')} rounds a run, "
+        f"{describe_term(statement, 'max_steps', 'at most {:,}')} steps a turn, "
+        f"{describe_term(statement, 'run_share', 'at most {:.0%}')} of the budget a run, "
+        f"budget {describe_term(statement, 'disclose', '{}')}",
+        f"ledger    {_count_nouns(statement.receipt.seq, 'line')}, "
+        f"the last {statement.receipt.hash[:16]}…",
     ]
-    lines += [f"note      {when(note.time)}: {note.text}" for note in told.notes]
-    listed = told.releases if most is None else told.releases[-most:]
+    lines += [f"note      {format_time(note.time)}: {note.text}" for note in statement.notes]
+    listed = statement.releases if most is None else statement.releases[-most:]
     if listed:
         lines += ["", f"{'when':<20} {'server':<16} {'run':<12} {'round':>5} {'μ':>8} {'share':>8}"]
         lines += [
-            f"{when(r.time):<20} {_cut(r.server, 16):<16} {_cut(r.run, 12):<12} {r.t:>5} "
-            f"{r.mu:>8.4f} {_share(r.share):>8}{'' if r.answered else '  burnt, no upload'}"
+            f"{format_time(r.time):<20} {_truncate(r.server, 16):<16} "
+            f"{_truncate(r.run, 12):<12} {r.t:>5} "
+            f"{r.mu:>8.4f} {_format_share(r.share):>8}{'' if r.answered else '  burnt, no upload'}"
             for r in listed
         ]
-    if hidden := len(told.releases) - len(listed):
+    if hidden := len(statement.releases) - len(listed):
         lines.append(f"… and {hidden:,} before these; --all shows them")
-    return "\n".join([*lines, "", str(told.guarantee)])
+    return "\n".join([*lines, "", str(statement.guarantee)])
 
 
-def turns(told: Statement) -> str:
-    """What the fuel went into, in a clause.
+def describe_turns(statement: Statement) -> str:
+    """Say in a clause what the budget was spent on.
 
-    Debits that no upload was stored for are counted too: nothing is refunded.
+    Debits without a stored upload are counted, too: nothing is refunded.
     """
-    lost = len(told.releases) - told.answered
-    parts = [f"{_count(told.answered, 'upload')} in {_count(told.runs, 'run')}"]
+    lost = len(statement.releases) - statement.answered
+    clauses = [
+        f"{_count_nouns(statement.answered, 'upload')} in {_count_nouns(statement.runs, 'run')}"
+    ]
     if lost:
-        parts.append(f"{_count(lost, 'debit')} burnt without an upload")
-    if told.burnt:
-        parts.append(f"{_share(told.burnt / told.capacity)} burnt by restoring a backup")
-    return ", ".join(parts)
+        clauses.append(f"{_count_nouns(lost, 'debit')} burnt without an upload")
+    if statement.burnt:
+        clauses.append(
+            f"{_format_share(statement.burnt / statement.capacity)} burnt by restoring a backup"
+        )
+    return ", ".join(clauses)
 
 
-def describe_term(told: Statement, name: str, words: str) -> str:
-    """Say what has held of a term for everything released, and since which line it is tighter.
+def describe_term(statement: Statement, name: str, words: str) -> str:
+    """Say which term has held for everything released, and since which line it is tighter.
 
-    Terms are only tightened, so that the loosest is the one that stood at the first release.
+    Terms can only be tightened, so the loosest one is that of the first release.
     """
     now, then = (
         words.format(_DISCLOSED.get(value) if type(value) is bool else value)
-        for value in (getattr(policy, name) for policy in (told.policy, told.promised))
+        for value in (getattr(policy, name) for policy in (statement.policy, statement.promised))
     )
-    return now if now == then else f"{then} ({now} since line {told.since[name]:,})"
+    return now if now == then else f"{then} ({now} since line {statement.since[name]:,})"
 
 
-def tightened(told: Statement) -> str:
-    """What a budget tightened after the first release means, in a clause; else nothing."""
-    now, then = told.policy, told.promised
+def describe_tightening(statement: Statement) -> str:
+    """Say in a clause what a budget tightened after the first release means; else nothing."""
+    now, then = statement.policy, statement.promised
     if (now.epsilon, now.delta, now.calibration) == (
         then.epsilon,
         then.delta,
@@ -279,43 +292,45 @@ def tightened(told: Statement) -> str:
     )
 
 
-def other_ledgers(told: Statement) -> str:
+def describe_other_ledgers(statement: Statement) -> str:
     """Say what other ledgers of the same rows mean, in a clause."""
-    known = f"{len(told.other_ledgers)} known" if told.other_ledgers else "none known here"
+    known = (
+        f"{len(statement.other_ledgers)} known" if statement.other_ledgers else "none known here"
+    )
     return f"these rows may have other ledgers ({known}), and budgets add up"
 
 
-def gauge(left: float) -> str:
-    """A bar: full blocks are what is left, which is never shown as more than it is.
+def draw_gauge(left: float) -> str:
+    """Return a bar whose full blocks are the budget left, rounded down.
 
-    >>> gauge(1.0).count("█"), gauge(0.5).count("█"), gauge(0.0).count("█")
-    (30, 15, 0)
+    >>> [draw_gauge(left).count("█") for left in (1.0, 0.5, 0.0)]
+    [30, 15, 0]
     """
     full = math.floor(left * _WIDTH)
     return "█" * full + "░" * (_WIDTH - full)
 
 
-def percent_left(told: Statement) -> str:
-    """The share that is left, never shown as more than it is."""
-    return f"{math.floor(1e4 * told.left) / 100:.2f} %"
+def format_left(statement: Statement) -> str:
+    """Return the share of the budget that is left, rounded down."""
+    return f"{math.floor(1e4 * statement.left) / 100:.2f} %"
 
 
-def when(time: str) -> str:
-    """A moment for reading, to the second, in UTC.
+def format_time(time: str) -> str:
+    """Return a time for reading, to the second, in UTC.
 
-    >>> when("2026-07-01T12:00:03.123+00:00")
+    >>> format_time("2026-07-01T12:00:03.123+00:00")
     '2026-07-01 12:00:03'
     """
     return time[:19].replace("T", " ")
 
 
-def _burnt(facts: Mapping[str, Any]) -> str:
+def _describe_burnt(facts: Mapping[str, Any]) -> str:
     share = facts.get("burnt", 0) / FULL
-    return f", {_share(share)} of the first budget burnt" if share else ""
+    return f", {_format_share(share)} of the first budget burnt" if share else ""
 
 
-def _stated(line: Line) -> str:
-    """What rests on the operator's word alone."""
+def _describe_word(line: Line) -> str:
+    """Say what rests on the operator's word alone."""
     text = ""
     if "second" in line.facts:
         earlier = ", ".join(line.facts["second"]) or "none that this machine has seen"
@@ -328,19 +343,16 @@ def _stated(line: Line) -> str:
     return text
 
 
-def _share(fraction: float) -> str:
+def _format_share(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _count(number: int, noun: str) -> str:
+def _count_nouns(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-# Every check there is: hashes, pages, stored bytes, witness, place.
 
 
 @dataclass(frozen=True)
@@ -353,8 +365,8 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verified:
-    """What the checks found, in the order they were made; later ones need the earlier."""
+class Verification:
+    """Results of the checks, in the order they were made; later ones need the earlier."""
 
     path: str
     checks: tuple[Check, ...]
@@ -365,12 +377,12 @@ class Verified:
         return next((check.wrong for check in self.checks if check.wrong), None)
 
     def require(self) -> None:
-        """A refusal unless all is well."""
+        """Refuse unless all checks passed."""
         if self.broken:
             raise VaultRefusal(self.broken)
 
     def to_json(self) -> dict[str, Any]:
-        """One object."""
+        """Return one object."""
         return {
             "path": self.path,
             "whole": self.broken is None,
@@ -384,14 +396,14 @@ class Verified:
         )
 
 
-def verify(path: str | Path) -> Verified:
-    """Look at everything. A backup is whole inside, and says that it is a copy."""
-    require_there(Path(path))
+def verify(path: str | Path) -> Verification:
+    """Run all checks on a vault. A backup is intact inside, and reported as a copy."""
+    require_file(Path(path))
     checks: list[Check] = []
     try:
         chest = Chest.open(Path(path), whole=True)
     except VaultRefusal as no:
-        return Verified(
+        return Verification(
             str(path), (Check("chain", "lock, form, and the hashes of its lines", str(no)),)
         )
     with closing(chest):
@@ -404,7 +416,7 @@ def verify(path: str | Path) -> Verified:
             )
         )
         books = chest.books
-        answers = list(books.stored())
+        answers = list(books.list_stored())
         stored = [turn for run, t, turn in answers if not books.is_dropped(run, t)]
         dropped = len(answers) - len(stored)
         for name, looks, look in (
@@ -413,9 +425,9 @@ def verify(path: str | Path) -> Verified:
                 "uploads",
                 f"{len(stored):,} stored uploads, byte by byte"
                 + (f"; {dropped:,} were acknowledged and dropped" if dropped else ""),
-                lambda: _all(chest, stored),
+                lambda: _check_uploads(chest, stored),
             ),
-            ("witness", "whether a newer state is known", lambda: _newest(chest)),
+            ("witness", "whether a newer state is known", lambda: _require_newest(chest)),
             ("place", "whether it is the original file", chest.require_original),
         ):
             try:
@@ -423,20 +435,17 @@ def verify(path: str | Path) -> Verified:
                 checks.append(Check(name, looks, None))
             except VaultRefusal as no:
                 checks.append(Check(name, looks, str(no)))
-    return Verified(str(path), tuple(checks))
+    return Verification(str(path), tuple(checks))
 
 
-def _newest(chest: Chest) -> None:
+def _require_newest(chest: Chest) -> None:
     chest.require_witnessed()
     chest.require_known()
 
 
-def _all(chest: Chest, stored: list[Turn]) -> None:
+def _check_uploads(chest: Chest, stored: list[Turn]) -> None:
     for turn in stored:
         chest.upload(turn)
-
-
-# Making a vault, reading it, and binding it anew: the calls behind the command line.
 
 
 def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None:
@@ -469,7 +478,7 @@ def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None
     os.environ["HOME"] = owner.pw_dir
 
 
-def create(
+def create_from_data(
     path: str | Path,
     *,
     data: str | Path,
@@ -477,18 +486,18 @@ def create(
     second_ledger: bool = False,
     **terms: Any,
 ) -> Statement:
-    """Make the vault of a data file; `terms` are those of `Policy`. The new vault's statement.
+    """Make the vault of a data file and return its statement; `terms` are those of `Policy`.
 
-    The number of samples is the file's where the file tells it (.npz), and must be given else.
-    Rows that have a ledger on this machine get another with `second_ledger`, which is recorded.
+    The number of samples is that of the file where the file has it (.npz); otherwise it must be
+    given. For rows that have a ledger on this machine, `second_ledger` is needed, and is recorded.
     """
-    rows = _rows(samples, *fingerprint_file(data))
+    rows = _require_rows(samples, *fingerprint_file(data))
     policy = Policy(samples=rows[1], **terms)
     with Vault.create(path, policy, dataset=rows[0], second_ledger=second_ledger) as vault:
-        return account(vault)
+        return make_statement(vault)
 
 
-def make(
+def create_vault(
     path: str | Path | None,
     node: str | Path | None,
     *,
@@ -500,47 +509,47 @@ def make(
         if path is not None or terms:
             extra = "VAULT" if path is not None else f"--{next(iter(terms)).replace('_', '-')}"
             raise InputError(f"{extra} stands in the node file already; leave it out")
-        return create_for(node, second_ledger=second_ledger)
+        return create_from_node(node, second_ledger=second_ledger)
     if path is None:
         raise InputError("create needs a VAULT or a --node file that names it, one of the two")
     for name in ("data", "epsilon", "delta", "clip"):
         if name not in terms:
             raise InputError(f"--{name} is missing; it has no default (or give a --node file)")
-    return create(path, second_ledger=second_ledger, **terms)
+    return create_from_data(path, second_ledger=second_ledger, **terms)
 
 
-def create_for(node: str | Path, *, second_ledger: bool = False) -> Statement:
+def create_from_node(node: str | Path, *, second_ledger: bool = False) -> Statement:
     """Make the vault that a node file names, for its data and with its policy."""
     client = Node.load(node)
-    rows = client.rows()
-    policy = client.policy(len(rows.y))
+    rows = client.read_rows()
+    policy = client.make_policy(len(rows.y))
     with Vault.create(
         client.vault, policy, dataset=rows.fingerprint, second_ledger=second_ledger
     ) as vault:
-        return account(vault)
+        return make_statement(vault)
 
 
-def show(path: str | Path) -> Statement:
-    """The statement of a vault; its data are not needed."""
+def read_statement(path: str | Path) -> Statement:
+    """Return the statement of a vault; its data are not needed."""
     with Vault.open(path, dataset=None) as vault:
-        return account(vault)
+        return make_statement(vault)
 
 
 def backup(path: str | Path, out: str | Path) -> VaultReceipt:
-    """Write a backup of a vault to a new file; how far the vault has come in it."""
+    """Write a backup of a vault to a new file; return the receipt of its last line."""
     return vaults.backup(path, out)
 
 
 @dataclass(frozen=True)
-class Rebound:
-    """What binding a vault anew did."""
+class RebindResult:
+    """What `rebind` did."""
 
     text: str
     receipt: VaultReceipt
     burnt: float = 0.0  # share of the first budget
 
     def to_json(self) -> dict[str, Any]:
-        """One object."""
+        """Return one object."""
         return {"text": self.text, "burnt": self.burnt, "receipt": self.receipt.to_proof()}
 
 
@@ -557,10 +566,10 @@ def rebind(
     burn_rest: bool = False,
     nothing_since: bool = False,
     second_ledger: bool = False,
-) -> Rebound:
+) -> RebindResult:
     """Bind a vault to changed data, to another place, or to what a backup has left.
 
-    A node file names vault and data by itself.
+    A node file names vault and data.
     """
     if (path is None) == (node is None):
         raise InputError("rebind needs a VAULT or a --node file that names it, one of the two")
@@ -582,11 +591,11 @@ def rebind(
             )
         if node is not None:
             client = Node.load(node)
-            found = client.rows()
+            found = client.read_rows()
             path, data = client.vault, client.data
-            dataset, rows = _rows(samples, found.fingerprint, len(found.y))
+            dataset, rows = _require_rows(samples, found.fingerprint, len(found.y))
         else:
-            dataset, rows = _rows(samples, *fingerprint_file(cast(Path, data)))
+            dataset, rows = _require_rows(samples, *fingerprint_file(cast(Path, data)))
         receipt = vaults.rebind(
             cast(Path, path),
             dataset=dataset,
@@ -594,12 +603,12 @@ def rebind(
             overlap=overlap,
             second_ledger=second_ledger,
         )
-        return Rebound(f"{path} now keeps the ledger of {data}; every debit stays", receipt)
+        return RebindResult(f"{path} now keeps the ledger of {data}; every debit stays", receipt)
     path = cast(Path, path)
     if moved:
         receipt = vaults.move(path, nothing_since=nothing_since, second_ledger=second_ledger)
-        return Rebound(f"{path} is in service; the original must not be used", receipt)
-    proofs = [_receipt(text) for text in receipts]
+        return RebindResult(f"{path} is in service; the original must not be used", receipt)
+    proofs = [_read_receipt(text) for text in receipts]
     receipt, burnt = vaults.restore(
         path,
         receipts=proofs,
@@ -611,10 +620,10 @@ def rebind(
     text = (
         f"{path} is in service; {100 * share:.2f} % of its first budget was burnt for what is lost"
     )
-    return Rebound(text, receipt, share)
+    return RebindResult(text, receipt, share)
 
 
-def _rows(given: int | None, dataset: str, counted: int | None) -> tuple[str, int]:
+def _require_rows(given: int | None, dataset: str, counted: int | None) -> tuple[str, int]:
     if counted is None and given is None:
         raise InputError(
             "--samples is missing: this kind of file does not tell how many rows it has"
@@ -624,8 +633,8 @@ def _rows(given: int | None, dataset: str, counted: int | None) -> tuple[str, in
     return dataset, given if counted is None else counted  # type: ignore[return-value]
 
 
-def _receipt(text: str) -> VaultReceipt:
-    """A receipt as JSON, or the file that holds it: alone, in a statement or in a certificate."""
+def _read_receipt(text: str) -> VaultReceipt:
+    """Read a receipt from JSON, or from a file: alone, in a statement or in a certificate."""
     if not text.lstrip().startswith("{"):
         try:
             text = Path(text).read_text("utf-8")
@@ -640,21 +649,3 @@ def _receipt(text: str) -> VaultReceipt:
     return VaultReceipt.from_json(
         data["receipt"] if isinstance(data, dict) and "receipt" in data else data
     )
-
-
-__all__ = [
-    "Check",
-    "Release",
-    "Statement",
-    "Verified",
-    "account",
-    "act_as",
-    "backup",
-    "create",
-    "create_for",
-    "make",
-    "rebind",
-    "show",
-    "table",
-    "verify",
-]

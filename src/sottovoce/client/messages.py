@@ -1,8 +1,14 @@
-"""What server and client say to each other: a request for one round, an answer, a greeting.
+r"""What server and client say to each other: a request for one round, an answer, a greeting.
 
-All of it is public. A request is what the server announces; what it costs and how much noise it
-takes is decided by the client alone. `Request.hash` is the request's content without the receipt: a
-client answers one content a round, whatever message brings it.
+All of it is public. A request is what the server announces; the client alone decides what it costs
+and how much noise it takes. `Request.hash` covers the request without its receipt: a client answers
+one content per round, whichever message brings it. As bytes a message is
+
+    "sottovoce/1\n" | length of the text (4 bytes, little-endian) | text | arrays | SHA-256 of it
+
+where the text is canonical JSON, {"arrays": [[name, shape], …], "head": {…}}, sorted by name; the
+arrays follow in that order, as little-endian float32. A message has exactly one encoding: what was
+read is encoded again and must give the same bytes. No pickle, no other type, nothing executable.
 """
 
 from __future__ import annotations
@@ -26,16 +32,6 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import COHORTS, CohortKind
 
-# Messages between client and server as bytes: a head in JSON and float32 arrays, and a checksum.
-#
-#     "sottovoce/1\n" | length of the text (4 bytes, little-endian) | text | arrays | SHA-256 of it
-#
-# The text is canonical JSON, {"arrays": [[name, shape], …], "head": {…}}, sorted by name; the
-# arrays follow in that order, as little-endian float32. There is one encoding of a message: what
-# was read is encoded again and must give the same bytes. No pickle, no other type, nothing
-# executable.
-
-
 MAGIC = b"sottovoce/1\n"
 LONGEST_TEXT = 1 << 20
 MOST_ARRAYS = 4096
@@ -47,7 +43,7 @@ Floats32 = NDArray[np.float32]
 
 
 def pack(head: Mapping[str, Any], arrays: Mapping[str, ArrayLike] | None = None) -> bytes:
-    """The bytes of a message. Arrays must be float32 already: nothing is rounded on the way out.
+    """Encode a message. Arrays must already be float32: nothing is rounded on the way out.
 
     >>> blob = pack({"kind": "greeting"}, {"w": np.ones(2, np.float32)})
     >>> head, arrays = unpack(blob)
@@ -60,7 +56,7 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, ArrayLike] | None = None)
             raise InputError.of(f"array {name}", str(leaf.dtype), "float32", "convert it first")
         if not _NAME.fullmatch(name) or leaf.ndim > DEEPEST:
             raise InputError.of("array", name, "a plain name with few dimensions", "rename it")
-    text = _text(dict(head), [[name, list(leaf.shape)] for name, leaf in leaves.items()])
+    text = _encode_head(dict(head), [[name, list(leaf.shape)] for name, leaf in leaves.items()])
     body = b"".join(
         [
             MAGIC,
@@ -73,10 +69,10 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, ArrayLike] | None = None)
 
 
 def unpack(blob: bytes, *, limit: int = 1 << 31) -> tuple[dict[str, Any], dict[str, Floats32]]:
-    """The head and the arrays of a message; `Malformed` if it is anything but what `pack` makes.
+    """Decode a message; raise `Malformed` for anything that `pack` does not make.
 
-    Sizes are checked before anything is allocated. The arrays may hold any float32 (NaN included):
-    what they must be is for the reader to say.
+    Sizes are checked before anything is allocated. The arrays may contain any float32, also NaN:
+    the reader has to check them.
 
     >>> unpack(pack({})[:-1])
     Traceback (most recent call last):
@@ -96,9 +92,9 @@ def unpack(blob: bytes, *, limit: int = 1 << 31) -> tuple[dict[str, Any], dict[s
     if length > min(LONGEST_TEXT, len(blob) - start - _SUM):
         _refuse("the message's head is longer than the message")
     text = blob[start : start + length]
-    head, described = _read(text)
-    shapes = _shapes(described)
-    if _text(head, described) != text:
+    head, described = _decode_head(text)
+    shapes = _read_shapes(described)
+    if _encode_head(head, described) != text:
         _refuse("the message's head is not written in the one canonical way")
     if 4 * sum(math.prod(shape) for shape in shapes.values()) != len(blob) - start - length - _SUM:
         _refuse("the message's arrays do not have the sizes it states")
@@ -111,7 +107,7 @@ def unpack(blob: bytes, *, limit: int = 1 << 31) -> tuple[dict[str, Any], dict[s
     return head, arrays
 
 
-def _text(head: dict[str, Any], described: Any) -> bytes:
+def _encode_head(head: dict[str, Any], described: Any) -> bytes:
     try:
         return json.dumps(
             {"arrays": described, "head": head},
@@ -124,9 +120,9 @@ def _text(head: dict[str, Any], described: Any) -> bytes:
         raise Malformed("the message's head holds what plain JSON cannot") from None
 
 
-def _read(text: bytes) -> tuple[dict[str, Any], Any]:
+def _decode_head(text: bytes) -> tuple[dict[str, Any], Any]:
     try:
-        read = json.loads(text, parse_constant=_no_constant)
+        read = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         _refuse("the message's head is not JSON")
     if not isinstance(read, dict) or read.keys() != {"arrays", "head"}:
@@ -136,7 +132,7 @@ def _read(text: bytes) -> tuple[dict[str, Any], Any]:
     return read["head"], read["arrays"]
 
 
-def _shapes(described: Any) -> dict[str, tuple[int, ...]]:
+def _read_shapes(described: Any) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     if not isinstance(described, list) or len(described) > MOST_ARRAYS:
         _refuse("the message does not list its arrays")
@@ -160,7 +156,7 @@ def _shapes(described: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
@@ -184,7 +180,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Receipt:
-    """Proof of a debit: the vault's journal had this hash at this place.
+    """Proof of a debit: line `seq` of the vault's ledger has this hash.
 
     >>> Receipt.from_json({"vault": "ab", "seq": 3, "hash": "cd"}).seq
     3
@@ -195,12 +191,12 @@ class Receipt:
     hash: str
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in a message."""
+        """Return the receipt as a message holds it."""
         return {"vault": self.vault, "seq": self.seq, "hash": self.hash}
 
     @classmethod
     def from_json(cls, values: Any) -> Receipt:
-        """Read from a message, or `Malformed`."""
+        """Read a receipt from a message, or raise `Malformed`."""
         if (
             not isinstance(values, Mapping)
             or values.keys() != {"vault", "seq", "hash"}
@@ -217,7 +213,7 @@ class Receipt:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One round asked of one client.
+    """A request for one round to one client.
 
     >>> form = Form("svm", (2,), 2, {"kappa": 0.01})
     >>> w = {"b": np.zeros((), np.float32), "w": np.zeros(2, np.float32)}
@@ -239,7 +235,7 @@ class Request:
     server: str = ""
 
     def to_blob(self) -> bytes:
-        """The bytes of the message."""
+        """Return the bytes of the message."""
         head = {
             "schema": REQUEST,
             "run": self.run,
@@ -268,15 +264,15 @@ class Request:
         return pack(head, self.params)
 
     def hash(self) -> str:
-        """Of everything but the receipt, the only part that may differ when asked again."""
+        """Return the hash of everything but the receipt, which may differ when asked again."""
         return hashlib.sha256(replace(self, receipt=None).to_blob()).hexdigest()
 
     @classmethod
     def from_blob(cls, blob: bytes) -> Request:
-        """Read a request, schema first; anything that is not one is `Malformed`."""
+        """Read a request; raise `Malformed` for anything else."""
         head, params = unpack(blob, limit=LARGEST)
         require_version(head, REQUEST)
-        _keys(
+        _require_keys(
             head,
             "request",
             (
@@ -292,9 +288,9 @@ class Request:
             ),
         )
         turn, terms, local = head["round"], head["terms"], head["local"]
-        _keys(turn, "round", ("t", "horizon", "scale", "spread"))
-        _keys(terms, "terms", ("clients", "per_round", "cohort"))
-        _keys(local, "local", ("learning_rate", "clip", "steps", "unit"))
+        _require_keys(turn, "round", ("t", "horizon", "scale", "spread"))
+        _require_keys(terms, "terms", ("clients", "per_round", "cohort"))
+        _require_keys(local, "local", ("learning_rate", "clip", "steps", "unit"))
         for name, value, least in (
             ("round.t", turn["t"], 0),
             ("round.horizon", turn["horizon"], 1),
@@ -313,14 +309,14 @@ class Request:
             raise Malformed("the request's run is no id of 8 to 64 hexadecimal digits")
         if not isinstance(head["server"], str) or not SERVER.fullmatch(head["server"]):
             raise Malformed("the request's server has no plain name")
-        scale, bound = _number(turn["scale"], "scale"), head["loss_bound"]
-        if bound is not None and not 1e-6 <= _number(bound, "loss_bound") <= 1e6:
+        scale, bound = _require_number(turn["scale"], "scale"), head["loss_bound"]
+        if bound is not None and not 1e-6 <= _require_number(bound, "loss_bound") <= 1e6:
             raise Malformed("the request's loss_bound is no number from 1e-6 to 1e6")
         unit: Unit = local["unit"]
         try:
             recipe = Recipe(
-                _number(local["learning_rate"], "learning_rate"),
-                _number(local["clip"], "clip"),
+                _require_number(local["learning_rate"], "learning_rate"),
+                _require_number(local["clip"], "clip"),
                 unit=unit,
                 steps=local["steps"],
             )
@@ -341,17 +337,17 @@ class Request:
         )
 
 
-def refusal(code: str, text: str) -> bytes:
-    """The bytes of a "no", which says why in words that depend on public state only.
+def make_refusal(code: str, text: str) -> bytes:
+    """Return the bytes of a refusal, whose words depend on public state only.
 
-    >>> unpack(refusal("empty", "nothing left"))[0]["code"]
+    >>> unpack(make_refusal("empty", "nothing left"))[0]["code"]
     'empty'
     """
     return pack({"schema": ANSWER, "kind": "refusal", "code": code, "text": text})
 
 
 def require_version(head: Mapping[str, Any], schema: str) -> None:
-    """Refuse a message that is not of this schema, with both versions if only that differs.
+    """Refuse a message of another schema; name both versions if only these differ.
 
     >>> require_version({"schema": "sottovoce.hello/2"}, HELLO)
     Traceback (most recent call last):
@@ -370,13 +366,13 @@ bring both sides to one version
     raise Malformed(f"the message is no {kind} ({schema})")
 
 
-def _keys(values: Any, name: str, keys: tuple[str, ...]) -> None:
+def _require_keys(values: Any, name: str, keys: tuple[str, ...]) -> None:
     if not isinstance(values, Mapping) or values.keys() != set(keys):
         raise Malformed(f"the request's {name} has not the keys {', '.join(keys)}")
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a message's value is a plain number that floats have room for; 10⁴⁰⁰ is none.
+    """Return whether a value is a plain number below 1e300; 10⁴⁰⁰ has no float.
 
     >>> is_finite(2.5), is_finite(10**400), is_finite(float("nan")), is_finite(True)
     (True, False, False, False)
@@ -384,7 +380,7 @@ def is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300
 
 
-def _number(value: Any, name: str) -> float:
+def _require_number(value: Any, name: str) -> float:
     if not is_finite(value):
         raise Malformed(f"the request's {name} is no finite number")
     return float(value)

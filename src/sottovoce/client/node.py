@@ -59,7 +59,7 @@ _POLICY = (
     "disclose",
     "max_steps",
 )
-ANSWER_EVERY = 0.5  # seconds: longer than what differs between two data sets of a client
+ANSWER_EVERY = 0.5  # seconds: longer than the difference between two datasets of a client
 _KEYS = {
     "": ("schema", "name", "vault", "answer_every", "data", "policy", "model"),
     "data": ("path", "classes", "label", "columns"),
@@ -71,7 +71,7 @@ _KEYS = {
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A client's own samples, as numbers."""
+    """A client's samples, as numbers."""
 
     x: NDArray[np.floating[Any]]
     y: NDArray[np.int64]
@@ -79,13 +79,13 @@ class Rows:
 
     @property
     def fingerprint(self) -> str:
-        """Which data set this is, whatever the order of its rows."""
+        """Which dataset this is, whatever the order of its rows."""
         return fingerprint(self.x, self.y)
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A node file, read and checked; the data are read when they are asked for."""
+    """A node file, read and checked; the data are read when they are needed."""
 
     name: str
     vault: Path
@@ -98,7 +98,7 @@ class Node:
 
     @classmethod
     def load(cls, path: str | Path) -> Node:
-        """Read a node file; one sentence with name, bound, value and remedy if it is none."""
+        """Read and check a node file; an error names key, value, bound and remedy."""
         path = Path(path)
         try:
             values = tomllib.loads(path.read_text("utf-8"))
@@ -108,38 +108,38 @@ class Node:
             raise InputError(
                 f"the node file {path.name} cannot be read as TOML: {why(error)}"
             ) from None
-        _known("", values)
+        _require_known_keys("", values)
         for section in ("data", "policy", "model"):
             table = values.get(section, {} if section == "model" else None)
             if not isinstance(table, dict):
                 raise InputError(f"the node file {path.name} has no table [{section}]; add it")
-            _known(section, table)
+            _require_known_keys(section, table)
         if type(values.get("schema")) is not int or values["schema"] != 1:
             raise InputError.of("schema", values.get("schema"), "1", "it is the file's version")
         data, folder = values["data"], path.parent
         limits = values["policy"].pop("limits", {})
         if not isinstance(limits, dict):
             raise InputError.of("policy.limits", limits, "a table", "write [policy.limits]")
-        _known("policy.limits", limits)
-        rows = folder / _text("data.path", data.get("path"))
+        _require_known_keys("policy.limits", limits)
+        rows = folder / _require_text("data.path", data.get("path"))
         is_table = rows.suffix.lower() in TABLES
         node = cls(
-            name=_text("name", values.get("name")),
-            vault=folder / _text("vault", values.get("vault")),
+            name=_require_text("name", values.get("name")),
+            vault=folder / _require_text("vault", values.get("vault")),
             data=rows,
-            classes=None if is_table else _classes(data.get("classes")),
-            table=_table(data, is_table),
+            classes=None if is_table else _require_classes(data.get("classes")),
+            table=_check_table(data, is_table),
             terms={**values["policy"], **limits},
-            own=_own(values.get("model", {}), folder),
-            answer_every=_seconds(values.get("answer_every", ANSWER_EVERY)),
+            own=_locate_model(values.get("model", {}), folder),
+            answer_every=_require_seconds(values.get("answer_every", ANSWER_EVERY)),
         )
-        node.policy(samples=1)  # whatever is wrong with it is said now, not at the first request
+        node.make_policy(samples=1)  # its errors are raised now, not at the first request
         return node
 
-    def policy(self, samples: int, held: Policy | None = None) -> Policy:
-        """What the file promises, for so many samples.
+    def make_policy(self, samples: int, held: Policy | None = None) -> Policy:
+        """Return the file's policy for so many samples.
 
-        Limits that it does not name are those of the policy that a vault holds: one that was made
+        Limits that the file does not name are those of the vault's policy (`held`): a vault made
         before there were limits has none until its node file names them.
         """
         missing = [key for key in ("epsilon", "delta", "clip") if key not in self.terms]
@@ -148,14 +148,14 @@ class Node:
         kept = {} if held is None else {name: getattr(held, name) for name in LIMITS}
         return Policy(samples=samples, **{**kept, **self.terms})
 
-    def rows(self) -> Rows:
-        """The client's samples. Only the device reads them."""
+    def read_rows(self) -> Rows:
+        """Read the client's samples. Only the device does."""
         if self.table is not None:
             return _read_table(self.data, self.table)
         return _read_arrays(self.data, cast(int, self.classes))
 
-    def own_model(self) -> OwnModel | None:
-        """The model that `model.own` names, imported; None where the file names none."""
+    def load_own_model(self) -> OwnModel | None:
+        """Import the model that `model.own` names; None where the file names none."""
         if self.own is None:
             return None
         found = custom.find_object(self.own)
@@ -190,7 +190,7 @@ def _read_table(path: Path, table: Mapping[str, Any]) -> Rows:
     return Rows(read.x, read.y.astype(np.int64), len(read.layout.classes))
 
 
-def _known(section: str, values: Mapping[str, Any]) -> None:
+def _require_known_keys(section: str, values: Mapping[str, Any]) -> None:
     for key in values:
         if key not in _KEYS[section]:
             name = f"{section}.{key}" if section else key
@@ -198,13 +198,13 @@ def _known(section: str, values: Mapping[str, Any]) -> None:
             raise InputError(f"unknown key {name} in the node file; it may have {known}")
 
 
-def _text(name: str, value: Any) -> str:
+def _require_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= 200 or not value.isprintable():
         raise InputError.of(name, value, "a text of one line", "write it in the node file")
     return value
 
 
-def _seconds(value: Any) -> float:
+def _require_seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value <= 3600:
         raise InputError.of(
             "answer_every", value, "seconds from 0 to 3600", "with 0 the time of an answer shows"
@@ -212,7 +212,7 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _classes(value: Any) -> int:
+def _require_classes(value: Any) -> int:
     if type(value) is not int or not 2 <= value <= 2**30:
         raise InputError.of(
             "data.classes", value, "a whole number ≥ 2", "it is public: how many labels there are"
@@ -220,7 +220,7 @@ def _classes(value: Any) -> int:
     return value
 
 
-def _table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
+def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
     if not is_table:
         for key in ("label", "columns"):
             if key in data:
@@ -231,7 +231,7 @@ def _table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
             raise InputError(f"data.{key} is missing in the node file; a table needs it")
     if "classes" in data:
         raise InputError("data.classes is that of the label's categories; leave it out")
-    label = _text("data.label", data["label"])
+    label = _require_text("data.label", data["label"])
     if not isinstance(data["columns"], dict) or label not in data["columns"]:
         raise InputError(
             f"data.columns must say what is public of every column, {label} included; "
@@ -242,9 +242,9 @@ def _table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
     return {"label": label, "columns": check_columns(data["columns"], label)}
 
 
-def _own(model: Mapping[str, Any], folder: Path) -> str | None:
+def _locate_model(model: Mapping[str, Any], folder: Path) -> str | None:
     if not model:
         return None
-    where = _text("model.own", model.get("own"))
+    where = _require_text("model.own", model.get("own"))
     custom.split_name(where, "model.own")
     return custom.resolve_beside(where, folder)

@@ -1,10 +1,10 @@
 """One client, one round: what a device computes, and the only place where an upload is made.
 
-`price` turns an announced round and the client's own tank into debits and noise. `release` is the
-release path: per-sample gradients → clipped on an integer grid → exact sum → exact integer noise
-from the operating system's entropy → scaled → float32. The debit must be durable before `release`
-is called (`device` sees to that). `step` is the same without noise: the oracle of every engine,
-which nothing may send.
+`price` turns an announced round and the client's tank into debits and noise. `release` makes the
+upload: per-sample gradients → clipped on an integer grid → exact sum → exact integer noise from the
+operating system's entropy → scaled → float32. The debit must be durable before `release` is called
+(`device` does that). `step` is the same without noise: every engine is tested against it, and
+nothing may send it.
 
 Nothing here loads JAX unless the model needs it.
 """
@@ -39,7 +39,7 @@ _MINT = object()
 @final
 @dataclass(frozen=True)
 class Price:
-    """What a turn costs: units to book and noise in grid units, one entry a release."""
+    """What a turn costs: parts of the capacity to book, and noise in grid units, per release."""
 
     units: tuple[int, ...]
     noise: tuple[int, ...]
@@ -83,13 +83,13 @@ def price(
     floor: float = 0.0,
     loss: bool = False,
 ) -> Price:
-    """What this turn's releases cost, or `TankEmpty`; nothing is booked yet.
+    """Return what this turn's releases cost, or raise `TankEmpty`; nothing is booked yet.
 
-    σ = Δ·√(r/left) by the client's own tank and the horizon announced (Theorem 4), Δ = `change` in
-    grid units. A whole turn is worth no more than one release of σ/Δ = `floor`, whatever the server
-    announces: of E releases each has σ/Δ ≥ floor·√E, a share that would buy less noise is cut, and
-    what is cut stays in the tank. With `loss` one part in ten of the first release pays for the
-    noised loss.
+    σ = Δ·√(r/left) by the client's tank and the announced horizon (Theorem 4), with Δ = `change` in
+    grid units. A whole turn is worth at most one release of σ/Δ = `floor`, whatever the server
+    announces: each of E releases has σ/Δ ≥ floor·√E. A share that would buy less noise is reduced,
+    and the rest stays in the tank. With `loss`, one tenth of the first release pays for the noised
+    loss.
 
     >>> from sottovoce.privacy.tank import FULL
     >>> turn, terms = Round(t=0, horizon=16), Terms(clients=1, per_round=1)
@@ -100,25 +100,25 @@ def price(
     3.0
     """
     units, noise, loss_noise = [], [], None
-    for place in range(terms.releases):
+    for step in range(terms.releases):
         asked = int(price_release(tank, turn, terms, float(change)).require().units)
-        part = _cut(asked, tank, floor, terms.releases)
-        tells = loss and place == 0
-        if part < (LOSS_SHARE if tells else 1):
+        units_of_step = _limit_units(asked, tank, floor, terms.releases)
+        has_loss = loss and step == 0
+        if units_of_step < (LOSS_SHARE if has_loss else 1):
             raise TankEmpty(
                 "the privacy budget has too little left for this release; "
                 "the client takes no further part in this run"
             )
-        share = part // LOSS_SHARE if tells else 0
-        if tells:
+        share = units_of_step // LOSS_SHARE if has_loss else 0
+        if has_loss:
             loss_noise = _noise(tank, share, change, floor)
-        noise.append(_noise(tank, part - share, change, floor))
-        units.append(part)
-        tank = tank.spend(part)
+        noise.append(_noise(tank, units_of_step - share, change, floor))
+        units.append(units_of_step)
+        tank = tank.spend(units_of_step)
     return Price(tuple(units), tuple(noise), loss_noise)
 
 
-def _cut(units: int, tank: Tank, floor: float, releases: int) -> int:
+def _limit_units(units: int, tank: Tank, floor: float, releases: int) -> int:
     """At most so many units that all releases of the turn have Σμ² = capacity·Σu/2⁵⁰ ≤ 1/floor²."""
     if floor == 0:
         return units
@@ -145,15 +145,17 @@ def step(
     recipe: Recipe,
     own: OwnModel | None = None,
 ) -> Parameters:
-    """w_i = w − (η/n)·Σ_m clip(g_m) on the grid, without noise: Algorithm 1, lines 5 to 9.
+    """Return w_i = w − (η/n)·Σ_m clip(g_m) on the grid, without noise: Algorithm 1, lines 5 to 9.
 
     >>> form, recipe = Form("svm", (2,), 2, {"kappa": 0.0}), Recipe(learning_rate=1.0, clip=1.0)
     >>> moved = step(form, {"b": 0.0, "w": [0.0, 0.0]}, [[4.0, 2.0]], [1], recipe)
     >>> moved["w"].round(4).tolist(), moved["b"].round(4).tolist()
     ([0.8729, 0.4364], 0.2182)
     """
-    start = _floats(params)
-    return _moved(start, _sum(form, start, x, y, recipe, own), recipe, len(np.asarray(y)))
+    start = _sort_leaves(params)
+    return _apply_sum(
+        start, _sum_clipped(form, start, x, y, recipe, own), recipe, len(np.asarray(y))
+    )
 
 
 def release(
@@ -168,12 +170,12 @@ def release(
     loss_bound: float | None = None,
     own: OwnModel | None = None,
 ) -> Upload:
-    """The upload w̃ = w − (η·u/n)·(Σ_m q_m + Z), Z discrete Gaussian of `paid.noise` grid units.
+    """Return the upload w̃ = w − (η·u/n)·(Σ_m q_m + Z), with Z of `paid.noise` grid units.
 
-    With several steps each is a release of its own: paid, noised, and the next begins where it
-    ended. A step's noise is drawn before that step touches the data, and one step's alone is in
-    memory. `head` is what the answer says besides;
-    anything that is not public by name is refused.
+    With several steps each one is a release: paid and noised, and the next one starts from its
+    result. A step's noise, discrete Gaussian, is drawn before the step reads the data, and only one
+    step's noise is in memory. `head` is what else the answer says; keys that are not public by name
+    are refused.
 
     >>> form, recipe = Form("svm", (2,), 2, {"kappa": 0.0}), Recipe(learning_rate=1.0, clip=1.0)
     >>> paid = Price(units=(1,), noise=(2**31,))
@@ -186,27 +188,27 @@ def release(
         raise InputError.of("head", sorted(extra), "public numbers only", "leave them out")
     if len(paid.noise) != recipe.releases or (paid.loss_noise is None) != (loss_bound is None):
         raise InputError.of("paid", paid, "a price of this recipe", "ask for it with its terms")
-    now, samples = _floats(params), len(np.asarray(y))
+    now, samples = _sort_leaves(params), len(np.asarray(y))
     count = sum(leaf.size for leaf in now.values())
     noise = (secure.draw(count, sigma) for sigma in paid.noise)  # each before its own step
     loss_noise = None if paid.loss_noise is None else int(secure.draw(1, paid.loss_noise)[0])
-    told: dict[str, float] = {}
+    noised_loss: dict[str, float] = {}
     if loss_noise is not None and loss_bound is not None and paid.loss_noise is not None:
-        each = sample_losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)
-        total = grid.bounded_sum(each, loss_bound) + loss_noise
-        told["loss"] = loss_bound * (total / grid.REPLACED) / samples
-        told["loss_sigma"] = loss_bound * (paid.loss_noise / grid.REPLACED) / samples
+        losses = sample_losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)
+        total = grid.bounded_sum(losses, loss_bound) + loss_noise
+        noised_loss["loss"] = loss_bound * (total / grid.REPLACED) / samples
+        noised_loss["loss_sigma"] = loss_bound * (paid.loss_noise / grid.REPLACED) / samples
     for drawn in noise:
-        now = _moved(now, _sum(form, now, x, y, recipe, own) + drawn, recipe, samples)
-    one = recipe.learning_rate / samples * grid.grid_unit(recipe.clip)
-    sigma = tuple(one * units for units in paid.noise)
-    with np.errstate(over="ignore"):  # a step beyond float32 is ∞, which the server refuses
+        now = _apply_sum(now, _sum_clipped(form, now, x, y, recipe, own) + drawn, recipe, samples)
+    scale = recipe.learning_rate / samples * grid.grid_unit(recipe.clip)
+    sigma = tuple(scale * units for units in paid.noise)
+    with np.errstate(over="ignore"):  # beyond float32 it is ∞, which the server refuses
         sent = {name: leaf.astype(np.float32) for name, leaf in now.items()}
-    blob = messages.pack({**head, "sigma": list(sigma), **told}, sent)
-    return Upload(_MINT, blob, sent, sigma, told.get("loss"))
+    blob = messages.pack({**head, "sigma": list(sigma), **noised_loss}, sent)
+    return Upload(_MINT, blob, sent, sigma, noised_loss.get("loss"))
 
 
-def _sum(
+def _sum_clipped(
     form: Form,
     params: Parameters,
     x: ArrayLike,
@@ -219,22 +221,22 @@ def _sum(
     before = {name: leaf.tobytes() for name, leaf in params.items() if own is not None}
     total = grid.clipped_sum(gradient_blocks(form, params, rows, labels, own), recipe.clip, count)
     if any(params[name].tobytes() != held for name, held in before.items()):
-        # Not with what it was given, which are read-only copies: the code has reached for them.
+        # It was given read-only copies, so its code has reached for the originals.
         raise RuntimeError("a model of the client's own has changed the parameters")
     return total
 
 
-def _moved(
+def _apply_sum(
     params: Parameters, units: NDArray[np.int64], recipe: Recipe, samples: int
 ) -> Parameters:
-    one, moved, at = recipe.learning_rate / samples * grid.grid_unit(recipe.clip), {}, 0
+    scale, moved, at = recipe.learning_rate / samples * grid.grid_unit(recipe.clip), {}, 0
     for name, leaf in params.items():
-        part = units[at : at + leaf.size].reshape(leaf.shape)
-        moved[name] = np.asarray(leaf - one * part, dtype=np.float64)
+        steps = units[at : at + leaf.size].reshape(leaf.shape)
+        moved[name] = np.asarray(leaf - scale * steps, dtype=np.float64)
         at += leaf.size
     return moved
 
 
-def _floats(params: Mapping[str, ArrayLike]) -> Parameters:
-    """In the order of the names, as `gradient_blocks` lays them out."""
+def _sort_leaves(params: Mapping[str, ArrayLike]) -> Parameters:
+    """Return the parameters sorted by name, the order of a model's gradient blocks."""
     return {name: np.asarray(params[name], dtype=np.float64) for name in sorted(params)}

@@ -1,4 +1,4 @@
-"""The client's side of Flower: bytes in, `device.answer`, bytes out.
+"""The client's side of Flower: bytes in, `device.answer_request`, bytes out.
 
 Flower starts a new process for every message, so nothing heavy is imported here: what the device
 needs, it imports when it is asked. Whatever goes wrong, the server reads one constant sentence:
@@ -53,14 +53,16 @@ class Installed:
         from sottovoce.client import device
 
         found = _node(node)
-        return device.unavailable() if found is None else device.hello(found)
+        return device.refuse_unavailable() if found is None else device.make_greeting(found)
 
     def answer(self, request: bytes, node: Path) -> bytes:
         """The answer to one request."""
         from sottovoce.client import device
 
         found = _node(node)
-        return device.unavailable() if found is None else device.answer(request, found)
+        return (
+            device.refuse_unavailable() if found is None else device.answer_request(request, found)
+        )
 
 
 def _node(path: Path) -> Node | None:

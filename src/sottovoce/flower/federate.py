@@ -142,7 +142,7 @@ def _node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:
     _write(folder / "rows.npz", held.client(i))
     file = folder / NODE
     file.write_text(node_file(plan, i, name=folder.name, classes=held.classes), "utf-8")
-    ledger.create_for(file, second_ledger=True)  # made for this run; the record says so
+    ledger.create_from_node(file, second_ledger=True)  # made for this run; the record says so
     return file
 
 

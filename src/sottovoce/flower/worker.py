@@ -243,7 +243,7 @@ def check(path: Path) -> None:
     from sottovoce.client.node import Node
 
     node = Node.load(path)
-    device.check(node)
+    device.check_node(node)
     print(f"{path} is in order: its rows, its policy and {node.vault} fit each other")
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from sottovoce._version import __version__
 from sottovoce.client.ledger import (
     Statement,
-    account,
+    describe_other_ledgers,
     describe_term,
-    other_ledgers,
-    percent_left,
-    tightened,
-    turns,
+    describe_tightening,
+    describe_turns,
+    format_left,
+    format_time,
+    make_statement,
     verify,
-    when,
 )
 from sottovoce.client.vault import Vault
 from sottovoce.data.files import make_folder, require_empty
@@ -35,7 +35,7 @@ def export_certificate(path: str | Path, out: str | Path) -> tuple[Statement, Pa
     folder = require_empty(Path(out), resumable=False)
     verify(path).require()
     with Vault.open(path, dataset=None) as vault:
-        statement = account(vault)
+        statement = make_statement(vault)
     make_folder(folder)
     try:
         text = json.dumps(statement.to_json(), ensure_ascii=False, indent=1)
@@ -52,7 +52,7 @@ def render_certificate(statement: Statement) -> str:
     budget = f"({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)})"
     unit = "any one record" if promised.unit == "record" else "the whole data set"
     promise = f"{budget}-differential privacy for {unit}"
-    others = "" if statement.only_ledger else other_ledgers(statement)
+    others = "" if statement.only_ledger else describe_other_ledgers(statement)
     scope = "from this data set, to all servers and in all runs together"
     if others:
         scope = f"under this ledger, to all servers and in all runs; {others}"
@@ -63,17 +63,17 @@ def render_certificate(statement: Statement) -> str:
         version=__version__,
         statement=statement,
         scope=scope,
-        made=when(statement.made),
-        issued=when(statement.issued),
+        made=format_time(statement.made),
+        issued=format_time(statement.issued),
         clip=describe_term(statement, "clip", "at most {:g}"),
         floor=describe_term(statement, "floor", "at least {:g}"),
         other_ledgers=others,
-        tightened=tightened(statement),
-        left=percent_left(statement).replace(" ", "\u00a0"),
-        turns=turns(statement),
+        tightened=describe_tightening(statement),
+        left=format_left(statement).replace(" ", "\u00a0"),
+        turns=describe_turns(statement),
         guarantee_text=statement.guarantee.text.partition(" Not covered: ")[0],
         not_covered=[NOT_COVERED[code] for code in statement.guarantee.not_covered],
-        releases=[(when(release.time), release) for release in releases],
+        releases=[(format_time(release.time), release) for release in releases],
         hidden=len(statement.releases) - len(releases),
-        notes=[(when(note.time), note.text) for note in statement.notes],
+        notes=[(format_time(note.time), note.text) for note in statement.notes],
     )

@@ -21,8 +21,8 @@ import pytest
 
 from sottovoce.client import ledger
 from sottovoce.client.vault import Vault, VaultReceipt, backup, move, rebind, restore
+from sottovoce.client.vault.chain import STEPS
 from sottovoce.client.vault.chest import Chest
-from sottovoce.client.vault.steps import STEPS
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from support import TESTS
 from support.old_states import (
@@ -190,7 +190,7 @@ def test_a_word_that_was_cut_short_is_given_again(place, forget, monkeypatch, st
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.client.vault.steps.reached", stop)
+        patch.setattr("sottovoce.client.vault.chain.pass_step", stop)
         with pytest.raises(KeyboardInterrupt):
             move(place, nothing_since=True)
     if step.endswith(("witness written", "witnessed")):  # the machine has its witness by then
@@ -392,7 +392,7 @@ def test_two_ledgers_that_nobody_noted_are_noticed_at_the_second_ones_opening(tm
     ledger.rebind(second, moved=True, nothing_since=True, second_ledger=True)
     for place in (first, second):
         Vault.open(place, dataset=DATASET).close()
-    assert ledger.show(second).notes[-1].text.count("stated") == 2
+    assert ledger.read_statement(second).notes[-1].text.count("stated") == 2
 
 
 def test_of_many_creations_at_once_one_succeeds(tmp_path, state):
@@ -448,26 +448,28 @@ def test_statement_and_certificate_name_a_second_ledger(tmp_path, state, forget)
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     np.savez(tmp_path / "turned.npz", x=x[::-1], y=y[::-1])  # the same rows in another order
     terms = {"epsilon": 1, "delta": 1e-6, "clip": 1.0}
-    alone = ledger.make(tmp_path / "first.vault", None, data=tmp_path / "rows.npz", **terms)
+    alone = ledger.create_vault(tmp_path / "first.vault", None, data=tmp_path / "rows.npz", **terms)
     assert (alone.only_ledger, alone.other_ledgers) == (True, ())
-    assert "budgets add up" not in ledger.table(alone) + certificate.render_certificate(alone)
+    assert "budgets add up" not in ledger.format_statement(alone) + certificate.render_certificate(
+        alone
+    )
     second, turned = tmp_path / "second.vault", tmp_path / "turned.npz"
     with pytest.raises(VaultRefusal, match="--second-ledger"):
-        ledger.make(second, None, data=turned, **terms)
-    told = ledger.make(second, None, data=turned, second_ledger=True, **terms)
+        ledger.create_vault(second, None, data=turned, **terms)
+    told = ledger.create_vault(second, None, data=turned, second_ledger=True, **terms)
     schema = json.loads(
         (Path(ledger.__file__).parents[1] / "schemas" / "certificate.json").read_text("utf-8")
     )
-    for account in (told, ledger.show(tmp_path / "first.vault")):
+    for account in (told, ledger.read_statement(tmp_path / "first.vault")):
         assert not account.only_ledger
         assert len(account.other_ledgers) == 1
-        for text in (ledger.table(account), certificate.render_certificate(account)):
+        for text in (ledger.format_statement(account), certificate.render_certificate(account)):
             assert "these rows may have other ledgers (1 known), and budgets add up" in text
         assert "will send from this data set" not in certificate.render_certificate(account)
         jsonschema.validate(account.to_json(), schema)
     assert "a second ledger for the same rows: budgets add up" in told.notes[0].text
     forget()  # who looks from another account finds the word in the chain
-    assert ledger.show(second).other_ledgers == (alone.vault,)
+    assert ledger.read_statement(second).other_ledgers == (alone.vault,)
     with pytest.raises(InputError, match="--overlap and --samples belong to changed DATA"):
         ledger.rebind(second, moved=True, samples=20)
 

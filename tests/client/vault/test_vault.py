@@ -34,9 +34,8 @@ from sottovoce.client.vault import (
     restore,
     resume,
 )
-from sottovoce.client.vault.chain import canonical
+from sottovoce.client.vault.chain import STEPS, encode_canonical
 from sottovoce.client.vault.journal import Records
-from sottovoce.client.vault.steps import STEPS
 from sottovoce.errors import (
     DatasetChanged,
     InputError,
@@ -293,11 +292,11 @@ def test_an_equal_policy_writes_nothing(vault):
 @given(st.floats(0.05, 7.99), st.integers(1, FULL // 4))
 def test_a_smaller_budget_caps_the_sum_in_mu2_whatever_was_spent_before(epsilon, first):
     """Σμ² over all releases, before and after, never exceeds the tightened capacity."""
-    from sottovoce.client.vault.policy import withheld_units
+    from sottovoce.client.vault.policy import count_withheld_units
 
     c0 = Fraction(POLICY.capacity())
     new = replace(POLICY, epsilon=epsilon)
-    limit = FULL - withheld_units(new, float(c0))
+    limit = FULL - count_withheld_units(new, float(c0))
     assert Fraction(limit, FULL) * c0 <= Fraction(new.capacity())
     assert Fraction(limit + 1, FULL) * c0 > Fraction(new.capacity())
 
@@ -406,7 +405,7 @@ def test_a_closed_vault_and_one_opened_for_reading_book_nothing(vault, place):
     vault.close()
     for use in (
         lambda: book(vault, 0), lambda: vault.tank("run-1"), lambda: vault.spent_by_run("run-1"),
-        lambda: vault.spent_by_server("s"), lambda: vault.answered("run-1", 0),
+        lambda: vault.spent_by_server("s"), lambda: vault.find_answered_reserve("run-1", 0),
     ):  # fmt: skip
         with pytest.raises(VaultRefusal, match="closed"):
             use()
@@ -818,7 +817,7 @@ def test_an_operator_s_command_that_stops_anywhere_can_be_given_again(
             raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.client.vault.steps.reached", stop)
+        patch.setattr("sottovoce.client.vault.chain.pass_step", stop)
         with pytest.raises(Stopped):
             act()
     done = step.endswith(("committed", "witness written", "witnessed"))
@@ -981,7 +980,7 @@ def test_a_summary_that_was_edited_is_refused(place, long):
         {"spent": facts["spent"] // 2}, {"seq": facts["seq"] - 1}, {"hash": "00" * 32},
         {"root": "00" * 32}, {"promised": None}, {"capacity": 2 * facts["capacity"]},
     ):  # fmt: skip
-        change_table(place, "UPDATE summary SET content = ?", canonical(facts | change))
+        change_table(place, "UPDATE summary SET content = ?", encode_canonical(facts | change))
         for dataset in (DATASET, None):
             with pytest.raises(VaultRefusal, match="is damaged"):
                 Vault.open(place, dataset=dataset)
@@ -998,7 +997,9 @@ def test_a_summary_of_another_version_is_not_used_and_all_lines_are_read(place, 
     """A key more or less: the chain is what counts, and the next write makes a new summary."""
     with unguarded_file(place) as db:
         facts = json.loads(db.execute("SELECT content FROM summary").fetchone()[0])
-    change_table(place, "UPDATE summary SET content = ?", canonical(facts | {"spent": 1, "new": 2}))
+    change_table(
+        place, "UPDATE summary SET content = ?", encode_canonical(facts | {"spent": 1, "new": 2})
+    )
     with Vault.open(place, dataset=DATASET) as vault:
         long.held_by(vault)
         play(vault, long, "run-c", range(4))
@@ -1014,11 +1015,11 @@ def test_a_round_that_was_taken_out_of_the_records_is_not_answered_anew(place, l
     known = {key: (name, content) for name, content in leaves for key in json.loads(content)}
     assert json.loads(summary)["seq"] > 20
     for t in range(6):
-        name, content = known[canonical(["turn", "run-a", t])]
+        name, content = known[encode_canonical(["turn", "run-a", t])]
         records = json.loads(content)
-        del records[canonical(["turn", "run-a", t])]
+        del records[encode_canonical(["turn", "run-a", t])]
         for damage in (
-            ("UPDATE nodes SET content = ? WHERE place = ?", canonical(records), name),
+            ("UPDATE nodes SET content = ? WHERE place = ?", encode_canonical(records), name),
             ("DELETE FROM nodes WHERE place = ?", name),
         ):
             change_table(place, *damage)
@@ -1047,7 +1048,7 @@ def test_an_old_line_that_was_edited_is_not_believed(place, long):
         assert vault.contains(mark)
     with unguarded_file(place) as db:
         payload = db.execute("SELECT payload FROM entries WHERE seq = ?", (old,)).fetchone()[0]
-    other = canonical(json.loads(payload) | {"units": [1]})
+    other = encode_canonical(json.loads(payload) | {"units": [1]})
     change_table(place, "UPDATE entries SET payload = ? WHERE seq = ?", other, old)
     with Vault.open(place, dataset=DATASET) as vault:
         assert vault.spent == long.spent  # the sum does not rest on it
@@ -1118,7 +1119,7 @@ def test_the_first_write_to_an_old_vault_may_stop_anywhere(place, monkeypatch, s
             raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.client.vault.steps.reached", stop)
+        patch.setattr("sottovoce.client.vault.chain.pass_step", stop)
         vault = Vault.open(place, dataset=DATASET)
         with pytest.raises(Stopped):
             book(vault, 0, [5], run="run-c")

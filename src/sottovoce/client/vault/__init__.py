@@ -1,8 +1,8 @@
-"""A client's durable ledger and outbox: one file for one data set, for all runs and servers.
+"""A client's durable ledger and stored uploads: one file for one dataset, for all runs and servers.
 
     create → reserve (debit, durable) → compute → store (upload, durable) → send
 
-The vault refuses rather than guesses: a missing file, a copy, an older state, another data set, a
+The vault refuses rather than guesses: a missing file, a copy, an older state, another dataset, a
 second process, a second answer to a round. docs/ledger.md is the operator's page.
 """
 

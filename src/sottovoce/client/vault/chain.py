@@ -1,13 +1,13 @@
-"""One line of the ledger, and the hash that ties it to all lines before it.
+"""One line of the ledger, the hash that ties it to all lines before it, and the steps of a write.
 
     hash_k = SHA-256(version ‖ hash_{k−1} ‖ seq ‖ time ‖ kind ‖ payload),  hash_0 = 00…0,
 
-the fields as text, each ending in a newline; a payload is canonical JSON and holds none. Whoever
-knows a hash can tell whether a ledger still contains everything up to it.
+where each field is text that ends in a newline; a payload is canonical JSON and contains none. A
+hash is enough to tell whether a ledger still contains everything up to its line.
 
-Hashes leave the client as receipts, and lines hold what must not leave, above all the fingerprint
-of its records. Every payload therefore has a salt of 256 random bits that stays in the ledger:
-without it, whoever can guess the rest of a line could try out data sets against its hash.
+Hashes leave the client as receipts, and lines contain what must not leave, above all the
+fingerprint of the records. So every payload has a salt of 256 random bits that stays in the ledger:
+without it, whoever can guess the rest of a line could test datasets against its hash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Line:
-    """One entry of the chain, as it is stored."""
+    """One line of the ledger, as it is stored."""
 
     seq: int
     time: str
@@ -43,39 +43,68 @@ class Line:
         return facts
 
 
-def canonical(data: Any) -> str:
-    """The one text of a JSON value: sorted keys, no spaces, ASCII, no NaN.
+def encode_canonical(data: Any) -> str:
+    """Return the canonical text of a JSON value: sorted keys, no spaces, ASCII, no NaN.
 
-    >>> canonical({"b": 1.5, "a": ["ε", None]})
+    >>> encode_canonical({"b": 1.5, "a": ["ε", None]})
     '{"a":["\\\\u03b5",null],"b":1.5}'
     """
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def salted(facts: Mapping[str, Any]) -> str:
-    """The payload of a new line: canonical, and with a salt of its own.
+def add_salt(facts: Mapping[str, Any]) -> str:
+    """Return the payload of a new line: canonical, with a random salt.
 
-    >>> salted({"a": 1}) == salted({"a": 1})
+    >>> add_salt({"a": 1}) == add_salt({"a": 1})
     False
     """
-    return canonical({**facts, "salt": os.urandom(32).hex()})
+    return encode_canonical({**facts, "salt": os.urandom(32).hex()})
 
 
-def chained(prev: str, seq: int, time: str, kind: str, payload: str) -> Line:
-    """The next line after the one whose hash is `prev`.
+def link_line(prev: str, seq: int, time: str, kind: str, payload: str) -> Line:
+    """Return the line that follows the one whose hash is `prev`.
 
-    >>> first = chained(GENESIS, 1, "2026-01-01T00:00:00+00:00", "create", "{}")
-    >>> chained(first.hash, 2, first.time, "reserve", "{}").prev == first.hash
+    >>> first = link_line(GENESIS, 1, "2026-01-01T00:00:00+00:00", "create", "{}")
+    >>> link_line(first.hash, 2, first.time, "reserve", "{}").prev == first.hash
     True
     """
-    text = "".join(f"{part}\n" for part in (_VERSION, prev, seq, time, kind, payload))
+    text = "".join(f"{field}\n" for field in (_VERSION, prev, seq, time, kind, payload))
     return Line(seq, time, kind, payload, prev, hashlib.sha256(text.encode()).hexdigest())
 
 
 def is_hash(value: object) -> bool:
-    """Whether a value is a SHA-256 in hexadecimal.
+    """Return whether a value is a SHA-256 in hexadecimal.
 
     >>> is_hash(GENESIS), is_hash("0" * 63), is_hash(None)
     (True, False, False)
     """
     return isinstance(value, str) and _HEX.fullmatch(value) is not None
+
+
+# The named moments of a write: a test stops the process at each of them.
+WRITES = ("reserve", "store", "tighten", "rebind", "move", "restore", "stop", "resume")
+STEPS = (
+    "create: begun",
+    "create: committed",
+    "create: witness written",
+    "create: witnessed",
+    "create: named",
+    "open: witness written",
+    *(
+        f"{kind}: {moment}"
+        for kind in WRITES
+        for moment in (
+            "begun",
+            "summarised",
+            "inserted",
+            "committed",
+            "witness written",
+            "witnessed",
+        )
+    ),
+    "reserve: dropped",
+)
+
+
+def pass_step(step: str) -> None:
+    """Do nothing: a test replaces this to stop the process at a step."""

@@ -2,7 +2,8 @@
 
 After every write the order is: commit (durable) → witness (durable) → books. A write that fails
 leaves the chest closed for good, because nobody can know what a failed sync has kept; opening it
-again reads what is there.
+again reads what is there. One process uses a vault at a time, under a lock of the operating system
+that ends with its holder.
 """
 
 from __future__ import annotations
@@ -18,25 +19,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sottovoce.client.vault import steps, witness
-from sottovoce.client.vault.chain import GENESIS, Line, chained, salted
+from sottovoce.client.vault import chain, witness
+from sottovoce.client.vault.chain import GENESIS, Line, add_salt, link_line
 from sottovoce.client.vault.fingerprint import sha256
 from sottovoce.client.vault.journal import Books, Journal, Records, Turn
-from sottovoce.client.vault.witness import Place, VaultReceipt
+from sottovoce.client.vault.witness import LineReference, VaultReceipt
 from sottovoce.errors import InputError, VaultRefusal
-
-# One process at a time: an operating system's lock that dies with its holder.
-
 
 _AGAIN = 0.05
 
 
-def take(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = "") -> int:
+def take_lock(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = "") -> int:
     """Lock the vault or refuse; the descriptor holds the lock until it is closed.
 
-    Who comes second is told at once, or waits so many seconds for the first to end.
-    The lock lies on a file beside the vault, because closing any descriptor of a SQLite file drops
-    SQLite's own locks on it. SQLite's lock on the vault itself is the second line. `at` names
+    A second process is refused at once, or after waiting so many seconds for the first to end. The
+    lock is on a file beside the vault, because closing any descriptor of a SQLite file drops
+    SQLite's own locks on it; SQLite's lock on the vault itself is the second protection. `at` names
     another file to lock, and `what` says in the refusal what that lock protects.
     """
     try:
@@ -48,7 +46,7 @@ def take(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = 
     file = at or vault.with_name(vault.name + ".lock")
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        witness.give(descriptor, vault)
+        witness.give_to_owner(descriptor, vault)
     except OSError as error:
         raise VaultRefusal(
             f"{vault} cannot be locked ({error.strerror}); check the folder and its permissions, "
@@ -67,7 +65,7 @@ def take(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = 
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
-        holder = _holder(descriptor)
+        holder = _name_holder(descriptor)
         os.close(descriptor)
         raise VaultRefusal(
             f"{what or vault} is in use{holder}; wait until it has ended, then try again"
@@ -80,15 +78,15 @@ def take(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = 
     return descriptor
 
 
-def _holder(descriptor: int) -> str:
+def _name_holder(descriptor: int) -> str:
     with contextlib.suppress(OSError, ValueError):
         return f" by process {int(os.pread(descriptor, 20, 0))}"
     return ""
 
 
-SUMMARY_EVERY = 32  # lines: so many, and those of one write, are read at an opening
+SUMMARY_EVERY = 32  # lines; an opening reads at most so many and those of one write
 _PATIENCE = 20.0  # seconds that another creation on this machine may take
-_MOST_LINES = 2  # of one write: a reserve, and before the first one of a run the run itself
+_MOST_LINES = 2  # of one write: a reserve, and before a run's first reserve the run itself
 
 
 class Chest:
@@ -104,37 +102,35 @@ class Chest:
 
     @staticmethod
     def make(path: Path, facts: dict[str, Any], *, second_ledger: bool = False) -> None:
-        """Make a new vault; until the last step there is none, after it there is a whole one.
+        """Make a new vault; until the last step there is none, after it there is a complete one.
 
-        Rows that have a ledger on this machine get another only on the operator's word.
+        For rows that have a ledger on this machine the operator's word is needed.
         """
-        path = real(path)
-        held = [take(path)]
+        path = resolve_path(path)
+        held = [take_lock(path)]
         try:
             _require_unused(path)
-            with witness.state_for_writing() as state:  # one creation at a time, or two see none
-                held.append(take(path, _PATIENCE, at=state / "create.lock"))
-            facts = {**facts, **word_on_ledgers(facts["dataset"], second_ledger=second_ledger)}
-            part = path.with_name(path.name + ".part")
-            for left in (part, part.with_name(part.name + "-journal")):
-                left.unlink(
-                    missing_ok=True
-                )  # of a creation that crashed before anything was booked
-            steps.reached("create: begun")
-            part.touch(mode=0o600, exist_ok=False)
-            facts = {**facts, "inode": part.stat().st_ino}  # which the new name will keep
-            first = chained(GENESIS, 1, _now(), "create", salted(facts))
+            with witness.open_state() as state:  # two creations at a time would not see each other
+                held.append(take_lock(path, _PATIENCE, at=state / "create.lock"))
+            facts = {**facts, **state_second_ledger(facts["dataset"], second_ledger=second_ledger)}
+            draft = path.with_name(path.name + ".part")
+            for left in (draft, draft.with_name(draft.name + "-journal")):
+                left.unlink(missing_ok=True)  # of a crashed creation, with nothing booked
+            chain.pass_step("create: begun")
+            draft.touch(mode=0o600, exist_ok=False)
+            facts = {**facts, "inode": draft.stat().st_ino}  # renaming keeps it
+            first = link_line(GENESIS, 1, _now(), "create", add_salt(facts))
             Books().add(first)
-            Journal.make(part, first)
-            steps.reached("create: committed")
+            Journal.make(draft, first)
+            chain.pass_step("create: committed")
             made = VaultReceipt(facts["vault"], 1, first.hash, spent=0)
-            witness.keep(made)
-            witness.write(path, made, "create")
-            steps.reached("create: witnessed")
-            part.rename(path)
+            witness.keep_receipt(made)
+            witness.write_witness(path, made, "create")
+            chain.pass_step("create: witnessed")
+            draft.rename(path)
             witness.sync_folder(path.parent)
-            steps.reached("create: named")
-            witness.note_ledger(facts["dataset"], facts["vault"])  # else the first opening does
+            chain.pass_step("create: named")
+            witness.note_ledger(facts["dataset"], facts["vault"])  # after a crash, opening does it
         except OSError as error:
             raise VaultRefusal(
                 f"{path} cannot be made ({error.strerror}); check the folder and its permissions"
@@ -145,19 +141,19 @@ class Chest:
 
     @classmethod
     def open(cls, path: Path, *, wait: float = 0.0, whole: bool = False) -> Self:
-        """Lock and read a vault: its chain is checked, not yet whether it is the newest.
+        """Lock and read a vault, and check its chain; not yet whether it is the newest.
 
-        The lines after the newest summary are read, all of them if it has none or if the `whole`
-        is asked for. Where another process has it, `wait` is for how many seconds that may go on.
+        The lines after the newest summary are read, or all of them if there is no summary or
+        `whole` is set. `wait` is how many seconds another process may still have the vault.
         """
-        path = real(path)
-        require_there(path)  # before a lock file is left where there is no vault
-        held = take(path, wait)
+        path = resolve_path(path)
+        require_file(path)  # before a lock file is left where there is no vault
+        held = take_lock(path, wait)
         try:
-            require_there(path)
+            require_file(path)
             journal = Journal.open(path)
             try:
-                books, summed = _read(path, journal, whole)
+                books, summed = _read_books(path, journal, whole)
             except BaseException:
                 journal.close()
                 raise
@@ -167,7 +163,7 @@ class Chest:
         return cls(path, held, journal, books, summed)
 
     def close(self) -> None:
-        """Give the vault back; closing twice is no matter."""
+        """Release the vault; closing twice is allowed."""
         with self.alone:
             if self._held:
                 self._usable = False
@@ -177,7 +173,7 @@ class Chest:
                 self._held.clear()
 
     def require_usable(self) -> None:
-        """A sentence if nothing may be asked of this chest any more."""
+        """Refuse if this chest is closed or was opened by another process."""
         if os.getpid() != self._owner:
             raise VaultRefusal(
                 f"{self.path} was opened by another process (a fork shares no vault); "
@@ -187,68 +183,68 @@ class Chest:
             raise VaultRefusal(f"{self.path} is closed; open it again")
 
     def receipt(self) -> VaultReceipt:
-        """How far the ledger has come."""
+        """Return the receipt of the last line."""
         books = self.books
         return VaultReceipt(books.id, books.seq, books.hash, books.spent)
 
-    def contains(self, place: Place) -> bool:
-        """Whether this ledger has that line, or has paid for the gap it was lost in."""
+    def contains(self, reference: LineReference) -> bool:
+        """Return whether this ledger has that line, or has paid for the gap it was lost in."""
         with self.alone:
             self.require_usable()
-            if place.vault != self.books.id or type(place.seq) is not int:
+            if reference.vault != self.books.id or type(reference.seq) is not int:
                 return False
-            if not 1 <= place.seq <= self.books.seq:
+            if not 1 <= reference.seq <= self.books.seq:
                 return False
-            line = self._journal.line(place.seq)
-            return self._journal.has_gap(place.seq) if line is None else line.hash == place.hash
+            seq, line = reference.seq, self._journal.line(reference.seq)
+            return self._journal.has_gap(seq) if line is None else line.hash == reference.hash
 
     def is_copy(self) -> bool:
-        """Whether this file is another one than the vault was made, moved or restored as.
+        """Return whether this file is not the one that was made, moved or restored as this vault.
 
-        A copy mostly has another inode, and then it is refused before it has done anything. Where
-        an inode was used again, the machine's witness and its lock decide. The device number is
-        not compared: it may change at a reboot.
+        A copy mostly has another inode, and is then refused before it has done anything. Where an
+        inode was reused, the machine's witness and its lock decide. The device number is not
+        compared: it may change at a reboot.
         """
         return self.path.stat().st_ino != self.books.inode
 
     def require_newest(self, *, reading: bool = False) -> None:
-        """A refusal if this file is a backup, a copy, older than its witnesses, or unknown here.
+        """Refuse a backup, a copy, a state older than its witnesses, or one unknown here.
 
-        Who only reads leaves the witnesses as they are: lines that no witness has seen have left
-        nothing, since an upload is sent after its own. The next use writes what is missing. A
-        reader may have a state folder of its own, and releases nothing.
+        Reading leaves the witnesses as they are: lines that no witness has seen have released
+        nothing, since an upload is sent after its witness. The next use writes what is missing. A
+        reader may have another state folder, and releases nothing.
         """
         self.require_in_service()
         if not reading:
             self.require_known()
-            self.claim()
+            self.claim_id()
         ahead = self.require_witnessed()
         self.require_original()
         if reading:
             return
         if ahead:  # a crash came between commit and witness
-            self._bear_witness("open")
+            self._write_witnesses("open")
         if self.is_second():  # made or used elsewhere, or before rows were noted
-            word_on_ledgers(self.books.dataset)
+            state_second_ledger(self.books.dataset)
         witness.note_ledger(self.books.dataset, self.books.id)
 
-    def claim(self) -> None:
+    def claim_id(self) -> None:
         """Keep every other file with this ledger's id out, on this machine, until `close`.
 
-        Two copies have two locks beside them and would each find the witness in order. Call this
-        before the machine's witness is read for a use.
+        Two copies have two lock files, and each would find its witness in order. Call this before
+        the machine's witness is read for a use.
         """
-        with witness.state_for_writing():
-            at = witness.kept(self.books.id)
+        with witness.open_state():
+            at = witness.locate_kept(self.books.id)
         at = at.with_name(at.name + ".lock")
-        self._held.append(take(self.path, at=at, what=f"another file with {self.path}'s id"))
+        self._held.append(take_lock(self.path, at=at, what=f"another file with {self.path}'s id"))
 
     def is_known(self) -> bool:
-        """Whether this machine's witness has seen all lines but those of one write.
+        """Return whether this machine's witness has seen all lines but those of one write.
 
-        A crash between commit and witness leaves no more. Lines beyond were written with another
-        state folder, which may have seen further ones; and so was a word that this machine has not
-        seen, unless the word names this machine's witness (a crash again).
+        A crash between commit and witness leaves no more than that. Further lines were written with
+        another state folder, which may have seen even more; so was an operator's word that this
+        machine has not seen, unless the word names this machine's witness (again a crash).
         """
         known, last = witness.read_kept(self.books.id), self.books.seq
         if known is None or last - known.seq > _MOST_LINES:
@@ -258,20 +254,21 @@ class Chest:
         return all(facts.get("kept") == known.to_proof() for facts in words)
 
     def is_second(self) -> bool:
-        """Whether this machine has seen other ledgers of these rows, and not this one."""
+        """Return whether this machine has seen other ledgers of these rows, and not this one."""
         ledgers = witness.find_ledgers(self.books.dataset)
         return bool(ledgers) and self.books.id not in ledgers
 
     def require_known(self) -> None:
-        """Refuse a ledger that this machine's state folder does not know to its end.
+        """Refuse a ledger whose last lines this machine's state folder has not seen.
 
-        A pair of vault and witness that was left long ago looks like one that was just moved here.
+        An old pair of vault and witness looks like one that was just moved here.
         """
         if not self.is_known():
             known = witness.read_kept(self.books.id)
             raise VaultRefusal(
                 f"{self.path} has no witness of its {self.books.seq} lines in this machine's state "
-                f"folder ({witness.state()}, which has seen {0 if known is None else known.seq}), "
+                f"folder ({witness.locate_state()}, which has seen "
+                f"{0 if known is None else known.seq}), "
                 "so an older copy would look the same; set SOTTOVOCE_STATE "
                 "to the folder that has it (in a container, one on a volume that lasts), or give "
                 f"your recorded word: `sottovoce ledger rebind {self.path.name} --moved "
@@ -281,7 +278,7 @@ class Chest:
             )
 
     def require_original(self) -> None:
-        """A refusal if this file is a backup or a copy."""
+        """Refuse a backup or a copy."""
         self.require_in_service()
         if self.is_copy():
             name = self.path.name
@@ -297,27 +294,27 @@ class Chest:
         return self._journal.backup
 
     def require_in_service(self) -> None:
-        """A refusal if this file is a backup."""
+        """Refuse a backup."""
         if self.is_backup:
             raise VaultRefusal(
                 f"{self.path} is a backup, which does not know what was released after it; run "
                 f"`sottovoce ledger rebind {self.path.name} --restored` to take it into service"
             )
 
-    def copy_to(self, part: Path) -> None:
-        """A consistent copy into an empty file, marked as a backup."""
+    def copy_to(self, target: Path) -> None:
+        """Write a consistent copy into an empty file, marked as a backup."""
         with self.alone:
             self.require_usable()
-            self._journal.copy_to(part)
+            self._journal.copy_to(target)
 
     def require_witnessed(self) -> bool:
-        """A refusal if this state is older than a witness; whether it is ahead of one."""
+        """Refuse a state older than a witness; return whether it is ahead of one."""
         name = self.path.name
-        seen = witness.read(self.path)
+        seen = witness.read_witness(self.path)
         if seen is None:
             raise VaultRefusal(
-                f"{self.path} has no witness ({witness.beside(self.path).name}), so nobody can "
-                "tell whether it is the newest state; put it back, or run "
+                f"{self.path} has no witness ({witness.locate_witness(self.path).name}), so nobody "
+                "can tell whether it is the newest state; put it back, or run "
                 f"`sottovoce ledger rebind {name} --restored`"
             )
         if seen.vault != self.books.id:
@@ -335,8 +332,8 @@ class Chest:
         if known is not None and not self.contains(known):
             raise VaultRefusal(
                 f"{self.path} is an older or a parted copy: it has {self.books.seq} lines and this "
-                f"machine has seen {known.seq} ({witness.kept(self.books.id)}); put the newest "
-                f"file back, or run `sottovoce ledger rebind {name} --restored`"
+                f"machine has seen {known.seq} ({witness.locate_kept(self.books.id)}); put the "
+                f"newest file back, or run `sottovoce ledger rebind {name} --restored`"
             )
         return min(seen.seq, 0 if known is None else known.seq) < self.books.seq
 
@@ -351,57 +348,57 @@ class Chest:
     ) -> VaultReceipt:
         """Add entries in one write: durable, witnessed and in the books when this returns.
 
-        Every so many lines the write begins with a summary of all lines before it.
+        Every `SUMMARY_EVERY` lines the write begins with a summary of all lines before it.
         """
         with self.alone:
             self.require_usable()
-            steps.reached(f"{kind}: begun")
+            chain.pass_step(f"{kind}: begun")
             lines: list[Line] = []
-            prev, place, now = self.books.hash, seq or self.books.seq + 1, _now()
-            self._usable = False  # until all of it has succeeded
+            prev, first_seq, now = self.books.hash, seq or self.books.seq + 1, _now()
+            self._usable = False  # until everything has succeeded
             summary, mark = None, dict[str, Any]()
             if self.books.seq - self._summed >= SUMMARY_EVERY:
-                summary, self._summed = self.books.summary(), self.books.seq
+                summary, self._summed = self.books.make_summary(), self.books.seq
                 mark = {"summary": sha256(summary[0].encode())}
             for number, (what, facts) in enumerate(entries):
                 facts = facts if number else {**facts, **mark}
-                lines.append(chained(prev, place + number, now, what, salted(facts)))
+                lines.append(link_line(prev, first_seq + number, now, what, add_salt(facts)))
                 prev = lines[-1].hash
             try:
                 if self.path.stat().st_ino != self._inode:
                     raise VaultRefusal(f"{self.path} was replaced while it was in use; look why")
                 self._journal.append(lines, kind, upload, summary=summary, drop=drop)
-                steps.reached(f"{kind}: committed")
+                chain.pass_step(f"{kind}: committed")
                 for line in lines:
                     self.books.add(line)
-                self._bear_witness(kind)
+                self._write_witnesses(kind)
             except FileNotFoundError:
                 raise VaultRefusal(f"{self.path} was removed while it was in use") from None
             self._usable = True
-            steps.reached(f"{kind}: witnessed")
+            chain.pass_step(f"{kind}: witnessed")
             return self.receipt()
 
     def line(self, seq: int) -> Line | None:
-        """One line by its number."""
+        """Return one line by its number."""
         with self.alone:
             self.require_usable()
             return self._journal.line(seq)
 
-    def reserve_of(self, turn: Turn) -> Line:
-        """The line of a round's newest reserve, as the books know it."""
+    def find_reserve(self, turn: Turn) -> Line:
+        """Return the line of a round's newest reserve."""
         line = self.line(turn.reserve)
         if line is None or line.hash != turn.hash:
             self._journal.refuse_damaged(f"line {turn.reserve} is not the one that was booked")
         return line
 
     def lines(self) -> list[Line]:
-        """All lines, from the first."""
+        """Return all lines, from the first."""
         with self.alone:
             self.require_usable()
             return list(self._journal.lines())
 
     def upload(self, turn: Turn) -> bytes:
-        """The bytes stored for a round, checked against the hash in the books."""
+        """Return the bytes stored for a round, checked against the hash in the books."""
         assert turn.stored is not None
         with self.alone:
             self.require_usable()
@@ -413,29 +410,29 @@ class Chest:
         return content
 
     def check_pages(self) -> None:
-        """SQLite's own check of the file."""
+        """Run SQLite's own check of the file."""
         with self.alone:
             self.require_usable()
             self._journal.check_pages()
 
-    def _bear_witness(self, kind: str) -> None:
-        witness.keep(self.receipt())
+    def _write_witnesses(self, kind: str) -> None:
+        witness.keep_receipt(self.receipt())
         try:
-            witness.write(self.path, self.receipt(), kind)
+            witness.write_witness(self.path, self.receipt(), kind)
         except OSError as error:
             raise VaultRefusal(
-                f"{witness.beside(self.path)} cannot be written ({error.strerror}); make room and "
-                "check its permissions, then open the vault again"
+                f"{witness.locate_witness(self.path)} cannot be written ({error.strerror}); make "
+                "room and check its permissions, then open the vault again"
             ) from None
 
 
-def word_on_ledgers(
+def state_second_ledger(
     dataset: str, *, vault: str = "", second_ledger: bool = False
 ) -> dict[str, Any]:
-    """Refuse a second ledger for rows that have one on this machine, or return the word for it.
+    """Refuse a second ledger for rows that have one on this machine, unless it is stated.
 
-    The vault that these rows are for does not count. A ledger that was deleted does: what it
-    released is out.
+    Returns the facts that record the operator's statement. The vault these rows are for does not
+    count. A deleted ledger does: what it released cannot be taken back.
     """
     others = [found for found in witness.find_ledgers(dataset) if found != vault]
     if others and not second_ledger:
@@ -449,16 +446,16 @@ def word_on_ledgers(
     return {"second": others} if second_ledger else {}
 
 
-def real(path: Path) -> Path:
-    """The path without links, so that one vault has one lock whatever it is called."""
+def resolve_path(path: Path) -> Path:
+    """Return the path without links, so that one vault has one lock whatever it is called."""
     return Path(os.path.realpath(path))
 
 
 def _require_unused(path: Path) -> None:
-    """No vault was ever in use under this name, as far as the folder tells."""
+    """Refuse a name under which, as far as the folder shows, a vault was ever in use."""
     if path.exists() or path.with_name(path.name + "-journal").exists():
         raise VaultRefusal(f"{path} exists already; a vault is never replaced, name another")
-    seen = witness.read(path)
+    seen = witness.read_witness(path)
     # At its first line nothing has been released, so a creation that crashed may be repeated.
     if seen is not None and seen.seq > 1:
         raise VaultRefusal(
@@ -467,8 +464,8 @@ def _require_unused(path: Path) -> None:
         )
 
 
-def require_there(path: Path) -> None:
-    """A refusal if there is no such file; nothing is made."""
+def require_file(path: Path) -> None:
+    """Refuse if there is no such file; nothing is created."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -484,18 +481,19 @@ def require_there(path: Path) -> None:
         raise VaultRefusal(f"{path} has a second name (a hard link); remove one of the two")
 
 
-def _read(path: Path, journal: Journal, whole: bool) -> tuple[Books, int]:
-    """Add the lines up, from the newest summary on or all of them; and how far the summary goes.
+def _read_books(path: Path, journal: Journal, whole: bool) -> tuple[Books, int]:
+    """Add up the lines, from the newest summary on or all; return also how far the summary goes.
 
-    The first line after a summary holds its hash: an edited one does not fit the chain, and where
-    lines were taken away there is none after it. That the chain is the newest, the witnesses say.
+    The first line after a summary contains the summary's hash: an edited summary does not fit the
+    chain, and if lines were removed, none follows it. The witnesses tell whether the chain is the
+    newest.
     """
     content = journal.summary()
     try:
         earlier = None if content is None else Books.from_summary(content, journal.node)
     except (ValueError, TypeError, KeyError, InputError, RecursionError):
         journal.refuse_damaged("its summary cannot be read")
-    summed = 0 if earlier is None else earlier.seq  # one of another version counts as none
+    summed = 0 if earlier is None else earlier.seq  # another version's summary is ignored
     books = earlier
     if books is None or whole:
         books = Books(records=Records(journal.node))
@@ -516,21 +514,21 @@ def _read(path: Path, journal: Journal, whole: bool) -> tuple[Books, int]:
 
 
 def _require_summary(journal: Journal, books: Books, content: str) -> None:
-    """Refuse a summary, or a tree of its records, that is not what all lines up to it add up to."""
+    """Refuse a summary, or a tree of records, that is not the sum of all lines up to it."""
     copy = replace(books, records=Records(lambda _: None))
     copy.records.changed = dict(books.records.changed)
-    made, nodes = copy.summary()
-    if made != content or any(journal.node(place) != node for place, node in nodes.items()):
+    made, nodes = copy.make_summary()
+    if made != content or any(journal.node(name) != node for name, node in nodes.items()):
         journal.refuse_damaged("its summary is not that of its lines")
 
 
 def _require_uploads(journal: Journal, books: Books) -> None:
-    """The stored uploads are those of the lines: not one more, and only dropped ones less."""
-    expected = {turn.stored: (run, t) for run, t, turn in books.stored()}
-    found = journal.answered()
-    missing = [place for seq, place in expected.items() if seq not in found]
-    if any(expected.get(seq) != place for seq, place in found.items()) or not all(
-        books.is_dropped(*place) for place in missing
+    """Refuse stored uploads that are not those of the lines; only dropped ones may be missing."""
+    expected = {turn.stored: (run, t) for run, t, turn in books.list_stored()}
+    found = journal.list_uploads()
+    missing = [round_key for seq, round_key in expected.items() if seq not in found]
+    if any(expected.get(seq) != round_key for seq, round_key in found.items()) or not all(
+        books.is_dropped(*round_key) for round_key in missing
     ):
         journal.refuse_damaged("its uploads are not those of its lines")
 

@@ -1,4 +1,4 @@
-"""Which data set a vault belongs to: one hash of its rows."""
+"""Which dataset a vault belongs to: one hash of its rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _BLOCK = 4096
 
 
 def fingerprint(x: ArrayLike, y: ArrayLike) -> str:
-    """SHA-256 of the rows of (x, y), whatever their order; duplicates count.
+    """Return SHA-256 of the rows of (x, y), whatever their order; duplicates count.
 
-    It is one of values: features as float64, labels as int64 (float64 if they are no integers), a
-    sample of several dimensions laid out in a row. Each row is hashed with its label, the hashes
-    are sorted and hashed again.
+    It depends on values, not on types: features as float64, labels as int64 (float64 if they are
+    not integers), a sample of several dimensions as one row. Each row is hashed with its label; the
+    hashes are sorted and hashed again.
 
     >>> rows, labels = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0, 1])
     >>> fingerprint(rows, labels) == fingerprint(rows[::-1].astype("float32"), labels[::-1])
@@ -38,18 +38,18 @@ def fingerprint(x: ArrayLike, y: ArrayLike) -> str:
     width = rows.size // max(1, len(rows)), labels.size // max(1, len(labels))
     kind = "<f8" if labels.dtype.kind == "f" else "<i8"
     total.update(f"{width} {kind}\n".encode())
-    each: list[bytes] = []
+    hashes: list[bytes] = []
     for start in range(0, len(rows), _BLOCK):  # a copy in float64 of so many rows at a time
         samples = rows[start : start + _BLOCK].astype("<f8").reshape(-1, width[0])
         marks = labels[start : start + _BLOCK].astype(kind).reshape(-1, width[1])
         for row, mark in zip(samples, marks, strict=True):
-            each.append(hashlib.sha256(row.tobytes() + mark.tobytes()).digest())
-    total.update(b"".join(sorted(each)))
+            hashes.append(hashlib.sha256(row.tobytes() + mark.tobytes()).digest())
+    total.update(b"".join(sorted(hashes)))
     return total.hexdigest()
 
 
 def sha256(content: bytes) -> str:
-    """SHA-256 of bytes, in hexadecimal.
+    """Return SHA-256 of bytes, in hexadecimal.
 
     >>> sha256(b"")[:8]
     'e3b0c442'
@@ -58,11 +58,11 @@ def sha256(content: bytes) -> str:
 
 
 def fingerprint_file(path: str | Path) -> tuple[str, int | None]:
-    """The fingerprint of a file, and its number of rows where the file tells it.
+    """Return the fingerprint of a file, and its number of rows where the file has it.
 
-    A .npz with arrays x and y: that of its rows, so order, types and compression do not matter. Any
-    other file (a CSV, a Parquet): SHA-256 of its bytes, so that any edit counts as a change; its
-    rows are not counted.
+    For a .npz with arrays x and y it is that of its rows, so order, types and compression do not
+    matter. For any other file (CSV, Parquet) it is SHA-256 of its bytes, so that any edit counts as
+    a change; its rows are not counted.
     """
     path = Path(path)
     try:

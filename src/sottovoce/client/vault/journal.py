@@ -4,9 +4,25 @@
 lines in a second one, which a copy forgets), and `synchronous = EXTRA` syncs the folder as well
 after a rollback journal is removed: with FULL alone a power cut can bring that journal back, and
 with it the state before the commit. Triggers refuse UPDATE and DELETE to whoever opens the file
-with other tools; the hash chain shows what got past them. Two tables are written over: `summary`,
+with other tools; the hash chain shows what got past them. Two tables are overwritten: `summary`,
 one row, and `nodes`, the tree of its records. A file of the first form has neither; its next write
 adds them.
+
+`Books` are what the lines add up to. Every line is also checked for sense: a ledger with fitting
+hashes but impossible numbers is refused like one whose hashes do not fit. What grows with the
+history (runs, rounds, servers) are `Records`; all else is a few numbers. A summary holds these
+numbers and the root of the records' tree, so that not all lines are read at each opening. Its hash
+is part of the line that follows it, so that any later hash tells whether a summary is right.
+
+`Records` keeps the newest values in memory, all others in a hash tree in the file. A leaf holds up
+to 16 records; one that would hold more becomes an inner node with 16 children, chosen by the next
+digit of SHA-256 of the key. A node is named by the digits before it and checked by its SHA-256,
+which its parent holds; the hash of the root stands for all of it:
+
+    look up:  root → … → leaf, at most log₁₆(records) + 1 nodes, each checked by its hash
+
+So a changed or missing record is noticed where it is read, and "there is no such record" is as
+certain as a record. Nothing is removed, so equal records make an equal tree.
 """
 
 from __future__ import annotations
@@ -21,29 +37,17 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from sottovoce.client.vault import steps
-from sottovoce.client.vault.chain import GENESIS, Line, canonical, chained, is_hash
+from sottovoce.client.vault import chain
+from sottovoce.client.vault.chain import GENESIS, Line, encode_canonical, is_hash, link_line
 from sottovoce.client.vault.policy import Policy
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.tank import FULL
-
-# What a ledger knows by key: the newest values in memory, all others in a hash tree in the file.
-#
-# A leaf of the tree holds up to 16 records; one that would hold more becomes an inner node with 16
-# children, chosen by the next digit of SHA-256 of the key. A node is named by the digits before it
-# and checked by its own SHA-256, which its parent holds; the hash of the root stands for all of it:
-#
-#     look up:  root → … → leaf, at most log₁₆(records) + 1 nodes, each checked by its hash
-#
-# So neither a changed nor a missing record goes unnoticed where it is asked for, and "there is no
-# such record" is as certain as a record. Nothing is removed, so equal records make an equal tree.
-
 
 _MOST = 16  # records of a leaf
 
 
 class Records:
-    """Values by key, over a tree whose nodes `read` returns by name (None: there is no such)."""
+    """Values by key, over a tree whose nodes `read` returns by name (None: there is none)."""
 
     def __init__(self, read: Callable[[str], str | None], root: str = "") -> None:
         self.changed: dict[str, Any] = {}  # since the tree was written
@@ -51,12 +55,12 @@ class Records:
 
     def get(self, *key: object) -> Any:
         """Return the value of a key, None if it has none; refuse a damaged node."""
-        name = canonical(key)
+        name = encode_canonical(key)
         if name in self.changed:
             return self.changed[name]
         digits, depth, wanted = _hash(name), 0, self._root
         while wanted:
-            node = self._node(digits[:depth], wanted)
+            node = self._read_node(digits[:depth], wanted)
             if isinstance(node, dict):
                 return node.get(name)
             wanted, depth = node[int(digits[depth], 16)], depth + 1
@@ -64,10 +68,10 @@ class Records:
 
     def put(self, *key: object, value: Any) -> None:
         """Set the value of a key, in memory."""
-        self.changed[canonical(key)] = value
+        self.changed[encode_canonical(key)] = value
 
     def fold(self) -> tuple[str, dict[str, str]]:
-        """Move all changes into the tree: its new root, and the nodes to write."""
+        """Move all changes into the tree; return its new root, and the nodes to write."""
         nodes: dict[str, str] = {}
         if self.changed:
             by_digits = {_hash(name): (name, value) for name, value in self.changed.items()}
@@ -76,28 +80,28 @@ class Records:
         return self._root, nodes
 
     def _merge(
-        self, place: str, wanted: str, more: Mapping[str, tuple[str, Any]], nodes: dict[str, str]
+        self, name: str, wanted: str, more: Mapping[str, tuple[str, Any]], nodes: dict[str, str]
     ) -> str:
-        """Add records to the node of this name and those below it; the node's new hash."""
-        node = self._node(place, wanted) if wanted else {}
+        """Add records to the node of this name and those below it; return the node's new hash."""
+        node = self._read_node(name, wanted) if wanted else {}
         if isinstance(node, dict):
-            more = {**{_hash(name): (name, value) for name, value in node.items()}, **more}
+            more = {**{_hash(key): (key, value) for key, value in node.items()}, **more}
             node = dict(more.values()) if len(more) <= _MOST else [""] * 16
         if isinstance(node, list):
-            parts: dict[str, dict[str, tuple[str, Any]]] = {}
+            groups: dict[str, dict[str, tuple[str, Any]]] = {}
             for digits, record in more.items():
-                parts.setdefault(digits[len(place)], {})[digits] = record
-            for digit, part in parts.items():
+                groups.setdefault(digits[len(name)], {})[digits] = record
+            for digit, group in groups.items():
                 child = int(digit, 16)
-                node[child] = self._merge(place + digit, node[child], part, nodes)
-        nodes[place] = canonical(node)
-        return _hash(nodes[place])
+                node[child] = self._merge(name + digit, node[child], group, nodes)
+        nodes[name] = encode_canonical(node)
+        return _hash(nodes[name])
 
-    def _node(self, place: str, wanted: str) -> Any:
-        content = self._read(place)
+    def _read_node(self, name: str, wanted: str) -> Any:
+        content = self._read(name)
         if content is None or _hash(content) != wanted:
             raise VaultRefusal(
-                f"the vault is damaged (node {place or 'root'} of its records is not the one that "
+                f"the vault is damaged (node {name or 'root'} of its records is not the one that "
                 "was written); put its backup back and run `sottovoce ledger rebind VAULT "
                 "--restored`"
             )
@@ -106,17 +110,6 @@ class Records:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-# What the lines of a ledger add up to, and the summary of it that spares reading them all again.
-#
-# Every line is checked for sense as well: a ledger whose hashes fit but whose numbers cannot be is
-# refused like one whose hashes do not.
-#
-# What grows with the history (runs, rounds, servers) are `Records`; all else is a few numbers. The
-# summary holds these numbers and the root of the records' tree, and its hash is part of the line
-# that follows it. Whoever knows the hash of a later line can therefore tell whether a summary is
-# right.
 
 
 KINDS = (
@@ -129,7 +122,7 @@ _ID = re.compile(r"[0-9a-f]{32}")  # a file of the machine's own witness is name
 
 @dataclass(frozen=True)
 class LedgerRun:
-    """One run as this ledger saw it."""
+    """One run as this ledger has seen it."""
 
     opened: int  # units spent when it began
     debits: int = 0  # releases booked, whether or not the upload arrived
@@ -140,7 +133,7 @@ class LedgerRun:
 
 @dataclass(frozen=True)
 class Turn:
-    """The newest reserve of one round of one run, and its one stored upload."""
+    """The newest reserve of one round of one run, and its stored upload."""
 
     reserve: int
     hash: str  # of that line
@@ -148,31 +141,31 @@ class Turn:
     sha256: str = ""  # of the upload
 
 
-def _no_line(seq: int) -> Line | None:
+def _find_no_line(seq: int) -> Line | None:
     return None
 
 
 @dataclass
 class Books:
-    """The sums of a ledger so far. It grows: a copy for each of n lines would cost n²."""
+    """The sums of a ledger so far. They change in place: a copy per line would cost n²."""
 
     seq: int = 0
     hash: str = GENESIS
     id: str = ""
     made: str = ""
     capacity: float = 0.0  # μ² of 2⁵⁰ units, for the vault's whole life
-    policy: Policy = None  # type: ignore[assignment]  # the first line says it
-    promised: Policy | None = None  # the one that stood when the first unit was booked
+    policy: Policy = None  # type: ignore[assignment]  # set by the first line
+    promised: Policy | None = None  # the policy when the first debit was booked
     dataset: str = ""
     salt: str = ""  # of the line that names the data set
     inode: int = 0
     spent: int = 0
     burnt: int = 0  # the part of `spent` that restores have booked for what they could not know
     restored: int = 0  # the line of the last restore: no upload is stored for a reserve before it
-    unanswered: int = 0  # reserves in a row without an upload, since the operator's last word
+    unanswered: int = 0  # reserves in a row without an upload, since the last `resume`
     failed: bool = False  # whether an answer has failed since then
     records: Records = field(default_factory=lambda: Records(lambda _: None))
-    line: Callable[[int], Line | None] = _no_line  # how an earlier line is read
+    line: Callable[[int], Line | None] = _find_no_line  # how an earlier line is read
 
     def run(self, name: str) -> LedgerRun | None:
         """Return what is known of a run."""
@@ -194,24 +187,24 @@ class Books:
         return int(self.records.get("server", server) or 0)
 
     def is_dropped(self, run: str, t: int) -> bool:
-        """Return whether the bytes of a round's upload were given up: its server has them."""
+        """Return whether a round's upload was dropped, because its server has it."""
         turn, known = self.turn(run, t), self.run(run)
         if turn is None or turn.stored is None or known is None:
             return False
         return t < known.before and turn.stored < known.line
 
-    def stored(self) -> Iterator[tuple[str, int, Turn]]:
-        """Every round with an upload, dropped or not; only where the whole ledger was read."""
+    def list_stored(self) -> Iterator[tuple[str, int, Turn]]:
+        """Yield every round with an upload, dropped or not; needs the whole ledger to be read."""
         for key, value in self.records.changed.items():
-            kind, *place = json.loads(key)
+            kind, *key_fields = json.loads(key)
             if kind == "turn" and (turn := Turn(*value)).stored is not None:
-                yield place[0], place[1], turn
+                yield key_fields[0], key_fields[1], turn
 
-    def summary(self) -> tuple[str, dict[str, str]]:
+    def make_summary(self) -> tuple[str, dict[str, str]]:
         """Return the summary of all lines so far, and the nodes of its tree that are new."""
         root, nodes = self.records.fold()
-        return canonical(
-            {name: _plain(getattr(self, name)) for name in _SUMMED} | {"root": root}
+        return encode_canonical(
+            {name: _to_plain(getattr(self, name)) for name in _SUMMED} | {"root": root}
         ), nodes
 
     @classmethod
@@ -222,20 +215,20 @@ class Books:
         if facts.keys() != set(_SUMMED):
             return None
         for name in ("policy", "promised"):
-            told = facts[name]
-            facts[name] = None if told is None else Policy.from_json(told)
-            if told is not None and facts[name].to_json() != told:  # a version with fewer terms
+            stored = facts[name]
+            facts[name] = None if stored is None else Policy.from_json(stored)
+            if stored is not None and facts[name].to_json() != stored:  # a version with fewer terms
                 return None
         return cls(**facts, records=Records(read, root))
 
     def add(self, line: Line) -> None:
-        """Take one more line into account, or refuse it and change nothing that matters."""
+        """Add one more line, or refuse it and change nothing that matters."""
         try:
             facts = line.facts
             self._require(line.seq == self.seq + 1 or line.kind == "restore", "its number")
             self._require((line.kind == "create") == (self.seq == 0), "its place")
             self._require(line.kind in KINDS, "a kind this version does not know")
-            getattr(self, f"_{line.kind}")(line, facts)
+            getattr(self, f"_add_{line.kind}")(line, facts)
         except (KeyError, TypeError, ValueError, InputError, RecursionError) as error:
             raise VaultRefusal(
                 f"the vault is damaged (line {line.seq} makes no sense: {error}); put its backup "
@@ -243,7 +236,7 @@ class Books:
             ) from None
         self.seq, self.hash = line.seq, line.hash
 
-    def _create(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_create(self, line: Line, facts: dict[str, Any]) -> None:
         self._require(line.seq == 1, "its number")
         self._require(bool(_ID.fullmatch(facts["vault"])) and facts["capacity"] > 0, "its id")
         self._require(is_hash(facts["dataset"]), "its data set")
@@ -252,12 +245,12 @@ class Books:
         self.salt = str(facts["salt"])
         self.inode = int(facts["inode"])
 
-    def _run(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_run(self, line: Line, facts: dict[str, Any]) -> None:
         name = facts["run"]
         self._require(isinstance(name, str) and self.run(name) is None, "its run")
         self._put_run(name, LedgerRun(opened=self.spent))
 
-    def _reserve(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_reserve(self, line: Line, facts: dict[str, Any]) -> None:
         name, t, units, server = facts["run"], facts["t"], facts["units"], facts["server"]
         run, turn = self.run(name), self.turn(name, t)
         self._require(type(t) is int and is_hash(facts["request"]), "its round")
@@ -279,17 +272,17 @@ class Books:
         self.unanswered += 1
 
     def may_drop(self, name: str, t: int, before: int, seen: int) -> bool:
-        """Return whether a server that asks for round t has acknowledged the one named `before`.
+        """Return whether a server that asks for round t has acknowledged round `before`.
 
-        It has if it knows the line of that round's reserve, whose hash left with the answer alone.
-        Bounds only grow, both of them: else a round between two of them would be dropped unseen.
+        It has if it knows the line of that round's reserve, whose hash left only with the answer.
+        Both bounds only grow: otherwise a round between two of them would be dropped unseen.
         """
         run, turn = self.run(name), self.turn(name, before)
         if run is None or turn is None or turn.stored is None:
             return False
         return run.before < before < t and run.line < seen == turn.reserve
 
-    def _store(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_store(self, line: Line, facts: dict[str, Any]) -> None:
         name, t, reserve = facts["run"], facts["t"], facts["reserve"]
         turn = self.turn(name, t)
         if turn is None or turn.stored is not None or reserve <= self.restored:
@@ -308,18 +301,18 @@ class Books:
     def _put_run(self, name: str, run: LedgerRun) -> None:
         self.records.put("run", name, value=astuple(run))
 
-    def _tighten(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_tighten(self, line: Line, facts: dict[str, Any]) -> None:
         self.policy = Policy.from_json(facts["policy"])
 
-    def _rebind(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_rebind(self, line: Line, facts: dict[str, Any]) -> None:
         self._require(is_hash(facts["dataset"]) and facts["overlap"] in OVERLAPS, "its data set")
         self.policy = Policy.from_json(facts["policy"])
         self.dataset, self.salt = facts["dataset"], str(facts["salt"])
 
-    def _move(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_move(self, line: Line, facts: dict[str, Any]) -> None:
         self.inode = int(facts["inode"])
 
-    def _restore(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_restore(self, line: Line, facts: dict[str, Any]) -> None:
         burnt = facts["burnt"]
         self._require(type(burnt) is int and 0 <= burnt <= FULL - self.spent, "its units")
         self._require(line.seq > self.seq, "its number")
@@ -330,10 +323,10 @@ class Books:
         self.inode = int(facts["inode"])
         self.restored = line.seq
 
-    def _stop(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_stop(self, line: Line, facts: dict[str, Any]) -> None:
         self.failed = True
 
-    def _resume(self, line: Line, facts: dict[str, Any]) -> None:
+    def _add_resume(self, line: Line, facts: dict[str, Any]) -> None:
         self.failed, self.unanswered = False, 0
 
     @staticmethod
@@ -345,17 +338,17 @@ class Books:
 _SUMMED = tuple(f.name for f in fields(Books) if f.name not in ("records", "line"))
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     return value.to_json() if isinstance(value, Policy) else value
 
 
 APPLICATION = 0x50_77_0C_E1  # "application_id": tells a vault from other SQLite files
 BACKUP = 0x50_77_0C_EB  # a backup instead: whole, and never served as it is
 VERSION = 2
-MOST_DROPPED = 16  # uploads in one write, so that none takes long; the next one goes on
+MOST_DROPPED = 16  # uploads in one write, so that no write takes long; the next drops more
 MOST_BYTES = 10**9 - 1024  # of one upload: SQLite's limit on a value, with room for its row
 
-# A damaged file can also make an error's own text unreadable.
+# A damaged file can make even the text of an error unreadable.
 _FAULTS = (sqlite3.Error, UnicodeError, OverflowError)
 _PRAGMAS = (
     "trusted_schema = OFF",
@@ -413,23 +406,23 @@ class Journal:
         """Make a new file with its first line, and close it again."""
         journal = cls(path, _connect(path, "rwc"))
         try:
-            journal._run("BEGIN EXCLUSIVE")
+            journal._execute("BEGIN EXCLUSIVE")
             for statement in _SCHEMA:
-                journal._run(statement)
-            journal._run(f"PRAGMA application_id = {APPLICATION}")
-            journal._run(f"PRAGMA user_version = {VERSION}")
+                journal._execute(statement)
+            journal._execute(f"PRAGMA application_id = {APPLICATION}")
+            journal._execute(f"PRAGMA user_version = {VERSION}")
             journal._insert(first)
-            journal._run("COMMIT")
+            journal._execute("COMMIT")
         finally:
             journal.close()
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open an existing file and take SQLite's own lock; its form is checked, not its chain."""
+        """Open an existing file and take SQLite's lock; check its form, not its chain."""
         journal = cls(path, _connect(path, "rw"))
         try:
-            journal._run("BEGIN EXCLUSIVE")
-            journal._run("COMMIT")  # the lock stays: locking_mode is EXCLUSIVE
+            journal._execute("BEGIN EXCLUSIVE")
+            journal._execute("COMMIT")  # the lock stays: locking_mode is EXCLUSIVE
             journal._check_form()
         except BaseException:
             journal.close()
@@ -437,11 +430,11 @@ class Journal:
         return journal
 
     def lines(self, after: int = 0, prev: str = GENESIS) -> Iterator[Line]:
-        """The lines after one in order, each checked against the one before it."""
+        """Yield the lines after one in order, each checked against the one before it."""
         try:
             for row in self._db.execute(f"{_LINE} WHERE seq > ? ORDER BY seq", (after,)):
                 line = Line(*row)
-                if line != chained(prev, *row[:4]):
+                if line != link_line(prev, *row[:4]):
                     self.refuse_damaged(f"line {row[0]} does not fit the one before it")
                 yield line
                 prev = line.hash
@@ -449,11 +442,11 @@ class Journal:
             self.refuse_damaged(str(error))
 
     def line(self, seq: int) -> Line | None:
-        """One line by its number, checked against its own hash."""
+        """Return one line by its number, checked against its own hash."""
         return self._line("WHERE seq = ?", seq)
 
     def has_gap(self, seq: int) -> bool:
-        """Whether a line that is not there was lost and paid for: a restore follows on the gap."""
+        """Return whether a missing line was lost and paid for: a restore follows on the gap."""
         below = self._line("WHERE seq < ? ORDER BY seq DESC LIMIT 1", seq)
         above = self._line("WHERE seq > ? ORDER BY seq LIMIT 1", seq)
         if below is None or above is None or above.kind != "restore" or above.prev != below.hash:
@@ -465,24 +458,24 @@ class Journal:
         if row is None:
             return None
         line = Line(*row)
-        if line != chained(line.prev, *row[:4]):
+        if line != link_line(line.prev, *row[:4]):
             self.refuse_damaged(f"line {row[0]} is not the one that was written")
         return line
 
     def summary(self) -> str | None:
-        """The newest summary of the lines, if there is one."""
+        """Return the newest summary of the lines, if there is one."""
         return None if self._version == 1 else self._text("SELECT content FROM summary")
 
-    def node(self, place: str) -> str | None:
-        """One node of the records' tree, by its name."""
-        return self._text("SELECT content FROM nodes WHERE place = ?", place)
+    def node(self, name: str) -> str | None:
+        """Return one node of the records' tree, by its name."""
+        return self._text("SELECT content FROM nodes WHERE place = ?", name)
 
     def _text(self, statement: str, *values: object) -> str | None:
         row = self._row(statement, *values)
         return None if row is None or not isinstance(row[0], str) else row[0]
 
-    def answered(self) -> dict[int, tuple[str, int]]:
-        """Which rounds have stored uploads, by line; their bytes are not read."""
+    def list_uploads(self) -> dict[int, tuple[str, int]]:
+        """Return which rounds have stored uploads, by line; their bytes are not read."""
         try:
             rows = self._db.execute("SELECT seq, run, t FROM uploads").fetchall()
         except _FAULTS as error:
@@ -490,7 +483,7 @@ class Journal:
         return {seq: (run, t) for seq, run, t in rows}
 
     def upload(self, seq: int) -> bytes:
-        """The bytes of a stored upload; the caller holds them against their line's hash."""
+        """Return the bytes of a stored upload; the caller checks them against their hash."""
         row = self._row("SELECT content FROM uploads WHERE seq = ?", seq)
         if row is None or not isinstance(row[0], bytes):
             self.refuse_damaged(f"the upload of line {seq} is gone")
@@ -508,43 +501,43 @@ class Journal:
     ) -> None:
         """Add lines (and the upload of the last one): all of it, durable, or nothing.
 
-        A summary of the lines before comes with the nodes of its tree that are new. Uploads of a
-        run from before a round and a line are dropped, the oldest `MOST_DROPPED` of them. A backup
-        that is written to is in service; chest lets only a restore come so far.
+        A summary of the lines before comes with the new nodes of its tree. `drop` drops uploads of
+        a run from before a round and a line, the oldest `MOST_DROPPED` of them. A backup that is
+        written to is in service; the chest lets only a restore do that.
         """
-        self._run("BEGIN EXCLUSIVE")
+        self._execute("BEGIN EXCLUSIVE")
         if self.backup:
-            self._run(f"PRAGMA application_id = {APPLICATION}")
+            self._execute(f"PRAGMA application_id = {APPLICATION}")
         for statement in _UPGRADE if self._version == 1 else ():
-            self._run(statement)
+            self._execute(statement)
         if summary is not None:
             for node in summary[1].items():
-                self._run("INSERT OR REPLACE INTO nodes VALUES (?, ?)", *node)
-            self._run("INSERT OR REPLACE INTO summary VALUES (1, ?)", summary[0])
-            steps.reached(f"{kind}: summarised")
+                self._execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", *node)
+            self._execute("INSERT OR REPLACE INTO summary VALUES (1, ?)", summary[0])
+            chain.pass_step(f"{kind}: summarised")
         if drop is not None:
             which = "SELECT seq FROM uploads WHERE run = ? AND t < ? AND seq < ? ORDER BY t LIMIT ?"
-            self._run(f"DELETE FROM uploads WHERE seq IN ({which})", *drop, MOST_DROPPED)
-            steps.reached(f"{kind}: dropped")
+            self._execute(f"DELETE FROM uploads WHERE seq IN ({which})", *drop, MOST_DROPPED)
+            chain.pass_step(f"{kind}: dropped")
         for line in lines:
             self._insert(line)
         if upload is not None:
-            self._run("INSERT INTO uploads VALUES (?, ?, ?, ?)", lines[-1].seq, *upload)
-        steps.reached(f"{kind}: inserted")
-        self._run("COMMIT")
+            self._execute("INSERT INTO uploads VALUES (?, ?, ?, ?)", lines[-1].seq, *upload)
+        chain.pass_step(f"{kind}: inserted")
+        self._execute("COMMIT")
         self.backup, self._version = False, VERSION
 
-    def copy_to(self, part: Path) -> None:
-        """A consistent copy into an empty file, marked as a backup."""
+    def copy_to(self, target: Path) -> None:
+        """Write a consistent copy into an empty file, marked as a backup."""
         try:
-            with closing(sqlite3.connect(part, isolation_level=None)) as copy:
+            with closing(sqlite3.connect(target, isolation_level=None)) as copy:
                 self._db.backup(copy)
                 copy.execute(f"PRAGMA application_id = {BACKUP}")
         except _FAULTS as error:
-            _refuse(part, error)
+            _refuse(target, error)
 
     def check_pages(self) -> None:
-        """SQLite's own check of every page, for `ledger verify`."""
+        """Run SQLite's own check of every page, for `ledger verify`."""
         row = self._row("PRAGMA integrity_check(1)")
         if row is None or row[0] != "ok":
             self.refuse_damaged("no answer" if row is None else str(row[0]))
@@ -554,7 +547,7 @@ class Journal:
         self._db.close()
 
     def _insert(self, line: Line) -> None:
-        self._run(
+        self._execute(
             "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)",
             line.seq, line.time, line.kind, line.payload, line.prev, line.hash,
         )  # fmt: skip
@@ -583,7 +576,7 @@ class Journal:
             self.refuse_damaged(str(error))
         return row
 
-    def _run(self, statement: str, *values: object) -> None:
+    def _execute(self, statement: str, *values: object) -> None:
         try:
             self._db.execute(statement, values)
         except _FAULTS as error:
@@ -602,7 +595,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
             uri=True,
-            timeout=0,  # who comes second is told at once
+            timeout=0,  # a second process is refused at once
             isolation_level=None,
             check_same_thread=False,  # the vault has a lock of its own
         )

@@ -1,7 +1,7 @@
-"""What a client has fixed for itself: the budget, C, n, the unit, and the least noise of a release.
+"""What a client has fixed for itself: the budget, C, n, the unit, the least noise, and limits.
 
-A policy is written into its vault at creation. Later it may only be tightened; what a server asks
-for may only be less.
+A policy is written into its vault at creation. Later it may only be tightened, and a server may
+only ask for less.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
 
 MOST_SAMPLES = 2**32  # what an exact sum on the grid has room for
 MOST_ROUNDS = 10**9
-MOST_STEPS = 1000  # of one turn: each is priced, drawn and noted by itself
+MOST_STEPS = 1000  # of one turn: each is priced, drawn and noted
 _NO_LIMIT = 2**62
 LIMITS = ("run_share", "server_share", "max_work", "max_bytes")  # what `[policy.limits]` names
-# What a vault allowed before its policy named it.
+# What a vault allowed before its policy had these keys.
 _BEFORE = {
     **{"max_steps": MOST_STEPS, "run_share": 1.0, "server_share": 1.0},
     **{"max_work": _NO_LIMIT, "max_bytes": _NO_LIMIT},
 }
-_LARGEST_SHARE = 4  # a turn takes at most one part in so many of the budget, by default
+_LARGEST_SHARE = 4  # a turn takes at most a quarter of the budget, by default
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ formula does not keep its promise, so a vault does not take it
 
     def __post_init__(self) -> None:
         budget = Budget(self.epsilon, self.delta)
-        self._set("epsilon", budget.epsilon)
-        self._set("delta", budget.delta)
+        self._set_field("epsilon", budget.epsilon)
+        self._set_field("delta", budget.delta)
         if self.calibration not in get_args(VaultCalibration):
             raise InputError.of(
                 "calibration",
@@ -104,21 +104,25 @@ formula does not keep its promise, so a vault does not take it
                 "true or false",
                 "false keeps ε, δ and what is spent out of messages; n and σ stay in them",
             )
-        self._number("clip", 1e-15, 1e15, "choose the norm gradients are cut to")
-        self._number("run_share", 1e-6, 1.0, "it is the part of the budget that one run may take")
-        self._number("server_share", 1e-6, 1.0, "it is the part that one server's runs may take")
+        self._require_number("clip", 1e-15, 1e15, "choose the norm gradients are cut to")
+        self._require_number(
+            "run_share", 1e-6, 1.0, "it is the part of the budget that one run may take"
+        )
+        self._require_number(
+            "server_share", 1e-6, 1.0, "it is the part that one server's runs may take"
+        )
         capacity = self.capacity()
         if cast(float | None, self.floor) is None:
             # Six digits, rounded up: the same number whatever the last bits of the capacity are.
-            self._set("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))
-        # Beyond it a turn could not even book one unit.
+            self._set_field("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))
+        # Above it a turn could not book even one part of the capacity.
         most_floor = math.sqrt(FULL / capacity)
-        self._number("floor", 1e-9, most_floor, "it is the smallest σ/Δ of one turn")
+        self._require_number("floor", 1e-9, most_floor, "it is the smallest σ/Δ of one turn")
 
-    def _set(self, name: str, value: float) -> None:
+    def _set_field(self, name: str, value: float) -> None:
         object.__setattr__(self, name, value)
 
-    def _number(self, name: str, least: float, most: float, remedy: str) -> None:
+    def _require_number(self, name: str, least: float, most: float, remedy: str) -> None:
         value = getattr(self, name)
         if (
             isinstance(value, bool)
@@ -126,28 +130,31 @@ formula does not keep its promise, so a vault does not take it
             or not least <= value <= most
         ):
             raise InputError.of(name, value, f"a number from {least:g} to {most:g}", remedy)
-        self._set(name, float(value))
+        self._set_field(name, float(value))
 
     def capacity(self) -> float:
-        """The μ² that the budget is worth."""
-        return _capacity(self.epsilon, self.delta, self.calibration)
+        """Return the μ² that the budget is worth."""
+        return _compute_capacity(self.epsilon, self.delta, self.calibration)
 
     def guarantee(self) -> Guarantee:
-        """What is promised, in words a lawyer could read."""
+        """Return what is promised, in words that a lawyer could read."""
         return Guarantee(
             Budget(self.epsilon, self.delta),
             unit=self.unit,
             calibration=self.calibration,
-            not_covered=(*ALWAYS_NOT_COVERED, *(["loose-delta"] if self.warning() else [])),
+            not_covered=(
+                *ALWAYS_NOT_COVERED,
+                *(["loose-delta"] if self.describe_loose_delta() else []),
+            ),
         )
 
-    def warning(self) -> str | None:
+    def describe_loose_delta(self) -> str | None:
         """Return a warning where δ promises too little to the records of this client."""
         units = self.samples if self.unit == "record" else 1
         return warn_of_delta(self.delta, units, unit=self.unit)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data.
+        """Return plain data.
 
         >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
         >>> Policy.from_json(policy.to_json()) == policy
@@ -157,38 +164,41 @@ formula does not keep its promise, so a vault does not take it
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The policy that `to_json` wrote; unknown or missing keys are refused.
+        """Read the policy that `to_json` wrote; refuse unknown or missing keys.
 
-        What an older vault does not name is what it allowed then; a node file may tighten it.
+        A term that an older vault does not name has the value that was allowed then; a node file
+        may tighten it.
         """
         known, data = {field.name for field in fields(cls)}, {**_BEFORE, **data}
         if data.keys() != known:
             odd = sorted(data.keys() ^ known)
-            raise InputError.of("policy", odd[0], f"of {', '.join(sorted(known))}", "mend the key")
+            raise InputError.of(
+                "policy", odd[0], f"of {', '.join(sorted(known))}", "correct the key"
+            )
         return cls(**data)
 
 
 @cache
-def _capacity(epsilon: float, delta: float, calibration: VaultCalibration) -> float:
+def _compute_capacity(epsilon: float, delta: float, calibration: VaultCalibration) -> float:
     return float(calibrations.vault_capacity(epsilon, delta, calibration=calibration))
 
 
-def withheld_units(policy: Policy, capacity: float) -> int:
-    """Units of a tank of this capacity (in μ²) that a smaller budget leaves no room for.
+def count_withheld_units(policy: Policy, capacity: float) -> int:
+    """Return the parts of a tank of this capacity (μ²) that a tightened budget withholds.
 
-    Units keep the size they had when the vault was made; a tightened budget is a cap in them,
-    2⁵⁰·capacity(now)/capacity(then) rounded down. So past debits need no conversion.
+    The parts keep the size that they had when the vault was made; a tightened budget is a cap of
+    2⁵⁰·capacity(now)/capacity(then) of them, rounded down. So past debits need no conversion.
 
     >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
-    >>> withheld_units(policy, policy.capacity()), withheld_units(policy, 2 * policy.capacity())
-    (0, 562949953421312)
+    >>> [count_withheld_units(policy, k * policy.capacity()) for k in (1, 2)]
+    [0, 562949953421312]
     """
     now = min(Fraction(policy.capacity()), Fraction(capacity))
     return FULL - int(FULL * now / Fraction(capacity))
 
 
 def require_tighter(old: Policy, new: Policy, *, spent: int) -> None:
-    """A refusal unless `new` allows nothing that `old` does not.
+    """Refuse `new` unless it allows nothing that `old` does not.
 
     >>> old = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
     >>> require_tighter(old, Policy(epsilon=9, delta=1e-5, samples=143, clip=1), spent=0)
@@ -199,13 +209,13 @@ asked for; keep it, or make a new vault for other data
     """
     for name in ("epsilon", "delta", "clip", "max_rounds", "max_steps", *LIMITS):
         if getattr(new, name) > getattr(old, name):
-            _refuse(name, f"at most {getattr(old, name)}", getattr(new, name))
+            _refuse_looser(name, f"at most {getattr(old, name)}", getattr(new, name))
     if new.floor < old.floor:
-        _refuse("floor", f"at least {old.floor}", new.floor)
+        _refuse_looser("floor", f"at least {old.floor}", new.floor)
     if new.disclose and not old.disclose:
-        _refuse("disclose", "false", "true")
+        _refuse_looser("disclose", "false", "true")
     if new.calibration != old.calibration and new.calibration != "zcdp":
-        _refuse("calibration", old.calibration, new.calibration)
+        _refuse_looser("calibration", old.calibration, new.calibration)
     if new.samples != old.samples:
         raise PolicyRefusal(
             f"samples is {old.samples} in this vault and {new.samples} was asked for; "
@@ -219,7 +229,7 @@ asked for; keep it, or make a new vault for other data
         )
 
 
-def _refuse(name: str, bound: str, value: object) -> None:
+def _refuse_looser(name: str, bound: str, value: object) -> None:
     raise PolicyRefusal(
         f"{name} may only be tightened, to {bound}, and {value} was asked for; "
         "keep it, or make a new vault for other data"

@@ -1,9 +1,9 @@
-"""The operator's rare moments: other data, another place, a backup. Debits are never taken back.
+"""What an operator does rarely: other data, another place, a backup. Debits are never taken back.
 
-A state is only taken into service if it is the newest that is known, or if everything that may have
+A state is taken into service only if it is the newest that is known, or if everything that may have
 been released since is booked as burnt:
 
-    move      the original itself lies elsewhere now, or the machine's own witness of it is lost:
+    move      the original itself is elsewhere now, or the machine's own witness of it is lost:
               the witness beside it must fit, nothing is burnt
     restore   a backup, or the witness was lost: what newer receipts prove beyond it is burnt; if
               nothing newer is known, all that is left
@@ -11,7 +11,10 @@ been released since is booked as burnt:
 
 What a file contains proves nothing about what came after it, and a pair of vault and witness that
 was moved looks like one that was copied long ago. So the operator can state that nothing was
-released since; the statement is a line of the chain, and certificates show it.
+released since; the statement is a line of the ledger, and certificates show it.
+
+A backup is the vault file alone, marked as a backup, so that it is never used as it is. No witness
+goes with it: a witness that was backed up with its vault would fit it for ever.
 """
 
 from __future__ import annotations
@@ -24,34 +27,29 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.client.vault import witness
-from sottovoce.client.vault.chest import Chest, real, word_on_ledgers
+from sottovoce.client.vault.chest import Chest, resolve_path, state_second_ledger
 from sottovoce.client.vault.journal import OVERLAPS
 from sottovoce.client.vault.vault import require_dataset
 from sottovoce.client.vault.witness import VaultReceipt, sync_folder
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from sottovoce.privacy.tank import FULL
 
-# A backup: the vault file alone, marked as what it is, so that it is never served as it is.
-#
-# No witness goes with it. A witness that was backed up with its vault fits it for ever, and would
-# vouch for a state that was left long ago.
-
 
 def backup(path: str | Path, out: str | Path) -> VaultReceipt:
-    """Write a backup of the newest state to a new file; how far the vault has come in it."""
-    target = real(Path(out))
+    """Write a backup of the newest state to a new file; return the receipt of its last line."""
+    target = resolve_path(Path(out))
     with closing(Chest.open(Path(path), whole=True)) as chest:
         chest.require_newest(reading=True)
         if target.exists():
             raise VaultRefusal(f"{target} exists already; name another file for the backup")
-        part = target.with_name(target.name + ".part")
+        draft = target.with_name(target.name + ".part")
         try:
-            part.unlink(missing_ok=True)
-            part.touch(mode=0o600, exist_ok=False)
-            chest.copy_to(part)
-            with part.open("rb") as file:
+            draft.unlink(missing_ok=True)
+            draft.touch(mode=0o600, exist_ok=False)
+            chest.copy_to(draft)
+            with draft.open("rb") as file:
                 os.fsync(file.fileno())
-            part.rename(target)
+            draft.rename(target)
             sync_folder(target.parent)
         except OSError as error:
             raise VaultRefusal(
@@ -68,7 +66,7 @@ def rebind(
 ) -> VaultReceipt:
     """Bind a vault to changed data (R11). Every debit stays, for old and new records alike.
 
-    Data of which this machine has seen another ledger need `second_ledger`, as in `Vault.create`.
+    Data for which this machine has seen another ledger need `second_ledger`, as in `Vault.create`.
     """
     require_dataset(dataset)
     if overlap == "none":
@@ -90,7 +88,7 @@ def rebind(
             "dataset": dataset,
             "overlap": overlap,
             "policy": replace(books.policy, samples=samples).to_json(),
-            **word_on_ledgers(dataset, vault=books.id, second_ledger=second_ledger),
+            **state_second_ledger(dataset, vault=books.id, second_ledger=second_ledger),
         }
         receipt = chest.append("rebind", [("rebind", facts)])
         witness.note_ledger(dataset, books.id)
@@ -109,13 +107,13 @@ def resume(path: str | Path) -> VaultReceipt:
 def move(
     path: str | Path, *, nothing_since: bool = False, second_ledger: bool = False
 ) -> VaultReceipt:
-    """Take the original into service at another place, on the operator's word that it is that.
+    """Take the original into service at another place, on the operator's word.
 
-    Where its rows have another ledger already, that needs `second_ledger`, as in `Vault.create`.
+    If its rows have another ledger already, that needs `second_ledger`, as in `Vault.create`.
     """
     with closing(Chest.open(Path(path), whole=True)) as chest:
         chest.require_in_service()
-        chest.claim()
+        chest.claim_id()
         chest.require_witnessed()
         if not chest.is_copy() and chest.is_known() and not chest.is_second():
             raise PolicyRefusal(f"{chest.path} is where it was; just use it")
@@ -138,7 +136,7 @@ def _take_into_service(
     known = witness.read_kept(books.id)  # after a crash, this tells whose word it was
     facts["kept"] = None if known is None else known.to_proof()
     if second_ledger or chest.is_second():
-        facts |= word_on_ledgers(books.dataset, vault=books.id, second_ledger=second_ledger)
+        facts |= state_second_ledger(books.dataset, vault=books.id, second_ledger=second_ledger)
     receipt = chest.append(kind, [(kind, facts)], seq=seq)
     witness.note_ledger(books.dataset, books.id)
     return receipt
@@ -152,19 +150,19 @@ def restore(
     nothing_since: bool = False,
     second_ledger: bool = False,
 ) -> tuple[VaultReceipt, int]:
-    """Take a backup into service; the new receipt, and the units burnt for what is not in it.
+    """Take a backup into service; return the new receipt, and what was burnt for what it lacks.
 
-    A witness or a receipt that is newer than the file proves how much was spent up to itself. One
-    that the file contains proves nothing. Without a newer one the operator burns all that is left
+    A witness or receipt that is newer than the file proves how much was spent up to it. One that
+    the file contains proves nothing. Without a newer one the operator burns all that is left
     (`burn_rest`), or states that nothing was released since (`nothing_since`), which is recorded.
-    To give a receipt is to state that nothing was released after it, which is recorded as well; a
-    witness that lies beside the file and that this machine did not write says no such thing.
+    Giving a receipt states that nothing was released after it, which is recorded, too; a witness
+    beside the file that this machine did not write states no such thing.
     """
     if burn_rest and nothing_since:
         raise InputError("--burn-rest and --nothing-since exclude each other; give one of the two")
     with closing(Chest.open(Path(path), whole=True)) as chest:
-        chest.claim()
-        books, seen = chest.books, witness.read(chest.path)
+        chest.claim_id()
+        books, seen = chest.books, witness.read_witness(chest.path)
         known = witness.read_kept(books.id)
         proofs = [*receipts, *(proof for proof in (seen, known) if proof is not None)]
         for proof in proofs:
@@ -200,21 +198,22 @@ def _require_proof(
     trusted: list[VaultReceipt | None],
     nothing_since: bool,
 ) -> None:
-    told = max((proof.seq for proof in unknown if proof.spent is not None), default=0)
+    newest_known = max((proof.seq for proof in unknown if proof.spent is not None), default=0)
     if any(proof.seq <= chest.books.seq for proof in unknown):
         why = "it has parted from the vault that gave the receipt: both were in use"
-    elif any(proof.seq > told for proof in unknown):
+    elif any(proof.seq > newest_known for proof in unknown):
         why = "the newer receipt does not say how much was spent"
     elif any(proof.seq > max([0, *(t.seq for t in trusted if t)]) for proof in unknown):
-        beside = witness.beside(chest.path).name
+        beside = witness.locate_witness(chest.path).name
         why = (
             "its witness was not written by this machine and may be an old copy (`--receipt "
             f"{beside}` is your recorded word that nothing was released after it)"
         )
     elif unknown and nothing_since:
         raise VaultRefusal(
-            f"{chest.path} has {chest.books.seq} lines and line {told} is known, so something was "
-            "released since; leave `--nothing-since` out, and what is known will be burnt"
+            f"{chest.path} has {chest.books.seq} lines and line {newest_known} is known, so "
+            "something was released since; leave `--nothing-since` out, "
+            "and what is known will be burnt"
         )
     elif unknown or nothing_since:
         return

@@ -2,7 +2,7 @@
 
 Rules R1 to R4, R10 and R11 of docs/protocol.md. A reserve is durable before anything is computed,
 an upload is durable before it is sent, and nothing is ever refunded. A round of a run has at most
-one stored upload; a reserve without one stays spent, and the round may be reserved anew.
+one stored upload; a reserve without an upload stays spent, and the round may be reserved again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.client.vault import witness
-from sottovoce.client.vault.chain import Line, canonical, is_hash
+from sottovoce.client.vault.chain import Line, encode_canonical, is_hash
 from sottovoce.client.vault.chest import Chest
 from sottovoce.client.vault.fingerprint import sha256
 from sottovoce.client.vault.journal import MOST_BYTES, Books
-from sottovoce.client.vault.policy import Policy, require_tighter, withheld_units
-from sottovoce.client.vault.witness import Place, VaultReceipt
+from sottovoce.client.vault.policy import Policy, count_withheld_units, require_tighter
+from sottovoce.client.vault.witness import LineReference, VaultReceipt
 from sottovoce.errors import (
     DatasetChanged,
     InputError,
@@ -44,7 +44,7 @@ _RUN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Entry:
-    """What the vault knows of one round of a run: its newest reserve, and its upload if stored."""
+    """What the vault knows of one round of a run: its newest reserve, and its stored upload."""
 
     seq: int
     time: str
@@ -60,7 +60,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A debit that is durable: one upload may be stored against it, once."""
+    """A durable debit: one upload may be stored for it, once."""
 
     vault: str
     seq: int
@@ -104,8 +104,8 @@ or make one with `sottovoce ledger create`
     ) -> Self:
         """Make a vault where there is none. `dataset` is the `fingerprint` of the client's rows.
 
-        Rows that this machine has seen a ledger of get another with `second_ledger` only: the
-        operator's word that budgets add up, kept in the new vault's first line.
+        Rows for which this machine has seen a ledger get another one only with `second_ledger`: the
+        operator's word that budgets add up, stored in the new vault's first line.
         """
         require_dataset(dataset)
         facts = {
@@ -120,10 +120,10 @@ or make one with `sottovoce ledger create`
 
     @classmethod
     def open(cls, path: str | Path, *, dataset: str | None, wait: float = 0.0) -> Self:
-        """Open, lock and check a vault; `None` for the data set opens it for reading only.
+        """Open, lock and check a vault; without a dataset it is opened for reading only.
 
-        For reading the whole chain is checked, for use what came after its newest summary.
-        `wait` is how many seconds another process may still have it.
+        For reading the whole chain is checked, for use what came after its newest summary. `wait`
+        is how many seconds another process may still have it.
         """
         if dataset is not None:
             require_dataset(dataset)
@@ -143,7 +143,7 @@ or make one with `sottovoce ledger create`
         return cls(chest, readable_only=dataset is None)
 
     def close(self) -> None:
-        """Give the vault back to whoever waits for it."""
+        """Release the vault for other processes."""
         if self._live:  # a reservation that will not be stored needs no room
             self._room.unlink(missing_ok=True)
         self._chest.close()
@@ -169,14 +169,14 @@ or make one with `sottovoce ledger create`
 
     @property
     def is_stopped(self) -> bool:
-        """Whether debits were burnt without an upload, so that its operator has to look first."""
+        """Whether debits were burnt without an upload, so that the operator has to look first."""
         return self._books.failed or self._books.unanswered >= _MOST_UNANSWERED
 
-    def require_going(self) -> None:
-        """Refuse if debits were burnt without an upload and the operator has not said to go on.
+    def require_running(self) -> None:
+        """Refuse if debits were burnt without an upload and the operator has not resumed the vault.
 
-        One burnt debit may be a process that was killed: the round is reserved anew, once. An
-        answer that failed, or a second burnt debit, would go on burning budget at every request.
+        One burnt debit may come from a process that was killed: the round is reserved again, once.
+        A failed answer, or a second burnt debit, would burn more budget at every request.
         """
         if self.is_stopped:
             raise VaultRefusal(
@@ -186,7 +186,7 @@ or make one with `sottovoce ledger create`
             )
 
     def stop(self, why: str) -> None:
-        """Note that an answer has failed after it was paid for; `why` is the kind of the error."""
+        """Note that an answer failed after it was paid for; `why` is the kind of the error."""
         with self._chest.alone:
             self._require_writable()
             self._chest.append("stop", [("stop", {"why": why})])
@@ -208,12 +208,12 @@ or make one with `sottovoce ledger create`
 
     @property
     def path(self) -> Path:
-        """Where the vault lies."""
+        """The vault's file."""
         return self._chest.path
 
     @property
     def id(self) -> str:
-        """The vault's own number, drawn when it was made."""
+        """The vault's random id, drawn when it was made."""
         return self._books.id
 
     @property
@@ -228,7 +228,7 @@ or make one with `sottovoce ledger create`
 
     @property
     def dataset(self) -> str:
-        """The fingerprint of the records this vault keeps the ledger of."""
+        """The fingerprint of the records whose ledger this is."""
         return self._books.dataset
 
     @property
@@ -238,102 +238,104 @@ or make one with `sottovoce ledger create`
 
     @property
     def seal(self) -> str:
-        """The data set as others may be told of it: SHA-256 of its fingerprint and a secret salt.
+        """What others may know of the dataset: SHA-256 of its fingerprint and a secret salt.
 
-        Whoever knows all records but one could try that one against the fingerprint itself. With
-        the salt, which is in the vault, its owner can show later what was sealed.
+        Whoever knows all records but one could test guesses of that one against the fingerprint
+        itself. The salt is in the vault, so its owner can show later what was sealed.
         """
         return sha256(f"sottovoce.seal/1\n{self._books.salt}\n{self.dataset}\n".encode())
 
     @property
     def spent(self) -> int:
-        """Units booked by all runs, and burnt by restores."""
+        """Parts of the capacity booked by all runs, and burnt by restores."""
         return self._books.spent
 
     @property
     def burnt(self) -> int:
-        """The part of `spent` that restores have booked for what they could not know."""
+        """The part of `spent` that restores have booked for releases they could not know of."""
         return self._books.burnt
 
     @property
     def promised(self) -> Policy:
         """The policy whose (ε, δ) holds for everything released: the one at the first release.
 
-        Until then it is the policy as it stands. Afterwards the decision to tighten may depend on
-        what was released, and a cap chosen in hindsight proves nothing about the past.
+        Until then it is the current policy. Later, the decision to tighten may depend on what was
+        released, and a cap chosen in hindsight proves nothing about the past.
         """
         return self._books.promised or self._books.policy
 
-    def against_promise(self) -> tuple[float, float]:
-        """μ² of the `promised` (ε, δ), and how much of it is spent: what a server may be told.
+    def compare_with_promise(self) -> tuple[float, float]:
+        """Return μ² of the `promised` (ε, δ), and how much of it is spent: what a server may know.
 
-        Units keep the size that they had when the vault was made, so a promise tightened before the
-        first release is worth fewer than 2⁵⁰ of them. What was withheld after it counts as spent,
-        since nothing of it will be released. What was released ≤ spent ≤ the promise.
+        The parts keep the size that they had when the vault was made, so a promise tightened before
+        the first release is worth fewer than 2⁵⁰ of them. What was withheld later counts as spent,
+        since none of it will be released. What was released ≤ spent ≤ the promise.
         """
         with self._chest.alone:
             whole = self._books.capacity
-            units = FULL - withheld_units(self.promised, whole)
+            units = FULL - count_withheld_units(self.promised, whole)
             spent = min(units, self.spent + units - self.limit)
             return min(self.promised.capacity(), whole), whole * (spent / FULL)
 
     @property
     def limit(self) -> int:
-        """Units that may ever be booked: 2⁵⁰, or less once the budget was tightened."""
-        return FULL - withheld_units(self.policy, self._books.capacity)
+        """Parts of the capacity that may ever be booked: 2⁵⁰, fewer in a tightened budget."""
+        return FULL - count_withheld_units(self.policy, self._books.capacity)
 
     @property
     def ceiling(self) -> int:
-        """The most units one turn may book, all its releases together: 1/floor² in μ²."""
+        """The most that one turn may book, all its releases together: 1/floor² in μ²."""
         return min(FULL, most_units(self.policy.floor, self._books.capacity))
 
     def spent_by_run(self, run: str) -> int:
-        """Units booked by one run."""
+        """Return the parts booked by one run."""
         with self._chest.alone:
             self._chest.require_usable()
             return self._books.spent_by_run(run)
 
     def spent_by_server(self, server: str) -> int:
-        """Units booked for what one server asked, by the name that it gave."""
+        """Return the parts booked for one server, by the name that it gave."""
         with self._chest.alone:
             self._chest.require_usable()
             return self._books.spent_by_server(server)
 
-    def left(self, run: str, server: str) -> int:
-        """Units that this run of this server may still book: of the budget, and of its shares."""
+    def count_left(self, run: str, server: str) -> int:
+        """Return the parts that this run of this server may still book, by budget and shares."""
         books = self._books
         return min(
             self.limit - books.spent,
-            self._share(self.policy.run_share) - books.spent_by_run(run),
-            self._share(self.policy.server_share) - books.spent_by_server(server),
+            self._count_share(self.policy.run_share) - books.spent_by_run(run),
+            self._count_share(self.policy.server_share) - books.spent_by_server(server),
         )
 
-    def _share(self, part: float) -> int:
-        """Units of a part of the promised budget, which does not change any more."""
-        return int(Fraction(part) * (FULL - withheld_units(self.promised, self._books.capacity)))
+    def _count_share(self, share: float) -> int:
+        """Return a share of the promised budget, which does not change any more."""
+        return int(
+            Fraction(share) * (FULL - count_withheld_units(self.promised, self._books.capacity))
+        )
 
     def tank(self, run: str, server: str = "") -> Tank:
-        """The fuel as this run of this server sees it; `debits` are its own.
+        """Return the tank as this run of this server sees it; `debits` are those of the run.
 
-        Units keep the size they had when the vault was made. What a tightened budget withholds, and
-        what is beyond the run's share, counts as spent before the run began: a run is planned
-        within its share, with more noise, and does not end in its middle.
+        What a tightened budget withholds, and what is beyond the run's share, counts as spent
+        before the run began: a run is planned within its share, with more noise, and does not stop
+        halfway.
         """
         with self._chest.alone:
             self._chest.require_usable()
             books = self._books
             known = books.run(run)
             opened = books.spent if known is None else known.opened
-            began = min(self.limit - opened, self._share(self.policy.run_share))
+            began = min(self.limit - opened, self._count_share(self.policy.run_share))
             return Tank(
                 capacity=np.array(books.capacity, dtype=np.float64),
-                spent=np.array(FULL - max(0, self.left(run, server)), dtype=np.int64),
+                spent=np.array(FULL - max(0, self.count_left(run, server)), dtype=np.int64),
                 opened=np.array(FULL - max(0, began), dtype=np.int64),
                 debits=np.array(0 if known is None else known.debits, dtype=np.int64),
             )
 
     def find(self, run: str, t: int) -> Entry | None:
-        """The stored answer of a round, else its newest reserve, else nothing."""
+        """Return a round's stored answer, else its newest reserve, else None."""
         with self._chest.alone:
             self._chest.require_usable()
             turn = self._books.turn(run, t)
@@ -342,7 +344,7 @@ or make one with `sottovoce ledger create`
             dropped = self._books.is_dropped(run, t)
             kept = turn.stored is not None and not dropped
             upload = self._chest.upload(turn) if kept else None
-            return _entry(self._chest.reserve_of(turn), upload, dropped)
+            return _make_entry(self._chest.find_reserve(turn), upload, dropped)
 
     def reserve(
         self,
@@ -353,16 +355,16 @@ or make one with `sottovoce ledger create`
         *,
         server: str,
         facts: Mapping[str, Any],
-        acknowledged: Place | None = None,
+        acknowledged: LineReference | None = None,
         room: int = 0,
     ) -> Reservation:
         """Book a turn, one debit a release: all of it or nothing, durable when this returns.
 
         `acknowledged` is the newest receipt that the server has. If it came with the answer to an
-        earlier round of this run, the uploads of the rounds before that one are dropped.
-        `room` is how many bytes its upload will have: the disk must have them before it is paid.
+        earlier round of this run, the uploads of the rounds before that one are dropped. `room` is
+        the size of the upload in bytes: the disk must have them free before anything is booked.
         """
-        paid = _checked(run, t, request_hash, units, server, facts)
+        paid = _check_booking(run, t, request_hash, units, server, facts)
         with self._chest.alone:
             self._require_writable()
             policy, books = self.policy, self._books
@@ -381,7 +383,7 @@ or make one with `sottovoce ledger create`
                 raise RoundAnswered(
                     f"round {t} of run {run} has its answer already; send the stored one again"
                 )
-            if sum(paid) > self.left(run, server):
+            if sum(paid) > self.count_left(run, server):
                 raise TankEmpty(
                     "the privacy budget, or the share of it that one run or one server may take, "
                     "has not enough left for this release; nothing was booked"
@@ -398,7 +400,7 @@ or make one with `sottovoce ledger create`
                 "facts": dict(facts),
             }
             self._hold_room(room)
-            drop = self._acknowledged(run, t, acknowledged)
+            drop = self._find_droppable(run, t, acknowledged)
             if drop is not None:
                 booking["acknowledged"] = drop[1:]
             receipt = self._chest.append("reserve", [*entries, ("reserve", booking)], drop=drop)
@@ -406,11 +408,14 @@ or make one with `sottovoce ledger create`
             self._live[reservation.seq] = reservation
             return reservation
 
-    def _acknowledged(self, run: str, t: int, seen: Place | None) -> tuple[str, int, int] | None:
+    def _find_droppable(
+        self, run: str, t: int, seen: LineReference | None
+    ) -> tuple[str, int, int] | None:
         """Return which uploads a receipt lets go: those of its run before its round and its line.
 
-        The hash of a reserve's line leaves with the one answer that was made under it (each line
-        has a secret salt), so who knows it has that answer, and asks for a later round.
+        The hash of a reserve's line leaves only with the answer that was made under it (each line
+        has a secret salt). So a server that knows the hash has that answer, and asks for a later
+        round.
         """
         if seen is None or not self.contains(seen):
             return None
@@ -421,7 +426,7 @@ or make one with `sottovoce ledger create`
         return (run, before, seen.seq) if self._books.may_drop(run, t, before, seen.seq) else None
 
     def store(self, reservation: Reservation, upload: bytes) -> VaultReceipt:
-        """Keep a reservation's upload: durable when this returns, and only then may it leave."""
+        """Store a reservation's upload: durable when this returns, and only then may it leave."""
         if type(upload) is not bytes or not 1 <= len(upload) <= MOST_BYTES:
             shown = len(upload) if isinstance(upload, bytes) else type(upload).__name__
             raise InputError.of("upload", shown, f"1 to {MOST_BYTES} bytes", "send a smaller model")
@@ -451,9 +456,9 @@ or make one with `sottovoce ledger create`
             return receipt
 
     def tighten(self, policy: Policy) -> VaultReceipt:
-        """Narrow the policy for everything that follows; an equal one changes nothing.
+        """Tighten the policy for everything that follows; an equal one changes nothing.
 
-        Before the first release this is a new promise; after it `promised` stays what it was.
+        Before the first release this is a new promise; afterwards `promised` stays what it was.
         """
         with self._chest.alone:
             self._require_writable()
@@ -463,36 +468,36 @@ or make one with `sottovoce ledger create`
             return self._chest.append("tighten", [("tighten", {"policy": policy.to_json()})])
 
     def require_tightening(self, policy: Policy) -> None:
-        """A refusal unless the policy as it stands may become this one; nothing is written."""
+        """Refuse a policy that the current one may not become; nothing is written."""
         if policy == self.policy:
             return
         require_tighter(self.policy, policy, spent=self.spent)
-        if FULL - withheld_units(policy, self._books.capacity) < self.spent:
+        if FULL - count_withheld_units(policy, self._books.capacity) < self.spent:
             raise PolicyRefusal(
                 f"({policy.epsilon:g}, {policy.delta:g}) is less than what was already "
                 "released; a promise cannot be made for the past, so choose a larger budget"
             )
 
     def receipt(self) -> VaultReceipt:
-        """How far the ledger has come: its last line's number and hash."""
+        """Return the receipt of the last line: its number and hash."""
         return self._chest.receipt()
 
-    def contains(self, receipt: Place) -> bool:
-        """False: this file is older than, or has parted from, the one that gave the receipt."""
+    def contains(self, receipt: LineReference) -> bool:
+        """Return whether this ledger has the receipt's line; an older copy has not."""
         return self._chest.contains(receipt)
 
     def entries(self) -> Iterator[Entry]:
-        """Every reserve from the first, answered or burnt; uploads are not read."""
+        """Yield every reserve from the first, answered or burnt; uploads are not read."""
         for line in self._chest.lines():
             if line.kind == "reserve":
-                yield _entry(line)
+                yield _make_entry(line)
 
     def lines(self) -> list[Line]:
-        """The chain itself, from the first line."""
+        """Return all lines, from the first."""
         return self._chest.lines()
 
-    def answered(self, run: str, t: int) -> int | None:
-        """The line of the reserve that a round's stored upload was made under, if it has one."""
+    def find_answered_reserve(self, run: str, t: int) -> int | None:
+        """Return the line of the reserve of a round's stored upload, if it has one."""
         with self._chest.alone:
             self._chest.require_usable()
             turn = self._books.turn(run, t)
@@ -508,7 +513,7 @@ or make one with `sottovoce ledger create`
 
 
 def require_dataset(dataset: object) -> None:
-    """A sentence if this is no fingerprint."""
+    """Refuse what is not a fingerprint."""
     if not is_hash(dataset):
         raise InputError.of(
             "dataset",
@@ -518,7 +523,7 @@ def require_dataset(dataset: object) -> None:
         )
 
 
-def _entry(line: Line, upload: bytes | None = None, dropped: bool = False) -> Entry:
+def _make_entry(line: Line, upload: bytes | None = None, dropped: bool = False) -> Entry:
     facts = line.facts
     return Entry(
         seq=line.seq,
@@ -534,10 +539,10 @@ def _entry(line: Line, upload: bytes | None = None, dropped: bool = False) -> En
     )
 
 
-def _checked(
+def _check_booking(
     run: str, t: int, request: str, units: Sequence[int], server: str, facts: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """The units as plain integers, or one sentence about what cannot be booked."""
+    """Return the debits as plain integers, or raise one sentence about what cannot be booked."""
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         raise InputError.of("run", run, "1 to 64 letters, digits, . _ -", "name the run plainly")
     if type(t) is not int or t < 0:
@@ -553,7 +558,7 @@ def _checked(
             "units", list(paid)[:4], "whole numbers ≥ 1, one a release", "take those of an offer"
         )
     try:
-        small = len(canonical(dict(facts))) <= _MOST_FACTS
+        small = len(encode_canonical(dict(facts))) <= _MOST_FACTS
     except (TypeError, ValueError, RecursionError):
         small = False
     if not small:

@@ -1,13 +1,13 @@
-"""Receipts, and the witness beside a vault: how an older copy is told from the newest state.
+"""Receipts, and the witness beside a vault: how an older copy is recognised.
 
-A receipt says how far a ledger had come: its last line's number and hash, and the units spent by
-then. The witness is the newest receipt, kept in a file of its own (NAME.witness) and replaced as a
-whole after every write of the vault. A vault may be one write ahead of its witness (a crash between
-the two), never behind it.
+A receipt says how far a ledger had come: its last line's number and hash, and what was spent by
+then. The witness is the newest receipt in a separate file (NAME.witness), which is replaced as a
+whole after every write of the vault. A vault may be one write ahead of its witness (after a crash
+between the two), never behind it.
 
-Who puts an old copy of both files back puts back a pair that fits. Therefore the machine keeps a
-second witness in its state folder, by the vault's id, and a vault's identity rests on it: every
-line has a random salt, so that the hash of the newest one names one file's history and no other.
+Old copies of both files fit each other. Therefore the machine keeps a second witness in its state
+folder, by the vault's id, and a vault's identity rests on it: every line has a random salt, so that
+the hash of the newest one belongs to one file's history and no other.
 
     $SOTTOVOCE_STATE              else $XDG_STATE_HOME/sottovoce or ~/.local/state/sottovoce
         witness/ID                the newest receipt of the vault with this id
@@ -16,8 +16,8 @@ line has a random salt, so that the hash of the newest one names one file's hist
         key                       32 random bytes; MARK = HMAC-SHA256(key, fingerprint)
 
 A vault without a witness here (another machine, a lost state folder, a fresh container) is used
-only on the operator's recorded word (`rebinding`). Who only looks writes nothing here: it may be
-another account, with a state folder of its own.
+only on the operator's recorded word (`rebinding`). Reading a vault writes nothing here: the reader
+may be another account, with another state folder.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-from sottovoce.client.vault import steps
-from sottovoce.client.vault.chain import canonical, is_hash
+from sottovoce.client.vault import chain
+from sottovoce.client.vault.chain import encode_canonical, is_hash
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.tank import FULL
 
-# Whom a file belongs to: what root writes for a client stays readable to that client.
 
+def give_to_owner(descriptor: int, like: Path) -> None:
+    """Give a new file to the owner of another file, where that is allowed.
 
-def give(descriptor: int, like: Path) -> None:
-    """Give a file that was just made to the owner of another, where that may be done.
-
-    Root alone may give files away, and root alone opens a vault that belongs to somebody else.
+    Only root may give files away, and only root opens a vault that belongs to another account; what
+    root writes for a client must stay readable to it.
     """
     try:
         wanted = like.stat()
@@ -58,8 +57,8 @@ _SCHEMA = "sottovoce.receipt/1"
 _KEY_BYTES = 32
 
 
-class Place(Protocol):
-    """A place in a vault's chain, as a receipt names it."""
+class LineReference(Protocol):
+    """A line of a vault's ledger, as a receipt names it."""
 
     @property
     def vault(self) -> str:
@@ -98,16 +97,16 @@ class VaultReceipt:
             raise InputError.of("receipt.spent", self.spent, "from 0 to 2^50", "copy it whole")
 
     def to_json(self) -> dict[str, Any]:
-        """What leaves with an answer: place and hash, not what is spent."""
+        """Return what leaves with an answer: number and hash, not what is spent."""
         return {"vault": self.vault, "seq": self.seq, "hash": self.hash}
 
     def to_proof(self) -> dict[str, Any]:
-        """All of it, for the client's own files."""
+        """Return all of it, for the client's own files."""
         return {"schema": _SCHEMA, **self.to_json(), "spent": self.spent}
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """What `to_json` or `to_proof` wrote; anything else is refused."""
+        """Read what `to_json` or `to_proof` wrote; refuse anything else."""
         if not isinstance(data, Mapping):
             raise InputError.of("receipt", data, "an object", "copy the receipt whole")
         keys = {"vault", "seq", "hash"}
@@ -121,7 +120,7 @@ class VaultReceipt:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """A receipt from its JSON text.
+        """Read a receipt from its JSON text.
 
         >>> text = '{"vault": "ab", "seq": 1, "hash": "' + "0" * 64 + '"}'
         >>> VaultReceipt.parse(text).spent is None
@@ -134,17 +133,17 @@ class VaultReceipt:
         return cls.from_json(data)
 
 
-def beside(vault: Path) -> Path:
-    """Where the witness of a vault lies."""
+def locate_witness(vault: Path) -> Path:
+    """Return the path of a vault's witness."""
     return vault.with_name(vault.name + ".witness")
 
 
-def state() -> Path:
+def locate_state() -> Path:
     """Return the folder in which this machine keeps what it knows of its vaults."""
-    own, shared = os.environ.get("SOTTOVOCE_STATE"), os.environ.get("XDG_STATE_HOME")
+    folder, shared = os.environ.get("SOTTOVOCE_STATE"), os.environ.get("XDG_STATE_HOME")
     try:
         base = Path(shared) if shared else Path.home() / ".local" / "state"
-        return Path(own) if own else base / "sottovoce"
+        return Path(folder) if folder else base / "sottovoce"
     except RuntimeError:  # an account without a home
         raise VaultRefusal(
             "there is no place for the machine's own witness, because this account has no home; "
@@ -152,15 +151,15 @@ def state() -> Path:
         ) from None
 
 
-def kept(vault: str) -> Path:
-    """Where this machine keeps its own witness of a vault, by the vault's id."""
-    return state() / "witness" / vault
+def locate_kept(vault: str) -> Path:
+    """Return the path of this machine's own witness of a vault, by the vault's id."""
+    return locate_state() / "witness" / vault
 
 
 @contextlib.contextmanager
-def state_for_writing() -> Iterator[Path]:
-    """Yield the state folder, made if need be; a failed write there becomes a refusal."""
-    folder = state()
+def open_state() -> Iterator[Path]:
+    """Yield the state folder, created if need be; a failed write there becomes a refusal."""
+    folder = locate_state()
     try:
         if not (folder / "witness").is_dir():
             (folder / "witness").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,35 +177,39 @@ def find_ledgers(dataset: str) -> list[str]:
     """Return the ids of all vaults that this machine has seen with a ledger of these rows."""
     key = _read_key()
     try:
-        return [] if key is None else sorted(file.name for file in _marked(key, dataset).iterdir())
+        return (
+            []
+            if key is None
+            else sorted(file.name for file in _locate_mark(key, dataset).iterdir())
+        )
     except FileNotFoundError:
         return []
 
 
 def note_ledger(dataset: str, vault: str) -> None:
-    """Remember that a vault keeps the ledger of these rows; durable when this returns."""
-    with state_for_writing() as folder:
+    """Record that a vault keeps the ledger of these rows; durable when this returns."""
+    with open_state() as folder:
         key = _read_key() or _make_key(folder)
-        path = _marked(key, dataset) / vault
+        path = _locate_mark(key, dataset) / vault
         if path.exists():
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _create(path, b"", like=folder)
+        _create_file(path, b"", like=folder)
         for changed in (path.parent, path.parent.parent, folder):
             sync_folder(changed)
 
 
-def _marked(key: bytes, dataset: str) -> Path:
-    return state() / "datasets" / hmac.new(key, dataset.encode(), "sha256").hexdigest()
+def _locate_mark(key: bytes, dataset: str) -> Path:
+    return locate_state() / "datasets" / hmac.new(key, dataset.encode(), "sha256").hexdigest()
 
 
 def _read_key() -> bytes | None:
-    """Return the key of the data sets' marks, None where no ledger was ever noted."""
-    path = state() / "key"
+    """Return the key of the datasets' marks; None where no ledger was ever noted."""
+    path = locate_state() / "key"
     try:
         key = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        if not (state() / "datasets").is_dir():
+        if not (locate_state() / "datasets").is_dir():
             return None
         key = b""
     except OSError as error:
@@ -214,26 +217,26 @@ def _read_key() -> bytes | None:
     if len(key) != _KEY_BYTES:
         raise VaultRefusal(
             f"{path} is missing or damaged, so nobody can tell which rows have a ledger already; "
-            f"put it back, or remove it together with {state() / 'datasets'}"
+            f"put it back, or remove it together with {locate_state() / 'datasets'}"
         )
     return key
 
 
 def _make_key(folder: Path) -> bytes:
-    """Draw the key once: of two processes that do so at the same time one wins."""
-    part = folder / f"key.{os.getpid()}.part"
-    _create(part, os.urandom(_KEY_BYTES), like=folder)
+    """Draw the key once: if two processes do so at the same time, one wins."""
+    draft = folder / f"key.{os.getpid()}.part"
+    _create_file(draft, os.urandom(_KEY_BYTES), like=folder)
     with contextlib.suppress(FileExistsError):
-        os.link(part, folder / "key")
-    part.unlink()
+        os.link(draft, folder / "key")
+    draft.unlink()
     sync_folder(folder)
     return (folder / "key").read_bytes()
 
 
 def read_kept(vault: str) -> VaultReceipt | None:
-    """What this machine has seen of a vault, None where it has seen nothing."""
-    path = kept(vault)
-    receipt = _read(path)
+    """Return what this machine has seen of a vault; None where it has seen nothing."""
+    path = locate_kept(vault)
+    receipt = _read_receipt(path)
     if receipt is False or (receipt and receipt.vault != vault):
         raise VaultRefusal(
             f"{path} is damaged, so nobody can tell whether this is the newest; remove it, and "
@@ -242,10 +245,10 @@ def read_kept(vault: str) -> VaultReceipt | None:
     return receipt or None
 
 
-def _read(path: Path) -> VaultReceipt | Literal[False] | None:
-    """A witness with all it needs, None where there is no file, False if it is damaged.
+def _read_receipt(path: Path) -> VaultReceipt | Literal[False] | None:
+    """Return a complete witness; None where there is no file, False if it is damaged.
 
-    One that may not be read is refused here: to remove it, or to restore, would be wrong.
+    A witness that may not be read is refused here: removing it, or restoring, would be wrong.
     """
     try:
         receipt = VaultReceipt.parse(path.read_text("utf-8"))
@@ -262,10 +265,10 @@ def _read(path: Path) -> VaultReceipt | Literal[False] | None:
     return False if receipt.spent is None else receipt
 
 
-def read(vault: Path) -> VaultReceipt | None:
-    """The witness of a vault, None where there is none; a damaged one is refused."""
-    path = beside(vault)
-    receipt = _read(path)
+def read_witness(vault: Path) -> VaultReceipt | None:
+    """Return the witness of a vault; None where there is none. Refuse a damaged one."""
+    path = locate_witness(vault)
+    receipt = _read_receipt(path)
     if receipt is False:
         raise VaultRefusal(
             f"{path} is damaged; put its backup back, or remove it and run "
@@ -274,35 +277,35 @@ def read(vault: Path) -> VaultReceipt | None:
     return receipt
 
 
-def write(vault: Path, receipt: VaultReceipt, kind: str) -> None:
-    """Replace the witness: durable when this returns, the old one or the new one after a crash."""
-    path = beside(vault)
-    part = _written(path, receipt, like=vault)
-    steps.reached(f"{kind}: witness written")
-    part.replace(path)
+def write_witness(vault: Path, receipt: VaultReceipt, kind: str) -> None:
+    """Replace the witness durably; after a crash there is the old one or the new one."""
+    path = locate_witness(vault)
+    draft = _write_part(path, receipt, like=vault)
+    chain.pass_step(f"{kind}: witness written")
+    draft.replace(path)
     sync_folder(path.parent)
 
 
-def keep(receipt: VaultReceipt) -> None:
+def keep_receipt(receipt: VaultReceipt) -> None:
     """Replace the machine's own witness, as durably."""
-    path = kept(receipt.vault)
-    with state_for_writing():
+    path = locate_kept(receipt.vault)
+    with open_state():
         like = path if path.exists() else path.parent
-        _written(path, receipt, like=like).replace(path)
+        _write_part(path, receipt, like=like).replace(path)
         sync_folder(path.parent)
 
 
-def _written(path: Path, receipt: VaultReceipt, like: Path) -> Path:
-    part = path.with_name(path.name + ".part")
-    _create(part, (canonical(receipt.to_proof()) + "\n").encode(), like)
-    return part
+def _write_part(path: Path, receipt: VaultReceipt, like: Path) -> Path:
+    draft = path.with_name(path.name + ".part")
+    _create_file(draft, (encode_canonical(receipt.to_proof()) + "\n").encode(), like)
+    return draft
 
 
-def _create(path: Path, content: bytes, like: Path) -> None:
+def _create_file(path: Path, content: bytes, like: Path) -> None:
     """Write a small file that only its owner may read; its content is durable, its name not yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        give(descriptor, like)
+        give_to_owner(descriptor, like)
         os.write(descriptor, content)
         os.fsync(descriptor)
     finally:
@@ -310,7 +313,7 @@ def _create(path: Path, content: bytes, like: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names that were given, changed or removed in a folder durable."""
+    """Make created, changed or removed names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
