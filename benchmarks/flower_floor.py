@@ -147,7 +147,7 @@ def measure(
         configs = [{"node": str(folder / f"n{i}")} for i in range(nodes)]
         ours = "empty_client:app" if kind == "ours" else None
         began, found = time.perf_counter(), {}
-        with local.federation(folder / "run", configs, app=ours) as running:
+        with local.start_federation(folder / "run", configs, app=ours) as running:
             ready = time.perf_counter() - began
             for size in sizes:
                 out = folder / f"{size}.json"

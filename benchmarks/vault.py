@@ -5,10 +5,9 @@
 A history of so many rounds (runs of up to 1,000) is written by the ledger's own code, many lines a
 write. Then a process of its own answers 40 rounds of a new run of a tiny model, each asked with the
 receipt of the one before: milliseconds of `device.answer_request` as a clock shows them and of CPU,
-those inside the vault (open, look up, reserve, store, close), lines read, steps of SQLite's machine,
-the size of the file and the peak of resident memory. Last, a full check as `sottovoce ledger verify`
-makes it.
-"""
+those inside the vault (open, look up, reserve, store, close), lines read, steps of SQLite's
+machine, the size of the file and the peak of resident memory. Last, a full check as `sottovoce
+ledger verify` makes it."""
 
 from __future__ import annotations
 

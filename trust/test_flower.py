@@ -22,7 +22,7 @@ import pytest
 from sottovoce.client.vault import Vault
 from sottovoce.errors import FederationError
 from sottovoce.flower import federate, local
-from sottovoce.flower.federate import planned
+from sottovoce.flower.federate import load_plan
 from support.devices import books_hold
 from support.federate_command import Command, answers_of, nodes_of, record_of, running
 from support.federations import replayed, same
@@ -148,10 +148,10 @@ def test_flwr_run_of_our_own_app_stopped_and_resumed(tmp_path, record_property):
     """`flwr run`, `flwr stop` and `flwr run … resume=true`, as between machines."""
     rounds, out = 8, tmp_path / "run"
     record_property("size", "3 nodes, 1 stop")
-    files = federate.deal(planned(None, [f"rounds.rounds={rounds}"], None), out)
+    files = federate.deal(load_plan(None, [f"rounds.rounds={rounds}"], None), out)
     nodes = [{"node": str(path.resolve())} for path in files]
     where = f"plan='{out}/plan.toml' public='{out}/public.npz' out='{out}' clients=3 "
-    with local.federation(tmp_path / "flower", nodes) as running:
+    with local.start_federation(tmp_path / "flower", nodes) as running:
 
         def flwr(*words):
             tool = str(Path(sys.executable).parent / "flwr")

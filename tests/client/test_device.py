@@ -435,7 +435,7 @@ def test_no_row_is_looked_at_before_its_debit_is_durable(ram, form, monkeypatch)
         noted.append("reserve")
         return done
 
-    monkeypatch.setattr(Node, "rows", lambda self: Held)
+    monkeypatch.setattr(Node, "read_rows", lambda self: Held)
     monkeypatch.setattr(Vault, "reserve", reserve)
     shapes = SEEN.shapes() if form == "seen" else None
     params = model(form) if shapes is None else {k: np.zeros(s, "f") for k, s in shapes.items()}
@@ -560,7 +560,7 @@ def test_the_replay_sees_a_device_that_leaks(ram, monkeypatch, mutant):
             assert device.answer_request is not whole
         case _:
             monkeypatch.setattr(
-                chest, "salted", lambda facts: chain.encode_canonical({**facts, "salt": ""})
+                chest, "add_salt", lambda facts: chain.encode_canonical({**facts, "salt": ""})
             )
     assert not _replayed(ram)
 

@@ -24,7 +24,7 @@ from sottovoce.data import datasets, federated
 from sottovoce.data.federated import load_holdings
 from sottovoce.errors import DataError, FederationError, RunError
 from sottovoce.flower import federate, server_app
-from sottovoce.flower.federate import planned
+from sottovoce.flower.federate import load_plan
 from sottovoce.reports import progress
 from sottovoce.server.coordinator import read_admitted
 
@@ -74,14 +74,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words, tmp_path, monkeypat
 
 def test_the_command_to_go_on_with_can_be_pasted():
     folder = Path("it's a run; rm")
-    command = federate._stopped_words(folder, "stopped").partition("go on with: ")[2]
+    command = federate._describe_stop(folder, "stopped").partition("go on with: ")[2]
     assert shlex.split(command) == ["sottovoce", "federate", "--resume", "--out", str(folder)]
 
 
 def test_without_a_plan_three_clients_hold_all_rows_but_the_servers(tmp_path):
-    plan = planned(None, ["privacy.epsilon=[1, 4, 8]", "local.unit=client"], None)
+    plan = load_plan(None, ["privacy.epsilon=[1, 4, 8]", "local.unit=client"], None)
     files = federate.deal(plan, tmp_path / "run")
-    again, found = federate.dealt(tmp_path / "run")
+    again, found = federate.load_dealt(tmp_path / "run")
     assert found == files
     assert again == plan
     held = federated.load_public(tmp_path / "run" / "public.npz")
@@ -109,7 +109,7 @@ def test_a_model_of_your_own_is_named_absolutely_in_every_node_file(tmp_path, mo
         '[data]\nclients = 2\n[model]\nname = "custom"\nown = "net.py:model"\n'
     )
     monkeypatch.chdir(tmp_path)
-    files = federate.deal(planned(Path("plan.toml"), [], None), tmp_path / "run")
+    files = federate.deal(load_plan(Path("plan.toml"), [], None), tmp_path / "run")
     monkeypatch.chdir("/")
     assert Plan.load(tmp_path / "run" / "plan.toml").model.own == f"{tmp_path}/net.py:model"
     for path in files:
@@ -142,10 +142,10 @@ def test_sites_keep_their_names_and_their_samples_are_declared(sites, folders, t
 
 
 def test_a_folder_whose_dealing_was_cut_short_is_no_federation(tmp_path):
-    federate.deal(planned(None, [], 2), tmp_path / "run")
+    federate.deal(load_plan(None, [], 2), tmp_path / "run")
     (tmp_path / "run" / "plan.toml").unlink()  # it is written last
     with pytest.raises(RunError, match="holds no federation to go on with"):
-        federate.dealt(tmp_path / "run")
+        federate.load_dealt(tmp_path / "run")
 
 
 def test_the_servers_rows_come_back_as_they_were(tmp_path):
@@ -188,7 +188,7 @@ def test_public_rows_that_are_none_are_refused(change, tmp_path):
 
 
 def _hold(folder, ready):
-    with server_app.alone(folder):
+    with server_app.lock_run(folder):
         ready.set()
         time.sleep(900)
 
@@ -204,11 +204,11 @@ def test_one_process_leads_a_run_and_its_lock_dies_with_it(tmp_path):
         assert int((tmp_path / server_app.LOCK).read_text()) == other.pid
         with (
             pytest.raises(RunError, match="is led by another process"),
-            server_app.alone(tmp_path, seconds=0.3),
+            server_app.lock_run(tmp_path, seconds=0.3),
         ):
             pass
         other.kill()
-        with server_app.alone(tmp_path, seconds=900):
+        with server_app.lock_run(tmp_path, seconds=900):
             assert int((tmp_path / server_app.LOCK).read_text()) == os.getpid()
     finally:
         other.kill()
@@ -286,10 +286,10 @@ def test_a_run_that_is_stopped_gets_to_write_and_flower_gets_its_signal_back():
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("Flower's"))
     try:
-        with pytest.raises(KeyboardInterrupt), server_app.interruptible():
+        with pytest.raises(KeyboardInterrupt), server_app.allow_interrupts():
             _conducts(heard)
         assert heard == ["the record", "Flower's"]
-        with server_app.interruptible():
+        with server_app.allow_interrupts():
             pass
         signal.raise_signal(signal.SIGTERM)
         assert heard[2:] == ["Flower's"]
@@ -311,5 +311,5 @@ def _conducts(heard):
 
 
 def _in_a_thread():
-    with server_app.interruptible():  # signals belong to the main thread: nothing to do
+    with server_app.allow_interrupts():  # signals belong to the main thread: nothing to do
         return True

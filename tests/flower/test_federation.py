@@ -48,7 +48,7 @@ def story(tmp_path_factory):
         first.until_round(1)
         nodes = running(first.below(), "flower-supernode")
         assert len(nodes) == 3
-        answers = tuple(local.answers(link) for link in links(out / "flower" / "1"))
+        answers = tuple(local.is_answering(link) for link in links(out / "flower" / "1"))
         os.kill(nodes[0], signal.SIGKILL)
         done = out / "rounds.jsonl"  # rounds may be shown late, several at once
         assert until(lambda: done.read_text("utf-8").count("\n") >= 4, 900.0)

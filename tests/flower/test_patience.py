@@ -12,7 +12,7 @@ import pytest
 from sottovoce.client.messages import make_refusal
 from sottovoce.errors import RunError
 from sottovoce.flower import client_app
-from sottovoce.flower.server_app import Routes, client_of
+from sottovoce.flower.server_app import Routes, read_client_id
 from sottovoce.flower.transport import NodeDirectory as Seats
 from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
@@ -21,7 +21,7 @@ from support.federations import go, settled
 from support.grids import FakeGrid, identity, said  # noqa: F401 - for every test of a grid
 from support.in_process import Direct, clients, plan, public
 
-DEVICE = client_app.build(client_app.Installed())
+DEVICE = client_app.build_app(client_app.Installed())
 
 
 class Grid(FakeGrid):
@@ -59,7 +59,7 @@ class Grid(FakeGrid):
         return conduct(
             plan(**{"rounds.rounds": rounds}),
             public(),
-            Routes(Seats(self, client_of, limit=2**20)),
+            Routes(Seats(self, read_client_id, limit=2**20)),
             Patience(3, gathering=5.0, round=deadline),
             out=out,
             on_round=told,

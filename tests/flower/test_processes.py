@@ -73,8 +73,10 @@ class TestCertificates:
                 thread.join()
 
     def test_a_client_trusts_the_names_given_and_no_other(self, tmp_path):
-        made = certificates.authority(tmp_path)
-        server = certificates.server(tmp_path, made, names=["link.example.org", "192.0.2.7"])
+        made = certificates.make_authority(tmp_path)
+        server = certificates.make_server_keys(
+            tmp_path, made, names=["link.example.org", "192.0.2.7"]
+        )
         for name in ("localhost", "127.0.0.1", "link.example.org", "192.0.2.7"):
             assert self.greet(server, trust=made.certificate, name=name) == b"well"
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -82,13 +84,13 @@ class TestCertificates:
 
     def test_another_authority_vouches_for_nobody_here(self, tmp_path):
         (tmp_path / "other").mkdir()
-        server = certificates.server(tmp_path, certificates.authority(tmp_path))
-        other = certificates.authority(tmp_path / "other")
+        server = certificates.make_server_keys(tmp_path, certificates.make_authority(tmp_path))
+        other = certificates.make_authority(tmp_path / "other")
         with pytest.raises(ssl.SSLCertVerificationError):
             self.greet(server, trust=other.certificate, name="localhost")
 
     def test_the_server_cannot_sign_for_others(self, tmp_path):
-        server = certificates.server(tmp_path, certificates.authority(tmp_path))
+        server = certificates.make_server_keys(tmp_path, certificates.make_authority(tmp_path))
         read = x509.load_pem_x509_certificate(server.certificate.read_bytes())
         assert not read.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         usage = read.extensions.get_extension_for_class(x509.KeyUsage).value
@@ -98,17 +100,17 @@ class TestCertificates:
         os.umask(before := os.umask(0))  # whatever the umask is
         os.umask(0)
         try:
-            certificates.server(tmp_path, certificates.authority(tmp_path))
-            certificates.node_key(tmp_path, "node0")
+            certificates.make_server_keys(tmp_path, certificates.make_authority(tmp_path))
+            certificates.make_node_key(tmp_path, "node0")
         finally:
             os.umask(before)
         assert len(files := list(tmp_path.iterdir())) == 6
         assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
         with pytest.raises(InputError, match="never overwritten"):
-            certificates.node_key(tmp_path, "node0")
+            certificates.make_node_key(tmp_path, "node0")
 
     def test_a_node_key_is_a_pair_on_p384(self, tmp_path):
-        made = certificates.node_key(tmp_path, "node0")
+        made = certificates.make_node_key(tmp_path, "node0")
         private = serialization.load_ssh_private_key(made.private.read_bytes(), None)
         public = serialization.load_ssh_public_key(made.public.read_bytes())
         assert private.curve.name == "secp384r1"
@@ -117,7 +119,9 @@ class TestCertificates:
     @pytest.mark.parametrize("name", ["", "https://x.org", "a b", "x.org:8000"])
     def test_what_is_no_name_is_refused(self, tmp_path, name):
         with pytest.raises(InputError, match="names must be host names"):
-            certificates.server(tmp_path, certificates.authority(tmp_path), names=[name])
+            certificates.make_server_keys(
+                tmp_path, certificates.make_authority(tmp_path), names=[name]
+            )
 
 
 class TestRenewal:
@@ -188,14 +192,14 @@ class TestRenewal:
         self.made(tmp_path, "--renew")
 
     def test_no_certificate_outlives_its_authority(self, tmp_path):
-        made = certificates.authority(tmp_path, days=100)
-        read, _ = self.valid(certificates.server(tmp_path, made))
+        made = certificates.make_authority(tmp_path, days=100)
+        read, _ = self.valid(certificates.make_server_keys(tmp_path, made))
         ca = x509.load_pem_x509_certificate(made.certificate.read_bytes())
         assert read.not_valid_after_utc == ca.not_valid_after_utc
 
     def test_a_clock_that_is_set_back_by_hours_ends_no_connection(self, tmp_path):
-        made = certificates.authority(tmp_path)
-        for file in (made.certificate, certificates.server(tmp_path, made).certificate):
+        made = certificates.make_authority(tmp_path)
+        for file in (made.certificate, certificates.make_server_keys(tmp_path, made).certificate):
             read = x509.load_pem_x509_certificate(file.read_bytes())
             assert read.not_valid_before_utc < datetime.now(UTC) - timedelta(hours=12)
 
@@ -356,33 +360,33 @@ class TestProcesses:
 
 class TestLocal:
     def test_a_free_port_is_free(self):
-        ports = {local.free_port() for _ in range(50)}
+        ports = {local.find_free_port() for _ in range(50)}
         assert len(ports) > 40
         assert ports <= set(local.PORTS)
 
     def test_ports_differ_from_each_other(self, monkeypatch):
         """Nobody listens on them before all are drawn, so that looking is not enough."""
         monkeypatch.setattr(local, "PORTS", range(21_000, 21_040))
-        ports = local.free_ports(20)
+        ports = local.find_free_ports(20)
         assert len(set(ports)) == len(ports) == 20
         with pytest.raises(FederationError, match="41 free ports"):
-            local.free_ports(41)
+            local.find_free_ports(41)
 
     def test_nothing_is_sent_to_anyone(self, tmp_path, monkeypatch):
         monkeypatch.setenv("NO_PROXY", "intranet")
-        told = local.environment(tmp_path)
+        told = local.make_environment(tmp_path)
         assert told["FLWR_TELEMETRY_ENABLED"] == "0"
         assert told["FLWR_DISABLE_UPDATE_CHECK"] == "1"
         assert told["FLWR_HOME"] == str(tmp_path)
         assert told["NO_PROXY"] == "intranet,127.0.0.1,localhost"
 
     def test_a_link_that_dies_is_named_with_its_last_words(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(local, "_tool", lambda name: str(tmp_path / "broken"))
+        monkeypatch.setattr(local, "_find_tool", lambda name: str(tmp_path / "broken"))
         (tmp_path / "broken").write_text("#!/bin/sh\necho no space left; exit 7\n")
         (tmp_path / "broken").chmod(0o700)
         with (
             pytest.raises(FederationError, match=r"(?s)exit code 7.*no space left"),
-            local.federation(tmp_path / "f", [{}]),
+            local.start_federation(tmp_path / "f", [{}]),
         ):
             raise AssertionError("it never starts")
 
@@ -397,13 +401,13 @@ class TestLocal:
         return running
 
     def test_a_worker_that_cannot_start_is_named_with_its_last_words(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(control, "online", lambda link: set())
+        monkeypatch.setattr(control, "list_online", lambda link: set())
         with pytest.raises(FederationError, match=r"(?s)worker of node0 .*exit code 3.*node file"):
             local._wait_for_nodes(self.fallen(tmp_path), 5.0)
 
     def test_a_run_that_failed_tells_of_workers_that_fell(self, tmp_path, monkeypatch):
         state = control.RunState("finished", "failed", "ServerApp failed with exception: 0 of 1")
-        monkeypatch.setattr(control, "run_state", lambda link, run: state)
+        monkeypatch.setattr(control, "read_run_state", lambda link, run: state)
         running = self.fallen(tmp_path)
         with pytest.raises(FederationError, match=r"the run failed: 0 of 1$"):
             running.wait(7)
@@ -439,7 +443,7 @@ class TestLocal:
                 raise one
             return one
 
-        monkeypatch.setattr(control, "run_state", look)
+        monkeypatch.setattr(control, "read_run_state", look)
 
     def test_a_slow_answer_does_not_end_a_run(self, tmp_path, monkeypatch):
         running, late = self.fallen(tmp_path), control.NoAnswer("it does not answer")
@@ -483,11 +487,11 @@ class TestLocal:
 
         monkeypatch.setattr(control, "ControlHttpClient", Client)
         with pytest.raises(FederationError) as error:
-            control.online(control.Link("127.0.0.1:1", None))
+            control.list_online(control.Link("127.0.0.1:1", None))
         assert isinstance(error.value, control.NoAnswer) == (status != 403)
 
     def test_no_nodes_no_federation(self, tmp_path):
-        with pytest.raises(InputError, match="at least one"), local.federation(tmp_path, []):
+        with pytest.raises(InputError, match="at least one"), local.start_federation(tmp_path, []):
             raise AssertionError("it never starts")
 
 
@@ -502,5 +506,5 @@ def test_a_pipe_that_is_closed_while_it_is_read_has_ended():
                 return line
             raise ValueError("PyMemoryView_FromBuffer(): info->buf must not be NULL")
 
-    assert list(processes._until_closed(Surprised())) == [b"one\n"]
-    assert list(processes._until_closed(io.BytesIO(b"one\ntwo"))) == [b"one\n", b"two"]
+    assert list(processes._read_lines(Surprised())) == [b"one\n"]
+    assert list(processes._read_lines(io.BytesIO(b"one\ntwo"))) == [b"one\n", b"two"]

@@ -16,7 +16,7 @@ from sottovoce.client import device as sottovoce_device
 from sottovoce.client.vault import Vault
 from sottovoce.flower import certificates, client_app, transport
 from sottovoce.flower.server_app import Routes
-from sottovoce.flower.transport import Failure, NodeDirectory, ask
+from sottovoce.flower.transport import Failure, NodeDirectory, ask_nodes
 from support.devices import ask as asked
 from support.devices import make_node
 from support.grids import FakeGrid, identity, said  # noqa: F401 - for every test of a grid
@@ -24,7 +24,7 @@ from support.imports import modules_after
 
 
 def echo(message):
-    return said(message, transport.read(message, "request", 100))
+    return said(message, transport.read_record(message, "request", 100))
 
 
 def elsewhere(message):
@@ -83,8 +83,8 @@ class TestAsk:
     def test_each_node_gets_its_own_bytes_and_its_own_answer(self):
         grid = FakeGrid({1: echo, 2: echo, 3: echo})
         requests = {1: b"one", 3: b"three"}
-        assert ask(grid, requests, seconds=5, limit=100) == requests
-        assert ask(grid, {}, seconds=5, limit=100) == {}
+        assert ask_nodes(grid, requests, seconds=5, limit=100) == requests
+        assert ask_nodes(grid, {}, seconds=5, limit=100) == {}
 
     @pytest.mark.parametrize("kind", HOSTILE)
     def test_a_hostile_node_costs_its_own_answer_alone(self, kind):
@@ -92,7 +92,7 @@ class TestAsk:
         grid = FakeGrid({1: echo, 2: node, 3: echo})
         # The deadline is waited for only where nothing comes; the honest ones need far less.
         seconds = 3 if reason == "late" else 900
-        answers = ask(grid, {1: b"a", 2: b"b", 3: b"c"}, seconds=seconds, limit=100)
+        answers = ask_nodes(grid, {1: b"a", 2: b"b", 3: b"c"}, seconds=seconds, limit=100)
         assert answers == {1: b"a", 2: Failure(reason), 3: b"c"}
         assert "secret" not in str(answers[2])
         if isinstance(node, Hanging):  # the others' answers were there while it still hung
@@ -100,12 +100,12 @@ class TestAsk:
             node.release.set()
 
     def test_an_unknown_node_is_offline(self):
-        answers = ask(FakeGrid({1: echo}), {1: b"a", 2: b"b"}, seconds=5, limit=100)
+        answers = ask_nodes(FakeGrid({1: echo}), {1: b"a", 2: b"b"}, seconds=5, limit=100)
         assert answers == {1: b"a", 2: Failure("offline")}
 
     def test_work_expires_with_the_deadline(self):
         grid = FakeGrid({1: echo})
-        ask(grid, {1: b"a"}, seconds=7.5, limit=100)
+        ask_nodes(grid, {1: b"a"}, seconds=7.5, limit=100)
         assert [message.metadata.ttl for message in grid.sent.values()] == [7.5]
 
     def test_waiting_can_be_ended_by_a_signal_that_a_thread_raises(self):
@@ -118,14 +118,14 @@ class TestAsk:
         try:
             threading.Timer(0.2, signal.raise_signal, [signal.SIGUSR1]).start()
             with pytest.raises(InterruptedError):  # and not the end of the deadline
-                ask(FakeGrid({1: lambda m: None}), {1: b"a"}, seconds=900, limit=100)
+                ask_nodes(FakeGrid({1: lambda m: None}), {1: b"a"}, seconds=900, limit=100)
         finally:
             signal.signal(signal.SIGUSR1, before)
 
     def test_many_nodes(self):
         grid = FakeGrid(dict.fromkeys(range(200), echo))
         requests = {node: str(node).encode() for node in range(200)}
-        assert ask(grid, requests, seconds=900, limit=100) == requests
+        assert ask_nodes(grid, requests, seconds=900, limit=100) == requests
 
 
 class TestRoll:
@@ -172,7 +172,7 @@ class TestRoll:
         """Before the right one, beside it and after it: nobody is evicted, all are told apart."""
         keys = {}
         for node in (11, 12):
-            pub = certificates.node_key(tmp_path, f"n{node}").public
+            pub = certificates.make_node_key(tmp_path, f"n{node}").public
             keys[node] = serialization.load_ssh_public_key(pub.read_bytes()).public_bytes(
                 serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
             )
@@ -304,7 +304,7 @@ def reply_of(device, message_type="train", content=None, node="n.toml"):
     content = said_request(b"hello") if content is None else content
     message = Message(content, 1, message_type)
     context = SimpleNamespace(node_config={"node": node} if node else {})
-    return client_app.build(device)(message, context)
+    return client_app.build_app(device)(message, context)
 
 
 @pytest.mark.parametrize("every", [None, 0.5, 2.0])
@@ -356,9 +356,9 @@ class TestClientApp:
             answer=lambda request, node: request + b" " + node.name.encode(),
             hello=lambda node: b"I am " + node.name.encode(),
         )
-        assert transport.read(reply_of(device), "answer", 100) == b"hello n.toml"
+        assert transport.read_record(reply_of(device), "answer", 100) == b"hello n.toml"
         greeting = reply_of(device, "query")
-        assert transport.read(greeting, "answer", 100) == b"I am n.toml"
+        assert transport.read_record(greeting, "answer", 100) == b"I am n.toml"
 
     @pytest.mark.parametrize(
         "case",
@@ -386,7 +386,10 @@ class TestClientApp:
         (tmp_path / "ward.toml").write_text("schema = 2\n")
         for message_type in ("train", "query"):
             reply = reply_of(client_app.Installed(), message_type, node=str(tmp_path / "ward.toml"))
-            assert transport.read(reply, "answer", 1000) == sottovoce_device.refuse_unavailable()
+            assert (
+                transport.read_record(reply, "answer", 1000)
+                == sottovoce_device.refuse_unavailable()
+            )
 
     def test_what_a_message_waits_for_is_light(self):
         heavy = {"jax", "matplotlib", "polars", "scipy", "torch", "sottovoce.plan"}

@@ -55,7 +55,9 @@ def test_a_setting_that_is_none_is_one_sentence(key, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for value in BAD[key]:
         with pytest.raises(InputError, match=rf"^{key} must be .*, got .*; .*\S") as error:
-            server_app.lead(NodeDirectory(NobodyIsAsked(), str, limit=1), config(**{key: value}))
+            server_app.lead_run(
+                NodeDirectory(NobodyIsAsked(), str, limit=1), config(**{key: value})
+            )
         assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -73,7 +75,7 @@ def conducted(monkeypatch, tmp_path):
 
 def test_what_is_given_is_what_is_conducted(conducted):
     given = config(clients=3, gathering=7, deadline=9.5, minimum=2, resume=True, name="st. x: 1")
-    server_app.lead(NodeDirectory(NobodyIsAsked(), str, limit=1), given)
+    server_app.lead_run(NodeDirectory(NobodyIsAsked(), str, limit=1), given)
     (((plan, rows, routes, patience), more),) = conducted
     assert plan == Plan.load("plan.toml")
     assert (rows.name, type(routes)) == ("public.npz", server_app.Routes)
@@ -89,38 +91,38 @@ def test_what_is_given_is_what_is_conducted(conducted):
 def test_the_table_of_admitted_clients_is_read(conducted, tmp_path):
     table = tmp_path / "admitted.csv"
     table.write_text("client,samples\nward-3,400\n\nSHA256:abc, 1200\n", "utf-8")
-    server_app.lead(NodeDirectory(NobodyIsAsked(), str, limit=1), config(admitted=str(table)))
+    server_app.lead_run(NodeDirectory(NobodyIsAsked(), str, limit=1), config(admitted=str(table)))
     assert conducted[-1][1]["admitted"] == {"ward-3": 400, "SHA256:abc": 1200}
-    server_app.lead(NodeDirectory(NobodyIsAsked(), str, limit=1), config())
+    server_app.lead_run(NodeDirectory(NobodyIsAsked(), str, limit=1), config())
     assert conducted[-1][1]["admitted"] is None
     for text in ("", "ward-3,400\n", "client,samples\nward-3\n", "client,samples\nward-3,-1\n",
                  "client,samples\nward-3,0\n", "client,samples\na,1\na,2\n", "client,samples\n,2\n",
                  "client,samples\na,5000000000\n", "client,samples\na,x\n"):  # fmt: skip
         table.write_text(text, "utf-8")
         with pytest.raises(InputError, match=r"admitted.* must be client,samples, got .*; head"):
-            server_app.lead(
+            server_app.lead_run(
                 NodeDirectory(NobodyIsAsked(), str, limit=1), config(admitted=str(table))
             )
 
 
 @pytest.mark.parametrize("said", [False, True])
 def test_the_record_is_told_what_the_transport_is_not_what_the_submitter_says(conducted, said):
-    server_app.lead(
+    server_app.lead_run(
         NodeDirectory(NobodyIsAsked(insecure=False), str, limit=1), config(insecure=said)
     )
     assert conducted[-1][1]["insecure"] is False
     for grid in (NobodyIsAsked(insecure=True), SimpleNamespace()):  # plaintext, and who can tell
         if said:
-            server_app.lead(NodeDirectory(grid, str, limit=1), config(insecure=said))
+            server_app.lead_run(NodeDirectory(grid, str, limit=1), config(insecure=said))
             assert conducted[-1][1]["insecure"] is True
         else:
             with pytest.raises(
                 InputError, match="insecure must be true where nothing is encrypted"
             ):
-                server_app.lead(NodeDirectory(grid, str, limit=1), config(insecure=said))
+                server_app.lead_run(NodeDirectory(grid, str, limit=1), config(insecure=said))
     assert len(conducted) == (3 if said else 1)
 
 
 @pytest.mark.parametrize("insecure", [False, True])
 def test_flowers_own_grid_says_whether_it_encrypts(insecure):
-    assert server_app.encrypted(HttpGrid(insecure=insecure, token="t")) is not insecure
+    assert server_app.is_encrypted(HttpGrid(insecure=insecure, token="t")) is not insecure

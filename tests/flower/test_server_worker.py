@@ -20,13 +20,12 @@ from sottovoce.errors import FederationError, InputError
 from sottovoce.flower import (
     certificates,
     deploy,
-    grid,
     server_app,
     server_worker,
     supernode,
     worker,
 )
-from sottovoce.flower.transport import REFUSED, Failure, _checked
+from sottovoce.flower.transport import REFUSED, Failure, _check_reply
 from support.devices import make_node
 
 # What a submitter may say
@@ -48,12 +47,12 @@ def test_a_run_is_led_inside_its_folder_and_by_known_keys(tmp_path, given, words
     (runs / "link").symlink_to("/etc")
     given = {key: value.format(runs=runs) for key, value in given.items()}
     with pytest.raises(InputError, match=words):
-        server_worker.configuration(given, runs)
+        server_worker.check_configuration(given, runs)
 
 
 def test_what_is_not_given_is_the_installed_apps_default(tmp_path):
     plan = str(tmp_path / "study" / "plan.toml")
-    config = server_worker.configuration({"plan": plan, "clients": 3}, tmp_path)
+    config = server_worker.check_configuration({"plan": plan, "clients": 3}, tmp_path)
     assert (config["plan"], config["clients"], config["minimum"]) == (plan, 3, 1)
     assert set(config) == set(server_app.KINDS)
 
@@ -100,13 +99,15 @@ class Link:
 @pytest.mark.parametrize(("parts", "size"), [(3, 300 << 20), (20_000, 10), (4, 10)])
 def test_a_reply_is_refused_before_it_is_read(monkeypatch, parts, size):
     """By the size that is announced and by the number of its parts; it is not kept either."""
-    link, bounded = Link(parts, size), grid.BoundedGrid("link", True, token="t")
-    monkeypatch.setattr(grid.BoundedGrid, "_runtime_client", property(lambda _: link))
-    monkeypatch.setattr(grid.BoundedGrid, "run", property(lambda _: SimpleNamespace(run_id=1)))
+    link, bounded = Link(parts, size), server_worker.BoundedGrid("link", True, token="t")
+    monkeypatch.setattr(server_worker.BoundedGrid, "_runtime_client", property(lambda _: link))
+    monkeypatch.setattr(
+        server_worker.BoundedGrid, "run", property(lambda _: SimpleNamespace(run_id=1))
+    )
     (reply,) = bounded.pull_within("asked", 1 << 16)
     assert (link.read, link.confirmed) == (0, 1)
     assert reply.error.code == REFUSED
-    assert _checked(reply, 7, 1 << 16) == Failure("malformed")
+    assert _check_reply(reply, 7, 1 << 16) == Failure("malformed")
 
 
 def test_a_busy_superlink_is_tried_again_but_not_for_a_reply():
@@ -115,15 +116,15 @@ def test_a_busy_superlink_is_tried_again_but_not_for_a_reply():
                            ("PullMessages", 500), ("PullObject", 500)):  # fmt: skip
         context = SimpleNamespace(rpc_method=f"/flwr.proto.Runtime/{method}")
         busy = httpx.Response(500, request=request)
-        said = grid.BusyAsUnavailable().intercept(context, lambda _, busy=busy: busy)
+        said = server_worker.BusyAsUnavailable().intercept(context, lambda _, busy=busy: busy)
         assert said.status_code == status, method
 
 
 def test_a_message_that_never_arrives_is_given_up(monkeypatch):
     """A SuperNode that dropped it would let its worker wait for two hours."""
-    with pytest.raises(TimeoutError), worker._in_time(1):
+    with pytest.raises(TimeoutError), worker._limit_time(1):
         worker.time.sleep(600)
-    with pytest.raises(TimeoutError), worker._in_time(600):
+    with pytest.raises(TimeoutError), worker._limit_time(600):
         signal.raise_signal(signal.SIGTERM)  # the worker is to end, and nothing has been paid for
 
 
@@ -137,9 +138,9 @@ def test_a_message_that_never_arrives_is_given_up(monkeypatch):
 def test_a_clock_that_is_off_is_said_to_be(ahead, words, caplog):
     now = 1_700_000_000
     date = format_datetime(datetime.fromtimestamp(now, UTC), usegmt=True)
-    said = supernode.clock_words(date, now + ahead)
+    said = supernode.describe_clock(date, now + ahead)
     assert (said is None) if words is None else words in said
-    assert supernode.clock_words("no date", now) is None
+    assert supernode.describe_clock("no date", now) is None
 
 
 def test_a_node_that_is_turned_away_logs_the_clock(monkeypatch, caplog):
@@ -163,7 +164,7 @@ def test_a_node_whose_signs_of_life_are_refused_ends(monkeypatch):
 
 
 def test_a_server_that_does_not_answer_is_a_sentence(tmp_path):
-    key = certificates.authority(tmp_path)
+    key = certificates.make_authority(tmp_path)
     with pytest.raises(FederationError, match="does not answer"):
         supernode.check_server("127.0.0.1:9", key.certificate)
 
@@ -172,13 +173,17 @@ def test_a_server_that_does_not_answer_is_a_sentence(tmp_path):
 
 
 def test_the_authoritys_key_is_encrypted(tmp_path):
-    made = certificates.authority(tmp_path, passphrase=b"correct horse")
+    made = certificates.make_authority(tmp_path, passphrase=b"correct horse")
     assert b"ENCRYPTED" in made.key.read_bytes()
-    certificates.server(tmp_path, made)
-    certificates.renew(tmp_path, signed_by=certificates.present(tmp_path, b"correct horse"))
+    certificates.make_server_keys(tmp_path, made)
+    certificates.renew_certificate(
+        tmp_path, signed_by=certificates.find_authority(tmp_path, b"correct horse")
+    )
     for wrong in (None, b"another"):
         with pytest.raises(InputError, match="cannot be read as a key"):
-            certificates.renew(tmp_path, signed_by=certificates.present(tmp_path, wrong))
+            certificates.renew_certificate(
+                tmp_path, signed_by=certificates.find_authority(tmp_path, wrong)
+            )
 
 
 @pytest.fixture
@@ -221,7 +226,7 @@ def test_an_answer_of_ours_is_announced_in_less_than_the_proxy_takes(monkeypatch
     content = RecordDict({"sottovoce": ConfigRecord({"answer": bytes(10_000)})})
     message = Message(content, 2**63, "train", group_id="100000")
     tree = get_object_tree(message)
-    assert len(list(grid.iterate_object_tree(tree))) == grid.PARTS
+    assert len(list(server_worker.iterate_object_tree(tree))) == server_worker.PARTS
     bare = Message(RecordDict(), 2**63, "train", group_id="100000")
     request = PushMessagesRequest(
         node=Node(node_id=2**63),

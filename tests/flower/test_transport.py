@@ -37,9 +37,11 @@ def running(tmp_path_factory):
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ECHO), *sys.path])
     try:
-        with local.federation(folder, files_of_nodes(folder / "own"), app="echo_client:app") as it:
+        with local.start_federation(
+            folder, files_of_nodes(folder / "own"), app="echo_client:app"
+        ) as it:
             yield it
-            below = [*keeper.descendants(it.processes.pid), it.processes.pid]
+            below = [*keeper.list_descendants(it.processes.pid), it.processes.pid]
             assert len(below) >= 1 + 2 + 2 * len(NAMES)
     finally:
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
@@ -152,25 +154,25 @@ STRANGERS = ["unregistered", "keyless", "plaintext", "another authority"]
 
 def test_strangers_are_refused(running, tmp_path):
     """No registered key, no key at all, no TLS, no trust in our authority: nobody gets in."""
-    online, tried = control.online(running.link), {}
+    online, tried = control.list_online(running.link), {}
     for kind in STRANGERS:
         folder = tmp_path / kind
         folder.mkdir()
-        argv = [local._tool("flower-supernode"), "--superlink", running.link.address]
-        argv += ["--host", local.HOST, "--port", str(local.free_port()), "--max-retries", "0"]
+        argv = [local._find_tool("flower-supernode"), "--superlink", running.link.address]
+        argv += ["--host", local.HOST, "--port", str(local.find_free_port()), "--max-retries", "0"]
         trust = running.link.authority
         if kind == "another authority":
-            trust = certificates.authority(folder).certificate
+            trust = certificates.make_authority(folder).certificate
         argv += ["--insecure"] if kind == "plaintext" else ["--root-certificates", str(trust)]
         if kind in ("unregistered", "another authority"):
-            key = certificates.node_key(folder, "stranger")
+            key = certificates.make_node_key(folder, "stranger")
             argv += ["--auth-supernode-private-key", str(key.private)]
-        env = local.environment(folder / "home")
+        env = local.make_environment(folder / "home")
         tried[kind] = running.processes.start(kind, argv, log=folder / "log", env=env)
     for kind, process in tried.items():
         assert process.wait(60) not in (0, None), (kind, process.tail())
         assert "305" in process.log.read_text()  # Flower's code for a connection it was not given
-    assert control.online(running.link) == online
+    assert control.list_online(running.link) == online
 
 
 def test_no_process_is_left_when_parent_and_keeper_are_killed(tmp_path):
@@ -185,11 +187,13 @@ def test_no_process_is_left_when_parent_and_keeper_are_killed(tmp_path):
         echo, folder = Path(sys.argv[1]), Path(sys.argv[2])
         (folder / "ann").write_text("ann 60")
         nodes, out = [{"node": str(folder / "ann")}], folder / "out.json"
-        with local.federation(folder / "f", nodes, app="echo_client:app", insecure=True) as running:
+        app = "echo_client:app"
+        with local.start_federation(folder / "f", nodes, app=app, insecure=True) as running:
             running.run(echo, {"out": str(out), "clients": 1})
-            while not out.exists() or len(keeper.descendants(running.processes.pid)) < 6:
+            while not out.exists() or len(keeper.list_descendants(running.processes.pid)) < 6:
                 time.sleep(0.1)
-            print(running.processes.pid, *keeper.descendants(running.processes.pid), flush=True)
+            pid = running.processes.pid
+            print(pid, *keeper.list_descendants(pid), flush=True)
             time.sleep(600)
     """
     parent = subprocess.Popen(

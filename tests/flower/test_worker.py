@@ -47,7 +47,7 @@ def written(request, monkeypatch):
     handler.emit = lambda record: stream.write(handler.format(record) + "\n")
     monkeypatch.setattr(root, "handlers", [])
     level = logging.getLogger("sottovoce").level
-    processes.begin(as_json=request.param)
+    processes.start_logging(as_json=request.param)
     yield stream
     logging.getLogger("sottovoce").setLevel(level)
 
@@ -149,7 +149,7 @@ class SuperNode:
 def test_a_worker_answers_one_message_before_it_takes_the_next(monkeypatch):
     """A vault has room for one: a second fork would be turned away by the first one's lock."""
     node = SuperNode(monkeypatch, messages=5)
-    worker.serve("127.0.0.1:9", None, b"s" * 32, poll=0.01)
+    worker.serve_messages("127.0.0.1:9", None, b"s" * 32, poll=0.01)
     assert (node.messages, node.together, node.forks) == (0, 0, [])
 
 
@@ -186,7 +186,7 @@ def test_a_node_file_that_is_none_is_named_in_the_log_and_not_to_the_server(tmp_
     path = tmp_path / "node.toml"
     path.write_text(TABLE.replace("epsilon", "epsilom"))
     reply = asked_of({"node": str(path)})
-    assert transport.read(reply, "answer", 1000) == device.refuse_unavailable()
+    assert transport.read_record(reply, "answer", 1000) == device.refuse_unavailable()
     assert "unknown key policy.epsilom in the node file" in written.getvalue()
 
 
@@ -200,7 +200,7 @@ def test_no_word_of_an_error_leaves_the_worker(written, caplog, error):
             raise error(secret)
 
         message = Message(RecordDict({}), 1, "train")
-        replies.append(worker._answered(fails, message, SimpleNamespace(node_config={})))
+        replies.append(worker._answer(fails, message, SimpleNamespace(node_config={})))
     assert {(reply.error.code, reply.error.reason) for reply in replies} == {
         (client_app.FAILED, client_app.SORRY)
     }
@@ -223,7 +223,7 @@ def test_no_word_of_an_error_leaves_the_app(tmp_path, written, monkeypatch, kind
     record = RecordDict({transport.RECORD: ConfigRecord({"request": b""})})
     message = Message(record, 1, kind_of_message)
     config = SimpleNamespace(node_config={"node": str(tmp_path)})
-    reply = client_app.build(Failing())(message, config)
+    reply = client_app.build_app(Failing())(message, config)
     assert (reply.error.code, reply.error.reason) == (client_app.FAILED, client_app.SORRY)
     assert not reply.has_content()
     assert SECRET not in written.getvalue()
@@ -254,7 +254,7 @@ def test_no_word_of_an_error_is_in_what_a_task_ended_with(monkeypatch, written):
 
     tasks = Tasks(monkeypatch, fails)
     with pytest.raises(RuntimeError):
-        worker.work("127.0.0.1:9", None, "t")
+        worker.answer_message("127.0.0.1:9", None, "t")
     assert tasks.pushed == [(None, "failed", client_app.SORRY)]
 
 
@@ -266,7 +266,7 @@ def test_a_supernode_without_a_node_file_is_told_how_to_name_one(written):
 def run(capsys, *words):
     """Exit code, and the one line that a command ends with."""
     with pytest.raises(SystemExit) as end:
-        processes.run(lambda: worker.main(list(map(str, words))))
+        processes.run_command(lambda: worker.main(list(map(str, words))))
     said = capsys.readouterr()
     lines = (said.out + said.err).splitlines()
     assert len(lines) == 1, lines
@@ -301,8 +301,8 @@ def test_check_of_a_bad_table_names_the_cell(tmp_path, capsys):
 
 
 def test_a_worker_that_cannot_begin_says_so_in_a_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(worker, "serve", lambda *_: None)
-    monkeypatch.setattr(processes, "begin", lambda **_: None)
+    monkeypatch.setattr(worker, "serve_messages", lambda *_: None)
+    monkeypatch.setattr(processes, "start_logging", lambda **_: None)
     secret = tmp_path / "secret"
     at = ("--node", "127.0.0.1:9", "--secret", secret)
     assert "secret must be a file that can be read (No such file" in run(capsys, *at)[1]
@@ -333,7 +333,7 @@ def test_errors_of_the_system_and_a_key_pressed_are_sentences(capsys, error, cod
         raise error
 
     with pytest.raises(SystemExit) as end:
-        processes.run(fails)
+        processes.run_command(fails)
     assert end.value.code == code
     assert capsys.readouterr().err.startswith(f"sottovoce: {words}")
 

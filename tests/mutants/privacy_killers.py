@@ -486,8 +486,8 @@ def answers(node):
         setattr(TaskIdentity, name, 1)
     asked = RecordDict({transport.RECORD: ConfigRecord({"request": ask(t=1).to_blob()})})
     context = SimpleNamespace(node_config={"node": str(node.vault.with_suffix(".toml"))})
-    reply = worker._answered(client_app.app, Message(asked, 1, "train"), context)
-    blob = transport.read(reply, "answer", client_app.LIMIT)
+    reply = worker._answer(client_app.app, Message(asked, 1, "train"), context)
+    blob = transport.read_record(reply, "answer", client_app.LIMIT)
     return blob is not None and kind(blob) == "upload"
 
 

@@ -366,11 +366,11 @@ MUTANTS = [
          ("min(policy.max_steps, policy.max_rounds)", "min(1000, policy.max_rounds)")),
     _bug("an answer that leaves when it is ready", "flower.client_app",
          "tests/flower/test_routes.py::test_a_reply_leaves_at_a_multiple_of_a_public_time",
-         ("        wait_until_multiple(began, _answer_every(context))\n", "        pass\n")),
+         ("        wait_until_multiple(began, _read_answer_every(context))\n", "        pass\n")),
     _bug("refusals that leave at once", "flower.client_app",
          "tests/flower/test_routes.py::test_a_reply_leaves_at_a_multiple_of_a_public_time",
-         ("    try:\n        return _answered(message, context, answer)\n    finally:\n        wait",
-          "    try:\n        said = _answered(message, context, answer)\n    finally:\n        pass\n"
+         ("    try:\n        return _answer(message, context, answer)\n    finally:\n        wait",
+          "    try:\n        said = _answer(message, context, answer)\n    finally:\n        pass\n"
           "    if said.has_error():\n        return said\n    try:\n        return said\n"
           "    finally:\n        wait")),
     _bug("live arrays for a model of the client's own", "models.base",
@@ -567,8 +567,8 @@ MUTANTS = [
          ("jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)",
           "jax.random.normal(key, (), mean.dtype)")),
     _bug("a refusal in its own words", "client.device", "refusals_keep_to_public_words",
-         ("return refused(\"policy\", \"the client's own terms do not allow this release\")",
-          "return refused(\"policy\", str(error))")),
+         ("return log_and_refuse(\"policy\", \"the client's own terms do not allow this release\")",
+          "return log_and_refuse(\"policy\", str(error))")),
     # Written by reviewers who had not seen the tests.
     _bug("a step rounded to float32 before its noise", "client.release", "uploads_lie_on_the_public_grid",
          ("        now = _apply_sum(now, _sum_clipped(form, now, x, y, recipe, own) + drawn, recipe, samples)\n",
@@ -637,8 +637,8 @@ MUTANTS = [
     _bug("a run led outside its folder", "flower.server_worker", "tests/flower/test_server_worker.py::test_a_run_is_led_inside_its_folder_and_by_known_keys",
          ("if not Path(value).resolve().is_relative_to(runs.resolve()):", "if not value.startswith(str(runs)):")),
     _bug("an authority's key in the clear", "flower.certificates", "tests/flower/test_server_worker.py::test_the_authoritys_key_is_encrypted",
-         ('_write(folder / "ca.key", _pem(key, passphrase))', '_write(folder / "ca.key", _pem(key))')),
-    _bug("a reply read before its size is looked at", "flower.grid", "tests/flower/test_server_worker.py::test_a_reply_is_refused_before_it_is_read",
+         ('_write_new(folder / "ca.key", _encode_key(key, passphrase))', '_write_new(folder / "ca.key", _encode_key(key))')),
+    _bug("a reply read before its size is looked at", "flower.server_worker", "tests/flower/test_server_worker.py::test_a_reply_is_refused_before_it_is_read",
          ('if int(response.headers.get("content-length", limit + 1)) > limit:', "if len(response.read()) > limit:")),
 ]  # fmt: skip
 MUTANTS += [Mutant(name, module, killer, changes) for name, module, _, killer, changes in REVIEWED]

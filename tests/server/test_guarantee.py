@@ -11,7 +11,7 @@ from sottovoce import Plan, reports, simulate
 from sottovoce.data import federated
 from sottovoce.errors import InputError, PlanError
 from sottovoce.flower import federate
-from sottovoce.flower.federate import planned
+from sottovoce.flower.federate import load_plan
 from sottovoce.models.base import Model
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import (
@@ -168,7 +168,7 @@ def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
 
 
 def test_the_record_of_a_dealt_federation_says_that_its_vaults_are_new(tmp_path):
-    federate.deal(planned(None, [], 2), tmp_path / "run")
+    federate.deal(load_plan(None, [], 2), tmp_path / "run")
     held = federated.load_public(tmp_path / "run" / "public.npz")
     asked = plan(**{"data.clients": 1})
     found = build_from_members(asked, [member(0, account(8.0))], held).guarantee()
@@ -276,7 +276,7 @@ def test_a_release_does_not_evaluate_on_what_it_protects(tmp_path, unit):
         for ask in (
             lambda data=data: of_wards(path, unit=unit, noise="secure", **data),
             lambda plan=simulated: plan.replace(noise="secure"),  # as the server of a federation
-            lambda: planned(tmp_path / "plan.toml", [], None),  # as sottovoce federate
+            lambda: load_plan(tmp_path / "plan.toml", [], None),  # as sottovoce federate
         ):
             with pytest.raises(PlanError, match=r"a file with local.unit = .* are part of what is"):
                 ask()
@@ -321,7 +321,7 @@ def test_the_card_of_single_records_names_the_clients_own_rows(tmp_path):
 def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path):
     own = of_wards(hospital(tmp_path, last="no"), unit="record", noise="secure")
     federate.deal(own, tmp_path / "run")
-    plan, _ = federate.dealt(tmp_path / "run")
+    plan, _ = federate.load_dealt(tmp_path / "run")
     held = federated.load_public(tmp_path / "run" / "public.npz")
     found = build_from_members(plan, [member(0, account(8.0))], held)
     assert OWN_ROWS in found.guarantee().text

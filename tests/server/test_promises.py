@@ -30,7 +30,7 @@ from sottovoce.data import federated
 from sottovoce.data.federated import Given, load_holdings
 from sottovoce.errors import InputError, Malformed, VaultRefusal
 from sottovoce.flower import certificates, federate, local, server_app, worker
-from sottovoce.flower.federate import planned
+from sottovoce.flower.federate import load_plan
 from sottovoce.flower.transport import NodeDirectory
 from sottovoce.models import base
 from sottovoce.models.base import Form
@@ -202,7 +202,7 @@ def test_a_client_whose_budget_is_worth_more_than_its_epsilon_is_not_taken_in():
 
 def test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults(tmp_path):
     """Vaults of one run promise nothing about other runs, and the record must say so."""
-    federate.deal(planned(None, [], 2), tmp_path / "run")
+    federate.deal(load_plan(None, [], 2), tmp_path / "run")
     held = federated.load_public(tmp_path / "run" / "public.npz")
     found = build_from_members(
         plan(**{"data.clients": 1}), [member(0, promised(8.0))], held
@@ -243,7 +243,7 @@ def others_may(path: Path) -> bool:
 
 def test_dealt_rows_are_in_folders_for_their_owner_alone(tmp_path):
     with careless():
-        files = federate.deal(planned(None, [], 2), tmp_path / "run")
+        files = federate.deal(load_plan(None, [], 2), tmp_path / "run")
     for file in files:
         assert not others_may(file.parent)
         assert not others_may(file.parent.parent)
@@ -257,10 +257,10 @@ def test_backups_and_keys_are_for_their_owner_alone(tmp_path):
             tmp_path / "a.vault", Policy(8.0, 1e-5, 9, 1.0), dataset=DATA, second_ledger=True
         ).close()
         backup(tmp_path / "a.vault", tmp_path / "saved.vault")
-        made = certificates.authority(tmp_path / "authority")
-        own = certificates.server(tmp_path / "server", made)
-        key = certificates.node_key(tmp_path / "keys", "ward")
-        secret = certificates.worker_secret(tmp_path / "keys", "ward")
+        made = certificates.make_authority(tmp_path / "authority")
+        own = certificates.make_server_keys(tmp_path / "server", made)
+        key = certificates.make_node_key(tmp_path / "keys", "ward")
+        secret = certificates.make_worker_secret(tmp_path / "keys", "ward")
     private = [tmp_path / "saved.vault", own.key, key.private, secret]
     for path in [*private, *tmp_path.rglob("*.key")]:
         assert not others_may(path), path
@@ -351,9 +351,11 @@ def test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told(monkeypa
         for plain in (NobodyIsAsked(_insecure=True), NobodyIsAsked()):
             asked = {**config, "resume": resume}
             with pytest.raises(InputError):
-                server_app.lead(NodeDirectory(plain, str, limit=1), {**asked, "insecure": False})
-            server_app.lead(NodeDirectory(plain, str, limit=1), {**asked, "insecure": True})
-        server_app.lead(
+                server_app.lead_run(
+                    NodeDirectory(plain, str, limit=1), {**asked, "insecure": False}
+                )
+            server_app.lead_run(NodeDirectory(plain, str, limit=1), {**asked, "insecure": True})
+        server_app.lead_run(
             NodeDirectory(NobodyIsAsked(_insecure=False), str, limit=1), asked | {"insecure": False}
         )
     assert calls == [True, True, False] * 2
@@ -369,14 +371,14 @@ def test_nodes_authenticate_themselves_and_run_what_is_installed(tmp_path, monke
 
     link = SimpleNamespace(address="127.0.0.1:9", authority=tmp_path / "ca")
     processes = SimpleNamespace(start=start)
-    default = inspect.signature(local.federation).parameters["app"].default
+    default = inspect.signature(local.start_federation).parameters["app"].default
     running = local.LocalFederation(tmp_path, processes, link, app=default, warm=None)
     own = SimpleNamespace(authority=Path("ca"), certificate=Path("crt"), key=Path("key"))
     running.start_link(own)
     assert "--insecure" not in lines[0]
     assert "--enable-supernode-auth" in lines[0]
     (tmp_path / "keys").mkdir()
-    key = certificates.node_key(tmp_path / "keys", "node0")
+    key = certificates.make_node_key(tmp_path / "keys", "node0")
     node = local.SuperNodeProcess("node0", {"node": "file"}, key, 1, 9094)
     running.nodes.append(node)
     running.start_node(node)

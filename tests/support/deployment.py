@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sottovoce.flower import federate, local
-from sottovoce.flower.federate import planned
+from sottovoce.flower.federate import load_plan
 from support import ROOT
 from support.machines import Machine, memory_of, wire
 
@@ -210,7 +210,7 @@ def deployed(*wards, rounds, longer, floor=8.0):
             machines.append(Machine(folder, name))
         server, *others = machines
         wire(server, others, "server.example.org")
-        federate.deal(planned(None, [f"rounds.rounds={rounds}"], len(wards)), folder / "dealt")
+        federate.deal(load_plan(None, [f"rounds.rounds={rounds}"], len(wards)), folder / "dealt")
         clients = dict(zip(wards, others[:-1], strict=True))
         it = Deployment(folder, server, clients, others[-1], rounds, longer, floor)
         it.follow()

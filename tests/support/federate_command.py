@@ -27,7 +27,7 @@ class Command:
 
     def below(self) -> list[int]:
         """The processes of this federation that live now."""
-        now = keeper.descendants(self.process.pid)
+        now = keeper.list_descendants(self.process.pid)
         self.seen |= set(now)
         return now
 

@@ -119,4 +119,4 @@ class Lying(client_app.Installed):
         return LIES[os.environ["SOTTOVOCE_HOSTILE"]][1](request, told)
 
 
-app = client_app.build(Lying())
+app = client_app.build_app(Lying())

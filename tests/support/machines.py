@@ -217,7 +217,7 @@ def forget_peak(process: subprocess.Popen[bytes]) -> None:
     """Let the peak memory of a process and those below it begin anew."""
     from sottovoce.flower import keeper
 
-    for pid in (process.pid, *keeper.descendants(process.pid)):
+    for pid in (process.pid, *keeper.list_descendants(process.pid)):
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
@@ -227,7 +227,7 @@ def memory_of(process: subprocess.Popen[bytes]) -> int:
     from sottovoce.flower import keeper
 
     total = 0
-    for pid in (process.pid, *keeper.descendants(process.pid)):
+    for pid in (process.pid, *keeper.list_descendants(process.pid)):
         try:
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         except OSError:

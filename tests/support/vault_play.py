@@ -135,6 +135,6 @@ def counted(monkeypatch) -> Work:
         connection.set_progress_handler(step, 1)
         return connection
 
-    monkeypatch.setattr(journals, "chained", chained)
+    monkeypatch.setattr(journals, "link_line", chained)
     monkeypatch.setattr(journals, "_connect", connected)
     return work

@@ -114,7 +114,9 @@ def create(
     given = {name: value for name, value in terms.items() if value is not None}
     summary = ledger.create_vault(vault, node, second_ledger=second_ledger, **given)
     click.echo(
-        json.dumps(summary.to_json(), ensure_ascii=False) if as_json else ledger.format_statement(summary)
+        json.dumps(summary.to_json(), ensure_ascii=False)
+        if as_json
+        else ledger.format_statement(summary)
     )
     if (sentence := summary.policy.describe_loose_delta()) is not None:
         click.echo(f"warning: {sentence}", err=True)

@@ -106,23 +106,25 @@ def _answer_or_refuse(say: Callable[[], bytes], what: Callable[[], str]) -> byte
     other machines. `check_node` shows the words on the machine itself.
     """
 
-    def refused(code: str, text: str) -> bytes:
+    def log_and_refuse(code: str, text: str) -> bytes:
         log.warning("refused %s (%s): %s", what(), code, text)
         return make_refusal(code, text)
 
     try:
         return say()
     except RequestDeclined as no:
-        return refused(no.code, str(no))
+        return log_and_refuse(no.code, str(no))
     except Malformed as error:
-        return refused("version" if isinstance(error, OtherVersion) else "malformed", str(error))
+        return log_and_refuse(
+            "version" if isinstance(error, OtherVersion) else "malformed", str(error)
+        )
     except TankEmpty:
-        return refused("empty", "the privacy budget has nothing left for this release")
+        return log_and_refuse("empty", "the privacy budget has nothing left for this release")
     except PolicyRefusal as error:  # its text may contain what the policy hides
         log.error("refused: %s", _describe_error(error))
-        return refused("policy", "the client's own terms do not allow this release")
+        return log_and_refuse("policy", "the client's own terms do not allow this release")
     except RoundAnswered:
-        return refused("replay", "this round has its answer already")
+        return log_and_refuse("replay", "this round has its answer already")
     except Refusal as error:
         log.error("the ledger cannot be used: %s", _describe_error(error))
     except (DataError, InputError) as error:

@@ -1,8 +1,7 @@
-"""A real federation on Flower: certificates, processes, messages. Nothing else imports flwr.
+"""Real federations on Flower: certificates, processes, messages. Nothing else imports flwr.
 
 `client_app` and `server_app` are the two Flower apps, `worker` and `server_worker` run the
-installed ones, `transport` and `grid` carry bytes, `supernode` watches a SuperNode.
-`certificates` and `deploy/` make what a deployment needs; `keeper`, `processes`, `local` and
-`control` start everything on one machine, and `federate` is the command. From outside use
-`federate` and `deploy`.
+installed ones, `transport` carries bytes, `supernode` watches a SuperNode. `certificates` and
+`deploy/` make what a deployment needs; `keeper`, `processes`, `local` and `control` start
+everything on one machine, and `federate` is the command. From outside use `federate` and `deploy`.
 """

@@ -14,12 +14,12 @@ An authority that is in DIR already signs for the server; a renewal keeps every 
 >>> import tempfile
 >>> from pathlib import Path
 >>> folder = Path(tempfile.mkdtemp())
->>> link = server(folder, authority(folder), names=["link.example.org", "192.0.2.7"])
+>>> link = make_server_keys(folder, make_authority(folder), names=["link.example.org", "192.0.2.7"])
 >>> sorted(path.name for path in folder.iterdir())
 ['ca.crt', 'ca.key', 'server.crt', 'server.key']
 >>> oct(link.key.stat().st_mode & 0o777)
 '0o600'
->>> node_key(folder, "node0").public.read_text().split()[0]
+>>> make_node_key(folder, "node0").public.read_text().split()[0]
 'ecdsa-sha2-nistp384'
 """
 
@@ -60,9 +60,9 @@ SKEW = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Authority:
-    """Who vouches for the server: `certificate` goes to every node, `key` stays where it is.
+    """Who signs the server's certificate: `certificate` goes to every node, `key` stays here.
 
-    With a passphrase the key is stored encrypted, and is of no use to who steals the file.
+    With a passphrase the key is stored encrypted, and a thief of the file cannot use it.
     """
 
     certificate: Path
@@ -87,25 +87,27 @@ class NodeKey:
     public: Path
 
 
-def authority(folder: Path, *, days: int = 5 * YEAR, passphrase: bytes | None = None) -> Authority:
+def make_authority(
+    folder: Path, *, days: int = 5 * YEAR, passphrase: bytes | None = None
+) -> Authority:
     """Make `ca.crt` and `ca.key`: an authority that may sign server certificates, nothing below."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = _name("sottovoce federation authority")
+    name = _make_name("sottovoce federation authority")
     certificate = (
-        _builder(name, name, key.public_key(), _in(days))
+        _start_certificate(name, name, key.public_key(), _compute_end(days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(_make_key_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
     return Authority(
-        certificate=_write(folder / "ca.crt", certificate.public_bytes(Encoding.PEM)),
-        key=_write(folder / "ca.key", _pem(key, passphrase)),
+        certificate=_write_new(folder / "ca.crt", certificate.public_bytes(Encoding.PEM)),
+        key=_write_new(folder / "ca.key", _encode_key(key, passphrase)),
         passphrase=passphrase,
     )
 
 
-def server(
+def make_server_keys(
     folder: Path,
     signed_by: Authority,
     *,
@@ -115,15 +117,15 @@ def server(
 ) -> ServerKeys:
     """Make `server.crt` and `server.key` for localhost, 127.0.0.1 and the `names` given."""
     key = ec.generate_private_key(ec.SECP384R1())
-    certificate = _signed(signed_by, key.public_key(), names, days)
+    certificate = _sign(signed_by, key.public_key(), names, days)
     return ServerKeys(
         authority=signed_by.certificate,
-        certificate=_write(folder / f"{stem}.crt", certificate),
-        key=_write(folder / f"{stem}.key", _pem(key)),
+        certificate=_write_new(folder / f"{stem}.crt", certificate),
+        key=_write_new(folder / f"{stem}.key", _encode_key(key)),
     )
 
 
-def renew(
+def renew_certificate(
     folder: Path,
     *,
     names: Sequence[str] = (),
@@ -136,14 +138,14 @@ def renew(
     It is for the `names` given, else for those of the old one.
     """
     made = ServerKeys(folder / "ca.crt", folder / f"{stem}.crt", folder / f"{stem}.key")
-    old, key = _certificate(made.certificate), _key(made.key)
+    old, key = _read_certificate(made.certificate), _read_key(made.key)
     if not names:
         known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         names = [str(name.value) for name in known]
-    signed = _signed(signed_by or present(folder), key.public_key(), names, days)
+    signed = _sign(signed_by or find_authority(folder), key.public_key(), names, days)
     part = folder / f"{stem}.crt.part"
     part.unlink(missing_ok=True)
-    _write(part, signed)
+    _write_new(part, signed)
     owner = made.certificate.stat()
     with contextlib.suppress(PermissionError):  # root renews for the server's account
         os.chown(part, owner.st_uid, owner.st_gid)
@@ -151,8 +153,8 @@ def renew(
     return made
 
 
-def present(folder: Path, passphrase: bytes | None = None) -> Authority:
-    """The authority that `authority` made in this folder before."""
+def find_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
+    """Return the authority that `make_authority` made in this folder before."""
     made = Authority(folder / "ca.crt", folder / "ca.key", passphrase)
     if not made.key.exists():
         raise InputError(
@@ -162,26 +164,26 @@ def present(folder: Path, passphrase: bytes | None = None) -> Authority:
     return made
 
 
-def _signed(
+def _sign(
     signed_by: Authority, public_key: ec.EllipticCurvePublicKey, names: Sequence[str], days: int
 ) -> bytes:
-    issuer = _certificate(signed_by.certificate)
-    issuer_key = _key(signed_by.key, signed_by.passphrase)
+    issuer = _read_certificate(signed_by.certificate)
+    issuer_key = _read_key(signed_by.key, signed_by.passphrase)
     public = issuer_key.public_key()
     if issuer.public_key() != public:
         raise InputError(f"{signed_by.key} is another key than that of {signed_by.certificate}")
-    ends = min(_in(days), issuer.not_valid_after_utc)
+    ends = min(_compute_end(days), issuer.not_valid_after_utc)
     if ends <= datetime.now(UTC):
         raise InputError(
             f"{signed_by.certificate} has expired; make a new authority in another folder and "
             "give its ca.crt to every client"
         )
-    known = [_general(name) for name in dict.fromkeys([*LOOPBACK, *names])]
+    known = [_parse_name(name) for name in dict.fromkeys([*LOOPBACK, *names])]
     certificate = (
-        _builder(_name("sottovoce server"), issuer.subject, public_key, ends)
+        _start_certificate(_make_name("sottovoce server"), issuer.subject, public_key, ends)
         .add_extension(x509.SubjectAlternativeName(known), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_make_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
         .sign(issuer_key, hashes.SHA384())
@@ -189,16 +191,16 @@ def _signed(
     return certificate.public_bytes(Encoding.PEM)
 
 
-def _certificate(path: Path) -> x509.Certificate:
+def _read_certificate(path: Path) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(_read(path))
+        return x509.load_pem_x509_certificate(_read_file(path))
     except ValueError:
         raise InputError(f"{path} cannot be read as a certificate; put it back") from None
 
 
-def _key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
+def _read_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_pem_private_key(_read(path), password=passphrase)
+        key = load_pem_private_key(_read_file(path), password=passphrase)
     except (ValueError, TypeError):
         how = "" if passphrase is None else " with this passphrase"
         raise InputError(
@@ -210,14 +212,14 @@ def _key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivate
     return key
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; name the folder that it was made in") from None
 
 
-def node_key(folder: Path, name: str) -> NodeKey:
+def make_node_key(folder: Path, name: str) -> NodeKey:
     """Make `NAME` and `NAME.pub`, as `ssh-keygen -t ecdsa -b 384` would."""
     if not name or Path(name).name != name:
         raise InputError.of("name", name, "a file name", "leave folders out of it")
@@ -225,14 +227,14 @@ def node_key(folder: Path, name: str) -> NodeKey:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return NodeKey(
-        private=_write(folder / name, private),
-        public=_write(folder / f"{name}.pub", public + f" {name}\n".encode()),
+        private=_write_new(folder / name, private),
+        public=_write_new(folder / f"{name}.pub", public + f" {name}\n".encode()),
     )
 
 
-def worker_secret(folder: Path, name: str) -> Path:
-    """Make `NAME.secret`: what a SuperNode and its worker know each other by."""
-    return _write(folder / f"{name}.secret", secrets.token_hex(32).encode())
+def make_worker_secret(folder: Path, name: str) -> Path:
+    """Make `NAME.secret`, by which a SuperNode and its worker recognise each other."""
+    return _write_new(folder / f"{name}.secret", secrets.token_hex(32).encode())
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -251,17 +253,17 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     given.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if given.kind == "server":
-        made = _server(given.folder, given.name, renewed=given.renew)
+        made = _make_or_renew(given.folder, given.name, renewed=given.renew)
         files = [made.authority, made.certificate, made.key]
     else:
-        key = node_key(given.folder, given.name)
-        files = [key.private, key.public, worker_secret(given.folder, given.name)]
+        key = make_node_key(given.folder, given.name)
+        files = [key.private, key.public, make_worker_secret(given.folder, given.name)]
     print("\n".join(map(str, files)))
 
 
-def _server(folder: Path, names: Sequence[str], *, renewed: bool) -> ServerKeys:
+def _make_or_renew(folder: Path, names: Sequence[str], *, renewed: bool) -> ServerKeys:
     if renewed:
-        return renew(folder, names=names)
+        return renew_certificate(folder, names=names)
     for path in (folder / "server.crt", folder / "server.key"):
         if path.exists():
             raise InputError(
@@ -269,10 +271,12 @@ def _server(folder: Path, names: Sequence[str], *, renewed: bool) -> ServerKeys:
                 "another year, or choose another folder"
             )
     there = (folder / "ca.crt").exists() or (folder / "ca.key").exists()
-    return server(folder, present(folder) if there else authority(folder), names=names)
+    return make_server_keys(
+        folder, find_authority(folder) if there else make_authority(folder), names=names
+    )
 
 
-def _builder(
+def _start_certificate(
     subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, ends: datetime
 ) -> x509.CertificateBuilder:
     return (
@@ -286,7 +290,7 @@ def _builder(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _make_key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,
@@ -300,7 +304,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _general(name: str) -> x509.GeneralName:
+def _parse_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -312,23 +316,23 @@ def _general(name: str) -> x509.GeneralName:
     return x509.DNSName(name)
 
 
-def _name(common: str) -> x509.Name:
+def _make_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _in(days: int) -> datetime:
+def _compute_end(days: int) -> datetime:
     if days < 1:
         raise InputError.of("days", days, "at least 1", "say how long the certificate is valid")
     return datetime.now(UTC) + timedelta(days=days)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
+def _encode_key(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
     how = NoEncryption() if passphrase is None else BestAvailableEncryption(passphrase)
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how)
 
 
-def _write(path: Path, content: bytes) -> Path:
-    """Make a file only its owner can read; the mode is set as it is made, not afterwards."""
+def _write_new(path: Path, content: bytes) -> Path:
+    """Make a file that only its owner can read; the mode is set when it is made, not afterwards."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -341,4 +345,4 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 if __name__ == "__main__":
-    processes.run(main)
+    processes.run_command(main)

@@ -1,11 +1,11 @@
 """The client's side of Flower: bytes in, `device.answer_request`, bytes out.
 
-Flower starts a new process for every message, so nothing heavy is imported here: what the device
-needs, it imports when it is asked. Whatever goes wrong, the server reads one constant sentence:
-Flower would send it the text of the exception, and that may contain a sample.
+Flower starts a new process for every message, so nothing heavy is imported here: the device imports
+what it needs when it is asked. Whatever goes wrong, the server reads one constant sentence: Flower
+would send it the text of the exception, which may contain a sample.
 
-Every reply, a refusal as well, leaves at a multiple of the node's `answer_every` after its message
-came: how long the work took is not for the server to measure. Nothing is locked meanwhile.
+Every reply, also a refusal, leaves at a multiple of the node's `answer_every` after its message
+came, so that the server cannot measure how long the work took. Nothing is locked meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sottovoce.errors import InputError
-from sottovoce.flower.transport import RECORD, read
+from sottovoce.flower.transport import RECORD, read_record
 
 if TYPE_CHECKING:
     from sottovoce.client.node import Node
@@ -36,39 +36,39 @@ log = logging.getLogger("sottovoce")
 
 
 class Answerer(Protocol):
-    """What answers on a node; `node` is the path of the node's own file."""
+    """What answers on a node; `node` is the path of the node file."""
 
     def hello(self, node: Path) -> bytes:
-        """Who this is and what it discloses."""
+        """Return who this is and what it discloses."""
 
     def answer(self, request: bytes, node: Path) -> bytes:
-        """The answer to one request."""
+        """Answer one request."""
 
 
 class Installed:
     """The device of the sottovoce that is installed on the node, whatever the server ships."""
 
     def hello(self, node: Path) -> bytes:
-        """Who this is and what it discloses."""
+        """Return who this is and what it discloses."""
         from sottovoce.client import device
 
-        found = _node(node)
+        found = _load_node(node)
         return device.refuse_unavailable() if found is None else device.make_greeting(found)
 
     def answer(self, request: bytes, node: Path) -> bytes:
-        """The answer to one request."""
+        """Answer one request."""
         from sottovoce.client import device
 
-        found = _node(node)
+        found = _load_node(node)
         return (
             device.refuse_unavailable() if found is None else device.answer_request(request, found)
         )
 
 
-def _node(path: Path) -> Node | None:
-    """The node's own file, or None; what is wrong with it is in its operator's log, in words.
+def _load_node(path: Path) -> Node | None:
+    """Read the node file; where it is wrong, log why in words and return None.
 
-    They are about the file alone: nothing has been read of the rows.
+    The words are about the file alone: no rows have been read.
     """
     from sottovoce.client.node import Node
 
@@ -79,8 +79,8 @@ def _node(path: Path) -> Node | None:
         return None
 
 
-def build(device: Answerer) -> ClientApp:
-    """A ClientApp that lets `device` answer `train` and `query` messages."""
+def build_app(device: Answerer) -> ClientApp:
+    """Build a ClientApp that lets `device` answer `train` and `query` messages."""
     app = ClientApp()
 
     @app.train()
@@ -102,8 +102,8 @@ def wait_until_multiple(began: float, seconds: float) -> None:
             time.sleep(left)
 
 
-def _answer_every(context: Context) -> float:
-    """The node file's `answer_every`; the default where the file cannot be used."""
+def _read_answer_every(context: Context) -> float:
+    """Return the node file's `answer_every`; the default where the file cannot be used."""
     from sottovoce.client.node import ANSWER_EVERY, Node
 
     try:
@@ -115,16 +115,14 @@ def _answer_every(context: Context) -> float:
 def _reply(message: Message, context: Context, answer: Callable[[bytes, Path], bytes]) -> Message:
     began = time.monotonic()
     try:
-        return _answered(message, context, answer)
+        return _answer(message, context, answer)
     finally:
-        wait_until_multiple(began, _answer_every(context))
+        wait_until_multiple(began, _read_answer_every(context))
 
 
-def _answered(
-    message: Message, context: Context, answer: Callable[[bytes, Path], bytes]
-) -> Message:
+def _answer(message: Message, context: Context, answer: Callable[[bytes, Path], bytes]) -> Message:
     try:
-        request = read(message, "request", LIMIT)
+        request = read_record(message, "request", LIMIT)
         if request is None:
             raise ValueError("no request")
         node = context.node_config.get("node")
@@ -139,4 +137,4 @@ def _answered(
         return Message(Error(code=FAILED, reason=SORRY), reply_to=message)
 
 
-app = build(Installed())
+app = build_app(Installed())

@@ -46,12 +46,12 @@ Client = TypeVar("Client", bound=ProtobufClient)
 
 
 class NoAnswer(FederationError):
-    """The SuperLink did not answer this time; it may be busy, and answer the next."""
+    """The SuperLink did not answer this time; it may be busy, and answer later."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Where a SuperLink listens, and who vouches for it (None: plaintext on loopback)."""
+    """Where a SuperLink listens, and its certificate authority (None: plaintext on loopback)."""
 
     address: str
     authority: Path | None
@@ -76,30 +76,30 @@ class RunState:
         return self.finished and self.outcome == "completed"
 
 
-def register(link: Link, public: Path, name: str) -> int:
-    """Register a node's public key, as `flwr supernode register`; its id at this SuperLink."""
+def register_node(link: Link, public: Path, name: str) -> int:
+    """Register a node's public key, as `flwr supernode register` does; return the node's id."""
     key = serialization.load_ssh_public_key(public.read_bytes())
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise InputError(f"{public} must be an ECDSA key; make one with ssh-keygen -t ecdsa -b 384")
     pem = key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    with _control(link) as client:
+    with _open_control(link) as client:
         return int(client.RegisterNode(RegisterNodeRequest(public_key=pem, name=name)).node_id)
 
 
-def online(link: Link) -> set[int]:
-    """The ids of the nodes the SuperLink counts as online, as `flwr supernode list`."""
-    with _control(link) as client:
+def list_online(link: Link) -> set[int]:
+    """Return the ids of nodes that the SuperLink counts as online, as `flwr supernode list`."""
+    with _open_control(link) as client:
         nodes = client.ListNodes(ListNodesRequest()).nodes_info
     return {int(node.node_id) for node in nodes if node.status == "online"}
 
 
-def release(link: Link, private: Path, node: int) -> bool:
-    """End the session a killed node left open, with that node's own key; whether there was one.
+def release_session(link: Link, private: Path, node: int) -> bool:
+    """End the session that a killed node left open, with its key; return whether there was one.
 
-    A SuperLink counts a node online for up to a minute after its last sign of life, and turns it
-    away should it come back before that. Told that the old session is over it lets the node in at
+    A SuperLink counts a node as online for up to a minute after its last heartbeat, and refuses it
+    if it comes back before that. Once it knows that the old session is over it lets the node in at
     once, and answers what was asked of it with an error instead of silence.
     """
     key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
@@ -107,7 +107,7 @@ def release(link: Link, private: Path, node: int) -> bool:
         raise InputError(f"{private} must be an ECDSA key; make one with ssh-keygen -t ecdsa")
     signed = NodeAuthHttpInterceptor(key, key.public_key())
     try:
-        with _client(FleetHttpClient, link, "SuperNode", signed) as client:
+        with _open_client(FleetHttpClient, link, "SuperNode", signed) as client:
             client.DeactivateNode(DeactivateNodeRequest(node_id=node))
     except FederationError:
         return False
@@ -115,7 +115,7 @@ def release(link: Link, private: Path, node: int) -> bool:
 
 
 def start_run(link: Link, app: Path, config: Mapping[str, Scalar]) -> int:
-    """Bundle the app in this folder and start it, as `flwr run`; the id of the run."""
+    """Bundle the app in this folder and start it, as `flwr run` does; return the run's id."""
     try:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             content = build_fab_from_disk(app)  # a warning of Flower's own
@@ -125,16 +125,16 @@ def start_run(link: Link, app: Path, config: Mapping[str, Scalar]) -> int:
     request = StartRunRequest(
         fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config))
     )
-    with _control(link) as client:
+    with _open_control(link) as client:
         answer = client.StartRun(request)
     if not answer.HasField("run_id"):
         raise FederationError("the SuperLink did not start the run; see its log")
     return int(answer.run_id)
 
 
-def run_state(link: Link, run: int) -> RunState:
-    """How a run stands, as `flwr list --run-id`."""
-    with _control(link) as client:
+def read_run_state(link: Link, run: int) -> RunState:
+    """Return the state of a run, as `flwr list --run-id` does."""
+    with _open_control(link) as client:
         runs = client.ListRuns(ListRunsRequest(run_id=run)).run_dict
     if run not in runs:
         raise FederationError(f"the SuperLink knows no run {run}; it may have been restarted")
@@ -143,15 +143,15 @@ def run_state(link: Link, run: int) -> RunState:
 
 
 def stop_run(link: Link, run: int) -> bool:
-    """Ask for a run's end, as `flwr stop`."""
-    with _control(link) as client:
+    """Ask the SuperLink to stop a run, as `flwr stop` does."""
+    with _open_control(link) as client:
         return bool(client.StopRun(StopRunRequest(run_id=run)).success)
 
 
 def wait_for(
     question: Callable[[], bool], seconds: float, *, every: float = 0.1, check: Callable[[], None]
 ) -> bool:
-    """Ask until the answer is yes, at most `seconds`; `check` raises when waiting is in vain."""
+    """Ask until the answer is yes, at most `seconds`; `check` raises when waiting is useless."""
     until = time.monotonic() + seconds
     while not question():
         check()
@@ -162,15 +162,15 @@ def wait_for(
 
 
 @contextmanager
-def _control(link: Link) -> Iterator[Any]:
-    with _client(ControlHttpClient, link, "flwr CLI") as client:
+def _open_control(link: Link) -> Iterator[Any]:
+    with _open_client(ControlHttpClient, link, "flwr CLI") as client:
         yield client
 
 
 @contextmanager
-def _client(kind: type[Client], link: Link, component: str, *more: Any) -> Iterator[Client]:
+def _open_client(kind: type[Client], link: Link, component: str, *more: Any) -> Iterator[Client]:
     authority = None if link.authority is None else link.authority.read_bytes()
-    with _no_proxy(link.address):
+    with _bypass_proxy(link.address):
         client = kind.from_server_address(
             link.address,
             insecure=authority is None,
@@ -194,8 +194,8 @@ def _client(kind: type[Client], link: Link, component: str, *more: Any) -> Itera
 
 
 @contextmanager
-def _no_proxy(address: str) -> Iterator[None]:
-    """A machine's proxy must not be asked for the machine itself; httpx reads this once."""
+def _bypass_proxy(address: str) -> Iterator[None]:
+    """Keep a proxy from being asked for this machine; httpx reads the setting once."""
     host = address.rpartition(":")[0]
     before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
     for name, value in before.items():

@@ -1,12 +1,18 @@
 """`sottovoce federate`: a real federation on Flower from one command, on this machine.
 
-The plan's data are dealt to nodes with vaults of their own, a SuperLink and a SuperNode
-for each are started over TLS (`flower.local`), the run is followed from here, and everything that
-was started is stopped, whatever happens. The run folder is that of `train`, and more:
+The plan's data are dealt to nodes, each with its own vault; a SuperLink and a SuperNode for each
+client are started over TLS (`flower.local`); the run is followed from here, and everything that was
+started is stopped, whatever happens. Between machines every client makes its own files; here one
+command makes all of them. The run folder is that of `train`, and more:
 
-    OUT/federation.json   how it was started, for --resume
-    OUT/nodes/            the clients: rows, node file, vault
-    OUT/flower/1/         keys, certificates and logs of the first sitting (2/: of the next)
+    OUT/plan.toml                    what will run (written last: without it a folder is unfinished)
+    OUT/public.npz                   the server's validation and test rows
+    OUT/admitted.csv                 the clients that may take part, and their samples
+    OUT/nodes/client-0/rows.npz      one client's rows
+    OUT/nodes/client-0/node.toml     what that client has decided: its budget, its clip, its unit
+    OUT/nodes/client-0/client.vault  its ledger
+    OUT/federation.json              how it was started, for --resume
+    OUT/flower/1/                    keys, certificates and logs of the first session (2/: the next)
 """
 
 from __future__ import annotations
@@ -46,18 +52,6 @@ if TYPE_CHECKING:
     from sottovoce.flower.local import LocalFederation
 
 
-# A plan's data dealt to nodes on this machine: each gets rows, a node file and a vault of its own.
-#
-#   OUT/plan.toml          what will run (written last: a folder without it is unfinished)
-#     OUT/public.npz                   the server's validation and test rows
-#     OUT/admitted.csv                 the clients that may take part, and their samples
-#     OUT/nodes/client-0/rows.npz      one client's rows
-#     OUT/nodes/client-0/node.toml     what that client has decided: its budget, its clip, its unit
-#     OUT/nodes/client-0/client.vault  its ledger
-#
-# In a federation between machines every client makes its own; here one command plays them all.
-
-
 PLAN, PUBLIC, NODES, NODE = "plan.toml", "public.npz", "nodes", "node.toml"
 ADMITTED = "admitted.csv"
 ROUNDS = 1000  # that a node allows in one run, unless the plan needs more
@@ -65,34 +59,34 @@ STEPS = 16  # likewise, in one turn
 
 
 def deal(plan: Plan, out: Path) -> list[Path]:
-    """Read the plan's data and deal them below `out`; the node files, client after client.
+    """Read the plan's data and deal them to node folders below `out`; return the node files.
 
-    Who gets which rows is drawn anew each time; the plan that is written names files absolutely.
+    Which client gets which rows is drawn anew each time; the written plan has absolute paths.
     """
     held = federated.deal_rows(
         plan, seed=seeds.draw_seed()
     )  # as read: a node makes features itself
-    plan = anchored(add_client_count(plan, held))
+    plan = make_paths_absolute(add_client_count(plan, held))
     make_folder(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
     federated.save_public(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so
-    names = _names(held)
-    files = [_node(plan, held, i, out / NODES / name) for i, name in enumerate(names)]
+    names = _name_clients(held)
+    files = [_make_node(plan, held, i, out / NODES / name) for i, name in enumerate(names)]
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
     write_file(out / PLAN, plan.to_toml().encode())
     return files
 
 
-def dealt(out: Path) -> tuple[Plan, list[Path]]:
-    """What `deal` has left in a folder: the plan and the node files."""
+def load_dealt(out: Path) -> tuple[Plan, list[Path]]:
+    """Return the plan and the node files that `deal` has written to a folder."""
     if not (out / PLAN).exists():
         raise RunError(f"{out} holds no federation to go on with; start a new one")
     return Plan.load(out / PLAN), sorted((out / NODES).glob(f"*/{NODE}"))
 
 
-def anchored(plan: Plan) -> Plan:
-    """The plan with absolute paths, to be read from anywhere on this machine."""
+def make_paths_absolute(plan: Plan) -> Plan:
+    """Return the plan with absolute paths, to be read from anywhere on this machine."""
     here, changes = Path.cwd(), dict[str, object]()
     if plan.model.own is not None:
         changes["model.own"] = custom.resolve_beside(plan.model.own, here)
@@ -102,8 +96,8 @@ def anchored(plan: Plan) -> Plan:
     return plan.replace(**changes) if changes else plan
 
 
-def node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
-    """Client `i`'s own terms as a node file: what the plan promises it, in its own hand."""
+def format_node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
+    """Return client `i`'s terms as a node file: what the plan promises it."""
     epsilon, delta = (float(values[i]) for values in plan.budgets())
     values: dict[str, Any] = {
         "schema": 1,
@@ -128,8 +122,8 @@ def node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
     return toml.write_toml(values)
 
 
-def _names(held: Holdings) -> list[str]:
-    """Name the clients as their table does where that makes plain folders, else by number."""
+def _name_clients(held: Holdings) -> list[str]:
+    """Name the clients as their table does where that makes plain folder names, else by number."""
     plain = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) for name in held.names)
     if held.names and plain and len({name.lower() for name in held.names}) == len(held.names):
         return list(held.names)
@@ -137,16 +131,16 @@ def _names(held: Holdings) -> list[str]:
     return [f"client-{i:0{len(str(clients - 1))}d}" for i in range(clients)]
 
 
-def _node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:
+def _make_node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:
     folder.mkdir(mode=0o700)
-    _write(folder / "rows.npz", held.client(i))
+    _write_rows(folder / "rows.npz", held.client(i))
     file = folder / NODE
-    file.write_text(node_file(plan, i, name=folder.name, classes=held.classes), "utf-8")
+    file.write_text(format_node_file(plan, i, name=folder.name, classes=held.classes), "utf-8")
     ledger.create_from_node(file, second_ledger=True)  # made for this run; the record says so
     return file
 
 
-def _write(path: Path, rows: Samples) -> None:
+def _write_rows(path: Path, rows: Samples) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, x=rows.x, y=rows.y)
     write_file(path, buffer.getvalue())
@@ -159,9 +153,9 @@ EMBEDDED: dict[str, Any] = {
 }
 OPTIONS, SITTINGS, PROGRESS = "federation.json", "flower", "progress.jsonl"
 GATHERING = 180.0
-# The server writes its record when it is stopped; then it is ended.
+# Seconds in which a stopped server may write its record before it is ended.
 LAST_WORDS = 20.0
-GONE = 5.0  # seconds without the server after which it is not only slow to say that it is done
+GONE = 5.0  # seconds without the server process after which it counts as gone
 MOST_SECONDS = 10.0**7
 
 SECURE = (
@@ -176,7 +170,7 @@ INSECURE = (
 
 @dataclass(frozen=True)
 class Options:
-    """How a federation is run, kept in its folder for `--resume`."""
+    """How a federation is run, stored in its folder for `--resume`."""
 
     deadline: float = 600.0
     minimum: int = 1
@@ -211,7 +205,7 @@ def federate(
     deadline: float | None = None,
     minimum: int | None = None,
 ) -> None:
-    """Run a plan between real processes (or go on with such a run) and print what came out."""
+    """Run a plan between real processes, or resume such a run, and print the result."""
     stream = sys.stderr if as_json else sys.stdout
     given: dict[str, Any] = {"deadline": deadline, "minimum": minimum}
     given |= {"keep_uploads": keep_uploads or None, "insecure": insecure or None}
@@ -220,19 +214,19 @@ def federate(
         _refuse_with_resume(path, settings, clients, out, insecure)
         assert out is not None
         folder = out
-        plan, options = _stopped(folder, given)
+        plan, options = _load_stopped(folder, given)
     else:
-        plan, options = planned(path, settings, clients), Options(**given)
+        plan, options = load_plan(path, settings, clients), Options(**given)
         folder = out if out is not None else progress.fresh_folder(plan)
         require_empty(folder)
-    warm = _check(plan, options, folder)
+    warm = _check_plan(plan, options, folder)
     show = progress.show_for(stream, quiet=quiet, waiting="starting the nodes …")
     show.say(INSECURE if options.insecure else SECURE)
 
     from sottovoce import reports
 
     if resume:
-        nodes = dealt(folder)[1]
+        nodes = load_dealt(folder)[1]
     else:
         try:
             nodes = deal(plan, folder)
@@ -241,17 +235,17 @@ def federate(
             # It was new or empty, and half of a federation can neither be started nor resumed.
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    before = signal.signal(signal.SIGTERM, _as_ctrl_c)
+    before = signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         with show:
-            _lead(folder.resolve(), nodes, options, show, warm)
+            _lead_run(folder.resolve(), nodes, options, show, warm)
     except KeyboardInterrupt:
-        print(_stopped_words(folder, "stopped"), file=sys.stderr, flush=True)
+        print(_describe_stop(folder, "stopped"), file=sys.stderr, flush=True)
         if (folder / "record.json").exists():
             reports.write_report(folder)
         raise
     except FederationError as error:
-        raise FederationError(f"{error}\n{_stopped_words(folder, 'the run stopped')}") from None
+        raise FederationError(f"{error}\n{_describe_stop(folder, 'the run stopped')}") from None
     finally:
         signal.signal(signal.SIGTERM, before)
     page = reports.write_report(folder)
@@ -263,10 +257,10 @@ def federate(
         show.say(progress.summary(record, folder, page))
 
 
-def planned(path: Path | None, settings: Sequence[str], clients: int | None) -> Plan:
-    """The plan, for real clients; without a file a small one, all rows of the digits dealt.
+def load_plan(path: Path | None, settings: Sequence[str], clients: int | None) -> Plan:
+    """Return the plan, for real clients; without a file a small one with all rows of the digits.
 
-    >>> plan = planned(None, ["privacy.epsilon=4"], None)
+    >>> plan = load_plan(None, ["privacy.epsilon=4"], None)
     >>> plan.clients, plan.rounds.schedule, plan.rounds.rounds, plan.noise
     (3, 'fixed', 8, 'secure')
     """
@@ -283,10 +277,10 @@ def planned(path: Path | None, settings: Sequence[str], clients: int | None) -> 
     return plan
 
 
-def _check(plan: Plan, options: Options, folder: Path) -> str | None:
-    """Whatever can be refused is refused before a process is started or a file written.
+def _check_plan(plan: Plan, options: Options, folder: Path) -> str | None:
+    """Refuse what can be refused before a process is started or a file written.
 
-    Where the model is PyTorch's, what the nodes should import before they are asked.
+    Returns what the nodes should import before they are asked, where the model is PyTorch's.
     """
     if plan.data.path is not None:
         tables.check_source(tables.Source(**plan.data.table()))
@@ -310,21 +304,21 @@ def _check(plan: Plan, options: Options, folder: Path) -> str | None:
     return None
 
 
-def _as_ctrl_c(*_: object) -> None:
-    """A service manager's SIGTERM: the server writes its record first."""
+def _raise_interrupt(*_: object) -> None:
+    """Treat a service manager's SIGTERM as Ctrl-C: the server writes its record first."""
     raise KeyboardInterrupt
 
 
-def _lead(
+def _lead_run(
     folder: Path, nodes: Sequence[Path], options: Options, show: progress.Quiet, warm: str | None
 ) -> None:
     # Loaded only now: Flower takes a second to import.
     from sottovoce.flower import local
 
-    sitting = _sitting(folder)
+    sitting = _make_session_folder(folder)
     configs = [{"node": str(node.resolve())} for node in nodes]
     began = time.monotonic()
-    with local.federation(
+    with local.start_federation(
         sitting, configs, warm=warm, pinned=True, insecure=options.insecure
     ) as running:
         server = _Server(folder, running)
@@ -353,7 +347,7 @@ def _lead(
         except _Finished:
             pass  # Flower tells the end of a run by the wall clock, which may have been set back
         except BaseException:
-            server.let_it_write()
+            server.end_gently()
             raise
         follow()
 
@@ -363,9 +357,9 @@ class _Finished(Exception):
 
 
 class _Follower:
-    """Shows the rounds that the server has told of, and notices when it was killed.
+    """Shows the rounds that the server reports, and notices when the server was killed.
 
-    Flower would notice too, a minute later.
+    Flower would notice that, too, a minute later.
     """
 
     def __init__(self, path: Path, show: progress.Quiet, server: _Server) -> None:
@@ -385,7 +379,7 @@ class _Follower:
             self.read += len(whole) + len(newline)
             for line in whole.splitlines():
                 self.show.round(RoundDone(**json.loads(line)))
-        here = self.server.pid() is not None
+        here = self.server.find_pid() is not None
         self.seen = self.seen or here
         if here or not self.seen:
             self.lost = None
@@ -399,42 +393,42 @@ class _Follower:
 
 @dataclass(frozen=True)
 class _Server:
-    """The process that leads the run, known by the lock it holds."""
+    """The process that leads the run, identified by the lock it holds."""
 
     folder: Path
     running: LocalFederation
 
-    def pid(self) -> int | None:
-        """Its number, while it lives; only of a process of this federation: numbers are reused."""
+    def find_pid(self) -> int | None:
+        """Return its pid while it lives and belongs to this federation: pids are reused."""
         from sottovoce.flower import keeper, server_app
 
         try:
             pid = int((self.folder / server_app.LOCK).read_text("ascii"))
         except (OSError, ValueError):
             return None
-        return pid if pid in keeper.descendants(self.running.processes.pid) else None
+        return pid if pid in keeper.list_descendants(self.running.processes.pid) else None
 
     def has_finished(self) -> bool:
-        """Whether its record says that the run is over; before the run there was no such record."""
+        """Return whether its record says that the run is finished."""
         try:
             record = json.loads((self.folder / "record.json").read_text("utf-8"))
         except (OSError, ValueError):
             return False
         return record.get("status") == "finished" and not (self.folder / checkpoint.NAME).exists()
 
-    def let_it_write(self) -> None:
+    def end_gently(self) -> None:
         """Ask it to write its record and to end, and wait for that, but not for long."""
         from sottovoce.flower import keeper
 
         until = time.monotonic() + LAST_WORDS
-        if (pid := self.pid()) is not None:
-            keeper.send(pid, signal.SIGINT)
-        while self.pid() is not None and time.monotonic() < until:
+        if (pid := self.find_pid()) is not None:
+            keeper.send_signal(pid, signal.SIGINT)
+        while self.find_pid() is not None and time.monotonic() < until:
             time.sleep(0.1)
 
 
-def _sitting(folder: Path) -> Path:
-    """A new folder for keys and logs: keys are never overwritten."""
+def _make_session_folder(folder: Path) -> Path:
+    """Make a new folder for keys and logs: keys are never overwritten."""
     number = 1
     while (path := folder / SITTINGS / str(number)).exists():
         number += 1
@@ -442,9 +436,9 @@ def _sitting(folder: Path) -> Path:
     return path
 
 
-def _stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
+def _load_stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
 
-    plan, _ = dealt(folder)
+    plan, _ = load_dealt(folder)
     if (folder / "record.json").exists():
         checkpoint.require_stopped(folder)
     try:
@@ -458,7 +452,7 @@ def _stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
         ) from None
 
 
-def _stopped_words(folder: Path, what: str) -> str:
+def _describe_stop(folder: Path, what: str) -> str:
     return f"{what}; go on with: sottovoce federate --resume --out {shlex.quote(os.fspath(folder))}"
 
 

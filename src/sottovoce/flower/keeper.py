@@ -1,11 +1,11 @@
 """A small process that starts others and leaves none behind, whatever happens to its parent.
 
-Flower's processes start processes of their own, some in sessions of their own, so that neither a
-process group nor a list of pids in the parent catches them all. The keeper is their ancestor: on
-Linux it adopts every orphan below it (PR_SET_CHILD_SUBREAPER), and it ends them all when it is told
-to, when the pipe from its parent closes, or when its parent is no longer there (kill -9 included).
-Should the keeper itself be killed, the processes it started get SIGKILL from the kernel, and what
-they had started watches its parent, as Flower's processes do.
+Flower's processes start further processes, some in new sessions, so that neither a process group
+nor a list of pids in the parent covers them all. The keeper is their ancestor: on Linux it adopts
+every orphan below it (PR_SET_CHILD_SUBREAPER), and it ends them all when it is told to, when the
+pipe from its parent closes, or when its parent is no longer there (kill -9 included). If the keeper
+itself is killed, the processes it started get SIGKILL from the kernel, and what they had started
+watches its parent, as Flower's processes do.
 
 It reads one JSON object a line from its standard input and answers on its standard output:
 
@@ -15,7 +15,7 @@ It reads one JSON object a line from its standard input and answers on its stand
     {"stop": true}                                              →  {"stopped": true}
     (a process ended)                                           →  {"ended": NAME, "code": N}
 
-Only the standard library is used: it is run as a file and is up in a few hundredths of a second.
+Only the standard library is used: it is run as a file and starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Keeper:
         self.parent = parent
         self.pids: dict[int, str] = {}
         self.first: dict[int, float] = {}  # told to end before the others, and how long they have
-        self.prctl = prctl()
+        self.prctl = find_prctl()
         self.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def start(self, order: dict[str, Any]) -> None:
-        """Start one process in a session of its own, its output appended to its log."""
+        """Start one process in a new session; its output is appended to its log."""
         mine = os.getpid()
 
         def before_exec() -> None:
@@ -73,22 +73,22 @@ class Keeper:
                     preexec_fn=before_exec,
                 )
         except OSError as error:
-            say({"ended": order["start"], "code": 127, "why": str(error)})
+            write_line({"ended": order["start"], "code": 127, "why": str(error)})
             return
         process.returncode = 0  # reaped here, with every other child, by waitpid
         self.pids[process.pid] = order["start"]
         if order.get("grace"):
             self.first[process.pid] = float(order["grace"])
-        say({"started": order["start"], "pid": process.pid})
+        write_line({"started": order["start"], "pid": process.pid})
 
     def signal(self, order: dict[str, Any]) -> None:
         """Send a signal to one process by its name."""
         for pid, name in self.pids.items():
             if name == order["signal"]:
-                send(pid, order["number"])
+                send_signal(pid, order["number"])
 
     def reap(self) -> None:
-        """Collect what ended: own children, and orphans that were adopted."""
+        """Collect ended processes: children, and orphans that were adopted."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -99,41 +99,41 @@ class Keeper:
             name = self.pids.pop(pid, None)
             self.first.pop(pid, None)
             if name is not None:
-                say({"ended": name, "code": os.waitstatus_to_exitcode(status)})
+                write_line({"ended": name, "code": os.waitstatus_to_exitcode(status)})
 
     def stop(self, grace: float) -> None:
-        """SIGTERM, a grace, SIGKILL, until nothing lives below this process."""
-        known = descendants(os.getpid())
+        """Send SIGTERM, wait, then send SIGKILL until no process is left below this one."""
+        known = list_descendants(os.getpid())
         for pid in list(self.first):
-            send(pid, signal.SIGTERM)
+            send_signal(pid, signal.SIGTERM)
         began = time.monotonic()
         while any(time.monotonic() < began + seconds for seconds in self.first.values()):
             self.reap()
             time.sleep(0.02)
         for pid in list(self.pids):
-            send(pid, signal.SIGTERM)
+            send_signal(pid, signal.SIGTERM)
         self._wait(grace)
         until = time.monotonic() + LAST
         while time.monotonic() < until:
-            known = [pid for pid in known if alive(pid)]
-            left = descendants(os.getpid()) or known
+            known = [pid for pid in known if is_alive(pid)]
+            left = list_descendants(os.getpid()) or known
             if not left:
                 break
             for pid in left:
-                send(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
             self._wait(0.05)
-        say({"stopped": True})
+        write_line({"stopped": True})
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.reap()
-            if not descendants(os.getpid()):
+            if not list_descendants(os.getpid()):
                 return
             time.sleep(0.02)
 
-    def orphaned(self) -> bool:
-        """Whether the parent is gone."""
+    def is_orphaned(self) -> bool:
+        """Return whether the parent is gone."""
         return os.getppid() != self.parent
 
 
@@ -152,7 +152,7 @@ def serve(parent: int, grace: float) -> None:
     watch.register(0, selectors.EVENT_READ)
     watch.register(wake, selectors.EVENT_READ)
     rest = b""
-    while not ended and not keeper.orphaned():
+    while not ended and not keeper.is_orphaned():
         ready = {key.fd for key, _ in watch.select(timeout=BEAT)}
         if wake in ready:
             os.read(wake, 4096)
@@ -174,10 +174,10 @@ def serve(parent: int, grace: float) -> None:
     keeper.stop(grace)
 
 
-def descendants(root: int) -> list[int]:
-    """Every living process below `root`, nearest first."""
+def list_descendants(root: int) -> list[int]:
+    """Return every living process below `root`, nearest first."""
     children: dict[int, list[int]] = {}
-    for pid, parent in _table():
+    for pid, parent in _list_processes():
         children.setdefault(parent, []).append(pid)
     found, queue = [], [root]
     while queue:
@@ -187,8 +187,8 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def alive(pid: int) -> bool:
-    """Whether a process with this pid exists."""
+def is_alive(pid: int) -> bool:
+    """Return whether a process with this pid exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -198,20 +198,20 @@ def alive(pid: int) -> bool:
     return True
 
 
-def send(pid: int, number: int) -> None:
-    """Signal a process that may be gone."""
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
-def say(words: dict[str, Any]) -> None:
-    """One line to the parent, which may be gone."""
+def write_line(words: dict[str, Any]) -> None:
+    """Write one line to the parent, which may be gone."""
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(words).encode() + b"\n")
 
 
-def _table() -> list[tuple[int, int]]:
-    """(pid, parent) of every process that is not a zombie."""
+def _list_processes() -> list[tuple[int, int]]:
+    """Return (pid, parent) of every process that is not a zombie."""
     proc = Path("/proc")
     if not (proc / "self" / "stat").exists():
         listed = subprocess.run(
@@ -233,8 +233,8 @@ def _table() -> list[tuple[int, int]]:
     return table
 
 
-def prctl() -> Callable[[int, int], object]:
-    """Linux's prctl, or nothing where there is none."""
+def find_prctl() -> Callable[[int, int], object]:
+    """Return Linux's prctl, or a function that does nothing elsewhere."""
     if not sys.platform.startswith("linux"):
         return lambda *_: None
     call = ctypes.CDLL(None, use_errno=True).prctl

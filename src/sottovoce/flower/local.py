@@ -1,6 +1,6 @@
 """A federation on this machine: one SuperLink and N SuperNodes on loopback, nothing left behind.
 
-    with local.federation(folder, [{"node": "a.toml"}, {"node": "b.toml"}]) as running:
+    with local.start_federation(folder, [{"node": "a.toml"}, {"node": "b.toml"}]) as running:
         run = running.run(local.APP, {"plan": "plan.toml"})
         running.wait(run, seconds=600)
 
@@ -31,19 +31,16 @@ from sottovoce.flower import certificates, control, worker
 from sottovoce.flower.control import Link, RunState, Scalar
 from sottovoce.flower.processes import Process, Processes
 
-# What Flower's processes are given on this machine: ports, an environment, their configuration.
-
-
 HOST = "127.0.0.1"
 # Below the range from which the system takes the ports of outgoing connections: a port that was
 # free a moment ago is not taken by one of them before Flower binds it.
 PORTS = range(20_000, 32_000)
-# Flower looks for work once a second; looking is cheap, waiting is not.
+# Seconds; Flower would look for work once a second.
 TASK_POLL = "0.1"
 
 
-def environment(home: Path) -> dict[str, str]:
-    """What Flower's processes should know of this machine: little."""
+def make_environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes on this machine."""
     bin_folder = str(Path(sys.executable).parent)
     inherited = dict(os.environ)
     no_proxy = ",".join(filter(None, [inherited.get("NO_PROXY"), HOST, "localhost"]))
@@ -62,10 +59,10 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def config_text(config: Mapping[str, str | int | float | bool]) -> str:
-    """A node's configuration as `flower-supernode --node-config` reads it.
+def format_config(config: Mapping[str, str | int | float | bool]) -> str:
+    """Return a node's configuration as `flower-supernode --node-config` reads it.
 
-    >>> print(config_text({"node": "/srv/my node.toml", "slots": 2, "fast": True}))
+    >>> print(format_config({"node": "/srv/my node.toml", "slots": 2, "fast": True}))
     node='/srv/my node.toml' slots=2 fast=true
     """
     words = []
@@ -82,13 +79,13 @@ def config_text(config: Mapping[str, str | int | float | bool]) -> str:
     return " ".join(words)
 
 
-def free_port() -> int:
-    """A port on loopback that nobody listens on, chosen at random."""
-    return free_ports(1)[0]
+def find_free_port() -> int:
+    """Return a random port on loopback that nobody listens on."""
+    return find_free_ports(1)[0]
 
 
-def free_ports(count: int) -> list[int]:
-    """So many of them, no two the same: nobody listens yet on those that were drawn before."""
+def find_free_ports(count: int) -> list[int]:
+    """Return so many free ports, no two the same."""
     found: list[int] = []
     for port in random.SystemRandom().sample(PORTS, min(len(PORTS), 100 + 2 * count)):
         if len(found) == count:
@@ -107,20 +104,20 @@ def free_ports(count: int) -> list[int]:
 APP = Path(__file__).parent / "app"
 CONNECTION = "federation"
 READY = 60.0
-# A node that was turned away (exit code 305: still counted online) tries again after this long.
+# Seconds until a node that was refused (exit code 305: still counted online) tries again.
 RETRY = 10.0
-# So many starts without a pause; one that falls more often has a reason that time may mend.
+# Starts without a pause; a process that ends more often has a reason that may pass with time.
 AT_ONCE = 5
 BEAT = 0.25
-# A SuperLink that lives and is too busy to say how a run stands is asked again for this long.
+# Seconds for which a SuperLink that is too busy to say how a run stands is asked again.
 SLOW = 120.0
-# What a worker has paid for is stored and sent before it is ended, unless it takes longer.
+# Seconds in which a worker may store and send what it has paid for before it is ended.
 LAST_STEP = 20.0
 
 
 @dataclass
 class SuperNodeProcess:
-    """One SuperNode: what it needs to start, and to start again."""
+    """One SuperNode, with what it needs to be started again."""
 
     name: str
     config: Mapping[str, Scalar]
@@ -132,8 +129,8 @@ class SuperNodeProcess:
     starts: int = 0
     falls: int = 0  # of its worker
 
-    def fell_seldom(self) -> bool:
-        """Its worker fell once more: whether that is no habit yet."""
+    def count_fall(self) -> bool:
+        """Count one more unexpected end of its worker; return whether there were few."""
         self.falls += 1
         return self.falls < AT_ONCE
 
@@ -176,15 +173,15 @@ class LocalFederation:
         every: float = 0.5,
         on_beat: Callable[[], None] = lambda: None,
     ) -> RunState:
-        """Wait for a run's end; a run that failed, or takes longer, is a FederationError."""
+        """Wait for a run's end; raise FederationError if it failed or takes longer."""
         state = RunState("pending", "", "")
         heard = time.monotonic()
 
-        def finished() -> bool:
+        def is_finished() -> bool:
             nonlocal state, heard
             on_beat()
             try:
-                state = control.run_state(self.link, run)
+                state = control.read_run_state(self.link, run)
             except control.NoAnswer:
                 self.check()
                 if time.monotonic() - heard > SLOW:
@@ -193,14 +190,14 @@ class LocalFederation:
             heard = time.monotonic()
             return state.finished
 
-        if not control.wait_for(finished, seconds, every=every, check=self.check):
+        if not control.wait_for(is_finished, seconds, every=every, check=self.check):
             control.stop_run(self.link, run)
             raise FederationError(
                 f"the run was not over after {seconds:.0f} s; it is {state.status}"
             )
         if not state.completed:
             why = state.details.removeprefix("ServerApp failed with exception: ")
-            words = [_said(n.worker, f"the worker of {n.name} fell {n.falls} times")
+            words = [_quote_log(n.worker, f"the worker of {n.name} fell {n.falls} times")
                      for n in self.nodes if n.falls and n.worker is not None]  # fmt: skip
             raise FederationError(
                 "\n".join([f"the run {state.outcome or 'failed'}: {why}", *words])
@@ -208,21 +205,21 @@ class LocalFederation:
         return state
 
     def check(self) -> None:
-        """Raise if the SuperLink is gone: nothing can be waited for any more."""
+        """Raise if the SuperLink is gone: then waiting is useless."""
         process = self._link_process
         if process is not None and not process.alive:
-            raise _died(process, "the SuperLink")
+            raise _make_death_error(process, "the SuperLink")
 
     def environment(self, party: str) -> dict[str, str]:
-        """The environment of one party: its own FLWR_HOME, nothing sent to anyone."""
+        """Return the environment of one party, with its own FLWR_HOME and no telemetry."""
         home = self.home / party
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return environment(home)
+        return make_environment(home)
 
     def start_link(self, server: certificates.ServerKeys | None) -> None:
         """Start the SuperLink and wait until it answers."""
         port = self.link.address.rpartition(":")[2]
-        argv = [_tool("flower-superlink"), "--host", HOST, "--port", port]
+        argv = [_find_tool("flower-superlink"), "--host", HOST, "--port", port]
         argv.append("--disable-runtime-dependency-installation")
         if server is None:
             argv.append("--insecure")
@@ -257,8 +254,8 @@ class LocalFederation:
         )
 
     def start_node(self, node: SuperNodeProcess) -> None:
-        """Start a SuperNode; it dials the SuperLink by itself."""
-        argv = [_tool("flower-supernode"), "--superlink", self.link.address]
+        """Start a SuperNode, which connects to the SuperLink."""
+        argv = [_find_tool("flower-supernode"), "--superlink", self.link.address]
         argv += ["--host", HOST, "--port", str(node.port)]
         if node.key is None or self.link.authority is None:
             argv.append("--insecure")
@@ -266,7 +263,7 @@ class LocalFederation:
             argv += ["--root-certificates", str(self.link.authority)]
             argv += ["--auth-supernode-private-key", str(node.key.private)]
         if node.config:
-            argv += ["--node-config", config_text(node.config)]
+            argv += ["--node-config", format_config(node.config)]
         if self.app is not None:
             argv += ["--isolation", "process"]
             argv += ["--superexec-auth-secret-file", str(self._secret(node.name))]
@@ -285,7 +282,7 @@ class LocalFederation:
         argv = [sys.executable, "-m", "sottovoce.flower.worker", "--app", self.app]
         argv += ["--node", f"{HOST}:{node.port}", "--secret", str(self._secret(node.name))]
         argv += [] if self.warm is None else ["--warm", self.warm]
-        # The nodes share this machine: each takes its part of the cores, or they wait in circles.
+        # The nodes share this machine's cores; with more threads they would slow each other down.
         threads = str(max(1, (os.cpu_count() or 1) // len(self.nodes)))
         node.worker = self.processes.start(
             f"{node.name}.worker",
@@ -296,7 +293,7 @@ class LocalFederation:
         )
 
     def supervise(self) -> None:
-        """Start SuperNodes and workers again that ended unasked, until the federation closes."""
+        """Restart SuperNodes and workers that ended unasked, until the federation closes."""
         due: dict[str, float] = {}
 
         def is_due(name: str, soon: Callable[[], bool]) -> bool:
@@ -309,12 +306,14 @@ class LocalFederation:
 
         def watch() -> None:
             while not self._closing.wait(BEAT):
-                if _fell(self._server) and is_due("server", lambda: False):
+                if _has_fallen(self._server) and is_due("server", lambda: False):
                     self.start_server()
                 for node in self.nodes:
-                    if _fell(node.worker) and is_due(f"{node.name}.worker", node.fell_seldom):
+                    if _has_fallen(node.worker) and is_due(f"{node.name}.worker", node.count_fall):
                         self.start_worker(node)
-                    if _fell(node.process) and is_due(node.name, partial(self._release, node)):
+                    if _has_fallen(node.process) and is_due(
+                        node.name, partial(self._release_session, node)
+                    ):
                         self.start_node(node)
 
         def until_the_end() -> None:
@@ -325,24 +324,26 @@ class LocalFederation:
         self._supervisor.start()
 
     def close(self) -> None:
-        """No more restarts; the processes end with their context."""
+        """End restarts; the processes end with their context."""
         self._closing.set()
         if self._supervisor is not None:
             self._supervisor.join()
 
     def _secret(self, name: str) -> Path:
         path = self.folder / "keys" / f"{name}.secret"
-        return path if path.exists() else certificates.worker_secret(path.parent, name)
+        return path if path.exists() else certificates.make_worker_secret(path.parent, name)
 
-    def _release(self, node: SuperNodeProcess) -> bool:
-        """Whether a SuperNode that fell may come back at once: its old session is over."""
+    def _release_session(self, node: SuperNodeProcess) -> bool:
+        """Return whether a SuperNode that ended may come back at once: its old session is over."""
         if node.key is None or node.id is None:
             return node.starts < AT_ONCE
-        return control.release(self.link, node.key.private, node.id) and node.starts < AT_ONCE
+        return (
+            control.release_session(self.link, node.key.private, node.id) and node.starts < AT_ONCE
+        )
 
 
 @contextlib.contextmanager
-def federation(
+def start_federation(
     folder: Path,
     configs: Sequence[Mapping[str, Scalar]],
     *,
@@ -369,9 +370,9 @@ def federation(
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     server = None
     if not insecure:
-        made = certificates.authority(folder / "certificates")
-        server = certificates.server(folder / "certificates", made)
-    first, *ports = free_ports(1 + len(configs))
+        made = certificates.make_authority(folder / "certificates")
+        server = certificates.make_server_keys(folder / "certificates", made)
+    first, *ports = find_free_ports(1 + len(configs))
     link = Link(f"{HOST}:{first}", None if server is None else server.authority)
     with Processes() as processes:
         running = LocalFederation(folder, processes, link, app=app, warm=warm, pinned=pinned)
@@ -380,13 +381,13 @@ def federation(
         try:
             for index, (config, port) in enumerate(zip(configs, ports, strict=True)):
                 name = f"node{index}"
-                key = None if insecure else certificates.node_key(folder / "keys", name)
+                key = None if insecure else certificates.make_node_key(folder / "keys", name)
                 running.nodes.append(SuperNodeProcess(name, config, key, None, port))
             running.start_server()
             _wait_for_link(running, ready)
             for node in running.nodes:
                 if node.key is not None:
-                    node.id = control.register(link, node.key.public, node.name)
+                    node.id = control.register_node(link, node.key.public, node.name)
                 running.start_node(node)
                 running.start_worker(node)
             _wait_for_nodes(running, ready)
@@ -396,8 +397,8 @@ def federation(
             running.close()
 
 
-def answers(link: Link) -> bool:
-    """Whether the SuperLink says that it is well."""
+def is_answering(link: Link) -> bool:
+    """Return whether the SuperLink reports that it is healthy."""
     host, _, port = link.address.rpartition(":")
     try:
         if link.authority is None:
@@ -415,9 +416,11 @@ def answers(link: Link) -> bool:
 
 
 def _wait_for_link(running: LocalFederation, seconds: float) -> None:
-    if not control.wait_for(lambda: answers(running.link), seconds, check=running.check):
+    if not control.wait_for(lambda: is_answering(running.link), seconds, check=running.check):
         process = running.processes.all["superlink"]
-        raise FederationError(_said(process, f"the SuperLink did not answer in {seconds:.0f} s"))
+        raise FederationError(
+            _quote_log(process, f"the SuperLink did not answer in {seconds:.0f} s")
+        )
 
 
 def _wait_for_nodes(running: LocalFederation, seconds: float) -> None:
@@ -427,25 +430,25 @@ def _wait_for_nodes(running: LocalFederation, seconds: float) -> None:
         running.check()
         for node in running.nodes:
             if node.process is not None and not node.process.alive:
-                raise _died(node.process, f"SuperNode {node.name}")
+                raise _make_death_error(node.process, f"SuperNode {node.name}")
             if node.worker is not None and not node.worker.alive:
-                raise _died(node.worker, f"the worker of {node.name}")
+                raise _make_death_error(node.worker, f"the worker of {node.name}")
 
     def all_online() -> bool:
         with contextlib.suppress(control.NoAnswer):
-            return len(control.online(running.link)) >= wanted
+            return len(control.list_online(running.link)) >= wanted
         return False
 
     if not control.wait_for(all_online, seconds, every=0.25, check=check):
-        known = control.online(running.link)
+        known = control.list_online(running.link)
         late = [node for node in running.nodes if node.id is None or node.id not in known]
         process = late[0].process
         words = f"{len(late)} of {wanted} SuperNodes were not online after {seconds:.0f} s"
-        raise FederationError(words if process is None else _said(process, words))
+        raise FederationError(words if process is None else _quote_log(process, words))
 
 
 def _write_connection(home: Path, link: Link) -> None:
-    """The connection `flwr run APP federation` uses, with this folder as FLWR_HOME."""
+    """Write the connection that `flwr run APP federation` uses, with this folder as FLWR_HOME."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     trust = (
         "insecure = true" if link.authority is None else f"root-certificates = '{link.authority}'"
@@ -457,13 +460,13 @@ def _write_connection(home: Path, link: Link) -> None:
     )
 
 
-def _fell(process: Process | None) -> bool:
-    """Whether a process ended without having been asked to."""
+def _has_fallen(process: Process | None) -> bool:
+    """Return whether a process ended without having been asked to."""
     return process is not None and process.code is not None and not process.asked
 
 
-def _tool(name: str) -> str:
-    """One of Flower's commands, beside the python that runs this."""
+def _find_tool(name: str) -> str:
+    """Return one of Flower's commands, beside the python that runs this."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise FederationError(
@@ -472,11 +475,11 @@ def _tool(name: str) -> str:
     return str(path)
 
 
-def _died(process: Process, what: str) -> FederationError:
-    return FederationError(_said(process, f"{what} ended with exit code {process.code}"))
+def _make_death_error(process: Process, what: str) -> FederationError:
+    return FederationError(_quote_log(process, f"{what} ended with exit code {process.code}"))
 
 
-def _said(process: Process, words: str) -> str:
+def _quote_log(process: Process, words: str) -> str:
     tail = process.tail()
     return (
         f"{words}; the last lines of {process.log}:\n{tail}"

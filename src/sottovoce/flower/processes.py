@@ -1,4 +1,9 @@
-"""Processes that end with the one that started them: the parent's side of `keeper`.
+"""Processes that end with the one that started them (the parent's side of `keeper`), and logs.
+
+A log is plain or lines of JSON: events and kinds of errors, no data. An exception's text may
+contain a value from a client's rows, and logs are collected on other machines; so a line has the
+exception's kind, never its words. The words are shown on the machine itself: `python -m
+sottovoce.flower.worker --check`, `sottovoce ledger`.
 
 >>> import sys, tempfile
 >>> from pathlib import Path
@@ -30,15 +35,11 @@ from typing import IO, Any, NoReturn, Self
 from sottovoce.errors import FederationError, InputError, SottovoceError
 from sottovoce.flower import keeper
 
-# A program of this folder as a command: every error is one sentence, as `sottovoce` says it.
-#
-# Exit codes are those of the command line: 0 ok, 1 failed, 2 bad input, 130 interrupted.
 
+def run_command(work: Callable[[], None]) -> NoReturn:
+    """Do the work and exit as the command line does: 0 ok, 1 failed, 2 bad input, 130 interrupted.
 
-def run(work: Callable[[], None]) -> NoReturn:
-    """Do the work and exit.
-
-    >>> run(lambda: None)
+    >>> run_command(lambda: None)
     Traceback (most recent call last):
         ...
     SystemExit: 0
@@ -46,97 +47,90 @@ def run(work: Callable[[], None]) -> NoReturn:
     try:
         work()
     except InputError as error:
-        _end(str(error), 2)
+        _exit_with(str(error), 2)
     except SottovoceError as error:
-        _end(str(error), 1)
+        _exit_with(str(error), 1)
     except KeyboardInterrupt:
-        _end("interrupted", 130)
+        _exit_with("interrupted", 130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _end(f"{where}the system refused: {error.strerror or error}", 1)
+        _exit_with(f"{where}the system refused: {error.strerror or error}", 1)
     sys.exit(0)
 
 
-def _end(sentence: str, code: int) -> NoReturn:
+def _exit_with(sentence: str, code: int) -> NoReturn:
     sys.stderr.write(f"sottovoce: {sentence}\n")
     sys.exit(code)
 
 
-# A node's log, plain or as lines of JSON: events and kinds of errors, no data.
-#
-# An exception's text may hold a value from a client's rows, and whatever collects logs is another
-# machine: so a line has the exception's kind, and never its words. Words are for who asks on the
-# machine itself: `python -m sottovoce.flower.worker --check`, `sottovoce ledger`.
-
-
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One object a line: time, level, logger, event, and the kind of error where there was one.
 
     >>> line = logging.LogRecord("sottovoce", 40, "", 0, "no answer: %s", (KeyError("x"),), None)
     >>> line.created = 0.0
-    >>> print(Json().format(line))
+    >>> print(JsonFormatter().format(line))
     {"time": "1970-01-01T00:00:00Z", "level": "ERROR", "logger": "sottovoce", \
 "event": "no answer: KeyError"}
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         words = {
-            "time": _time(record),
+            "time": _format_time(record),
             "level": record.levelname,
             "logger": record.name,
-            "event": _event(record),
+            "event": _format_event(record),
         }
         if record.exc_info and record.exc_info[0] is not None:
             words["error"] = record.exc_info[0].__name__
         return json.dumps(words, ensure_ascii=False)
 
 
-class Plain(logging.Formatter):
+class PlainFormatter(logging.Formatter):
     """The same for reading: time, level, event, and the kind of error where there was one.
 
     >>> line = logging.LogRecord("sottovoce", 40, "", 0, "no answer: %s", (KeyError("x"),), None)
     >>> line.created = 0.0
-    >>> print(Plain().format(line))
+    >>> print(PlainFormatter().format(line))
     1970-01-01T00:00:00Z ERROR no answer: KeyError
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        line = f"{_time(record)} {record.levelname} {_event(record)}"
+        """Return the line."""
+        line = f"{_format_time(record)} {record.levelname} {_format_event(record)}"
         if record.exc_info and record.exc_info[0] is not None:
             line += f" ({record.exc_info[0].__name__})"
         return line
 
 
-def _time(record: logging.LogRecord) -> str:
+def _format_time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(int(record.created), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _event(record: logging.LogRecord) -> str:
-    """What was logged, with the kind of every exception where it was given one."""
-    msg, args = _wordless(record.msg), record.args
+def _format_event(record: logging.LogRecord) -> str:
+    """Return what was logged, with the kind of every exception in place of its words."""
+    msg, args = _hide_words(record.msg), record.args
     if not args:
         return str(msg)
     if isinstance(args, Mapping):
-        return str(msg) % {key: _wordless(value) for key, value in args.items()}
-    return str(msg) % tuple(map(_wordless, args))
+        return str(msg) % {key: _hide_words(value) for key, value in args.items()}
+    return str(msg) % tuple(map(_hide_words, args))
 
 
-def _wordless(value: object) -> object:
+def _hide_words(value: object) -> object:
     return type(value).__name__ if isinstance(value, BaseException) else value
 
 
-def begin(*, as_json: bool) -> None:
-    """Log to standard error, as lines of JSON or plainly; events of sottovoce alone, and errors."""
+def start_logging(*, as_json: bool) -> None:
+    """Log events of sottovoce, and errors, to standard error, plainly or as JSON."""
     handler = logging.StreamHandler()
-    handler.setFormatter(Json() if as_json else Plain())
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())
     logging.basicConfig(handlers=[handler])
     logging.getLogger("sottovoce").setLevel(logging.INFO)
 
 
 TAIL = 12
-# The keeper answers a start within a fork; seconds mean that it is gone.
+# Seconds; the keeper answers a start at once, so that a longer silence means it is gone.
 ANSWER = 10.0
 
 
@@ -157,13 +151,13 @@ class Process:
         return self.pid != 0 and self.code is None
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, or None if it still runs after `seconds`."""
+        """Return its exit code, or None if it still runs after `seconds`."""
         with self.changed:
             self.changed.wait_for(lambda: self.code is not None, seconds)
         return self.code
 
     def tail(self, lines: int = TAIL) -> str:
-        """The last lines of its log, for an error that a person will read."""
+        """Return the last lines of its log, for an error message."""
         try:
             text = self.log.read_text("utf-8", "replace")
         except OSError:
@@ -186,7 +180,7 @@ class Processes:
             [sys.executable, "-I", keeper.__file__, str(os.getpid()), str(self.grace)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which then says stop
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then stops it
         )
         threading.Thread(target=self._listen, daemon=True).start()
         return self
@@ -196,8 +190,8 @@ class Processes:
 
     @property
     def pid(self) -> int:
-        """The keeper's own pid: every process of this context is below it."""
-        return self._running().pid
+        """The keeper's pid: every process of this context is below it."""
+        return self._require_keeper().pid
 
     def start(
         self,
@@ -215,7 +209,7 @@ class Processes:
         process = Process(name=name, log=log)
         self.longest = max(self.longest, grace)
         self.all[name] = process
-        self._tell(
+        self._send_order(
             {
                 "start": name,
                 "argv": [str(word) for word in argv],
@@ -233,19 +227,19 @@ class Processes:
         return process
 
     def signal(self, process: Process, number: int = signal.SIGTERM) -> None:
-        """Send a signal by name, so that a pid that was given to another process is never hit."""
+        """Send a signal by name, so that a reused pid is never hit."""
         process.asked = True
-        self._tell({"signal": process.name, "number": int(number)})
+        self._send_order({"signal": process.name, "number": int(number)})
 
     def stop(self) -> None:
-        """End every process and the keeper; returns when none is left."""
+        """End every process and the keeper; return when none is left."""
         running = self._keeper
         if running is None:
             return
         for process in self.all.values():
             process.asked = True
         with contextlib.suppress(FederationError):  # it is gone: the kernel ended what it kept
-            self._tell({"stop": True})
+            self._send_order({"stop": True})
         self._keeper = None
         limit = self.longest + self.grace + keeper.LAST + ANSWER
         try:
@@ -258,13 +252,13 @@ class Processes:
                 with contextlib.suppress(OSError):
                     stream.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _require_keeper(self) -> subprocess.Popen[bytes]:
         if self._keeper is None:
             raise FederationError("the processes were stopped; start a new context")
         return self._keeper
 
-    def _tell(self, order: dict[str, Any]) -> None:
-        pipe = self._running().stdin
+    def _send_order(self, order: dict[str, Any]) -> None:
+        pipe = self._require_keeper().stdin
         assert pipe is not None
         try:
             with self._lock:
@@ -276,9 +270,9 @@ class Processes:
             ) from None
 
     def _listen(self) -> None:
-        pipe = self._running().stdout
+        pipe = self._require_keeper().stdout
         assert pipe is not None
-        for line in _until_closed(pipe):
+        for line in _read_lines(pipe):
             words = json.loads(line)
             process = self.all.get(words.get("started") or words.get("ended") or "")
             if process is None:
@@ -295,8 +289,8 @@ class Processes:
                 process.changed.notify_all()
 
 
-def _until_closed(pipe: IO[bytes]) -> Iterator[bytes]:
-    """Its lines, until its other end or, from another thread, this one is closed."""
+def _read_lines(pipe: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines until the other end or, from another thread, this end is closed."""
     while True:
         try:
             line = pipe.readline()

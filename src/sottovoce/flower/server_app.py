@@ -1,7 +1,27 @@
-"""The server's side of Flower: a ServerApp around whoever conducts the rounds.
+"""The server's side of Flower: a ServerApp around whatever conducts the rounds.
 
-A conductor knows nothing of Flower: it gets the roll of clients, whom it calls and asks by their
-own ids in plain bytes, and the run's configuration. `lead` does it here.
+A conductor knows nothing of Flower: it gets the directory of clients, which it calls and asks by
+their own ids in plain bytes, and the run's configuration. Here it is `lead_run`, which calls
+`coordinator.conduct`:
+
+| run config | what it is |
+|---|---|
+| `plan` | the plan's file (TOML) |
+| `public` | the server's own rows (`sottovoce.data.federated`) |
+| `out` | the folder of the run |
+| `clients` | how many have to be there before it begins |
+| `gathering` | seconds to wait for them |
+| `deadline` | seconds for the answers of a round |
+| `minimum` | uploads without which a round does not count |
+| `resume` | go on with the run that was stopped in `out` |
+| `keep-uploads` | keep every upload that counted, in `out`/uploads |
+| `insecure` | allow a transport that is not encrypted: the record then says so |
+| `name` | the server's name, as the clients' ledgers note it |
+| `admitted` | a CSV file with the clients that may take part and their samples; none if empty |
+| `progress` | a file that gets a line of JSON a round; none if empty |
+
+All of it is checked before anyone is greeted. One process leads a run: it holds a lock on
+`out`/server.lock, which ends with the process.
 """
 
 from __future__ import annotations
@@ -29,29 +49,6 @@ from sottovoce.flower.transport import Failure, NodeClient, NodeDirectory
 if TYPE_CHECKING:
     from sottovoce.runs.checkpoint import RoundDone
 
-
-# A run led through Flower: the run's configuration in, `coordinator.conduct`, the run folder out.
-#
-# | run config | what it is |
-# |---|---|
-# | `plan` | the plan's file (TOML) |
-# | `public` | the server's own rows (`sottovoce.data.federated`) |
-# | `out` | the folder of the run |
-# | `clients` | how many have to be there before it begins |
-# | `gathering` | seconds to wait for them |
-# | `deadline` | seconds for the answers of a round |
-# | `minimum` | uploads without which a round does not count |
-# | `resume` | go on with the run that was stopped in `out` |
-# | `keep-uploads` | keep every upload that counted, in `out`/uploads |
-# | `insecure` | allow a transport that is not encrypted: the record then says so |
-# | `name` | the server's name, as the clients' ledgers note it |
-# | `admitted` | a CSV file with the clients that may take part and their samples; none if empty |
-# | `progress` | a file that gets a line of JSON a round; none if empty |
-#
-# All of it is checked before anyone is greeted. One process leads a run: it holds a lock on
-# `out`/server.lock, which dies with it.
-
-
 LOCK = "server.lock"
 # A server that is being stopped may still write its record.
 LOCK_SECONDS = 60.0
@@ -71,7 +68,7 @@ KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
 
 
 class Routes:
-    """The coordinator's transport on a roll; a route is the id of the client at its end."""
+    """The coordinator's transport over Flower; a route is the id of the client at its end."""
 
     def __init__(self, roll: NodeDirectory) -> None:
         self.roll = roll
@@ -79,7 +76,7 @@ class Routes:
         self._announced: dict[str, NodeClient | bytes] = {}
 
     def greet(self, seconds: float) -> dict[str, bytes]:
-        """What nodes said that have appeared, or have been greeted anew."""
+        """Return the greetings of nodes that have appeared, or were greeted again."""
         seats = self.roll.call(wanted=0, seconds=seconds)
         # What is no greeting is handed on as well: the coordinator has words for it.
         strange = {f"node {node}": words for node, words in self.roll.strange.items()}
@@ -89,25 +86,25 @@ class Routes:
         return {route: it.hello if isinstance(it, NodeClient) else it for route, it in new.items()}
 
     def key(self, route: str) -> str | None:
-        """The fingerprint of the client's key, where its node is authenticated."""
+        """Return the fingerprint of the client's key, where its node is authenticated."""
         seat = self.roll.seats.get(route)
         return None if seat is None else seat.key
 
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes]:
-        """The answers that came in time."""
+        """Return the answers that came in time."""
         self.rounds += 1
         said = self.roll.ask(requests, group=str(self.rounds), seconds=seconds)
         return {route: blob for route, blob in said.items() if not isinstance(blob, Failure)}
 
 
-def client_of(hello: bytes) -> str:
-    """A client's id: that of its vault, as the server's own registry reads it."""
+def read_client_id(hello: bytes) -> str:
+    """Return a client's id from its greeting: that of its vault."""
     from sottovoce.server.members import Member
 
     return Member.from_hello(hello).vault
 
 
-def lead(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
+def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
     """Lead a run from the first greeting to the record."""
     from sottovoce.data import federated
     from sottovoce.plan import Plan
@@ -115,8 +112,8 @@ def lead(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
     from sottovoce.server.members import Patience
 
     for key in KINDS:
-        _require(key, config.get(key))
-    secure = encrypted(roll.grid)
+        _require_setting(key, config.get(key))
+    secure = is_encrypted(roll.grid)
     if not secure and not config["insecure"]:
         raise InputError.of(
             "insecure",
@@ -134,14 +131,14 @@ def lead(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
         round=config["deadline"],
         minimum=config["minimum"],
     )
-    with alone(paths["out"]):
+    with lock_run(paths["out"]):
         conduct(
             plan,
             held,
             Routes(roll),
             patience,
             out=paths["out"],
-            on_round=_teller(config["progress"]),
+            on_round=_make_reporter(config["progress"]),
             resume=config["resume"],
             keep_uploads=config["keep-uploads"],
             insecure=not secure,
@@ -152,8 +149,8 @@ def lead(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def alone(out: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Be the only process that leads the run of this folder; its number stands in the lock."""
+def lock_run(out: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Be the only process that leads the run of this folder; the lock contains its pid."""
     out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds
     with (out / LOCK).open("a+", encoding="ascii") as file:
@@ -174,10 +171,10 @@ def alone(out: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """While this lasts, SIGINT and SIGTERM are a KeyboardInterrupt, and Flower's again after it.
+def allow_interrupts() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into KeyboardInterrupt meanwhile; give them back to Flower after.
 
-    Flower would end the process in the middle of whatever it does; a run wants to write its record.
+    Flower would end the process in the middle of its work; a run has to write its record first.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -204,7 +201,7 @@ def interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _teller(path: str) -> Callable[[RoundDone], None]:
+def _make_reporter(path: str) -> Callable[[RoundDone], None]:
     def tell(done: RoundDone) -> None:
         if path:
             with Path(path).open("a", encoding="utf-8") as file:
@@ -213,16 +210,16 @@ def _teller(path: str) -> Callable[[RoundDone], None]:
     return tell
 
 
-def encrypted(grid: object) -> bool:
-    """Whether the SuperLink speaks TLS, as this app's own connection to it: it has one port.
+def is_encrypted(grid: object) -> bool:
+    """Return whether the SuperLink uses TLS, as this app's connection to it: it has one port.
 
-    A grid that cannot tell counts as plaintext: a record must not promise what is not known.
+    A grid that does not know counts as plaintext: a record must not promise what is not known.
     """
     return getattr(grid, "_insecure", True) is False
 
 
-def _require(key: str, value: Any) -> None:
-    """One sentence for a setting that would otherwise become a run that spends and fails."""
+def _require_setting(key: str, value: Any) -> None:
+    """Refuse a setting with which a run would spend budget and then fail."""
     from sottovoce.client.messages import SERVER
     from sottovoce.server.members import MOST_SECONDS
 
@@ -250,15 +247,17 @@ Conductor = Callable[[NodeDirectory, Mapping[str, Scalar]], None]
 LIMIT = 2**31 - 2**20
 
 
-def build(conduct: Conductor, identify: Callable[[bytes], str], *, limit: int = LIMIT) -> ServerApp:
-    """A ServerApp that lets `conduct` lead; `identify` reads a client's id from its hello."""
+def build_app(
+    conduct: Conductor, identify: Callable[[bytes], str], *, limit: int = LIMIT
+) -> ServerApp:
+    """Build a ServerApp that lets `conduct` lead; `identify` reads a client's id from its hello."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         if _say_in_one_sentence not in logging.getLogger("flwr").filters:
             logging.getLogger("flwr").addFilter(_say_in_one_sentence)
-        with interruptible():
+        with allow_interrupts():
             conduct(NodeDirectory(grid, identify, limit=limit), dict(context.run_config))
 
     return app
@@ -272,4 +271,4 @@ def _say_in_one_sentence(record: logging.LogRecord) -> bool:
     return True
 
 
-app = build(lead, client_of)
+app = build_app(lead_run, read_client_id)

@@ -1,11 +1,11 @@
-"""Flower's SuperNode with two things watched: whether the server hears it, and whose clock is off.
+"""Flower's SuperNode, watched: whether the server hears it, and whether the clocks agree.
 
     python -m sottovoce.flower.supernode (what flower-supernode takes)
 
-A SuperNode whose sign of life was refused once sends no more of them: it lives on, counts as
-offline and is asked nothing, and no service manager notices. Here such a process ends, so that it
-is started again. And a SuperNode whose clock is more than a few seconds ahead of the server's is
-turned away without a reason; here its log says that it is the clock.
+A SuperNode whose heartbeat was refused once sends no more of them: it lives on, counts as offline
+and is asked nothing, and no service manager notices. Here such a process ends, so that it is
+started again. And a SuperNode whose clock is more than a few seconds ahead of the server's is
+refused without a reason; here its log says that the clock is the reason.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 log = logging.getLogger("sottovoce")
 
 
-def clock_words(date: str | None, now: float) -> str | None:
+def describe_clock(date: str | None, now: float) -> str | None:
     """Return what is wrong with this machine's clock beside a server's Date header, if anything.
 
-    >>> clock_words("Thu, 01 Jan 1970 00:01:40 GMT", 101.5) is None
+    >>> describe_clock("Thu, 01 Jan 1970 00:01:40 GMT", 101.5) is None
     True
-    >>> print(clock_words("Thu, 01 Jan 1970 00:01:40 GMT", 120.0))
+    >>> print(describe_clock("Thu, 01 Jan 1970 00:01:40 GMT", 120.0))
     this machine's clock is 20 s ahead of the server's, and the server turns away what is signed \
 more than 5 s ahead of it; set both by NTP (timedatectl set-ntp true)
     """
@@ -80,28 +80,28 @@ def check_server(address: str, authority: Path | None) -> None:
             f"{address} does not answer ({type(error).__name__}); is the address right, is the "
             "server up, and does its firewall let this machine in?"
         ) from None
-    if (words := clock_words(date, time.time())) is not None:
+    if (words := describe_clock(date, time.time())) is not None:
         raise FederationError(words)
     print(f"{address} answers, and the clocks agree ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC)")
 
 
 class Watch:
-    """Notes the signs of life that the server took, and ends the process when there are none."""
+    """Notes the heartbeats that the server accepted, and ends the process when there are none."""
 
     def __init__(self, seconds: float = SILENT) -> None:
         self.seconds = seconds
         self.heard = time.monotonic()
 
     def note(self, path: str, status: int, date: str | None) -> None:
-        """Look at one answer of the server."""
+        """Note one answer of the server."""
         if status == 401:
-            reason = clock_words(date, time.time())
+            reason = describe_clock(date, time.time())
             log.error("the server turns this node away (401): %s", reason or "its key is unknown")
         elif path.endswith(HEARTBEAT) and status == 200:
             self.heard = time.monotonic()
 
     def end_when_silent(self) -> None:
-        """Wait until the server has taken no sign of life for too long, then end the process."""
+        """End the process when the server has accepted no heartbeat for too long."""
         while (left := self.heard + self.seconds - time.monotonic()) > 0:
             time.sleep(left)
         log.error("the server took no sign of life for %.0f s: starting again", self.seconds)
@@ -116,7 +116,7 @@ def main() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
-    processes.begin(as_json=False)
+    processes.start_logging(as_json=False)
     watch = Watch()
 
     class Watched(FleetHttpClient):

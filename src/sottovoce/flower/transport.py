@@ -1,10 +1,10 @@
-"""Bytes to nodes, bytes back, before a deadline: all that the federation asks of Flower.
+"""Bytes to nodes, bytes back, before a deadline: all that the federation needs from Flower.
 
 A request is the bytes under `request` in a message's only record, an answer the bytes under
-`answer` in its reply's. What the bytes mean is not known here. What is known is that a node may be
-hostile: its reply is waited for by a thread of its own (Flower would wait up to two hours for a
-reply that was announced and never sent), a reply of another shape is a `Failure` of that node and
-of no other, and no word a node wrote reaches a log or a record.
+`answer` in its reply's. This module does not know what the bytes mean, but that a node may be
+hostile: each reply is awaited by a separate thread (Flower would wait up to two hours for a reply
+that was announced and never sent), a reply of another shape is a `Failure` of that node and of no
+other, and no word that a node wrote reaches a log or a record.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = logging.getLogger("sottovoce.transport")
 
 RECORD = "sottovoce"
 POLL = 0.25
-# With many nodes each looks less often, so that looking never takes more than a core.
+# With many nodes each thread polls less often, so that polling never takes more than a core.
 POLL_PER_NODE = 0.005
 SLICE = 0.5
-# A node that did not say who it is is asked again after this long, then after twice as long, …
+# Seconds until a node without a proper greeting is asked again, then twice as many, …
 SHY = 5.0
 SHYEST = 600.0
-# Seconds that everybody waits for greetings; a later one is taken when it has come.
+# Seconds that all wait for greetings; a later one is read when it has come.
 AT_ONCE = 5.0
 Reason = Literal["late", "offline", "crashed", "failed", "malformed"]
 
@@ -46,6 +46,8 @@ REASONS[REFUSED] = "malformed"
 # What a greeting may weigh, and what an answer may weigh beyond the request that it answers.
 GREETING = 1 << 16
 SLACK = 1 << 20
+# What Flower adds to the bytes of an answer: names, lengths and hashes.
+ENVELOPE = 4096
 WORDS: dict[Reason, str] = {
     "late": "did not answer before the deadline",
     "offline": "went offline",
@@ -59,21 +61,21 @@ class Grid(Protocol):
     """The part of `flwr.serverapp.Grid` that is used: it names nodes and carries messages."""
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """The nodes that are online, with their public keys."""
+        """Return the nodes that are online, with their public keys."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send; the ids of the messages, in order."""
+        """Send messages; return their ids, in order."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that are there."""
+        """Return the replies that are there."""
 
 
 @runtime_checkable
 class SizedReplies(Protocol):
-    """A grid that refuses a reply by its announced size (`sottovoce.flower.grid`)."""
+    """A grid that refuses a reply by its announced size (`server_worker.BoundedGrid`)."""
 
     def pull_within(self, message_id: str, limit: int) -> Iterable[Message]:
-        """The reply, if it is there; an error in its place if it is larger."""
+        """Return the reply, if it is there; an error in its place if it is larger."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ Answers = dict[str, bytes | Failure]
 class Asking:
     """Messages that were sent to nodes, one each, and the answers as they come.
 
-    They expire after `seconds`: a node that comes online later is not handed old work. A reply
-    counts once, for the message it replies to; what comes after the deadline is never looked at.
+    They expire after `seconds`: a node that comes online later does not get old work. A reply
+    counts once, for the message it replies to; what comes after the deadline is never read.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Asking:
         def wait_for(node: int, message: str | None) -> None:
             found: bytes | Failure = Failure("offline")  # no id: the SuperLink would not take it
             if message:
-                found = _reply(grid, node, message, self.until, poll, limit)
+                found = _await_reply(grid, node, message, self.until, poll, limit)
             with self._done:
                 self._answers[node] = found
                 self._done.notify()
@@ -138,9 +140,9 @@ class Asking:
             threading.Thread(target=wait_for, args=(node, message), daemon=True).start()
 
     def wait(self, seconds: float) -> dict[int, bytes | Failure]:
-        """Return the answers that have come, each once, after all are there or `seconds` are over.
+        """Return new answers, once all have come or `seconds` are over.
 
-        At the deadline that is every node's, with its answer or its failure.
+        At the deadline every remaining node is in the result, with its answer or its failure.
         """
         end = min(self.until, time.monotonic() + seconds)
         with self._done:
@@ -155,7 +157,7 @@ class Asking:
         return came
 
 
-def ask(
+def ask_nodes(
     grid: Grid, requests: Mapping[int, bytes], *, group: str = "", seconds: float, limit: int
 ) -> dict[int, bytes | Failure]:
     """Send each node its bytes and wait for all answers, at most `seconds`.
@@ -165,8 +167,8 @@ def ask(
     return Asking(grid, requests, group=group, seconds=seconds, limit=limit).wait(seconds)
 
 
-def read(message: Message, key: str, limit: int) -> bytes | None:
-    """The bytes under `key` of a message that holds one record with one entry, else None."""
+def read_record(message: Message, key: str, limit: int) -> bytes | None:
+    """Return the bytes under `key` of a message with one record of one entry, else None."""
     if not message.has_content():
         return None
     records = message.content
@@ -181,7 +183,7 @@ def read(message: Message, key: str, limit: int) -> bytes | None:
 
 @dataclass(frozen=True)
 class NodeClient:
-    """A client and the Flower node it speaks through; `hello` is what it said of itself.
+    """A client and the Flower node it uses; `hello` is its greeting.
 
     `key` is the fingerprint of the node's key, where nodes are authenticated.
     """
@@ -193,15 +195,15 @@ class NodeClient:
 
 
 class NodeDirectory:
-    """Who is there: our clients by their own ids, each with the Flower node it sits at.
+    """Our clients by their own ids, each with the Flower node it uses (its seat).
 
-    Flower's node ids change (a node without authentication gets a new one at every start), so that
-    every node is asked once who it is. A client keeps its seat while its node is online; another
-    node that claims the same client meanwhile is left out and counted in `doubles`. Where nodes are
-    authenticated, one that has another key is another client, whatever it claims. A node that
-    gives no proper answer (its words are in `strange`) is asked again, less and less often, and
-    nobody waits for one that hangs: it must not cost a round a minute. A second one may be the
-    first, restarted. A node has one seat, whatever it calls itself from one greeting to the next.
+    Flower's node ids change (a node without authentication gets a new one at every start), so every
+    node is asked once who it is. A client keeps its seat while its node is online; another node
+    that claims the same client meanwhile is left out and counted in `doubles`: it may be the first
+    one, restarted. Where nodes are authenticated, a node with another key is another client,
+    whatever it claims. A node without a proper greeting (its words are in `strange`) is asked
+    again, less and less often, and nobody waits for one that hangs: it must not cost a round a
+    minute. A node has one seat, whatever it calls itself from one greeting to the next.
     """
 
     def __init__(self, grid: Grid, identify: Callable[[bytes], str], *, limit: int) -> None:
@@ -218,9 +220,9 @@ class NodeDirectory:
         self._greetings: list[Asking] = []  # those that have not all come
 
     def call(self, *, wanted: int, seconds: float, patience: float = 60.0) -> dict[str, NodeClient]:
-        """Ask nodes that are new who they are, until `wanted` clients are there or time is up.
+        """Ask new nodes who they are, until `wanted` clients are there or time is up.
 
-        A greeting may take `patience` seconds, but one that is slow is not waited for.
+        A greeting may take `patience` seconds, but a slow one is not waited for.
         """
         until = time.monotonic() + seconds
         while True:
@@ -251,12 +253,13 @@ class NodeDirectory:
                 time.sleep(min(POLL, max(0.0, left)))
 
     def ask(self, requests: Mapping[str, bytes], *, group: str, seconds: float) -> Answers:
-        """Ask clients by their own ids; one that has no seat is offline.
+        """Ask clients by their own ids; a client without a seat is offline.
 
-        Who does not answer keeps its seat, and is greeted anew: it may have been restarted.
+        A client that does not answer keeps its seat, and is greeted again: it may have been
+        restarted.
         """
         seated = {c: seat.node for c, seat in self.seats.items() if c in requests}
-        said = ask(
+        said = ask_nodes(
             self.grid,
             {node: requests[client] for client, node in seated.items()},
             group=group,
@@ -274,7 +277,7 @@ class NodeDirectory:
         self._shy = {node: wait for node, wait in self._shy.items() if node in online}
 
     def _take_greetings(self, seconds: float) -> None:
-        """Give a seat to who has said who it is; for the newest wait so long at most."""
+        """Give seats to nodes that have greeted; wait at most so long for the newest."""
         said: dict[int, bytes | Failure] = {}
         for asking in self._greetings:
             said |= asking.wait(seconds if asking is self._greetings[-1] else 0.0)
@@ -293,12 +296,12 @@ class NodeDirectory:
             self.seats[client] = NodeClient(client, node, cast(bytes, hello), self._keys.get(node))
 
     def _client(self, node: int, hello: bytes | Failure) -> str | None:
-        """Whom a node speaks for; None if it did not say, or if that client sits elsewhere."""
+        """Return which client a node is; None if it did not say, or if that client has a seat."""
         if isinstance(hello, Failure):
             return None
         try:
             client = self.identify(hello)
-        except Exception:  # whatever a node wrote, it ends nobody's round
+        except Exception:  # a node's bad greeting must not end the round for others
             self.strange[node] = hello
             return None
         key = self._keys.get(node)
@@ -321,7 +324,7 @@ def fingerprint(public_key: bytes) -> str:
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
-def _reply(
+def _await_reply(
     grid: Grid, node: int, message: str, until: float, poll: float, limit: int
 ) -> bytes | Failure:
     while time.monotonic() < until:
@@ -331,19 +334,19 @@ def _reply(
             else:
                 replies = list(grid.pull_messages([message]))
         except Exception:
-            # A reply that cannot be decoded, or a SuperLink that restarts: the next look tells.
+            # A reply that cannot be decoded, or a SuperLink that restarts: the next poll decides.
             replies = []
         for reply in replies:
             if reply.metadata.reply_to_message_id == message:
-                return _checked(reply, node, limit)
+                return _check_reply(reply, node, limit)
         time.sleep(poll)
     return Failure("late")
 
 
-def _checked(reply: Message, node: int, limit: int) -> bytes | Failure:
+def _check_reply(reply: Message, node: int, limit: int) -> bytes | Failure:
     if reply.has_error():
         return Failure(REASONS.get(reply.error.code, "failed"))
     if reply.metadata.src_node_id != node:
         return Failure("malformed")
-    answer = read(reply, "answer", limit)
+    answer = read_record(reply, "answer", limit)
     return Failure("malformed") if answer is None else answer

@@ -67,16 +67,16 @@ SHORTEST_SECRET = 32
 log = logging.getLogger("sottovoce")
 
 
-def load(name: str) -> ClientApp:
-    """The ClientApp named `module:attribute`."""
-    app = _named("app", name, "a ClientApp", f"the default is {APP}")
+def load_app(name: str) -> ClientApp:
+    """Return the ClientApp named `module:attribute`."""
+    app = _import_name("app", name, "a ClientApp", f"the default is {APP}")
     if not isinstance(app, ClientApp):
         raise InputError.of("app", name, "module:name of a ClientApp", f"the default is {APP}")
     return app
 
 
-def _named(key: str, where: str, what: str, remedy: str) -> Any:
-    """What `module:name` names; importing it runs its code, which is the operator's choice."""
+def _import_name(key: str, where: str, what: str, remedy: str) -> Any:
+    """Return what `module:name` names; importing it runs code that the operator chose."""
     module, _, name = where.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -86,17 +86,17 @@ def _named(key: str, where: str, what: str, remedy: str) -> Any:
         raise InputError.of(key, where, bound, f"{remedy} ({why})") from None
 
 
-def serve(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> None:
-    """Take the SuperNode's messages one by one, for ever, each in a process of its own.
+def serve_messages(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> None:
+    """Take the SuperNode's messages one by one, for ever, each in a separate process.
 
-    The next is taken when the last is answered: a node has one vault, which has room for one.
+    The next one is taken when the last is answered: a node has one vault, for one process.
     """
     client = connect(node, None, secret)
     # Told to end, a fork that still waits for its message gives up; one that works goes on.
     take_tasks(
         client,
         "flwr-clientapp",
-        lambda token: work(node, app, token),
+        lambda token: answer_message(node, app, token),
         poll=poll,
         ask_to_end=signal.SIGTERM,
     )
@@ -130,7 +130,7 @@ def take_tasks(
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
     child = 0  # the fork that does a task
     while os.getppid() == parent and not stopped:
-        if child and _lives(child):
+        if child and _is_alive(child):
             time.sleep(BUSY)
             continue
         child = 0
@@ -147,16 +147,16 @@ def take_tasks(
         if not token:
             time.sleep(poll)
         elif (child := os.fork()) == 0:
-            _child(work, token)
+            _run_child(work, token)
     # What has been paid for is stored before the end: asked again, it need not be paid again.
     if child and stopped:
         if ask_to_end:
-            keeper.send(child, ask_to_end)
-        _lives(child, 0)
+            keeper.send_signal(child, ask_to_end)
+        _is_alive(child, 0)
 
 
-def work(node: str, app: ClientApp, token: str) -> None:
-    """Answer the one message this token stands for."""
+def answer_message(node: str, app: ClientApp, token: str) -> None:
+    """Answer the one message that this token stands for."""
     patient = make_simple_http_retry_invoker()
     patient.max_time = PATIENCE  # a SuperNode that was started again does not know the token
     client = RuntimeHttpClient.from_server_address(
@@ -174,9 +174,9 @@ def work(node: str, app: ClientApp, token: str) -> None:
     context: Context | None = None
     outcome, details = "failed", SORRY
     try:
-        with _in_time(INPUT):
+        with _limit_time(INPUT):
             message, context, _run, _bundle = pull_task_input(client)
-        push_message(client, _answered(app, message, context), context)
+        push_message(client, _answer(app, message, context), context)
         outcome, details = "completed", ""
         log.info("answered a message (%s)", message.metadata.message_type)
     finally:
@@ -186,7 +186,7 @@ def work(node: str, app: ClientApp, token: str) -> None:
 
 
 @contextlib.contextmanager
-def _in_time(seconds: int) -> Iterator[None]:
+def _limit_time(seconds: int) -> Iterator[None]:
     """Give up after so long, or at SIGTERM: nothing has been paid for yet.
 
     A SuperNode that dropped a message (its run was stopped) lets its worker wait for two hours.
@@ -205,7 +205,7 @@ def _in_time(seconds: int) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _answered(app: ClientApp, message: Message, context: Context) -> Message:
+def _answer(app: ClientApp, message: Message, context: Context) -> Message:
     try:
         return app(message=message, context=context)
     except Exception as error:  # a kind of message that the app does not know
@@ -213,12 +213,12 @@ def _answered(app: ClientApp, message: Message, context: Context) -> Message:
         return Message(Error(code=FAILED, reason=SORRY), reply_to=message)
 
 
-def _child(work: Callable[[str], None], token: str) -> None:
+def _run_child(work: Callable[[str], None], token: str) -> None:
     """Do one task in a fork; this never returns into the loop of the parent."""
     code = 1
     try:
         # It ends with its worker: another one may be asked, and a vault has room for one.
-        keeper.prctl()(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)
+        keeper.find_prctl()(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)
         work(token)
         code = 0
     except Exception as error:
@@ -229,16 +229,16 @@ def _child(work: Callable[[str], None], token: str) -> None:
         os._exit(code)
 
 
-def _lives(child: int, options: int = os.WNOHANG) -> bool:
-    """Whether a fork has not ended; without options it is waited for."""
+def _is_alive(child: int, options: int = os.WNOHANG) -> bool:
+    """Return whether a fork has not ended; without options it is waited for."""
     try:
         return os.waitpid(child, options)[0] == 0
     except ChildProcessError:
         return False
 
 
-def check(path: Path) -> None:
-    """Look at what a message would meet, and say that all is well or what is not."""
+def check_node(path: Path) -> None:
+    """Check what a message would meet, and print that all is well or raise what is not."""
     from sottovoce.client import device
     from sottovoce.client.node import Node
 
@@ -268,16 +268,16 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.check is not None:
         if given.server is not None:
             supernode.check_server(given.server, given.authority)
-        check(given.check)
+        check_node(given.check)
         return
     if given.node is None or given.secret is None:
         parser.error("--node and --secret are needed, or --check alone")
-    processes.begin(as_json=given.log == "json")
+    processes.start_logging(as_json=given.log == "json")
     secret = read_secret(given.secret)
     importlib.import_module("sottovoce.client.device")  # once, and not in the fork of every message
     if given.warm is not None:
-        _named("warm", given.warm, "a function", "it is called without arguments")()
-    serve(given.node, load(given.app), secret)
+        _import_name("warm", given.warm, "a function", "it is called without arguments")()
+    serve_messages(given.node, load_app(given.app), secret)
 
 
 def read_secret(path: Path) -> bytes:
@@ -295,4 +295,4 @@ def read_secret(path: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    processes.run(main)
+    processes.run_command(main)

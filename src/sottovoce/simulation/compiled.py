@@ -377,11 +377,11 @@ def _inspect_by_pieces(model: JaxModel, x: jax.Array) -> tuple[jax.Array, jax.Ar
     def of(start: jax.Array) -> tuple[jax.Array, jax.Array]:
         return inspect(model, jax.lax.dynamic_slice_in_dim(x, start, rows))[1:]
 
-    def joined(pieces: jax.Array) -> jax.Array:
+    def join_pieces(pieces: jax.Array) -> jax.Array:
         return jnp.concatenate([pieces[:-1].reshape(-1), pieces[-1, first[-1] - starts[-1] :]])
 
     is_clean, squared = jax.lax.map(of, jnp.asarray(starts))
-    return joined(is_clean), joined(squared)
+    return join_pieces(is_clean), join_pieces(squared)
 
 
 def _stack_arrays(arrays: Sequence[jax.Array | NDArray[Any]]) -> jax.Array:

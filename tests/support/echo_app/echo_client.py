@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from sottovoce.flower.client_app import build
+from sottovoce.flower.client_app import build_app
 
 
 class Echo:
@@ -20,4 +20,4 @@ class Echo:
         return name.encode() + b" " + request
 
 
-app = build(Echo())
+app = build_app(Echo())

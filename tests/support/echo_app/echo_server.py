@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from sottovoce.flower.server_app import build
+from sottovoce.flower.server_app import build_app
 from sottovoce.flower.transport import Failure
 
 
@@ -48,4 +48,4 @@ def identify(hello):
     return hello.decode("ascii")
 
 
-app = build(conduct, identify)
+app = build_app(conduct, identify)

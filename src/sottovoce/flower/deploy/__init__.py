@@ -19,8 +19,7 @@ from pathlib import Path
 
 from sottovoce.errors import InputError
 from sottovoce.flower import certificates
-from sottovoce.flower.grid import ENVELOPE
-from sottovoce.flower.transport import SLACK
+from sottovoce.flower.transport import ENVELOPE, SLACK
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -122,7 +121,7 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     proxy = f"{places.user}-proxy"
     keys, doors = places.folder, places.folder.parent / f"{places.folder.name}-proxy"
     _make_users(places.user, proxy)
-    made = _authority(places.authority, passphrase)
+    made = _find_or_make_authority(places.authority, passphrase)
     for folder, owner, mode in (
         (keys, places.user, 0o750),
         (doors, proxy, 0o700),
@@ -130,10 +129,10 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
         (places.state.parent / f"{places.state.name}-proxy", proxy, 0o700),
         (places.runs, places.user, 0o750),
     ):
-        _folder(folder, owner, mode)
-    certificates.server(doors, made, names=names)
-    certificates.server(keys, made, stem="link")
-    certificates.worker_secret(keys, "worker")
+        _make_folder(folder, owner, mode)
+    certificates.make_server_keys(doors, made, names=names)
+    certificates.make_server_keys(keys, made, stem="link")
+    certificates.make_worker_secret(keys, "worker")
     for folder in (keys, doors):
         shutil.copyfile(made.certificate, folder / "ca.crt")
     values = {
@@ -153,19 +152,19 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
         "server_memory": str(places.server_memory),
         "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
     }
-    (doors / "nginx.conf").write_text(_filled("nginx.conf", {**values, "keys": str(doors)}))
+    (doors / "nginx.conf").write_text(_fill_template("nginx.conf", {**values, "keys": str(doors)}))
     home = keys / "flwr"
-    _folder(home, places.user, 0o750)
+    _make_folder(home, places.user, 0o750)
     (home / "config.toml").write_text(
         "[superlink]\ndefault = 'federation'\n\n[superlink.federation]\n"
         f"address = '127.0.0.1:{places.link_port}'\nroot-certificates = '{keys / 'ca.crt'}'\n"
     )
     for name in ("superlink", "server", "proxy"):
         _write_unit(places.units, name, values)
-    _give(keys, places.user, all_within=True)
-    _give(doors, proxy, all_within=True)
+    _give_to_user(keys, places.user, all_within=True)
+    _give_to_user(doors, proxy, all_within=True)
     where = f"{names[0] if names else 'SERVER'}:{places.port}"
-    return _filled(
+    return _fill_template(
         "server.txt",
         {
             "ca": str(made.certificate),
@@ -181,10 +180,10 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
 
 def renew_server(places: ServerPlaces, passphrase: bytes) -> str:
     """Sign the server's two certificates for another year; no key changes."""
-    made = certificates.present(places.authority, passphrase)
+    made = certificates.find_authority(places.authority, passphrase)
     doors = places.folder.parent / f"{places.folder.name}-proxy"
-    certificates.renew(doors, signed_by=made)
-    certificates.renew(places.folder, stem="link", signed_by=made)
+    certificates.renew_certificate(doors, signed_by=made)
+    certificates.renew_certificate(places.folder, stem="link", signed_by=made)
     return "both certificates are signed for another year; now run:\n" + (
         "  systemctl restart sottovoce-superlink sottovoce-server sottovoce-proxy\n"
     )
@@ -196,9 +195,9 @@ def init_node(places: NodePlaces) -> str:
         raise InputError.of("ca", str(places.ca), "a file that exists", "the server sends ca.crt")
     _make_users(places.owner)
     for folder, mode in ((places.folder, 0o750), (places.rows, 0o700), (places.home, 0o700)):
-        _folder(folder, places.owner, mode)
-    certificates.node_key(places.folder, places.name)
-    certificates.worker_secret(places.folder, places.name)
+        _make_folder(folder, places.owner, mode)
+    certificates.make_node_key(places.folder, places.name)
+    certificates.make_worker_secret(places.folder, places.name)
     shutil.copyfile(places.ca, places.folder / "ca.crt")
     values = {
         "name": places.name,
@@ -208,38 +207,38 @@ def init_node(places: NodePlaces) -> str:
         "state": str(places.home),
         "user": places.owner,
         "port": str(places.port),
-        "bin": _bin(),
+        "bin": _find_bin(),
         "python": sys.executable,
     }
     node = places.rows / "node.toml"
     if not node.exists():
-        node.write_text(_filled("node.toml", values))
-        _give(node, places.owner)
+        node.write_text(_fill_template("node.toml", values))
+        _give_to_user(node, places.owner)
     for name in ("node", "worker"):
         _write_unit(places.units, name, values)
-    _give(places.folder, places.owner, all_within=True)
-    return _filled("node.txt", values)
+    _give_to_user(places.folder, places.owner, all_within=True)
+    return _fill_template("node.txt", values)
 
 
-def _authority(folder: Path, passphrase: bytes) -> certificates.Authority:
+def _find_or_make_authority(folder: Path, passphrase: bytes) -> certificates.Authority:
     if (folder / "ca.crt").exists():
-        return certificates.present(folder, passphrase)
+        return certificates.find_authority(folder, passphrase)
     if len(passphrase) < 8:
         raise InputError.of(
             "passphrase", f"{len(passphrase)} characters", "at least 8", "it protects ca.key"
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return certificates.authority(folder, passphrase=passphrase)
+    return certificates.make_authority(folder, passphrase=passphrase)
 
 
 def _write_unit(folder: Path, name: str, values: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     hardening = (HERE / "hardening").read_text("utf-8").rstrip()
-    filled = {"quiet": QUIET, "bin": _bin(), **values, "hardening": hardening}
-    (folder / f"sottovoce-{name}.service").write_text(_filled(f"{name}.service", filled))
+    filled = {"quiet": QUIET, "bin": _find_bin(), **values, "hardening": hardening}
+    (folder / f"sottovoce-{name}.service").write_text(_fill_template(f"{name}.service", filled))
 
 
-def _filled(name: str, values: dict[str, str]) -> str:
+def _fill_template(name: str, values: dict[str, str]) -> str:
     text = (HERE / name).read_text("utf-8")
     for key, value in values.items():
         if any(c.isspace() or c in "'\"\\;{}$%" for c in value) and key not in (
@@ -252,7 +251,7 @@ def _filled(name: str, values: dict[str, str]) -> str:
     return text
 
 
-def _bin() -> str:
+def _find_bin() -> str:
     return str(Path(sys.executable).parent)
 
 
@@ -276,14 +275,14 @@ def _make_users(*names: str) -> None:
             )  # fmt: skip
 
 
-def _folder(path: Path, user: str, mode: int) -> None:
+def _make_folder(path: Path, user: str, mode: int) -> None:
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(mode)
-    _give(path, user)
+    _give_to_user(path, user)
 
 
-def _give(path: Path, user: str, *, all_within: bool = False) -> None:
-    """Give a file or folder to a user, with all that is in it if so asked; never what a link names.
+def _give_to_user(path: Path, user: str, *, all_within: bool = False) -> None:
+    """Give a file or folder to a user, with everything in it if so asked; links are not followed.
 
     The group is the user's own.
     """
