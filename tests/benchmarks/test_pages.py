@@ -70,8 +70,8 @@ def test_the_accelerator_benchmark_keeps_what_its_table_needs_and_only_when_all_
     times = {"run_s": 1.0, "round_ms": 2.0, "rounds_ms": 1.5, "first_s": 3.0}
     monkeypatch.setattr(gpu, "engine", lambda *_: dict(times))
     monkeypatch.setattr(gpu, "sweep", lambda: old["sweep"])
-    monkeypatch.setattr(gpu, "compilations", lambda: compiled[0])
-    monkeypatch.setattr(gpu, "versions", lambda: 0)
+    monkeypatch.setattr(gpu, "count_compilations", lambda: compiled[0])
+    monkeypatch.setattr(gpu, "count_versions", lambda: 0)
 
     def compared():
         assert not out.exists()

@@ -61,13 +61,13 @@ def rehearse(
         typer.Option(help="About how long it may take; at least five runs are made."),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Number of clients, where the table would say it.")
+        int | None, typer.Option(help="Number of clients, if only the private table has it.")
     ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
-            help="Rows of each client, where the table would say it (with data.client: all rows "
-            "that name it, validation and test rows included; else those it trains on)."
+            help="Rows of each client, if only the private table has it (with data.client: all "
+            "rows of the client, validation and test rows included; else its training rows)."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Another stand-in and other noise.")] = 0,
@@ -214,11 +214,11 @@ def calibrate(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds T.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients U.")] = None,
     per_round: Annotated[
-        int | None, typer.Option(help="Clients in a round K (default: all of them).")
+        int | None, typer.Option(help="Number of clients in a round, K (default: all of them).")
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Samples n of a client.")] = None,
     clip: Annotated[
-        float | None, typer.Option(help="Norm C that per-sample gradients are cut to.")
+        float | None, typer.Option(help="Clipping norm C of per-sample gradients.")
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Step size η.")] = None,
     unit: Annotated[
@@ -391,7 +391,7 @@ def predict(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Print the class of each sample of a file, one a line.
+    """Print the class of each sample of a file, one per line.
 
     Samples must be scaled as in training (digits: pixels / 16, images: pixels / 255). A table is
     encoded as the training table was: it needs the same columns, and the label may be absent.
@@ -499,11 +499,12 @@ def audit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play the curious server: attacks, and a measured ε beside the promised one.
+    """Attack like a curious server, and measure ε beside the promised one.
 
-    Shows what each attack gets without noise and with it, and what no attacker can exceed; measures
-    the noise of real uploads; judges the paper's. Writes audit.html, audit.json and drawings. The
-    exit code is 1 if a measurement contradicts the promise, and 2 if there is no measurement.
+    Shows the result of each attack without noise and with it, beside a ceiling for all attackers.
+    Measures the noise of real uploads and of the paper's formula. Writes audit.html, audit.json
+    and drawings. The exit code is 1 if a measurement contradicts the promise, and 2 if there is no
+    measurement.
 
     \b
     Examples:

@@ -33,7 +33,8 @@ PassphraseFile = Annotated[
 @server_app.command("init")
 def init_server(
     names: Annotated[
-        list[str], typer.Argument(help="Names and addresses that clients dial.", metavar="NAME…")
+        list[str],
+        typer.Argument(help="Host names and addresses to which clients connect.", metavar="NAME…"),
     ],
     folder: Folder = None,
     state: State = None,
@@ -43,7 +44,7 @@ def init_server(
     units: Units = None,
     authority: Authority = None,
     user: User = None,
-    port: Annotated[int | None, typer.Option(help="The port that clients dial.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to which clients connect.")] = None,
     link_port: Annotated[
         int | None, typer.Option(help="The SuperLink's own port, on loopback.")
     ] = None,
@@ -91,7 +92,7 @@ def renew_server(
 
 @node_app.command("init")
 def init_node(
-    name: Annotated[str, typer.Argument(help="How the server may call this client.")],
+    name: Annotated[str, typer.Argument(help="The client's name, as the server sees it.")],
     server: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
     ca: Annotated[Path, typer.Option(help="The server's ca.crt, as its operator sent it.")],
     folder: Folder = None,

@@ -40,7 +40,7 @@ def create(
     epsilon: Annotated[float | None, typer.Option(help="Budget ε for all runs together.")] = None,
     delta: Annotated[float | None, typer.Option(help="Budget δ for all runs together.")] = None,
     clip: Annotated[
-        float | None, typer.Option(help="Largest norm C gradients may be cut to.")
+        float | None, typer.Option(help="Largest clipping norm C that a server may ask for.")
     ] = None,
     samples: Annotated[
         int | None, typer.Option(help="Number of rows n, if the file does not say it.")
@@ -54,7 +54,9 @@ def create(
     ] = None,
     floor: Annotated[
         float | None,
-        typer.Option(help="Smallest σ/Δ of a turn (default: a quarter of the budget each)."),
+        typer.Option(
+            help="Smallest σ/Δ of a turn (default: one takes at most a quarter of the budget)."
+        ),
     ] = None,
     max_rounds: Annotated[
         int | None, typer.Option(help="Most rounds of one run (default 1000).")
@@ -146,7 +148,7 @@ def show(
 
 @ledger_app.command()
 def verify(vault: VaultFile, as_json: AsJson = False) -> None:
-    """Check everything: hashes, pages, stored uploads, witness, place. Exit code 1 if broken.
+    """Check hashes, pages, stored uploads, witnesses and location. Exit code 1 if one is wrong.
 
     A backup passes the checks of its content, has no witness and says that it is a backup.
 
@@ -254,10 +256,10 @@ def rebind(
     second_ledger: SecondLedger = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bind a vault to changed records, to another place, or to what a backup has left.
+    """Bind a vault to changed records or to another place, or restore it from a backup.
 
     Nothing is refunded: changed records keep every debit, and what may have been released since a
-    backup is burnt.
+    backup counts as spent.
 
     \b
     Examples:
