@@ -37,10 +37,10 @@ BEST_OF = 3
 def planned(name: str, epsilon: float) -> Any:
     """The paper's plan for this data set: CRD as printed, exact noise."""
     from sottovoce import Plan
-    from sottovoce.studies.paper.definition import methods, setting
+    from sottovoce.studies.paper.definition import load_methods, load_setting
 
-    own = setting(SETTINGS[name])
-    values = {**own.plan, **own.corrected, **methods()["crd"].plan, "privacy.epsilon": epsilon}
+    own = load_setting(SETTINGS[name])
+    values = {**own.plan, **own.corrected, **load_methods()["crd"].plan, "privacy.epsilon": epsilon}
     if name == "acs":
         values |= {"data.name": "acs", "data.samples": 800, "data.clients": 50}
         values |= {"data.validation": 1000, "data.test": 4780}
@@ -91,13 +91,13 @@ def case(name: str, epsilon: float, rows: Any, runs: int) -> dict[str, Any]:
     from sottovoce import rehearse
     from sottovoce.studies.rehearsal.search import Trials
     from sottovoce.studies.rehearsal.space import identity
-    from sottovoce.studies.rehearsal.standin import announced, fitted
+    from sottovoce.studies.rehearsal.standin import announce_federation, fit_plan
 
     began = time.monotonic()
     plan = planned(name, epsilon)
     found = rehearse(plan, runs=runs)
     rehearsed_s = time.monotonic() - began
-    stage, factor = fitted(plan, announced(plan), len(rows.train[1]))
+    stage, factor = fit_plan(plan, announce_federation(plan), len(rows.train[1]))
     assert factor == 1.0, "the real rows must be as many as the federation's"
     trials = Trials(found.space, stage, rows, limit=10**6)
     first = found.seeds[0]

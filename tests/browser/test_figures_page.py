@@ -14,14 +14,16 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from sottovoce.studies.paper.definition import figure, names
+from sottovoce.studies.paper.definition import list_figures, load_figure
 from support.browser import DARK, LIGHT, WIDTHS, browser, chromium, measured, requests, shown
 from support.example_results import fill
 
 __all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
-SWEPT = next(name for name in names() if len(getattr(figure(name).panel, "values", ())) > 1)
+SWEPT = next(
+    name for name in list_figures() if len(getattr(load_figure(name).panel, "values", ())) > 1
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def test_the_browser_shows_every_figure_without_complaint(browser, page, tmp_pat
     dom = shown(browser, page, tmp_path / "profile")
     written = page.read_text("utf-8")
     assert dom.count("<svg") == written.count("<svg") >= 40
-    for name in names():
+    for name in list_figures():
         assert f'id="{name}"' in dom
 
 
@@ -93,7 +95,7 @@ def test_the_data_can_be_downloaded_from_the_page_itself(page):
     found = re.findall(
         r'download="(\w+)\.json" href="data:application/json;base64,([^"]+)"', written
     )
-    assert [name for name, _ in found] == list(names())
+    assert [name for name, _ in found] == list(list_figures())
     for name, content in found:
         held = json.loads(base64.b64decode(content))
         assert held == json.loads((page.parent / f"{name}.json").read_text("utf-8"))

@@ -12,11 +12,11 @@ import pytest
 from sottovoce import Plan
 from sottovoce.studies.rehearsal import rehearsing
 from sottovoce.studies.rehearsal.page import render_rehearsal
-from sottovoce.studies.rehearsal.prediction import predicted
+from sottovoce.studies.rehearsal.prediction import predict_accuracy
 from sottovoce.studies.rehearsal.rehearsing import Rehearsal
 from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, search, seeds_of
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS, space_of
-from sottovoce.studies.rehearsal.standin import announced, stand_in
+from sottovoce.studies.rehearsal.standin import announce_federation, stand_in
 from support.browser import WIDTHS, browser, legible, measured, requests, self_contained
 
 __all__ = ["browser"]  # the fixture
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # left out of the editing loop
 class Formula(Trials):
     """Trials of which the accuracy is a formula: no federation is run."""
 
-    def _run(self, stage, missing, must) -> None:
+    def _run_missing(self, stage, missing, must) -> None:
         for where in missing:
             own = self.settings[where[0]]
             away = math.log2(own[ROUNDS] / 50) ** 2 + math.log2(own[RATE] / 3) ** 2
@@ -39,7 +39,7 @@ class Formula(Trials):
 def page(tmp_path_factory):
     """The page of a made-up rehearsal of MNIST, with a name that would be markup."""
     plan = Plan(data={"name": "mnist", "clients": 50, "samples": 800})
-    rows = stand_in(plan, announced(plan), most=400)
+    rows = stand_in(plan, announce_federation(plan), most=400)
     space = space_of(plan)
     trials = Formula(space, plan, rows, limit=120)
     found = search(space, trials)
@@ -47,13 +47,13 @@ def page(tmp_path_factory):
     trials.ask("prediction", [(found.setting, seed) for seed in fresh], must=True)
     done = trials.all()
     result = Rehearsal(
-        plan=space.planned(found.setting),
+        plan=space.apply_setting(found.setting),
         given=plan,
         space=space,
         setting=found.setting,
         rows=rows,
         factor=4.0,
-        prediction=predicted(done[-5:], 4000, 10_000),
+        prediction=predict_accuracy(done[-5:], 4000, 10_000),
         reasons=rehearsing.reasons(space, found.setting, done, found.seeds)
         | {"local.clip": "<script>alert(1)</script>"},
         theory=Theory(1.0, 0.01, 2.3, 0.0, 1.0, 3930, 12),

@@ -32,7 +32,7 @@ from sottovoce.schedules.base import Progress
 from sottovoce.studies import store
 from sottovoce.studies.paper import checks, outcomes
 from sottovoce.studies.paper.reproduce import _folder
-from sottovoce.studies.rehearsal.standin import announced, stand_in
+from sottovoce.studies.rehearsal.standin import announce_federation, stand_in
 from support.example_record import example
 from support.example_results import result
 
@@ -41,7 +41,7 @@ ROWS = Plan(data={"name": "arrays", "clients": 2, "samples": 5})
 
 
 def as_public(path):
-    return stand_in(ROWS, announced(ROWS), path)
+    return stand_in(ROWS, announce_federation(ROWS), path)
 
 
 def save_checkpoint(path):
@@ -285,11 +285,11 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
     result(name, quick=True).save(tmp_path)
     path = tmp_path / f"{name}.json"
     whole = json.loads(path.read_text("utf-8"))
-    assert checks.judged(tmp_path)
+    assert checks.judge_folder(tmp_path)
     whole["plan"] = {}
     for content in damaged(whole, others=(None, "text")):
         path.write_text(json.dumps(content), "utf-8")
-        for read in (outcomes.read_runs, checks.judged, lambda folder: _folder(folder, True)):
+        for read in (outcomes.read_runs, checks.judge_folder, lambda folder: _folder(folder, True)):
             try:
                 read(tmp_path)
             except SottovoceError:
@@ -299,7 +299,7 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
     del whole["quick"]
     path.write_text(json.dumps(whole), "utf-8")
     with pytest.raises(RunError, match=r"is damaged .it lacks 'quick'.; remove it"):
-        checks.judged(tmp_path)
+        checks.judge_folder(tmp_path)
 
 
 @pytest.mark.parametrize("line", ['{"seed": 1}', "[]", "5", '{"key": "a", "seed": 1, "no": 2}'])

@@ -18,8 +18,8 @@ from sottovoce.studies.paper.definition import (
     Cell,
     Figure,
     expand,
-    figure,
-    names,
+    list_figures,
+    load_figure,
     seeds_of,
 )
 from sottovoce.studies.paper.draw import to_text
@@ -90,7 +90,7 @@ def outcome(own: Figure, cell: Cell, seed: int, *, reverse: bool) -> Outcome:
 @cache
 def result(name: str, *, reverse: bool = False, quick: bool = False) -> Result:
     """A figure filled with made-up runs."""
-    own = figure(name)
+    own = load_figure(name)
     if own.moments is not None:
         return Result(own, quick, command="made up", moments=reproduce.compute(own.moments))
     cells = expand(own, quick)
@@ -105,6 +105,6 @@ def result(name: str, *, reverse: bool = False, quick: bool = False) -> Result:
 def fill(folder: Path, chosen: tuple[str, ...] = ()) -> Path:
     """A folder of made-up figures with their page; the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in chosen or names():
+    for name in chosen or list_figures():
         result(name).save(folder)
     return reproduce.write(folder)

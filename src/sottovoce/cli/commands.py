@@ -467,19 +467,19 @@ def reproduce(
       sottovoce reproduce --claims
     """
     from sottovoce.studies.paper import reproduce as figures
-    from sottovoce.studies.paper.checks import markdown
+    from sottovoce.studies.paper.checks import format_markdown
 
     if claims:
-        click.echo(markdown(figures.finished(out)))
+        click.echo(format_markdown(figures.load_finished(out)))
     elif not names:
-        click.echo(figures.listing())
+        click.echo(figures.format_listing())
     elif names == ["frontier"]:
         folder = figures.reproduce_frontier(quick=quick, out=out, quiet=quiet)
         click.echo((folder / "frontier.md").read_text("utf-8"), nl=False)
         click.echo(f"picture   {folder / 'frontier.svg'}")
     else:
         found = figures.reproduce(names, quick=quick, out=out, quiet=quiet)
-        click.echo(markdown(found))
+        click.echo(format_markdown(found))
         click.echo(f"page   {out / 'index.html'}")
 
 

@@ -22,7 +22,7 @@ def ours():
 
 
 def seeds_of(cell):
-    return frontier.wanted(quick=False)[cell.panel, cell.line, cell.key]
+    return frontier.list_wanted_seeds(quick=False)[cell.panel, cell.line, cell.key]
 
 
 def kept(name):
@@ -103,7 +103,7 @@ def test_the_papers_curves_share_the_runs_of_its_figures():
 def test_the_quick_version_runs_once(tmp_path, monkeypatch):
     folder = reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
     points = frontier.read_points(folder)
-    assert len(points) == len(frontier.wanted(quick=True))
+    assert len(points) == len(frontier.list_wanted_seeds(quick=True))
     assert all(0 <= point.mean <= 1 and point.spread == 0 for point in points)
     assert (folder / "frontier.md").read_text("utf-8") == frontier.table(points)
     assert "<svg" in (folder / "frontier.svg").read_text("utf-8")
@@ -120,7 +120,7 @@ def test_the_page_shows_the_measured_table():
     assert (RESULTS / "frontier" / "frontier.md").read_text("utf-8") == table
     assert table in (ROOT / "docs" / "frontier.md").read_text("utf-8")
     found = {(point.panel, point.curve, point.key): point.seeds for point in points}
-    assert found == frontier.wanted(quick=False)
+    assert found == frontier.list_wanted_seeds(quick=False)
 
 
 def test_an_epsilon_that_holds_is_never_printed_smaller_than_it_is():
@@ -157,6 +157,6 @@ def test_readme_says_what_was_measured():
 
 
 def test_the_frontier_is_named_alone():
-    assert reproduce.listing().splitlines()[-2].endswith("every one of those above")
+    assert reproduce.format_listing().splitlines()[-2].endswith("every one of those above")
     with pytest.raises(InputError, match="frontier is made alone"):
-        reproduce.chosen(["fig2", "frontier"])
+        reproduce.choose_figures(["fig2", "frontier"])

@@ -23,19 +23,19 @@ from sottovoce.studies.paper.checks import CHECKS, interval, judge
 from sottovoce.studies.paper.definition import (
     LEAST_SEEDS,
     expand,
-    figure,
-    methods,
-    names,
-    parse,
+    list_figures,
+    load_figure,
+    load_methods,
+    load_setting,
+    parse_figure,
     seeds_of,
-    setting,
     together,
 )
 from support import ROOT
 from support.example_results import fill, result
 
-FIGURES = names()
-SWEEPS = tuple(name for name in FIGURES if figure(name).kind != "moments")
+FIGURES = list_figures()
+SWEEPS = tuple(name for name in FIGURES if load_figure(name).kind != "moments")
 COMPARISONS = ("fig8", "fig9", "fig11", "fig12", "fig13")
 
 # A figure on the embedded digits: small, quick, and in every other way like the paper's.
@@ -66,7 +66,7 @@ check = "convex"
 def test_every_figure_of_the_paper_is_there_with_a_claim_and_five_seeds_or_more():
     assert set(FIGURES) >= {f"fig{i}" for i in range(2, 16)} | {"calibrations"}
     for name in FIGURES:
-        own = figure(name)
+        own = load_figure(name)
         assert own.claims
         assert own.seeds >= LEAST_SEEDS
         assert own.caption
@@ -93,14 +93,14 @@ def test_every_figure_of_the_paper_is_there_with_a_claim_and_five_seeds_or_more(
 )
 def test_a_definition_with_a_slip_is_refused_in_one_sentence(text, sentence):
     with pytest.raises(InputError, match=sentence) as caught:
-        parse(text, "mine")
+        parse_figure(text, "mine")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 @pytest.mark.parametrize("quick", [False, True])
 def test_figures_expand_to_plans_that_differ_in_nothing_they_should_not(name, quick):
-    own = figure(name)
+    own = load_figure(name)
     cells = expand(own, quick)
     assert len({cell.plan.local for cell in cells}) == 1  # η and C are the same for all methods
     assert len({cell.plan.model for cell in cells}) == 1
@@ -117,9 +117,9 @@ def test_figures_expand_to_plans_that_differ_in_nothing_they_should_not(name, qu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_corrected_comparison_is_at_one_exact_guarantee(name):
-    for cell in expand(figure(name), quick=False):
+    for cell in expand(load_figure(name), quick=False):
         if cell.variant == "corrected":
-            own, tried = cell.plan.privacy, methods()[cell.line]
+            own, tried = cell.plan.privacy, load_methods()[cell.line]
             runs = len(tried.search) if tried.paid else 1
             assert together(own.epsilon, own.delta, runs) == pytest.approx(cell.x, rel=1e-6)
 
@@ -127,16 +127,16 @@ def test_a_corrected_comparison_is_at_one_exact_guarantee(name):
 def test_methods_and_settings_have_no_key_that_nobody_uses():
     used = {
         name
-        for own in map(figure, SWEEPS)
+        for own in map(load_figure, SWEEPS)
         for axis in [own.line]
         if axis is not None and axis.key == "method"
         for name in (*axis.values, *(axis.corrected or ()))
     }
-    for own in map(figure, SWEEPS):
+    for own in map(load_figure, SWEEPS):
         used |= {own.plan.get("method"), own.corrected.get("method"), own.reference}
-    assert used >= set(methods())
-    for own in map(figure, SWEEPS):
-        assert setting(own.setting).reasons
+    assert used >= set(load_methods())
+    for own in map(load_figure, SWEEPS):
+        assert load_setting(own.setting).reasons
 
 
 def test_the_room_trains_nothing_itself():
@@ -171,7 +171,7 @@ def test_made_up_results_that_are_right_by_every_claim_hold_and_reversed_ones_do
 
 
 def judged(made: outcomes.Result) -> checks.Judged:
-    return checks.of(json.loads(made.text()))
+    return checks.judge_figure(json.loads(made.text()))
 
 
 def test_the_moment_bound_is_contradicted_and_a_larger_one_would_hold():
@@ -180,7 +180,7 @@ def test_the_moment_bound_is_contradicted_and_a_larger_one_would_hold():
     content = json.loads(made.text())
     for panel in content["moments"]:
         panel["bound"] = [value + 1 for value in panel["truth"]]
-    assert checks.of(content).verdicts[0][1]["printed"].word == "holds"
+    assert checks.judge_figure(content).verdicts[0][1]["printed"].word == "holds"
 
 
 @pytest.mark.slow
@@ -223,10 +223,10 @@ def test_interval_equals_scipys():
 @pytest.fixture
 def digits(monkeypatch):
     """The command knows one more figure, on the embedded digits."""
-    own = parse(DIGITS, "digits")
-    monkeypatch.setattr(definition, "names", lambda: (*FIGURES, "digits"))
-    known = definition.figure
-    monkeypatch.setattr(definition, "figure", lambda n: own if n == "digits" else known(n))
+    own = parse_figure(DIGITS, "digits")
+    monkeypatch.setattr(definition, "list_figures", lambda: (*FIGURES, "digits"))
+    known = definition.load_figure
+    monkeypatch.setattr(definition, "load_figure", lambda n: own if n == "digits" else known(n))
     return own
 
 
@@ -280,7 +280,7 @@ def test_a_finished_figure_is_drawn_again_without_training_and_without_jax(digit
 
 @pytest.mark.slow
 def test_runs_are_shared_by_figures_and_folders_are_merged_by_copying(tmp_path):
-    five, nine = expand(figure("fig5"), False), expand(figure("fig9"), False)
+    five, nine = expand(load_figure("fig5"), False), expand(load_figure("fig9"), False)
     searched = {cell.key for cell in nine if cell.line == "optimal" and cell.panel == 50}
     assert {cell.key for cell in five} >= searched  # the search of Fig. 9 is the sweep of Fig. 5
     fill(tmp_path / "a", ("fig8",))
@@ -296,10 +296,10 @@ def test_a_run_with_pictures_keeps_them_whatever_else_shares_it(tmp_path):
     """Figures 3 and 8 share runs, and only the first has pictures of them."""
     for name in ("fig3", "fig8"):
         result(name).save(tmp_path)
-    runs, own = outcomes.read_runs(tmp_path), figure("fig3")
+    runs, own = outcomes.read_runs(tmp_path), load_figure("fig3")
     cells = expand(own, False)
-    assert {cell.key for cell in cells} & {cell.key for cell in expand(figure("fig8"), False)}
-    assert reproduce.missing(cells, seeds_of(own, False), runs, own) == []
+    assert {cell.key for cell in cells} & {cell.key for cell in expand(load_figure("fig8"), False)}
+    assert reproduce.list_missing(cells, seeds_of(own, False), runs, own) == []
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_the_command_lists_refuses_and_prints_claims(tmp_path):
 @pytest.mark.slow
 def test_the_page_of_the_results_claims_what_holds():
     """Of the results that are kept: every ε that is said to hold, and no smaller one."""
-    found = reproduce.finished(ROOT / "results")
+    found = reproduce.load_finished(ROOT / "results")
     one = next(one for one in found if one.figure.name == "fig8")
     table = one.tables["printed"]
     panel = table.axis("panel")[0]
@@ -374,7 +374,7 @@ def test_the_story_says_what_the_results_say():
     total = sum(
         not claim.ours and "printed" in claim.variants
         for name in FIGURES
-        for claim in figure(name).claims
+        for claim in load_figure(name).claims
     )
     # All but the moment bound, which is computed, not made up.
     assert f"{total - 1} of {total} hold as printed; 1 contradicted" in page.describe_tally(right)
@@ -396,14 +396,14 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
 @pytest.mark.slow
 def test_readme_shows_the_committed_results():
     results = ROOT / "results"
-    found = checks.judged(results)
+    found = checks.judge_folder(results)
     assert [one.figure.name for one in found] == list(FIGURES)
     for one in found:
         assert not one.result.quick
         assert all(len(cell["seeds"]) >= LEAST_SEEDS for cell in one.result.cells)
-        assert one.figure == figure(one.figure.name)
+        assert one.figure == load_figure(one.figure.name)
     readme = (ROOT / "README.md").read_text("utf-8")
-    assert checks.insert(readme, checks.markdown(found)) == readme
+    assert checks.insert_table(readme, checks.format_markdown(found)) == readme
 
 
 @pytest.mark.slow

@@ -20,11 +20,11 @@ from sottovoce.server.federation import build
 from sottovoce.studies.paper import definition as experiments
 from sottovoce.studies.rehearsal import rehearsing, search
 from sottovoce.studies.rehearsal.page import render_rehearsal
-from sottovoce.studies.rehearsal.prediction import predicted, rows_tested
+from sottovoce.studies.rehearsal.prediction import predict_accuracy, rows_tested
 from sottovoce.studies.rehearsal.rehearsing import Rehearsal, cost_of, summary
 from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials
 from sottovoce.studies.rehearsal.space import ROUNDS, space_of
-from sottovoce.studies.rehearsal.standin import StandIn, announced, fitted, stand_in
+from sottovoce.studies.rehearsal.standin import StandIn, announce_federation, fit_plan, stand_in
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "rich": ["no", "yes"]}
 TABLE = {"path": "people.csv", "label": "rich", "columns": COLUMNS}
@@ -49,7 +49,7 @@ def made(plan: Plan, rows: StandIn, **changes) -> Rehearsal:
         "setting": start,
         "rows": rows,
         "factor": 1.0,
-        "prediction": predicted(own[1:], rows.telling, 1000),
+        "prediction": predict_accuracy(own[1:], rows.telling, 1000),
         "reasons": rehearsing.reasons(space, start, own, (1,)),
         "theory": None,
         "trials": tuple(own),
@@ -79,7 +79,7 @@ def valid(result: Rehearsal) -> dict:
 
 def test_on_the_plans_own_rows_a_rehearsal_is_a_demonstration_and_claims_nothing(tmp_path):
     plan = Plan()
-    result = made(plan, stand_in(plan, announced(plan)))
+    result = made(plan, stand_in(plan, announce_federation(plan)))
     for text in said(result, tmp_path):
         assert "a demonstration: these are the plan's own rows, which are public" in text
         for claim in ("no private row", "any private row", "no row of a client", "privacy spent"):
@@ -94,7 +94,7 @@ def test_that_rows_are_public_is_the_users_word(given, tmp_path):
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     plan = Plan(data=MNIST)
     public = (x, y) if given == "arrays" else str(tmp_path / "rows.npz")
-    result = made(plan, stand_in(plan, announced(plan), public))
+    result = made(plan, stand_in(plan, announce_federation(plan), public))
     name = "rows.npz" if given == "rows.npz" else "what was given from Python"
     for text in said(result, tmp_path):
         assert f"provided that {name} is public: you say so, sottovoce cannot check" in text
@@ -106,12 +106,12 @@ def test_that_rows_are_public_is_the_users_word(given, tmp_path):
 
 def test_rows_that_are_made_up_or_published_cost_nothing(tmp_path):
     plan = Plan(data=MNIST)
-    result = made(plan, stand_in(plan, announced(plan)))
+    result = made(plan, stand_in(plan, announce_federation(plan)))
     assert cost_of(result.rows).mu2 == 0
     assert valid(result)["privacy_cost"]["provided"] is None
     for text in said(result, tmp_path):
         assert "provided that" not in text
-    digits = stand_in(plan, announced(plan), "digits")
+    digits = stand_in(plan, announce_federation(plan), "digits")
     assert cost_of(digits) == cost_of(result.rows)
 
 
@@ -144,10 +144,10 @@ def test_clients_of_a_column_train_on_what_validation_and_test_leave(parts, tmp_
         (tmp_path / name).write_text("age,sex,rich,who\n" + "\n".join(lines), "utf-8")
     plan = Plan(data=TABLE | {"client": "who"} | parts, privacy={"epsilon": 4, "delta": 1e-3})
     real = build(plan, seed=1)
-    here = announced(plan, clients=5, samples=100)
+    here = announce_federation(plan, clients=5, samples=100)
     assert here.rows == pytest.approx(int(real.samples.sum()), abs=5)
     for rows in (here.rows, 150):
-        small, _ = fitted(plan, here, rows)
+        small, _ = fit_plan(plan, here, rows)
         worth = small.budgets()[0]
         own = small.recipe().sensitivity(np.array(small.data.samples))
         noise = own / np.sqrt(calibration.capacity(worth, 1e-3, calibration="exact"))
@@ -166,16 +166,16 @@ def test_clients_of_a_column_train_on_what_validation_and_test_leave(parts, tmp_
 )
 def test_the_range_counts_the_plans_own_test_rows(data, given, tested):
     plan = Plan(data=TABLE | data)
-    assert rows_tested(plan, announced(plan, **given)) == tested
+    assert rows_tested(plan, announce_federation(plan, **given)) == tested
 
 
 def test_a_test_file_is_left_out_of_the_range_and_that_is_said(tmp_path):
     own = [Trial("", {}, s, 1.0, 0.9, a, 9, 0.1) for s, a in enumerate((0.9, 0.901, 0.899))]
-    without, few = predicted(own, 1000, None), predicted(own, 1000, 100)
+    without, few = predict_accuracy(own, 1000, None), predict_accuracy(own, 1000, 100)
     assert without.high - without.low < few.high - few.low
     assert without.tested is None
     plan = Plan(data=MNIST)
-    rows = stand_in(plan, announced(plan))
+    rows = stand_in(plan, announce_federation(plan))
     for text in said(made(plan, rows, prediction=without), tmp_path):
         assert "leaves out the chance of its test rows" in text
     for text in said(made(plan, rows, prediction=few), tmp_path):
@@ -189,8 +189,8 @@ def test_a_test_file_is_left_out_of_the_range_and_that_is_said(tmp_path):
 def test_whole_number_pictures_are_brought_to_the_scale_of_named_ones(kind):
     x, y = pictures()
     plan = Plan(data=MNIST)
-    small = stand_in(plan, announced(plan), (x, y))
-    large = stand_in(plan, announced(plan), (np.round(x * 255).astype(kind), y))
+    small = stand_in(plan, announce_federation(plan), (x, y))
+    large = stand_in(plan, announce_federation(plan), (np.round(x * 255).astype(kind), y))
     np.testing.assert_allclose(large.train[0], small.train[0], atol=0.003)
 
 
@@ -201,9 +201,9 @@ def test_pictures_on_another_scale_are_refused_in_one_sentence(scale):
     x, y = pictures()
     plan = Plan(data=MNIST)
     with pytest.raises(InputError, match="whole numbers from 0 to 255, or numbers from 0 to 1"):
-        stand_in(plan, announced(plan), (scale(x), y))
+        stand_in(plan, announce_federation(plan), (scale(x), y))
     arrays = Plan(data={"name": "arrays", "clients": 5, "samples": 60})  # on their own scale
-    assert stand_in(arrays, announced(arrays), (scale(x), y)).train[0].std() > 0.2
+    assert stand_in(arrays, announce_federation(arrays), (scale(x), y)).train[0].std() > 0.2
 
 
 # --- what is told of the choice ---------------------------------------------------------------
@@ -215,10 +215,10 @@ def test_of_synthetic_rows_the_budgets_cost_is_told_and_no_range(tmp_path):
     pairs = [(51 + i, 0.80 + i / 100, 0.83 + i / 100) for i in range(5)]
     own = [Trial("prediction", start, s, 0.5, a, a, 30, 0.1) for s, a, _ in pairs]
     bare = [Trial("without noise", start, s, 0.5, b, b, 30, 0.1) for s, _, b in pairs]
-    found = predicted(own, 400, 75, bare)
+    found = predict_accuracy(own, 400, 75, bare)
     assert found.lost == pytest.approx(0.03)
     assert found.lost_deviation == pytest.approx(0.0, abs=1e-12)
-    result = made(plan, stand_in(plan, announced(plan)), prediction=found)
+    result = made(plan, stand_in(plan, announce_federation(plan)), prediction=found)
     for text in said(result, tmp_path):
         assert "budget costs 3.0" in text
         assert "on the stand-in" in text.lower()
@@ -231,8 +231,8 @@ def test_of_synthetic_rows_the_budgets_cost_is_told_and_no_range(tmp_path):
 
 def test_a_federation_without_noise_is_the_same_but_for_the_noise(tmp_path):
     plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
-    rows = stand_in(plan, announced(plan))
-    stage, _ = fitted(plan, announced(plan), len(rows.train[1]))
+    rows = stand_in(plan, announce_federation(plan))
+    stage, _ = fit_plan(plan, announce_federation(plan), len(rows.train[1]))
     trials = Trials(space_of(plan), stage, rows, limit=10)
     start = space_of(plan).start()
     one, other = (trials._candidate(s) for s in (start, {**start, NOISE: WITHOUT}))
@@ -261,7 +261,7 @@ def test_means_of_all_seeds_are_compared_with_means_and_the_first_seed_with_the_
 
 def test_rounds_that_are_done_are_told_where_the_schedule_plans_more(tmp_path):
     plan = Plan(data=MNIST, rounds={"schedule": "decaying", "rounds": 60, "slope": 0.01})
-    result = made(plan, stand_in(plan, announced(plan)))  # its runs did 30 rounds
+    result = made(plan, stand_in(plan, announce_federation(plan)))  # its runs did 30 rounds
     short, plan_toml, page = said(result, tmp_path)
     assert "60 at most, about 30 done" in short
     assert "60 at most, about 30 done" in plan_toml
@@ -270,7 +270,7 @@ def test_rounds_that_are_done_are_told_where_the_schedule_plans_more(tmp_path):
 
 def test_the_rows_that_choose_say_what_they_cannot_tell_apart(tmp_path):
     plan = Plan(data=MNIST)
-    rows = stand_in(plan, announced(plan))
+    rows = stand_in(plan, announce_federation(plan))
     result = made(plan, rows)
     beside = [
         replace(result.trials[0], setting=result.setting | {ROUNDS: T}, accuracy=accuracy)
@@ -290,7 +290,7 @@ def test_the_rows_that_choose_say_what_they_cannot_tell_apart(tmp_path):
 def test_of_few_public_rows_a_fifth_chooses():
     plan = Plan(data=MNIST)
     for rows, judges in ((500, 100), (1990, 398), (3000, 300)):
-        found = stand_in(plan, announced(plan), pictures(rows))
+        found = stand_in(plan, announce_federation(plan), pictures(rows))
         assert len(found.validation[1]) == len(found.test[1]) == judges
 
 
@@ -323,7 +323,9 @@ def clock(monkeypatch):
 def test_the_minutes_hold_with_what_is_promised_at_the_end(clock):
     plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
     left = []
-    found = rehearse(plan, minutes=1, runs=1000, told=lambda t: left.append(t.left() + clock[0]))
+    found = rehearse(
+        plan, minutes=1, runs=1000, told=lambda t: left.append(t.estimate_seconds_left() + clock[0])
+    )
     assert 55 <= clock[0] <= 60
     assert {t.stage for t in found.trials} >= {"finalists", "prediction", "without noise"}
     assert all(ends >= clock[0] - 1 for ends in left[1:])  # "at most" is that, to one federation
@@ -357,7 +359,7 @@ def test_sittings_of_another_version_are_told(clock, tmp_path, monkeypatch):
 def test_a_list_of_budgets_for_other_clients_is_refused_in_one_sentence(key):
     plan = Plan(data=TABLE | {"client": "who"}, privacy={key: [0.1, 0.2, 0.3]})
     with pytest.raises(InputError, match=f"privacy.{key} is a list of 3 and --clients is 5"):
-        announced(plan, clients=5, samples=20)
+        announce_federation(plan, clients=5, samples=20)
 
 
 # --- the space --------------------------------------------------------------------------------
@@ -368,7 +370,7 @@ def test_what_the_server_does_can_also_be_left_out():
     space = space_of(Plan(data=MNIST, server=own))
     for key in own:
         assert "none" in space.fork(f"server.{key}").options
-        bare = space.planned({**space.start(), f"server.{key}": "none"})
+        bare = space.apply_setting({**space.start(), f"server.{key}": "none"})
         assert getattr(bare.server, key) is None
     assert "none" not in space_of(Plan(data=MNIST)).fork("server.average").options
 
@@ -377,7 +379,7 @@ def test_a_plain_model_is_plain_also_where_the_plan_has_features():
     own = {"name": "softmax", "features": "hog", "cell": 4, "upright": True}
     space = space_of(Plan(data=MNIST, model=own))
     for name in ("softmax", "mlp"):
-        plain = space.planned({**space.start(), "model": name}).model
+        plain = space.apply_setting({**space.start(), "model": name}).model
         assert (plain.name, plain.features, plain.cell) == (name, None, None)
     assert "softmax on histograms" in space.fork("model").options
 
@@ -387,8 +389,8 @@ def test_a_plain_model_is_plain_also_where_the_plan_has_features():
     [("mnist", "f21f566548ff0b7f"), ("census", "dee67edbc06f7dde"), ("cifar", "f21f566548ff0b7f")],
 )
 def test_the_papers_plans_are_searched_as_when_their_regret_was_measured(setting, digest):
-    own = experiments.setting(setting)
-    values = {**own.plan, **own.corrected, **experiments.methods()["crd"].plan}
+    own = experiments.load_setting(setting)
+    values = {**own.plan, **own.corrected, **experiments.load_methods()["crd"].plan}
     plan = Plan.load().replace(**values)
     space = space_of(plan, bodies=setting != "census")
     told = [[one.key, one.coarse, one.low, one.high] for one in space.ladders]

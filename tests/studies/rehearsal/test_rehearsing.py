@@ -22,7 +22,7 @@ from sottovoce.server.federation import build
 from sottovoce.studies.rehearsal import search as trials
 from sottovoce.studies.rehearsal import standin
 from sottovoce.studies.rehearsal.page import find_points, render_rehearsal
-from sottovoce.studies.rehearsal.prediction import predicted
+from sottovoce.studies.rehearsal.prediction import predict_accuracy
 from sottovoce.studies.rehearsal.rehearsing import write
 from sottovoce.studies.rehearsal.search import Spent, Trial, Trials, search, seeds_of
 from sottovoce.studies.rehearsal.space import (
@@ -34,7 +34,12 @@ from sottovoce.studies.rehearsal.space import (
     identity,
     space_of,
 )
-from sottovoce.studies.rehearsal.standin import RealFederation, announced, fitted, stand_in
+from sottovoce.studies.rehearsal.standin import (
+    RealFederation,
+    announce_federation,
+    fit_plan,
+    stand_in,
+)
 from sottovoce.studies.store import JOURNAL
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "job": ["a", "b", "c"], "rich": ["no", "yes"]}
@@ -163,7 +168,7 @@ def test_nothing_is_debited(monkeypatch, tmp_path):
 def test_a_second_run_with_the_same_seed_gives_the_same_and_another_seed_does_not(rehearsed):
     again = rehearse(table_plan(), runs=45, keep=KEEP)
     assert without_times(again) == without_times(rehearsed)
-    other = stand_in(table_plan(), announced(table_plan()), seed=1)
+    other = stand_in(table_plan(), announce_federation(table_plan()), seed=1)
     assert other.fingerprint() != rehearsed.rows.fingerprint()
 
 
@@ -233,7 +238,7 @@ class Formula(Trials):
         super().__init__(space, space.plan, None, limit=limit)
         self.best_at = best
 
-    def _run(self, stage, missing, must) -> None:
+    def _run_missing(self, stage, missing, must) -> None:
         for where in missing:
             setting = self.settings[where[0]]
             away = sum(np.log2(setting[k] / v) ** 2 for k, v in self.best_at.items())
@@ -311,7 +316,7 @@ def test_every_option_of_every_knob_makes_a_plan_somewhere():
         space = space_of(plan)
         for fork in space.forks:
             for name in (AS_PLANNED, *fork.options):
-                space.planned({**space.start(), fork.key: name})
+                space.apply_setting({**space.start(), fork.key: name})
                 seen.add((fork.key, name))
     for knob in KNOBS:
         for name in getattr(knob, "options", ()):
@@ -332,8 +337,8 @@ def test_fewer_rows_have_the_noise_of_the_real_ones(kind):
         data={"clients": 4, "samples": [100, 100, 200, 300], "split": "sizes"},
         privacy={"epsilon": [1, 2, 2, 8], "calibration": kind},
     )
-    real = announced(plan)
-    small, _ = fitted(plan, real, rows=150)
+    real = announce_federation(plan)
+    small, _ = fit_plan(plan, real, rows=150)
     assert sum(small.data.samples) <= 150
 
     def noise(own: Plan, sizes) -> np.ndarray:
@@ -345,7 +350,7 @@ def test_fewer_rows_have_the_noise_of_the_real_ones(kind):
 
 def test_a_client_as_the_unit_keeps_its_budget():
     plan = Plan(local={"unit": "client"})
-    small, factor = fitted(plan, announced(plan), rows=700)
+    small, factor = fit_plan(plan, announce_federation(plan), rows=700)
     assert factor > 2
     assert small.privacy.epsilon == plan.privacy.epsilon
 
@@ -356,9 +361,9 @@ def test_the_federation_is_the_plans():
         rounds={"per_round": 3},
         server={"signal": "clients"},
     )
-    real = announced(plan)
+    real = announce_federation(plan)
     rows_ = stand_in(plan, real)
-    small, factor = fitted(plan, real, len(rows_.train[1]))
+    small, factor = fit_plan(plan, real, len(rows_.train[1]))
     shaped = [(x.reshape(-1, *rows_.shape), y) for x, y in (rows_.train, rows_.validation)]
     built = build(small, seed=1, data=Given(shaped[0], shaped[1], shaped[1]))
     assert built.samples.tolist() == [30] * 6
@@ -369,15 +374,15 @@ def test_the_federation_is_the_plans():
 
 def test_rows_that_judge_come_from_digits_that_no_client_holds(monkeypatch):
     picked = []
-    draw = standin.drawn
+    draw = standin.draw_pictures
 
     def seen(sources, pick, shape, rng):
         picked.append(set(pick.tolist()))
         return draw(sources, pick, shape, rng)
 
-    monkeypatch.setattr(standin, "drawn", seen)
+    monkeypatch.setattr(standin, "draw_pictures", seen)
     plan = Plan(data={"name": "cifar10", "clients": 4, "samples": 100})
-    found = stand_in(plan, announced(plan))
+    found = stand_in(plan, announce_federation(plan))
     train, validation, test = picked
     assert not (train | validation) & test
     assert not train & validation
@@ -413,7 +418,7 @@ def test_public_rows_may_be_a_file_or_arrays(kind, tmp_path):
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     public = (x, y) if kind == "pair" else str(tmp_path / "rows.npz")
     plan = Plan(data={"name": "mnist", "clients": 5, "samples": 60})
-    found = stand_in(plan, announced(plan), public)
+    found = stand_in(plan, announce_federation(plan), public)
     assert found.train[0].shape == (300, 784)  # enlarged as the plan's pictures
     parts = [part[0] for part in (found.train, found.validation, found.test)]
     every = np.concatenate(parts)
@@ -508,7 +513,7 @@ def test_a_rehearsed_plan_trains_as_predicted_on_digits_it_has_not_seen():
 
 def test_the_range_can_be_missed():
     own = [Trial("", {}, s, 1.0, 0.9, a, 9, 0.1) for s, a in enumerate((0.9, 0.901, 0.899))]
-    found = predicted(own, 10_000, 10_000)
+    found = predict_accuracy(own, 10_000, 10_000)
     assert not found.low <= 0.88 <= found.high
     assert found.low <= 0.9 <= found.high
 
@@ -585,7 +590,7 @@ def test_the_command_says_what_it_chose_and_where(tmp_path):
 def test_rows_set_aside_as_public_are_nobodys_in_a_rehearsal_either():
     """Clients hold what `data.public` leaves: with more rows they would meet too little noise."""
     own = Plan(data={"name": "mnist", "clients": 4, "public": 20_000, "validation": 2000})
-    assert announced(own).sizes == (10_000,) * 4
+    assert announce_federation(own).sizes == (10_000,) * 4
 
 
 def test_the_plans_own_test_file_is_not_public(tmp_path):
@@ -594,7 +599,7 @@ def test_the_plans_own_test_file_is_not_public(tmp_path):
     rows.write_text("age,hours,label\n30,40,no\n50,20,yes\n" * 50, "utf-8")
     own = table_plan(**{"data.test": str(rows)})
     with pytest.raises(InputError, match=r"another file than data\.test"):
-        stand_in(own, announced(own), str(rows))
+        stand_in(own, announce_federation(own), str(rows))
 
 
 def test_colours_are_rehearsed_as_they_are_trained():
@@ -609,7 +614,7 @@ def test_colours_are_rehearsed_as_they_are_trained():
 def test_variations_of_one_digit_are_not_independent():
     """The range of a prediction counts digits, not how often each was drawn anew."""
     own = Plan(data={"name": "mnist", "clients": 4, "samples": 50})
-    rows = stand_in(own, announced(own))
+    rows = stand_in(own, announce_federation(own))
     assert rows.kind == "drawn"
     assert rows.telling == min(len(rows.test[1]), rows.sources)
     assert rows.sources < 1797 / 4

@@ -45,22 +45,22 @@ class Judged:
     verdicts: list[tuple[Claim, dict[str, Verdict]]]
 
 
-def judged(folder: Path) -> list[Judged]:
-    """All figures of a folder, in their order, judged by the claims of their own definitions."""
+def judge_folder(folder: Path) -> list[Judged]:
+    """Judge all figures of a folder, in their order, by the claims of their definitions."""
     found = []
     for path in folder.glob("*.json"):
         content = outcomes.read_figure(path)
         if content:
             with store.refuse_damage(path):
-                found.append(of(content))
-    known = definition.names()
+                found.append(judge_figure(content))
+    known = definition.list_figures()
     place = {name: i for i, name in enumerate(known)}
     return sorted(found, key=lambda one: place.get(one.figure.name, len(place)))
 
 
-def of(content: dict[str, object]) -> Judged:
-    """A figure from the content of its file."""
-    figure = definition.parse(str(content["definition"]), str(content["figure"]))
+def judge_figure(content: dict[str, object]) -> Judged:
+    """Judge a figure from the content of its file."""
+    figure = definition.parse_figure(str(content["definition"]), str(content["figure"]))
     result = Result(
         figure=figure,
         quick=bool(content["quick"]),
@@ -81,13 +81,13 @@ def of(content: dict[str, object]) -> Judged:
     return Judged(figure, result, by_variant, verdicts)
 
 
-def shown(verdict: Verdict | None) -> str:
-    """A verdict in a few words, with its number.
+def format_verdict(verdict: Verdict | None) -> str:
+    """Return a verdict in a few words, with its numbers.
 
     >>> from sottovoce.studies.paper.checks import judge
-    >>> shown(judge({"": [0.2, 0.3, 0.25]}))
+    >>> format_verdict(judge({"": [0.2, 0.3, 0.25]}))
     'holds (0.25, 0.13 to 0.37)'
-    >>> shown(None)
+    >>> format_verdict(None)
     '–'
     """
     if verdict is None:
@@ -97,26 +97,28 @@ def shown(verdict: Verdict | None) -> str:
     if len(verdict.points) == 1:
         one = verdict.points[0].interval
         if one.low == one.high:
-            return f"{verdict.word} ({_signed(one.mean)})"
-        numbers = ", ".join((_signed(one.mean), f"{_signed(one.low)} to {_signed(one.high)}"))
+            return f"{verdict.word} ({_format_signed(one.mean)})"
+        numbers = ", ".join(
+            (_format_signed(one.mean), f"{_format_signed(one.low)} to {_format_signed(one.high)}")
+        )
         return f"{verdict.word} ({numbers})"
     means = [point.interval.mean for point in verdict.points]
-    span = f"{_signed(min(means))} to {_signed(max(means))}"
+    span = f"{_format_signed(min(means))} to {_format_signed(max(means))}"
     return f"{verdict.word} ({verdict.tally}; means {span})"
 
 
-def _signed(value: float) -> str:
+def _format_signed(value: float) -> str:
     return (f"{value:.0f}" if 10 <= abs(value) < 1e6 else f"{value:.2g}").replace("-", "−")
 
 
-def rows(found: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]]:
-    """One row a claim: what is said, where, as printed, corrected, and whether it is ours."""
+def list_claims(found: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]]:
+    """Return a row for each claim: words, figure, printed, corrected, and whether it is ours."""
     return [
         (
             claim.words,
             one.figure.paper if one.figure.paper != "ours" else one.figure.name,
-            shown(verdicts.get("printed")),
-            shown(verdicts.get("corrected")),
+            format_verdict(verdicts.get("printed")),
+            format_verdict(verdicts.get("corrected")),
             claim.ours,
         )
         for one in found
@@ -124,19 +126,19 @@ def rows(found: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]]:
     ]
 
 
-def markdown(found: Iterable[Judged]) -> str:
-    """The table of claims, for the README."""
+def format_markdown(found: Iterable[Judged]) -> str:
+    """Return the table of claims in Markdown."""
     lines = ["| claim | figure | as printed | corrected |", "|---|---|---|---|"]
-    for words, figure, printed, corrected, ours in rows(found):
+    for words, figure, printed, corrected, ours in list_claims(found):
         words = words + (" *(ours)*" if ours else "")
         lines.append(f"| {words} | {figure} | {printed} | {corrected} |")
     return "\n".join(lines)
 
 
-def insert(text: str, table: str) -> str:
-    """A document with the table between its marks.
+def insert_table(text: str, table: str) -> str:
+    """Insert the table between the marks of a document.
 
-    >>> print(insert("a\\n<!-- claims -->\\nold\\n<!-- /claims -->\\nb", "new"))
+    >>> print(insert_table("a\\n<!-- claims -->\\nold\\n<!-- /claims -->\\nb", "new"))
     a
     <!-- claims -->
     new
@@ -151,7 +153,9 @@ def insert(text: str, table: str) -> str:
 def main(document: str, folder: str) -> None:
     """Write the table of a folder's claims between the marks of a document."""
     path = Path(document)
-    path.write_text(insert(path.read_text("utf-8"), markdown(judged(Path(folder)))), "utf-8")
+    path.write_text(
+        insert_table(path.read_text("utf-8"), format_markdown(judge_folder(Path(folder)))), "utf-8"
+    )
 
 
 if __name__ == "__main__":
@@ -201,14 +205,14 @@ class Tested:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim."""
+    """The verdict on a claim, with the points that it rests on."""
 
     word: Word
     points: tuple[Tested, ...]
 
     @property
     def tally(self) -> str:
-        """Which points say what, in a few words.
+        """How many points support and contradict the claim, in a few words.
 
         >>> judge({"ε = 4": [1.0, 1.1, 1.2], "ε = 8": [-1.0, -1.1, -1.2]}).tally
         'holds at 1 of 2, contradicted at 1'
@@ -221,7 +225,7 @@ class Verdict:
 
 
 def interval(differences: ArrayLike, level: float = LEVEL) -> Interval:
-    """The mean and its interval, mean ± t·s/√n; one number is its own interval.
+    """Return the mean with its interval, mean ± t·s/√n; one number is its own interval.
 
     >>> found = interval([1.0, 2.0, 3.0])
     >>> round(found.low, 3), found.mean, round(found.high, 3)
@@ -237,7 +241,7 @@ def interval(differences: ArrayLike, level: float = LEVEL) -> Interval:
 
 
 def judge(differences: Mapping[str, ArrayLike], guards: Sequence[ArrayLike] = ()) -> Verdict:
-    """The verdict on a claim from its points; `guards` may contradict it and cannot support it.
+    """Judge a claim from its points; `guards` can contradict it and cannot support it.
 
     >>> judge({"": [0.2, 0.3, 0.25, 0.2, 0.3]}).word
     'holds'
@@ -260,17 +264,17 @@ Points = dict[str, Any]
 
 
 def check(claim: Claim, table: PointTable) -> Verdict:
-    """The verdict on a claim in one variant of its figure."""
-    own = replace(claim, **claim.corrected) if table.variant == "corrected" else claim
-    if own.check not in CHECKS:
-        raise InputError.of("check", own.check, f"one of {', '.join(CHECKS)}", "choose one")
-    if own.check == "convex":
-        return judge(*_convex(own, table))
-    return judge(CHECKS[own.check](own, table))
+    """Judge a claim in one variant of its figure."""
+    claim = replace(claim, **claim.corrected) if table.variant == "corrected" else claim
+    if claim.check not in CHECKS:
+        raise InputError.of("check", claim.check, f"one of {', '.join(CHECKS)}", "choose one")
+    if claim.check == "convex":
+        return judge(*_convex(claim, table))
+    return judge(CHECKS[claim.check](claim, table))
 
 
 def check_moments(panels: list[dict[str, Any]]) -> Verdict:
-    """Whether the bound is nowhere below the truth, panel by panel; no chance is in it."""
+    """Judge whether the bound is nowhere below the truth, panel by panel."""
     points = {}
     for i, panel in enumerate(panels):
         gap = np.asarray(panel["bound"]) - np.asarray(panel["truth"])
@@ -280,8 +284,8 @@ def check_moments(panels: list[dict[str, Any]]) -> Verdict:
     return judge(points)
 
 
-def _kept(claim: Claim, table: PointTable, free: tuple[str, ...]) -> list[dict[str, Any]]:
-    """All combinations of the axes that the check leaves alone, as far as `where` allows."""
+def _combine_axes(claim: Claim, table: PointTable, free: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return all combinations of the axes that are not `free`, as far as `where` allows."""
     combos: list[dict[str, Any]] = [{}]
     for axis in AXES:
         if axis in free:
@@ -298,7 +302,7 @@ def _place(combo: Mapping[str, Any]) -> Place:
 
 
 def _at(table: PointTable, combo: Mapping[str, Any]) -> str:
-    """Where, in words; an axis of one value says nothing."""
+    """Return the place in words; axes of one value are left out."""
     named = [
         label(table.figure, axis, combo[axis])
         for axis in AXES
@@ -308,10 +312,10 @@ def _at(table: PointTable, combo: Mapping[str, Any]) -> str:
 
 
 def _differences(claim: Claim, table: PointTable) -> list[tuple[str, Floats, Floats]]:
-    """The places where `first` can be set against `than`, with both."""
+    """Return the places where `first` and `than` can be compared, with the values of both."""
     free = tuple(claim.first.keys() | claim.than.keys())
     rows = []
-    for combo in _kept(claim, table, free):
+    for combo in _combine_axes(claim, table, free):
         first, than = (_place({**combo, **end}) for end in (claim.first, claim.than))
         if first in table.points and than in table.points:
             values = (table.values(claim.measure, place) for place in (first, than))
@@ -335,7 +339,7 @@ def _close(claim: Claim, table: PointTable) -> Points:
 def _convex(claim: Claim, table: PointTable) -> tuple[Points, list[Floats]]:
     points, guards = {}, []
     x = np.array(table.axis("x"), dtype=np.float64)
-    for combo in _kept(claim, table, ("x",)):
+    for combo in _combine_axes(claim, table, ("x",)):
         curve = np.stack([table.values("loss", _place({**combo, "x": v})) for v in table.axis("x")])
         share = ((x - x[0]) / (x[-1] - x[0]))[1:-1, None]
         chord = curve[0] * (1 - share) + curve[-1] * share
@@ -351,20 +355,20 @@ def _rises(claim: Claim, table: PointTable) -> Points:
     at = np.array(table.axis(axis), dtype=np.float64)
     if claim.measure == "best":
         # T spans decades: its logarithm, so that no single budget decides.
-        rows = _kept(claim, table, (axis, "x"))
+        rows = _combine_axes(claim, table, (axis, "x"))
         return {
             _at(table, combo): _slope(at, np.stack([_best(table, combo, axis, v) for v in at]))
             for combo in rows
         }
     points = {}
-    for combo in _kept(claim, table, (axis,)):
+    for combo in _combine_axes(claim, table, (axis,)):
         values = [table.values(claim.measure, _place({**combo, axis: v})) for v in table.axis(axis)]
         points[_at(table, combo)] = _slope(at, np.stack(values))
     return points
 
 
 def _best(table: PointTable, combo: Mapping[str, Any], axis: str, value: float) -> Floats:
-    """ln of the x with the lowest loss, for every seed."""
+    """Return ln of the x with the lowest loss, for every seed."""
     xs = table.axis("x")
     named = next(v for v in table.axis(axis) if v == value)
     curve = [table.values("loss", _place({**combo, axis: named, "x": x})) for x in xs]
@@ -372,9 +376,9 @@ def _best(table: PointTable, combo: Mapping[str, Any], axis: str, value: float) 
 
 
 def _slope(at: Floats, values: Floats) -> Floats:
-    """The least-squares slope of values[place, seed] along `at`, one a seed.
+    """Return the least-squares slope of values[place, seed] along `at`, one for each seed.
 
-    A slope within rounding of none is none: five equal roundings would pass for evidence.
+    A slope within rounding of 0 is 0: five equal rounding errors would pass for evidence.
     """
     centred = at - at.mean()
     rise = centred @ values
@@ -394,7 +398,7 @@ def _is_best(claim: Claim, table: PointTable) -> Points:
         rows = [
             table.values(claim.measure, _place({**combo, "x": x}))
             - table.values(claim.measure, _place({**combo, "x": claim.at}))
-            for combo in _kept(claim, table, ("x",))
+            for combo in _combine_axes(claim, table, ("x",))
             if _place({**combo, "x": claim.at}) in table.points
         ]
         if rows:
@@ -405,7 +409,7 @@ def _is_best(claim: Claim, table: PointTable) -> Points:
 def _nearer(claim: Claim, table: PointTable) -> Points:
     points = {}
     x = np.array(table.axis("x"), dtype=np.float64)
-    for combo in _kept(claim, table, ("x",)):
+    for combo in _combine_axes(claim, table, ("x",)):
         best = table.points[_place({**combo, "x": REFERENCE})].chosen
         far = np.abs(x - float(best or 0))
         if np.ptp(far) == 0:
@@ -417,7 +421,7 @@ def _nearer(claim: Claim, table: PointTable) -> Points:
 
 def _overdrawn(claim: Claim, table: PointTable) -> Points:
     points = {}
-    for combo in _kept(claim, table, ()):
+    for combo in _combine_axes(claim, table, ()):
         point = table.points[_place(combo)]
         points[_at(table, combo)] = [point.epsilon - float(combo["x"])]
     return points

@@ -1,4 +1,4 @@
-"""What a figure is: read from its TOML, every key known, frozen.
+"""The definitions of figures, read from TOML: settings, methods, axes and claims.
 
 A figure names a setting (which data, which model, what the paper leaves open) and what is swept:
 up to three axes, `x` along the figure, `line` one curve each, `panel` one picture each. An axis
@@ -60,16 +60,16 @@ class Cell:
 
 
 def seeds_of(figure: Figure, quick: bool) -> list[int]:
-    """The seeds of a figure: 1, 2, … (η and C were chosen on others)."""
-    count = setting(figure.setting).quick_seeds if quick else figure.seeds
+    """Return the seeds of a figure: 1, 2, … (η and C were chosen on others)."""
+    count = load_setting(figure.setting).quick_seeds if quick else figure.seeds
     return list(range(1, count + 1))
 
 
 def expand(figure: Figure, quick: bool) -> list[Cell]:
-    """All cells of a figure.
+    """Return all cells of a figure.
 
-    >>> from sottovoce.studies.paper.definition import figure
-    >>> cells = expand(figure("fig15"), quick=False)
+    >>> from sottovoce.studies.paper.definition import load_figure
+    >>> cells = expand(load_figure("fig15"), quick=False)
     >>> len(cells), cells[0].plan.rounds.beta
     (50, 0.5)
     """
@@ -77,8 +77,8 @@ def expand(figure: Figure, quick: bool) -> list[Cell]:
 
 
 def _variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[Cell]:
-    base, known = setting(figure.setting), methods()
-    own = figure.corrected if variant == "corrected" else {}
+    base, known = load_setting(figure.setting), load_methods()
+    corrections = figure.corrected if variant == "corrected" else {}
     places = list(product(*(values_of(figure, axis, variant, quick) for axis in AXES)))
     if figure.reference:
         places += dict.fromkeys((panel, line, REFERENCE) for panel, line, _ in places)
@@ -92,7 +92,7 @@ def _variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[Cell]:
             swept = {k: v for k, v in swept.items() if v != REFERENCE} | {
                 "method": figure.reference
             }
-        changes = {**base.plan, **getattr(base, variant), **figure.plan, **own}
+        changes = {**base.plan, **getattr(base, variant), **figure.plan, **corrections}
         # A method is named by the figure, by its corrected part or by an axis, the last one wins.
         named = swept.pop("method", changes.pop("method", None))
         method = known[named] if named is not None else Method(name="", plan={})
@@ -112,7 +112,7 @@ def _axes(figure: Figure) -> tuple[Axis | None, Axis | None, Axis | None]:
 
 
 def values_of(figure: Figure, name: str, variant: Variant, quick: bool) -> tuple[Any, ...]:
-    """The values of an axis; an axis that is not there has the one value None."""
+    """Return the values of an axis; an absent axis has the one value None."""
     axis: Axis | None = getattr(figure, name)
     if axis is None:
         return (None,)
@@ -153,7 +153,7 @@ def _drop_what_has_no_effect(rounds: dict[str, Any]) -> None:
 
 
 def within_budget(epsilon: float, delta: float, runs: int) -> float:
-    """The ε of each of k runs that all together guarantee (ε, δ): μ(ε′) = μ(ε)/√k.
+    """Return the ε of each of k runs that together guarantee (ε, δ): μ(ε′) = μ(ε)/√k.
 
     >>> round(within_budget(8.0, 1e-3, 8), 3)
     2.158
@@ -165,7 +165,7 @@ def within_budget(epsilon: float, delta: float, runs: int) -> float:
 
 
 def together(epsilon: float, delta: float, runs: int) -> float:
-    """What k runs that guarantee (ε, δ) each guarantee together, at the same δ.
+    """Return the ε that k runs guarantee together at δ, if each guarantees (ε, δ).
 
     >>> round(together(8.0, 1e-3, 8), 1)
     34.8
@@ -195,9 +195,10 @@ class Axis:
     scale: Literal["linear", "log"] = "linear"
 
     def of(self, variant: Variant) -> tuple[Any, ...]:
-        """The values in one variant."""
-        own = self.corrected if variant == "corrected" else None
-        return self.values if own is None else own
+        """Return the values in one variant."""
+        if variant == "corrected" and self.corrected is not None:
+            return self.corrected
+        return self.values
 
 
 @dataclass(frozen=True)
@@ -305,10 +306,10 @@ class Method:
     shares: tuple[float, ...] = ()  # of ε, client after client in turn, where budgets are unequal
 
 
-def names() -> tuple[str, ...]:
-    """The figures there are, in their order.
+def list_figures() -> tuple[str, ...]:
+    """Return the names of all figures, in their order.
 
-    >>> names()[0], names()[-1]
+    >>> list_figures()[0], list_figures()[-1]
     ('fig2', 'weights')
     """
     found = [f.name.removesuffix(".toml") for f in _ROOT.joinpath("figures").iterdir()]
@@ -316,49 +317,49 @@ def names() -> tuple[str, ...]:
     return (*sorted(numbered, key=lambda name: int(name[3:])), *sorted(set(found) - set(numbered)))
 
 
-def figure(name: str) -> Figure:
-    """The figure of that name.
+def load_figure(name: str) -> Figure:
+    """Load the figure of that name.
 
-    >>> figure("fig5").setting
+    >>> load_figure("fig5").setting
     'mnist'
-    >>> figure("fig1")
+    >>> load_figure("fig1")
     Traceback (most recent call last):
         ...
     sottovoce.errors.InputError: the figure must be one of fig2, fig3, fig4, fig5, fig6, fig7, \
 fig8, fig9, fig10, fig11, fig12, fig13, fig14, fig15, calibrations, weights, \
 got 'fig1'; or all, or frontier
     """
-    if name not in names():
+    if name not in list_figures():
         raise InputError.of(
-            "the figure", name, f"one of {', '.join(names())}", "or all, or frontier"
+            "the figure", name, f"one of {', '.join(list_figures())}", "or all, or frontier"
         )
-    return parse(_ROOT.joinpath("figures", f"{name}.toml").read_text("utf-8"), name)
+    return parse_figure(_ROOT.joinpath("figures", f"{name}.toml").read_text("utf-8"), name)
 
 
-def setting(name: str) -> Setting:
-    """The setting of that name.
+def load_setting(name: str) -> Setting:
+    """Load the setting of that name.
 
-    >>> setting("mnist").plan["local.clip"]
+    >>> load_setting("mnist").plan["local.clip"]
     5.0
     """
     text = _ROOT.joinpath("settings", f"{name}.toml").read_text("utf-8")
-    return _made(Setting, tomllib.loads(text), f"the setting {name}")
+    return _build(Setting, tomllib.loads(text), f"the setting {name}")
 
 
-def methods() -> dict[str, Method]:
-    """The ways to train that are compared.
+def load_methods() -> dict[str, Method]:
+    """Load the methods that are compared, by name.
 
-    >>> methods()["udp"].plan["rounds.schedule"]
+    >>> load_methods()["udp"].plan["rounds.schedule"]
     'fixed'
     """
     tables = tomllib.loads(_ROOT.joinpath("methods.toml").read_text("utf-8"))
-    return {name: _made(Method, table, f"the method {name}") for name, table in tables.items()}
+    return {name: _build(Method, table, f"the method {name}") for name, table in tables.items()}
 
 
-def parse(text: str, name: str) -> Figure:
-    """A figure from its TOML.
+def parse_figure(text: str, name: str) -> Figure:
+    """Parse a figure from its TOML.
 
-    >>> parse('kind = "sweep"\\nkapton = "no"', "fig0")
+    >>> parse_figure('kind = "sweep"\\nkapton = "no"', "fig0")
     Traceback (most recent call last):
         ...
     sottovoce.errors.InputError: fig0 has an unknown key kapton; did you mean caption?
@@ -375,9 +376,9 @@ def parse(text: str, name: str) -> Figure:
         "prototypes": Prototypes,
     }.items():
         if key in table:
-            parts[key] = _made(kind, table[key], f"{name}.{key}")
-    claims = [_made(Claim, one, f"{name}.claims") for one in table.get("claims", [])]
-    made = _made(Figure, table | parts | {"claims": claims, "name": name, "text": text}, name)
+            parts[key] = _build(kind, table[key], f"{name}.{key}")
+    claims = [_build(Claim, one, f"{name}.claims") for one in table.get("claims", [])]
+    made = _build(Figure, table | parts | {"claims": claims, "name": name, "text": text}, name)
     _check(made)
     return made
 
@@ -403,8 +404,8 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise InputError.of(name, value, f"one of {', '.join(known)}", "choose one")
 
 
-def _made(kind: type[T], table: Any, where: str) -> T:
-    """A frozen value from a TOML table: unknown keys refused, lists as tuples."""
+def _build(kind: type[T], table: Any, where: str) -> T:
+    """Build a frozen value from a TOML table; refuse unknown keys, turn lists into tuples."""
     if not isinstance(table, Mapping):
         raise InputError.of(where, table, "a table", "write its keys below a [heading]")
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A finished figure as SVG: one picture a panel for the page, all of them in one file for print.
+"""Draw a finished figure as SVG: a picture for each panel of the page, and one file for print.
 
 A point is the mean over the seeds, its bar the 95 % interval. Lines differ in colour, marker and
 stroke; a method looks the same in every figure.
@@ -56,12 +56,12 @@ def draw_prototypes(trained: Trained, how: Prototypes) -> Pictures:
         cast(Any, trained.model),
     )  # a JAX model: figures train those of plans
 
-    def unsure(x: Any) -> Any:
+    def uncertainty(x: Any) -> Any:
         losses = model.loss(trained.params, x, y)
         return jnp.sum(losses) + how.penalty * jnp.sum(x**2)
 
     def step(_: int, x: Any) -> Any:
-        return jnp.clip(x - how.rate * jax.grad(unsure)(x), 0, 1)
+        return jnp.clip(x - how.rate * jax.grad(uncertainty)(x), 0, 1)
 
     start = jnp.zeros((classes, int(np.prod(shape))))
     return np.asarray(jax.lax.fori_loop(0, how.steps, step, start), dtype=np.float64)
@@ -149,7 +149,7 @@ class Picture:
 def pictures(
     figure: Figure, tables: Mapping[str, PointTable], moments: list[dict[str, Any]]
 ) -> list[Picture]:
-    """Every panel of a figure, variant after variant."""
+    """Return every panel of a figure, variant after variant."""
     if figure.kind == "moments":
         return [_moment_panel(i, panel) for i, panel in enumerate(moments)]
     drawn = []
@@ -165,17 +165,17 @@ def pictures(
             paint = _horizons if figure.measure == "horizon" else _lines
             words = f"{figure.title}, {_VARIANTS[variant]}" + (f", {title}" if title else "")
 
-            def painted(
+            def paint_panel(
                 ax: Any, table: PointTable = table, panel: Any = panel, how: Any = paint
             ) -> None:
                 how(ax, table, panel)
 
-            drawn.append(Picture(variant, title, words, painted))
+            drawn.append(Picture(variant, title, words, paint_panel))
     return drawn
 
 
-def element(picture: Picture, name: str) -> Markup:
-    """A panel as an element of the page."""
+def draw_panel(picture: Picture, name: str) -> Markup:
+    """Draw a panel as an element of the page."""
 
     def paint(page: Any) -> None:
         if picture.raster:
@@ -190,8 +190,8 @@ def element(picture: Picture, name: str) -> Markup:
     return draw_svg(name, picture.words, paint, size=size)
 
 
-def file(pictures: list[Picture]) -> str:
-    """All panels of a figure in one drawing, a row for each variant."""
+def draw_file(pictures: list[Picture]) -> str:
+    """Draw all panels of a figure in one file, a row for each variant."""
     rows: dict[str, list[Picture]] = {}
     for picture in pictures:
         rows.setdefault(picture.variant, []).append(picture)
@@ -238,7 +238,7 @@ def _legend(page: Any, ax: Any) -> None:
 
 
 def look(figure: Figure, line: Any, index: int) -> Look:
-    """Colour, marker and stroke of a line."""
+    """Return colour, marker and stroke of a line."""
     if figure.line is not None and figure.line.key == "method":
         return _METHODS[str(line).removesuffix("-short")]
     return _LEVELS[index % len(_LEVELS)]

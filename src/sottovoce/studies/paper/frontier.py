@@ -32,7 +32,7 @@ from sottovoce.privacy.gaussian import Floats
 from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
 from sottovoce.studies import store
 from sottovoce.studies.paper import outcomes
-from sottovoce.studies.paper.definition import Cell, expand, figure
+from sottovoce.studies.paper.definition import Cell, expand, load_figure
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flat
 
 # The frontier as a picture, accuracy against the ε that holds, and as a table.
@@ -318,8 +318,8 @@ def cells(quick: bool) -> list[Cell]:
     return [cell for cell, _ in _cells(quick)]
 
 
-def wanted(quick: bool) -> dict[tuple[str, str, str], tuple[int, ...]]:
-    """The seeds of every point, by panel, curve and key."""
+def list_wanted_seeds(quick: bool) -> dict[tuple[str, str, str], tuple[int, ...]]:
+    """Return the seeds of every point, by panel, curve and key."""
     trained = {(c.panel, c.line, c.key): own for c, own in _cells(quick)}
     return trained | {(f.cell.panel, f.cell.line, f.key): f.seeds for f in _fits(quick)}
 
@@ -372,7 +372,7 @@ def _fits(quick: bool) -> list[Fit]:
 def _plans(curve: Mapping[str, Any]) -> Iterator[tuple[float, Plan]]:
     if "figure" in curve:
         variant, line = curve["variant"], curve["line"]
-        own = [c for c in expand(figure(curve["figure"]), quick=False)
+        own = [c for c in expand(load_figure(curve["figure"]), quick=False)
                if (c.variant, c.line) == (variant, line)]  # fmt: skip
         for epsilon in curve["epsilon"]:
             yield epsilon, own[0].plan.replace(**{"privacy.epsilon": float(epsilon)})
@@ -422,7 +422,7 @@ def reproduce(
     places = [(cell, cell.key, own) for cell, own in listed]
     for fit in _fits(quick):
         try:
-            runs |= _fitted(fit, folder, runs)
+            runs |= _fit_missing(fit, folder, runs)
             places.append((fit.cell, fit.key, fit.seeds))
         except DataError as error:
             absent += [str(error)] if str(error) not in absent else []
@@ -439,8 +439,8 @@ def reproduce(
     return points
 
 
-def _fitted(fit: Fit, folder: Path, runs: Runs) -> Runs:
-    """What is missing of a layer fitted in the open; stored as it comes, like a run."""
+def _fit_missing(fit: Fit, folder: Path, runs: Runs) -> Runs:
+    """Fit a layer with the seeds that are missing, and store each outcome like a run's."""
     found: Runs = {}
     for seed in fit.seeds:
         if (fit.key, seed) in runs:
@@ -491,10 +491,10 @@ def read_points(folder: Path) -> list[FrontierPoint]:
     content = store.read_results(path, SCHEMA)
     with store.refuse_damage(path):
         rows: list[dict[str, Any]] = content["points"]
-        return [FrontierPoint(**{k: _frozen(v) for k, v in row.items()}) for row in rows]
+        return [FrontierPoint(**{k: _freeze(v) for k, v in row.items()}) for row in rows]
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 

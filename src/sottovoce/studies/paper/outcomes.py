@@ -25,7 +25,7 @@ from sottovoce.studies.paper.definition import (
     REFERENCE,
     Cell,
     Figure,
-    methods,
+    load_methods,
     seeds_of,
     together,
 )
@@ -107,14 +107,14 @@ def _floats(cell: Mapping[str, Any], name: str) -> Floats:
 def label(figure: Figure, axis: str, value: Any) -> str:
     """A value of an axis as a reader sees it.
 
-    >>> from sottovoce.studies.paper.definition import figure
-    >>> label(figure("fig5"), "line", 4), label(figure("fig8"), "line", "lei")
+    >>> from sottovoce.studies.paper.definition import load_figure
+    >>> label(load_figure("fig5"), "line", 4), label(load_figure("fig8"), "line", "lei")
     ('ε = 4', 'Lei')
     """
     own = getattr(figure, axis)
     if own is None or value is None:
         return ""
-    shown = methods()[value].name if own.key == "method" else f"{value:g}"
+    shown = load_methods()[value].name if own.key == "method" else f"{value:g}"
     return str(own.label.format(shown)) if "{}" in own.label else f"{own.label} {shown}"
 
 

@@ -10,8 +10,8 @@ from sottovoce._version import __version__
 from sottovoce.plan import Plan
 from sottovoce.reports.pages import format_ceiling, format_number, render_page
 from sottovoce.studies.paper import draw
-from sottovoce.studies.paper.checks import Judged, rows, shown
-from sottovoce.studies.paper.definition import methods, setting
+from sottovoce.studies.paper.checks import Judged, format_verdict, list_claims
+from sottovoce.studies.paper.definition import load_methods, load_setting
 from sottovoce.studies.paper.outcomes import PointTable, label
 
 _VARIANTS = {"printed": "as printed", "corrected": "corrected"}
@@ -50,7 +50,9 @@ def render_figures(found: Sequence[Judged]) -> str:
                 _split_verdict(corrected),
             ]
             # The paper's claims first, then ours.
-            for words, figure, printed, corrected, ours in sorted(rows(found), key=lambda r: r[-1])
+            for words, figure, printed, corrected, ours in sorted(
+                list_claims(found), key=lambda r: r[-1]
+            )
         ],
         figures=[_describe_figure(one) for one in found],
     )
@@ -150,7 +152,7 @@ def _describe_figure(one: Judged) -> dict[str, Any]:
                 "word": verdict.word,
                 "words": claim.words,
                 "ours": claim.ours,
-                "numbers": shown(verdict).partition(" ")[2],
+                "numbers": format_verdict(verdict).partition(" ")[2],
             }
             for claim, verdicts in one.verdicts
             for variant, verdict in verdicts.items()
@@ -175,7 +177,7 @@ def _draw_pictures(one: Judged) -> list[dict[str, str]]:
                 "variant": picture.variant if both else "",
                 "title": picture.title or variant,
                 "hint": variant if picture.title else "",
-                "drawing": draw.element(picture, f"{one.figure.name}-{i}"),
+                "drawing": draw.draw_panel(picture, f"{one.figure.name}-{i}"),
             }
         )
     return pictures
@@ -258,9 +260,9 @@ def _list_choices(one: Judged) -> list[str]:
     figure = one.figure
     texts = list(figure.notes)
     if figure.setting:
-        chosen = setting(figure.setting)
+        chosen = load_setting(figure.setting)
         texts = [chosen.about, *texts, *chosen.reasons]
-    known = methods()
+    known = load_methods()
     if figure.line is not None and figure.line.key == "method":
         used = dict.fromkeys([*figure.line.values, *(figure.line.corrected or ())])
         texts += [f"{known[name].name}: {known[name].about}" for name in used]

@@ -20,7 +20,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.progress import ProgressLine
 from sottovoce.studies import store
 from sottovoce.studies.paper import definition, draw, frontier, outcomes
-from sottovoce.studies.paper.checks import Judged, judged
+from sottovoce.studies.paper.checks import Judged, judge_folder
 from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
 from sottovoce.studies.paper.outcomes import Outcome, Result, Runs
 from sottovoce.studies.paper.page import render_figures
@@ -40,7 +40,7 @@ def complete(
     cells = {figure.name: expand(figure, quick) for figure in figures}
     todo: dict[tuple[str, int], tuple[Cell, int, Prototypes | None]] = {}
     for figure in figures:
-        for cell, seed in missing(cells[figure.name], seeds_of(figure, quick), runs, figure):
+        for cell, seed in list_missing(cells[figure.name], seeds_of(figure, quick), runs, figure):
             # Pictures are made beside the run, so the figure that wants them goes first.
             known = todo.get((cell.key, seed))
             if known is None or known[2] is None:
@@ -64,10 +64,10 @@ def train(jobs: Sequence[Job], folder: Path, progress: Progress) -> list[str]:
     return list(dict.fromkeys(absent))
 
 
-def missing(
+def list_missing(
     cells: Sequence[Cell], seeds: Sequence[int], runs: Runs, figure: Figure
 ) -> list[tuple[Cell, int]]:
-    """The runs that are still to be made, each once."""
+    """Return the runs that are still to be made, each once."""
     wanted = {(cell.key, seed): (cell, seed) for cell in cells for seed in seeds}
     drawn = figure.kind == "prototypes"
     return [
@@ -96,18 +96,18 @@ def _train(jobs: list[Job]) -> Any:
     cells = {cell.key: cell for cell, _, _ in jobs}
     seeds = list(dict.fromkeys(seed for _, seed, _ in jobs))
     how = {cell.key: own for cell, _, own in jobs}
-    made = _made()
+    made = _describe_machine()
     plans = list(cells.values())
     for i, trained in simulate_each([cell.plan for cell in plans], seeds=seeds):
         cell, seed = plans[i // len(seeds)], seeds[i % len(seeds)]
         outcome = Outcome.of(trained.record, made)
         own = how[cell.key]
         if own is not None:
-            outcome = _pictured(outcome, trained, own)
+            outcome = _add_pictures(outcome, trained, own)
         yield cell, seed, outcome
 
 
-def _pictured(outcome: Outcome, trained: Any, how: Prototypes) -> Outcome:
+def _add_pictures(outcome: Outcome, trained: Any, how: Prototypes) -> Outcome:
     from dataclasses import replace
 
     from sottovoce.data import datasets
@@ -118,8 +118,8 @@ def _pictured(outcome: Outcome, trained: Any, how: Prototypes) -> Outcome:
     return replace(outcome, pictures=draw.to_text(drawn), distinct=score)
 
 
-def _made() -> str:
-    """The versions and the device that make a run, in words."""
+def _describe_machine() -> str:
+    """Return the versions and the device that make a run, in words."""
     import jax
     import numpy as np
 
@@ -137,8 +137,8 @@ def _made() -> str:
 def compute(what: Moments) -> list[dict[str, Any]]:
     """One entry a panel: λ, bound, truth, the first λ at which the bound is none, for every C.
 
-    >>> from sottovoce.studies.paper.definition import figure
-    >>> panels = compute(figure("fig2").moments)
+    >>> from sottovoce.studies.paper.definition import load_figure
+    >>> panels = compute(load_figure("fig2").moments)
     >>> [panel["breaks"]["1.0"] for panel in panels]
     [28, 80, 7, 28]
     """
@@ -177,11 +177,11 @@ def _short(values: Any) -> list[float]:
 ALL = "all"
 
 
-def listing() -> str:
-    """The figures there are, one a line."""
+def format_listing() -> str:
+    """Return a line for each figure."""
     lines = []
-    for name in definition.names():
-        figure = definition.figure(name)
+    for name in definition.list_figures():
+        figure = definition.load_figure(name)
         lines.append(f"{name:<13} {figure.paper:<8} {figure.title}")
     lines.append(f"{ALL:<13} {'':<8} every one of those above")
     return "\n".join([*lines, f"{frontier.NAME:<13} {'ours':<8} What the same budget buys"])
@@ -195,7 +195,7 @@ def reproduce(
     Where a data set is missing its figures are left out, the others are made, and then the error
     says which.
     """
-    wanted = chosen(names)
+    wanted = choose_figures(names)
     folder = _folder(out, quick)
     command = " ".join(
         ["sottovoce reproduce", *names, *(["--quick"] if quick else []), f"--out {out.name}"]
@@ -203,7 +203,7 @@ def reproduce(
     began = time.monotonic()
     show = ProgressLine(sys.stderr, quiet=quiet)
     sweeps = [figure for figure in wanted if figure.kind != "moments"]
-    absent = complete(sweeps, quick=quick, folder=folder, progress=partial(_told, show))
+    absent = complete(sweeps, quick=quick, folder=folder, progress=partial(_show_progress, show))
     show.close()
     runs = outcomes.read_runs(folder)
     skipped = []
@@ -221,7 +221,7 @@ def reproduce(
         _say(f"{len(wanted) - len(skipped)} figures in {time.monotonic() - began:.0f} s")
     if skipped:
         raise DataError(f"{', '.join(skipped)} could not be made: {' '.join(absent)}")
-    return [one for one in judged(folder) if one.figure.name in {f.name for f in wanted}]
+    return [one for one in judge_folder(folder) if one.figure.name in {f.name for f in wanted}]
 
 
 def reproduce_frontier(
@@ -230,28 +230,28 @@ def reproduce_frontier(
     """Make `out/frontier`: records, picture and table; what is there already is not run again."""
     folder, show = _folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
     try:
-        progress = partial(_told, show)
+        progress = partial(_show_progress, show)
         frontier.reproduce(quick=quick, out=folder, train=partial(train, progress=progress))
     finally:
         show.close()
     return folder / frontier.NAME
 
 
-def chosen(names: Sequence[str]) -> list[Figure]:
-    """The figures named, each once, in their order.
+def choose_figures(names: Sequence[str]) -> list[Figure]:
+    """Return the named figures, each once, in their order.
 
-    >>> [figure.name for figure in chosen(["fig9", "fig2"])]
+    >>> [figure.name for figure in choose_figures(["fig9", "fig2"])]
     ['fig2', 'fig9']
     """
-    known = definition.names()
+    known = definition.list_figures()
     if frontier.NAME in names:
         raise InputError(
             f"{frontier.NAME} is made alone; name it in a command by itself, without figures"
         )
-    named = known if ALL in names else [definition.figure(name).name for name in names]
+    named = known if ALL in names else [definition.load_figure(name).name for name in names]
     if not named:
         raise InputError(f"name a figure ({', '.join(known)}) or {ALL}")
-    return [definition.figure(name) for name in known if name in named]
+    return [definition.load_figure(name) for name in known if name in named]
 
 
 def draw_file(result: Result, folder: Path) -> None:
@@ -259,19 +259,19 @@ def draw_file(result: Result, folder: Path) -> None:
     from sottovoce.studies.paper.outcomes import tables
 
     drawn = draw.pictures(result.figure, tables(result.figure, result.cells), result.moments)
-    write_file(folder / f"{result.figure.name}.svg", draw.file(drawn).encode())
+    write_file(folder / f"{result.figure.name}.svg", draw.draw_file(drawn).encode())
 
 
 def write(folder: Path) -> Path:
     """index.html from the figures in the folder; nothing is trained."""
     path = folder / "index.html"
-    write_file(path, render_figures(finished(folder)).encode())
+    write_file(path, render_figures(load_finished(folder)).encode())
     return path
 
 
-def finished(folder: Path) -> list[Judged]:
-    """The figures of a folder, judged; a folder without any is refused."""
-    found = judged(folder)
+def load_finished(folder: Path) -> list[Judged]:
+    """Load and judge the figures of a folder; refuse a folder without any."""
+    found = judge_folder(folder)
     if not found:
         raise RunError(
             f"{folder} holds neither a run nor figures; sottovoce train and reproduce make them"
@@ -284,7 +284,7 @@ def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> R
         panels = compute(figure.moments)
         return Result(figure, quick, command=command, moments=panels)
     cells, seeds = expand(figure, quick), seeds_of(figure, quick)
-    if missing(cells, seeds, runs, figure):
+    if list_missing(cells, seeds, runs, figure):
         return None
     return outcomes.gather_result(figure, quick, cells, runs, command)
 
@@ -312,8 +312,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _told(line: ProgressLine, done: int, total: int) -> None:
-    """Rounds done and rounds in all; runs that stop early make the estimate one from above."""
+def _show_progress(line: ProgressLine, done: int, total: int) -> None:
+    """Show rounds done and rounds in all; runs may stop early, so the time left is a bound."""
     if not line.due() and done != total:
         return
     left = (time.monotonic() - line.began) * (total - done) / max(1, done)

@@ -98,16 +98,16 @@ class Prediction:
         }
 
 
-def predicted(
+def predict_accuracy(
     trials: Sequence[Trial],
     telling: int,
     tested: int | None,
     unnoised: Sequence[Trial] | None = None,
 ) -> Prediction:
-    """The prediction from the trials with fresh seeds, and those of the same without noise.
+    """Predict the accuracy from trials with fresh seeds, and the same trials without noise.
 
     >>> own = [Trial("", {}, s, 1.0, 0.9, a, 10, 0.1) for s, a in enumerate((0.89, 0.9, 0.91))]
-    >>> found = predicted(own, 1000, 1000)
+    >>> found = predict_accuracy(own, 1000, 1000)
     >>> round(found.mean, 3), round(found.deviation, 3), round(found.low, 2), round(found.high, 2)
     (0.9, 0.01, 0.84, 0.96)
     """
@@ -137,8 +137,9 @@ def rows_tested(plan: Plan, real: RealFederation) -> int | None:
 
     A part is that of the whole table, of which `real` has what validation and test leave.
 
-    >>> from sottovoce.studies.rehearsal.standin import announced
-    >>> [rows_tested(own, announced(own)) for own in (Plan(), Plan(data={"name": "mnist"}))]
+    >>> from sottovoce.studies.rehearsal.standin import announce_federation
+    >>> plans = (Plan(), Plan(data={"name": "mnist"}))
+    >>> [rows_tested(plan, announce_federation(plan)) for plan in plans]
     [184, 10000]
     """
     own = plan.data

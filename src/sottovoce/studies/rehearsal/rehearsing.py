@@ -25,7 +25,7 @@ from sottovoce.privacy import seeds
 from sottovoce.reports.progress import ProgressLine
 from sottovoce.schemas.documents import CostEntry, RehearsalDocument, TrialEntry
 from sottovoce.studies.rehearsal.page import render_rehearsal
-from sottovoce.studies.rehearsal.prediction import Prediction, predicted, rows_tested
+from sottovoce.studies.rehearsal.prediction import Prediction, predict_accuracy, rows_tested
 from sottovoce.studies.rehearsal.search import (
     LEAST,
     NOISE,
@@ -49,7 +49,13 @@ from sottovoce.studies.rehearsal.space import (
     identity,
     space_of,
 )
-from sottovoce.studies.rehearsal.standin import Public, StandIn, announced, fitted, stand_in
+from sottovoce.studies.rehearsal.standin import (
+    Public,
+    StandIn,
+    announce_federation,
+    fit_plan,
+    stand_in,
+)
 from sottovoce.studies.store import JOURNAL
 
 # Why each value was chosen, and the plan with these reasons as comments: ready to train.
@@ -89,8 +95,8 @@ def reasons(
             others = _beside(knob.key, chosen, known)
             alone = alone and not others
             if others or len(own) > 1:
-                first = [f"{_shown(chosen[knob.key])}: {100 * at:.1f} %"]
-                rest = [f"{_shown(v)}: {100 * a:.1f} %" for v, a in others[:4]]
+                first = [f"{_format_setting(chosen[knob.key])}: {100 * at:.1f} %"]
+                rest = [f"{_format_setting(v)}: {100 * a:.1f} %" for v, a in others[:4]]
                 groups.append(f"{name}: {', '.join(first + rest)}")
             if len(seeds) == 1:
                 break
@@ -127,11 +133,11 @@ def rounds_told(planned: int, used: float) -> str:
     return f"{planned:,}" + ("" if round(used) == planned else f" at most, about {used:,.0f} done")
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def commented(
+def comment_plan(
     plan: Plan,
     space: Space,
     chosen: Setting,
@@ -342,8 +348,8 @@ class Rehearsal:
 
     def toml(self, folder: Path | None = None) -> str:
         """plan.toml; the files that it names are looked for from `folder`, where it will lie."""
-        return commented(
-            self.plan if folder is None else moved(self.plan, folder),
+        return comment_plan(
+            self.plan if folder is None else relocate_plan(self.plan, folder),
             self.space,
             self.setting,
             self.reasons,
@@ -417,10 +423,10 @@ def rehearse(
         )
     if minutes is not None and not 0 < minutes < 1e6:
         raise InputError.of("--minutes", minutes, "a number above 0", "how long it may take")
-    real = announced(plan, clients, samples)
+    real = announce_federation(plan, clients, samples)
     folder = None if out is None else _folder(Path(out), resume)
     rows = stand_in(plan, real, public, seed=seed)
-    stage, factor = fitted(plan, real, len(rows.train[1]))
+    stage, factor = fit_plan(plan, real, len(rows.train[1]))
     space = space_of(plan, keep, shape=rows.shape, bodies=rows.kind != "synthetic")
     if not (space.ladders or space.forks):
         raise InputError("--keep leaves nothing to choose; keep fewer keys")
@@ -460,7 +466,7 @@ def rehearse(
     trials.ask(PREDICTION, [(found.setting, s) for s in fresh], must=True)
     if made_up:  # how well such rows can be learnt was made up with them: what noise costs was not
         trials.ask(UNNOISED, [(bare, s) for s in fresh], must=True)
-    prediction = predicted(
+    prediction = predict_accuracy(
         [trials.done[identity(found.setting), s] for s in fresh],
         rows.telling,
         rows_tested(plan, real),
@@ -469,7 +475,9 @@ def rehearse(
     done = trials.all()
     told_why = reasons(space, found.setting, done, found.seeds)
     result = Rehearsal(
-        plan=space.planned(found.setting).replace(rehearsed=provenance(rows, told_why, len(done))),
+        plan=space.apply_setting(found.setting).replace(
+            rehearsed=provenance(rows, told_why, len(done))
+        ),
         given=plan,
         space=space,
         setting=found.setting,
@@ -507,8 +515,8 @@ def write(result: Rehearsal, folder: Path) -> None:
     write_file(folder / "plan.toml", result.toml(folder).encode())
 
 
-def moved(plan: Plan, folder: Path) -> Plan:
-    """The plan with its table, its files and its own model named as seen from a folder."""
+def relocate_plan(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the paths of its files relative to a folder."""
     changes: dict[str, Any] = {}
     model = plan.model.own
     for key in ("path", "validation", "test"):
@@ -563,7 +571,7 @@ def command(
             seed=seed,
             out=folder,
             resume=resume,
-            told=partial(_told, show),
+            told=partial(_show_progress, show),
         )
     except KeyboardInterrupt:
         show.close()
@@ -584,13 +592,13 @@ def summary(result: Rehearsal, folder: Path) -> str:
             *lines,
             *([] if result.rounds.isdigit() else [f"{'rounds of the plan':<20} {result.rounds}"]),
             "",
-            *_folded(result.prediction.words()),
-            *_folded(result.doubt()),
+            *_wrap_text(result.prediction.words()),
+            *_wrap_text(result.doubt()),
             f"as given: {result.baseline.accuracy:.1%} on the rows that chose   {theory}".rstrip(),
-            *_folded(f"stand-in: {result.rows.about}"),
-            *_folded(result.rows.trust),
-            *_folded(result.mixed or ""),
-            *_folded(f"cost in privacy: {result.cost.told}"),
+            *_wrap_text(f"stand-in: {result.rows.about}"),
+            *_wrap_text(result.rows.trust),
+            *_wrap_text(result.mixed or ""),
+            *_wrap_text(f"cost in privacy: {result.cost.told}"),
             f"federations: {len(result.trials)}",
             "",
             f"plan   {folder / 'plan.toml'}",
@@ -600,7 +608,7 @@ def summary(result: Rehearsal, folder: Path) -> str:
     )
 
 
-def _folded(text: str) -> list[str]:
+def _wrap_text(text: str) -> list[str]:
     return textwrap.wrap(text, 96, break_on_hyphens=False)
 
 
@@ -609,8 +617,8 @@ def _value(result: Rehearsal, key: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _told(line: ProgressLine, trials: Trials) -> None:
-    """Before the first trial what is going on; after each how many, the best, how long at most."""
+def _show_progress(line: ProgressLine, trials: Trials) -> None:
+    """Show what is going on; after a trial how many are done, the best, and the time left."""
     if not line.due():
         return
     if not trials.ran:
@@ -621,5 +629,5 @@ def _told(line: ProgressLine, trials: Trials) -> None:
     stage = next(reversed(trials.asked.values()))
     line.say(
         f"{len(trials.done)} federations, {stage}, best {max(private):.1%}, about "
-        f"{trials.left():.0f} s left at most"
+        f"{trials.estimate_seconds_left():.0f} s left at most"
     )

@@ -51,7 +51,7 @@ from sottovoce.studies.rehearsal.space import (
     Setting,
     Space,
     identity,
-    spaced,
+    sort_distinct,
 )
 from sottovoce.studies.rehearsal.standin import StandIn
 
@@ -264,7 +264,7 @@ class Trials:
             self.asked[where] = stage
             self.settings[where[0]] = fresh[where]
         missing = [where for where in granted if where not in self.done]
-        self._run(stage, missing, must)
+        self._run_missing(stage, missing, must)
         if len(granted) < len(fresh):
             raise Spent
 
@@ -286,8 +286,8 @@ class Trials:
             raise Spent
         return min(known, key=rank)
 
-    def tried(self, seeds: Sequence[int]) -> list[Setting]:
-        """Every setting that has been tried with all these seeds, in the order of asking."""
+    def list_tried(self, seeds: Sequence[int]) -> list[Setting]:
+        """Return every setting that was tried with all these seeds, in the order of asking."""
         found = dict.fromkeys(key for key, _ in self.asked)
         return [
             self.settings[key]
@@ -320,8 +320,8 @@ class Trials:
         compiled = COMPILED_S if self.minutes is None else min(COMPILED_S, 6 * self.minutes)
         return self.pace() * (self.promised + 1) + compiled
 
-    def left(self) -> float:
-        """The seconds that are left at most, at the pace so far."""
+    def estimate_seconds_left(self) -> float:
+        """Return the seconds that are left at most, at the pace so far."""
         promised = self.aside()
         left = max(promised, self.pace() * (self.limit - len(self.asked)))
         if self.minutes is None:
@@ -329,13 +329,13 @@ class Trials:
         return min(left, max(promised, 60 * self.minutes - (time.monotonic() - self.began)))
 
     def _late(self) -> bool:
-        """Whether time is up for what is asked now; what is promised has its time set aside."""
+        """Return whether time is up for what is asked now; promised trials have theirs."""
         if self.minutes is None:
             return False
         granted = 60 * self.minutes - self.aside()
         return time.monotonic() - self.began > granted * self.share
 
-    def _run(self, stage: str, missing: list[tuple[str, int]], must: bool) -> None:
+    def _run_missing(self, stage: str, missing: list[tuple[str, int]], must: bool) -> None:
         with Interrupts() as interrupts:
             for keys, seeds in self._groups(missing):
                 if self._late() and not must:
@@ -504,7 +504,7 @@ def search(space: Space, trials: Trials, seed: int = 0) -> Found:
     except Spent:
         complete = False
     trials.share = 1.0
-    return seeking.confirmed(complete)
+    return seeking.confirm_finalists(complete)
 
 
 class _Search:
@@ -533,8 +533,8 @@ class _Search:
         names = [AS_PLANNED] if fork is None else [AS_PLANNED, *fork.options]
         plain = _steady(self.space, start)
         every = {name: plain if fork is None else {**plain, "model": name} for name in names}
-        crossed = list(_crossed(self.space))
-        traded = _traded(crossed)
+        crossed = list(_cross_coarse(self.space))
+        traded = _trade_rounds_for_steps(crossed)
         tried = {name: [{**body, **pair} for pair in traded] for name, body in every.items()}
         self.ask("models", [s for own in tried.values() for s in own])
         ranked = sorted(names, key=lambda name: -self._score(self.best(tried[name])))
@@ -588,20 +588,20 @@ class _Search:
                 for edge, ratio in ((values[0], 0.5), (values[-1], 2.0)):
                     further = ladders[key].step(at, ratio) if at == edge else None
                     if further is not None and further not in values:
-                        axes[key] = spaced([*values, further])
+                        axes[key] = sort_distinct([*values, further])
                         grown = True
             if not grown:
                 break
         return best
 
-    def confirmed(self, complete: bool) -> Found:
-        """The finalists with as many seeds as can be had, each with the same."""
+    def confirm_finalists(self, complete: bool) -> Found:
+        """Run the finalists with as many seeds as there is time for, the same for all."""
         first = self.seeds[:1]
-        tried = self.trials.tried(first)
+        tried = self.trials.list_tried(first)
         if not tried:
             raise Spent
         known = sorted(tried, key=lambda s: (-self._score(s), self._rounds(s)))[: 4 * FINALISTS]
-        known.sort(key=lambda s: (-self._known(s), self._rounds(s)))
+        known.sort(key=lambda s: (-self._mean_of_known_seeds(s), self._rounds(s)))
         finalists = known[:FINALISTS]
         seeds = first
         try:
@@ -619,8 +619,8 @@ class _Search:
     def _rounds(self, setting: Setting) -> int:
         return self.trials.done[identity(setting), self.seeds[0]].rounds
 
-    def _known(self, setting: Setting) -> float:
-        """The mean over the seeds there are: one lucky run ranks below two good ones."""
+    def _mean_of_known_seeds(self, setting: Setting) -> float:
+        """Return the mean over the seeds that are done, so that more seeds weigh against luck."""
         done = [s for s in self.seeds if (identity(setting), s) in self.trials.done]
         done = [s for s in done if (identity(setting), s) in self.trials.asked]
         return self.trials.mean(setting, done)
@@ -635,18 +635,18 @@ def _steady(space: Space, start: Setting) -> Setting:
     return {**start, SCHEDULE: "fixed"} if fork is not None and "fixed" in fork.options else start
 
 
-def _crossed(space: Space) -> Iterator[dict[str, Any]]:
-    """All coarse pairs (T, η); of a kept one the planned value alone."""
-    own = [ladder for ladder in space.ladders if ladder.key in (ROUNDS, RATE)]
-    for values in itertools.product(*(ladder.coarse for ladder in own)):
-        yield {ladder.key: float(v) for ladder, v in zip(own, values, strict=True)}
+def _cross_coarse(space: Space) -> Iterator[dict[str, Any]]:
+    """Yield all coarse pairs (T, η); of one that is kept the planned value alone."""
+    ladders = [ladder for ladder in space.ladders if ladder.key in (ROUNDS, RATE)]
+    for values in itertools.product(*(ladder.coarse for ladder in ladders)):
+        yield {ladder.key: float(v) for ladder, v in zip(ladders, values, strict=True)}
 
 
-def _traded(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Few rounds with long steps to many with short ones, or all where one of the two is kept."""
+def _trade_rounds_for_steps(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return pairs from few rounds with long steps to many with short ones; all if one is kept."""
     if not pairs or len(pairs[0]) < 2:
         return pairs
-    rounds, rates = (spaced([pair[key] for pair in pairs]) for key in (ROUNDS, RATE))
+    rounds, rates = (sort_distinct([pair[key] for pair in pairs]) for key in (ROUNDS, RATE))
     return [{ROUNDS: T, RATE: eta} for T, eta in zip(rounds, reversed(rates), strict=True)]
 
 
@@ -668,4 +668,4 @@ def _neighbours(space: Space, best: Setting, ratio: float) -> Iterator[dict[str,
 
 def _around(ladder: Ladder, value: float) -> list[float]:
     low, high = ladder.step(value, 0.5), ladder.step(value, 2.0)
-    return spaced([v for v in (low, value, high) if v is not None])
+    return sort_distinct([v for v in (low, value, high) if v is not None])

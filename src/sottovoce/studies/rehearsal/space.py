@@ -75,14 +75,14 @@ class Fork:
 CUT = Ladder(CLIP, (1.0,), 0.01, 100.0, "the norm that leaves most signal for the noise it costs")
 
 
-def _set(**values: Any) -> Callable[[float], Changes]:
-    """An option that always sets the same keys: `_set(model__name="softmax")`."""
+def _set_keys(**values: Any) -> Callable[[float], Changes]:
+    """Return an option that sets the same keys for every T: `_set_keys(model__name="softmax")`."""
     changes = {key.replace("__", "."): value for key, value in values.items()}
     return lambda T: changes
 
 
-def _growing(g: float) -> Callable[[float], Changes]:
-    """Shares that grow: σ_t = (1 − s·t)·σ₀ with s = g/T₀, T₀ = (1 + g)·T so that T are afforded."""
+def _grow_shares(g: float) -> Callable[[float], Changes]:
+    """Return an option whose noise falls: σ_t = (1 − s·t)·σ₀, s = g/T₀, T₀ = (1 + g)·T."""
     return lambda T: {
         "rounds.schedule": "decaying",
         "rounds.rounds": round(T * (1 + g)),
@@ -90,8 +90,8 @@ def _growing(g: float) -> Callable[[float], Changes]:
     }
 
 
-def _discounted(beta: float, window: int) -> Callable[[float], Changes]:
-    """CRD from T₀ = 1.5·T: it stops early, so that about T rounds are done."""
+def _discount_rounds(beta: float, window: int) -> Callable[[float], Changes]:
+    """Return an option with CRD from T₀ = 1.5·T, which stops after about T rounds."""
     return lambda T: {
         "rounds.schedule": "discounted",
         "rounds.rounds": round(1.5 * T),
@@ -109,27 +109,27 @@ PLAIN: dict[str, dict[str, Any]] = {
     "mlp": {"model__name": "mlp", "model__hidden": 32},
 }
 BODIES: dict[str, Callable[[float], Changes]] = {
-    "softmax": _set(**PLAIN["softmax"]),
-    "softmax on histograms": _set(**_HOG, model__cell=4, model__upright=False),
-    "softmax on upright histograms": _set(**_HOG, model__cell=4, model__upright=True),
-    "softmax on finer histograms": _set(**_HOG, model__cell=2, model__upright=False),
-    "mlp": _set(**PLAIN["mlp"]),
+    "softmax": _set_keys(**PLAIN["softmax"]),
+    "softmax on histograms": _set_keys(**_HOG, model__cell=4, model__upright=False),
+    "softmax on upright histograms": _set_keys(**_HOG, model__cell=4, model__upright=True),
+    "softmax on finer histograms": _set_keys(**_HOG, model__cell=2, model__upright=False),
+    "mlp": _set_keys(**PLAIN["mlp"]),
 }
 SCHEDULES: dict[str, Callable[[float], Changes]] = {
-    "fixed": _set(rounds__schedule="fixed"),
-    "growing shares, g = 1/4": _growing(0.25),
-    "growing shares, g = 1": _growing(1.0),
-    "discounted, β = 0.8": _discounted(0.8, 3),
-    "discounted, β = 0.9": _discounted(0.9, 5),
+    "fixed": _set_keys(rounds__schedule="fixed"),
+    "growing shares, g = 1/4": _grow_shares(0.25),
+    "growing shares, g = 1": _grow_shares(1.0),
+    "discounted, β = 0.8": _discount_rounds(0.8, 3),
+    "discounted, β = 0.9": _discount_rounds(0.9, 5),
 }
 WEIGHTS: dict[str, Callable[[float], Changes]] = {
-    "samples": _set(server__weights="samples"),
-    "precision": _set(server__weights="precision"),
+    "samples": _set_keys(server__weights="samples"),
+    "precision": _set_keys(server__weights="precision"),
 }
-DECAYS = {kind: _set(server__decay=kind) for kind in ("linear", "cosine")}
+DECAYS = {kind: _set_keys(server__decay=kind) for kind in ("linear", "cosine")}
 AVERAGES: dict[str, Callable[[float], Changes]] = {
-    "tail": _set(server__average="tail", server__tail=0.5),
-    "exponential": _set(server__average="exponential", server__keep=0.9),
+    "tail": _set_keys(server__average="tail", server__tail=0.5),
+    "exponential": _set_keys(server__average="exponential", server__keep=0.9),
 }
 OPTIONAL = ("server.decay", "server.average", "server.momentum")  # that a plan may do without
 
@@ -143,7 +143,7 @@ KNOBS: tuple[Ladder | Fork, ...] = (
     Fork("server.weights", WEIGHTS, "what an upload counts by"),
     Fork("server.decay", DECAYS, "how the server's steps get shorter, after the noise"),
     Fork("server.average", AVERAGES, "an average of the iterates handed out, after the noise"),
-    Fork("server.momentum", {"0.5": _set(server__momentum=0.5)}, "the server's momentum"),
+    Fork("server.momentum", {"0.5": _set_keys(server__momentum=0.5)}, "the server's momentum"),
 )
 
 #: Two ladders that pull at the same thing: one up while the other goes down.
@@ -178,12 +178,12 @@ class Space:
                 changed |= fork.options[name](T)
         return changed
 
-    def planned(self, setting: Setting) -> Plan:
-        """The plan with a setting."""
+    def apply_setting(self, setting: Setting) -> Plan:
+        """Return the plan with a setting applied."""
         return self.plan.replace(**self.changes(setting))
 
     def fork(self, key: str) -> Fork | None:
-        """The fork of this name, if it is free."""
+        """Return the fork of this name, if it is free."""
         return next((fork for fork in self.forks if fork.key == key), None)
 
 
@@ -209,25 +209,25 @@ def space_of(
     for key in keep:
         _require_known(plan, key)
 
-    def kept(key: str) -> bool:
+    def is_kept(key: str) -> bool:
         section, name = split_key(key) if "." in key else ("", key)
         return key in keep or section in keep or (not section and name in keep)
 
-    ladders = tuple(knob for knob in KNOBS if isinstance(knob, Ladder) and not kept(knob.key))
+    ladders = tuple(knob for knob in KNOBS if isinstance(knob, Ladder) and not is_kept(knob.key))
     if plan.local.clip == "median":
         ladders = tuple(ladder for ladder in ladders if ladder.key != CLIP)
     forks = []
     for knob in KNOBS:
-        if not isinstance(knob, Fork) or kept(knob.key):
+        if not isinstance(knob, Fork) or is_kept(knob.key):
             continue
         if knob.key == "model" and not (bodies and plan.model.name != "custom"):
             continue
-        if knob.key == "server.weights" and not _unequal(plan):
+        if knob.key == "server.weights" and not _has_unequal_clients(plan):
             continue
         options = {
             name: option
             for name, option in _options(knob, plan)
-            if _allowed(plan, option(float(plan.rounds.rounds)), keep, sections, shape or ())
+            if _is_allowed(plan, option(float(plan.rounds.rounds)), keep, sections, shape or ())
         }
         if options:
             forks.append(Fork(knob.key, options, knob.why))
@@ -238,21 +238,21 @@ def _options(knob: Fork, plan: Plan) -> Iterator[tuple[str, Callable[[float], Ch
     """The options of a fork, and what this plan adds to them: to leave out what it has."""
     for name, option in knob.options.items():
         if name in PLAIN and plan.model.features is not None:
-            yield name, _set(**PLAIN[name], model__features=None)
+            yield name, _set_keys(**PLAIN[name], model__features=None)
         else:
             yield name, option
     if knob.key in OPTIONAL and _value(plan, knob.key) is not None:
         yield "none", lambda T: {knob.key: None}
 
 
-def _allowed(
+def _is_allowed(
     plan: Plan,
     changes: Changes,
     keep: Sequence[str],
     before: Mapping[str, Any],
     shape: tuple[int, ...],
 ) -> bool:
-    """Whether an option makes a plan, another one, and leaves alone what is to be kept."""
+    """Return whether an option makes another valid plan and leaves kept keys alone."""
     try:
         changed = plan.replace(**changes)
     except PlanError:
@@ -283,9 +283,9 @@ def _steers(plan: Plan) -> bool:
     return plan.rounds.schedule == "discounted"
 
 
-def _unequal(plan: Plan) -> bool:
+def _has_unequal_clients(plan: Plan) -> bool:
     given = (plan.privacy.epsilon, plan.privacy.delta, plan.data.samples)
-    return any(isinstance(each, tuple) and len(set(each)) > 1 for each in given)
+    return any(isinstance(values, tuple) and len(set(values)) > 1 for values in given)
 
 
 def _value(plan: Plan, key: str) -> Any:
@@ -307,10 +307,10 @@ def identity(setting: Setting) -> str:
     return json.dumps(dict(setting), sort_keys=True, ensure_ascii=False)
 
 
-def spaced(values: Sequence[float]) -> list[float]:
-    """Distinct values in order.
+def sort_distinct(values: Sequence[float]) -> list[float]:
+    """Return the distinct values in order.
 
-    >>> spaced([8.0, 2.0, 8.0])
+    >>> sort_distinct([8.0, 2.0, 8.0])
     [2.0, 8.0]
     """
     return [float(v) for v in np.unique(np.asarray(values, dtype=float))]

@@ -42,15 +42,15 @@ BOX = 20 / 28  # of the side that a digit fills in larger pictures, as in MNIST
 CHUNK = 2048
 
 
-def drawn(
+def draw_pictures(
     sources: Floats, pick: NDArray[np.int64], shape: tuple[int, ...], rng: np.random.Generator
 ) -> Floats:
-    """Row i is sources[pick[i]] drawn anew as a picture of `shape` (height, width, colours).
+    """Draw sources[pick[i]] anew, for every i, as a picture of `shape` (height, width, colours).
 
     >>> rng = np.random.default_rng(1)
     >>> cross = np.zeros((1, 8, 8), np.float32)
     >>> cross[0, 3:5], cross[0, :, 3:5] = 1, 1
-    >>> seen = drawn(cross, np.zeros(3, int), (28, 28, 1), rng)
+    >>> seen = draw_pictures(cross, np.zeros(3, int), (28, 28, 1), rng)
     >>> seen.shape, bool(seen.min() >= 0), bool(seen.max() <= 1), bool((seen[0] != seen[1]).any())
     ((3, 28, 28, 1), True, True, True)
     """
@@ -58,17 +58,17 @@ def drawn(
     out = np.empty((len(pick), high, wide, colours), np.float32)
     for start in range(0, len(pick), CHUNK):
         own = pick[start : start + CHUNK]
-        ink = _strokes(_moved(sources[own], high, wide, rng), rng)
-        out[start : start + CHUNK] = _coloured(ink, colours, rng)
+        ink = _strokes(_move_pictures(sources[own], high, wide, rng), rng)
+        out[start : start + CHUNK] = _colour_pictures(ink, colours, rng)
     return out
 
 
-def resized(pictures: Floats, shape: tuple[int, ...]) -> Floats:
-    """Pictures (n, height, width, colours) as pictures of `shape`, between pixels linearly.
+def resize_pictures(pictures: Floats, shape: tuple[int, ...]) -> Floats:
+    """Resize pictures (n, height, width, colours) to `shape` by linear interpolation.
 
     Colours become grey as their mean, grey becomes colours by repetition.
 
-    >>> resized(np.ones((1, 28, 28, 1), np.float32), (8, 8, 3)).shape
+    >>> resize_pictures(np.ones((1, 28, 28, 1), np.float32), (8, 8, 3)).shape
     (1, 8, 8, 3)
     """
     n, high, wide, colours = pictures.shape
@@ -80,24 +80,23 @@ def resized(pictures: Floats, shape: tuple[int, ...]) -> Floats:
         return np.ascontiguousarray(pictures, np.float32)
     y = (np.arange(shape[0]) + 0.5) * high / shape[0] - 0.5
     x = (np.arange(shape[1]) + 0.5) * wide / shape[1] - 0.5
-    lines = _between(pictures, y, axis=1)
-    return np.asarray(_between(lines, x, axis=2), np.float32).reshape(n, *shape[:2], wanted)
+    lines = _interpolate(pictures, y, axis=1)
+    return np.asarray(_interpolate(lines, x, axis=2), np.float32).reshape(n, *shape[:2], wanted)
 
 
-def _between(values: Floats, at: NDArray[np.float64], axis: int) -> Floats:
+def _interpolate(values: Floats, at: NDArray[np.float64], axis: int) -> Floats:
     last = values.shape[axis] - 1
     at = np.clip(at, 0, last)
     low = np.floor(at).astype(int)
-    part = (at - low).astype(np.float32)
     form = [1] * values.ndim
     form[axis] = len(at)
-    part = part.reshape(form)
+    weight = (at - low).astype(np.float32).reshape(form)
     below, above = (np.take(values, i, axis=axis) for i in (low, np.minimum(low + 1, last)))
-    return np.asarray((1 - part) * below + part * above)
+    return np.asarray((1 - weight) * below + weight * above)
 
 
-def _moved(pictures: Floats, high: int, wide: int, rng: np.random.Generator) -> Floats:
-    """Each picture enlarged, turned, leant and shifted: every new pixel looks up its old place."""
+def _move_pictures(pictures: Floats, high: int, wide: int, rng: np.random.Generator) -> Floats:
+    """Enlarge, turn, shear and shift each picture: every new pixel looks up its old position."""
     n, rows, columns = pictures.shape
     turn = rng.uniform(-TURN, TURN, n)
     lean: NDArray[np.float64] = np.asarray(rng.uniform(-LEAN, LEAN, n))
@@ -127,7 +126,7 @@ def _strokes(ink: Floats, rng: np.random.Generator) -> Floats:
     return np.asarray(np.clip((ink - paper) * sharp, 0, 1), np.float32)
 
 
-def _coloured(ink: Floats, colours: int, rng: np.random.Generator) -> Floats:
+def _colour_pictures(ink: Floats, colours: int, rng: np.random.Generator) -> Floats:
     if colours == 1:
         return ink[..., None]
     pair = rng.uniform(0, 1, (2, len(ink), 1, 1, colours)).astype(np.float32)
@@ -264,14 +263,18 @@ class RealFederation:
         return sum(self.sizes)
 
 
-def announced(plan: Plan, clients: int | None = None, samples: int | None = None) -> RealFederation:
-    """The federation that a plan announces, without a look at its data.
+def announce_federation(
+    plan: Plan, clients: int | None = None, samples: int | None = None
+) -> RealFederation:
+    """Return the federation that a plan announces, without reading its data.
 
     `samples` are the rows that a client holds; with `data.client` those that name it in the table,
     of which validation and test take theirs (as `data.tables.split_by_column` does).
 
-    >>> announced(Plan()).sizes[:2], announced(Plan(data={"name": "mnist", "clients": 50})).rows
-    ((143, 143), 50000)
+    >>> announce_federation(Plan()).sizes[:2]
+    (143, 143)
+    >>> announce_federation(Plan(data={"name": "mnist", "clients": 50})).rows
+    50000
     """
     own = plan.data
     for key, given, told in (("clients", clients, own.clients), ("samples", samples, own.samples)):
@@ -293,7 +296,9 @@ def announced(plan: Plan, clients: int | None = None, samples: int | None = None
         return RealFederation(tuple(parts[i * len(parts) // U] for i in range(U)))
     each = own.samples if own.samples is not None else samples
     if each is not None:
-        return RealFederation((each if own.client is None else _kept(plan, each, U),) * U)
+        return RealFederation(
+            (each if own.client is None else _count_training_rows(plan, each, U),) * U
+        )
     if own.name is None or own.name == "arrays":
         raise InputError(
             "data.samples is what a client holds and the plan leaves it to the data, which a "
@@ -327,10 +332,10 @@ def aside(plan: Plan) -> tuple[float, int]:
     return float(part), sum(v for v in taken if isinstance(v, int))
 
 
-def _kept(plan: Plan, held: int, U: int) -> int:
-    """The rows that a client trains on, of those that name it in the table."""
-    part, rows = aside(plan)
-    kept = int(round(held * U * (1 - part) - rows, 6) // U)
+def _count_training_rows(plan: Plan, held: int, U: int) -> int:
+    """Return how many rows a client trains on, of those that name it in the table."""
+    share, rows = aside(plan)
+    kept = int(round(held * U * (1 - share) - rows, 6) // U)
     if kept < 1:
         raise InputError.of(
             "--samples",
@@ -351,10 +356,10 @@ def spare(plan: Plan) -> int:
     return 3 if plan.data.split in ("labels", "dirichlet") else 1
 
 
-def fitted(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
-    """The plan for a federation dealt from `rows` rows with the real one's noise, and f.
+def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
+    """Return the plan for a federation of `rows` rows with the real one's noise, and f.
 
-    >>> plan, f = fitted(Plan(), announced(Plan()), rows=715)
+    >>> plan, f = fit_plan(Plan(), announce_federation(Plan()), rows=715)
     >>> plan.data.samples, round(f, 2), round(plan.privacy.epsilon, 1)
     (71, 2.01, 19.3)
     """
@@ -468,9 +473,9 @@ def stand_in(
 ) -> StandIn:
     """The stand-in for a plan: `public` rows if they are given, else what its kind of data allows.
 
-    >>> from sottovoce.studies.rehearsal.standin import announced
+    >>> from sottovoce.studies.rehearsal.standin import announce_federation
     >>> plan = Plan(data={"name": "mnist", "clients": 5, "samples": 20})
-    >>> found = stand_in(plan, announced(plan))
+    >>> found = stand_in(plan, announce_federation(plan))
     >>> found.kind, found.train[0].shape, found.shape
     ('drawn', (100, 784), (28, 28, 1))
     """
@@ -481,7 +486,7 @@ def stand_in(
     if public is not None:
         return _public(plan, public, wanted, rng)
     if plan.data.pictures and plan.data.name != "arrays":
-        return _drawn(plan, wanted, rng)
+        return _draw_stand_in(plan, wanted, rng)
     if plan.data.name == "arrays":
         raise InputError(
             "data.name = arrays says nothing of the rows, so nothing can stand in for them; give "
@@ -495,7 +500,7 @@ def _judges(wanted: int) -> int:
     return int(np.clip(2 * wanted // 5, 400, MOST_JUDGES))
 
 
-def _drawn(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
+def _draw_stand_in(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
     known = datasets.DATASETS[str(plan.data.name)]
     digits = datasets.load("digits")
     order = rng.permutation(len(digits.train_y))
@@ -504,7 +509,7 @@ def _drawn(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
 
     def part(own: NDArray[np.int64], count: int) -> Pair:
         pick = own[rng.integers(0, len(own), count)]
-        x = drawn(sources, pick, known.shape, rng)
+        x = draw_pictures(sources, pick, known.shape, rng)
         return x.reshape(count, -1), digits.train_y[pick]
 
     return StandIn(
@@ -567,7 +572,7 @@ def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -
     pictured = known is not None and len(known) == 3
     name, x, y, shape = _rows_of(plan, public, pictured)
     if pictured and len(shape) in (2, 3) and known is not None:
-        x = resized(x.reshape(len(x), *shape[:2], -1), known)
+        x = resize_pictures(x.reshape(len(x), *shape[:2], -1), known)
         x, shape = x.reshape(len(x), -1), known
     elif known is not None and shape != known:
         raise InputError.of(
@@ -640,7 +645,7 @@ def _rows_of(
     plan: Plan, public: Public, pictured: bool
 ) -> tuple[str, NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
     if isinstance(public, tuple):
-        return "what was given from Python", *_checked("public", *public, pictured)
+        return "what was given from Python", *_check_rows("public", *public, pictured)
     text = str(public)
     if text in datasets.DATASETS:
         if text == plan.data.name and text != "digits":
@@ -694,10 +699,10 @@ def _npz(
         raise InputError.of(
             "--public", str(path), "an .npz with the arrays x and y", "save it with numpy.savez"
         ) from None
-    return _checked(path.name, x, y, pictured)
+    return _check_rows(path.name, x, y, pictured)
 
 
-def _checked(
+def _check_rows(
     name: str, x: ArrayLike, y: ArrayLike, pictured: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
     bound = "x[n, …] of finite numbers and y[n] of whole numbers from 0"
