@@ -314,7 +314,7 @@ def test_the_card_of_single_records_names_the_clients_own_rows(tmp_path):
                   "accuracies (by client, too"):  # fmt: skip
         assert words in text.partition(" Not covered: ")[0]
     card = reports.write_report(out).read_text("utf-8").partition("Not covered")[0]
-    assert OWN_ROWS.replace("'", "&#x27;") in card
+    assert OWN_ROWS.replace("'", "&#39;") in card
     assert "one record of a client’s training data" in card
 
 
