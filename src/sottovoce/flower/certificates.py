@@ -143,13 +143,13 @@ def renew_certificate(
         known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         names = [str(name.value) for name in known]
     signed = _sign(signed_by or find_authority(folder), key.public_key(), names, days)
-    part = folder / f"{stem}.crt.part"
-    part.unlink(missing_ok=True)
-    _write_new(part, signed)
+    draft = folder / f"{stem}.crt.part"
+    draft.unlink(missing_ok=True)
+    _write_new(draft, signed)
     owner = made.certificate.stat()
     with contextlib.suppress(PermissionError):  # root renews for the server's account
-        os.chown(part, owner.st_uid, owner.st_gid)
-    part.replace(made.certificate)
+        os.chown(draft, owner.st_uid, owner.st_gid)
+    draft.replace(made.certificate)
     return made
 
 
@@ -245,11 +245,13 @@ def main(words: Sequence[str] | None = None) -> None:
         ("server", "*", "an authority and a server certificate for these names and addresses"),
         ("node", None, "a node's key pair and its worker's secret"),
     ):
-        one = kinds.add_parser(kind, help=about)
-        one.add_argument("folder", type=Path)
-        one.add_argument("name", nargs=names)
+        subparser = kinds.add_parser(kind, help=about)
+        subparser.add_argument("folder", type=Path)
+        subparser.add_argument("name", nargs=names)
         if kind == "server":
-            one.add_argument("--renew", action="store_true", help="a new server.crt, the same keys")
+            subparser.add_argument(
+                "--renew", action="store_true", help="a new server.crt, the same keys"
+            )
     given = parser.parse_args(words)
     given.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if given.kind == "server":

@@ -151,7 +151,7 @@ EMBEDDED: dict[str, Any] = {
     "data": {"name": "digits", "clients": 3},
     "rounds": {"schedule": "fixed", "rounds": 8},
 }
-OPTIONS, SITTINGS, PROGRESS = "federation.json", "flower", "progress.jsonl"
+OPTIONS, SESSIONS, PROGRESS = "federation.json", "flower", "progress.jsonl"
 GATHERING = 180.0
 # Seconds in which a stopped server may write its record before it is ended.
 LAST_WORDS = 20.0
@@ -315,14 +315,14 @@ def _lead_run(
     # Loaded only now: Flower takes a second to import.
     from sottovoce.flower import local
 
-    sitting = _make_session_folder(folder)
+    session = _make_session_folder(folder)
     configs = [{"node": str(node.resolve())} for node in nodes]
     began = time.monotonic()
     with local.start_federation(
-        sitting, configs, warm=warm, pinned=True, insecure=options.insecure
+        session, configs, warm=warm, pinned=True, insecure=options.insecure
     ) as running:
         server = _Server(folder, running)
-        follow = _Follower(sitting / PROGRESS, show, server)
+        follow = _Follower(session / PROGRESS, show, server)
         show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")
         run = running.run(
             local.APP,
@@ -430,7 +430,7 @@ class _Server:
 def _make_session_folder(folder: Path) -> Path:
     """Make a new folder for keys and logs: keys are never overwritten."""
     number = 1
-    while (path := folder / SITTINGS / str(number)).exists():
+    while (path := folder / SESSIONS / str(number)).exists():
         number += 1
     path.mkdir(mode=0o700, parents=True)
     return path

@@ -145,7 +145,7 @@ class BoundedGrid(HttpGrid):
         found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[message_id]))
         replies = []
         for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            own = proto.metadata
+            metadata = proto.metadata
             try:
                 contents = pull_objects(
                     _list_parts(tree),
@@ -156,18 +156,22 @@ class BoundedGrid(HttpGrid):
                     ),
                     max_time=ARRIVAL + limit / PACE,
                 )
-                reply = cast(Message, inflate_object_from_contents(own.message_id, contents))
-                reply.metadata.__dict__["_message_id"] = own.message_id
+                reply = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
+                reply.metadata.__dict__["_message_id"] = metadata.message_id
             except httpx.HTTPError:  # of the SuperLink, not of the reply: the next poll decides
                 raise
             except ObjectPullError:
-                reply = _make_failure(run, own.reply_to_message_id, own.src_node_id, UNAVAILABLE)
+                reply = _make_failure(
+                    run, metadata.reply_to_message_id, metadata.src_node_id, UNAVAILABLE
+                )
             except Exception:  # too large, or nothing that can be decoded
-                reply = _make_failure(run, own.reply_to_message_id, own.src_node_id, REFUSED)
+                reply = _make_failure(
+                    run, metadata.reply_to_message_id, metadata.src_node_id, REFUSED
+                )
             # Received or refused, the SuperLink need not keep it.
             self._runtime_client.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(
-                    node=self.node, run_id=run, message_object_id=own.message_id
+                    node=self.node, run_id=run, message_object_id=metadata.message_id
                 )
             )
             replies.append(reply)
@@ -198,8 +202,8 @@ class BoundedGrid(HttpGrid):
 def _list_parts(tree: ObjectTree) -> list[str]:
     """Return the ids of a reply's parts; refuse a reply with more parts than an answer has."""
     parts = []
-    for part in iterate_object_tree(tree):
-        parts.append(part.object_id)
+    for item in iterate_object_tree(tree):
+        parts.append(item.object_id)
         if len(parts) > PARTS:
             raise TooLargeError
     return parts

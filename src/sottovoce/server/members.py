@@ -220,7 +220,7 @@ def gather_members(
                 continue
             if roll.set_route(member, route):
                 if member.key is not None:  # one key is one client, which has a new vault now
-                    found = {who: own for who, own in found.items() if own.key != member.key}
+                    found = {who: other for who, other in found.items() if other.key != member.key}
                 found[member.identity] = member
                 found = {who: other for who, other in found.items() if who in roll.routes}
         if len(found) < patience.clients:

@@ -79,14 +79,16 @@ class StreamedEngine:
         params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
         step, client_loss = sum_blocks(federation, params, paid.weight)
         batch_inputs = stack_numbers([federation.finish], [run.state.marks], [paid.turn])
-        alone = None if batch_inputs is None else StepInputs(*(part[0] for part in batch_inputs))
+        alone = (
+            None if batch_inputs is None else StepInputs(*(column[0] for column in batch_inputs))
+        )
         noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
         new, memory, score = _close_round(model, params, memory, step, noise, alone, *self.valid)
         loss, accuracy, offered = np.asarray(score).tolist()
         signal = loss
         if federation.plan.server.signal == "clients":
             signal = _add_signal_noise(client_loss, noise[0], noise[1], paid.signal_std)
-        models = (_stack_tree(new), 0, {part: _stack_tree(tree) for part, tree in memory.items()})
+        models = (_stack_tree(new), 0, {kind: _stack_tree(tree) for kind, tree in memory.items()})
         return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]
 
 

@@ -289,5 +289,5 @@ def _give_to_user(path: Path, user: str, *, all_within: bool = False) -> None:
     if os.geteuid() != 0:
         return
     owner = pwd.getpwnam(user)
-    for each in (path, *(path.rglob("*") if all_within else ())):
-        os.chown(each, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+    for given in (path, *(path.rglob("*") if all_within else ())):
+        os.chown(given, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
