@@ -12,8 +12,7 @@ import pytest
 from sottovoce import Plan
 from sottovoce.studies.rehearsal import rehearsing
 from sottovoce.studies.rehearsal.page import render_rehearsal
-from sottovoce.studies.rehearsal.prediction import predict_accuracy
-from sottovoce.studies.rehearsal.rehearsing import Rehearsal
+from sottovoce.studies.rehearsal.rehearsing import Rehearsal, predict_accuracy
 from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, search, seeds_of
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS, space_of
 from sottovoce.studies.rehearsal.standin import announce_federation, stand_in

@@ -20,8 +20,13 @@ from sottovoce.server.federation import build
 from sottovoce.studies.paper import definition as experiments
 from sottovoce.studies.rehearsal import rehearsing, search
 from sottovoce.studies.rehearsal.page import render_rehearsal
-from sottovoce.studies.rehearsal.prediction import predict_accuracy, rows_tested
-from sottovoce.studies.rehearsal.rehearsing import Rehearsal, cost_of, summary
+from sottovoce.studies.rehearsal.rehearsing import (
+    Rehearsal,
+    cost_of,
+    predict_accuracy,
+    rows_tested,
+    summary,
+)
 from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials
 from sottovoce.studies.rehearsal.space import ROUNDS, space_of
 from sottovoce.studies.rehearsal.standin import StandIn, announce_federation, fit_plan, stand_in

@@ -22,8 +22,7 @@ from sottovoce.server.federation import build
 from sottovoce.studies.rehearsal import search as trials
 from sottovoce.studies.rehearsal import standin
 from sottovoce.studies.rehearsal.page import find_points, render_rehearsal
-from sottovoce.studies.rehearsal.prediction import predict_accuracy
-from sottovoce.studies.rehearsal.rehearsing import write
+from sottovoce.studies.rehearsal.rehearsing import predict_accuracy, write
 from sottovoce.studies.rehearsal.search import Spent, Trial, Trials, search, seeds_of
 from sottovoce.studies.rehearsal.space import (
     AS_PLANNED,

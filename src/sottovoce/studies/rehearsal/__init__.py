@@ -1,6 +1,6 @@
 """`sottovoce rehearse`: settings chosen on a stand-in, before any private row is touched.
 
-`standin` holds the rows that stand for the clients' and the federation made of them; `space` what
-is searched, `search` in which order, with a trial for each; `prediction` what one more run would
-reach; `rehearsing` all of it with its reasons and costs; `page` the page.
+`standin` makes the rows that stand for the clients' and a federation of them, `space` says which
+settings are searched, `search` tries them, `rehearsing` predicts what one more run would reach and
+gives reasons and costs, and `page` renders the page.
 """
