@@ -614,8 +614,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_an_audit_that_refutes_mu_says_so",
         (
             (
-                "            if one.refutes_mu:\n",
-                "            if one.refutes_mu and one.refutes_epsilon:\n",
+                "            if measurement.refutes_mu:\n",
+                "            if measurement.refutes_mu and measurement.refutes_epsilon:\n",
             ),
         ),
     ),

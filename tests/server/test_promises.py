@@ -44,7 +44,7 @@ from sottovoce.server import coordinator
 from sottovoce.server.federation import build, build_from_members
 from sottovoce.server.members import Member
 from sottovoce.studies.audit.findings import Findings
-from sottovoce.studies.audit.messages import AuditSetting, Measured
+from sottovoce.studies.audit.messages import AuditSetting, Measurement
 from sottovoce.studies.rehearsal.rehearsing import cost_of
 from sottovoce.studies.rehearsal.standin import announce_federation, stand_in
 from support.example_record import example
@@ -444,11 +444,11 @@ def test_an_audit_that_refutes_mu_says_so():
     setting = AuditSetting(8.0, 1e-5, Recipe(2.0, 1.0))
     rng, mu = np.random.default_rng(3), setting.promised
     sides = [rng.normal(sign * 0.55 * mu, size=10_000) for sign in (-1, 1)]
-    found = Measured(setting, 1.1 * mu, *sides)
+    found = Measurement(setting, 1.1 * mu, *sides)
     assert found.refutes_mu
     assert not found.refutes_epsilon
-    findings = SimpleNamespace(promises=[found], one_runs=[], rows=list)
-    assert len(Findings.contradictions(findings)) == 1
+    findings = SimpleNamespace(promises=[found], one_runs=[], rows=[])
+    assert len(Findings.contradictions.fget(findings)) == 1
 
 
 # A model of a client's own.

@@ -8,9 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from sottovoce.studies.audit import auditing
-from sottovoce.studies.audit.auditing import Sizes
+from sottovoce.studies.audit.auditing import Sizes, load_target
 from sottovoce.studies.audit.findings import Findings
-from sottovoce.studies.audit.target import load_target
 
 TINY = Sizes(
     runs=120, judged=120, candidates=20, shadows=6, pool=40, rounds=5, turns=2, together=2,
@@ -27,6 +26,6 @@ def example() -> Findings:
 def refuted() -> Findings:
     """The same as if the uploads at ε = 4 had given everything away."""
     found = example()
-    first = found.measured[0]
+    first = found.measurements[0]
     told = replace(first, without=np.full(5000, -9.0), having=np.full(5000, 9.0))
-    return replace(found, measured=[told, *found.measured[1:]])
+    return replace(found, measurements=[told, *found.measurements[1:]])

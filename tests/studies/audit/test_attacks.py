@@ -11,10 +11,10 @@ from scipy import stats
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import inversion, membership, messages
-from sottovoce.studies.audit.ceiling import bound_guessing, bound_probability
-from sottovoce.studies.audit.inversion import find_most_alike, mse, psnr, ssim
+from sottovoce.studies.audit.auditing import load_target
+from sottovoce.studies.audit.ceiling import Level, bound_guess_rate, bound_rate
+from sottovoce.studies.audit.inversion import Victim, find_nearest, mse, psnr, ssim
 from sottovoce.studies.audit.messages import AuditSetting
-from sottovoce.studies.audit.target import Level, Victim, load_target
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 
@@ -46,8 +46,8 @@ def test_noise_keeps_samples_and_labels_under_their_ceilings(level):
     found = inversion.invert_first_layer(
         on().form, on().recipe, on().model, on().x[:60], on().y[:60], level
     )
-    for right, candidates in ((found.names, 60), (found.labels, on().form.classes)):
-        assert bound_probability(int(right.sum()), 60)[0] <= bound_guessing(candidates, level.mu)
+    for right, candidates in ((found.recognised, 60), (found.labels, on().form.classes)):
+        assert bound_rate(int(right.sum()), 60)[0] <= bound_guess_rate(candidates, level.mu)
     assert found.error > 0.05
 
 
@@ -62,7 +62,7 @@ def test_several_samples_are_found_by_matching_gradients_and_not_with_noise():
     assert np.array_equal(clean.originals, x[own])
     assert (clean.candidates, clean.tries, clean.judged.tolist()) == (38, 3, [True, False, False])
     assert clean.error < 0.01 < 0.1 < noisy.error
-    assert clean.names.all()
+    assert clean.recognised.all()
     assert clean.labels.all()
 
 
@@ -81,10 +81,10 @@ def test_a_bin_with_one_sample_holds_that_sample():
     """By construction: three samples of different brightness, and thresholds between them."""
     x = np.array([[0.2, 0.1], [0.5, 0.6], [0.9, 0.8]])
     form = inversion.Form("mlp", (2,), 2, {"hidden": 3})
-    trap = inversion.build_trap(form, np.random.default_rng(0).random((500, 2)), 3)
+    trap = inversion.make_trap_model(form, np.random.default_rng(0).random((500, 2)), 3)
     trap["b1"] = -np.array([0.1, 0.4, 0.7]) * trap["w1"][:, 0].sum()
     victim = Victim(form, Recipe(1.0, 1.0), x, np.array([0, 1, 0]))
-    assert inversion.read_bins(victim.gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
+    assert inversion.read_bins(victim.read_gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
 
 
 def pool():
@@ -94,11 +94,15 @@ def pool():
 def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_with_it():
     """60 samples; above the ceiling by chance: < 1e-3. At ε = 20 it knows more than nothing."""
     x, y = on().pool_x[:60], on().pool_y[:60]
-    assert inversion.name_labels(on().form, on().recipe, on().model, x, y, CLEAN).names.all()
+    assert inversion.name_candidates(
+        on().form, on().recipe, on().model, x, y, CLEAN
+    ).recognised.all()
     for level in NOISY:
-        found = inversion.name_labels(on().form, on().recipe, on().model, x, y, level)
-        assert bound_probability(int(found.names.sum()), 60)[0] <= bound_guessing(60, level.mu)
-    assert found.names.sum() >= 3  # of 60; blindly 3 or more happen in 8 %, here less than 1e-3
+        found = inversion.name_candidates(on().form, on().recipe, on().model, x, y, level)
+        assert bound_rate(int(found.recognised.sum()), 60)[0] <= bound_guess_rate(60, level.mu)
+    assert (
+        found.recognised.sum() >= 3
+    )  # of 60; blindly 3 or more happen in 8 %, here less than 1e-3
 
 
 @lru_cache(maxsize=4)
@@ -138,7 +142,7 @@ def test_likelihood_ratios_reach_the_best_test():
     scores = membership.compute_ratios(rng.standard_normal((200, 100)) + 1.5 * there, there)
     found = membership.Attack("", CLEAN, scores, there)
     assert found.auc == pytest.approx(float(gaussian.auc(1.5)), abs=0.02)
-    alarms, hits = found.curve()
+    alarms, hits = found.compute_curve()
     assert np.trapezoid(hits, alarms) == pytest.approx(found.auc, abs=0.005)
 
 
@@ -189,10 +193,10 @@ def test_the_ceiling_of_an_area_is_reached_by_the_best_attack_on_two_records(shi
 def test_one_run_bounds_are_those_of_jax_privacy(guesses, right):
     oracle = pytest.importorskip("jax_privacy.auditing")
     for delta in (0.0, 1e-5):
-        ours = messages.free_epsilon(1000, guesses, right, delta, 0.95)
+        ours = messages.refute_epsilon(1000, guesses, right, delta, 0.95)
         wanted = oracle._epsilon_one_run(0.0, 1000, guesses, right, 0.05, delta)
         assert ours == pytest.approx(wanted, abs=1e-4)
-    ours = float(gaussian.epsilon(1e-5, messages.gaussian_mu(1000, guesses, right, 0.95)))
+    ours = float(gaussian.epsilon(1e-5, messages.refute_mu(1000, guesses, right, 0.95)))
     wanted = oracle._epsilon_one_run_fdp(1e-6, 1000, guesses, right, 0.05, 1e-5)
     assert ours == pytest.approx(wanted, abs=1e-3)
 
@@ -222,5 +226,5 @@ def test_pictures_are_compared_as_pictures():
     assert psnr(one, one) == 200
     assert ssim(one, one) == pytest.approx(1)
     assert abs(ssim(one, other)) < 0.5
-    assert find_most_alike([0.5 * other + 0.1], [one, other]).tolist() == [1]
-    assert find_most_alike([np.full(64, np.nan)], [one, other]).shape == (1,)
+    assert find_nearest([0.5 * other + 0.1], [one, other]).tolist() == [1]
+    assert find_nearest([np.full(64, np.nan)], [one, other]).shape == (1,)

@@ -17,9 +17,9 @@ from markupsafe import Markup
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.studies.audit import auditing, page
-from sottovoce.studies.audit.ceiling import COMPARISONS, EACH
+from sottovoce.studies.audit.auditing import load_target
+from sottovoce.studies.audit.ceiling import COMPARISONS, WRONG_PER_COMPARISON, Level
 from sottovoce.studies.audit.page import format_table
-from sottovoce.studies.audit.target import Level, load_target
 from support.example_audit import TINY, example, refuted
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
@@ -62,7 +62,7 @@ def test_every_attack_stands_at_every_level_with_its_ceiling():
     found = example()
     names = [level.name for level in found.levels]
     assert names == ["no noise", "ε = 20", "ε = 8", "ε = 4"]
-    rows = found.rows()
+    rows = found.rows
     assert {row.attack for row in rows} >= {
         "first-layer inversion, one sample",
         "likeliest candidate, one sample",
@@ -107,23 +107,26 @@ def test_a_ceiling_is_contradicted_by_what_was_counted_and_the_file_holds_it():
     assert one["runs"] == 120 >= max(one["hits"], one["alarms"])
     assert told["command"] == "sottovoce audit"
     assert told["comparisons"] == example().comparisons <= COMPARISONS
-    assert told["wrong"] == EACH * COMPARISONS
-    assert {one.wrong for one in (*example().promises, *example().one_runs)} == {EACH}
+    assert told["wrong"] == WRONG_PER_COMPARISON * COMPARISONS
+    assert {one.wrong for one in (*example().promises, *example().one_runs)} == {
+        WRONG_PER_COMPARISON
+    }
 
 
 def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys):
-    assert example().verdict().startswith("Nothing measured contradicts the promise")
-    assert "Theorem 1 of the paper claims ε = 20" in example().judgement()
+    assert example().verdict.startswith("Nothing measured contradicts the promise")
+    assert "Theorem 1 of the paper claims ε = 20" in example().judgement
     found = refuted()
-    assert found.verdict().startswith("The promise is contradicted: uploads at ε = 4 prove μ ≥ ")
+    assert found.verdict.startswith("The promise is contradicted: uploads at ε = 4 prove μ ≥ ")
     assert "contradicted" in format_table(found)
     assert '<span class="status failed">contradicted' in page.render_audit(found)
-    # The page is drawn above.
-    monkeypatch.setattr(page, "write_audit", lambda found, folder: folder / "audit.html")
-    monkeypatch.setattr(auditing, "run_attacks", lambda on, sizes, show: found)
+    monkeypatch.setattr(
+        page, "write_audit", lambda found, folder: folder / "audit.html"
+    )  # drawn above
+    monkeypatch.setattr(auditing, "run_attacks", lambda target, sizes, stages: found)
     assert auditing.audit(None, out=tmp_path / "one") == 1
     assert "The promise is contradicted" in capsys.readouterr().out
-    monkeypatch.setattr(auditing, "run_attacks", lambda on, sizes, show: example())
+    monkeypatch.setattr(auditing, "run_attacks", lambda target, sizes, stages: example())
     assert auditing.audit(None, out=tmp_path / "two", as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "sottovoce.audit/1"
 
@@ -134,22 +137,22 @@ def test_a_rate_above_its_ceiling_is_a_contradiction():
     noisy = [attack for attack in found.members if attack.level.epsilon == 4.0]
     there = np.argsort(np.random.default_rng(0).random((128, 40)), axis=1) < 20
     knowing = [replace(attack, scores=there * 1.0, members=there) for attack in noisy]
-    said = replace(found, members=knowing, levels=found.levels[-1:]).contradictions()
+    said = replace(found, members=knowing, levels=found.levels[-1:]).contradictions
     assert any("AUC" in one for one in said)
     assert any("found at 10 %" in one for one in said)
-    clean = found.inverted[0]
-    told = replace(found.inverted[-1], names=np.ones_like(clean.names))
-    assert replace(found, inverted=[*found.inverted[:-1], told]).contradictions()
-    told = replace(found.named[-1], names=np.ones_like(clean.names))
-    assert replace(found, named=[*found.named[:-1], told]).contradictions()
+    clean = found.inversions[0]
+    told = replace(found.inversions[-1], recognised=np.ones_like(clean.recognised))
+    assert replace(found, inversions=[*found.inversions[:-1], told]).contradictions
+    told = replace(found.namings[-1], recognised=np.ones_like(clean.recognised))
+    assert replace(found, namings=[*found.namings[:-1], told]).contradictions
     # Samples of one upload share its noise: they are shown, and decide nothing.
-    stolen = replace(found.looted[-1].rates, hits=100)
-    loot = replace(found.looted[-1], rates=stolen)
-    assert not replace(found, looted=[*found.looted[:-1], loot]).contradictions()
+    stolen = replace(found.traps[-1].rates, hits=100)
+    loot = replace(found.traps[-1], rates=stolen)
+    assert not replace(found, traps=[*found.traps[:-1], loot]).contradictions
     run = replace(found.one_runs[0], right=found.one_runs[0].guesses, canaries=10_000,
                   guesses=10_000)  # fmt: skip
     run = replace(run, right=10_000)
-    assert replace(found, one_runs=[run]).contradictions()
+    assert replace(found, one_runs=[run]).contradictions
 
 
 def test_naming_the_most_common_label_is_no_contradiction():
@@ -161,15 +164,15 @@ def test_naming_the_most_common_label_is_no_contradiction():
             one,
             truth=common,
             labels=common == 0,
-            names=np.zeros(400, dtype=bool),
+            recognised=np.zeros(400, dtype=bool),
             judged=np.ones(400, dtype=bool),
             candidates=400,
         )
-        for one in found.inverted
+        for one in found.inversions
     ]
-    assert not replace(found, inverted=blind).contradictions()
+    assert not replace(found, inversions=blind).contradictions
     knowing = [replace(one, labels=np.ones(400, dtype=bool)) for one in blind]
-    assert replace(found, inverted=knowing).contradictions()
+    assert replace(found, inversions=knowing).contradictions
 
 
 def test_our_own_line_beside_the_papers_counts_and_the_papers_does_not():
@@ -180,25 +183,25 @@ def test_our_own_line_beside_the_papers_counts_and_the_papers_does_not():
     ]
     ours, paper = told
     assert paper.setting.calibration == "paper"
-    against = replace(found, headline=[ours, found.headline[1]]).contradictions()
+    against = replace(found, headline=[ours, found.headline[1]]).contradictions
     assert len(against) == 1
     assert "uploads at ε = 20 prove μ ≥ " in against[0]
-    assert replace(found, headline=[found.headline[0], paper]).contradictions() == []
+    assert replace(found, headline=[found.headline[0], paper]).contradictions == []
 
 
 def test_an_epsilon_that_is_refuted_without_an_assumption_is_a_contradiction():
     """A head that only one side writes, in one run of a hundred, at ε = 1."""
-    rng, first = np.random.default_rng(1), example().measured[0]
+    rng, first = np.random.default_rng(1), example().measurements[0]
     without, having = rng.normal(-0.13, size=20_000), rng.normal(0.13, size=20_000)
     having[:200] = np.inf
     setting = replace(first.setting, epsilon=1.0)
     told = replace(first, setting=setting, true=0.26, without=without, having=having)
-    found = replace(example(), measured=[told, *example().measured[1:]])
-    assert [one for one in found.contradictions() if "ε = 1 prove ε ≥ " in one]
+    found = replace(example(), measurements=[told, *example().measurements[1:]])
+    assert [one for one in found.contradictions if "ε = 1 prove ε ≥ " in one]
 
 
 def test_the_judgement_says_what_it_assumes():
-    said = example().judgement()
+    said = example().judgement
     free = np.floor(10 * example().paper.free_epsilon) / 10  # no more is said than was proven
     assert "assuming the Gaussian shape" in said
     assert said.endswith(f"without that assumption 120 runs a side prove ε ≥ {free:.1f}.")
@@ -217,8 +220,8 @@ PLAN = "schema = 1\n"
         ),
         ('[server]\nsignal = "raw"\n', ("raw-signal",), "the clients' raw losses"),
         ('[local]\nclip = "median"\n', ("median-clip",), "the clipping norm"),
-        ("[local]\nsteps = 3\n", (), "the 3 steps of a round"),
-        ('[server]\nsignal = "clients"\n', (), "but in the duel of uploads"),
+        ("[local]\nsteps = 3\n", (), "the 3 local steps of a round"),
+        ('[server]\nsignal = "clients"\n', (), "except in the measurement of uploads"),
         ('[local]\nunit = "client"\n', (), "one run full of canaries"),
     ],
     ids=lambda value: value if isinstance(value, str) and "[" in value else "",
@@ -228,10 +231,10 @@ def test_the_verdict_names_what_was_not_measured(text, codes, said, tmp_path, re
     on = load_target(tmp_path / "plan.toml")
     assert on.uncovered == codes
     found = replace(example(), target=on)
-    assert said in found.verdict()
+    assert said in found.verdict
     assert bool(found.to_json()["not_measured"]) == (not codes)
     assert said in rendered(found).partition('id="how"')[2]
-    assert "Not measured" not in example().verdict()
+    assert "Not measured" not in example().verdict
 
 
 @pytest.mark.parametrize("calibration", ["exact", "zcdp", "paper"])
@@ -240,7 +243,7 @@ def test_the_plans_own_calibration_is_what_is_audited(calibration, tmp_path):
         f'{PLAN}[privacy]\nepsilon = 20.0\ncalibration = "{calibration}"\n', "utf-8"
     )
     on = load_target(tmp_path / "plan.toml")
-    settings, levels = auditing.list_promises(on), auditing.list_levels(on)
+    settings, levels = auditing.list_settings(on), auditing.list_levels(on)
     assert {one.calibration for one in (*settings, *levels[1:])} == {calibration}
     assert {one.loss_bound for one in settings} == {None}
     worth = settings[-1].capacity() ** 0.5
@@ -265,7 +268,7 @@ def test_rows_of_features_are_attacked_as_they_are(model, tmp_path, rendered):
     found = auditing.run_attacks(on, MINI)
     assert not {"inversion", "matching", "traps"} & page.draw_files(found).keys()
     assert "What the server sees" not in rendered(found)
-    assert "SSIM" not in {row.measure for row in found.rows()}
+    assert "SSIM" not in {row.measure for row in found.rows}
 
 
 def test_a_client_as_the_unit_has_no_run_of_canaries(tmp_path, rendered):
@@ -300,7 +303,7 @@ def test_fewer_rows_than_candidates_are_as_many_candidates():
 def test_an_audit_that_breaks_off_never_says_that_a_promise_is_contradicted(
     error, tmp_path, monkeypatch
 ):
-    def broken(on, sizes, show):
+    def broken(target, sizes, stages):
         raise error
 
     monkeypatch.setattr(auditing, "run_attacks", broken)
@@ -311,7 +314,7 @@ def test_an_audit_that_breaks_off_never_says_that_a_promise_is_contradicted(
 def test_a_folder_that_cannot_be_made_is_found_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine", "utf-8")
     monkeypatch.setattr(
-        auditing, "run_attacks", lambda on, sizes, show: pytest.fail("began to work")
+        auditing, "run_attacks", lambda target, sizes, stages: pytest.fail("began to work")
     )
     with pytest.raises(InputError, match="cannot be"):
         auditing.audit(None, out=tmp_path / "file" / "out")
@@ -321,7 +324,7 @@ def test_a_plan_of_another_model_is_attacked_through_an_mlp(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text('schema = 1\n[model]\nname = "cnn"\n[privacy]\nepsilon = 3.0\n', "utf-8")
     found = load_target(path)
-    assert not found.is_own_model
+    assert not found.own_model
     assert found.form.name == "mlp"
     assert found.epsilon == 3.0
     assert found.pictures == (8, 8)
@@ -333,7 +336,7 @@ def test_a_run_is_attacked_at_the_model_it_ended_with(tmp_path):
     plan = Plan(rounds={"schedule": "fixed", "rounds": 1})
     done = simulate(plan, seed=1, out=tmp_path / "run")
     found = load_target(tmp_path / "run")
-    assert found.is_own_model
+    assert found.own_model
     assert np.array_equal(found.model["w1"], np.asarray(done.params["w1"], np.float64))
 
 
@@ -346,7 +349,7 @@ def test_the_command_ends_with_1_if_the_promise_is_contradicted(
     from sottovoce.cli.commands import app
 
     ready = found()  # which plays a tiny audit itself
-    monkeypatch.setattr(auditing, "run_attacks", lambda on, sizes, show: ready)
+    monkeypatch.setattr(auditing, "run_attacks", lambda target, sizes, stages: ready)
     done = CliRunner().invoke(app, ["audit", "--out", str(tmp_path / "out")])
     assert done.exit_code == code, done.output
     written = json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))

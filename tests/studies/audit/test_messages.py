@@ -16,20 +16,20 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import messages
 from sottovoce.studies.audit.ceiling import (
     Rates,
-    bound_guessing,
+    bound_guess_rate,
     bound_mean,
-    bound_probability,
+    bound_rate,
+    choose_far_threshold,
+    choose_threshold,
     compute_auc,
     count_rates,
-    find_far_threshold,
-    find_threshold,
 )
 from sottovoce.studies.audit.messages import (
     FORM,
     AuditSetting,
     Duel,
-    Measured,
-    build_model,
+    Measurement,
+    make_model,
     make_neighbours,
     measure,
 )
@@ -41,9 +41,7 @@ RECIPE = Recipe(learning_rate=2.0, clip=1.0)
 @pytest.mark.parametrize(("hits", "trials"), [(0, 50), (3, 50), (50, 50), (7000, 20_000)])
 def test_intervals_are_clopper_and_pearsons(hits, trials):
     wanted = stats.binomtest(hits, trials).proportion_ci(0.999, "exact")
-    assert bound_probability(hits, trials, 0.999) == pytest.approx(
-        (wanted.low, wanted.high), rel=1e-9
-    )
+    assert bound_rate(hits, trials, 0.999) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
 
 
 @pytest.mark.slow
@@ -62,8 +60,8 @@ def test_areas_thresholds_and_guesses():
     yes, no = rng.normal(1.0, size=500), rng.normal(size=700)
     wanted = np.mean(yes[:, None] > no[None, :])
     assert compute_auc(yes, no) == pytest.approx(wanted, rel=1e-12)
-    assert np.mean(no > find_threshold(no, 0.1)) == pytest.approx(0.1)
-    assert bound_guessing(10, 0.0) == pytest.approx(0.1)
+    assert np.mean(no > choose_threshold(no, 0.1)) == pytest.approx(0.1)
+    assert bound_guess_rate(10, 0.0) == pytest.approx(0.1)
     assert Rates(5, 10, 5, 10).mu == 0.0
 
 
@@ -78,7 +76,7 @@ def test_bounds_of_a_mean_hold_for_what_a_run_has_in_common():
         hits = rng.binomial(32, luck)
         low, high = bound_mean(hits / 32, 0.95)
         missed += not low <= alike <= high
-        low, high = bound_probability(int(hits.sum()), 24 * 32, 0.95)
+        low, high = bound_rate(int(hits.sum()), 24 * 32, 0.95)
         naive += not low <= alike <= high
     assert missed <= stats.binom.ppf(1 - 1e-6, 2000, 0.05)
     assert naive > 1000
@@ -93,7 +91,7 @@ def test_the_threshold_of_the_free_epsilon_proves_most(mu):
         return Rates(ends[0], 10_000, ends[1], 10_000).epsilon(1e-5, 1 - 1e-3 / 4)
 
     best = max(proven(at) for at in np.linspace(0, 5, 101))
-    assert proven(find_far_threshold(mu, 10_000, 1e-5)) > best - 0.2
+    assert proven(choose_far_threshold(mu, 10_000, 1e-5)) > best - 0.2
     assert best > {0.925: 1.3, 1.67: 3.0, 4.05: 6.0}[mu]
 
 
@@ -101,7 +99,7 @@ def _scored(mu, telling, runs=10_000):
     rng = np.random.default_rng(3)
     without, having = rng.normal(-mu / 2, size=runs), rng.normal(mu / 2, size=runs)
     having[: int(telling * runs)] = np.inf  # as a head that only D′ writes
-    return Measured(AuditSetting(1.0, 1e-5, RECIPE), mu, without, having)
+    return Measurement(AuditSetting(1.0, 1e-5, RECIPE), mu, without, having)
 
 
 def test_a_head_that_tells_in_one_message_of_a_hundred_refutes_epsilon():
@@ -122,7 +120,7 @@ def test_the_neighbours_are_as_far_apart_as_neighbours_can_be(unit, clip):
     x, y, other = make_neighbours(recipe)
     for sign in (1.0, -1.0):
         one, two = (
-            release.step(FORM, build_model(sign), x, labels, recipe) for labels in (y, other)
+            release.step(FORM, make_model(FORM, sign), x, labels, recipe) for labels in (y, other)
         )
         moved = np.sqrt(sum(np.sum((one[name] - two[name]) ** 2) for name in one))
         assert 0.999 <= moved / float(recipe.sensitivity(messages.SAMPLES)) <= 1 + 1e-9
@@ -135,8 +133,8 @@ def test_the_noise_that_is_audited_is_the_noise_that_was_bought():
         AuditSetting(8, 1e-5, RECIPE, loss_bound=5.0),
         AuditSetting(8, 1e-5, Recipe(2.0, 1.0, unit="client"), loss_bound=5.0),
     ):
-        assert Duel.of(setting).mu == pytest.approx(setting.capacity() ** 0.5, rel=1e-4)
-        assert Duel.of(setting).mu <= setting.promised
+        assert Duel.prepare(setting).mu == pytest.approx(setting.capacity() ** 0.5, rel=1e-4)
+        assert Duel.prepare(setting).mu <= setting.promised
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`sottovoce audit`: play the curious server, print what it got, write the page."""
+"""`sottovoce audit`: play a curious server, print what it found out, and write the page."""
 
 from __future__ import annotations
 
@@ -19,27 +19,37 @@ import numpy as np
 
 from sottovoce.data.files import make_folder, require_empty, write_file
 from sottovoce.errors import InputError, SottovoceError
+from sottovoce.models.base import flatten_parameters
+from sottovoce.models.mlp import Mlp
+from sottovoce.plan import Plan
+from sottovoce.privacy.budget import ALWAYS_NOT_COVERED
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.runs.record import Record
+from sottovoce.runs.trained import load
+from sottovoce.server.federation import Federation, build
 from sottovoce.studies.audit import inversion, membership, messages, page
-from sottovoce.studies.audit.ceiling import COMPARISONS, EACH, WRONG
-from sottovoce.studies.audit.findings import Findings
+from sottovoce.studies.audit.ceiling import COMPARISONS, WRONG, WRONG_PER_COMPARISON, Level
+from sottovoce.studies.audit.findings import Findings, Target
+from sottovoce.studies.audit.inversion import Victim
 from sottovoce.studies.audit.messages import AuditSetting
-from sottovoce.studies.audit.target import SEED, Level, Target, Victim, load_target
 
 Progress = Callable[[int, int], None]
 
+SEED = 0  # of the split and the first model; the noise that protects a client has no seed
+FEWEST, MOST = 16, 1000  # rows of all clients together that are attacked
+HIDDEN = 32  # units of the mlp that replaces a model of another kind
 BUDGETS = (4.0, 8.0, 20.0)
 PAPER = (20.0, 1e-3, Recipe(learning_rate=1.0, clip=5.0))  # where Theorem 1 is plainly wrong
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many runs, candidates, steps and canaries an audit uses."""
+    """How large each part of an audit is."""
 
-    runs: int  # a side, of two messages each
-    judged: int  # the same where ε = 20 is at stake: rates are small there, and counts must not be
+    runs: int  # on each side of a duel; a run has two uploads
+    judged: int  # runs on each side at ε = 20, where rates are so small that more are needed
     candidates: int
-    shadows: int  # half of them teach the attacker, half are judged
+    shadows: int  # shadow runs: half of them teach the attacker, half are judged
     pool: int
     rounds: int  # of a shadow run in the simulator: enough to overfit the pool
     turns: int  # uploads of a transcript
@@ -56,48 +66,49 @@ QUICK = Sizes(1_000, 1_000, 40, 32, 40, 80, 8, 3, 3, 800, 500)
 def audit(
     path: Path | None, *, quick: bool = False, out: Path | None = None, as_json: bool = False
 ) -> int:
-    """Audit a plan or a run; return 1 if a measurement contradicts the promise, else 0.
+    """Audit a plan or a run folder; return 1 if a measurement contradicts the promise, else 0.
 
-    Exit code 1 means that a promise is contradicted and nothing else: every error exits with 2.
+    Exit code 1 means only that a promise is contradicted. Whatever stops an audit before its end
+    raises `InputError`, which is exit code 2.
     """
     try:
         return _run_audit(path, quick, out, as_json)
     except BrokenPipeError:
-        raise  # the reader has seen enough
+        raise  # whoever reads our output has closed it
     except SottovoceError as error:
         raise InputError(str(error)) from None
     except OSError as error:
         reason = error.strerror or error
-        raise InputError(f"the system refused: {reason}; the audit broke off") from None
+        raise InputError(f"the system refused: {reason}; the audit stopped") from None
     except Exception:
         traceback.print_exc()
-        raise InputError("the audit broke off, see above; please report it") from None
+        raise InputError("the audit stopped, see above; please report it") from None
 
 
 def _run_audit(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> int:
     folder = require_empty(out if out is not None else _choose_folder(path), resumable=False)
-    show = Stages(sys.stderr if as_json else sys.stdout)
-    with show.stage("reading the data"):
-        on = load_target(path)
+    stages = Stages(sys.stderr if as_json else sys.stdout)
+    with stages.time_stage("reading the data"):
+        target = load_target(path)
     make_folder(folder)
     with tempfile.TemporaryFile(dir=folder):
-        pass  # a folder that cannot be written to is refused before the work begins
+        pass  # a folder that cannot be written to is found before the work
     found = replace(
-        run_attacks(on, QUICK if quick else FULL, show),
+        run_attacks(target, QUICK if quick else FULL, stages),
         command=_format_command(path, quick, out, as_json),
     )
     text = json.dumps(found.to_json(), ensure_ascii=False, indent=1)
     write_file(folder / "audit.json", f"{text}\n".encode())
-    where = page.write_audit(found, folder)
+    page_path = page.write_audit(found, folder)
     if as_json:
         print(json.dumps(found.to_json(), ensure_ascii=False))
     else:
-        show.say(f"\n{page.format_table(found)}\n\npage   {where}")
-    return 1 if found.contradictions() else 0
+        stages.print_text(f"\n{page.format_table(found)}\n\npage   {page_path}")
+    return 1 if found.contradictions else 0
 
 
 def _format_command(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> str:
-    """Return the command that repeats this audit.
+    """Return the command as it can be typed again.
 
     >>> _format_command(Path("my plan.toml"), True, None, False)
     "sottovoce audit 'my plan.toml' --quick"
@@ -107,146 +118,216 @@ def _format_command(path: Path | None, quick: bool, out: Path | None, as_json: b
     return shlex.join([*words, *["--json"] * as_json])
 
 
-def run_attacks(on: Target, sizes: Sizes, show: Stages | None = None) -> Findings:
+def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> Findings:
     """Run every attack at every level, and measure what uploads prove."""
-    show = Stages(None) if show is None else show
+    stages = Stages(None) if stages is None else stages
     began = time.monotonic()
-    settings, levels = list_promises(on), list_levels(on)
+    settings, levels = list_settings(target), list_levels(target)
     epsilon, delta, recipe = PAPER
-    both = [AuditSetting(epsilon, delta, recipe), AuditSetting(epsilon, delta, recipe, "paper")]
-    measured = []
-    for i, one in enumerate((*settings, *both)):
-        beside_paper = i >= len(settings)
-        runs = sizes.judged if beside_paper else sizes.runs
-        whose = "the paper's noise" if one.calibration == "paper" else "uploads"
-        with show.stage(f"{whose} at ε = {one.epsilon:g}, δ = {one.delta:g}") as progress:
-            # The paper's promise is not ours, so its one comparison has an error of its own.
-            wrong = WRONG if beside_paper and one.calibration == "paper" else EACH
-            measured.append(messages.measure(one, runs, progress, wrong))
+    headline = [AuditSetting(epsilon, delta, recipe), AuditSetting(epsilon, delta, recipe, "paper")]
+    measurements = []
+    for i, setting in enumerate((*settings, *headline)):
+        runs = sizes.runs if i < len(settings) else sizes.judged
+        by_paper = setting.calibration == "paper"
+        noise = "the paper's noise" if by_paper else "uploads"
+        name = f"{noise} at ε = {setting.epsilon:g}, δ = {setting.delta:g}"
+        with stages.time_stage(name) as progress:
+            # The paper's promise is not ours: its refutation is a single comparison by itself.
+            wrong = WRONG if by_paper and i >= len(settings) else WRONG_PER_COMPARISON
+            measurements.append(messages.measure(setting, runs, progress, wrong))
     one_runs = []
-    if on.recipe.unit == "record":
-        with show.stage("one run full of canaries"):
-            one_runs = [messages.play_one_run(one, sizes.canaries, wrong=EACH) for one in settings]
-    x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]
-    with show.stage("first-layer inversion"):
-        inverted = [
-            inversion.invert_first_layer(on.form, on.recipe, on.model, x, y, lv) for lv in levels
+    if target.recipe.unit == "record":
+        with stages.time_stage("one run full of canaries"):
+            one_runs = [
+                messages.play_one_run(setting, sizes.canaries, wrong=WRONG_PER_COMPARISON)
+                for setting in settings
+            ]
+    form, model = target.form, target.model
+    x, y = target.pool_x[: sizes.candidates], target.pool_y[: sizes.candidates]
+    with stages.time_stage("first-layer inversion"):
+        inversions = [
+            inversion.invert_first_layer(form, target.recipe, model, x, y, level)
+            for level in levels
         ]
-    with show.stage("the likeliest candidate"):
-        named = [inversion.name_labels(on.form, on.recipe, on.model, x, y, lv) for lv in levels]
-    matched = []
-    if inversion.has_pixel_range(x):
-        with show.stage("gradient matching") as progress:
-            for i, level in enumerate(levels):
-                matched.append(_match_groups(on, sizes, level))
-                progress(i + 1, len(levels))
-    with show.stage("trap weights"):
-        victim = Victim(on.form, on.recipe, on.x, on.y)
-        looted = [inversion.set_trap(victim, on.public, level) for level in levels]
+    with stages.time_stage("the likeliest candidate"):
+        namings = [
+            inversion.name_candidates(form, target.recipe, model, x, y, level) for level in levels
+        ]
+    matchings = []
+    if inversion.has_pixels(x):
+        with stages.time_stage("gradient matching") as progress:
+            for done, level in enumerate(levels, start=1):
+                matchings.append(_match_groups(target, sizes, level))
+                progress(done, len(levels))
+    with stages.time_stage("trap weights"):
+        victim = Victim(form, target.recipe, target.x, target.y)
+        traps = [inversion.set_trap(victim, target.public, level) for level in levels]
     members = []
     for level in levels:
-        with show.stage(f"membership with {level.name}") as progress:
-            members += _attack_membership(on, sizes, level, progress)
+        with stages.time_stage(f"membership with {level.name}") as progress:
+            members += _attack_members(target, sizes, level, progress)
     found = Findings(
-        target=on,
+        target=target,
         quick=sizes == QUICK,
         levels=levels,
-        measured=measured[: len(settings)],
-        headline=measured[len(settings) :],
+        measurements=measurements[: len(settings)],
+        headline=measurements[len(settings) :],
         one_runs=one_runs,
-        inverted=inverted,
-        named=named,
-        matched=matched,
-        looted=looted,
+        inversions=inversions,
+        namings=namings,
+        matchings=matchings,
+        traps=traps,
         members=members,
         seconds=time.monotonic() - began,
     )
-    assert found.comparisons <= COMPARISONS, "every comparison has its share of the error"
+    assert found.comparisons <= COMPARISONS, "the allowed error is shared among so many"
     return found
 
 
-def list_promises(on: Target) -> list[AuditSetting]:
-    """Return the promises that uploads are tested against: usual budgets and the plan's own."""
-    calibration, server = on.plan.privacy.calibration, on.plan.server
+def list_settings(target: Target) -> list[AuditSetting]:
+    """List the promises to measure: the usual budgets and the plan's, by its calibration."""
+    by, server = target.plan.privacy.calibration, target.plan.server
     bound = server.loss_bound if server.signal == "clients" else None
+    budgets = sorted({*BUDGETS, target.epsilon})
     return [
-        AuditSetting(epsilon, on.delta, on.recipe, calibration, loss_bound=bound)
-        for epsilon in sorted({*BUDGETS, on.epsilon})
+        AuditSetting(epsilon, target.delta, target.recipe, by, loss_bound=bound)
+        for epsilon in budgets
     ]
 
 
-def list_levels(on: Target) -> list[Level]:
-    """Return the columns of the table: without noise, then with more and more of it."""
-    settings = reversed(list_promises(on))
-    return [Level(None, on.delta), *(Level(s.epsilon, s.delta, s.calibration) for s in settings)]
+def list_levels(target: Target) -> list[Level]:
+    """List the columns of the table: no noise first, then from the least noise to the most."""
+    settings = reversed(list_settings(target))
+    noisy = (Level(s.epsilon, s.delta, s.calibration) for s in settings)
+    return [Level(None, target.delta), *noisy]
 
 
-def _match_groups(on: Target, sizes: Sizes, level: Level) -> inversion.Reconstructions:
-    """Match the gradients of several clients with a few samples each."""
+def _match_groups(target: Target, sizes: Sizes, level: Level) -> inversion.Reconstructions:
+    """Attack several clients with a few samples each, and join the results."""
     rng = np.random.default_rng(SEED)
-    x, y = on.pool_x[: sizes.candidates], on.pool_y[: sizes.candidates]
+    x, y = target.pool_x[: sizes.candidates], target.pool_y[: sizes.candidates]
     together = min(sizes.together, len(y) - 1)
     return inversion.join_reconstructions(
         [
             inversion.match_gradients(
-                level, on.recipe, on.form, on.model, x, y, rng.permutation(len(y))[:together],
-                seed=SEED, steps=sizes.steps,
+                level, target.recipe, target.form, target.model, x, y,
+                rng.permutation(len(y))[:together], seed=SEED, steps=sizes.steps,
             )
             for _ in range(sizes.groups)
         ]
     )  # fmt: skip
 
 
-def _attack_membership(
-    on: Target, sizes: Sizes, level: Level, progress: Progress
+def _attack_members(
+    target: Target, sizes: Sizes, level: Level, progress: Progress
 ) -> list[membership.Attack]:
-    x, y = on.pool_x[: sizes.pool], on.pool_y[: sizes.pool]
-
-    def half(done: int, of: int) -> None:
-        progress(done, 2 * of)
-
+    x, y = target.pool_x[: sizes.pool], target.pool_y[: sizes.pool]
     models = membership.attack_models(
         x, y, level,
-        runs=sizes.shadows, hidden=int(on.form.options["hidden"]), rounds=sizes.rounds,
-        recipe=on.recipe, progress=half,
+        runs=sizes.shadows, hidden=int(target.form.options["hidden"]), rounds=sizes.rounds,
+        recipe=target.recipe, progress=lambda done, count: progress(done, 2 * count),
     )  # fmt: skip
     uploads = membership.attack_uploads(
-        x, y, level, on.model,
-        runs=sizes.shadows, form=on.form, rounds=sizes.turns, recipe=on.recipe, seed=SEED,
-        progress=lambda done, of: progress(done + of, 2 * of),
+        x, y, level, target.model,
+        runs=sizes.shadows, form=target.form, rounds=sizes.turns, recipe=target.recipe, seed=SEED,
+        progress=lambda done, count: progress(done + count, 2 * count),
     )  # fmt: skip
     return [*models, *uploads]
 
 
 class Stages:
-    """Prints a line for each stage with its seconds; on a terminal with a percentage."""
+    """Print one line for each stage with its seconds; on a terminal also a percentage."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
         self.live = stream is not None and stream.isatty()
         self.shown = 0.0
 
-    def say(self, text: str, end: str = "\n") -> None:
-        """Print a text, if there is a stream."""
+    def print_text(self, text: str, end: str = "\n") -> None:
+        """Print a text, unless there is no stream."""
         if self.stream is not None:
             print(text, end=end, file=self.stream, flush=True)
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Progress]:
-        """Time a stage, and yield the function that reports its progress."""
+    def time_stage(self, name: str) -> Iterator[Progress]:
+        """Time what runs inside, and print its line at the end."""
         began = time.monotonic()
 
-        def progress(done: int, of: int) -> None:
+        def progress(done: int, count: int) -> None:
             if self.live and time.monotonic() - self.shown > 0.1:
                 self.shown = time.monotonic()
-                self.say(f"\r{name:<44} {done / of:4.0%}", end="")
+                self.print_text(f"\r{name:<44} {done / count:4.0%}", end="")
 
         yield progress
         start = "\r" if self.live else ""
-        self.say(f"{start}{name:<44} {time.monotonic() - began:6.1f} s")
+        self.print_text(f"{start}{name:<44} {time.monotonic() - began:6.1f} s")
 
 
 def _choose_folder(path: Path | None) -> Path:
     if path is not None and path.is_dir():
         return path / "audit"
     return Path("runs") / f"audit-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def load_target(path: Path | None) -> Target:
+    """Return what a plan or a run folder describes; without a path, the embedded plan.
+
+    >>> found = load_target(None)
+    >>> found.x.shape, found.form.options["hidden"], found.epsilon
+    ((143, 64), 32, 8.0)
+    """
+    if path is not None and path.is_dir():
+        plan, name = Plan(**Record.read(path).plan), path.name
+    else:
+        plan, name = Plan.load(path, []), "the embedded plan" if path is None else path.name
+    if plan.data.name == "arrays":
+        raise InputError.of("data.name", "arrays", "data that can be read", "audit a plan or table")
+    federation = build(plan, seed=SEED)
+    held = federation.held
+    model, own_model = federation.model, isinstance(federation.model, Mlp)
+    if not isinstance(model, Mlp):
+        model = Mlp(int(np.prod(held.inputs)), HIDDEN, held.classes)
+    if own_model and path is not None and path.is_dir():
+        params = load(path).params
+    else:
+        params = model.draw_parameters(SEED)
+    rows = held.client(0)
+    if len(held.train.y) < FEWEST:
+        raise InputError.of(
+            "data",
+            len(held.train.y),
+            f"at least {FEWEST} training rows",
+            "there is too little to guess",
+        )
+    # The first client may hold a single label, so candidates are drawn from all clients.
+    order = np.random.default_rng(SEED).permutation(len(held.train.y))
+    return Target(
+        name=name,
+        plan=plan,
+        own_model=own_model,
+        form=model.form(),
+        model={
+            name: np.asarray(leaf, np.float64) for name, leaf in flatten_parameters(params).items()
+        },
+        recipe=Recipe(plan.local.learning_rate, federation.recipe.clip, unit=plan.local.unit),
+        epsilon=float(np.max(federation.epsilon)),
+        delta=float(np.max(federation.delta)),
+        x=rows.x.astype(np.float64),
+        y=rows.y.astype(np.int64),
+        pool_x=held.train.x[order[:MOST]].astype(np.float64),
+        pool_y=held.train.y[order[:MOST]].astype(np.int64),
+        public=held.validation.x.astype(np.float64),
+        shape=held.inputs,
+        uncovered=_list_uncovered(federation),
+    )
+
+
+def _list_uncovered(federation: Federation) -> tuple[str, ...]:
+    """List the codes of what this plan's guarantee does not cover, beyond the usual ones.
+
+    "simulated-noise" is left out too: an audit releases with secure noise.
+    """
+    guarantee = federation.guarantee()
+    assert guarantee is not None, "a plan has budgets"
+    usual = {*ALWAYS_NOT_COVERED, "simulated-noise"}
+    return tuple(code for code in guarantee.not_covered if code not in usual)

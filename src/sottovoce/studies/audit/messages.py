@@ -1,14 +1,26 @@
-"""Measure what uploads of worst-case neighbours give away, through the real `client.release`.
+"""Measure what uploads of the real `client.release` reveal about worst-case neighbours.
 
-A server that knows both D and D′ and may send any model is the strongest attacker the guarantee
-speaks of. It sends a model at which replacing one record turns a clipped gradient around (the
-upload moves by all of Δ), and scores what comes back by its likelihood ratio. With independent
-noise as promised the score is N(±μ/2, 1), μ = Δ/σ over the whole run, and nothing beats it.
+**The duel** (`measure`). A server that knows both D and D′ and may send any model is the strongest
+attacker that the guarantee covers. It sends a model at which replacing one record turns a clipped
+gradient around, so that the upload moves by all of Δ, and scores the upload by its likelihood
+ratio. With independent noise as promised, the score is N(±μ/2, 1) with μ = Δ/σ over the whole run,
+and no attack is better.
 
-From one round to the next the model's sign changes, and with it the direction in which D and D′
-differ: noise that two rounds share cancels out of the score, and is found out. Whatever else a
-message says is compared too: a head that only one of the two data sets writes decides at once. A
-noised loss, where clients send it, is one more number of the score.
+From round to round the model's sign changes, and with it the direction in which D and D′ differ:
+noise that two rounds share then cancels out of the score and is detected. The heads of the messages
+are compared too: a head that only one of the two datasets produces decides at once. A noised loss,
+where clients report it, is one more coordinate of the score.
+
+**One run** (`play_one_run`). Every row of the client is a canary whose label a fair coin has
+chosen; the two labels pull the canary's own row of the first layer in opposite directions, as far
+as clipping allows. After the run the server guesses the coins that it is surest of, a number fixed
+beforehand. If the run is (ε, δ)-DP,
+
+    P[at least v of r guesses right] ≤ β + 2mδ·α,   β = P[Binomial(r, e^ε/(1 + e^ε)) ≥ v],
+
+with α = max_i (P[Binomial ≥ v − i] − β)/i (Steinke, Nasr & Jagielski 2023): an ε for which that is
+below 1 − confidence is refuted. Assuming the Gaussian shape, Mahloujifar, Melis & Chaudhuri (2024)
+refute more from the same guesses. One run proves less than the thousands of runs of a duel.
 """
 
 from __future__ import annotations
@@ -34,50 +46,42 @@ from sottovoce.studies.audit.ceiling import (
     CONFIDENCE,
     WRONG,
     Rates,
+    choose_far_threshold,
+    compute_capacity,
     count_rates,
-    find_far_threshold,
 )
-from sottovoce.studies.audit.target import compute_capacity
-
-# An ε measured from one run: many canaries at once, each with a coin of its own.
-#
-# Every row of the client is a canary whose label a fair coin has chosen; the two labels pull its
-# own row of the first layer in opposite directions, by all that clipping allows. After the run the
-# server guesses the coins it is surest of, as many as were fixed beforehand. If the run is (ε,
-# δ)-DP,
-#
-#     P[at least v of r guesses right] ≤ β + 2mδ·α,   β = P[Binomial(r, e^ε/(1 + e^ε)) ≥ v],
-#
-# α = max_i (P[Binomial ≥ v − i] − β)/i (Steinke, Nasr & Jagielski 2023): an ε for which that is
-# below 1 − confidence is refuted. Assuming the Gaussian shape, Mahloujifar, Melis & Chaudhuri
-# (2024) refute more from the same guesses. One run proves less than thousands, and costs less.
-
 
 Floats = NDArray[np.float64]
+Progress = Callable[[int, int], None]
 
-_STEEP, _DIM = 1000.0, 3e-4
-_MOST = 60.0  # larger ε and μ cannot be refuted by one run
+FORM = Form("mlp", (4,), 2, {"hidden": 1})
+SAMPLES = 3  # the canary and two others, which the server knows
+PRACTICE_RUNS = 20  # on each side, and a tenth of the runs more: they show which heads there are
+_STEEP, _DIM = 1000.0, 3e-4  # weights of the last layer, bias of the first
+_MOST = 60.0  # the largest ε and μ that one run is tested for
+_CERTAIN = 1e300  # above every score but that of a head which decides
+_BEYOND = 1e3  # a μ above which no ε is computed
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """What the guesses of one run prove."""
+    """The guesses of one run, and what they prove."""
 
     setting: AuditSetting
     canaries: int
     guesses: int
     right: int
-    wrong: float = WRONG  # how often it may accuse a promise that is kept
+    wrong: float = WRONG  # the probability of contradicting a promise that holds, at most
 
     @property
     def epsilon(self) -> float:
-        """The largest ε refuted without assuming any shape of the noise."""
-        return free_epsilon(self.canaries, self.guesses, self.right, self.setting.delta)
+        """The largest ε that is refuted, whatever the shape of the noise."""
+        return refute_epsilon(self.canaries, self.guesses, self.right, self.setting.delta)
 
     @property
     def mu(self) -> float:
-        """The largest μ refuted, assuming the Gaussian shape."""
-        return gaussian_mu(self.canaries, self.guesses, self.right)
+        """The largest μ that is refuted, assuming the Gaussian shape."""
+        return refute_mu(self.canaries, self.guesses, self.right)
 
     @property
     def gaussian_epsilon(self) -> float:
@@ -86,17 +90,16 @@ class OneRun:
 
     @property
     def contradicts(self) -> bool:
-        """Whether (ε, δ) or the μ of it is refuted; by chance in `wrong` of audits at most."""
-        counts, confidence = (self.canaries, self.guesses, self.right), 1 - self.wrong / 2
-        epsilon = free_epsilon(*counts, self.setting.delta, confidence)
-        mu = gaussian_mu(*counts, confidence)
-        return epsilon > self.setting.epsilon or mu > self.setting.promised
+        """Whether (ε, δ) or its μ is refuted; by chance with probability `wrong` at most."""
+        counts, sure = (self.canaries, self.guesses, self.right), 1 - self.wrong / 2
+        free = refute_epsilon(*counts, self.setting.delta, sure)
+        return free > self.setting.epsilon or refute_mu(*counts, sure) > self.setting.promised
 
 
-def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the probability of so many right guesses, if the run is (ε, δ)-DP.
+def compute_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Bound the probability of so many right guesses if the run is (ε, δ)-DP.
 
-    >>> round(p_value(100, 10, 10, 0.0, 0.0), 6)  # ten coins
+    >>> round(compute_p_value(100, 10, 10, 0.0, 0.0), 6)  # ten coins
     0.000977
     """
     from scipy.stats import binom
@@ -110,26 +113,29 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
     return min(1.0, beta + 2 * canaries * delta * alpha)
 
 
-def free_epsilon(
+def refute_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
     """Return the largest ε that so many right guesses refute with this confidence.
 
-    >>> round(free_epsilon(1000, 100, 98, 1e-5, 0.95), 1)
+    >>> round(refute_epsilon(1000, 100, 98, 1e-5, 0.95), 1)
     2.7
     """
-    return _find_largest(lambda e: p_value(canaries, guesses, right, e, delta) < 1 - confidence)
+    return _find_largest(
+        lambda e: compute_p_value(canaries, guesses, right, e, delta) < 1 - confidence
+    )
 
 
-def gaussian_mu(canaries: int, guesses: int, right: int, confidence: float = CONFIDENCE) -> float:
-    """Return the largest μ that so many right guesses refute, for Gaussian noise."""
+def refute_mu(canaries: int, guesses: int, right: int, confidence: float = CONFIDENCE) -> float:
+    """Return the largest μ that so many right guesses refute, assuming the Gaussian shape."""
     return _find_largest(lambda mu: _is_refuted(canaries, guesses, right, mu, 1 - confidence))
 
 
 def _is_refuted(canaries: int, guesses: int, right: int, mu: float, wrong: float) -> bool:
-    """Return whether μ-GDP leaves too little probability for so many right guesses.
+    """Return whether so many right guesses refute μ-GDP (Mahloujifar et al. 2024).
 
-    The recursion of Mahloujifar et al. runs from the tail inwards.
+    From the tail inwards it adds up the probability of right and of wrong guesses that μ-GDP
+    allows.
     """
     from scipy.special import ndtr, ndtri
 
@@ -137,34 +143,33 @@ def _is_refuted(canaries: int, guesses: int, right: int, mu: float, wrong: float
     for i in range(right - 1, -1, -1):
         least = max(miss, float(ndtr(ndtri(hit) - mu)))
         if least == miss:
-            break  # nothing can change any more
+            break  # nothing changes from here on
         hit, miss = min(1.0, hit + i / (guesses - i) * (least - miss)), least
     return hit + miss > guesses / canaries
 
 
-def _find_largest(refuted: object) -> float:
-    """Return the largest number below _MOST that is refuted, where all smaller ones are."""
-    assert callable(refuted)
-    if not refuted(0.0):
+def _find_largest(is_refuted: Callable[[float], bool]) -> float:
+    """Return the largest refuted number below _MOST, by bisection."""
+    if not is_refuted(0.0):
         return 0.0
     low, high = 0.0, _MOST
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low
 
 
-def choose_guesses(canaries: int, mu: float) -> int:
-    """Return the number of guesses that would prove most if scores were N(±μ/2, 1).
+def choose_guess_count(canaries: int, mu: float) -> int:
+    """Return how many coins to guess: the number that proves most if scores are N(±μ/2, 1).
 
-    >>> choose_guesses(1000, 0.9), choose_guesses(1000, 3.4)
+    >>> choose_guess_count(1000, 0.9), choose_guess_count(1000, 3.4)
     (300, 600)
     """
     scores = np.random.default_rng(0).normal(mu / 2, size=20_000)  # right where above 0
     surest = scores[np.argsort(-np.abs(scores))] > 0
     counts = [max(10, int(share * canaries)) for share in (0.1, 0.3, 0.6, 0.9)]
     right = [int(np.mean(surest[: 20_000 * n // canaries]) * n) for n in counts]
-    proven = [gaussian_mu(canaries, n, v) for n, v in zip(counts, right, strict=True)]
+    proven = [refute_mu(canaries, n, v) for n, v in zip(counts, right, strict=True)]
     return counts[int(np.argmax(proven))]
 
 
@@ -173,8 +178,8 @@ def play_one_run(
 ) -> OneRun:
     """Play one run of a client whose rows are all canaries, through the real release.
 
-    The server sends models of its own choice, at which canaries are seen best; the promise holds
-    against any. A coin decides one record, so the unit must be the record.
+    The server sends models at which it sees the canaries best: the promise holds for any model. A
+    coin decides one record, so the unit must be a record.
 
     >>> from sottovoce.privacy.sensitivity import Recipe
     >>> run = play_one_run(AuditSetting(8.0, 1e-5, Recipe(1.0, 1.0)), canaries=100)
@@ -188,7 +193,7 @@ def play_one_run(
     recipe = replace(setting.recipe, steps=1)
     coins = np.random.default_rng(seed).integers(0, 2, canaries)
     scores = _score_canaries(replace(setting, recipe=recipe), coins)
-    count = choose_guesses(canaries, setting.promised)
+    count = choose_guess_count(canaries, setting.promised)
     surest = np.argsort(-np.abs(scores))[:count]
     right = int(np.sum((scores[surest] > 0) == (coins[surest] == 1)))
     return OneRun(setting, canaries, count, right, wrong)
@@ -205,32 +210,11 @@ def _score_canaries(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
         paid = release.price(tank, Round(t, setting.rounds), terms, change=change)
         tank, sign = tank.spend(sum(paid.units)), -1.0 if t % 2 else 1.0
         sent = release.release(
-            form,
-            _build_canary_model(form, sign),
-            x,
-            coins,
-            recipe=recipe,
-            paid=paid,
+            form, make_model(form, sign), x, coins, recipe=recipe, paid=paid,
             head={"kind": "upload"},
-        )
+        )  # fmt: skip
         scores -= sign * sent.params["w1"][:, 0].astype(np.float64) / sent.sigma[0]
     return scores
-
-
-def _build_canary_model(form: Form, sign: float) -> Parameters:
-    params = {name: np.zeros(shape) for name, shape in form.shapes().items()}
-    params["b1"][:] = _DIM
-    params["w2"][:] = sign * _STEEP, -sign * _STEEP
-    return params
-
-
-Progress = Callable[[int, int], None]
-
-FORM = Form("mlp", (4,), 2, {"hidden": 1})
-SAMPLES = 3  # the canary and two others, which the server knows
-REHEARSED = 20  # runs a side, and one in ten more, that show the server which heads there are
-_CERTAIN = 1e300  # beyond every score but that of a head which decides
-_BEYOND = 1e3  # a μ whose ε is printed as infinite
 
 
 @dataclass(frozen=True)
@@ -241,12 +225,12 @@ class AuditSetting:
     delta: float
     recipe: Recipe
     calibration: Calibration = "exact"
-    rounds: int = 2  # the whole budget is spent in so many uploads; even, see above
-    loss_bound: float | None = None  # B of the losses that clients send, where they do
+    rounds: int = 2  # uploads that spend the whole budget; even, because the sign alternates
+    loss_bound: float | None = None  # B of the losses, where clients report them
 
     @property
     def promised(self) -> float:
-        """μ of (ε, δ): what the best attacker may reach."""
+        """μ of (ε, δ), which no attacker may exceed."""
         return float(gaussian.mu(self.epsilon, self.delta))
 
     def capacity(self) -> float:
@@ -255,34 +239,34 @@ class AuditSetting:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
-    """Scores of the uploads of D and of D′, and what they prove."""
+class Measurement:
+    """The scores of a duel, and what they prove."""
 
     setting: AuditSetting
     true: float  # μ of the noise that the client says it drew
-    without: Floats
-    having: Floats
-    wrong: float = WRONG  # how often it may accuse a promise that is kept
+    without: Floats  # scores of runs with D
+    having: Floats  # scores of runs with D′
+    wrong: float = WRONG  # the probability of contradicting a promise that holds, at most
 
     @property
     def messages(self) -> int:
-        """Transcripts a side."""
+        """The number of runs on each side."""
         return self.having.size
 
     @property
     def rates(self) -> Rates:
-        """At the threshold 0, half-way between the two."""
+        """Hits and alarms at the threshold 0, half-way between the two means."""
         return count_rates(self.having, self.without, 0.0)
 
     @property
     def mu(self) -> tuple[float, float, float]:
-        """Measured μ: proven, as counted, and at most."""
+        """The measured μ: its proven lower bound, as counted, and its upper bound."""
         low, high = self.rates.bound_mu()
         return low, self.rates.mu, high
 
     @property
     def epsilon(self) -> tuple[float, float]:
-        """ε at the setting's δ, assuming the Gaussian shape: proven, and at most."""
+        """Lower and upper bound of ε at the setting's δ, assuming the Gaussian shape."""
         low, high = (
             float(gaussian.epsilon(self.setting.delta, m)) if m < _BEYOND else np.inf
             for m in self.mu[::2]
@@ -291,17 +275,16 @@ class Measured:
 
     @property
     def free_epsilon(self) -> float:
-        """ε proven without any assumption."""
-        return self._prove_epsilon(1 - CONFIDENCE)
+        """The ε that is proven without any assumption."""
+        return self._bound_epsilon(1 - CONFIDENCE)
 
-    def _prove_epsilon(self, wrong: float) -> float:
-        """Return the ε proven without any assumption; wrong with probability `wrong` at most.
+    def _bound_epsilon(self, wrong: float) -> float:
+        """Return the largest ε proven at two thresholds fixed beforehand, read from both sides.
 
-        Two thresholds are fixed beforehand, each is read from both sides, and the four readings
-        share the error. One threshold is where Gaussian scores prove most; the other is passed
-        only by heads that decide.
+        One is where Gaussian scores prove most; only heads that decide exceed the other. The four
+        readings share the error equally.
         """
-        far = find_far_threshold(self.true, self.messages, self.setting.delta)
+        far = choose_far_threshold(self.true, self.messages, self.setting.delta)
         sides = ((self.having, self.without), (-self.without, -self.having))
         return max(
             count_rates(*side, at).epsilon(self.setting.delta, 1 - wrong / 4)
@@ -311,25 +294,25 @@ class Measured:
 
     @property
     def refutes_mu(self) -> bool:
-        """Whether the promised μ is refuted: the run is not μ-GDP, whatever the noise's shape.
+        """Whether the promised μ is refuted, whatever the shape of the noise.
 
-        That the run is not (ε, δ)-DP follows only where the noise has the Gaussian shape.
+        That (ε, δ) is refuted too follows only if the noise has the Gaussian shape.
         """
         return self.rates.exceeds(self.setting.promised, 1 - self.wrong / 2)
 
     @property
     def refutes_epsilon(self) -> bool:
         """Whether (ε, δ) itself is refuted, without any assumption."""
-        return self._prove_epsilon(self.wrong / 2) > self.setting.epsilon
+        return self._bound_epsilon(self.wrong / 2) > self.setting.epsilon
 
     @property
     def contradicts(self) -> bool:
-        """Whether the promise is refuted in either way; by chance in `wrong` of audits at most."""
+        """Whether the promise is refuted; by chance with probability `wrong` at most."""
         return self.refutes_mu or self.refutes_epsilon
 
 
 def make_neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
-    """Return rows, and the labels of D and D′: one record differs, or all if the unit is a client.
+    """Return rows, and the labels of D and of D′, which differ in one protected unit.
 
     >>> x, y, other = make_neighbours(Recipe(1.0, 1.0))
     >>> y.tolist(), other.tolist()
@@ -341,14 +324,14 @@ def make_neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[
     return x, y, other
 
 
-def build_model(sign: float, loss_bound: float | None = None) -> Parameters:
-    """Build a model at which the label decides which way the clipped gradient points.
+def make_model(form: Form, sign: float, loss_bound: float | None = None) -> Parameters:
+    """Make a model at which the label decides in which direction the clipped gradient points.
 
-    The last layer is steep, so that nearly all of a gradient is in the first; its sign says which
-    label pulls which way. Where losses are sent, those of the two labels are next to 0 and B, as
-    far as the last layer stays steep enough for that.
+    The last layer is steep, so that nearly all of a gradient is in the first layer; `sign` says
+    which label pulls in which direction. Where losses are reported, those of the two labels are
+    close to 0 and B, as far as the last layer stays steep enough.
     """
-    params = {name: np.zeros(shape) for name, shape in FORM.shapes().items()}
+    params = {name: np.zeros(shape) for name, shape in form.shapes().items()}
     params["b1"][:] = _DIM
     params["w2"][:] = sign * _STEEP, -sign * _STEEP
     if loss_bound is not None:
@@ -359,7 +342,7 @@ def build_model(sign: float, loss_bound: float | None = None) -> Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Duel:
-    """All that the server knows beforehand: models sent, what D and D′ would answer, the noise."""
+    """What the server knows beforehand: the models, the noise, what D and D′ would answer."""
 
     setting: AuditSetting
     paid: tuple[Price, ...]
@@ -369,28 +352,27 @@ class Duel:
     mu: float
 
     @classmethod
-    def of(cls, setting: AuditSetting) -> Duel:
-        """Compute the prices, as a client does from its tank, and the noiseless answers."""
+    def prepare(cls, setting: AuditSetting) -> Duel:
+        """Compute the prices as a client does from its tank, and the answers without noise."""
         recipe = replace(setting.recipe, steps=1)
         x, y, other = make_neighbours(recipe)
         tank, paid = Tank.full(setting.capacity()), []
         terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
-        change = grid.grid_sensitivity(recipe.unit, SAMPLES)
+        change, bound = grid.grid_sensitivity(recipe.unit, SAMPLES), setting.loss_bound
         for t in range(setting.rounds):
             price = release.price(
-                tank, Round(t, setting.rounds), terms, change=change,
-                loss=setting.loss_bound is not None,
-            )  # fmt: skip
+                tank, Round(t, setting.rounds), terms, change=change, loss=bound is not None
+            )
             tank = tank.spend(sum(price.units))
             paid.append(price)
-        signs, bound = (1.0, -1.0) * (setting.rounds // 2 + 1), setting.loss_bound
-        models = tuple(build_model(sign, bound) for sign in signs[: setting.rounds])
+        signs = (1.0, -1.0) * (setting.rounds // 2 + 1)
+        models = tuple(make_model(FORM, sign, bound) for sign in signs[: setting.rounds])
         ends = [
             np.array([_compute_answer(w, x, labels, recipe, bound) for w in models])
             for labels in (y, other)
         ]
-        one = recipe.learning_rate / SAMPLES * grid.grid_unit(recipe.clip)
-        sigma = np.full(ends[0].shape, [[one * price.noise[0]] for price in paid])
+        step = recipe.learning_rate / SAMPLES * grid.grid_unit(recipe.clip)
+        sigma = np.full(ends[0].shape, [[step * price.noise[0]] for price in paid])
         if bound is not None:
             sigma[:, -1] = [
                 bound * (price.loss_noise or 0) / grid.REPLACED / SAMPLES for price in paid
@@ -401,7 +383,7 @@ class Duel:
         return cls(setting, tuple(paid), models, middle, difference / sigma / mu, mu)
 
     def play_run(self, labels: NDArray[np.int64]) -> tuple[float, tuple[str, ...]]:
-        """Play one run of a client with these labels; return its uploads' score and heads."""
+        """Play a run of the client with these labels; return its score and the uploads' heads."""
         recipe = replace(self.setting.recipe, steps=1)
         x, score, heads = make_neighbours(recipe)[0], 0.0, []
         for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
@@ -410,14 +392,14 @@ class Duel:
                 loss_bound=self.setting.loss_bound,
             )  # fmt: skip
             head, arrays = unpack(upload.blob)
-            seen = _flatten(arrays)
+            answer = _flatten(arrays)
             if self.setting.loss_bound is not None:
-                seen = np.append(seen, float(head["loss"]))
-            score += float((seen - self.middle[t]) @ self.apart[t])
+                answer = np.append(answer, float(head["loss"]))
+            score += float((answer - self.middle[t]) @ self.apart[t])
             heads.append(repr(sorted(head.items())))
         return score, tuple(heads)
 
-    def scores(self, labels: NDArray[np.int64], messages: int) -> Iterator[tuple[float, str]]:
+    def play_runs(self, labels: NDArray[np.int64], messages: int) -> Iterator[tuple[float, str]]:
         """Yield the scores of so many runs, each with the text of its heads."""
         for _ in range(messages):
             score, heads = self.play_run(labels)
@@ -426,33 +408,33 @@ class Duel:
 
 def measure(
     setting: AuditSetting, messages: int, progress: Progress | None = None, wrong: float = WRONG
-) -> Measured:
-    """Play the duel so many times a side, and count; a false alarm has probability `wrong`.
+) -> Measurement:
+    """Play the duel `messages` times on each side, and return the scores.
 
     >>> found = measure(AuditSetting(4.0, 1e-3, Recipe(1.0, 1.0)), messages=500)
     >>> bool(found.mu[0] <= found.setting.promised), round(found.true, 4)
     (True, 1.215)
     """
-    duel = Duel.of(setting)
+    duel = Duel.prepare(setting)
     _, y, other = make_neighbours(setting.recipe)
-    rehearsed = REHEARSED + messages // 10
-    known = [{head for _, head in duel.scores(labels, rehearsed)} for labels in (y, other)]
+    practice = PRACTICE_RUNS + messages // 10
+    known = [{head for _, head in duel.play_runs(labels, practice)} for labels in (y, other)]
     sides: list[Floats] = []
-    for side, labels in enumerate((y, other)):
-        found = np.empty(messages)
-        for i, (score, head) in enumerate(duel.scores(labels, messages)):
-            sign = (head in known[1]) - (head in known[0])  # 0 where heads do not decide
-            found[i] = np.inf * sign if sign else score
+    for labels in (y, other):
+        scores = np.empty(messages)
+        for i, (score, head) in enumerate(duel.play_runs(labels, messages)):
+            verdict = (head in known[1]) - (head in known[0])  # 0 where heads do not decide
+            scores[i] = np.inf * verdict if verdict else score
             if progress is not None and i % 100 == 99:
-                progress(side * messages + i + 1, 2 * messages)
-        sides.append(found)
-    return Measured(setting, duel.mu, sides[0], sides[1], wrong)
+                progress(len(sides) * messages + i + 1, 2 * messages)
+        sides.append(scores)
+    return Measurement(setting, duel.mu, sides[0], sides[1], wrong)
 
 
 def _compute_answer(
     sent: Parameters, x: Floats, labels: NDArray[np.int64], recipe: Recipe, bound: float | None
 ) -> Floats:
-    """Return what a client with these labels would upload without noise, and its mean loss."""
+    """Return what a client would upload without noise, and its mean loss if that is reported."""
     answer = _flatten(release.step(FORM, sent, x, labels, recipe))
     if bound is None:
         return answer

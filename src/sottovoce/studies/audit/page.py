@@ -20,8 +20,8 @@ from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, dr
 from sottovoce.reports.pages import format_duration, format_number, format_percent, render_page
 from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, format_lower_bound
 from sottovoce.studies.audit.findings import Finding, Findings, Row
-from sottovoce.studies.audit.inversion import Reconstructions, pick_one_per_class
-from sottovoce.studies.audit.messages import Measured, OneRun
+from sottovoce.studies.audit.inversion import Reconstructions, choose_one_per_class
+from sottovoce.studies.audit.messages import Measurement, OneRun
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -36,60 +36,61 @@ _COLOURS = (INK, ORANGE, PURPLE, BLUE, GREEN)
 
 def draw_claims(found: Findings, *, inline: bool = True) -> Markup:
     """Draw ε as claimed, and the interval that uploads prove, for every setting."""
-    measured = _list_settings(found)
+    measured = _list_measurements(found)
 
     def paint(figure: Any) -> None:
         ax = figure.add_subplot()
-        for height, one in enumerate(reversed(measured)):
-            low, high = one.epsilon
-            colour = ORANGE if one.contradicts else BLUE
+        for height, measurement in enumerate(reversed(measured)):
+            low, high = measurement.epsilon
+            colour = ORANGE if measurement.contradicts else BLUE
             ax.plot(
                 (low, min(high, _FURTHEST)), (height, height), color=colour, linewidth=5, alpha=0.45
             )
             ax.plot(low, height, "|", color=colour, markersize=13, markeredgewidth=2.5)
-            ax.plot(one.setting.epsilon, height, "D", color=INK, markersize=4.5)
+            ax.plot(measurement.setting.epsilon, height, "D", color=INK, markersize=4.5)
         ax.plot([], [], "D", color=INK, markersize=4.5, label="claimed")
         ax.plot([], [], color=BLUE, linewidth=5, alpha=0.45, label="measured")
         ax.plot([], [], color=ORANGE, linewidth=5, alpha=0.45, label="measured, claim refuted")
-        ax.set_yticks(range(len(measured)), [_name_noise(one) for one in reversed(measured)])
+        ax.set_yticks(range(len(measured)), [_name_noise(m) for m in reversed(measured)])
         ax.set(xlabel="ε", xlim=(0, _FURTHEST), ylim=(-0.6, len(measured) - 0.4))
         ax.legend(loc="upper right", handlelength=1.2)
         ax.grid(visible=False, axis="y")
         tidy_axes(ax)
 
     label = " ".join(
-        f"{_name_noise(one)}, ε = {one.setting.epsilon:g}: measured {one.epsilon[0]:.1f} or more."
-        for one in measured
+        f"{_name_noise(m)}, ε = {m.setting.epsilon:g}: measured {m.epsilon[0]:.1f} or more."
+        for m in measured
     )
     return draw_svg("claimed", label, paint, size=_TALL, inline=inline)
 
 
-def _name_noise(one: Measured) -> str:
-    name = "Theorem 1" if one.setting.calibration == "paper" else "ours"
-    return f"{name}, δ = {format_number(one.setting.delta)}"
+def _name_noise(measurement: Measurement) -> str:
+    name = "Theorem 1" if measurement.setting.calibration == "paper" else "ours"
+    return f"{name}, δ = {format_number(measurement.setting.delta)}"
 
 
-def draw_scores(one: Measured, *, inline: bool = True) -> Markup:
+def draw_scores(measurement: Measurement, *, inline: bool = True) -> Markup:
     """Draw the scores of uploads for both neighbours, and where the claim would put them."""
 
     def paint(figure: Any) -> None:
         ax = figure.add_subplot()
-        ends = np.linspace(-3 - one.true / 2, 3 + one.true / 2, 70)
+        ends = np.linspace(-3 - measurement.true / 2, 3 + measurement.true / 2, 70)
         for scores, colour, name in (
-            (one.without, BLUE, "record is D’s"),
-            (one.having, ORANGE, "record is D′’s"),
+            (measurement.without, BLUE, "record is D’s"),
+            (measurement.having, ORANGE, "record is D′’s"),
         ):
             ax.hist(scores, bins=ends, density=True, color=colour, alpha=0.45, label=name)
         for sign in (-1, 1):
-            middle = sign * one.setting.promised / 2
+            middle = sign * measurement.setting.promised / 2
             bell = np.exp(-((ends - middle) ** 2) / 2) / np.sqrt(2 * np.pi)
-            name = f"as ε = {one.setting.epsilon:g} promises" if sign > 0 else "_"
+            name = f"as ε = {measurement.setting.epsilon:g} promises" if sign > 0 else "_"
             ax.plot(ends, bell, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.1, label=name)
         ax.set(xlabel="score of a run’s uploads (σ)", ylabel="density", ylim=(0, 0.62))
         ax.legend(loc="upper center", ncols=2, handlelength=1.2, columnspacing=1.0)
         tidy_axes(ax)
 
-    label = f"Two bells {one.true:.2f} σ apart, where {one.setting.promised:.2f} was promised."
+    promised = measurement.setting.promised
+    label = f"Two bells {measurement.true:.2f} σ apart, where {promised:.2f} was promised."
     return draw_svg("bells", label, paint, size=_TALL, inline=inline)
 
 
@@ -102,7 +103,7 @@ def draw_roc(found: Findings, name: str, *, inline: bool = True) -> Markup:
     def paint(figure: Any) -> None:
         ax = figure.add_subplot()
         for attack, colour in zip(attacks, _COLOURS, strict=False):
-            alarms, hits = attack.curve()
+            alarms, hits = attack.compute_curve()
             seen = alarms > 0
             ax.plot(alarms[seen], hits[seen], color=colour, label=attack.level.name)
             if attack.level.epsilon is not None:
@@ -133,22 +134,24 @@ def draw_reconstructions(
     first = found[0]
     indices = list(range(len(first.truth)))
     few = (
-        indices if len(indices) <= _MOST_PICTURES + 1 else pick_one_per_class(first.truth, classes)
+        indices
+        if len(indices) <= _MOST_PICTURES + 1
+        else choose_one_per_class(first.truth, classes)
     )
     few = few[:_MOST_PICTURES]
     rows = [("original", first.originals[few])]
-    rows += [(one.level.name, one.found[few]) for one in found]
+    rows += [(reconstructions.level.name, reconstructions.found[few]) for reconstructions in found]
     return _draw_grid(name, rows, side, inline=inline)
 
 
 def draw_traps(found: Findings, side: tuple[int, int], *, inline: bool = True) -> Markup:
     """Draw what the trap's bins hold without noise, and the same bins with it."""
-    clean = found.looted[0]
+    clean = found.traps[0]
     x = found.target.x
     error = np.mean((clean.found - x[clean.nearest]) ** 2, axis=1)
     best = np.argsort(error)[:_MOST_PICTURES]
     rows = [("original", x[clean.nearest[best]])]
-    rows += [(one.level.name, one.found[best]) for one in found.looted]
+    rows += [(trap.level.name, trap.found[best]) for trap in found.traps]
     return _draw_grid("loot", rows, side, inline=inline)
 
 
@@ -179,12 +182,12 @@ def format_table(found: Findings) -> str:
     rows = [
         [row.attack, row.measure]
         + [format_finding(row, row.cells[level]) for level in found.levels]
-        for row in found.rows()
+        for row in found.rows
     ]
     proved = [
         "", "δ", "μ promised", "μ measured", "ε measured, Gaussian", "ε measured, free",
     ]  # fmt: skip
-    uploads = [list_upload_cells(one) for one in _list_settings(found)]
+    uploads = [list_upload_cells(m) for m in _list_measurements(found)]
     guessed = [
         "one run", "canaries", "guesses", "right", "ε measured, Gaussian", "ε measured, free",
     ]  # fmt: skip
@@ -199,9 +202,9 @@ def format_table(found: Findings) -> str:
             *_align_columns(proved, uploads),
             *(["", *_align_columns(guessed, one_runs)] if one_runs else []),
             "",
-            _fill(found.judgement()),
+            _fill(found.judgement),
             "",
-            _fill(found.verdict()),
+            _fill(found.verdict),
         ]
     )
 
@@ -238,18 +241,18 @@ def format_finding(row: Row, cell: Finding) -> str:
     return f"{value} ({most})" + ("  exceeds" if cell.exceeds else "")
 
 
-def list_upload_cells(one: Measured) -> list[str]:
+def list_upload_cells(measurement: Measurement) -> list[str]:
     """Return what the uploads of one setting prove, as a row of texts."""
-    setting, (low, _, high) = one.setting, one.mu
+    setting, (low, _, high) = measurement.setting, measurement.mu
     whose = "the paper's" if setting.calibration == "paper" else setting.calibration
-    epsilons = one.epsilon
+    epsilons = measurement.epsilon
     return [
         f"{whose}, ε = {setting.epsilon:g}",
         f"{setting.delta:g}",
         f"{setting.promised:.3f}",
-        _format_range(low, high, 3) + ("  contradicted" if one.contradicts else ""),
+        _format_range(low, high, 3) + ("  contradicted" if measurement.contradicts else ""),
         _format_range(*epsilons, 2),
-        f"≥ {format_lower_bound(one.free_epsilon, 2)}",
+        f"≥ {format_lower_bound(measurement.free_epsilon, 2)}",
     ]
 
 
@@ -310,7 +313,7 @@ def _draw_pictures(found: Findings, *, inline: bool = True) -> dict[str, Markup]
     side, classes = found.target.pictures, found.target.form.classes
     if side is None:
         return {}
-    attacks = {"inversion": found.inverted, "matching": found.matched}
+    attacks = {"inversion": found.inversions, "matching": found.matchings}
     drawn = {
         name: draw_reconstructions(attack, side, name, classes, inline=inline)
         for name, attack in attacks.items()
@@ -321,20 +324,20 @@ def _draw_pictures(found: Findings, *, inline: bool = True) -> dict[str, Markup]
 
 def render_audit(found: Findings) -> str:
     """Return the page of an audit."""
-    uploads = sorted({2 * one.messages * one.setting.rounds for one in _list_settings(found)})
+    uploads = sorted({2 * m.messages * m.setting.rounds for m in _list_measurements(found)})
     banner = (
         "A quick audit: few messages, few shadow runs. It shows that everything works; the full "
         "one proves more."
     )
     return render_page(
         "audit.html.j2",
-        title=found.verdict(),
-        headline=_join_comparisons(found.verdict()),
+        title=found.verdict,
+        headline=_join_comparisons(found.verdict),
         banner=banner if found.quick else "",
         version=__version__,
         found=found,
-        contradicted=bool(found.contradictions()),
-        judgement=_join_comparisons(found.judgement()),
+        contradicted=bool(found.contradictions),
+        judgement=_join_comparisons(found.judgement),
         tiles=_list_tiles(found),
         uploads=" to ".join(f"{n:,}" for n in dict.fromkeys((uploads[0], uploads[-1]))),
         confidence=f"{100 * CONFIDENCE:g}",
@@ -347,17 +350,17 @@ def render_audit(found: Findings) -> str:
         brackets=explain_brackets(found),
         attacks=[
             [row.attack, row.measure, *(_split_finding(row, row.cells[k]) for k in found.levels)]
-            for row in found.rows()
+            for row in found.rows
         ],
-        messages=[list_upload_cells(one) for one in _list_settings(found)],
+        messages=[list_upload_cells(m) for m in _list_measurements(found)],
         most_provable=math.log(found.paper.messages),
         one_runs=[list_guess_cells(run) for run in found.one_runs],
     )
 
 
 def _list_tiles(found: Findings) -> list[tuple[str, str]]:
-    clean, noisy = found.inverted[0], found.inverted[-1]
-    stolen, hidden = found.looted[0].rates, found.looted[-1]
+    clean, noisy = found.inversions[0], found.inversions[-1]
+    stolen, hidden = found.traps[0].rates, found.traps[-1]
     return [
         ("recognised from one upload, no noise", format_percent(clean.identified)),
         (f"the same at {noisy.level.name}", format_percent(noisy.identified)),
@@ -380,8 +383,8 @@ def _join_comparisons(text: str) -> str:
     return re.sub(" ([≥=]) ", "\u00a0\\1\u00a0", text)
 
 
-def _list_settings(found: Findings) -> list[Measured]:
-    return [*found.measured, *found.headline]
+def _list_measurements(found: Findings) -> list[Measurement]:
+    return [*found.measurements, *found.headline]
 
 
 def _list_attacks(found: Findings) -> list[str]:
