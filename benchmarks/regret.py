@@ -90,7 +90,7 @@ def case(name: str, epsilon: float, rows: Any, runs: int) -> dict[str, Any]:
     """One data set at one ε."""
     from sottovoce import rehearse
     from sottovoce.studies.rehearsal.search import Trials
-    from sottovoce.studies.rehearsal.space import identity
+    from sottovoce.studies.rehearsal.space import encode_setting
     from sottovoce.studies.rehearsal.standin import announce_federation, fit_plan
 
     began = time.monotonic()
@@ -101,22 +101,22 @@ def case(name: str, epsilon: float, rows: Any, runs: int) -> dict[str, Any]:
     assert factor == 1.0, "the real rows must be as many as the federation's"
     trials = Trials(found.space, stage, rows, limit=10**6)
     first = found.seeds[0]
-    tried = {identity(t.setting): t.setting for t in found.trials if t.seed == first}
-    start, chosen = found.space.start(), found.setting
-    trials.ask("paper", [(start, seed) for seed in SEEDS])
-    trials.ask("rehearsed", [(chosen, seed) for seed in SEEDS])
-    trials.ask("hindsight", [(setting, SEEDS[0]) for setting in tried.values()])
+    tried = {encode_setting(t.setting): t.setting for t in found.trials if t.seed == first}
+    start, chosen = found.space.read_plan(), found.setting
+    trials.run_jobs("paper", [(start, seed) for seed in SEEDS])
+    trials.run_jobs("rehearsed", [(chosen, seed) for seed in SEEDS])
+    trials.run_jobs("hindsight", [(setting, SEEDS[0]) for setting in tried.values()])
 
     def score(key: str) -> float:
         return trials.done[key, SEEDS[0]].test_accuracy
 
     best = sorted(tried, key=score, reverse=True)[:BEST_OF]
-    trials.ask("hindsight", [(tried[key], seed) for seed in SEEDS for key in best])
+    trials.run_jobs("hindsight", [(tried[key], seed) for seed in SEEDS for key in best])
     each = [summary([trials.done[key, seed] for seed in SEEDS]) for key in best]
     hindsight = max(each, key=lambda one: one["mean"])
 
     def of(setting: Any) -> dict[str, Any]:
-        return summary([trials.done[identity(setting), seed] for seed in SEEDS])
+        return summary([trials.done[encode_setting(setting), seed] for seed in SEEDS])
 
     rehearsed, paper = of(chosen), of(start)
     hindsight = max(hindsight, rehearsed, paper, key=lambda one: one["mean"])

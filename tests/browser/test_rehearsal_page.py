@@ -13,9 +13,9 @@ from sottovoce import Plan
 from sottovoce.studies.rehearsal import rehearsing
 from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.rehearsing import Rehearsal, predict_accuracy
-from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, search, seeds_of
-from sottovoce.studies.rehearsal.space import RATE, ROUNDS, space_of
-from sottovoce.studies.rehearsal.standin import announce_federation, stand_in
+from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, choose_seeds, search_settings
+from sottovoce.studies.rehearsal.space import RATE, ROUNDS, build_space
+from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.browser import WIDTHS, browser, legible, measured, requests, self_contained
 
 __all__ = ["browser"]  # the fixture
@@ -31,20 +31,20 @@ class Formula(Trials):
             away = math.log2(own[ROUNDS] / 50) ** 2 + math.log2(own[RATE] / 3) ** 2
             accuracy = 0.9 * math.exp(-away / 60) + 0.001 * (where[1] % 3)
             trial = Trial(stage, dict(own), where[1], 1 - accuracy, accuracy, accuracy, 9, 0.1)
-            self._keep(where, trial)
+            self._store_trial(where, trial)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The page of a made-up rehearsal of MNIST, with a name that would be markup."""
     plan = Plan(data={"name": "mnist", "clients": 50, "samples": 800})
-    rows = stand_in(plan, announce_federation(plan), most=400)
-    space = space_of(plan)
+    rows = make_stand_in(plan, announce_federation(plan), most=400)
+    space = build_space(plan)
     trials = Formula(space, plan, rows, limit=120)
-    found = search(space, trials)
-    fresh = seeds_of(0)[1]
-    trials.ask("prediction", [(found.setting, seed) for seed in fresh], must=True)
-    done = trials.all()
+    found = search_settings(space, trials)
+    fresh = choose_seeds(0)[1]
+    trials.run_jobs("prediction", [(found.setting, seed) for seed in fresh], must=True)
+    done = trials.list_trials()
     result = Rehearsal(
         plan=space.apply_setting(found.setting),
         given=plan,
@@ -53,7 +53,7 @@ def page(tmp_path_factory):
         rows=rows,
         factor=4.0,
         prediction=predict_accuracy(done[-5:], 4000, 10_000),
-        reasons=rehearsing.reasons(space, found.setting, done, found.seeds)
+        reasons=rehearsing.explain_choices(space, found.setting, done, found.seeds)
         | {"local.clip": "<script>alert(1)</script>"},
         theory=Theory(1.0, 0.01, 2.3, 0.0, 1.0, 3930, 12),
         trials=tuple(done),

@@ -590,8 +590,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_settings_are_not_chosen_on_the_plans_own_table_by_any_name",
         (
             (
-                "if isinstance(own, str | Path) and Path(own).exists() and path.samefile(own):",
-                "if isinstance(own, str | Path) and Path(own).exists() and path == Path(own):",
+                "if isinstance(file, str | Path) and Path(file).exists() and path.samefile(file):",
+                "if isinstance(file, str | Path) and Path(file).exists() and path == Path(file):",
             ),
         ),
     ),

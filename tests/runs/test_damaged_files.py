@@ -32,7 +32,7 @@ from sottovoce.schedules.base import Progress
 from sottovoce.studies import store
 from sottovoce.studies.paper import checks, outcomes
 from sottovoce.studies.paper.reproduce import _folder
-from sottovoce.studies.rehearsal.standin import announce_federation, stand_in
+from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.example_record import example
 from support.example_results import result
 
@@ -41,7 +41,7 @@ ROWS = Plan(data={"name": "arrays", "clients": 2, "samples": 5})
 
 
 def as_public(path):
-    return stand_in(ROWS, announce_federation(ROWS), path)
+    return make_stand_in(ROWS, announce_federation(ROWS), path)
 
 
 def save_checkpoint(path):

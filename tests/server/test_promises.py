@@ -45,8 +45,8 @@ from sottovoce.server.federation import build, build_from_members
 from sottovoce.server.members import Member
 from sottovoce.studies.audit.findings import Findings
 from sottovoce.studies.audit.messages import AuditSetting, Measurement
-from sottovoce.studies.rehearsal.rehearsing import cost_of
-from sottovoce.studies.rehearsal.standin import announce_federation, stand_in
+from sottovoce.studies.rehearsal.rehearsing import state_cost
+from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.example_record import example
 from support.in_process import draw, plan
 from support.promised import account as promised
@@ -426,17 +426,17 @@ def test_settings_are_not_chosen_on_the_plans_own_table_by_any_name(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     for name in (table, "people.csv", "sub/../people.csv", "link.csv", "hard.csv"):
         with pytest.raises(InputError, match="another file than data"):
-            stand_in(own, announce_federation(own), str(name))
+            make_stand_in(own, announce_federation(own), str(name))
 
 
 def test_what_a_rehearsal_cost_rests_on_the_operators_word_where_a_file_was_given(tmp_path):
     rng = np.random.default_rng(6)
     np.savez(tmp_path / "rows.npz", x=rng.random((400, 8, 8, 1)), y=np.arange(400) % 10)
     own = Plan(data={"name": "digits", "clients": 5, "samples": 20})
-    told = cost_of(stand_in(own, announce_federation(own), str(tmp_path / "rows.npz")))
+    told = state_cost(make_stand_in(own, announce_federation(own), str(tmp_path / "rows.npz")))
     assert told.provided is not None
-    assert "cannot check" in told.told
-    assert "no private row was read" not in told.told
+    assert "cannot check" in told.sentence
+    assert "no private row was read" not in told.sentence
 
 
 def test_an_audit_that_refutes_mu_says_so():

@@ -94,9 +94,9 @@ def rehearse(
       sottovoce rehearse plan.toml --public survey.csv --keep model
       sottovoce rehearse plan.toml --resume --out rehearsed
     """
-    from sottovoce.studies.rehearsal.rehearsing import command
+    from sottovoce.studies.rehearsal.rehearsing import run_command
 
-    command(
+    run_command(
         plan,
         settings or [],
         public=public,

@@ -22,14 +22,19 @@ from sottovoce.studies.rehearsal import rehearsing, search
 from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.rehearsing import (
     Rehearsal,
-    cost_of,
+    count_test_rows,
+    format_summary,
     predict_accuracy,
-    rows_tested,
-    summary,
+    state_cost,
 )
 from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials
-from sottovoce.studies.rehearsal.space import ROUNDS, space_of
-from sottovoce.studies.rehearsal.standin import StandIn, announce_federation, fit_plan, stand_in
+from sottovoce.studies.rehearsal.space import ROUNDS, build_space
+from sottovoce.studies.rehearsal.standin import (
+    StandIn,
+    announce_federation,
+    fit_plan,
+    make_stand_in,
+)
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "rich": ["no", "yes"]}
 TABLE = {"path": "people.csv", "label": "rich", "columns": COLUMNS}
@@ -43,8 +48,8 @@ def pictures(rows: int = 500) -> tuple[np.ndarray, np.ndarray]:
 
 def made(plan: Plan, rows: StandIn, **changes) -> Rehearsal:
     """A rehearsal that kept the plan: five made-up runs beside it, all else as `rehearse` does."""
-    space = space_of(plan)
-    start = space.start()
+    space = build_space(plan)
+    start = space.read_plan()
     own = [Trial("as planned", start, 1, 0.5, 0.8, 0.8, 30, 0.1)]
     own += [Trial("prediction", start, 51 + i, 0.5, 0.8, 0.8 + i / 99, 30, 0.1) for i in range(5)]
     values = {
@@ -55,7 +60,7 @@ def made(plan: Plan, rows: StandIn, **changes) -> Rehearsal:
         "rows": rows,
         "factor": 1.0,
         "prediction": predict_accuracy(own[1:], rows.telling, 1000),
-        "reasons": rehearsing.reasons(space, start, own, (1,)),
+        "reasons": rehearsing.explain_choices(space, start, own, (1,)),
         "theory": None,
         "trials": tuple(own),
         "seeds": (1,),
@@ -68,7 +73,7 @@ def made(plan: Plan, rows: StandIn, **changes) -> Rehearsal:
 def said(result: Rehearsal, folder) -> list[str]:
     """Everywhere that a person reads what a rehearsal says, in one line each."""
     page = html.unescape(render_rehearsal(result))
-    told = [summary(result, folder), result.toml().replace("# ", " "), page]
+    told = [format_summary(result, folder), result.to_toml().replace("# ", " "), page]
     return [" ".join(text.split()) for text in told]
 
 
@@ -84,7 +89,7 @@ def valid(result: Rehearsal) -> dict:
 
 def test_on_the_plans_own_rows_a_rehearsal_is_a_demonstration_and_claims_nothing(tmp_path):
     plan = Plan()
-    result = made(plan, stand_in(plan, announce_federation(plan)))
+    result = made(plan, make_stand_in(plan, announce_federation(plan)))
     for text in said(result, tmp_path):
         assert "a demonstration: these are the plan's own rows, which are public" in text
         for claim in ("no private row", "any private row", "no row of a client", "privacy spent"):
@@ -99,7 +104,7 @@ def test_that_rows_are_public_is_the_users_word(given, tmp_path):
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     plan = Plan(data=MNIST)
     public = (x, y) if given == "arrays" else str(tmp_path / "rows.npz")
-    result = made(plan, stand_in(plan, announce_federation(plan), public))
+    result = made(plan, make_stand_in(plan, announce_federation(plan), public))
     name = "rows.npz" if given == "rows.npz" else "what was given from Python"
     for text in said(result, tmp_path):
         assert f"provided that {name} is public: you say so, sottovoce cannot check" in text
@@ -111,13 +116,13 @@ def test_that_rows_are_public_is_the_users_word(given, tmp_path):
 
 def test_rows_that_are_made_up_or_published_cost_nothing(tmp_path):
     plan = Plan(data=MNIST)
-    result = made(plan, stand_in(plan, announce_federation(plan)))
-    assert cost_of(result.rows).mu2 == 0
+    result = made(plan, make_stand_in(plan, announce_federation(plan)))
+    assert state_cost(result.rows).mu2 == 0
     assert valid(result)["privacy_cost"]["provided"] is None
     for text in said(result, tmp_path):
         assert "provided that" not in text
-    digits = stand_in(plan, announce_federation(plan), "digits")
-    assert cost_of(digits) == cost_of(result.rows)
+    digits = make_stand_in(plan, announce_federation(plan), "digits")
+    assert state_cost(digits) == state_cost(result.rows)
 
 
 # --- what it may choose -----------------------------------------------------------------------
@@ -126,13 +131,15 @@ def test_rows_that_are_made_up_or_published_cost_nothing(tmp_path):
 def test_no_schedule_is_offered_that_would_be_steered_by_the_test_rows():
     own = MNIST | {"validation": 0}
     fixed = Plan(data=own, rounds={"schedule": "fixed", "rounds": 20})
-    options = space_of(fixed).fork("rounds.schedule").options
+    options = build_space(fixed).find_fork("rounds.schedule").options
     assert not [name for name in options if name.startswith("discounted")]
     assert "growing shares, g = 1" in options
-    steered = space_of(fixed.replace(**{"data.validation": 100})).fork("rounds.schedule").options
+    steered = (
+        build_space(fixed.replace(**{"data.validation": 100})).find_fork("rounds.schedule").options
+    )
     assert [name for name in steered if name.startswith("discounted")]
     asked = Plan(data=own, rounds={"schedule": "discounted", "rounds": 20, "beta": 0.5})
-    assert "discounted, β = 0.9" in space_of(asked).fork("rounds.schedule").options
+    assert "discounted, β = 0.9" in build_space(asked).find_fork("rounds.schedule").options
 
 
 # --- the noise and the rows of the real federation --------------------------------------------
@@ -171,7 +178,7 @@ def test_clients_of_a_column_train_on_what_validation_and_test_leave(parts, tmp_
 )
 def test_the_range_counts_the_plans_own_test_rows(data, given, tested):
     plan = Plan(data=TABLE | data)
-    assert rows_tested(plan, announce_federation(plan, **given)) == tested
+    assert count_test_rows(plan, announce_federation(plan, **given)) == tested
 
 
 def test_a_test_file_is_left_out_of_the_range_and_that_is_said(tmp_path):
@@ -180,9 +187,9 @@ def test_a_test_file_is_left_out_of_the_range_and_that_is_said(tmp_path):
     assert without.high - without.low < few.high - few.low
     assert without.tested is None
     plan = Plan(data=MNIST)
-    rows = stand_in(plan, announce_federation(plan))
+    rows = make_stand_in(plan, announce_federation(plan))
     for text in said(made(plan, rows, prediction=without), tmp_path):
-        assert "leaves out the chance of its test rows" in text
+        assert "does not include the chance of its test rows" in text
     for text in said(made(plan, rows, prediction=few), tmp_path):
         assert "leaves out" not in text
 
@@ -194,8 +201,8 @@ def test_a_test_file_is_left_out_of_the_range_and_that_is_said(tmp_path):
 def test_whole_number_pictures_are_brought_to_the_scale_of_named_ones(kind):
     x, y = pictures()
     plan = Plan(data=MNIST)
-    small = stand_in(plan, announce_federation(plan), (x, y))
-    large = stand_in(plan, announce_federation(plan), (np.round(x * 255).astype(kind), y))
+    small = make_stand_in(plan, announce_federation(plan), (x, y))
+    large = make_stand_in(plan, announce_federation(plan), (np.round(x * 255).astype(kind), y))
     np.testing.assert_allclose(large.train[0], small.train[0], atol=0.003)
 
 
@@ -206,9 +213,9 @@ def test_pictures_on_another_scale_are_refused_in_one_sentence(scale):
     x, y = pictures()
     plan = Plan(data=MNIST)
     with pytest.raises(InputError, match="whole numbers from 0 to 255, or numbers from 0 to 1"):
-        stand_in(plan, announce_federation(plan), (scale(x), y))
+        make_stand_in(plan, announce_federation(plan), (scale(x), y))
     arrays = Plan(data={"name": "arrays", "clients": 5, "samples": 60})  # on their own scale
-    assert stand_in(arrays, announce_federation(arrays), (scale(x), y)).train[0].std() > 0.2
+    assert make_stand_in(arrays, announce_federation(arrays), (scale(x), y)).train[0].std() > 0.2
 
 
 # --- what is told of the choice ---------------------------------------------------------------
@@ -216,14 +223,14 @@ def test_pictures_on_another_scale_are_refused_in_one_sentence(scale):
 
 def test_of_synthetic_rows_the_budgets_cost_is_told_and_no_range(tmp_path):
     plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
-    start = space_of(plan).start()
+    start = build_space(plan).read_plan()
     pairs = [(51 + i, 0.80 + i / 100, 0.83 + i / 100) for i in range(5)]
     own = [Trial("prediction", start, s, 0.5, a, a, 30, 0.1) for s, a, _ in pairs]
     bare = [Trial("without noise", start, s, 0.5, b, b, 30, 0.1) for s, _, b in pairs]
     found = predict_accuracy(own, 400, 75, bare)
     assert found.lost == pytest.approx(0.03)
     assert found.lost_deviation == pytest.approx(0.0, abs=1e-12)
-    result = made(plan, stand_in(plan, announce_federation(plan)), prediction=found)
+    result = made(plan, make_stand_in(plan, announce_federation(plan)), prediction=found)
     for text in said(result, tmp_path):
         assert "budget costs 3.0" in text
         assert "on the stand-in" in text.lower()
@@ -236,11 +243,11 @@ def test_of_synthetic_rows_the_budgets_cost_is_told_and_no_range(tmp_path):
 
 def test_a_federation_without_noise_is_the_same_but_for_the_noise(tmp_path):
     plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
-    rows = stand_in(plan, announce_federation(plan))
+    rows = make_stand_in(plan, announce_federation(plan))
     stage, _ = fit_plan(plan, announce_federation(plan), len(rows.train[1]))
-    trials = Trials(space_of(plan), stage, rows, limit=10)
-    start = space_of(plan).start()
-    one, other = (trials._candidate(s) for s in (start, {**start, NOISE: WITHOUT}))
+    trials = Trials(build_space(plan), stage, rows, limit=10)
+    start = build_space(plan).read_plan()
+    one, other = (trials._apply_setting(s) for s in (start, {**start, NOISE: WITHOUT}))
     assert other.replace(**{"privacy.epsilon": one.privacy.epsilon}) == one
     noise = calibration.capacity(other.privacy.epsilon, 1e-5, calibration="exact") ** -0.5
     assert noise < 1e-3  # of Δ√T: less than the gradients' own chance
@@ -248,7 +255,7 @@ def test_a_federation_without_noise_is_the_same_but_for_the_noise(tmp_path):
 
 def test_means_of_all_seeds_are_compared_with_means_and_the_first_seed_with_the_first():
     plan = Plan()
-    space = space_of(plan, ["model", "server", "rounds.schedule", "local"])
+    space = build_space(plan, ["model", "server", "rounds.schedule", "local"])
     chosen, final, other = ({ROUNDS: T} for T in (160.0, 80.0, 40.0))
     seen = [(chosen, (0.70, 0.90)), (final, (0.84, 0.74)), (other, (0.75,))]
     own = [
@@ -256,17 +263,17 @@ def test_means_of_all_seeds_are_compared_with_means_and_the_first_seed_with_the_
         for s, accuracies in seen
         for seed, a in enumerate(accuracies, 1)
     ]
-    told = rehearsing.reasons(space, chosen, own, (1, 2))[ROUNDS]
+    told = rehearsing.explain_choices(space, chosen, own, (1, 2))[ROUNDS]
     assert "mean of 2 seeds: 160: 80.0 %, 80: 79.0 %" in told
     assert "first seed: 160: 70.0 %, 80: 84.0 %, 40: 75.0 %" in told
     for seeds in ((1,), (1, 2)):
-        alone = rehearsing.reasons(space, chosen, own[:2], seeds)[ROUNDS]
+        alone = rehearsing.explain_choices(space, chosen, own[:2], seeds)[ROUNDS]
         assert "nothing else was tried beside it" in alone
 
 
 def test_rounds_that_are_done_are_told_where_the_schedule_plans_more(tmp_path):
     plan = Plan(data=MNIST, rounds={"schedule": "decaying", "rounds": 60, "slope": 0.01})
-    result = made(plan, stand_in(plan, announce_federation(plan)))  # its runs did 30 rounds
+    result = made(plan, make_stand_in(plan, announce_federation(plan)))  # its runs did 30 rounds
     short, plan_toml, page = said(result, tmp_path)
     assert "60 at most, about 30 done" in short
     assert "60 at most, about 30 done" in plan_toml
@@ -275,7 +282,7 @@ def test_rounds_that_are_done_are_told_where_the_schedule_plans_more(tmp_path):
 
 def test_the_rows_that_choose_say_what_they_cannot_tell_apart(tmp_path):
     plan = Plan(data=MNIST)
-    rows = stand_in(plan, announce_federation(plan))
+    rows = make_stand_in(plan, announce_federation(plan))
     result = made(plan, rows)
     beside = [
         replace(result.trials[0], setting=result.setting | {ROUNDS: T}, accuracy=accuracy)
@@ -295,7 +302,7 @@ def test_the_rows_that_choose_say_what_they_cannot_tell_apart(tmp_path):
 def test_of_few_public_rows_a_fifth_chooses():
     plan = Plan(data=MNIST)
     for rows, judges in ((500, 100), (1990, 398), (3000, 300)):
-        found = stand_in(plan, announce_federation(plan), pictures(rows))
+        found = make_stand_in(plan, announce_federation(plan), pictures(rows))
         assert len(found.validation[1]) == len(found.test[1]) == judges
 
 
@@ -321,7 +328,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(search, "simulate_each", each)
     monkeypatch.setattr(search, "score_model", lambda *_: (0.5, 0.8))
     monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(Trials, "theory", lambda *_: now.__setitem__(0, now[0] + 6.0))
+    monkeypatch.setattr(Trials, "estimate_theory", lambda *_: now.__setitem__(0, now[0] + 6.0))
     return now
 
 
@@ -372,21 +379,21 @@ def test_a_list_of_budgets_for_other_clients_is_refused_in_one_sentence(key):
 
 def test_what_the_server_does_can_also_be_left_out():
     own = {"average": "tail", "decay": "cosine", "momentum": 0.9}
-    space = space_of(Plan(data=MNIST, server=own))
+    space = build_space(Plan(data=MNIST, server=own))
     for key in own:
-        assert "none" in space.fork(f"server.{key}").options
-        bare = space.apply_setting({**space.start(), f"server.{key}": "none"})
+        assert "none" in space.find_fork(f"server.{key}").options
+        bare = space.apply_setting({**space.read_plan(), f"server.{key}": "none"})
         assert getattr(bare.server, key) is None
-    assert "none" not in space_of(Plan(data=MNIST)).fork("server.average").options
+    assert "none" not in build_space(Plan(data=MNIST)).find_fork("server.average").options
 
 
 def test_a_plain_model_is_plain_also_where_the_plan_has_features():
     own = {"name": "softmax", "features": "hog", "cell": 4, "upright": True}
-    space = space_of(Plan(data=MNIST, model=own))
+    space = build_space(Plan(data=MNIST, model=own))
     for name in ("softmax", "mlp"):
-        plain = space.apply_setting({**space.start(), "model": name}).model
+        plain = space.apply_setting({**space.read_plan(), "model": name}).model
         assert (plain.name, plain.features, plain.cell) == (name, None, None)
-    assert "softmax on histograms" in space.fork("model").options
+    assert "softmax on histograms" in space.find_fork("model").options
 
 
 @pytest.mark.parametrize(
@@ -394,10 +401,10 @@ def test_a_plain_model_is_plain_also_where_the_plan_has_features():
     [("mnist", "f21f566548ff0b7f"), ("census", "dee67edbc06f7dde"), ("cifar", "f21f566548ff0b7f")],
 )
 def test_the_papers_plans_are_searched_as_when_their_regret_was_measured(setting, digest):
-    own = experiments.load_setting(setting)
-    values = {**own.plan, **own.corrected, **experiments.load_methods()["crd"].plan}
+    own = experiments.setting(setting)
+    values = {**own.plan, **own.corrected, **experiments.methods()["crd"].plan}
     plan = Plan.load().replace(**values)
-    space = space_of(plan, bodies=setting != "census")
+    space = build_space(plan, bodies=setting != "census")
     told = [[one.key, one.coarse, one.low, one.high] for one in space.ladders]
     told += [[f.key, [[name, o(120.0)] for name, o in f.options.items()]] for f in space.forks]
     text = json.dumps(told, sort_keys=True)

@@ -9,8 +9,8 @@ import pytest
 from sottovoce import Plan, simulate
 from sottovoce.reports import render_report
 from sottovoce.reports.progress import summary
-from sottovoce.studies.rehearsal.rehearsing import provenance, relocate_plan
-from sottovoce.studies.rehearsal.standin import announce_federation, stand_in
+from sottovoce.studies.rehearsal.rehearsing import describe_provenance, relocate_plan
+from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.example_record import example
 
 TEXT = 'local.clip by sottovoce rehearse on "rows.npz" <b>; cost in privacy: none'
@@ -51,8 +51,8 @@ def test_a_plan_keeps_it_on_disk_and_loses_it_when_a_setting_is_changed():
 @pytest.mark.parametrize("public", [None, "digits"])
 def test_it_says_what_stood_in_and_what_that_cost(public):
     plan = Plan(data={"name": "mnist", "clients": 5, "samples": 60})
-    rows = stand_in(plan, announce_federation(plan), public)
-    told = provenance(rows, ["model", "local.clip"], 45)
+    rows = make_stand_in(plan, announce_federation(plan), public)
+    told = describe_provenance(rows, ["model", "local.clip"], 45)
     assert told.startswith("model, local.clip")
     for part in (rows.fingerprint(), "45 federations", "cost in privacy: none"):
         assert part in told

@@ -22,22 +22,22 @@ from sottovoce.server.federation import build
 from sottovoce.studies.rehearsal import search as trials
 from sottovoce.studies.rehearsal import standin
 from sottovoce.studies.rehearsal.page import find_points, render_rehearsal
-from sottovoce.studies.rehearsal.rehearsing import predict_accuracy, write
-from sottovoce.studies.rehearsal.search import Spent, Trial, Trials, search, seeds_of
+from sottovoce.studies.rehearsal.rehearsing import predict_accuracy, write_rehearsal
+from sottovoce.studies.rehearsal.search import Spent, Trial, Trials, choose_seeds, search_settings
 from sottovoce.studies.rehearsal.space import (
     AS_PLANNED,
     CLIP,
     KNOBS,
     RATE,
     ROUNDS,
-    identity,
-    space_of,
+    build_space,
+    encode_setting,
 )
 from sottovoce.studies.rehearsal.standin import (
     RealFederation,
     announce_federation,
     fit_plan,
-    stand_in,
+    make_stand_in,
 )
 from sottovoce.studies.store import JOURNAL
 
@@ -124,7 +124,7 @@ def test_mnist_is_rehearsed_without_mnist(watched, monkeypatch):
     _OPENED.clear()
     again = rehearse(plan, runs=40, keep=["model", "rounds.schedule", "server"])
     assert _OPENED == []
-    assert again.toml() == found.toml()
+    assert again.to_toml() == found.to_toml()
     assert found.rows.kind == "drawn"
 
 
@@ -167,7 +167,7 @@ def test_nothing_is_debited(monkeypatch, tmp_path):
 def test_a_second_run_with_the_same_seed_gives_the_same_and_another_seed_does_not(rehearsed):
     again = rehearse(table_plan(), runs=45, keep=KEEP)
     assert without_times(again) == without_times(rehearsed)
-    other = stand_in(table_plan(), announce_federation(table_plan()), seed=1)
+    other = make_stand_in(table_plan(), announce_federation(table_plan()), seed=1)
     assert other.fingerprint() != rehearsed.rows.fingerprint()
 
 
@@ -243,7 +243,7 @@ class Formula(Trials):
             away = sum(np.log2(setting[k] / v) ** 2 for k, v in self.best_at.items())
             accuracy = float(0.9 * np.exp(-away / 60))
             trial = Trial(stage, dict(setting), where[1], 1.0, accuracy, accuracy, 1, 0.0)
-            self._keep(where, trial)
+            self._store_trial(where, trial)
 
 
 @pytest.mark.parametrize(
@@ -257,34 +257,36 @@ class Formula(Trials):
 )
 def test_the_grid_grows_where_the_best_lies_beyond_its_edge(best):
     """The coarse grid ends at T = 10 and 160, η = 0.5 and 8, and C = 1 is its only C."""
-    space = space_of(Plan(), ["model", "rounds.schedule", "server"])
+    space = build_space(Plan(), ["model", "rounds.schedule", "server"])
     trials = Formula(space, best)
-    found = search(space, trials)
+    found = search_settings(space, trials)
     assert found.complete
     for key, value in best.items():
         assert abs(np.log2(found.setting[key] / value)) <= 0.75, (key, found.setting)
 
 
 def test_the_better_of_equals_has_fewer_rounds():
-    space = space_of(Plan(), ["model", "rounds.schedule", "server"])
+    space = build_space(Plan(), ["model", "rounds.schedule", "server"])
     trials = Formula(space, {CLIP: 1.0})
-    one, other = ({**space.start(), ROUNDS: T} for T in (40.0, 20.0))
+    one, other = ({**space.read_plan(), ROUNDS: T} for T in (40.0, 20.0))
     for setting, used in ((one, 40), (other, 20)):
-        where = identity(setting), 1
+        where = encode_setting(setting), 1
         trials.settings[where[0]], trials.asked[where] = setting, ""
         trials.done[where] = Trial("", dict(setting), 1, 0.5, 0.9, 0.9, used, 0.0)
-    assert trials.best([one, other], [1]) == other
+    assert trials.choose_best([one, other], [1]) == other
 
 
 def test_no_more_runs_than_granted_and_every_one_counted():
-    space = space_of(Plan(), ["model", "rounds.schedule", "server"])
+    space = build_space(Plan(), ["model", "rounds.schedule", "server"])
     for limit in (40, 60, 200):
         trials = Formula(space, {ROUNDS: 60.0, RATE: 1.0, CLIP: 0.3}, limit)
-        found = search(space, trials)
-        trials.ask("prediction", [(found.setting, seed) for seed in seeds_of(0)[1]], must=True)
+        found = search_settings(space, trials)
+        trials.run_jobs(
+            "prediction", [(found.setting, seed) for seed in choose_seeds(0)[1]], must=True
+        )
         assert len(trials.asked) <= limit
     with pytest.raises(Spent):
-        Formula(space, {}, 1).ask("", [(space.start(), 1), (space.start(), 2)])
+        Formula(space, {}, 1).run_jobs("", [(space.read_plan(), 1), (space.read_plan(), 2)])
 
 
 def test_what_is_kept_stays():
@@ -295,12 +297,12 @@ def test_what_is_kept_stays():
         (["rounds"], ROUNDS),
         (["rounds.schedule"], "rounds.schedule"),
     ):
-        space = space_of(plan, keep)
-        assert gone not in space.start()
-    body = space_of(plan, ["model.name"]).fork("model")
+        space = build_space(plan, keep)
+        assert gone not in space.read_plan()
+    body = build_space(plan, ["model.name"]).find_fork("model")
     assert body is None or all(o(9.0)["model.name"] == "mlp" for o in body.options.values())
     with pytest.raises(PlanError, match="--keep must be a key or a section of the plan, got 'x'"):
-        space_of(plan, ["x"])
+        build_space(plan, ["x"])
 
 
 def test_every_option_of_every_knob_makes_a_plan_somewhere():
@@ -312,10 +314,10 @@ def test_every_option_of_every_knob_makes_a_plan_somewhere():
     ]
     seen: set[tuple[str, str]] = set()
     for plan in plans:
-        space = space_of(plan)
+        space = build_space(plan)
         for fork in space.forks:
             for name in (AS_PLANNED, *fork.options):
-                space.apply_setting({**space.start(), fork.key: name})
+                space.apply_setting({**space.read_plan(), fork.key: name})
                 seen.add((fork.key, name))
     for knob in KNOBS:
         for name in getattr(knob, "options", ()):
@@ -361,7 +363,7 @@ def test_the_federation_is_the_plans():
         server={"signal": "clients"},
     )
     real = announce_federation(plan)
-    rows_ = stand_in(plan, real)
+    rows_ = make_stand_in(plan, real)
     small, factor = fit_plan(plan, real, len(rows_.train[1]))
     shaped = [(x.reshape(-1, *rows_.shape), y) for x, y in (rows_.train, rows_.validation)]
     built = build(small, seed=1, data=Given(shaped[0], shaped[1], shaped[1]))
@@ -373,15 +375,15 @@ def test_the_federation_is_the_plans():
 
 def test_rows_that_judge_come_from_digits_that_no_client_holds(monkeypatch):
     picked = []
-    draw = standin.draw_pictures
+    draw = standin.draw_digits
 
     def seen(sources, pick, shape, rng):
         picked.append(set(pick.tolist()))
         return draw(sources, pick, shape, rng)
 
-    monkeypatch.setattr(standin, "draw_pictures", seen)
+    monkeypatch.setattr(standin, "draw_digits", seen)
     plan = Plan(data={"name": "cifar10", "clients": 4, "samples": 100})
-    found = stand_in(plan, announce_federation(plan))
+    found = make_stand_in(plan, announce_federation(plan))
     train, validation, test = picked
     assert not (train | validation) & test
     assert not train & validation
@@ -392,7 +394,9 @@ def test_rows_that_judge_come_from_digits_that_no_client_holds(monkeypatch):
 
 def test_synthetic_rows_can_be_learnt_as_well_as_it_says():
     """The Bayes rule is right in about 85 %: a sum of 4,000 chances, 0.0002 beyond four sigma."""
-    x, y = standin.synthetic(standin.fields_of("acs", {}, None), 2, 4000, np.random.default_rng(3))
+    x, y = standin.make_rows(
+        standin.list_fields("acs", {}, None), 2, 4000, np.random.default_rng(3)
+    )
     design = np.c_[x, np.ones(len(x))]
     weights = np.linalg.lstsq(design[:2000], 2.0 * y[:2000] - 1, rcond=None)[0]
     right = np.mean((design[2000:] @ weights > 0) == y[2000:])
@@ -409,7 +413,7 @@ def test_public_rows_may_be_a_file_or_arrays(kind, tmp_path):
             for i in range(300)
         ]
         path.write_text("age,sex,job,rich\n" + "\n".join(lines), "utf-8")
-        found = stand_in(table_plan(), RealFederation((60,) * 5), str(path))
+        found = make_stand_in(table_plan(), RealFederation((60,) * 5), str(path))
         assert found.shape == (6,)
         assert len(found.validation[1]) == len(found.test[1]) == 60
         return
@@ -417,7 +421,7 @@ def test_public_rows_may_be_a_file_or_arrays(kind, tmp_path):
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     public = (x, y) if kind == "pair" else str(tmp_path / "rows.npz")
     plan = Plan(data={"name": "mnist", "clients": 5, "samples": 60})
-    found = stand_in(plan, announce_federation(plan), public)
+    found = make_stand_in(plan, announce_federation(plan), public)
     assert found.train[0].shape == (300, 784)  # enlarged as the plan's pictures
     parts = [part[0] for part in (found.train, found.validation, found.test)]
     every = np.concatenate(parts)
@@ -429,9 +433,9 @@ def test_public_rows_may_be_a_file_or_arrays(kind, tmp_path):
 
 @pytest.mark.slow
 def test_the_plan_is_ready_and_says_why(rehearsed, tmp_path):
-    write(rehearsed, tmp_path)
+    write_rehearsal(rehearsed, tmp_path)
     text = (tmp_path / "plan.toml").read_text("utf-8")
-    assert Plan.from_toml(rehearsed.toml()) == rehearsed.plan
+    assert Plan.from_toml(rehearsed.to_toml()) == rehearsed.plan
     lines = text.splitlines()
     for ladder in rehearsed.space.ladders:
         name = ladder.key.partition(".")[2]
@@ -446,7 +450,7 @@ def test_the_plan_is_ready_and_says_why(rehearsed, tmp_path):
 
 
 def test_the_prediction_comes_from_rows_and_seeds_that_did_not_choose(rehearsed):
-    choosing, fresh = seeds_of(0)
+    choosing, fresh = choose_seeds(0)
     assert not set(choosing) & set(fresh)
     own = [t for t in rehearsed.trials if t.seed in fresh and t.setting == rehearsed.setting]
     assert [t.test_accuracy for t in own] == list(rehearsed.prediction.accuracies)
@@ -598,7 +602,7 @@ def test_the_plans_own_test_file_is_not_public(tmp_path):
     rows.write_text("age,hours,label\n30,40,no\n50,20,yes\n" * 50, "utf-8")
     own = table_plan(**{"data.test": str(rows)})
     with pytest.raises(InputError, match=r"another file than data\.test"):
-        stand_in(own, announce_federation(own), str(rows))
+        make_stand_in(own, announce_federation(own), str(rows))
 
 
 def test_colours_are_rehearsed_as_they_are_trained():
@@ -606,14 +610,14 @@ def test_colours_are_rehearsed_as_they_are_trained():
         data={"name": "cifar10", "clients": 4, "samples": 20},
         model={"name": "softmax", "features": "hog", "cell": 8, "colours": True},
     )
-    assert trials._lens(own, (32, 32, 3)).colours
-    assert trials._bare(own).model.colours is None
+    assert trials._build_features(own, (32, 32, 3)).colours
+    assert trials._drop_features(own).model.colours is None
 
 
 def test_variations_of_one_digit_are_not_independent():
     """The range of a prediction counts digits, not how often each was drawn anew."""
     own = Plan(data={"name": "mnist", "clients": 4, "samples": 50})
-    rows = stand_in(own, announce_federation(own))
+    rows = make_stand_in(own, announce_federation(own))
     assert rows.kind == "drawn"
     assert rows.telling == min(len(rows.test[1]), rows.sources)
     assert rows.sources < 1797 / 4

@@ -1,6 +1,6 @@
 """`sottovoce rehearse`: settings chosen on a stand-in, before any private row is touched.
 
-`standin` makes the rows that stand for the clients' and a federation of them, `space` says which
-settings are searched, `search` tries them, `rehearsing` predicts what one more run would reach and
-gives reasons and costs, and `page` renders the page.
+`standin` makes the rows that replace the clients' own and the federation on them; `space` says what
+is searched, `search` in which order, and runs the trials; `page` shows the result. From outside use
+`rehearsing`: the command and the function `rehearse`, with reasons, prediction and cost.
 """

@@ -29,7 +29,7 @@ _SIZE = (4.3, 3.3)
 
 def render_rehearsal(result: Rehearsal) -> str:
     """Return the page of a rehearsal."""
-    headline, toml = describe_choice(result), result.toml()
+    headline, toml = describe_choice(result), result.to_toml()
     content = json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False)
     surfaces: list[tuple[str, str, Markup]] = []
     if {ROUNDS, RATE} & set(result.setting):
@@ -67,7 +67,8 @@ def describe_choice(result: Rehearsal) -> str:
     rounds = format_count(round(prediction.rounds), "round")
     return (
         f"Rehearsed for {name}: {plan.model.name}{features}, {rounds} of "
-        f"η = {format_number(plan.local.learning_rate)}; {prediction.short()}; {result.cost.short}."
+        f"η = {format_number(plan.local.learning_rate)}; {prediction.summarise()}; "
+        f"{result.cost.short}."
     )
 
 

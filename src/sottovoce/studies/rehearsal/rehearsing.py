@@ -1,4 +1,7 @@
-"""`sottovoce rehearse`: choose on a stand-in, say why, predict, and write plan, data and page."""
+"""`sottovoce rehearse`: choose settings on a stand-in, explain them, predict, and write the result.
+
+The result is plan.toml (the plan with the reasons as comments), rehearsal.json and report.html.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,9 @@ from sottovoce.studies.rehearsal.search import (
     Theory,
     Trial,
     Trials,
+    choose_seeds,
     read_trials,
-    search,
-    seeds_of,
+    search_settings,
 )
 from sottovoce.studies.rehearsal.space import (
     AS_PLANNED,
@@ -52,32 +55,152 @@ from sottovoce.studies.rehearsal.space import (
     Ladder,
     Setting,
     Space,
-    identity,
-    space_of,
+    build_space,
+    encode_setting,
 )
 from sottovoce.studies.rehearsal.standin import (
     Public,
     RealFederation,
     StandIn,
     announce_federation,
-    aside,
     fit_plan,
-    stand_in,
+    make_stand_in,
+    sum_held_out,
 )
 from sottovoce.studies.store import JOURNAL
 
-# Why each value was chosen, and the plan with these reasons as comments: ready to train.
+HEAD = """\
+# Rehearsed: {choices} {when}.
+# Stand-in: {about}.
+# Cost in privacy: {cost}.
+# {predicted}
+# {trust}
+"""
+
+
+def explain_choices(
+    space: Space, chosen: Setting, trials: Sequence[Trial], seeds: Sequence[int]
+) -> dict[str, str]:
+    """Return for each searched key a sentence: why it matters, what else was tried, how it did.
+
+    The mean over all `seeds` that chose is compared among the settings that have it (the
+    finalists), and the first seed's accuracy among all settings.
+    """
+    found: dict[str, dict[int, Trial]] = {}
+    for trial in trials:
+        found.setdefault(encode_setting(trial.setting), {})[trial.seed] = trial
+    why: dict[str, str] = {}
+    knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
+    for knob in knobs:
+        groups, alone = [], True
+        for some, name in ((seeds, f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")):
+            known = [
+                (next(iter(by.values())).setting, statistics.fmean(by[s].accuracy for s in some))
+                for by in found.values()
+                if all(s in by for s in some)
+            ]
+            best = next(mean for setting, mean in known if setting == chosen)
+            others = _list_alternatives(knob.key, chosen, known)
+            alone = alone and not others
+            if others or len(some) > 1:
+                first = [f"{_format_value(chosen[knob.key])}: {100 * best:.1f} %"]
+                rest = [f"{_format_value(v)}: {100 * a:.1f} %" for v, a in others[:4]]
+                groups.append(f"{name}: {', '.join(first + rest)}")
+            if len(seeds) == 1:
+                break
+        groups += ["nothing else was tried beside it"] if alone else []
+        why[knob.key] = f"{knob.why} ({'; '.join(groups)})"
+    return why
+
+
+def _list_alternatives(
+    key: str, chosen: Setting, known: Sequence[tuple[Setting, float]]
+) -> list[tuple[Any, float]]:
+    """List other values of a key with their accuracy, the best first; other keys as chosen."""
+    others = [
+        (setting[key], accuracy)
+        for setting, accuracy in known
+        if setting[key] != chosen[key]
+        and all(setting[k] == v for k, v in chosen.items() if k != key)
+    ]
+    if not others and key == "model":  # at other T and η: the best accuracy of each model
+        best: dict[str, float] = {}
+        for setting, accuracy in known:
+            best[setting[key]] = max(best.get(setting[key], 0.0), accuracy)
+        best.pop(chosen[key], None)
+        others = list(best.items())
+    return sorted(others, key=lambda pair: -pair[1])
+
+
+def format_rounds(planned: int, used: float) -> str:
+    """Format a plan's number of rounds, and how many are done if that differs.
+
+    >>> format_rounds(160, 160.0), format_rounds(320, 160.2)
+    ('160', '320 at most, about 160 done')
+    """
+    return f"{planned:,}" + ("" if round(used) == planned else f" at most, about {used:,.0f} done")
+
+
+def _format_value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def comment_plan(
+    plan: Plan,
+    space: Space,
+    chosen: Setting,
+    why: dict[str, str],
+    prediction: Prediction,
+    about: str,
+    trust: str,
+    cost: Cost,
+) -> str:
+    """Return the plan as TOML with a comment above every key that was chosen."""
+    changes = space.list_changes(chosen)
+    by_key = {key: why[key] for key in why if key in changes}
+    for fork in space.forks:
+        name = chosen[fork.key]
+        key = "model.name" if fork.key == "model" else fork.key
+        if name != AS_PLANNED:
+            key = next(iter(fork.options[name](1.0)))
+        by_key.setdefault(key, why[fork.key])
+    if ROUNDS in by_key and round(prediction.rounds) != plan.rounds.rounds:
+        rounds = format_rounds(plan.rounds.rounds, prediction.rounds)
+        by_key[ROUNDS] += f"; with the schedule chosen {rounds}"
+    lines, section = [], ""
+    for line in plan.to_toml().splitlines():
+        if found := re.fullmatch(r"\[(\w+)\]", line):
+            section = found[1]
+        key = f"{section}.{line.partition(' = ')[0]}"
+        if " = " in line and key in by_key:
+            lines += _wrap_comment(by_key[key])
+        lines.append(line)
+    head = HEAD.format(
+        choices=", ".join(why) or "nothing",
+        when=cost.when,
+        about=about,
+        cost=cost.sentence,
+        predicted=prediction.describe(),
+        trust=trust,
+    )
+    head_lines = [wrapped for line in head.splitlines() for wrapped in _wrap_comment(line[2:])]
+    return "\n".join([*head_lines, *lines]) + "\n"
+
+
+def _wrap_comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), 96)]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one more run of the chosen plan would reach, from fresh seeds on rows that only tell.
+    """What one more run of the chosen plan would reach, from fresh seeds on the rows that tell.
 
-    `low` to `high` holds it in 95 of 100 cases, were the clients' rows like the stand-in's:
-    ±√((t·s)²(1 + 1/m) + 1.96²·p(1−p)(1/n + 1/n′)), s the deviation over m seeds, n the rows that
-    tell, n′ the plan's test rows; they are left out where a file holds them, which is not opened.
-    Of synthetic rows there is no range, for how well they can be learnt was made up with them:
-    `unnoised` is what the same seeds reach without noise, and so what the budget costs.
+    If the clients' rows are like the stand-in's, the accuracy is between `low` and `high` in 95 of
+    100 cases: ±√((t·s)²(1 + 1/m) + 1.96²·p(1−p)(1/n + 1/n′)), with s the deviation over m seeds, n
+    the rows that tell and n′ the plan's test rows, which are left out where they are in a file.
+
+    For synthetic rows there is no range, because how well they can be learnt was made up with them.
+    Instead `unnoised` is what the same seeds reach without noise: it shows what the budget costs.
     """
 
     accuracies: tuple[float, ...]
@@ -91,20 +214,20 @@ class Prediction:
 
     @property
     def lost(self) -> float:
-        """What the noise of the budget costs, seed by seed: its mean."""
+        """The mean accuracy that the budget's noise costs, seed by seed."""
         return statistics.fmean(self.unnoised or ()) - self.mean
 
     @property
     def lost_deviation(self) -> float:
-        """Its standard deviation over the seeds."""
+        """The standard deviation of that cost over the seeds."""
         pairs = zip(self.unnoised or (), self.accuracies, strict=True)
-        return statistics.stdev(without - own for without, own in pairs)
+        return statistics.stdev(without - noised for without, noised in pairs)
 
-    def words(self) -> str:
-        """In a sentence or two.
+    def describe(self) -> str:
+        """Describe the prediction in a sentence or two.
 
-        >>> one = Prediction((0.7, 0.8), 0.75, 0.07, 0.6, 0.9, 9.0, None)
-        >>> print(one.words())  # doctest: +ELLIPSIS
+        >>> prediction = Prediction((0.7, 0.8), 0.75, 0.07, 0.6, 0.9, 9.0, None)
+        >>> print(prediction.describe())  # doctest: +ELLIPSIS
         Predicted on the stand-in: 75.0 ± 7.0 %, 95 % of runs between 60.0 % and 90.0 % if the ...
         """
         if self.low is None or self.high is None:
@@ -112,12 +235,12 @@ class Prediction:
                 f"On the stand-in the budget costs {100 * self.lost:.1f} ± "
                 f"{100 * self.lost_deviation:.1f} points: {100 * self.mean:.1f} % with its noise, "
                 f"{100 * (self.mean + self.lost):.1f} % without, {len(self.accuracies)} seeds "
-                "each. How accurate your plan will be, synthetic rows cannot say."
+                "each. Synthetic rows cannot say how accurate your plan will be."
             )
         left_out = (
             ""
             if self.tested
-            else " The range leaves out the chance of its test rows, which are in a file."
+            else " The range does not include the chance of its test rows, which are in a file."
         )
         return (
             f"Predicted on the stand-in: {100 * self.mean:.1f} ± {100 * self.deviation:.1f} %, "
@@ -125,8 +248,8 @@ class Prediction:
             f"clients' rows are like these.{left_out}"
         )
 
-    def short(self) -> str:
-        """As few words as a headline has room for."""
+    def summarise(self) -> str:
+        """Summarise the prediction for a headline."""
         if self.low is None:
             return f"the budget costs {100 * self.lost:.1f} points on the stand-in"
         return f"{100 * self.mean:.1f} % predicted on the stand-in"
@@ -159,10 +282,10 @@ def predict_accuracy(
     tested: int | None,
     unnoised: Sequence[Trial] | None = None,
 ) -> Prediction:
-    """Predict the accuracy from trials with fresh seeds, and the same trials without noise.
+    """Predict from the trials with fresh seeds, and from the same trials without noise.
 
-    >>> own = [Trial("", {}, s, 1.0, 0.9, a, 10, 0.1) for s, a in enumerate((0.89, 0.9, 0.91))]
-    >>> found = predict_accuracy(own, 1000, 1000)
+    >>> trials = [Trial("", {}, s, 1.0, 0.9, a, 10, 0.1) for s, a in enumerate((0.89, 0.9, 0.91))]
+    >>> found = predict_accuracy(trials, 1000, 1000)
     >>> round(found.mean, 3), round(found.deviation, 3), round(found.low, 2), round(found.high, 2)
     (0.9, 0.01, 0.84, 0.96)
     """
@@ -187,160 +310,22 @@ def predict_accuracy(
     )
 
 
-def rows_tested(plan: Plan, real: RealFederation) -> int | None:
-    """How many rows the plan will be tested on; None: a file's, which is not opened.
+def count_test_rows(plan: Plan, real: RealFederation) -> int | None:
+    """Return how many rows the plan will be tested on, or None if they are in a file.
 
-    A part is that of the whole table, of which `real` has what validation and test leave.
+    A share is one of the whole table, of which `real` has what validation and test leave.
 
-    >>> plans = (Plan(), Plan(data={"name": "mnist"}))
-    >>> [rows_tested(plan, announce_federation(plan)) for plan in plans]
+    >>> plans = Plan(), Plan(data={"name": "mnist"})
+    >>> [count_test_rows(plan, announce_federation(plan)) for plan in plans]
     [184, 10000]
     """
-    own = plan.data
-    if own.name is not None and own.test == 0:
-        return DATASETS[own.name].own_test or None
-    if isinstance(own.test, float):
-        part, rows = aside(plan)
-        return max(1, round(own.test * (real.rows + rows) / (1 - part)))
-    return own.test if isinstance(own.test, int) else None
-
-
-HEAD = """\
-# Rehearsed: {choices} {when}.
-# Stand-in: {about}.
-# Cost in privacy: {cost}.
-# {predicted}
-# {trust}
-"""
-
-
-def reasons(
-    space: Space, chosen: Setting, trials: Sequence[Trial], seeds: Sequence[int]
-) -> dict[str, str]:
-    """For each key that was searched: what was tried beside the choice, and how it did.
-
-    Like is compared with like: means over all `seeds` that chose among those that have them (the
-    finalists), and the first seed's accuracies among all.
-    """
-    found: dict[str, dict[int, Trial]] = {}
-    for trial in trials:
-        found.setdefault(identity(trial.setting), {})[trial.seed] = trial
-    told: dict[str, str] = {}
-    knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
-    for knob in knobs:
-        groups, alone = [], True
-        for own, name in ((tuple(seeds), f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")):
-            known = [
-                (next(iter(by.values())).setting, statistics.fmean(by[s].accuracy for s in own))
-                for by in found.values()
-                if all(s in by for s in own)
-            ]
-            at = next(mean for setting, mean in known if setting == chosen)
-            others = _beside(knob.key, chosen, known)
-            alone = alone and not others
-            if others or len(own) > 1:
-                first = [f"{_format_setting(chosen[knob.key])}: {100 * at:.1f} %"]
-                rest = [f"{_format_setting(v)}: {100 * a:.1f} %" for v, a in others[:4]]
-                groups.append(f"{name}: {', '.join(first + rest)}")
-            if len(seeds) == 1:
-                break
-        groups += ["nothing else was tried beside it"] if alone else []
-        told[knob.key] = f"{knob.why} ({'; '.join(groups)})"
-    return told
-
-
-def _beside(
-    key: str, chosen: Setting, known: Sequence[tuple[Setting, float]]
-) -> list[tuple[Any, float]]:
-    """Other values of a key and their accuracy, the rest as chosen; the best first."""
-    others = [
-        (setting[key], accuracy)
-        for setting, accuracy in known
-        if setting[key] != chosen[key]
-        and all(setting[k] == v for k, v in chosen.items() if k != key)
-    ]
-    if not others and key == "model":  # compared at other T and η: the best of each
-        best: dict[str, float] = {}
-        for setting, accuracy in known:
-            best[setting[key]] = max(best.get(setting[key], 0.0), accuracy)
-        best.pop(chosen[key], None)
-        others = list(best.items())
-    return sorted(others, key=lambda pair: -pair[1])
-
-
-def rounds_told(planned: int, used: float) -> str:
-    """The rounds of a plan, and of the runs that predict where those are others.
-
-    >>> rounds_told(160, 160.0), rounds_told(320, 160.2)
-    ('160', '320 at most, about 160 done')
-    """
-    return f"{planned:,}" + ("" if round(used) == planned else f" at most, about {used:,.0f} done")
-
-
-def _format_setting(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def comment_plan(
-    plan: Plan,
-    space: Space,
-    chosen: Setting,
-    why: dict[str, str],
-    prediction: Prediction,
-    about: str,
-    trust: str,
-    cost: Cost,
-) -> str:
-    """plan.toml: the plan as TOML, a comment above every key that was chosen.
-
-    Loading it gives the plan that was chosen.
-    """
-    changes = space.changes(chosen)
-    by_key = {key: why[key] for key in why if key in changes}
-    for fork in space.forks:
-        name = chosen[fork.key]
-        own = list(fork.options[name](1.0)) if name != AS_PLANNED else _own_keys(fork.key)
-        for key in own[:1]:
-            by_key.setdefault(key, why[fork.key])
-    if ROUNDS in by_key and round(prediction.rounds) != plan.rounds.rounds:
-        told = rounds_told(plan.rounds.rounds, prediction.rounds)
-        by_key[ROUNDS] += f"; with the schedule chosen {told}"
-    lines, section = [], ""
-    for line in plan.to_toml().splitlines():
-        if found := re.fullmatch(r"\[(\w+)\]", line):
-            section = found[1]
-        key = f"{section}.{line.partition(' = ')[0]}"
-        if " = " in line and key in by_key:
-            lines += _comment(by_key[key])
-        lines.append(line)
-    head = HEAD.format(
-        choices=", ".join(why) or "nothing",
-        when=cost.when,
-        about=about,
-        cost=cost.told,
-        predicted=prediction.words(),
-        trust=trust,
-    )
-    head_lines = [wrapped for line in head.splitlines() for wrapped in _comment(line[2:])]
-    return "\n".join([*head_lines, *lines]) + "\n"
-
-
-def _own_keys(key: str) -> list[str]:
-    return ["model.name"] if key == "model" else [key]
-
-
-def _comment(text: str) -> list[str]:
-    import textwrap
-
-    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), 96)]
-
-
-# What a rehearsal costs in privacy, and on whose word that rests.
-#
-# made        drawn digits, synthetic rows: nothing
-# published   a data set that sottovoce knows by name, other than the plan's: nothing
-# said        a file or arrays: nothing, provided that they are public, which cannot be checked
-# own         the plan's own rows (the embedded digits): a demonstration, nothing is claimed
+    name, test = plan.data.name, plan.data.test
+    if name is not None and test == 0:
+        return DATASETS[name].own_test or None
+    if isinstance(test, float):
+        share, rows = sum_held_out(plan)
+        return max(1, round(test * (real.rows + rows) / (1 - share)))
+    return test if isinstance(test, int) else None
 
 
 DEMONSTRATION = "a demonstration: these are the plan's own rows, which are public"
@@ -353,13 +338,21 @@ _NOTHING = (
 
 @dataclass(frozen=True)
 class Cost:
-    """The same claim, as long as it is told: in a tile, a sentence, a paragraph."""
+    """What a rehearsal costs in privacy, worded for a tile, a headline, a sentence, a paragraph.
+
+    It depends on where the rows come from (`StandIn.origin`):
+
+    - made (drawn digits, synthetic rows): nothing
+    - published (a dataset that sottovoce knows by name, other than the plan's): nothing
+    - said (a file or arrays): nothing if they are public, which cannot be checked
+    - own (the plan's own rows, the embedded digits): a demonstration, nothing is claimed
+    """
 
     mu2: float | None  # None: not counted
-    provided: str | None  # what the claim rests on
+    provided: str | None  # the condition of the claim
     tile: str
     short: str  # ends a headline
-    told: str
+    sentence: str
     why: str
     when: str  # how the plan's first comment ends
 
@@ -368,12 +361,12 @@ class Cost:
         return {"mu2": self.mu2, "provided": self.provided, "why": self.why}
 
 
-def cost_of(rows: StandIn) -> Cost:
-    """What a rehearsal on these rows may claim.
+def state_cost(rows: StandIn) -> Cost:
+    """State what a rehearsal on these rows costs in privacy.
 
     >>> pair = ([[0.0]], [0])
     >>> rows = StandIn("public", "", "", pair, pair, pair, (1,), 2, origin="said", name="a.csv")
-    >>> cost_of(rows).told
+    >>> state_cost(rows).sentence
     'none, provided that a.csv is public: you say so, sottovoce cannot check'
     """
     if rows.origin == "own":
@@ -382,7 +375,7 @@ def cost_of(rows: StandIn) -> Cost:
             provided=None,
             tile="not counted",
             short="a demonstration on the plan's own rows",
-            told=f"not counted, {DEMONSTRATION}",
+            sentence=f"not counted, {DEMONSTRATION}",
             why=f"Not counted, {DEMONSTRATION}. With your own data, other rows stand in.",
             when="chosen on the plan's own rows",
         )
@@ -393,9 +386,9 @@ def cost_of(rows: StandIn) -> Cost:
             provided=f"{name} is public",
             tile="0, if public",
             short=f"no privacy spent if {name} is public",
-            told=f"none, provided that {name} is public: {UNCHECKED}",
+            sentence=f"none, provided that {name} is public: {UNCHECKED}",
             why=f"None, provided that {name} is public: {UNCHECKED}. No client was asked, and no "
-            "vault or budget was touched; but rows of a client would have been used unpaid.",
+            "vault or budget was touched; but a client's rows would have been used unpaid.",
             when="chosen on a stand-in",
         )
     return Cost(
@@ -403,7 +396,7 @@ def cost_of(rows: StandIn) -> Cost:
         provided=None,
         tile="0",
         short="no privacy spent",
-        told="none; no private row was read",
+        sentence="none; no private row was read",
         why=f"Nothing: {_NOTHING}",
         when="chosen on a stand-in, before any private row was touched",
     )
@@ -415,7 +408,7 @@ SCHEMA: Final = "sottovoce.rehearsal/1"
 
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """What was chosen and why, what it is expected to reach, and every federation that was run."""
+    """What was chosen and why, what it should reach, and every federation that was run."""
 
     plan: Plan  # as chosen, ready to train
     given: Plan
@@ -428,9 +421,9 @@ class Rehearsal:
     theory: Theory | None
     trials: tuple[Trial, ...]
     seeds: tuple[int, ...]  # that chose
-    complete: bool  # whether the search came to its end before runs or minutes did
+    complete: bool  # whether the search ended before the runs or minutes were used up
     seed: int
-    sittings: tuple[dict[str, str], ...] = ()  # version and backend of each, the last one's last
+    sittings: tuple[dict[str, str], ...] = ()  # version and backend of each session, in order
 
     @property
     def baseline(self) -> Trial:
@@ -439,22 +432,23 @@ class Rehearsal:
 
     @property
     def cost(self) -> Cost:
-        """What it cost in privacy, and on whose word."""
-        return cost_of(self.rows)
+        """What it cost in privacy."""
+        return state_cost(self.rows)
 
     @property
     def rounds(self) -> str:
-        """T₀ of the plan, and what is done of it where that is less."""
-        return rounds_told(self.plan.rounds.rounds, self.prediction.rounds)
+        """T₀ of the plan, and how many rounds are done if that is less."""
+        return format_rounds(self.plan.rounds.rounds, self.prediction.rounds)
 
     @property
     def mixed(self) -> str | None:
-        """A sentence where not all federations were run by the same program on the same kind."""
+        """A warning if not all federations were run by the same version on the same backend."""
         if len(self.sittings) < 2:
             return None
-        each = ", ".join(f"{sat['version']} on {sat['backend']}" for sat in self.sittings)
+        sessions = ", ".join(f"{s['version']} on {s['backend']}" for s in self.sittings)
         return (
-            f"This rehearsal mixes federations run by sottovoce {each}: small gaps may be theirs."
+            f"This rehearsal mixes federations run by sottovoce {sessions}: small differences may "
+            "come from that."
         )
 
     @property
@@ -465,33 +459,33 @@ class Rehearsal:
 
     @property
     def finalists(self) -> list[float]:
-        """The mean accuracies of the settings that all seeds tried, the choice first."""
+        """The mean accuracies of the settings that were tried with all seeds, the choice first."""
         by: dict[str, dict[int, float]] = {}
         for trial in self.trials:
-            by.setdefault(identity(trial.setting), {})[trial.seed] = trial.accuracy
+            by.setdefault(encode_setting(trial.setting), {})[trial.seed] = trial.accuracy
         full = {
-            key: statistics.fmean(own[seed] for seed in self.seeds)
-            for key, own in by.items()
-            if all(seed in own for seed in self.seeds)
+            key: statistics.fmean(accuracies[seed] for seed in self.seeds)
+            for key, accuracies in by.items()
+            if all(seed in accuracies for seed in self.seeds)
         }
-        best = full.pop(identity(self.setting))
+        best = full.pop(encode_setting(self.setting))
         return [best, *sorted(full.values(), reverse=True)]
 
-    def doubt(self) -> str:
-        """How much the rows that choose can tell apart, and whether it was enough."""
+    def describe_doubt(self) -> str:
+        """Say how precise the choice is, and whether the best two settings could be told apart."""
         rows, finalists = self.rows.choosing, self.finalists
-        told = f"{rows:,} rows chose: the standard error of an accuracy is {100 * self.chance:.1f} "
-        told += "points"
+        text = f"{rows:,} rows chose: the standard error of an accuracy is {100 * self.chance:.1f} "
+        text += "points"
         gap = max(0.0, finalists[0] - finalists[1]) if len(finalists) > 1 else math.inf
         if gap >= self.chance:
-            return f"{told}."
+            return f"{text}."
         return (
-            f"{told}, more than the {100 * gap:.1f} points between the best two settings, so "
+            f"{text}, more than the {100 * gap:.1f} points between the best two settings, so "
             "either may be the better one."
         )
 
-    def toml(self, folder: Path | None = None) -> str:
-        """plan.toml; the files that it names are looked for from `folder`, where it will lie."""
+    def to_toml(self, folder: Path | None = None) -> str:
+        """Return the content of plan.toml, with file names relative to `folder`, its folder."""
         return comment_plan(
             self.plan if folder is None else relocate_plan(self.plan, folder),
             self.space,
@@ -518,7 +512,7 @@ class Rehearsal:
                 "seeds": list(self.seeds),
                 "complete": self.complete,
                 "standard_error": self.chance,
-                "doubt": self.doubt(),
+                "doubt": self.describe_doubt(),
             },
             "sittings": list(self.sittings),
             "stand_in": {
@@ -555,9 +549,9 @@ def rehearse(
     """Choose T₀, η, C, schedule, weights, model and features for a plan without its data.
 
     Whole private federations like the plan's are run on a stand-in (`public` rows, or what the
-    kind of data allows), at the noise that the plan's budgets buy. `keep` names keys or sections
-    that stay as they are. With `out` a folder is written; with `resume` it is gone on with. `told`
-    is called before the first federation and after each.
+    kind of data allows), with the noise that the plan's budgets need. `keep` names keys or sections
+    that stay as they are. With `out` a folder is written; with `resume` the rehearsal in it is
+    continued. `told` is called before the first federation and after each.
     """
     plan = Plan.load() if plan is None else plan
     seeds.check_seed(seed)
@@ -568,10 +562,10 @@ def rehearse(
     if minutes is not None and not 0 < minutes < 1e6:
         raise InputError.of("--minutes", minutes, "a number above 0", "how long it may take")
     real = announce_federation(plan, clients, samples)
-    folder = None if out is None else _folder(Path(out), resume)
-    rows = stand_in(plan, real, public, seed=seed)
+    folder = None if out is None else _prepare_folder(Path(out), resume)
+    rows = make_stand_in(plan, real, public, seed=seed)
     stage, factor = fit_plan(plan, real, len(rows.train[1]))
-    space = space_of(plan, keep, shape=rows.shape, bodies=rows.kind != "synthetic")
+    space = build_space(plan, keep, shape=rows.shape, bodies=rows.kind != "synthetic")
     if not (space.ladders or space.forks):
         raise InputError("--keep leaves nothing to choose; keep fewer keys")
     import jax
@@ -600,27 +594,27 @@ def rehearse(
         known=known,
         told=told,
     )
-    _, fresh = seeds_of(seed)
+    _, fresh = choose_seeds(seed)
     made_up = rows.kind == "synthetic"
     trials.promised = len(fresh) * (1 + made_up)
     if told is not None:
         told(trials)
-    found = search(space, trials, seed)
+    found = search_settings(space, trials, seed)
     bare = {**found.setting, NOISE: WITHOUT}
-    trials.ask(PREDICTION, [(found.setting, s) for s in fresh], must=True)
-    if made_up:  # how well such rows can be learnt was made up with them: what noise costs was not
-        trials.ask(UNNOISED, [(bare, s) for s in fresh], must=True)
+    trials.run_jobs(PREDICTION, [(found.setting, s) for s in fresh], must=True)
+    if made_up:  # the accuracy on synthetic rows means nothing, but what noise costs does
+        trials.run_jobs(UNNOISED, [(bare, s) for s in fresh], must=True)
     prediction = predict_accuracy(
-        [trials.done[identity(found.setting), s] for s in fresh],
+        [trials.done[encode_setting(found.setting), s] for s in fresh],
         rows.telling,
-        rows_tested(plan, real),
-        [trials.done[identity(bare), s] for s in fresh] if made_up else None,
+        count_test_rows(plan, real),
+        [trials.done[encode_setting(bare), s] for s in fresh] if made_up else None,
     )
-    done = trials.all()
-    told_why = reasons(space, found.setting, done, found.seeds)
+    done = trials.list_trials()
+    why = explain_choices(space, found.setting, done, found.seeds)
     result = Rehearsal(
         plan=space.apply_setting(found.setting).replace(
-            rehearsed=provenance(rows, told_why, len(done))
+            rehearsed=describe_provenance(rows, why, len(done))
         ),
         given=plan,
         space=space,
@@ -628,8 +622,8 @@ def rehearse(
         rows=rows,
         factor=factor,
         prediction=prediction,
-        reasons=told_why,
-        theory=trials.theory(found.setting, found.seeds[0]),
+        reasons=why,
+        theory=trials.estimate_theory(found.setting, found.seeds[0]),
         trials=tuple(done),
         seeds=found.seeds,
         complete=found.complete,
@@ -637,30 +631,30 @@ def rehearse(
         sittings=tuple(sittings),
     )
     if folder is not None:
-        write(result, folder)
+        write_rehearsal(result, folder)
     return result
 
 
-def provenance(rows: StandIn, keys: Iterable[str], federations: int) -> str:
-    """How settings were chosen, for the plan and the card of every run of it."""
+def describe_provenance(rows: StandIn, keys: Iterable[str], federations: int) -> str:
+    """Describe how settings were chosen, for the plan and for the report of each of its runs."""
     made = {"drawn": "digits drawn anew", "synthetic": "synthetic rows of the schema"}
     return (
         f"{', '.join(keys)} by sottovoce rehearse on {made.get(rows.kind, rows.name)} "
         f"({federations} federations; fingerprint of the rows {rows.fingerprint()}); "
-        f"cost in privacy: {cost_of(rows).told}"
+        f"cost in privacy: {state_cost(rows).sentence}"
     )
 
 
-def write(result: Rehearsal, folder: Path) -> None:
-    """plan.toml, rehearsal.json and report.html, each whole or not at all."""
+def write_rehearsal(result: Rehearsal, folder: Path) -> None:
+    """Write plan.toml, rehearsal.json and report.html, each whole or not at all."""
     content = json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
     write_file(folder / "rehearsal.json", content.encode())
     write_file(folder / "report.html", render_rehearsal(result).encode())
-    write_file(folder / "plan.toml", result.toml(folder).encode())
+    write_file(folder / "plan.toml", result.to_toml(folder).encode())
 
 
 def relocate_plan(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with the paths of its files relative to a folder."""
+    """Return the plan with the paths of its table, files and model relative to a folder."""
     changes: dict[str, Any] = {}
     model = plan.model.own
     for key in ("path", "validation", "test"):
@@ -672,15 +666,15 @@ def relocate_plan(plan: Plan, folder: Path) -> Plan:
     return plan.replace(rehearsed=plan.rehearsed, **changes) if changes else plan
 
 
-def _folder(out: Path, resume: bool) -> Path:
+def _prepare_folder(out: Path, resume: bool) -> Path:
     if not resume:
         return require_empty(out)
     if not (out / JOURNAL).is_file():
-        raise RunError(f"{out} holds no rehearsal to go on with; leave --resume out to begin one")
+        raise RunError(f"{out} holds no rehearsal to continue; leave --resume out to begin one")
     return out
 
 
-def command(
+def run_command(
     path: Path | None,
     settings: Sequence[str],
     *,
@@ -696,9 +690,9 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """The command: what a person, or `--json`, wants to see."""
+    """Run the command, and print a summary or, with `as_json`, rehearsal.json."""
     if resume and out is None:
-        raise InputError("--resume goes on with the rehearsal in --out; name its folder")
+        raise InputError("--resume continues the rehearsal in --out; name its folder")
     plan = Plan.load(path, settings)
     folder = out or Path("runs") / f"rehearsal-{datetime.now():%Y%m%d-%H%M%S}"
     show = ProgressLine(sys.stderr, quiet=quiet, at_once=True)
@@ -720,29 +714,33 @@ def command(
     except KeyboardInterrupt:
         show.close()
         if (folder / JOURNAL).exists():
-            text = "stopped; go on with the same command, --resume and --out"
+            text = "stopped; to continue, use the same command with --resume and --out"
             print(text, shlex.quote(str(folder)), file=sys.stderr, flush=True)
         raise
     show.close()
-    print(json.dumps(result.to_json(), ensure_ascii=False) if as_json else summary(result, folder))
+    print(
+        json.dumps(result.to_json(), ensure_ascii=False)
+        if as_json
+        else format_summary(result, folder)
+    )
 
 
-def summary(result: Rehearsal, folder: Path) -> str:
-    """What a person wants to know at the end."""
-    lines = [f"{key:<20} {_value(result, key)}" for key in result.reasons]
+def format_summary(result: Rehearsal, folder: Path) -> str:
+    """Return what the terminal shows at the end."""
+    lines = [f"{key:<20} {_format_value(result.setting[key])}" for key in result.reasons]
     theory = "" if result.theory is None else f"Theorem 2 prefers T = {result.theory.best_rounds}"
     return "\n".join(
         [
             *lines,
             *([] if result.rounds.isdigit() else [f"{'rounds of the plan':<20} {result.rounds}"]),
             "",
-            *_wrap_text(result.prediction.words()),
-            *_wrap_text(result.doubt()),
+            *_wrap_text(result.prediction.describe()),
+            *_wrap_text(result.describe_doubt()),
             f"as given: {result.baseline.accuracy:.1%} on the rows that chose   {theory}".rstrip(),
             *_wrap_text(f"stand-in: {result.rows.about}"),
             *_wrap_text(result.rows.trust),
             *_wrap_text(result.mixed or ""),
-            *_wrap_text(f"cost in privacy: {result.cost.told}"),
+            *_wrap_text(f"cost in privacy: {result.cost.sentence}"),
             f"federations: {len(result.trials)}",
             "",
             f"plan   {folder / 'plan.toml'}",
@@ -756,18 +754,13 @@ def _wrap_text(text: str) -> list[str]:
     return textwrap.wrap(text, 96, break_on_hyphens=False)
 
 
-def _value(result: Rehearsal, key: str) -> str:
-    value = result.setting[key]
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _show_progress(line: ProgressLine, trials: Trials) -> None:
-    """Show what is going on; after a trial how many are done, the best, and the time left."""
+    """Show what happens before the first trial; afterwards count, best accuracy and time left."""
     if not line.due():
         return
     if not trials.ran:
         known = f"{len(trials.done)} federations are done; " if trials.done else ""
-        line.say(f"{known}the first federation is compiled and run, which takes longest")
+        line.say(f"{known}the first federation is compiled and run, which takes the longest")
         return
     private = [trial.accuracy for trial in trials.done.values() if NOISE not in trial.setting]
     stage = next(reversed(trials.asked.values()))

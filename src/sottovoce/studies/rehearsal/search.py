@@ -1,4 +1,4 @@
-"""Which settings are tried, and in which order: coarse to fine, the better half each time.
+"""The search of a rehearsal: which settings are tried in which order, and the trials themselves.
 
 1. every model and kind of features at three pairs (T, η) that trade rounds for length of step,
    with a fixed number of rounds; the better half of them at all nine pairs;
@@ -9,7 +9,23 @@
 5. steps of √2, with two seeds;
 6. the best few with more seeds. The best mean wins; of equals, the one with fewer rounds.
 
-Only accuracies on rows that choose are looked at. Same seeds, same rows and noise for all.
+Only accuracies on the rows that choose count. All settings have the same seeds, rows and noise.
+
+A trial is a whole federation on the stand-in, and a function of setting and seed (on a CPU to the
+last bit). It is stored as soon as it is done: a rehearsal that was stopped reads what is done, and
+ends where it would have ended anyway.
+
+`estimate_theory` gives the best T by Theorem 2, as derived in `schedules.bound`, with constants
+estimated on the stand-in:
+
+    F*   the least mean loss of full gradient descent without noise or clipping, STEPS steps
+    Θ    F(w⁰) − F*
+    L    the largest eigenvalue of ∇²F, by power iteration at w⁰ and where the descent ends
+    μ    the least ½‖∇F‖²/(F − F*) along the first half of the descent (the PL inequality)
+    ε̄²   the mean ‖∇F_i − ∇F‖² over clients at w⁰, where not all take part in a round
+
+The theorem covers neither clipping nor steps beyond 1/L. It therefore gets η = min(η chosen, 1/L)
+and Δ_i = 2ηC/n_i with that η: a point of comparison for the rehearsed T, not a recommendation.
 """
 
 from __future__ import annotations
@@ -50,29 +66,17 @@ from sottovoce.studies.rehearsal.space import (
     Ladder,
     Setting,
     Space,
-    identity,
+    encode_setting,
     sort_distinct,
 )
 from sottovoce.studies.rehearsal.standin import StandIn
-
-# The best T by Theorem 2, derived anew (`rounds.bound`), with constants estimated on the stand-in.
-#
-#     F*   the least mean loss of full gradient descent without noise or clipping, STEPS steps
-#     Θ    F(w⁰) − F*
-#     L    the largest eigenvalue of ∇²F, by power iteration at w⁰ and where the descent ends
-#     μ    the least ½‖∇F‖²/(F − F*) along the first half of the descent (the PL inequality)
-#     ε̄²   the mean ‖∇F_i − ∇F‖² over clients at w⁰, where not all take part in a round
-#
-# The theorem knows neither clipping nor a step beyond 1/L, so it is told η = min(η chosen, 1/L) and
-# Δ_i = 2ηC/n_i of that η: an orientation beside the rehearsed T, not a recommendation.
-
 
 STEPS, ROWS, POWERS = 300, 2048, 20
 
 
 @dataclass(frozen=True)
 class Theory:
-    """What was estimated, and the T that Theorem 2 prefers with it."""
+    """The estimated constants, and the T that Theorem 2 prefers with them."""
 
     smoothness: float
     curvature: float
@@ -87,8 +91,8 @@ class Theory:
         return cast(TheoryEntry, asdict(self))
 
 
-def theory(federation: Federation, seed: int) -> Theory | None:
-    """Theorem 2 for the federation on the stand-in; None where its assumptions cannot be met."""
+def estimate_theory(federation: Federation, seed: int) -> Theory | None:
+    """Estimate Theorem 2 for a federation; return None where its assumptions cannot be met."""
     model = federation.model
     if not isinstance(model, JaxModel):
         return None
@@ -97,9 +101,9 @@ def theory(federation: Federation, seed: int) -> Theory | None:
     x, y = jnp.asarray(held.train.x[pick]), jnp.asarray(held.train.y[pick])
     first = model.draw_parameters(seed)
     try:
-        smoothness = _smoothness(model, first, x, y)
-        losses, squares, last = _descent(model, first, x, y, 1 / smoothness)
-        smoothness = max(smoothness, _smoothness(model, last, x, y))
+        smoothness = _estimate_smoothness(model, first, x, y)
+        losses, squares, last = _descend(model, first, x, y, 1 / smoothness)
+        smoothness = max(smoothness, _estimate_smoothness(model, last, x, y))
         least = float(losses.min())
         gap = float(losses[0]) - least
         head = len(losses) // 2
@@ -110,7 +114,7 @@ def theory(federation: Federation, seed: int) -> Theory | None:
             curvature=min(float(slopes.min()), smoothness),
             gap=gap,
             learning_rate=eta,
-            divergence=_divergence(federation, first),
+            divergence=_estimate_divergence(federation, first),
         )
         share = eta / federation.plan.local.learning_rate
         bound = Bound.from_derivation(
@@ -137,26 +141,26 @@ def _mean_loss(model: JaxModel, x: jax.Array, y: jax.Array) -> Any:
     return lambda w: jnp.mean(model.loss(w, x, y))
 
 
-def _square(tree: Params) -> jax.Array:
+def _sum_squares(tree: Params) -> jax.Array:
     return jnp.asarray(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 
-def _descent(
+def _descend(
     model: JaxModel, first: Params, x: jax.Array, y: jax.Array, rate: float
 ) -> tuple[Any, Any, Params]:
-    """Losses and squared gradient norms of full gradient descent, and where it ends."""
+    """Return losses and squared gradient norms of full gradient descent, and its last model."""
     value = jax.value_and_grad(_mean_loss(model, x, y))
 
     def step(w: Params, _: None) -> tuple[Params, tuple[jax.Array, jax.Array]]:
         loss, slope = value(w)
-        square = _square(slope)
+        square = _sum_squares(slope)
         return jax.tree.map(lambda a, g: a - rate * g, w, slope), (loss, square)
 
     last, (losses, squares) = jax.jit(lambda w: jax.lax.scan(step, w, None, STEPS))(first)
     return np.asarray(losses, float), np.asarray(squares, float), last
 
 
-def _smoothness(model: JaxModel, at: Params, x: jax.Array, y: jax.Array) -> float:
+def _estimate_smoothness(model: JaxModel, at: Params, x: jax.Array, y: jax.Array) -> float:
     slope = jax.grad(_mean_loss(model, x, y))
     keys = jax.random.split(jax.random.key(0), len(jax.tree.leaves(at)))
     form = jax.tree.structure(at)
@@ -167,7 +171,7 @@ def _smoothness(model: JaxModel, at: Params, x: jax.Array, y: jax.Array) -> floa
 
     def power(v: Params, _: None) -> tuple[Params, jax.Array]:
         curved = jax.jvp(slope, (at,), (v,))[1]
-        norm = jnp.sqrt(_square(curved))
+        norm = jnp.sqrt(_sum_squares(curved))
         return jax.tree.map(lambda leaf: leaf / jnp.maximum(norm, 1e-30), curved), norm
 
     start = jax.tree.unflatten(form, leaves)
@@ -175,7 +179,7 @@ def _smoothness(model: JaxModel, at: Params, x: jax.Array, y: jax.Array) -> floa
     return float(norms[-1])
 
 
-def _divergence(federation: Federation, at: Params) -> float:
+def _estimate_divergence(federation: Federation, at: Params) -> float:
     model, held = federation.model, federation.held
     if federation.plan.per_round == federation.plan.clients or not isinstance(model, JaxModel):
         return 0.0
@@ -185,21 +189,15 @@ def _divergence(federation: Federation, at: Params) -> float:
         return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(slope)])
 
     clients = range(min(len(held.samples), 50))
-    each = np.stack([flat(held.client(i).x, held.client(i).y) for i in clients])
-    return float(np.mean(np.sum((each - each.mean(axis=0)) ** 2, axis=1)))
+    slopes = np.stack([flat(held.client(i).x, held.client(i).y) for i in clients])
+    return float(np.mean(np.sum((slopes - slopes.mean(axis=0)) ** 2, axis=1)))
 
 
-# Whole federations on the stand-in: each is written down as soon as it is done.
-#
-# A trial is a function of setting and seed (on a CPU to the last bit), so that a rehearsal that was
-# stopped goes on by reading what is done, and ends where it would have ended anyway.
-
-
-NOISE, WITHOUT = "noise", "none"  # a setting that has this is run without the budget's noise
-UNBOUNDED = 1e6  # the largest ε of a plan: noise that is nothing beside a step
-SITTING = "sitting"  # the key of what a sitting ran on, in the first line of it
-COMPILED_S = 10.0  # that the theorem takes to be compiled; of a short time, a tenth of it
-PREDICTION, UNNOISED = "prediction", "without noise"  # the stages that are promised at the end
+NOISE, WITHOUT = "noise", "none"  # a setting with this key and value is run without noise
+UNBOUNDED = 1e6  # the largest ε of a plan: its noise is negligible
+SITTING = "sitting"  # the journal's key of what a session ran on
+COMPILED_S = 10.0  # seconds to compile the theorem, at most a tenth of the minutes
+PREDICTION, UNNOISED = "prediction", "without noise"  # the stages at the end, which always run
 Job = tuple[Setting, int]
 
 
@@ -209,7 +207,7 @@ class Spent(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """One federation: its setting and seed, and what came out on the rows that choose and tell."""
+    """One federation: its setting and seed, and its results on the rows that choose and tell."""
 
     stage: str
     setting: dict[str, Any]
@@ -222,7 +220,7 @@ class Trial:
 
 
 class Trials:
-    """Runs what is asked and remembers it; `limit` trials in all, and minutes if they are given."""
+    """Run trials and remember them: at most `limit` trials, and `minutes` if they are given."""
 
     def __init__(
         self,
@@ -236,26 +234,28 @@ class Trials:
         known: Iterable[Trial] = (),
         told: Callable[[Trials], None] | None = None,
     ) -> None:
-        """`known` are trials of an earlier sitting; `told` is called after each one."""
+        """Begin with the trials `known` from earlier sessions; `told` is called after each one."""
         self.space, self.fitted, self.rows = space, fitted, rows
         self.limit, self.minutes, self.folder, self.told = limit, minutes, folder, told
-        self.done = {(identity(trial.setting), trial.seed): trial for trial in known}
-        self.asked: dict[tuple[str, int], str] = {}  # in the order of asking → stage
+        self.done = {(encode_setting(trial.setting), trial.seed): trial for trial in known}
+        self.asked: dict[tuple[str, int], str] = {}  # (setting, seed) → stage, in order
         self.settings: dict[str, Setting] = {}
         self.began = time.monotonic()
         self.ran = 0
-        self.share = 1.0  # of the minutes, for what is asked now
-        self.promised = 0  # federations that are run at the end whatever the clock says
+        self.share = 1.0  # of the minutes, for the current stage
+        self.promised = 0  # federations that will be run at the end in any case
         self._seen: dict[Any, dict[str, tuple[NDArray[np.float32], NDArray[np.int32]]]] = {}
 
-    def ask(self, stage: str, jobs: Sequence[Job], *, reserve: int = 0, must: bool = False) -> None:
-        """Have these trials done. Raises `Spent` when what is granted, less `reserve`, is used.
+    def run_jobs(
+        self, stage: str, jobs: Sequence[Job], *, reserve: int = 0, must: bool = False
+    ) -> None:
+        """Run these trials; raise `Spent` when the limit, less `reserve`, or the time is used up.
 
-        With `must` they are done in any case: what is promised at the end is not up to the clock.
+        With `must` they are run in any case.
         """
         fresh: dict[tuple[str, int], Setting] = {}
         for setting, seed in jobs:
-            where = identity(setting), seed
+            where = encode_setting(setting), seed
             if where not in self.asked:
                 fresh[where] = setting
         left = max(0, self.limit - reserve - len(self.asked))
@@ -268,26 +268,32 @@ class Trials:
         if len(granted) < len(fresh):
             raise Spent
 
-    def mean(self, setting: Setting, seeds: Sequence[int]) -> float:
-        """The mean accuracy on the rows that choose, over these seeds."""
-        return statistics.fmean(self.done[identity(setting), seed].accuracy for seed in seeds)
+    def average_accuracy(self, setting: Setting, seeds: Sequence[int]) -> float:
+        """Return the mean accuracy on the rows that choose, over these seeds."""
+        return statistics.fmean(self.done[encode_setting(setting), seed].accuracy for seed in seeds)
 
-    def best(self, settings: Iterable[Setting], seeds: Sequence[int]) -> Setting:
-        """The best of these: accuracy, then fewer rounds, then the smaller loss."""
+    def choose_best(self, settings: Iterable[Setting], seeds: Sequence[int]) -> Setting:
+        """Return the setting with the best accuracy, then fewest rounds, then smallest loss."""
 
         def rank(setting: Setting) -> tuple[float, float, float]:
-            own = [self.done[identity(setting), seed] for seed in seeds]
-            losses = [float("inf") if trial.loss is None else trial.loss for trial in own]
-            rounds = statistics.fmean(trial.rounds for trial in own)
-            return -round(self.mean(setting, seeds), 9), rounds, statistics.fmean(losses)
+            trials = [self.done[encode_setting(setting), seed] for seed in seeds]
+            losses = [float("inf") if trial.loss is None else trial.loss for trial in trials]
+            rounds = statistics.fmean(trial.rounds for trial in trials)
+            return (
+                -round(self.average_accuracy(setting, seeds), 9),
+                rounds,
+                statistics.fmean(losses),
+            )
 
-        known = [s for s in settings if all((identity(s), seed) in self.done for seed in seeds)]
+        known = [
+            s for s in settings if all((encode_setting(s), seed) in self.done for seed in seeds)
+        ]
         if not known:
             raise Spent
         return min(known, key=rank)
 
     def list_tried(self, seeds: Sequence[int]) -> list[Setting]:
-        """Return every setting that was tried with all these seeds, in the order of asking."""
+        """List the settings that were tried with all these seeds, in order."""
         found = dict.fromkeys(key for key, _ in self.asked)
         return [
             self.settings[key]
@@ -295,53 +301,55 @@ class Trials:
             if all((key, seed) in self.asked and (key, seed) in self.done for seed in seeds)
         ]
 
-    def all(self) -> list[Trial]:
-        """What was asked and done, in the order of asking."""
+    def list_trials(self) -> list[Trial]:
+        """List the trials of this rehearsal, in order."""
         return [self.done[where] for where in self.asked if where in self.done]
 
-    def theory(self, setting: Setting, seed: int) -> Theory | None:
-        """Theorem 2 for this setting on the stand-in."""
-        plan = self._candidate(setting)
-        rows = self._rows(_lens(plan, self.rows.shape))
+    def estimate_theory(self, setting: Setting, seed: int) -> Theory | None:
+        """Estimate Theorem 2 for this setting on the stand-in."""
+        plan = self._apply_setting(setting)
+        rows = self._prepare_rows(_build_features(plan, self.rows.shape))
         given = Given(rows["train"], rows["validation"], rows["test"])
-        built = build(adapt_plan(_bare(plan), given, None), seed=seed, data=given)
-        return theory(built, seed)
+        built = build(adapt_plan(_drop_features(plan), given, None), seed=seed, data=given)
+        return estimate_theory(built, seed)
 
-    def pace(self) -> float:
-        """The seconds of a federation so far, in the mean."""
+    def average_seconds(self) -> float:
+        """Return the mean seconds of a federation so far."""
         seconds = [trial.seconds for trial in self.done.values()]
         return statistics.fmean(seconds) if seconds else 0.0
 
-    def aside(self) -> float:
-        """The seconds of what is promised: federations at the pace so far, and the theorem.
+    def estimate_reserved(self) -> float:
+        """Estimate the seconds of what always runs at the end: federations and the theorem.
 
-        Its descent goes through about as many rows as a federation, and it compiles anew.
+        The theorem takes about as long as a federation, and is compiled first.
         """
         compiled = COMPILED_S if self.minutes is None else min(COMPILED_S, 6 * self.minutes)
-        return self.pace() * (self.promised + 1) + compiled
+        return self.average_seconds() * (self.promised + 1) + compiled
 
     def estimate_seconds_left(self) -> float:
-        """Return the seconds that are left at most, at the pace so far."""
-        promised = self.aside()
-        left = max(promised, self.pace() * (self.limit - len(self.asked)))
+        """Estimate the seconds that are left at most."""
+        promised = self.estimate_reserved()
+        left = max(promised, self.average_seconds() * (self.limit - len(self.asked)))
         if self.minutes is None:
             return left
         return min(left, max(promised, 60 * self.minutes - (time.monotonic() - self.began)))
 
-    def _late(self) -> bool:
-        """Return whether time is up for what is asked now; promised trials have theirs."""
+    def _is_late(self) -> bool:
+        """Return whether the time for the current stage is up; the end has its time reserved."""
         if self.minutes is None:
             return False
-        granted = 60 * self.minutes - self.aside()
+        granted = 60 * self.minutes - self.estimate_reserved()
         return time.monotonic() - self.began > granted * self.share
 
     def _run_missing(self, stage: str, missing: list[tuple[str, int]], must: bool) -> None:
         with Interrupts() as interrupts:
-            for keys, seeds in self._groups(missing):
-                if self._late() and not must:
+            for keys, seeds in self._group_jobs(missing):
+                if self._is_late() and not must:
                     raise Spent
-                rows = self._rows(_lens(self._candidate(self.settings[keys[0]]), self.rows.shape))
-                plans = [_bare(self._candidate(self.settings[key])) for key in keys]
+                rows = self._prepare_rows(
+                    _build_features(self._apply_setting(self.settings[keys[0]]), self.rows.shape)
+                )
+                plans = [_drop_features(self._apply_setting(self.settings[key])) for key in keys]
                 x, y = rows["validation"]
                 judges, since = Samples(x.reshape(len(y), -1), y), time.monotonic()
                 for i, trained in simulate_each(
@@ -354,25 +362,25 @@ class Trials:
                     now = time.monotonic()
                     where = keys[i // len(seeds)], seeds[i % len(seeds)]
                     score = score_model(trained.model, trained.params, judges)
-                    trial = _trial(stage, self.settings[where[0]], trained, score, now - since)
-                    self._keep(where, trial)
+                    trial = _make_trial(stage, self.settings[where[0]], trained, score, now - since)
+                    self._store_trial(where, trial)
                     since = now
                     interrupts.check()
-                    if self._late() and not must:
+                    if self._is_late() and not must:
                         raise Spent
 
-    def _groups(self, missing: list[tuple[str, int]]) -> list[tuple[list[str], list[int]]]:
-        """Settings with the same features and the same seeds, which are run in one go."""
+    def _group_jobs(self, missing: list[tuple[str, int]]) -> list[tuple[list[str], list[int]]]:
+        """Group settings with the same features and seeds, which are run in one call."""
         seeds: dict[str, list[int]] = {}
         for key, seed in missing:
             seeds.setdefault(key, []).append(seed)
         groups: dict[tuple[Any, tuple[int, ...]], list[str]] = {}
-        for key, own in seeds.items():
-            lens = _lens(self._candidate(self.settings[key]), self.rows.shape)
-            groups.setdefault((lens, tuple(own)), []).append(key)
-        return [(keys, list(own)) for (_, own), keys in groups.items()]
+        for key, some in seeds.items():
+            lens = _build_features(self._apply_setting(self.settings[key]), self.rows.shape)
+            groups.setdefault((lens, tuple(some)), []).append(key)
+        return [(keys, list(some)) for (_, some), keys in groups.items()]
 
-    def _keep(self, where: tuple[str, int], trial: Trial) -> None:
+    def _store_trial(self, where: tuple[str, int], trial: Trial) -> None:
         self.done[where] = trial
         self.ran += 1
         if trial.stage in (PREDICTION, UNNOISED):
@@ -382,38 +390,38 @@ class Trials:
         if self.told is not None:
             self.told(self)
 
-    def _candidate(self, setting: Setting) -> Plan:
-        changes = self.space.changes(setting)
+    def _apply_setting(self, setting: Setting) -> Plan:
+        changes = self.space.list_changes(setting)
         if setting.get(NOISE) == WITHOUT:
             changes["privacy.epsilon"] = UNBOUNDED
         return self.fitted.replace(**changes)
 
-    def _rows(self, lens: Any) -> dict[str, tuple[NDArray[np.float32], NDArray[np.int32]]]:
-        """The stand-in as these features see it, computed once for all trials."""
+    def _prepare_rows(self, lens: Any) -> dict[str, tuple[NDArray[np.float32], NDArray[np.int32]]]:
+        """Return the stand-in's rows as these features, computed once for all trials."""
         if lens not in self._seen:
             shape = self.rows.shape
-            parts = {name: getattr(self.rows, name) for name in ("train", "validation", "test")}
+            pairs = {name: getattr(self.rows, name) for name in ("train", "validation", "test")}
             self._seen[lens] = {
                 name: (x.reshape(len(x), *shape) if lens is None else lens.apply(x), y)
-                for name, (x, y) in parts.items()
+                for name, (x, y) in pairs.items()
             }
         return self._seen[lens]
 
 
-def _lens(plan: Plan, shape: tuple[int, ...]) -> Any:
-    own = plan.model
-    return features.build(own.features, shape, own.cell, own.upright, own.colours)
+def _build_features(plan: Plan, shape: tuple[int, ...]) -> Any:
+    model = plan.model
+    return features.build(model.features, shape, model.cell, model.upright, model.colours)
 
 
-def _trial(
+def _make_trial(
     stage: str, setting: Setting, trained: Trained, score: tuple[float, float], seconds: float
 ) -> Trial:
-    """`score` is of the model that is handed out, which need not be the last round's."""
-    told, (loss, accuracy) = trained.record, score
+    """Make a trial; `score` is that of the final model, which may be an average of iterates."""
+    loss, accuracy = score
     return Trial(
         stage=stage,
         setting=dict(setting),
-        seed=int(told["seed"]),
+        seed=int(trained.record["seed"]),
         loss=loss if math.isfinite(loss) else None,
         accuracy=accuracy,
         test_accuracy=trained.accuracy,
@@ -422,8 +430,8 @@ def _trial(
     )
 
 
-def _bare(plan: Plan) -> Plan:
-    """The plan for rows that are features already."""
+def _drop_features(plan: Plan) -> Plan:
+    """Return the plan for rows that are features already."""
     if plan.model.features is None:
         return plan
     keys = ("features", "cell", "upright", "colours")
@@ -433,14 +441,14 @@ def _bare(plan: Plan) -> Plan:
 def read_trials(
     folder: Path, head: Mapping[str, Any], sitting: Mapping[str, str]
 ) -> tuple[list[Trial], list[dict[str, str]]]:
-    """Return the trials of earlier sittings, and what each sitting ran on, this one the last.
+    """Return the trials of earlier sessions, and what each session ran on, this one last.
 
     A new journal is begun with `head`, an old one must have it.
     """
     if not (folder / store.JOURNAL).exists():
         store.append_line(folder, {**head, SITTING: sitting})
         return [], [dict(sitting)]
-    notes: list[dict[str, Any]] = []  # the head, and what each later sitting ran on
+    notes: list[dict[str, Any]] = []  # the head, and what each later session ran on
 
     def parse(line: dict[str, Any]) -> Trial | None:
         if "schema" not in line and SITTING not in line:
@@ -460,31 +468,31 @@ def read_trials(
             )
     if sat[-1] != sitting:
         store.append_line(folder, {SITTING: sitting})
-    distinct = [each for i, each in enumerate(sat) if each not in sat[:i] and each != sitting]
+    distinct = [note for i, note in enumerate(sat) if note not in sat[:i] and note != sitting]
     return trials, [*distinct, dict(sitting)]
 
 
 FINALISTS, CONFIRMED = 4, 4  # settings, and seeds of each
 PREDICTED = 5  # fresh seeds
-LEAST = 40  # runs below which there is nothing to choose from
-SEEKING = 0.8  # of the minutes; the rest is for the finalists
-MARGIN = 0.001  # of accuracy that a step must gain: less is the luck of one seed
-MOST_STEPS = 8  # of a climb: each is a factor, so this is far
+LEAST = 40  # runs: with fewer there is nothing to choose from
+SEEKING = 0.8  # the share of the minutes before the finalists
+MARGIN = 0.001  # the accuracy that a step must gain: less may be the luck of one seed
+MOST_STEPS = 8  # of a climb; each is a factor
 
 
 @dataclass(frozen=True)
 class Found:
-    """The choice, the seeds that made it, and whether the search came to its end by itself."""
+    """The choice, the seeds that made it, and whether the search was complete."""
 
     setting: Setting
     seeds: tuple[int, ...]
     complete: bool
 
 
-def seeds_of(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The seeds that choose, and the fresh ones that predict.
+def choose_seeds(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the seeds that choose, and fresh ones that predict.
 
-    >>> seeds_of(0)
+    >>> choose_seeds(0)
     ((1, 2, 3, 4), (51, 52, 53, 54, 55))
     """
     base = 100 * seed
@@ -493,14 +501,14 @@ def seeds_of(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )
 
 
-def search(space: Space, trials: Trials, seed: int = 0) -> Found:
-    """The setting to be recommended."""
-    choosing, _ = seeds_of(seed)
+def search_settings(space: Space, trials: Trials, seed: int = 0) -> Found:
+    """Search for the setting to recommend."""
+    choosing, _ = choose_seeds(seed)
     seeking = _Search(space, trials, choosing)
     complete = True
     try:
         trials.share = SEEKING
-        seeking.all()
+        seeking.run_stages()
     except Spent:
         complete = False
     trials.share = 1.0
@@ -512,67 +520,69 @@ class _Search:
         self.space, self.trials, self.seeds = space, trials, seeds
         self.reserve = PREDICTED + FINALISTS * (CONFIRMED - 1)
 
-    def ask(self, stage: str, settings: Sequence[Setting], count: int = 1) -> None:
+    def run_jobs(self, stage: str, settings: Sequence[Setting], count: int = 1) -> None:
         jobs = [(setting, seed) for seed in self.seeds[:count] for setting in settings]
-        self.trials.ask(stage, jobs, reserve=self.reserve)
+        self.trials.run_jobs(stage, jobs, reserve=self.reserve)
 
-    def best(self, settings: Sequence[Setting], count: int = 1) -> Setting:
-        return self.trials.best(settings, self.seeds[:count])
+    def choose_best(self, settings: Sequence[Setting], count: int = 1) -> Setting:
+        return self.trials.choose_best(settings, self.seeds[:count])
 
-    def all(self) -> None:
-        start = self.space.start()
-        self.trials.ask("as planned", [(start, self.seeds[0])], must=True)
-        best = self.bodies(start)
+    def run_stages(self) -> None:
+        start = self.space.read_plan()
+        self.trials.run_jobs("as planned", [(start, self.seeds[0])], must=True)
+        best = self.compare_models(start)
         best = self.climb("steps of two", best, 2.0)
-        best = self.forks(best)
-        best = self.grid(best)
+        best = self.compare_options(best)
+        best = self.search_grid(best)
         self.climb("steps of √2", best, 2**0.5, count=2, most=2)
 
-    def bodies(self, start: Setting) -> Setting:
-        fork = self.space.fork("model")
+    def compare_models(self, start: Setting) -> Setting:
+        fork = self.space.find_fork("model")
         names = [AS_PLANNED] if fork is None else [AS_PLANNED, *fork.options]
-        plain = _steady(self.space, start)
+        plain = _fix_rounds(self.space, start)
         every = {name: plain if fork is None else {**plain, "model": name} for name in names}
-        crossed = list(_cross_coarse(self.space))
-        traded = _trade_rounds_for_steps(crossed)
+        crossed = list(_list_coarse_pairs(self.space))
+        traded = _pick_trade_offs(crossed)
         tried = {name: [{**body, **pair} for pair in traded] for name, body in every.items()}
-        self.ask("models", [s for own in tried.values() for s in own])
-        ranked = sorted(names, key=lambda name: -self._score(self.best(tried[name])))
+        self.run_jobs("models", [setting for settings in tried.values() for setting in settings])
+        ranked = sorted(
+            names, key=lambda name: -self._average_accuracy(self.choose_best(tried[name]))
+        )
         kept = ranked[: max(1, (len(ranked) + 1) // 2)]
         grids = [{**every[name], **pair} for name in kept for pair in crossed]
-        self.ask("coarse grid", grids)
-        return self.best([start, *grids])
+        self.run_jobs("coarse grid", grids)
+        return self.choose_best([start, *grids])
 
     def climb(
         self, stage: str, best: Setting, ratio: float, count: int = 1, most: int = MOST_STEPS
     ) -> Setting:
-        self.ask(stage, [best], count)
+        self.run_jobs(stage, [best], count)
         for _ in range(most):
-            around = list(_neighbours(self.space, best, ratio))
-            self.ask(stage, around)
+            around = list(_list_neighbours(self.space, best, ratio))
+            self.run_jobs(stage, around)
             if count > 1 and around:  # the better half earns more seeds
-                around.sort(key=lambda s: -self._score(s))
+                around.sort(key=lambda s: -self._average_accuracy(s))
                 around = around[: (len(around) + 1) // 2]
-                self.ask(stage, around, count)
-            new = self.best([best, *around], count)
-            if self._score(new, count) < self._score(best, count) + MARGIN:
+                self.run_jobs(stage, around, count)
+            new = self.choose_best([best, *around], count)
+            if self._average_accuracy(new, count) < self._average_accuracy(best, count) + MARGIN:
                 break
             best = new
         return best
 
-    def forks(self, best: Setting) -> Setting:
+    def compare_options(self, best: Setting) -> Setting:
         for fork in self.space.forks:
             if fork.key == "model":
                 continue
             other = [{**best, fork.key: name} for name in (AS_PLANNED, *fork.options)]
-            self.ask(fork.key, other, count=2)
-            best = self.best([best, *other], count=2)
+            self.run_jobs(fork.key, other, count=2)
+            best = self.choose_best([best, *other], count=2)
         return best
 
-    def grid(self, best: Setting) -> Setting:
-        """All pairs (T, η) around the best, grown where the best lies on the edge."""
+    def search_grid(self, best: Setting) -> Setting:
+        """Try all pairs (T, η) around the best, and more where the best is at the edge."""
         axes = {
-            ladder.key: _around(ladder, float(best[ladder.key]))
+            ladder.key: _list_around(ladder, float(best[ladder.key]))
             for ladder in self.space.ladders
             if ladder.key in (ROUNDS, RATE)
         }
@@ -580,13 +590,13 @@ class _Search:
         for _ in range(MOST_STEPS):
             pairs = itertools.product(*axes.values())
             points = [{**best, **dict(zip(axes, pair, strict=True))} for pair in pairs]
-            self.ask("grid", points)
-            best = self.best([best, *points])
+            self.run_jobs("grid", points)
+            best = self.choose_best([best, *points])
             grown = False
             for key, values in axes.items():
                 at = float(best[key])
                 for edge, ratio in ((values[0], 0.5), (values[-1], 2.0)):
-                    further = ladders[key].step(at, ratio) if at == edge else None
+                    further = ladders[key].find_next(at, ratio) if at == edge else None
                     if further is not None and further not in values:
                         axes[key] = sort_distinct([*values, further])
                         grown = True
@@ -595,54 +605,56 @@ class _Search:
         return best
 
     def confirm_finalists(self, complete: bool) -> Found:
-        """Run the finalists with as many seeds as there is time for, the same for all."""
+        """Try the finalists with as many seeds as there is time for, and return the best."""
         first = self.seeds[:1]
         tried = self.trials.list_tried(first)
         if not tried:
             raise Spent
-        known = sorted(tried, key=lambda s: (-self._score(s), self._rounds(s)))[: 4 * FINALISTS]
-        known.sort(key=lambda s: (-self._mean_of_known_seeds(s), self._rounds(s)))
+        known = sorted(tried, key=lambda s: (-self._average_accuracy(s), self._count_rounds(s)))[
+            : 4 * FINALISTS
+        ]
+        known.sort(key=lambda s: (-self._average_known(s), self._count_rounds(s)))
         finalists = known[:FINALISTS]
         seeds = first
         try:
             for count in range(2, CONFIRMED + 1):
                 jobs = [(s, seed) for seed in self.seeds[:count] for s in finalists]
-                self.trials.ask("finalists", jobs, reserve=PREDICTED)
+                self.trials.run_jobs("finalists", jobs, reserve=PREDICTED)
                 seeds = self.seeds[:count]
         except Spent:
             complete = False
-        return Found(self.trials.best(finalists, seeds), seeds, complete)
+        return Found(self.trials.choose_best(finalists, seeds), seeds, complete)
 
-    def _score(self, setting: Setting, count: int = 1) -> float:
-        return self.trials.mean(setting, self.seeds[:count])
+    def _average_accuracy(self, setting: Setting, count: int = 1) -> float:
+        return self.trials.average_accuracy(setting, self.seeds[:count])
 
-    def _rounds(self, setting: Setting) -> int:
-        return self.trials.done[identity(setting), self.seeds[0]].rounds
+    def _count_rounds(self, setting: Setting) -> int:
+        return self.trials.done[encode_setting(setting), self.seeds[0]].rounds
 
-    def _mean_of_known_seeds(self, setting: Setting) -> float:
-        """Return the mean over the seeds that are done, so that more seeds weigh against luck."""
-        done = [s for s in self.seeds if (identity(setting), s) in self.trials.done]
-        done = [s for s in done if (identity(setting), s) in self.trials.asked]
-        return self.trials.mean(setting, done)
+    def _average_known(self, setting: Setting) -> float:
+        """Return the mean over the seeds so far: two good runs rank above a lucky one."""
+        done = [s for s in self.seeds if (encode_setting(setting), s) in self.trials.done]
+        done = [s for s in done if (encode_setting(setting), s) in self.trials.asked]
+        return self.trials.average_accuracy(setting, done)
 
 
-def _steady(space: Space, start: Setting) -> Setting:
-    """The plan with a fixed number of rounds, where that is free to choose.
+def _fix_rounds(space: Space, start: Setting) -> Setting:
+    """Return the setting with a fixed number of rounds, if that is free to choose.
 
-    A schedule that reacts to the noise of its losses would blur what T and η do; it is tried later.
+    A schedule that reacts to noisy losses would hide the effect of T and η; it is tried later.
     """
-    fork = space.fork(SCHEDULE)
+    fork = space.find_fork(SCHEDULE)
     return {**start, SCHEDULE: "fixed"} if fork is not None and "fixed" in fork.options else start
 
 
-def _cross_coarse(space: Space) -> Iterator[dict[str, Any]]:
-    """Yield all coarse pairs (T, η); of one that is kept the planned value alone."""
+def _list_coarse_pairs(space: Space) -> Iterator[dict[str, Any]]:
+    """Yield all coarse pairs (T, η), without those of the two that are kept."""
     ladders = [ladder for ladder in space.ladders if ladder.key in (ROUNDS, RATE)]
     for values in itertools.product(*(ladder.coarse for ladder in ladders)):
         yield {ladder.key: float(v) for ladder, v in zip(ladders, values, strict=True)}
 
 
-def _trade_rounds_for_steps(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _pick_trade_offs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return pairs from few rounds with long steps to many with short ones; all if one is kept."""
     if not pairs or len(pairs[0]) < 2:
         return pairs
@@ -650,22 +662,22 @@ def _trade_rounds_for_steps(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]
     return [{ROUNDS: T, RATE: eta} for T, eta in zip(rounds, reversed(rates), strict=True)]
 
 
-def _neighbours(space: Space, best: Setting, ratio: float) -> Iterator[dict[str, Any]]:
+def _list_neighbours(space: Space, best: Setting, ratio: float) -> Iterator[dict[str, Any]]:
     free = {ladder.key: ladder for ladder in space.ladders}
     for ladder in free.values():
         for r in (ratio, 1 / ratio):
-            value = ladder.step(float(best[ladder.key]), r)
+            value = ladder.find_next(float(best[ladder.key]), r)
             if value is not None:
                 yield {**best, ladder.key: value}
-    for one, other in TRADES:
-        if one in free and other in free:
+    for first, second in TRADES:
+        if first in free and second in free:
             for r in (ratio, 1 / ratio):
-                up = free[one].step(float(best[one]), r)
-                down = free[other].step(float(best[other]), 1 / r)
+                up = free[first].find_next(float(best[first]), r)
+                down = free[second].find_next(float(best[second]), 1 / r)
                 if up is not None and down is not None:
-                    yield {**best, one: up, other: down}
+                    yield {**best, first: up, second: down}
 
 
-def _around(ladder: Ladder, value: float) -> list[float]:
-    low, high = ladder.step(value, 0.5), ladder.step(value, 2.0)
+def _list_around(ladder: Ladder, value: float) -> list[float]:
+    low, high = ladder.find_next(value, 0.5), ladder.find_next(value, 2.0)
     return sort_distinct([v for v in (low, value, high) if v is not None])

@@ -1,8 +1,8 @@
-"""What is searched: one line a key. A setting is a point of this space: what the plan becomes.
+"""The space that a rehearsal searches. A setting is a point of it and says what the plan becomes.
 
-`Ladder`: a number on a geometric scale, open at both ends: where the best value found is the last
-one tried, the next is tried. `Fork`: alternatives, each a few keys; the plan's own is one of them.
-To search one more key, add a line to `KNOBS`.
+A `Ladder` is a number on a geometric scale: where the best value found is the last one tried, the
+next one is tried too. A `Fork` is a choice among alternatives, which set a few keys each; to leave
+the plan as it is, is one of them. To search one more key, add a line to `KNOBS`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AS_PLANNED = "as planned"
 
 @dataclass(frozen=True)
 class Ladder:
-    """A number: the coarse values first, then neighbours, `low` and `high` the last there are."""
+    """A number to choose: coarse values first, then their neighbours, from `low` to `high`."""
 
     key: str
     coarse: tuple[float, ...]
@@ -38,23 +38,23 @@ class Ladder:
     why: str
     whole: bool = False
 
-    def step(self, value: float, ratio: float) -> float | None:
-        """The next value up (ratio > 1) or down, or None where the ladder ends.
+    def find_next(self, value: float, ratio: float) -> float | None:
+        """Return the next value up (ratio > 1) or down, or None where the ladder ends.
 
-        >>> Ladder("local.clip", (1.0,), 0.1, 10.0, "").step(1.0, 2), CUT.step(0.015, 0.5)
+        >>> Ladder("local.clip", (1.0,), 0.1, 10.0, "").find_next(1.0, 2), CUT.find_next(0.015, 0.5)
         (2.0, None)
         """
         next_ = value * ratio
-        rounded = _whole(next_) if self.whole else float(f"{next_:.3g}")
+        rounded = _round_value(next_) if self.whole else float(f"{next_:.3g}")
         if not self.low <= rounded <= self.high or rounded == value:
             return None
         return rounded
 
 
-def _whole(value: float) -> float:
-    """Rounded; near 10·2^(k/2), that: two steps of √2 end where one of two does.
+def _round_value(value: float) -> float:
+    """Round to a whole number; close to 10·2^(k/2), to that, so that two steps of √2 make one of 2.
 
-    >>> [_whole(v) for v in (10 * 2**0.5, 14 * 2**0.5, 57 * 2**0.5, 60.0)]
+    >>> [_round_value(v) for v in (10 * 2**0.5, 14 * 2**0.5, 57 * 2**0.5, 60.0)]
     [14.0, 20.0, 80.0, 60.0]
     """
     if value < 1:
@@ -65,7 +65,7 @@ def _whole(value: float) -> float:
 
 @dataclass(frozen=True)
 class Fork:
-    """Alternatives by name. An option is the keys it sets, which may depend on the rounds T."""
+    """Alternatives by name. An option maps the rounds T to the plan's keys that it sets."""
 
     key: str
     options: Mapping[str, Callable[[float], Changes]]
@@ -76,13 +76,16 @@ CUT = Ladder(CLIP, (1.0,), 0.01, 100.0, "the norm that leaves most signal for th
 
 
 def _set_keys(**values: Any) -> Callable[[float], Changes]:
-    """Return an option that sets the same keys for every T: `_set_keys(model__name="softmax")`."""
+    """Return an option that sets the same keys for any T, as `_set_keys(model__name="softmax")`."""
     changes = {key.replace("__", "."): value for key, value in values.items()}
     return lambda T: changes
 
 
 def _grow_shares(g: float) -> Callable[[float], Changes]:
-    """Return an option whose noise falls: σ_t = (1 − s·t)·σ₀, s = g/T₀, T₀ = (1 + g)·T."""
+    """Return an option with growing shares: σ_t = (1 − s·t)·σ₀, s = g/T₀ and T₀ = (1 + g)·T.
+
+    The budget then lasts for about T rounds.
+    """
     return lambda T: {
         "rounds.schedule": "decaying",
         "rounds.rounds": round(T * (1 + g)),
@@ -91,7 +94,7 @@ def _grow_shares(g: float) -> Callable[[float], Changes]:
 
 
 def _discount_rounds(beta: float, window: int) -> Callable[[float], Changes]:
-    """Return an option with CRD from T₀ = 1.5·T, which stops after about T rounds."""
+    """Return an option with the discounted schedule from T₀ = 1.5·T, which stops after about T."""
     return lambda T: {
         "rounds.schedule": "discounted",
         "rounds.rounds": round(1.5 * T),
@@ -103,7 +106,7 @@ def _discount_rounds(beta: float, window: int) -> Callable[[float], Changes]:
 
 _LINEAR = {"model__name": "softmax"}
 _HOG = _LINEAR | {"model__features": "hog"}
-#: Models of the rows as they are: of a plan with features, without them.
+#: Models without features; a plan that has features loses them.
 PLAIN: dict[str, dict[str, Any]] = {
     "softmax": _LINEAR,
     "mlp": {"model__name": "mlp", "model__hidden": 32},
@@ -131,7 +134,7 @@ AVERAGES: dict[str, Callable[[float], Changes]] = {
     "tail": _set_keys(server__average="tail", server__tail=0.5),
     "exponential": _set_keys(server__average="exponential", server__keep=0.9),
 }
-OPTIONAL = ("server.decay", "server.average", "server.momentum")  # that a plan may do without
+OPTIONAL = ("server.decay", "server.average", "server.momentum")  # keys that a plan may leave out
 
 #: Everything that is searched, in the order of the search.
 KNOBS: tuple[Ladder | Fork, ...] = (
@@ -146,7 +149,7 @@ KNOBS: tuple[Ladder | Fork, ...] = (
     Fork("server.momentum", {"0.5": _set_keys(server__momentum=0.5)}, "the server's momentum"),
 )
 
-#: Two ladders that pull at the same thing: one up while the other goes down.
+#: Pairs of ladders with opposite effects: one goes up while the other goes down.
 TRADES = ((ROUNDS, RATE), (CLIP, RATE))
 
 
@@ -158,15 +161,15 @@ class Space:
     ladders: tuple[Ladder, ...]
     forks: tuple[Fork, ...]
 
-    def start(self) -> dict[str, Any]:
-        """The plan as it stands, as a setting."""
-        found: dict[str, Any] = {fork.key: AS_PLANNED for fork in self.forks}
+    def read_plan(self) -> dict[str, Any]:
+        """Return the setting that leaves the plan as it is."""
+        setting: dict[str, Any] = {fork.key: AS_PLANNED for fork in self.forks}
         for ladder in self.ladders:
-            found[ladder.key] = float(_value(self.plan, ladder.key))
-        return found
+            setting[ladder.key] = float(_get_value(self.plan, ladder.key))
+        return setting
 
-    def changes(self, setting: Setting) -> Changes:
-        """What a setting changes in the plan."""
+    def list_changes(self, setting: Setting) -> Changes:
+        """Return the plan's keys that a setting changes, with their values."""
         T = float(setting.get(ROUNDS, self.plan.rounds.rounds))
         changed: Changes = {}
         for ladder in self.ladders:
@@ -179,27 +182,27 @@ class Space:
         return changed
 
     def apply_setting(self, setting: Setting) -> Plan:
-        """Return the plan with a setting applied."""
-        return self.plan.replace(**self.changes(setting))
+        """Return the plan with a setting."""
+        return self.plan.replace(**self.list_changes(setting))
 
-    def fork(self, key: str) -> Fork | None:
-        """Return the fork of this name, if it is free."""
+    def find_fork(self, key: str) -> Fork | None:
+        """Return the fork of this key, or None if it is not free."""
         return next((fork for fork in self.forks if fork.key == key), None)
 
 
-def space_of(
+def build_space(
     plan: Plan,
     keep: Sequence[str] = (),
     *,
     shape: tuple[int, ...] | None = None,
     bodies: bool = True,
 ) -> Space:
-    """What may be changed: everything but the keys (or whole sections) that are to be kept.
+    """Build the space of a plan: all knobs but the keys (or whole sections) to keep.
 
-    `shape` is that of a row, for the features that need pictures; left out, it is the data set's.
+    `shape` is the shape of a row, for features that need pictures; by default the dataset's.
     Without `bodies` the model stays.
 
-    >>> found = space_of(Plan(), ["model", "local.clip", "server"])
+    >>> found = build_space(Plan(), ["model", "local.clip", "server"])
     >>> [ladder.key for ladder in found.ladders], [fork.key for fork in found.forks]
     (['rounds.rounds', 'local.learning_rate'], ['rounds.schedule'])
     """
@@ -222,11 +225,11 @@ def space_of(
             continue
         if knob.key == "model" and not (bodies and plan.model.name != "custom"):
             continue
-        if knob.key == "server.weights" and not _has_unequal_clients(plan):
+        if knob.key == "server.weights" and not _is_unequal(plan):
             continue
         options = {
             name: option
-            for name, option in _options(knob, plan)
+            for name, option in _list_options(knob, plan)
             if _is_allowed(plan, option(float(plan.rounds.rounds)), keep, sections, shape or ())
         }
         if options:
@@ -234,14 +237,14 @@ def space_of(
     return Space(plan, ladders, tuple(forks))
 
 
-def _options(knob: Fork, plan: Plan) -> Iterator[tuple[str, Callable[[float], Changes]]]:
-    """The options of a fork, and what this plan adds to them: to leave out what it has."""
+def _list_options(knob: Fork, plan: Plan) -> Iterator[tuple[str, Callable[[float], Changes]]]:
+    """Yield a fork's options; for an optional key that the plan has, also to leave it out."""
     for name, option in knob.options.items():
         if name in PLAIN and plan.model.features is not None:
             yield name, _set_keys(**PLAIN[name], model__features=None)
         else:
             yield name, option
-    if knob.key in OPTIONAL and _value(plan, knob.key) is not None:
+    if knob.key in OPTIONAL and _get_value(plan, knob.key) is not None:
         yield "none", lambda T: {knob.key: None}
 
 
@@ -252,7 +255,7 @@ def _is_allowed(
     before: Mapping[str, Any],
     shape: tuple[int, ...],
 ) -> bool:
-    """Return whether an option makes another valid plan and leaves kept keys alone."""
+    """Return whether an option gives a valid plan that differs and keeps what is to be kept."""
     try:
         changed = plan.replace(**changes)
     except PlanError:
@@ -260,35 +263,35 @@ def _is_allowed(
     after = changed.to_dict()
     for key in keep:
         section, _, name = key.partition(".")
-        one, other = before.get(section), after.get(section)
-        if name and isinstance(one, dict) and isinstance(other, dict):
-            one, other = one.get(name), other.get(name)
-        if one != other:
+        old, new = before.get(section), after.get(section)
+        if name and isinstance(old, dict) and isinstance(new, dict):
+            old, new = old.get(name), new.get(name)
+        if old != new:
             return False
-    if _steers(changed) and not _steers(plan) and plan.data.validation == 0:
-        return False  # by the test rows: what is tested would have had a say in the rounds
+    if _is_steered(changed) and not _is_steered(plan) and plan.data.validation == 0:
+        return False  # the test rows would decide the number of rounds
     if changed.model.features is not None and not _fits_a_cell(changed.model.cell, shape):
         return False
-    own = {k: v for k, v in changes.items() if k != ROUNDS}
-    return any(_value(plan, key) != value for key, value in own.items())
+    return any(_get_value(plan, key) != value for key, value in changes.items() if key != ROUNDS)
 
 
 def _fits_a_cell(cell: int | None, shape: tuple[int, ...]) -> bool:
-    """Features are of pictures; cells of two pixels are for small ones, of four for large ones."""
+    """Return whether a row is a picture of 3 to 10 cells: histograms need neither more nor less."""
     return len(shape) >= 2 and 3 <= min(shape[:2]) / (cell or 1) <= 10
 
 
-def _steers(plan: Plan) -> bool:
-    """Whether the server looks at a loss to decide the rounds."""
+def _is_steered(plan: Plan) -> bool:
+    """Return whether the server decides the number of rounds by a loss."""
     return plan.rounds.schedule == "discounted"
 
 
-def _has_unequal_clients(plan: Plan) -> bool:
-    given = (plan.privacy.epsilon, plan.privacy.delta, plan.data.samples)
-    return any(isinstance(values, tuple) and len(set(values)) > 1 for values in given)
+def _is_unequal(plan: Plan) -> bool:
+    """Return whether clients differ in budget or number of samples."""
+    lists = (plan.privacy.epsilon, plan.privacy.delta, plan.data.samples)
+    return any(isinstance(values, tuple) and len(set(values)) > 1 for values in lists)
 
 
-def _value(plan: Plan, key: str) -> Any:
+def _get_value(plan: Plan, key: str) -> Any:
     section, name = split_key(key)
     return getattr(getattr(plan, section), name)
 
@@ -298,17 +301,17 @@ def _require_known(plan: Plan, key: str) -> None:
     table = getattr(plan, section, None) if section in type(plan).model_fields else None
     if table is None or (name and name not in type(table).model_fields):
         raise PlanError.of(
-            "--keep", key, "a key or a section of the plan", "as local.clip, or model"
+            "--keep", key, "a key or a section of the plan", "such as local.clip, or model"
         )
 
 
-def identity(setting: Setting) -> str:
-    """A setting as one text, the same for the same setting."""
+def encode_setting(setting: Setting) -> str:
+    """Return a setting as a text that is the same for equal settings."""
     return json.dumps(dict(setting), sort_keys=True, ensure_ascii=False)
 
 
 def sort_distinct(values: Sequence[float]) -> list[float]:
-    """Return the distinct values in order.
+    """Return the distinct values in ascending order.
 
     >>> sort_distinct([8.0, 2.0, 8.0])
     [2.0, 8.0]

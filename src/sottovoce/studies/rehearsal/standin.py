@@ -1,7 +1,22 @@
-"""The rows that stand for the clients' own: public ones, digits drawn anew, or synthetic ones.
+"""The stand-in: rows that replace the clients' own in a rehearsal.
 
-Nothing of the plan's own data is opened here; a rehearsal on them would be a release that nobody
-pays for. Three parts: rows to train on, rows that choose, and rows that only tell what came out.
+They are public rows, digits drawn anew, or synthetic rows. The plan's own data are never opened: a
+rehearsal on them would be a release that nobody pays for. A stand-in has rows to train on, rows
+that choose a setting (validation), and rows that only tell what it reaches (test).
+
+**Digits drawn anew** (`draw_digits`): the 1,797 embedded pictures shifted, turned, scaled, with
+thicker or thinner strokes, as many as a federation needs.
+
+**Synthetic rows** (`make_rows`) follow a public schema: which columns there are, and nothing of
+what they contain. A row is of one of eight kinds; each kind has its own shares of every category
+and its own mean of every number, so that columns depend on each other as in real tables. The label
+is drawn from a softmax of a random linear rule, so noisy that the best possible prediction is right
+for about 85 of 100 rows.
+
+**The federation** (`fit_plan`) has as many rows as the stand-in, and the noise of the real one. The
+noise of a step is 2ηC√T/(n·μ): a client with n/f rows and a budget that is worth f·μ adds what the
+real client will add, and only the gradients are means over fewer rows. Where the unit is a client,
+n does not matter and the budget stays.
 """
 
 from __future__ import annotations
@@ -25,40 +40,35 @@ from sottovoce.plan.data import DATASETS
 from sottovoce.privacy import calibration, seeds
 from sottovoce.privacy.seeds import Purpose
 
-# Digits drawn anew: the 1,797 embedded pictures shifted, turned, scaled, thicker or thinner.
-#
-# A few hundred sources become as many rows as a federation has. Everything follows from the seed.
-
-
 Floats = NDArray[np.float32]
 
 TURN = 0.22  # radians, either way
-LEAN = 0.15  # x moved by this part of y, either way
+LEAN = 0.15  # shift of x as a share of y, either way
 SIZE = (0.85, 1.15)
-SHIFT = 0.06  # of the side, either way
-STROKE = (0.10, 0.40)  # ink below this becomes paper: thick strokes to thin ones
+SHIFT = 0.06  # as a share of the side, either way
+STROKE = (0.10, 0.40)  # ink below this becomes paper: the higher, the thinner the strokes
 SHARP = (1.5, 3.0)
-BOX = 20 / 28  # of the side that a digit fills in larger pictures, as in MNIST
+BOX = 20 / 28  # the share of the side that a digit fills in larger pictures, as in MNIST
 CHUNK = 2048
 
 
-def draw_pictures(
+def draw_digits(
     sources: Floats, pick: NDArray[np.int64], shape: tuple[int, ...], rng: np.random.Generator
 ) -> Floats:
-    """Draw sources[pick[i]] anew, for every i, as a picture of `shape` (height, width, colours).
+    """Draw sources[pick[i]] anew as picture i of `shape` (height, width, colours).
 
     >>> rng = np.random.default_rng(1)
     >>> cross = np.zeros((1, 8, 8), np.float32)
     >>> cross[0, 3:5], cross[0, :, 3:5] = 1, 1
-    >>> seen = draw_pictures(cross, np.zeros(3, int), (28, 28, 1), rng)
+    >>> seen = draw_digits(cross, np.zeros(3, int), (28, 28, 1), rng)
     >>> seen.shape, bool(seen.min() >= 0), bool(seen.max() <= 1), bool((seen[0] != seen[1]).any())
     ((3, 28, 28, 1), True, True, True)
     """
     high, wide, colours = shape[0], shape[1], shape[2] if len(shape) > 2 else 1
     out = np.empty((len(pick), high, wide, colours), np.float32)
     for start in range(0, len(pick), CHUNK):
-        own = pick[start : start + CHUNK]
-        ink = _strokes(_move_pictures(sources[own], high, wide, rng), rng)
+        chunk = sources[pick[start : start + CHUNK]]
+        ink = _vary_strokes(_transform_pictures(chunk, high, wide, rng), rng)
         out[start : start + CHUNK] = _colour_pictures(ink, colours, rng)
     return out
 
@@ -66,7 +76,7 @@ def draw_pictures(
 def resize_pictures(pictures: Floats, shape: tuple[int, ...]) -> Floats:
     """Resize pictures (n, height, width, colours) to `shape` by linear interpolation.
 
-    Colours become grey as their mean, grey becomes colours by repetition.
+    Colours become grey by their mean, grey becomes colours by repetition.
 
     >>> resize_pictures(np.ones((1, 28, 28, 1), np.float32), (8, 8, 3)).shape
     (1, 8, 8, 3)
@@ -88,15 +98,15 @@ def _interpolate(values: Floats, at: NDArray[np.float64], axis: int) -> Floats:
     last = values.shape[axis] - 1
     at = np.clip(at, 0, last)
     low = np.floor(at).astype(int)
-    form = [1] * values.ndim
-    form[axis] = len(at)
-    weight = (at - low).astype(np.float32).reshape(form)
+    shape = [1] * values.ndim
+    shape[axis] = len(at)
+    weight = (at - low).astype(np.float32).reshape(shape)
     below, above = (np.take(values, i, axis=axis) for i in (low, np.minimum(low + 1, last)))
     return np.asarray((1 - weight) * below + weight * above)
 
 
-def _move_pictures(pictures: Floats, high: int, wide: int, rng: np.random.Generator) -> Floats:
-    """Enlarge, turn, shear and shift each picture: every new pixel looks up its old position."""
+def _transform_pictures(pictures: Floats, high: int, wide: int, rng: np.random.Generator) -> Floats:
+    """Scale, turn, slant and shift each picture: every new pixel is interpolated from old ones."""
     n, rows, columns = pictures.shape
     turn = rng.uniform(-TURN, TURN, n)
     lean: NDArray[np.float64] = np.asarray(rng.uniform(-LEAN, LEAN, n))
@@ -108,18 +118,18 @@ def _move_pictures(pictures: Floats, high: int, wide: int, rng: np.random.Genera
     cosine, sine = np.cos(turn)[:, None, None], np.sin(turn)[:, None, None]
     down = (cosine * y + sine * x) / size[0][:, None, None]
     across = (cosine * x - sine * y) / size[1][:, None, None] + lean[:, None, None] * down
-    padded = np.pad(pictures, ((0, 0), (1, 1), (1, 1)))  # beyond the rim there is nothing
+    padded = np.pad(pictures, ((0, 0), (1, 1), (1, 1)))  # outside of a picture there is paper
     at_y = np.clip((down + 0.5) * rows + 0.5, 0, rows + 1 - 1e-6)
     at_x = np.clip((across + 0.5) * columns + 0.5, 0, columns + 1 - 1e-6)
     top, left = at_y.astype(int), at_x.astype(int)
-    part_y, part_x = (at_y - top).astype(np.float32), (at_x - left).astype(np.float32)
-    own = np.arange(n)[:, None, None]
-    upper = (1 - part_x) * padded[own, top, left] + part_x * padded[own, top, left + 1]
-    lower = (1 - part_x) * padded[own, top + 1, left] + part_x * padded[own, top + 1, left + 1]
-    return np.asarray((1 - part_y) * upper + part_y * lower, np.float32)
+    weight_y, weight_x = (at_y - top).astype(np.float32), (at_x - left).astype(np.float32)
+    i = np.arange(n)[:, None, None]
+    upper = (1 - weight_x) * padded[i, top, left] + weight_x * padded[i, top, left + 1]
+    lower = (1 - weight_x) * padded[i, top + 1, left] + weight_x * padded[i, top + 1, left + 1]
+    return np.asarray((1 - weight_y) * upper + weight_y * lower, np.float32)
 
 
-def _strokes(ink: Floats, rng: np.random.Generator) -> Floats:
+def _vary_strokes(ink: Floats, rng: np.random.Generator) -> Floats:
     n = len(ink)
     paper = rng.uniform(*STROKE, n).astype(np.float32)[:, None, None]
     sharp = rng.uniform(*SHARP, n).astype(np.float32)[:, None, None]
@@ -133,57 +143,49 @@ def _colour_pictures(ink: Floats, colours: int, rng: np.random.Generator) -> Flo
     return np.asarray(pair[0] + ink[..., None] * (pair[1] - pair[0]), np.float32)
 
 
-# Synthetic rows of a public schema: which columns there are, and nothing of what stands in them.
-#
-# A row is of one of eight kinds; each kind has its own shares of every category and its own middle
-# of every number, so that columns go together as they do in real tables. The label follows from a
-# linear rule drawn at random, with chance (a softmax of its scores): how noisy is set so that the
-# best possible prediction is right in about 85 of 100 rows.
-
-
 KINDS = 8
-BEST = 0.85  # of the rows, by whoever knows the rule
-NUMBERED = {"ipums": 57}  # features of a table of which the columns are not listed here
+BEST = 0.85  # the share of rows that whoever knows the rule predicts right
+NUMBERED = {"ipums": 57}  # the number of features where `data.census` does not list the columns
 
 
 class Field:
-    """One column: `width` features, of which a category sets one and a number the first."""
+    """A column: `width` features, of which a category sets one, and a number the first."""
 
     def __init__(self, width: int, categories: int) -> None:
-        """`categories` is 0 for a number; a category beyond the width is all zeros."""
+        """Make a column; `categories` is 0 for a number. Categories beyond the width set none."""
         self.width, self.categories = width, categories
 
 
-def fields_of(name: str | None, columns: Mapping[str, Spec], label: str | None) -> list[Field]:
-    """The columns of a census table by its name, or those that a plan declares.
+def list_fields(name: str | None, columns: Mapping[str, Spec], label: str | None) -> list[Field]:
+    """List the columns of a census table by its name, or those that a plan declares.
 
-    >>> sum(field.width for field in fields_of("acs", {}, None))
+    >>> sum(field.width for field in list_fields("acs", {}, None))
     76
-    >>> found = fields_of(None, {"age": (0.0, 9.0), "sex": ("f", "m"), "y": ("0", "1")}, "y")
+    >>> found = list_fields(None, {"age": (0.0, 9.0), "sex": ("f", "m"), "y": ("0", "1")}, "y")
     >>> [(field.width, field.categories) for field in found]
     [(1, 0), (2, 2)]
     """
     known = {"acs": census.ACS, "adult": census.ADULT}
     if name in known:
-        return [_census(column) for column in known[name]]
+        return [_make_field(column) for column in known[name]]
     if name in NUMBERED:
         return [Field(1, 0) for _ in range(NUMBERED[name])]
-    own = [spec for column, spec in columns.items() if column != label and spec]
-    return [Field(1, 0) if is_bounds(spec) else Field(len(spec), len(spec)) for spec in own]
+    specs = [spec for column, spec in columns.items() if column != label and spec]
+    return [Field(1, 0) if is_bounds(spec) else Field(len(spec), len(spec)) for spec in specs]
 
 
-def _census(column: Choice | Number) -> Field:
+def _make_field(column: Choice | Number) -> Field:
     if isinstance(column, Number):
         return Field(column.width, 0)
     return Field(column.width, len(column.categories))
 
 
-def synthetic(
+def make_rows(
     fields: Sequence[Field], classes: int, rows: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """So many rows of these columns and their labels.
+    """Make synthetic rows of these columns, and their labels.
 
-    >>> x, y = synthetic(fields_of("adult", {}, None), 2, 500, np.random.default_rng(1))
+    >>> x, y = make_rows(list_fields("adult", {}, None), 2, 500, np.random.default_rng(1))
     >>> x.shape, float(x.min()), float(x.max()) <= 1, 0.3 < y.mean() < 0.7
     ((500, 103), 0.0, True, np.True_)
     """
@@ -193,43 +195,48 @@ def synthetic(
             "public rows with --public"
         )
     kind = rng.integers(0, KINDS, rows)
-    parts = [_column(field, kind, rng) for field in fields]
-    x = np.concatenate(parts, axis=1)
+    x = np.concatenate([_draw_column(field, kind, rng) for field in fields], axis=1)
     rule = rng.normal(size=(x.shape[1], classes)) / np.sqrt(len(fields))
     scores = x @ rule
     scores -= np.median(scores, axis=0)
     scores /= max(float(scores.std()), 1e-9)
-    chances = _chances(scores)
+    chances = _compute_chances(scores)
     draw = rng.random((rows, 1))
     y = np.minimum((np.cumsum(chances, axis=1) < draw).sum(axis=1), classes - 1)
-    y[: min(classes, rows)] = np.arange(min(classes, rows))  # every class is shown
+    y[: min(classes, rows)] = np.arange(min(classes, rows))  # every class occurs
     return x.astype(np.float32), y.astype(np.int32)
 
 
-def _chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """softmax(s·scores) with the s at which the most likely class is right BEST of the time."""
+def _compute_chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return softmax(s·scores) with the s at which the likeliest class is right with BEST."""
     low, high = 1e-3, 1e3
     for _ in range(40):
         middle = np.sqrt(low * high)
-        low, high = (middle, high) if _best(_softmax(middle * scores)) < BEST else (low, middle)
-    return _softmax(low * scores)
+        low, high = (
+            (middle, high)
+            if _compute_best(_compute_softmax(middle * scores)) < BEST
+            else (low, middle)
+        )
+    return _compute_softmax(low * scores)
 
 
-def _best(chances: NDArray[np.float64]) -> float:
+def _compute_best(chances: NDArray[np.float64]) -> float:
     return float(chances.max(axis=1).mean())
 
 
-def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     raised = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(raised / raised.sum(axis=1, keepdims=True))
 
 
-def _column(field: Field, kind: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
+def _draw_column(
+    field: Field, kind: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.float64]:
     out = np.zeros((len(kind), field.width))
     if field.categories == 0:
         middle = rng.uniform(0.15, 0.85, KINDS)[kind]
         out[:, 0] = rng.beta(4 * middle, 4 * (1 - middle))
-        if field.width > 1:  # the second feature says that there is no number
+        if field.width > 1:  # the second feature says that the number is missing
             absent = rng.random(len(kind)) < rng.uniform(0, 0.5)
             out[absent, 0], out[absent, 1] = 0.0, 1.0
         return out
@@ -241,77 +248,70 @@ def _column(field: Field, kind: NDArray[np.int64], rng: np.random.Generator) -> 
     return out
 
 
-# The plan's federation on as many rows as there are, with the noise of the real one.
-#
-# A step's noise is 2ηC√T/(n·μ). A client with n/f rows and a budget that is worth f·μ therefore
-# adds what the real client will add: only the gradients are means over fewer rows. Where a client's
-# whole data is the unit, n plays no part and the budget stays.
-
-
 Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RealFederation:
-    """U clients that train on `sizes` rows each: what is public of the real federation."""
+    """What is public about the real federation: how many rows each client trains on."""
 
     sizes: tuple[int, ...]
 
     @property
     def rows(self) -> int:
-        """Of all clients together."""
+        """The rows of all clients together."""
         return sum(self.sizes)
 
 
 def announce_federation(
     plan: Plan, clients: int | None = None, samples: int | None = None
 ) -> RealFederation:
-    """Return the federation that a plan announces, without reading its data.
+    """Return the federation that a plan describes, without opening its data.
 
-    `samples` are the rows that a client holds; with `data.client` those that name it in the table,
-    of which validation and test take theirs (as `data.tables.split_by_column` does).
+    `samples` is the number of rows that a client holds; with `data.client` those of the whole
+    table, of which validation and test take their share (as `data.tables.split_by_column` does).
 
     >>> announce_federation(Plan()).sizes[:2]
     (143, 143)
     >>> announce_federation(Plan(data={"name": "mnist", "clients": 50})).rows
     50000
     """
-    own = plan.data
-    for key, given, told in (("clients", clients, own.clients), ("samples", samples, own.samples)):
-        if given is not None and told is not None:
+    data = plan.data
+    pairs = (("clients", clients, data.clients), ("samples", samples, data.samples))
+    for key, given, planned in pairs:
+        if given is not None and planned is not None:
             raise InputError.of(
-                f"--{key}", given, f"absent where the plan has data.{key}", f"it says {told}"
+                f"--{key}", given, f"absent where the plan has data.{key}", f"it says {planned}"
             )
         if given is not None and given < 1:
             raise InputError.of(f"--{key}", given, "a whole number ≥ 1", "as announced")
-    U = own.clients or clients
+    U = data.clients or clients
     if U is None:
         raise InputError(
             "data.clients follows from the table, which a rehearsal does not open; say how many "
             "clients there will be with --clients"
         )
     _require_budgets(plan, U)
-    if isinstance(own.samples, tuple):
-        parts = own.samples
-        return RealFederation(tuple(parts[i * len(parts) // U] for i in range(U)))
-    each = own.samples if own.samples is not None else samples
-    if each is not None:
-        return RealFederation(
-            (each if own.client is None else _count_training_rows(plan, each, U),) * U
-        )
-    if own.name is None or own.name == "arrays":
+    if isinstance(data.samples, tuple):
+        sizes = data.samples
+        return RealFederation(tuple(sizes[i * len(sizes) // U] for i in range(U)))
+    size = data.samples if data.samples is not None else samples
+    if size is not None:
+        size = size if data.client is None else _count_training_rows(plan, size, U)
+        return RealFederation((size,) * U)
+    if data.name is None or data.name == "arrays":
         raise InputError(
             "data.samples is what a client holds and the plan leaves it to the data, which a "
             "rehearsal does not open; say how many rows with --samples"
         )
-    facts = DATASETS[own.name]
-    aside = int(own.validation) if own.public is None else own.public
-    rest = facts.rows - aside - (0 if own.test == 0 else int(float(own.test)))
+    facts = DATASETS[data.name]
+    held_out = int(data.validation) if data.public is None else data.public
+    rest = facts.rows - held_out - (0 if data.test == 0 else int(float(data.test)))
     return RealFederation((max(1, rest // U),) * U)
 
 
 def _require_budgets(plan: Plan, U: int) -> None:
-    """A plan that leaves the clients to its table cannot check its own lists."""
+    """Check the lists of budgets, which a plan cannot do if its table decides the clients."""
     for key in ("epsilon", "delta"):
         values = getattr(plan.privacy, key)
         if isinstance(values, tuple) and len(values) != U:
@@ -321,20 +321,20 @@ def _require_budgets(plan: Plan, U: int) -> None:
             )
 
 
-def aside(plan: Plan) -> tuple[float, int]:
-    """What validation and test take of a table: a part of all rows, and so many rows.
+def sum_held_out(plan: Plan) -> tuple[float, int]:
+    """Return what validation and test take of a table: a share of all rows, and a number of rows.
 
-    >>> aside(Plan(data={"path": "a.csv", "label": "y", "infer": True, "test": 50}))
+    >>> sum_held_out(Plan(data={"path": "a.csv", "label": "y", "infer": True, "test": 50}))
     (0.1, 50)
     """
     taken = [v for v in (plan.data.validation, plan.data.test) if not isinstance(v, str)]
-    part = sum(v for v in taken if isinstance(v, float))
-    return float(part), sum(v for v in taken if isinstance(v, int))
+    share = sum(v for v in taken if isinstance(v, float))
+    return float(share), sum(v for v in taken if isinstance(v, int))
 
 
 def _count_training_rows(plan: Plan, held: int, U: int) -> int:
-    """Return how many rows a client trains on, of those that name it in the table."""
-    share, rows = aside(plan)
+    """Return how many of a client's rows in the table it trains on."""
+    share, rows = sum_held_out(plan)
     kept = int(round(held * U * (1 - share) - rows, 6) // U)
     if kept < 1:
         raise InputError.of(
@@ -347,23 +347,23 @@ def _count_training_rows(plan: Plan, held: int, U: int) -> int:
     return kept
 
 
-def spare(plan: Plan) -> int:
-    """How many times the dealt rows must be there: clients of few classes do not use all alike.
+def choose_spare_factor(plan: Plan) -> int:
+    """Return how many times the rows are needed: clients with few classes do not use all equally.
 
-    >>> spare(Plan()), spare(Plan(data={"split": "dirichlet"}))
+    >>> choose_spare_factor(Plan()), choose_spare_factor(Plan(data={"split": "dirichlet"}))
     (1, 3)
     """
     return 3 if plan.data.split in ("labels", "dirichlet") else 1
 
 
 def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
-    """Return the plan for a federation of `rows` rows with the real one's noise, and f.
+    """Return the plan of a federation on `rows` rows with the noise of the real one, and f.
 
     >>> plan, f = fit_plan(Plan(), announce_federation(Plan()), rows=715)
     >>> plan.data.samples, round(f, 2), round(plan.privacy.epsilon, 1)
     (71, 2.01, 19.3)
     """
-    least, rows = plan.data.labels_per_client or 1, rows // spare(plan)
+    least, rows = plan.data.labels_per_client or 1, rows // choose_spare_factor(plan)
     if rows < least * len(real.sizes):
         raise InputError(
             f"the stand-in has {rows} rows to train on and {len(real.sizes)} clients need "
@@ -371,7 +371,7 @@ def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
         )
     f = max(1.0, real.rows / rows)
     sizes = np.maximum(least, np.floor(np.array(real.sizes) / f + 1e-9)).astype(int)
-    while sizes.sum() > rows:  # clients that were lifted to the least
+    while sizes.sum() > rows:  # because some clients were raised to the smallest size
         sizes[np.argmax(sizes)] -= 1
     alike = len(set(sizes.tolist())) == 1
     changes: dict[str, object] = {
@@ -391,16 +391,16 @@ def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
                 changes[f"data.{key}"] = getattr(plan.data, key)
     scale = np.array(real.sizes) / sizes
     if plan.local.unit == "record" and scale.max() > 1:
-        changes["privacy.epsilon"] = _worth_more(plan, scale)
+        changes["privacy.epsilon"] = _scale_budgets(plan, scale)
     return plan.replace(**changes), float(scale.max())
 
 
-def _worth_more(plan: Plan, scale: NDArray[np.float64]) -> float | list[float]:
-    """ε_i that is worth f_i²·c_i, c_i what the plan's ε_i is worth: Σμ² grows by f²."""
+def _scale_budgets(plan: Plan, scale: NDArray[np.float64]) -> float | list[float]:
+    """Return the ε_i whose capacity is f_i² times that of the plan's ε_i."""
     epsilon = np.broadcast_to(np.asarray(plan.privacy.epsilon, dtype=float), scale.shape)
     delta = np.broadcast_to(np.asarray(plan.privacy.delta, dtype=float), scale.shape)
     pairs = sorted(set(zip(epsilon.tolist(), delta.tolist(), scale.tolist(), strict=True)))
-    found = {pair: _epsilon(*pair, plan) for pair in pairs}
+    found = {pair: _find_epsilon(*pair, plan) for pair in pairs}
     if len(pairs) == 1:
         return found[pairs[0]]
     return [
@@ -408,7 +408,7 @@ def _worth_more(plan: Plan, scale: NDArray[np.float64]) -> float | list[float]:
     ]
 
 
-def _epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
+def _find_epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
     def worth(e: float) -> float:
         return float(calibration.capacity(e, delta, calibration=plan.privacy.calibration))
 
@@ -416,7 +416,7 @@ def _epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
     low, high = epsilon, 1e6
     if worth(high) < wanted:
         raise InputError.of(
-            "the stand-in", f"1/{f:.0f} of the rows", "larger", "its budget would pass all bounds"
+            "the stand-in", f"1/{f:.0f} of the rows", "larger", "its budget would be out of range"
         )
     for _ in range(80):
         middle = (low * high) ** 0.5
@@ -424,9 +424,9 @@ def _epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
     return low
 
 
-MOST_ROWS = 10_000  # to train on: beyond, clients hold fewer rows and the noise stays the real one
+MOST_ROWS = 10_000  # to train on: beyond, clients hold fewer rows than the real ones
 MOST_JUDGES = 4_000  # that choose, and as many that tell
-FEW = 2_000  # public rows below which a fifth of them chooses and a fifth tells: a tenth is luck
+FEW = 2_000  # public rows, below which a fifth of them chooses and a fifth tells, not a tenth
 
 Public: TypeAlias = "str | Path | tuple[ArrayLike, ArrayLike] | None"
 Pair: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
@@ -434,7 +434,7 @@ Pair: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 
 @dataclass(frozen=True, eq=False)
 class StandIn:
-    """Rows of `shape`, and in words what they are and how far they can be trusted."""
+    """The rows, and in words what they are and how far to trust them."""
 
     kind: Literal["public", "drawn", "synthetic"]
     about: str
@@ -444,23 +444,22 @@ class StandIn:
     test: Pair
     shape: tuple[int, ...]
     classes: int
-    sources: int | None = None  # of how many different pictures those that tell are variations
-    # made | published | said (to be public) | own (the plan's); see `rehearsing`
-    origin: str = "made"
-    name: str = ""  # of public rows, as they were given
+    sources: int | None = None  # the number of different pictures behind the rows that tell
+    origin: str = "made"  # made | published | said (to be public) | own (the plan's); see `Cost`
+    name: str = ""  # of public rows, as the user gave it
 
     @property
     def telling(self) -> int:
-        """How many rows tell independently of each other what a setting reaches."""
+        """The number of independent rows that tell what a setting reaches."""
         return min(len(self.test[1]), self.sources or len(self.test[1]))
 
     @property
     def choosing(self) -> int:
-        """How many rows choose independently of each other."""
+        """The number of independent rows that choose."""
         return min(len(self.validation[1]), self.sources or len(self.validation[1]))
 
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return a hash that identifies these rows."""
         digest = hashlib.blake2b(digest_size=16)
         for x, y in (self.train, self.validation, self.test):
             digest.update(np.ascontiguousarray(x).data)
@@ -468,23 +467,22 @@ class StandIn:
         return digest.hexdigest()
 
 
-def stand_in(
+def make_stand_in(
     plan: Plan, real: RealFederation, public: Public = None, *, seed: int = 0, most: int = MOST_ROWS
 ) -> StandIn:
-    """The stand-in for a plan: `public` rows if they are given, else what its kind of data allows.
+    """Make the stand-in for a plan from `public` rows, or from what its kind of data allows.
 
-    >>> from sottovoce.studies.rehearsal.standin import announce_federation
     >>> plan = Plan(data={"name": "mnist", "clients": 5, "samples": 20})
-    >>> found = stand_in(plan, announce_federation(plan))
+    >>> found = make_stand_in(plan, announce_federation(plan))
     >>> found.kind, found.train[0].shape, found.shape
     ('drawn', (100, 784), (28, 28, 1))
     """
     rng = seeds.generator(seed, Purpose.SPLIT, 10)
-    wanted = min(real.rows, most) * spare(plan)
+    wanted = min(real.rows, most) * choose_spare_factor(plan)
     if public is None and plan.data.name == "digits":
         public = "digits"
     if public is not None:
-        return _public(plan, public, wanted, rng)
+        return _take_public(plan, public, wanted, rng)
     if plan.data.pictures and plan.data.name != "arrays":
         return _draw_stand_in(plan, wanted, rng)
     if plan.data.name == "arrays":
@@ -492,11 +490,11 @@ def stand_in(
             "data.name = arrays says nothing of the rows, so nothing can stand in for them; give "
             "public rows, as rehearse(plan, public=(X, y)) or --public rows.npz"
         )
-    return _synthetic(plan, wanted, rng)
+    return _make_synthetic(plan, wanted, rng)
 
 
-def _judges(wanted: int) -> int:
-    """How many rows choose, and how many tell."""
+def _count_judges(wanted: int) -> int:
+    """Return how many rows choose, and how many tell."""
     return int(np.clip(2 * wanted // 5, 400, MOST_JUDGES))
 
 
@@ -507,9 +505,9 @@ def _draw_stand_in(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn
     first, second = int(0.6 * len(order)), int(0.8 * len(order))
     sources = digits.train_x.reshape(-1, 8, 8)
 
-    def part(own: NDArray[np.int64], count: int) -> Pair:
-        pick = own[rng.integers(0, len(own), count)]
-        x = draw_pictures(sources, pick, known.shape, rng)
+    def draw_rows(indices: NDArray[np.int64], count: int) -> Pair:
+        pick = indices[rng.integers(0, len(indices), count)]
+        x = draw_digits(sources, pick, known.shape, rng)
         return x.reshape(count, -1), digits.train_y[pick]
 
     return StandIn(
@@ -526,26 +524,26 @@ def _draw_stand_in(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn
             "federation (clients, rows, budgets) and on the model, which are the real ones; the "
             "predicted accuracy is that of drawn digits, and yours may lie elsewhere."
         ),
-        train=part(order[:first], wanted),
-        validation=part(order[first:second], _judges(wanted)),
-        test=part(order[second:], _judges(wanted)),
+        train=draw_rows(order[:first], wanted),
+        validation=draw_rows(order[first:second], _count_judges(wanted)),
+        test=draw_rows(order[second:], _count_judges(wanted)),
         shape=known.shape,
         classes=known.classes,
     )
 
 
-def _synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
-    own = plan.data
-    if own.infer:
+def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
+    data = plan.data
+    if data.infer:
         raise InputError(
             "data.infer = true leaves the columns to the table, which a rehearsal does not open; "
             "declare them in data.columns, or give public rows with --public"
         )
-    fields = fields_of(own.name, own.columns or {}, own.label)
-    classes = own.classes or 2
-    judges = _judges(wanted)
-    x, y = synthetic(fields, classes, wanted + 2 * judges, rng)
-    x, y = np.roll(x, -wanted, axis=0), np.roll(y, -wanted)  # each class once among the judges
+    fields = list_fields(data.name, data.columns or {}, data.label)
+    classes = data.classes or 2
+    judges = _count_judges(wanted)
+    x, y = make_rows(fields, classes, wanted + 2 * judges, rng)
+    x, y = np.roll(x, -wanted, axis=0), np.roll(y, -wanted)  # every class is among the judges
     y[judges : judges + classes] = np.arange(classes)
     return StandIn(
         kind="synthetic",
@@ -567,10 +565,10 @@ def _synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
     )
 
 
-def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -> StandIn:
-    known = _shape(plan)
+def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -> StandIn:
+    known = _find_shape(plan)
     pictured = known is not None and len(known) == 3
-    name, x, y, shape = _rows_of(plan, public, pictured)
+    name, x, y, shape = _load_public(plan, public, pictured)
     if pictured and len(shape) in (2, 3) and known is not None:
         x = resize_pictures(x.reshape(len(x), *shape[:2], -1), known)
         x, shape = x.reshape(len(x), -1), known
@@ -588,13 +586,13 @@ def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -
             f"the {classes} classes 0 to {classes - 1} of the plan",
             "show every class, and no other",
         )
-    judges = min(_judges(wanted), max(1, len(y) // (5 if len(y) < FEW else 10)))
+    judges = min(_count_judges(wanted), max(1, len(y) // (5 if len(y) < FEW else 10)))
     if len(y) < 10 * classes:
         raise InputError.of(
             "--public", f"{len(y)} rows", f"{10 * classes} rows or more", "give more of them"
         )
     order = rng.permutation(len(y))
-    # One row of each class goes where the number of classes is read.
+    # One row of each class comes first, because the number of classes is read from these rows.
     if np.bincount(y).min() < 2:
         raise InputError("--public has a class of one row; show two or more of every class")
     first = np.array([np.flatnonzero(y[order] == k)[:2] for k in range(classes)])
@@ -630,18 +628,18 @@ def _public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -
     )
 
 
-def _shape(plan: Plan) -> tuple[int, ...] | None:
-    """The shape of a row, where the plan alone says it."""
-    own = plan.data
-    if own.name is not None:
-        return None if own.name == "arrays" else datasets.DATASETS[own.name].shape
-    if own.infer:
+def _find_shape(plan: Plan) -> tuple[int, ...] | None:
+    """Return the shape of a row, or None if the plan alone does not say it."""
+    data = plan.data
+    if data.name is not None:
+        return None if data.name == "arrays" else datasets.DATASETS[data.name].shape
+    if data.infer:
         return None
-    fields = fields_of(None, own.columns or {}, own.label)
+    fields = list_fields(None, data.columns or {}, data.label)
     return (sum(field.width for field in fields),)
 
 
-def _rows_of(
+def _load_public(
     plan: Plan, public: Public, pictured: bool
 ) -> tuple[str, NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
     if isinstance(public, tuple):
@@ -667,8 +665,8 @@ def _rows_of(
             "name public rows",
         )
     for key in ("path", "validation", "test"):
-        own = getattr(plan.data, key)
-        if isinstance(own, str | Path) and Path(own).exists() and path.samefile(own):
+        file = getattr(plan.data, key)
+        if isinstance(file, str | Path) and Path(file).exists() and path.samefile(file):
             raise InputError.of(
                 "--public",
                 text,
@@ -677,7 +675,7 @@ def _rows_of(
                 "on what chose them",
             )
     if path.suffix.lower() == ".npz":
-        return path.name, *_npz(path, pictured)
+        return path.name, *_load_npz(path, pictured)
     if path.suffix.lower() not in (".csv", ".parquet") or plan.data.path is None:
         raise InputError.of(
             "--public",
@@ -690,7 +688,7 @@ def _rows_of(
     return path.name, table.x, table.y, (table.x.shape[1],)
 
 
-def _npz(
+def _load_npz(
     path: Path, pictured: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
     try:
@@ -719,24 +717,24 @@ def _check_rows(
     with np.errstate(over="ignore"):
         flat = rows_.astype(np.float32).reshape(len(rows_), -1)
     if not np.isfinite(flat).all():
-        raise InputError.of(given, "a number that is not", bound, "leave such rows out")
+        raise InputError.of(given, "a number that is not finite", bound, "leave such rows out")
     least, most = int(labels.min()), int(labels.max())
-    if least < 0 or most >= len(labels):  # as many classes as rows: the number of them is wrong
+    if least < 0 or most >= len(labels):  # there are never more classes than rows
         found = f"labels from {least} to {most}"
         raise InputError.of(given, found, bound, "number the classes 0, 1, 2, …")
     if pictured:
-        flat = _as_named(given, flat, whole=rows_.dtype.kind in "iu")
+        flat = _scale_pixels(given, flat, whole=rows_.dtype.kind in "iu")
     return flat, labels.astype(np.int32), rows_.shape[1:]
 
 
-def _as_named(given: str, x: NDArray[np.float32], *, whole: bool) -> NDArray[np.float32]:
-    """Pictures on the scale of the named data sets, 0 to 1: clipping and step depend on it.
+def _scale_pixels(given: str, x: NDArray[np.float32], *, whole: bool) -> NDArray[np.float32]:
+    """Scale pictures to 0 to 1 like the named datasets: clipping and step depend on the scale.
 
-    >>> _as_named("x", np.array([[0, 51, 255]], np.float32), whole=True).tolist()
+    >>> _scale_pixels("x", np.array([[0, 51, 255]], np.float32), whole=True).tolist()
     [[0.0, 0.20000000298023224, 1.0]]
     """
     low, high = float(x.min()), float(x.max())
-    bytes_ = whole and 127 < high <= 255  # less than half of the light there is: another scale
+    bytes_ = whole and 127 < high <= 255  # else a dark picture of another scale
     if low < 0 or (high > 1 and not bytes_):
         raise InputError.of(
             given,
