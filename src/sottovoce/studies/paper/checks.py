@@ -1,7 +1,9 @@
-"""The checks that claims name: each gives numbers that are positive where a claim is right.
+"""The verdict on each claim of a figure, and the table of claims.
+
+A claim names a check, which gives numbers that are positive where the claim is right:
 
 `lower`, `higher`   first against than, wherever else the figure varies
-`close`             first within a part of than's loss
+`close`             first exceeds than's loss by a given share at most
 `convex`            the curve lies below the chord between its ends, and no point clearly above
                     the chord of its neighbours
 `rises`, `falls`    the slope of a measure (or of the best x) along an axis
@@ -9,6 +11,16 @@
 `nearer`            loss rises with the distance of x from the reference's best T
 `above`             the paper's moment bound is nowhere below the truth
 `overdrawn`         the ε that holds is larger than the one asked for
+
+A claim is tested at one or several points. At each point there is one number for each seed,
+positive where the claim is right for that seed (runs of one seed share split, first model and
+noise: the numbers are paired), and their mean has a 95 % interval (Student's t).
+
+- *holds*: at every point the interval lies above 0. If the claim is false at any point, this
+  verdict has a probability of 2.5 % at most, whatever the number of points.
+- *contradicted*: at some point the interval lies below 0, at 95 % for all points together
+  (Bonferroni), so that many points do not make a contradiction by chance.
+- *undecided*: anything else, including a number that is not finite.
 """
 
 from __future__ import annotations
@@ -28,9 +40,6 @@ from sottovoce.studies import store
 from sottovoce.studies.paper import definition, outcomes
 from sottovoce.studies.paper.definition import AXES, REFERENCE, Claim, Figure
 from sottovoce.studies.paper.outcomes import Floats, Place, PointTable, Result, label, tables
-
-# Every claim with what became of it, and the table of them.
-
 
 START, END = "<!-- claims -->", "<!-- /claims -->"
 
@@ -160,19 +169,6 @@ def main(document: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-
-
-# From differences over the seeds to a verdict.
-#
-# A claim is tested at one or several points. At each there is one number a seed, positive where the
-# claim is right for that seed (runs of one seed share split, first model and noise: the numbers are
-# paired), and their mean has a 95 % interval (Student's t).
-#
-# - *holds*: at every point the interval lies above 0. If the claim is false at any point, this is
-#   said with probability 2.5 % at most, whatever the number of points.
-# - *contradicted*: at some point the interval lies below 0, at 95 % for all points together
-#   (Bonferroni), so that many points do not make a contradiction by chance.
-# - *undecided*: anything else, a number that is not finite included.
 
 
 Word = Literal["holds", "contradicted", "undecided"]

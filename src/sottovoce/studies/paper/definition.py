@@ -4,6 +4,10 @@ A figure names a setting (which data, which model, what the paper leaves open) a
 up to three axes, `x` along the figure, `line` one curve each, `panel` one picture each. An axis
 sweeps a key of the plan, or `method`, which stands for several keys (`methods.toml`). Figures come
 in two variants: `printed`, as the paper does it, and `corrected`, at an exact guarantee.
+
+A figure becomes one cell with a plan for every point of every variant. Of several changes to the
+same key the last one counts, in this order: the setting's plan, its variant, the figure's plan, its
+corrected version, the method, the quick version, the axes, and what a search tries.
 """
 
 from __future__ import annotations
@@ -24,12 +28,6 @@ from sottovoce._version import __version__
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 from sottovoce.privacy import gaussian
-
-# A figure → the plans it needs, one cell for every point of every variant.
-#
-# Later changes win: the setting's plan, its variant, the figure's plan, its corrected part, the
-# method, the quick version, the axes, and what a search tries.
-
 
 SEARCHED = "rounds.rounds"
 REFERENCE = "reference"  # in place of x: the search that a figure refers to

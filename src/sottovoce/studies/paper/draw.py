@@ -36,17 +36,15 @@ if TYPE_CHECKING:
     from sottovoce.runs.trained import Trained
 
 
-# The picture that a model takes for a class most surely (Fig. 3), by gradient ascent on the input.
-#
-# x ← x + rate · ∇ₓ(log p(class | x) − penalty·‖x‖²), from an empty picture, pixels kept in [0, 1].
-# Pictures travel as text: one byte a pixel, base64.
-
-
 Pictures = NDArray[np.float64]  # [classes, pixels]
 
 
 def draw_prototypes(trained: Trained, how: Prototypes) -> Pictures:
-    """One picture for every class, pixels in [0, 1]."""
+    """Draw for every class the picture that a model assigns to it most surely (Fig. 3).
+
+    Gradient ascent on the input, x ← x + rate · ∇ₓ(log p(class | x) − penalty·‖x‖²), from an empty
+    picture, with pixels kept in [0, 1].
+    """
     import jax
     import jax.numpy as jnp
 
@@ -68,7 +66,7 @@ def draw_prototypes(trained: Trained, how: Prototypes) -> Pictures:
 
 
 def distinct(drawn: Pictures, x: NDArray[Any], y: NDArray[Any]) -> float:
-    """The mean correlation of each picture with the mean image of its class.
+    """Return the mean correlation of each picture with the mean image of its class.
 
     >>> x = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     >>> distinct(x, x, np.array([0, 1])), distinct(np.zeros((2, 3)), x, np.array([0, 1]))
@@ -84,7 +82,7 @@ def distinct(drawn: Pictures, x: NDArray[Any], y: NDArray[Any]) -> float:
 
 
 def to_text(drawn: Pictures) -> str:
-    """Pictures as text.
+    """Encode pictures as text: one byte for each pixel, in base64.
 
     >>> to_text(np.array([[0.0, 1.0]]))
     'AP8='
@@ -93,7 +91,7 @@ def to_text(drawn: Pictures) -> str:
 
 
 def from_text(text: str, classes: int = 10) -> Pictures:
-    """The pictures that `to_text` wrote.
+    """Decode the pictures that `to_text` encoded.
 
     >>> from_text("AP8=", classes=1)
     array([[0., 1.]])
@@ -295,7 +293,7 @@ def _logarithmic(ax: Any, finite: Any) -> None:
 
 
 def _horizons(ax: Any, table: PointTable, panel: Any) -> None:
-    """T over the rounds of the first seed's runs, each down to where the rounds done meet it."""
+    """Draw T over the rounds of the first seed's runs, until the rounds done reach it."""
     longest = 1
     for i, line in enumerate(table.axis("line")):
         point = table.points[panel, line, None]
@@ -343,7 +341,7 @@ def _moment_panel(i: int, panel: dict[str, Any]) -> Picture:
 
 
 def _digits(table: PointTable, line: Any) -> Picture:
-    """The ten pictures of one model, in two rows; the first seed's."""
+    """Draw the ten pictures of a model in two rows, for the first seed."""
     name = label(table.figure, "line", line)
 
     def paint(page: Any) -> None:

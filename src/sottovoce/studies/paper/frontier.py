@@ -2,8 +2,9 @@
 
 `frontier.toml` lists curves. The paper's are points of figures (their plans, and so their runs, are
 shared with those figures); ours are plans of their own. Every point is a few plans' worth of
-seeds, placed at the ε that really holds. Curves with `fitted` are no federations: a layer fitted in
-the open, to public rows alone (no client takes part: ε = 0) or to the clients' (no ε holds).
+seeds, placed at the ε that really holds. Curves with `fitted` are no federations but levels to
+compare with: a softmax layer fitted without clipping or noise, to public rows alone (no client
+takes part: ε = 0) or to all clients' rows in one place (no ε holds).
 
 OUT/frontier/frontier.json   every point, a number for every seed
 OUT/frontier/frontier.svg    accuracy against the true ε
@@ -35,9 +36,6 @@ from sottovoce.studies.paper import outcomes
 from sottovoce.studies.paper.definition import Cell, expand, load_figure
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flat
 
-# The frontier as a picture, accuracy against the ε that holds, and as a table.
-
-
 MOST_LISTED = 8  # the largest ε of the paper's curves that the table lists; the picture shows all
 _LOOKS: dict[str, tuple[str, str, Any]] = {
     "paper": (ORANGE, "o", (0, (5, 2))),
@@ -50,13 +48,13 @@ _LOOKS: dict[str, tuple[str, str, Any]] = {
 
 
 def write(folder: Path, points: Sequence[FrontierPoint]) -> None:
-    """frontier.svg and frontier.md."""
+    """Write frontier.svg and frontier.md."""
     write_file(folder / f"{NAME}.md", table(points).encode())
     write_file(folder / f"{NAME}.svg", picture(points).encode())
 
 
 def table(points: Sequence[FrontierPoint]) -> str:
-    """One line for each point: panel, curve, true ε, accuracy over the seeds, rounds, what is set.
+    """Return the table of points: panel, curve, true ε, accuracy over the seeds, rounds, settings.
 
     >>> table([]).splitlines()[1]
     '|---|---|---|---|---|---|'
@@ -100,7 +98,7 @@ def _line(panel: Panel, point: FrontierPoint) -> str:
 
 
 def _level_line(panel: Panel, point: FrontierPoint) -> str:
-    """A layer fitted in the open: no rounds, and an ε of 0 (no client) or none."""
+    """Return the row of a fitted layer: no rounds, and an ε of 0 (no client) or none."""
     score = f"{100 * point.mean:.2f}"
     # Where nothing is left over, every seed deals the same rows.
     score += f" ± {100 * point.spread:.2f} %" if len(set(point.accuracy)) > 1 else " %"
@@ -110,13 +108,13 @@ def _level_line(panel: Panel, point: FrontierPoint) -> str:
 
 
 def _public_rows(point: FrontierPoint) -> str:
-    """How many they were, where no client took part."""
+    """Return the number of public rows, where no client took part."""
     rows = point.plan.get("data.public") if point.asked == 0 else None
     return f" ({rows:,})" if rows else ""
 
 
 def picture(points: Sequence[FrontierPoint]) -> str:
-    """A panel for each federation that was measured at more than one ε; a file by itself."""
+    """Draw a panel for each federation that was measured at more than one ε."""
     drawn = [
         panel for panel in panels() if len({p.asked for p in points if p.panel == panel.name}) > 1
     ]
@@ -135,7 +133,7 @@ def picture(points: Sequence[FrontierPoint]) -> str:
 
 
 def _level(point: FrontierPoint) -> bool:
-    """Whether it was fitted in the open: a level to hold a curve against, not a point of one."""
+    """Return whether it is a fitted layer: a level to compare a curve with, not a point of one."""
     return point.asked in (0.0, OPEN)
 
 
@@ -177,23 +175,17 @@ def _lines(ax: Any, panel: Panel, points: Sequence[FrontierPoint]) -> None:
     ax.set(xlabel="ε that holds", ylabel="test accuracy (%)")
 
 
-# A softmax layer fitted to rows in the open: what no federation, or no noise, would reach.
-#
-# Two levels that a private curve is to be held against: the layer fitted to the public rows alone,
-# which no client takes part in, and to all clients' rows at one place, without clipping or noise.
-
-
 Whose: TypeAlias = Literal["public", "clients"]
 
-PENALTY = 1e-4  # λ; fixed beforehand for all data sets, chosen on none
+PENALTY = 1e-4  # λ of the fitted layer; fixed beforehand for all datasets
 MOST_STEPS = 500
 
 
 def accuracy(plan: Plan, whose: Whose, seed: int) -> float:
-    """Test accuracy of the layer on the plan's features, fitted to these rows of its data set.
+    """Return the test accuracy of a layer fitted to these rows, on the plan's features.
 
-    `public` are the first `data.public` rows (without it: the rows that steer), `clients` are
-    those that the seed deals to them.
+    `public` are the first `data.public` rows (without it the validation rows), `clients` are the
+    rows that clients hold with this seed.
     """
     from sottovoce.data.federated import load_holdings
 
@@ -206,7 +198,7 @@ def accuracy(plan: Plan, whose: Whose, seed: int) -> float:
 
 
 def fit(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:
-    """The least mean cross-entropy + λ/2·‖w‖² (biases, the last row, go free), by L-BFGS.
+    """Minimise mean cross-entropy + λ/2·‖w‖² by L-BFGS; biases (the last row) have no penalty.
 
     >>> layer = fit(np.array([[-1.0], [-2.0], [1.0], [3.0]]), np.array([0, 0, 1, 1]), 2)
     >>> predict(layer, np.array([[-5.0], [5.0]])).tolist()
@@ -235,7 +227,7 @@ def fit(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:
 
 
 def predict(layer: Floats, x: NDArray[Any]) -> NDArray[np.int64]:
-    """The class of every row."""
+    """Return the class of every row."""
     return np.asarray(np.argmax(x @ layer[:-1] + layer[-1], axis=1))
 
 
@@ -284,7 +276,7 @@ class Panel:
 
 
 def panels() -> list[Panel]:
-    """The panels in their order.
+    """List the panels in order.
 
     >>> [panel.name for panel in panels()][0]
     'mnist'
@@ -301,7 +293,7 @@ def panels() -> list[Panel]:
 
 
 def seeds(quick: bool, first: int = 1) -> tuple[int, ...]:
-    """first, first + 1, …: a curve begins where settings were chosen on other seeds.
+    """List seeds from `first` on; a curve's first seed is one that chose none of its settings.
 
     >>> seeds(quick=False, first=11)
     (11, 12, 13, 14, 15)
@@ -310,7 +302,7 @@ def seeds(quick: bool, first: int = 1) -> tuple[int, ...]:
 
 
 def cells(quick: bool) -> list[Cell]:
-    """Every plan to train: `panel` and `line` are the panel and the curve, `x` is the ε asked for.
+    """List the plans to train; of a cell, `line` is the curve and `x` the ε asked for.
 
     >>> cells(quick=False)[0].plan.data.name
     'mnist'

@@ -30,9 +30,6 @@ from sottovoce.studies.paper.definition import (
     together,
 )
 
-# A finished figure as arrays: for every variant and place one number a seed, searches decided.
-
-
 Floats = NDArray[np.float64]
 Place = tuple[Any, Any, Any]  # panel, line, x
 
@@ -60,17 +57,17 @@ class PointTable:
     points: Mapping[Place, Point]
 
     def axis(self, name: str) -> list[Any]:
-        """The values of an axis, in the order of the file."""
+        """List the values of an axis, in the order of the file."""
         at = AXES.index(name)
         return list(dict.fromkeys(p[at] for p in self.points if REFERENCE not in p))
 
     def values(self, measure: str, place: Place) -> Floats:
-        """One number a seed."""
+        """Return one number for each seed."""
         return self.points[place].values[measure]
 
 
 def tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]:
-    """Every variant of a figure, from the cells of its file."""
+    """Return a table of points for every variant, from the cells of a figure's file."""
     found: dict[str, dict[Place, list[dict[str, Any]]]] = {}
     for cell in cells:
         place = (cell.get("panel"), cell.get("line"), cell.get("x"))
@@ -105,7 +102,7 @@ def _floats(cell: Mapping[str, Any], name: str) -> Floats:
 
 
 def label(figure: Figure, axis: str, value: Any) -> str:
-    """A value of an axis as a reader sees it.
+    """Format a value of an axis for a reader.
 
     >>> from sottovoce.studies.paper.definition import load_figure
     >>> label(load_figure("fig5"), "line", 4), label(load_figure("fig8"), "line", "lei")
@@ -146,7 +143,7 @@ class Outcome:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], made: str) -> Outcome:
-        """From a run's record."""
+        """Take the numbers from a run's record."""
         rounds, result = record["rounds"], record["result"]
         changes = [(0, rounds[0]["horizon"])] if rounds else []
         for entry in rounds:
@@ -275,7 +272,7 @@ def read_figure(path: Path) -> dict[str, Any]:
 
 
 def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan with dotted keys.
+    """Return a plan with dotted keys.
 
     >>> flat({"noise": "simulated", "data": {"name": "digits"}})
     {'noise': 'simulated', 'data.name': 'digits'}
@@ -314,7 +311,7 @@ def _outcome(entry: Mapping[str, Any]) -> Outcome:
 
 
 def _compact(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Six digits are more than any seed's spread knows; what is not there is left out."""
+    """Round numbers to six digits, and leave out what is empty or not finite."""
     out: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, float):

@@ -25,9 +25,6 @@ from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes
 from sottovoce.studies.paper.outcomes import Outcome, Result, Runs
 from sottovoce.studies.paper.page import render_figures
 
-# Trains what is missing and stores it as it comes; nothing here knows what a figure shows.
-
-
 Progress = Callable[[int, int], None]  # rounds done at most, rounds in all at most
 Job = tuple[Cell, int, Prototypes | None]
 
@@ -78,7 +75,7 @@ def list_missing(
 
 
 def _portions(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs on the same data with the same seeds: one call of the simulator each, read once."""
+    """Group jobs with the same data and seeds, which are simulated in one call."""
     by_plan: dict[str, list[Job]] = {}
     for job in jobs:
         by_plan.setdefault(job[0].key, []).append(job)
@@ -131,11 +128,10 @@ def _describe_machine() -> str:
     )
 
 
-# Fig. 2: the paper's bound on the moments beside their true values.
-
-
 def compute(what: Moments) -> list[dict[str, Any]]:
-    """One entry a panel: λ, bound, truth, the first λ at which the bound is none, for every C.
+    """Compute Fig. 2: for each panel λ, the paper's bound, the true log moment, and `breaks`.
+
+    `breaks` has for every other C the first λ at which the bound is none.
 
     >>> from sottovoce.studies.paper.definition import load_figure
     >>> panels = compute(load_figure("fig2").moments)
@@ -165,7 +161,7 @@ def compute(what: Moments) -> list[dict[str, Any]]:
 
 
 def _ratio(what: Moments, place: Any, clip: float) -> float:
-    """Δ/σ with Δ = 2ηC/n."""
+    """Return Δ/σ with Δ = 2ηC/n."""
     recipe = Recipe(what.learning_rate, clip)
     return float(recipe.sensitivity([place["samples"]])[0]) / what.sigma
 
@@ -255,7 +251,7 @@ def choose_figures(names: Sequence[str]) -> list[Figure]:
 
 
 def draw_file(result: Result, folder: Path) -> None:
-    """NAME.svg: the figure by itself, for print."""
+    """Write NAME.svg, the figure by itself for print."""
     from sottovoce.studies.paper.outcomes import tables
 
     drawn = draw.pictures(result.figure, tables(result.figure, result.cells), result.moments)
@@ -263,7 +259,7 @@ def draw_file(result: Result, folder: Path) -> None:
 
 
 def write(folder: Path) -> Path:
-    """index.html from the figures in the folder; nothing is trained."""
+    """Write index.html from the figures in the folder; nothing is trained."""
     path = folder / "index.html"
     write_file(path, render_figures(load_finished(folder)).encode())
     return path
@@ -290,7 +286,7 @@ def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> R
 
 
 def _folder(out: Path, quick: bool) -> Path:
-    """The folder, made if need be; quick results and full ones never share one."""
+    """Make the folder if need be; refuse one with quick results for full ones, and vice versa."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
