@@ -10,7 +10,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from html.parser import HTMLParser
 from importlib import resources
@@ -482,12 +481,9 @@ def test_odd_runs_have_a_page(kind, change):
     [{"clients": 10_000, "rounds": 60}, {"rounds": 2000, "beta": 0.999}],
     ids=["10,000 clients", "2,000 rounds"],
 )
-def test_large_runs_stay_small_and_quick(kind):
+def test_pages_of_large_runs_stay_small(kind):
     record, trace = example(**kind)
-    charts.draw_attacker(1.0)  # importing matplotlib is not part of the page's time
-    began = time.process_time()
     page = render_report(record, trace)
-    assert time.process_time() - began < 4  # about 1 s on one core; slack for a busy machine
     assert len(page.encode()) < 1_000_000
     assert ("one by one" in page) == (len(record["clients"]) <= 200)
 

@@ -1298,11 +1298,8 @@ def test_receipts_read_back_and_nonsense_is_refused():
 
 def test_a_start_without_anything_heavy():
     code = (
-        "import sys, time, numpy\nbegan = time.process_time()\nimport sottovoce.client.vault\n"
-        "print(time.process_time() - began)\n"
+        "import sys, sottovoce.client.vault\n"
         "print([m for m in ('jax', 'scipy', 'pydantic', 'polars', 'flwr') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
-    seconds, heavy = done.stdout.splitlines()
-    assert heavy == "[]"
-    assert float(seconds) < 0.3  # 0.07 here
+    assert done.stdout == "[]\n", done.stderr
