@@ -401,8 +401,8 @@ def test_a_plain_model_is_plain_also_where_the_plan_has_features():
     [("mnist", "f21f566548ff0b7f"), ("census", "dee67edbc06f7dde"), ("cifar", "f21f566548ff0b7f")],
 )
 def test_the_papers_plans_are_searched_as_when_their_regret_was_measured(setting, digest):
-    own = experiments.setting(setting)
-    values = {**own.plan, **own.corrected, **experiments.methods()["crd"].plan}
+    own = experiments.load_setting(setting)
+    values = {**own.plan, **own.corrected, **experiments.load_methods()["crd"].plan}
     plan = Plan.load().replace(**values)
     space = build_space(plan, bodies=setting != "census")
     told = [[one.key, one.coarse, one.low, one.high] for one in space.ladders]
