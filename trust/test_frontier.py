@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from sottovoce.simulation.many import simulate_many
+from sottovoce.simulation.simulate import simulate_many
 from sottovoce.studies.paper import frontier
 
 RESULTS = Path(__file__).parent.parent / "results" / "frontier"

@@ -18,7 +18,7 @@ import pytest
 
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
-from sottovoce.simulation.many import simulate_many
+from sottovoce.simulation.simulate import simulate_many
 
 EPSILONS = (4, 8, 12, 16, 20)
 FIXED = {

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from sottovoce.runs.checkpoint import RoundDone
     from sottovoce.runs.trained import Trained, load
     from sottovoce.schedules.calibrate import calibrate
-    from sottovoce.simulation.many import simulate_many
-    from sottovoce.simulation.simulate import resume, simulate
+    from sottovoce.simulation.simulate import resume, simulate, simulate_many
     from sottovoce.studies.rehearsal.rehearsing import rehearse
 
 _HOMES = {
@@ -49,7 +48,7 @@ _HOMES = {
     "rehearse": "studies.rehearsal.rehearsing",
     "resume": "simulation.simulate",
     "simulate": "simulation.simulate",
-    "simulate_many": "simulation.many",
+    "simulate_many": "simulation.simulate",
 }
 
 __all__ = [

@@ -17,14 +17,7 @@ from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 
 from sottovoce.client import ledger
 from sottovoce.errors import FederationError, InputError
-from sottovoce.flower import (
-    certificates,
-    deploy,
-    server_app,
-    server_worker,
-    supernode,
-    worker,
-)
+from sottovoce.flower import certificates, deploy, server_app, server_worker, supernode, worker
 from sottovoce.flower.transport import REFUSED, Failure, _check_reply
 from support.devices import make_node
 

@@ -64,5 +64,5 @@ def test_survivors_are_named_with_what_noticed_them(tmp_path, monkeypatch, capsy
     assert _main(monkeypatch, tmp_path / "found.json", "--only", "twins") == 1
     said = capsys.readouterr().out
     assert "0 of 1 privacy mutants killed" in said
-    assert "survived: a fingerprint that forgets twins (client.vault.fingerprint)" in said
+    assert "survived: a fingerprint that forgets twins (client.vault.chain)" in said
     assert "noticed by tests/reports/test_run.py::test_a_figure" in said

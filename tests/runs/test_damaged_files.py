@@ -18,7 +18,7 @@ import pytest
 
 from sottovoce.cli import commands
 from sottovoce.client.node import _read_arrays
-from sottovoce.client.vault.fingerprint import fingerprint_file
+from sottovoce.client.vault.chain import fingerprint_file
 from sottovoce.data import federated, files
 from sottovoce.data.tables import read_samples
 from sottovoce.errors import DataError, InputError, RunError, SottovoceError

@@ -29,7 +29,7 @@ from sottovoce.server.federation import score_model
 from sottovoce.simulation import secure as released
 from sottovoce.simulation import simulate as running
 from sottovoce.simulation.compiled import play_round
-from sottovoce.simulation.many import simulate_many
+from sottovoce.simulation.simulate import simulate_many
 from support.federations import replayed, same
 from support.in_process import Direct, clients, draw, plan, public
 from support.samples import MODELS, SIZES, orders, rows_of, samples

@@ -17,7 +17,7 @@ from sottovoce.models.custom import custom
 from sottovoce.models.mlp import Mlp
 from sottovoce.privacy.tank import FULL
 from sottovoce.server.federation import build
-from sottovoce.simulation import accelerator, compiled, many
+from sottovoce.simulation import accelerator, compiled, simulate
 from sottovoce.simulation.simulate import start_run
 
 BASE = {
@@ -251,11 +251,11 @@ def test_stretches_are_as_short_as_memory_and_time_ask(counted, monkeypatch):
 def test_batches_in_stretches_side_by_side_are_those_round_by_round(monkeypatch, counted):
     """Four batches, two at once, each with a thread: the same records and models."""
     plans = [PLANS["fixed"].replace(f"rounds.rounds={rounds}") for rounds in (13, 6, 9)]
-    monkeypatch.setattr(many, "TOGETHER", 2)
-    plain = many.simulate_many(plans, seeds=[1, 2], together=True)
+    monkeypatch.setattr(simulate, "TOGETHER", 2)
+    plain = simulate.simulate_many(plans, seeds=[1, 2], together=True)
     assert not counted
     monkeypatch.setattr(compiled, "play_compiled", accelerator.play_ahead)
-    quick = many.simulate_many(plans, seeds=[1, 2], together=True)
+    quick = simulate.simulate_many(plans, seeds=[1, 2], together=True)
     assert sum(counted) == 2 * (13 + 6)
     assert not threads()
     for one, other in zip(plain, quick, strict=True):

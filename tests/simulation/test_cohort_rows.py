@@ -8,8 +8,7 @@ import pytest
 
 from sottovoce.plan import Plan
 from sottovoce.simulation import compiled
-from sottovoce.simulation.many import simulate_many
-from sottovoce.simulation.simulate import simulate
+from sottovoce.simulation.simulate import simulate, simulate_many
 
 RANDOM = np.random.default_rng(7)
 SIZES = (300, 20, 256, 299, 40, 270, 300)  # the first and the last are the longest

@@ -26,9 +26,8 @@ from sottovoce.runs.trained import load
 from sottovoce.server import rounds as course
 from sottovoce.server.federation import build
 from sottovoce.simulation import compiled as rounds
-from sottovoce.simulation import many
-from sottovoce.simulation.many import simulate_each, simulate_many
-from sottovoce.simulation.simulate import resume, simulate
+from sottovoce.simulation import simulate as many
+from sottovoce.simulation.simulate import resume, simulate, simulate_each, simulate_many
 
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 6})
 

@@ -16,8 +16,7 @@ from sottovoce.plan import Plan
 from sottovoce.server import rounds
 from sottovoce.server.federation import build
 from sottovoce.simulation import streamed
-from sottovoce.simulation.many import simulate_many
-from sottovoce.simulation.simulate import resume, simulate
+from sottovoce.simulation.simulate import resume, simulate, simulate_many
 
 ROWS, FEATURES, CLIENTS = 700, 20, 6
 

@@ -24,8 +24,7 @@ from sottovoce.plan import Plan
 from sottovoce.simulation import compiled as rounds
 from sottovoce.simulation import streamed
 from sottovoce.simulation.compiled import pack
-from sottovoce.simulation.many import simulate_many
-from sottovoce.simulation.simulate import simulate
+from sottovoce.simulation.simulate import simulate, simulate_many
 
 CLIENTS = 50
 ROWS = 8000  # a round's; a quarter as many are evaluated. Few rows are fused in other ways

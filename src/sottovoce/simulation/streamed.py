@@ -26,12 +26,12 @@ from sottovoce.models.base import JaxModel, Params
 from sottovoce.models.clipping import clipped_sum, compute_losses, evaluate
 from sottovoce.privacy import seeds
 from sottovoce.privacy.gaussian import Floats
-from sottovoce.privacy.noise import simulated
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.schedules.optimizer import StepInputs
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, put_on_device
 from sottovoce.server.rounds import check_interrupts
+from sottovoce.simulation import compiled
 from sottovoce.simulation.compiled import BatchRun, keep_better, stack_numbers, step_optimizer
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
@@ -166,7 +166,9 @@ def _close_round(
     Key and draw are those of `compiled`, so that a streamed run has the same noise.
     """
     words, t, std = noise
-    drawn = simulated.draw(jax.random.fold_in(jax.random.wrap_key_data(words), t), params, std)
+    drawn = compiled.draw_simulated_noise(
+        jax.random.fold_in(jax.random.wrap_key_data(words), t), params, std
+    )
     new = jax.tree.map(lambda w, g, z: w - g + z, params, step, drawn)
     if inputs is not None:
         new, memory = step_optimizer(params, new, memory, inputs)

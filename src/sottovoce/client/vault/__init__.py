@@ -6,7 +6,7 @@ The vault refuses rather than guesses: a missing file, a copy, an older state, a
 second process, a second answer to a round. docs/ledger.md is the operator's page.
 """
 
-from sottovoce.client.vault.fingerprint import fingerprint, fingerprint_file
+from sottovoce.client.vault.chain import fingerprint, fingerprint_file
 from sottovoce.client.vault.policy import Policy
 from sottovoce.client.vault.rebinding import backup, move, rebind, restore, resume
 from sottovoce.client.vault.vault import Entry, Reservation, Vault

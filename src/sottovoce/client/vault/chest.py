@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sottovoce.client.vault import chain, witness
-from sottovoce.client.vault.chain import GENESIS, Line, add_salt, link_line
-from sottovoce.client.vault.fingerprint import sha256
+from sottovoce.client.vault.chain import GENESIS, Line, add_salt, link_line, sha256
 from sottovoce.client.vault.journal import Books, Journal, Records, Turn
 from sottovoce.client.vault.witness import LineReference, VaultReceipt
 from sottovoce.errors import InputError, VaultRefusal

@@ -20,9 +20,8 @@ import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.client.vault import witness
-from sottovoce.client.vault.chain import Line, encode_canonical, is_hash
+from sottovoce.client.vault.chain import Line, encode_canonical, is_hash, sha256
 from sottovoce.client.vault.chest import Chest
-from sottovoce.client.vault.fingerprint import sha256
 from sottovoce.client.vault.journal import MOST_BYTES, Books
 from sottovoce.client.vault.policy import Policy, count_withheld_units, require_tighter
 from sottovoce.client.vault.witness import LineReference, VaultReceipt

@@ -31,7 +31,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.gaussian import cdf
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.server.federation import build
-from sottovoce.simulation.many import simulate_each
+from sottovoce.simulation.simulate import simulate_each
 from sottovoce.studies.audit.ceiling import (
     WRONG_PER_COMPARISON,
     Level,

@@ -88,7 +88,7 @@ def _portions(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def _train(jobs: list[Job]) -> Any:
     # Loaded only now: what is there already is drawn without JAX.
-    from sottovoce.simulation.many import simulate_each
+    from sottovoce.simulation.simulate import simulate_each
 
     cells = {cell.key: cell for cell, _, _ in jobs}
     seeds = list(dict.fromkeys(seed for _, seed, _ in jobs))

@@ -54,8 +54,7 @@ from sottovoce.schedules.bound import Bound, Landscape
 from sottovoce.schemas.documents import TheoryEntry
 from sottovoce.server.federation import Federation, build, score_model
 from sottovoce.server.rounds import Interrupts
-from sottovoce.simulation.many import simulate_each
-from sottovoce.simulation.simulate import adapt_plan
+from sottovoce.simulation.simulate import adapt_plan, simulate_each
 from sottovoce.studies import store
 from sottovoce.studies.rehearsal.space import (
     AS_PLANNED,
