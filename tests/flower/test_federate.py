@@ -232,7 +232,7 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
     other = context.Process(target=_hold, args=(tmp_path, ready))
     below = SimpleNamespace(processes=SimpleNamespace(pid=os.getpid()))
     server = federate._Server(tmp_path, below)
-    follow = federate._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
+    follow = federate._Follower(tmp_path / "progress", progress.SilentDisplay(sys.stdout), server)
 
     def follow_until(last):
         while clock[0] < last:
@@ -261,7 +261,7 @@ def test_a_run_has_finished_when_its_record_says_so(tmp_path, monkeypatch, statu
     """Not when Flower says so: a clock that was set back keeps Flower from noticing."""
     monkeypatch.setattr(federate, "GONE", 0.0)
     server = federate._Server(tmp_path, SimpleNamespace(processes=SimpleNamespace(pid=1)))
-    follow = federate._Follower(tmp_path / "progress", progress.Quiet(sys.stdout), server)
+    follow = federate._Follower(tmp_path / "progress", progress.SilentDisplay(sys.stdout), server)
     follow.seen = True  # it has led, and is gone
     (tmp_path / "record.json").write_text(f'{{"status": "{status}"}}')
     expected = federate._Finished if status == "finished" else FederationError

@@ -499,7 +499,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "runs.record",
         "A client that discloses nothing has no n in the run's record: here n stands there and in splits.npz, and with σ it gives the budget away.",
         "tests/server/test_coordinator.py::test_what_clients_keep_to_themselves_is_in_no_record",
-        (('"samples": if_told(federation.samples),', '"samples": federation.samples,'),),
+        (('"samples": if_disclosed(federation.samples),', '"samples": federation.samples,'),),
     ),
     (
         "the public file has the clients' rows",

@@ -8,7 +8,7 @@ import pytest
 from sottovoce import reports
 from sottovoce.data.federated import Given
 from sottovoce.plan import Plan
-from sottovoce.runs.checkpoint import MANY_CLIENTS, together
+from sottovoce.runs.checkpoint import MANY_CLIENTS, combine_sigma
 from sottovoce.server import rounds
 from sottovoce.server.federation import build
 from sottovoce.simulation.simulate import simulate
@@ -33,7 +33,7 @@ def test_one_release_is_worth_many():
     lines[:, 0] = np.nan
     one = lines[0]
     for line in lines[1:]:
-        one = together(one, line)
+        one = combine_sigma(one, line)
     apart = np.nansum(lines**-2.0, axis=0)
     assert np.isnan(one[0])
     assert np.allclose(one[1:] ** -2.0, apart[1:], rtol=1e-12)

@@ -24,7 +24,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.models.base import Form
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.tank import FULL
-from sottovoce.reports.progress import summary
+from sottovoce.reports.progress import summarize_run
 from sottovoce.runs import checkpoint
 from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
@@ -170,7 +170,7 @@ def test_what_clients_keep_to_themselves_is_in_no_record(told, tmp_path):
         assert "insecure-transport" in record["not_covered"]
     for said in (
         done.guarantee,
-        summary(record, Path(), Path()).replace("\n", " "),
+        summarize_run(record, Path(), Path()).replace("\n", " "),
         reports.render_report(record),
     ):
         assert NOT_COVERED["insecure-transport"] in said

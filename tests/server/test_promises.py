@@ -403,7 +403,7 @@ def test_a_demonstration_in_plaintext_does_not_call_itself_encrypted(
         raise Stop
 
     show = SimpleNamespace(say=said.append)
-    monkeypatch.setattr(federate.progress, "show_for", lambda *_, **__: show)
+    monkeypatch.setattr(federate.progress, "choose_display", lambda *_, **__: show)
     monkeypatch.setattr(federate, "deal", stops)
     with pytest.raises(Stop):
         federate.federate(None, [], clients=2, out=tmp_path / "run", insecure=insecure, quiet=True)

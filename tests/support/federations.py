@@ -11,7 +11,7 @@ import numpy as np
 from sottovoce import reports
 from sottovoce.client import messages
 from sottovoce.client.messages import Request
-from sottovoce.reports.progress import summary
+from sottovoce.reports.progress import summarize_run
 from sottovoce.schedules.aggregate import average, weigh_by_samples
 from sottovoce.server.coordinator import Patience, conduct
 from support.devices import books_hold, digest
@@ -54,7 +54,7 @@ def settled(done, transport, *, precision=False, honest=True):
     jsonschema.validate(record, SCHEMA)
     assert json.loads((out / "record.json").read_text("utf-8")) == record
     assert reports.write_report(out).exists()
-    assert "test accuracy" in summary(record, out, out)
+    assert "test accuracy" in summarize_run(record, out, out)
     ledgers = {route: books_hold(node) for route, node in transport.nodes.items()}
     with np.load(out / "model.npz") as stored:
         final = {name: stored[name] for name in stored.files}

@@ -57,7 +57,7 @@ def train(
         seeds.check_seed(seed)
     if plan.data.path is not None:
         tables.check_source(tables.Source(**plan.data.table()))
-    folder = out if out is not None else progress.fresh_folder(plan)
+    folder = out if out is not None else progress.name_new_folder(plan)
     if resume:
         plan = Plan(**checkpoint.load(folder)[2]["plan"])
     else:
@@ -67,7 +67,7 @@ def train(
     from sottovoce import reports
     from sottovoce.simulation import simulate as engine
 
-    show = progress.show_for(stream, quiet=quiet, waiting="compiling the round …")
+    show = progress.choose_display(stream, quiet=quiet, waiting="compiling the round …")
     show.say(_describe_run(plan))
     try:
         with show:
@@ -90,7 +90,7 @@ def train(
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))
     else:
-        show.say(progress.summary(done.record, folder, page))
+        show.say(progress.summarize_run(done.record, folder, page))
 
 
 def _describe_run(plan: Plan) -> str:

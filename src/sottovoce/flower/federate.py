@@ -217,10 +217,10 @@ def federate(
         plan, options = _load_stopped(folder, given)
     else:
         plan, options = load_plan(path, settings, clients), Options(**given)
-        folder = out if out is not None else progress.fresh_folder(plan)
+        folder = out if out is not None else progress.name_new_folder(plan)
         require_empty(folder)
     warm = _check_plan(plan, options, folder)
-    show = progress.show_for(stream, quiet=quiet, waiting="starting the nodes …")
+    show = progress.choose_display(stream, quiet=quiet, waiting="starting the nodes …")
     show.say(INSECURE if options.insecure else SECURE)
 
     from sottovoce import reports
@@ -254,7 +254,7 @@ def federate(
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     else:
-        show.say(progress.summary(record, folder, page))
+        show.say(progress.summarize_run(record, folder, page))
 
 
 def load_plan(path: Path | None, settings: Sequence[str], clients: int | None) -> Plan:
@@ -310,7 +310,11 @@ def _raise_interrupt(*_: object) -> None:
 
 
 def _lead_run(
-    folder: Path, nodes: Sequence[Path], options: Options, show: progress.Quiet, warm: str | None
+    folder: Path,
+    nodes: Sequence[Path],
+    options: Options,
+    show: progress.SilentDisplay,
+    warm: str | None,
 ) -> None:
     # Loaded only now: Flower takes a second to import.
     from sottovoce.flower import local
@@ -362,7 +366,7 @@ class _Follower:
     Flower would notice that, too, a minute later.
     """
 
-    def __init__(self, path: Path, show: progress.Quiet, server: _Server) -> None:
+    def __init__(self, path: Path, show: progress.SilentDisplay, server: _Server) -> None:
         self.path = path
         self.show = show
         self.server = server

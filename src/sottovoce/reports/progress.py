@@ -1,4 +1,4 @@
-"""What a person sees of a run: the rounds while they happen, and what came out at the end."""
+"""What a terminal shows of a run: its rounds while they are played, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from sottovoce.runs.checkpoint import RoundDone
 
 
-def show_for(stream: TextIO, *, quiet: bool, waiting: str) -> Quiet:
-    """How rounds are shown on this stream: not, as a table that redraws itself, or as lines."""
-    return (Quiet if quiet else Live if stream.isatty() else Lines)(stream, waiting)
+def choose_display(stream: TextIO, *, quiet: bool, waiting: str) -> SilentDisplay:
+    """Return what shows rounds on this stream: nothing, a table that redraws itself, or lines."""
+    return (SilentDisplay if quiet else TableDisplay if stream.isatty() else LineDisplay)(
+        stream, waiting
+    )
 
 
 class ProgressLine:
@@ -39,19 +41,19 @@ class ProgressLine:
     EVERY_S = 10.0
 
     def __init__(self, stream: TextIO, *, quiet: bool, at_once: bool = False) -> None:
-        """Nothing is written if `quiet`; the first line waits like the others unless `at_once`."""
+        """Write nothing if `quiet`; the first line waits like the others unless `at_once`."""
         self.stream, self.quiet, self.live = stream, quiet, stream.isatty()
         self.began = time.monotonic()
         self.last = -math.inf if at_once else self.began
         self.open = False  # whether a line of a terminal waits for its end
 
     def due(self) -> bool:
-        """Whether it is time to say something again."""
+        """Return whether it is time for another line."""
         waited = time.monotonic() - self.last
         return not self.quiet and waited > (0.2 if self.live else self.EVERY_S)
 
     def say(self, text: str) -> None:
-        """Say it now, unless nothing is to be said."""
+        """Write the text now, unless the line is quiet."""
         if self.quiet:
             return
         self.last = time.monotonic()
@@ -66,23 +68,25 @@ class ProgressLine:
             self.open = False
 
 
-def summary(record: dict[str, Any], folder: Path, page: Path) -> str:
-    """What a person wants to know at the end of a run."""
+def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
+    """Return what a person wants to know at the end of a run."""
     result, first = record["result"], record["plan"]["rounds"]["rounds"]
     known = [c["spent"] / c["capacity"] for c in record.get("clients", ()) if c["capacity"]]
     fuel = f"   fuel used {max(known):.0%}" if known else ""
-    told = record["guarantee"]  # null where every client keeps its budget to itself
-    text = describe_undisclosed(record.get("not_covered", ())) if told is None else told["text"]
+    if (guarantee := record["guarantee"]) is None:  # every client keeps its budget to itself
+        text = describe_undisclosed(record.get("not_covered", ()))
+    else:
+        text = guarantee["text"]
     return "\n".join(
         [
             "",
             f"test accuracy {result['test_accuracy']:.1%}   "
-            f"test loss {_number(result['test_loss'])}   "
+            f"test loss {_format_loss(result['test_loss'])}   "
             f"{result['rounds_used']} rounds of {first}{fuel}",
-            *_not_finite(record),
+            *_warn_of_divergence(record),
             "",
             textwrap.fill(text, width=96, break_on_hyphens=False),
-            *_rehearsed(record),
+            *_describe_rehearsal(record),
             "",
             f"files  {folder}",
             f"page   {page}",
@@ -100,31 +104,31 @@ def warn_of_loose_delta(record: dict[str, Any]) -> None:
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
-def _rehearsed(record: dict[str, Any]) -> list[str]:
-    told = record["plan"].get("rehearsed")
-    if told is None:
+def _describe_rehearsal(record: dict[str, Any]) -> list[str]:
+    rehearsed = record["plan"].get("rehearsed")
+    if rehearsed is None:
         return []
-    text = f"Settings were chosen, as the plan says: {told}."
+    text = f"Settings were chosen, as the plan says: {rehearsed}."
     return ["", *textwrap.wrap(text, width=96, break_on_hyphens=False)]
 
 
-def _not_finite(record: dict[str, Any]) -> list[str]:
+def _warn_of_divergence(record: dict[str, Any]) -> list[str]:
     lost = [entry["t"] + 1 for entry in record["rounds"] if entry["validation_loss"] is None]
     if not lost:
         return []
     return [f"the loss is not finite since round {lost[0]}: try a smaller local.learning_rate"]
 
 
-def _number(value: float | None) -> str:
+def _format_loss(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-def _sigma(done: RoundDone) -> str:
+def _format_sigma(done: RoundDone) -> str:
     return "–" if math.isnan(done.sigma) else f"{done.sigma:.4g}"  # nobody discloses it
 
 
-def fresh_folder(plan: Plan) -> Path:
-    """Where a run goes that names no folder: a new one below runs/."""
+def name_new_folder(plan: Plan) -> Path:
+    """Return a new folder below runs/ for a run that names none."""
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
     base, number = Path("runs") / f"{plan.data.name or 'table'}-{stamp}", 1
     folder = base
@@ -134,8 +138,8 @@ def fresh_folder(plan: Plan) -> Path:
     return folder
 
 
-class Quiet:
-    """No progress; only the first word and the last."""
+class SilentDisplay:
+    """Shows no rounds; prints only what it is told to say."""
 
     def __init__(self, stream: TextIO, waiting: str = "") -> None:
         self.stream = stream
@@ -149,24 +153,24 @@ class Quiet:
             self.stream = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
             os.dup2(self.stream.fileno(), sys.stdout.fileno())
 
-    def __enter__(self) -> Quiet:
+    def __enter__(self) -> SilentDisplay:
         return self
 
     def __exit__(self, *error: object) -> None:
         pass
 
     def note(self, text: str) -> None:
-        """Hear what is going on before the first round, and say nothing."""
+        """Ignore what happens before the first round."""
 
     def round(self, done: RoundDone) -> None:
-        """Hear of a round and say nothing."""
+        """Ignore a round."""
 
 
-class Lines(Quiet):
-    """One plain line a round, for logs and pipes."""
+class LineDisplay(SilentDisplay):
+    """Prints one plain line a round, for logs and pipes."""
 
     def note(self, text: str) -> None:
-        """Print what is going on."""
+        """Print what happens before the first round."""
         self.say(text)
 
     def round(self, done: RoundDone) -> None:
@@ -174,26 +178,26 @@ class Lines(Quiet):
         shrunk = f"  T {done.horizon} → {done.next_horizon}" * (done.next_horizon < done.horizon)
         self.say(
             f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}  "
-            f"accuracy {done.accuracy:.1%}  σ {_sigma(done)}  fuel {done.fuel:.1%}{shrunk}"
+            f"accuracy {done.accuracy:.1%}  σ {_format_sigma(done)}  fuel {done.fuel:.1%}{shrunk}"
         )
 
 
-class Live(Quiet):
-    """A table of the newest rounds that redraws itself, with an estimate of the time left."""
+class TableDisplay(SilentDisplay):
+    """Redraws a table of the newest rounds, with an estimate of the time left."""
 
     ROWS = 12
 
     def __init__(self, stream: TextIO, waiting: str = "") -> None:
         from rich.console import Console
-        from rich.live import Live as Drawn
+        from rich.live import Live
 
         super().__init__(stream, waiting)
         self.done: list[RoundDone] = []
         self.began = time.monotonic()
         self.first = 0.0
-        self.live = Drawn(console=Console(file=stream), refresh_per_second=12, transient=False)
+        self.live = Live(console=Console(file=stream), refresh_per_second=12, transient=False)
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> TableDisplay:
         self.live.__enter__()
         self.live.update(self.waiting)
         return self
@@ -202,7 +206,7 @@ class Live(Quiet):
         self.live.__exit__(None, None, None)
 
     def note(self, text: str) -> None:
-        """Show what is going on in the table's place."""
+        """Show what happens before the first round in the place of the table."""
         self.live.update(text)
 
     def round(self, done: RoundDone) -> None:
@@ -228,7 +232,7 @@ class Live(Quiet):
                 horizon,
                 f"{done.loss:.4f}",
                 f"{done.accuracy:.1%}",
-                _sigma(done),
+                _format_sigma(done),
                 f"{done.fuel:.0%}",
                 style="yellow" if shrunk else None,
             )

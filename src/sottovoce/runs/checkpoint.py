@@ -33,18 +33,20 @@ if TYPE_CHECKING:
 # released in the first step of every round; what was booked adds up.
 
 
-Line: TypeAlias = NDArray[np.float64]
+TraceLine: TypeAlias = NDArray[np.float64]
 
 
-def kept(
-    lines: tuple[Line, ...], newest: Line, join: Callable[[Line, Line], Line]
-) -> tuple[Line, ...]:
-    """The trace with the newest round, as a line more or, of many clients, within the one there is.
+def extend_trace(
+    lines: tuple[TraceLine, ...],
+    newest: TraceLine,
+    join: Callable[[TraceLine, TraceLine], TraceLine],
+) -> tuple[TraceLine, ...]:
+    """Return the trace with the newest round: one more line, or of many clients one line for all.
 
-    >>> len(kept((np.zeros(3),), np.ones(3), np.add))
+    >>> len(extend_trace((np.zeros(3),), np.ones(3), np.add))
     2
     >>> many = np.ones(MANY_CLIENTS + 1)
-    >>> [float(line[0]) for line in kept((many,), many, np.add)]
+    >>> [float(line[0]) for line in extend_trace((many,), many, np.add)]
     [2.0]
     """
     if len(newest) <= MANY_CLIENTS or not lines:
@@ -52,17 +54,17 @@ def kept(
     return (join(lines[0], newest),)
 
 
-def together(before: Line, newest: Line) -> Line:
-    """σ of one release that is worth two, (1/σ₁² + 1/σ₂²)^(−1/2); NaN is no release.
+def combine_sigma(before: TraceLine, newest: TraceLine) -> TraceLine:
+    """Return σ of one release that is worth two, (1/σ₁² + 1/σ₂²)^(−1/2); NaN is no release.
 
-    >>> together(np.array([3.0, 5.0, np.nan]), np.array([4.0, np.nan, np.nan])).round(6).tolist()
+    >>> combine_sigma(np.array([3.0, 5.0, np.nan]), np.array([4.0, np.nan, np.nan])).tolist()
     [2.4, 5.0, nan]
     """
     both = before * newest / np.hypot(before, newest)
     return np.where(np.isnan(newest), before, np.where(np.isnan(before), newest, both))
 
 
-# What is told of a round when it is over, in every engine.
+# What every engine reports of a round when it is over.
 
 
 OnRound = Callable[["RoundDone"], None]
@@ -70,7 +72,7 @@ OnRound = Callable[["RoundDone"], None]
 
 @dataclass(frozen=True)
 class RoundDone:
-    """What `on_round` is told after each round."""
+    """What `on_round` receives after each round."""
 
     t: int
     horizon: int
@@ -82,8 +84,8 @@ class RoundDone:
     fuel: float  # the least any client has left: 1 is full, 0 is empty
 
 
-def done_of(state: ServerState) -> RoundDone | None:
-    """The newest round in the words of `on_round`; None where the last one came to nothing."""
+def describe_last_round(state: ServerState) -> RoundDone | None:
+    """Return the newest round for `on_round`; None where the last one had no upload."""
     if not state.rounds or state.exhausted:
         return None
     last = state.rounds[-1]
@@ -126,14 +128,14 @@ Parameters = dict[str, NDArray[Any]]
 
 
 def require_out(out: Path | None) -> Path:
-    """The folder that `--resume` goes on in, which must be named."""
+    """Return the folder that `--resume` goes on in; refuse if none is named."""
     if out is None:
         raise InputError("--resume needs --out DIR, the folder of the run that was stopped")
     return out
 
 
 def require_stopped(folder: Path) -> None:
-    """A sentence if the folder holds no run that can go on."""
+    """Refuse a folder that holds no run that can go on."""
     if not (folder / NAME).exists():
         raise RunError(
             f"{folder} holds no {NAME}; only a run that was stopped on its way can be resumed"
@@ -187,7 +189,7 @@ def save(
 
 
 def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]:
-    """State, model, header and the server's memory, or a sentence why there are none."""
+    """Return state, model, header and the server's memory; refuse a damaged checkpoint."""
     path = folder / NAME
     require_stopped(folder)
     try:
@@ -209,8 +211,8 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
             exhausted=meta["exhausted"],
             marks=Marks(*meta.get("marks", ())),
         )
-        params = _part(arrays, "param")
-        memory: Memory = {part: _part(arrays, part) for part in meta.get("memory", ())}
+        params = _select_arrays(arrays, "param")
+        memory: Memory = {part: _select_arrays(arrays, part) for part in meta.get("memory", ())}
         if any(leaves.keys() != params.keys() for leaves in memory.values()):
             raise ValueError("what the server keeps is not of the model's form")
     except (KeyError, ValueError, OSError, TypeError, AttributeError, RecursionError):
@@ -218,6 +220,10 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
     return state, params, header, memory
 
 
-def _part(arrays: Parameters, part: str) -> Parameters:
-    own = f"{part}:"
-    return {name.removeprefix(own): a for name, a in arrays.items() if name.startswith(own)}
+def _select_arrays(arrays: Parameters, part: str) -> Parameters:
+    prefix = f"{part}:"
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }

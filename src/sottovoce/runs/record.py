@@ -463,7 +463,7 @@ def _find_fault(error: ValidationError) -> str:
 
 
 def model_sha256(params: Parameters) -> str:
-    """A fingerprint of a model: names, types, shapes and bytes, in the order of the names.
+    """Return the fingerprint of a model: names, types, shapes and bytes, ordered by name.
 
     >>> model_sha256({"w": np.zeros(2, np.float32)})[:8]
     'cb2c1f5e'
@@ -495,14 +495,14 @@ def require_private(federation: Federation, state: ServerState) -> None:
     Σ (Δ/σ)² over the rounds, recomputed from the trace, must not exceed what the tank booked, nor
     that the capacity: if it does, something beside the tank has gone wrong.
     """
-    booked, own = state.tank.spent_mu2, federation.sensitivity
+    booked, sensitivity = state.tank.spent_mu2, federation.sensitivity
     released = sum(
-        (np.where(np.isnan(sigma), 0.0, (own / sigma) ** 2) for sigma in state.sigma),
+        (np.where(np.isnan(sigma), 0.0, (sensitivity / sigma) ** 2) for sigma in state.sigma),
         start=np.zeros_like(booked),
     )
-    capacity, told = state.tank.capacity, ~np.isnan(federation.capacity)
+    capacity, disclosed = state.tank.capacity, ~np.isnan(federation.capacity)
     over = (booked > capacity * (1 + 1e-9)) | (released > booked + 1e-9 * capacity)
-    if np.any(over & told):  # who discloses nothing cannot be held to it here
+    if np.any(over & disclosed):  # what a client hides cannot be checked here
         raise RunError(
             "the noise of this run does not bear out what its tanks booked, which must never be; "
             "no record was written, please report this"
@@ -510,20 +510,20 @@ def require_private(federation: Federation, state: ServerState) -> None:
 
 
 def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[Any]]:
-    """What is told of each client; NaN where it keeps that to itself (rule R9)."""
-    told = ~np.isnan(federation.capacity)
+    """Return what the record says of each client; NaN where a client hides it (rule R9)."""
+    disclosed = ~np.isnan(federation.capacity)
 
-    def if_told(values: NDArray[Any]) -> NDArray[Any]:
-        return values if told.all() else np.where(told, values, np.nan)
+    def if_disclosed(values: NDArray[Any]) -> NDArray[Any]:
+        return values if disclosed.all() else np.where(disclosed, values, np.nan)
 
     return {
-        "samples": if_told(federation.samples),
+        "samples": if_disclosed(federation.samples),
         "epsilon": federation.epsilon,
         "delta": federation.delta,
-        "sensitivity": if_told(federation.sensitivity),
+        "sensitivity": if_disclosed(federation.sensitivity),
         "participations": state.turns,
-        "capacity": if_told(state.tank.capacity),
-        "spent": if_told(state.tank.spent_mu2),
+        "capacity": if_disclosed(state.tank.capacity),
+        "spent": if_disclosed(state.tank.spent_mu2),
     }
 
 
@@ -549,12 +549,12 @@ def write_run(
     _save(folder / "trace.npz", trace)
     # Arrays given client by client have no row numbers, nor have real clients.
     splits = {"samples": _columns(federation, state)["samples"]}
-    if (dealt := federation.held.split) is not None:
+    if (split := federation.held.split) is not None:
         splits |= {
-            "rows": np.concatenate(dealt.clients),
-            "validation": dealt.validation,
-            "test": dealt.test,
-            "test_from": np.array(dealt.test_from),
+            "rows": np.concatenate(split.clients),
+            "validation": split.validation,
+            "test": split.test,
+            "test_from": np.array(split.test_from),
         }
     _save(folder / "splits.npz", splits)
     write_rounds(folder, state)

@@ -1,4 +1,4 @@
-"""What comes out of a run: the record and the model, ready to predict; and how it is read back."""
+"""A finished run: its record and its model, ready to predict, and how both are read."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class Trained:
 
     @property
     def accuracy(self) -> float:
-        """The part of the test rows that is predicted right."""
-        told = self.record["result"]["test_accuracy"]
-        return float("nan" if told is None else told)
+        """The share of the test rows that is predicted right; NaN if it is not known."""
+        accuracy = self.record["result"]["test_accuracy"]
+        return float("nan" if accuracy is None else accuracy)
 
     @property
     def rounds_used(self) -> int:
-        """Rounds done."""
+        """The number of rounds played."""
         return int(self.record["result"]["rounds_used"])
 
     @property
     def guarantee(self) -> str:
         """What the loosest client is promised, as a paragraph."""
-        told = self.record["guarantee"]
-        codes = self.record.get("not_covered", ())
-        return describe_undisclosed(codes) if told is None else str(told["text"])
+        if (guarantee := self.record["guarantee"]) is None:
+            return describe_undisclosed(self.record.get("not_covered", ()))
+        return str(guarantee["text"])
 
     def predict(self, x: ArrayLike) -> NDArray[np.int64]:
-        """The class of each row of x[n, …], scaled as the training data were.
+        """Return the class of each row of x[n, …], scaled as the training data were.
 
         Rows are samples as they were read: features (`model.features`) are made here.
         """
@@ -75,8 +75,8 @@ class Trained:
             )
         if len(rows) == 0:
             return np.zeros(0, dtype=np.int64)
-        if (lens := _features(self.record)) is not None:
-            flat = lens.apply(flat)
+        if (extractor := _build_features(self.record)) is not None:
+            flat = extractor.apply(flat)
         x = jnp.asarray(flat) if isinstance(self.model, JaxModel) else flat
         return np.asarray(self.model.predict(self.params, x), dtype=np.int64)
 
@@ -87,7 +87,7 @@ class Trained:
         return None if table is None else tuple(table["classes"])
 
     def predict_table(self, path: str | Path) -> list[str]:
-        """The label of each row of a CSV or Parquet file, encoded as the training table was.
+        """Return the label of each row of a CSV or Parquet file, encoded as the training table was.
 
         The file needs the columns that the model uses, in any order; a label column is not read.
         """
@@ -102,12 +102,12 @@ class Trained:
 
 
 def load(folder: str | Path, model: Model | None = None) -> Trained:
-    """The trained model of a run folder; `model` is needed if it was one of your own."""
+    """Return the trained model of a run folder; `model` is needed if it was one of your own."""
     folder = Path(folder)
     record = Record.read(folder).to_dict()
     try:
-        model = _recorded_model(record, folder) if model is None else model
-        _features(record)
+        model = _rebuild_model(record, folder) if model is None else model
+        _build_features(record)
         if (table := record.get("table")) is not None:
             tables.Layout.from_json(table)
     except SottovoceError:
@@ -126,24 +126,24 @@ def load(folder: str | Path, model: Model | None = None) -> Trained:
     return Trained(record, model, model.unflatten(arrays), folder)
 
 
-def _recorded_model(record: dict[str, Any], folder: Path) -> Model:
-    own, form = dict(record["plan"]["model"]), record["model"]
-    name = own.pop("name")
-    if name == "custom" and "own" in own:
-        return load_own_model(own["own"])
+def _rebuild_model(record: dict[str, Any], folder: Path) -> Model:
+    options, form = dict(record["plan"]["model"]), record["model"]
+    name = options.pop("name")
+    if name == "custom" and "own" in options:
+        return load_own_model(options["own"])
     if name == "custom":
         raise InputError(
             f"the model of {folder} is one of your own; pass it as load(folder, model=…)"
         )
-    lens = _features(record)
+    extractor = _build_features(record)
     for key in ("features", "cell", "upright", "colours"):
-        own.pop(key, None)
-    shape = tuple(form["shape"]) if lens is None else (lens.width,)
-    return build_model(name, shape=shape, classes=form["classes"], **own)
+        options.pop(key, None)
+    shape = tuple(form["shape"]) if extractor is None else (extractor.width,)
+    return build_model(name, shape=shape, classes=form["classes"], **options)
 
 
-def _features(record: dict[str, Any]) -> Hog | None:
-    own = record["plan"]["model"]
+def _build_features(record: dict[str, Any]) -> Hog | None:
+    options = record["plan"]["model"]
     shape = tuple(record["model"]["shape"])
     keys = ("cell", "upright", "colours")
-    return features.build(own.get("features"), shape, *(own.get(key) for key in keys))
+    return features.build(options.get("features"), shape, *(options.get(key) for key in keys))

@@ -40,7 +40,7 @@ from sottovoce.privacy import calibration, seeds
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.runs import checkpoint, record
-from sottovoce.runs.checkpoint import RoundDone, ServerState, done_of
+from sottovoce.runs.checkpoint import RoundDone, ServerState, describe_last_round
 from sottovoce.runs.record import Exceptions, Identity, Record, Status
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.aggregate import combine, limit_noise
@@ -424,7 +424,7 @@ def conduct(
     def after_round(run: rounds.Run) -> None:
         if not run.state.exhausted:
             record.append_round(out, run.state)
-            if on_round is not None and (done := done_of(run.state)) is not None:
+            if on_round is not None and (done := describe_last_round(run.state)) is not None:
                 on_round(done)
 
     def write_outcome(status: Status) -> Trained:

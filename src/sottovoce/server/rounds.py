@@ -391,8 +391,8 @@ def close_round(
         asked=prepared.asked,
         turns=state.turns + prepared.uploads,
         rounds=(*state.rounds, {**entry, **played.exceptions}),
-        sigma=checkpoint.kept(state.sigma, prepared.sigma[0], checkpoint.together),
-        mu2=checkpoint.kept(state.mu2, prepared.mu2, np.add),
+        sigma=checkpoint.extend_trace(state.sigma, prepared.sigma[0], checkpoint.combine_sigma),
+        mu2=checkpoint.extend_trace(state.mu2, prepared.mu2, np.add),
         seconds=seconds,
         marks=federation.finish.update_marks(state.marks, turn.t, turn.horizon, played.offered),
     )

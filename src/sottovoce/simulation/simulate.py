@@ -20,7 +20,7 @@ from sottovoce.models.base import JaxModel, Model, Params, flatten_parameters
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.runs import checkpoint, record
-from sottovoce.runs.checkpoint import OnRound, ServerState, done_of
+from sottovoce.runs.checkpoint import OnRound, ServerState, describe_last_round
 from sottovoce.runs.record import Record, Status
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules import optimizer
@@ -166,7 +166,7 @@ def _play_run(
 
     def after_round(run: BatchRun) -> None:
         nonlocal saved
-        done = done_of(run.state)
+        done = describe_last_round(run.state)
         if done is None:
             return
         if folder is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from sottovoce import Plan, simulate
 from sottovoce.reports import render_report
-from sottovoce.reports.progress import summary
+from sottovoce.reports.progress import summarize_run
 from sottovoce.studies.rehearsal.rehearsing import describe_provenance, relocate_plan
 from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.example_record import example
@@ -23,7 +23,7 @@ def test_a_record_keeps_it_and_card_and_summary_show_it(tmp_path):
     shown = render_report(done.record)
     assert "<b>" not in shown
     assert f"as the plan says: {TEXT}" in html.unescape(shown)
-    assert TEXT in " ".join(summary(done.record, tmp_path, tmp_path / "p").split())
+    assert TEXT in " ".join(summarize_run(done.record, tmp_path, tmp_path / "p").split())
 
 
 def test_plans_and_records_without_it_are_as_before(tmp_path):
