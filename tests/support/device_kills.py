@@ -144,7 +144,7 @@ def lived(node: Node, module: ModuleType, life: Life) -> tuple[list[bytes], int]
         with contextlib.suppress(BaseException):
             os.close(reading)
             module.SENT = lambda blob: _send(writing, blob)  # type: ignore[attr-defined]
-            live(node, writing, module.answer, life)
+            live(node, writing, module.answer_request, life)
             code = 0
         os._exit(code)
     os.close(writing)
@@ -233,7 +233,7 @@ def play(folder: Path, kills: int, seed: int, mutant: str | None) -> dict[str, A
     module = MUTANTS[mutant]() if mutant else device
     client: Client | None = None
     moments = itertools.cycle(rng.permutation(MOMENTS))
-    while counted["killed"] < kills:
+    while counted["killed"] < kills and counted["ended"] < 10 * kills:
         if client is None:
             counted["vaults"] += 1
             client = Client(folder / str(counted["vaults"]), counted["vaults"])
