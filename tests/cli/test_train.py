@@ -18,7 +18,7 @@ from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, SIMULATION, _describ
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
-from sottovoce.plan.sections import Model, ModelName
+from sottovoce.plan.sections import Model
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -314,9 +314,9 @@ def test_the_names_in_plans_are_the_names_in_the_rooms():
     for name, own in datasets.DATASETS.items():
         assert DATASETS[name].classes == own.classes
     from sottovoce.data.partition import KINDS
-    from sottovoce.models.base import MODELS
+    from sottovoce.models.base import MODELS, find_model
 
     assert set(SplitKind.__args__) == {*KINDS, "column"}
-    assert set(ModelName.__args__) == {*MODELS, "custom"}
-    for name, option in MODELS.items():
-        assert option is None or getattr(Model(name=name), option) is not None
+    for name in MODELS:
+        section = Model(name=name)
+        assert all(getattr(section, option.name) is not None for option in find_model(name).options)

@@ -243,7 +243,7 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
     other.start()
     try:
         assert ready.wait(900)
-        assert server.pid() == other.pid
+        assert server.find_pid() == other.pid
         follow_until(clock[0] + 2 * federate.GONE)
         other.kill()
         other.join()

@@ -173,7 +173,8 @@ def test_a_trap_for_one_sample_moves_an_upload_by_no_more_than_the_sensitivity(
     params = trap(form, 1e3)
     x, y = rows(3, classes)
     uploads = []
-    asked = ask(form, params=params, form=replace(FORMS[form], kappa=0.0))
+    flat = replace(FORMS[form], options={"kappa": 0.0}) if form == "svm" else FORMS[form]
+    asked = ask(form, params=params, form=flat)
     for value, label in itertools.product((1e4, -1e4, 0.0), (0, 1)):
         x[0], y[0] = value, label
         node = make_node(tmp_path / f"{value} {label}", (x, y), classes=classes, own=own)

@@ -363,7 +363,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (
             (
                 '"salt": os.urandom(32).hex()',
-                '"salt": hashlib.sha256(canonical(dict(facts)).encode()).hexdigest()',
+                '"salt": hashlib.sha256(encode_canonical(dict(facts)).encode()).hexdigest()',
             ),
         ),
     ),

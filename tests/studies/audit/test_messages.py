@@ -166,8 +166,8 @@ DRAW = "noise = (secure.draw(count, sigma) for sigma in paid.noise)"
 BUGS = {
     "noise of 0.8 σ": (DRAW, DRAW.replace("sigma)", "4 * sigma // 5)"), 2000),
     "a raw loss beside the upload": (
-        "told: dict[str, float] = {}",
-        f"told: dict[str, float] = {{'loss': float(np.mean({RAW}))}}",
+        "noised_loss: dict[str, float] = {}",
+        f"noised_loss: dict[str, float] = {{'loss': float(np.mean({RAW}))}}",
         200,
     ),
     "the same noise in every round": (
@@ -176,8 +176,8 @@ BUGS = {
         200,
     ),
     "a loss in one message of ten": (
-        "told: dict[str, float] = {}",
-        "told: dict[str, float] = "
+        "noised_loss: dict[str, float] = {}",
+        "noised_loss: dict[str, float] = "
         "{'loss': 1.0} if np.asarray(y)[0] and secure.draw(1, 10)[0] > 12 else {}",
         1000,
     ),
