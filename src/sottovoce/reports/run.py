@@ -239,8 +239,8 @@ class CheckedRun:
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the plan, empty if the plan has none."""
-        part = self.plan.get(name)
-        return part if isinstance(part, dict) else {}
+        section = self.plan.get(name)
+        return section if isinstance(section, dict) else {}
 
     def charges(self) -> Iterator[Floats] | None:
         """What every client was charged (μ²), round by round; None without a trace.

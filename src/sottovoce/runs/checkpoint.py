@@ -155,8 +155,8 @@ def save(
     """
     tank = state.tank
     arrays = {f"param:{name}": leaf for name, leaf in params.items()}
-    for part, leaves in (memory or {}).items():
-        arrays |= {f"{part}:{name}": leaf for name, leaf in leaves.items()}
+    for slot, leaves in (memory or {}).items():
+        arrays |= {f"{slot}:{name}": leaf for name, leaf in leaves.items()}
     arrays |= {
         "capacity": tank.capacity,
         "spent": tank.spent,
@@ -212,7 +212,7 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
             marks=Marks(*meta.get("marks", ())),
         )
         params = _select_arrays(arrays, "param")
-        memory: Memory = {part: _select_arrays(arrays, part) for part in meta.get("memory", ())}
+        memory: Memory = {slot: _select_arrays(arrays, slot) for slot in meta.get("memory", ())}
         if any(leaves.keys() != params.keys() for leaves in memory.values()):
             raise ValueError("what the server keeps is not of the model's form")
     except (KeyError, ValueError, OSError, TypeError, AttributeError, RecursionError):
@@ -220,8 +220,8 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
     return state, params, header, memory
 
 
-def _select_arrays(arrays: Parameters, part: str) -> Parameters:
-    prefix = f"{part}:"
+def _select_arrays(arrays: Parameters, slot: str) -> Parameters:
+    prefix = f"{slot}:"
     return {
         name.removeprefix(prefix): array
         for name, array in arrays.items()

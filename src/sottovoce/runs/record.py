@@ -454,12 +454,12 @@ class Record(BaseModel):
 def _find_fault(error: ValidationError) -> str:
     """Return what is wrong with a record, in a few words."""
     fault = error.errors(include_url=False)[0]
-    place = ".".join(str(key) for key in fault["loc"])
+    key_path = ".".join(str(key) for key in fault["loc"])
     if fault["type"] == "missing":
-        return f"it lacks {place!r:.80}"
+        return f"it lacks {key_path!r:.80}"
     if fault["type"] == "value_error":
-        return f"of {place} {fault['ctx']['error']}"
-    return f"{place:.80} is {fault['input']!r:.40}"
+        return f"of {key_path} {fault['ctx']['error']}"
+    return f"{key_path:.80} is {fault['input']!r:.40}"
 
 
 def model_sha256(params: Parameters) -> str:

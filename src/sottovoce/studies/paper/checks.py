@@ -63,8 +63,8 @@ def judge_folder(folder: Path) -> list[Judged]:
             with store.refuse_damage(path):
                 found.append(judge_figure(content))
     known = definition.list_figures()
-    place = {name: i for i, name in enumerate(known)}
-    return sorted(found, key=lambda one: place.get(one.figure.name, len(place)))
+    order = {name: i for i, name in enumerate(known)}
+    return sorted(found, key=lambda one: order.get(one.figure.name, len(order)))
 
 
 def judge_figure(content: dict[str, object]) -> Judged:
@@ -314,7 +314,7 @@ def _differences(claim: Claim, table: PointTable) -> list[tuple[str, Floats, Flo
     for combo in _combine_axes(claim, table, free):
         first, than = (_place({**combo, **end}) for end in (claim.first, claim.than))
         if first in table.points and than in table.points:
-            values = (table.values(claim.measure, place) for place in (first, than))
+            values = (table.values(claim.measure, position) for position in (first, than))
             rows.append((_at(table, combo), *values))
     return rows  # type: ignore[return-value]
 
@@ -341,8 +341,8 @@ def _convex(claim: Claim, table: PointTable) -> tuple[Points, list[Floats]]:
         chord = curve[0] * (1 - share) + curve[-1] * share
         points[_at(table, combo)] = np.mean(chord - curve[1:-1], axis=0)
         for i in range(1, len(x) - 1):
-            part = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
-            guards.append(curve[i - 1] * (1 - part) + curve[i + 1] * part - curve[i])
+            fraction = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
+            guards.append(curve[i - 1] * (1 - fraction) + curve[i + 1] * fraction - curve[i])
     return points, guards
 
 

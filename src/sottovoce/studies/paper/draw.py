@@ -201,18 +201,18 @@ def draw_file(pictures: list[Picture]) -> str:
 
     def paint(page: Any) -> None:
         parts = page.subfigures(len(rows), columns, squeeze=False)
-        for row, own in zip(parts, rows.values(), strict=True):
-            for part, picture in zip(row, own, strict=False):
+        for row, panels in zip(parts, rows.values(), strict=True):
+            for subfigure, picture in zip(row, panels, strict=False):
                 variant = _VARIANTS.get(picture.variant, "")
                 titles = [text for text in (picture.title, variant) if text]
-                part.suptitle(", ".join(titles), fontsize=9.6, color=INK)
+                subfigure.suptitle(", ".join(titles), fontsize=9.6, color=INK)
                 if picture.raster:
-                    picture.paint(part)
+                    picture.paint(subfigure)
                     continue
-                ax = part.add_subplot()
+                ax = subfigure.add_subplot()
                 picture.paint(ax)
                 tidy_axes(ax)
-                _legend(part, ax)
+                _legend(subfigure, ax)
 
     size = (4.3 * columns, (tall + 0.25) * len(rows))
     return draw_svg("figure", "", paint, size=size, inline=False)

@@ -74,7 +74,7 @@ def table(points: Sequence[FrontierPoint]) -> str:
 
 
 def _line(panel: Panel, point: FrontierPoint) -> str:
-    own = point.plan
+    plan = point.plan
     if _level(point):
         return _level_line(panel, point)
     score = f"{100 * point.mean:.2f} ± {100 * point.spread:.2f} %"
@@ -83,13 +83,13 @@ def _line(panel: Panel, point: FrontierPoint) -> str:
     rounds = f"{min(point.rounds)}" + (
         f"–{max(point.rounds)}" if min(point.rounds) < max(point.rounds) else ""
     )
-    after = [str(own[key]) for key in ("server.decay", "server.average") if key in own]
-    if "server.momentum" in own:
-        after.append(f"momentum {own['server.momentum']:g}")
+    after = [str(plan[key]) for key in ("server.decay", "server.average") if key in plan]
+    if "server.momentum" in plan:
+        after.append(f"momentum {plan['server.momentum']:g}")
     settings = [
-        f"{own['rounds.rounds']}",
-        f"{own['local.learning_rate']:g}",
-        f"{own['local.clip']:g}",
+        f"{plan['rounds.rounds']}",
+        f"{plan['local.learning_rate']:g}",
+        f"{plan['local.clip']:g}",
         " + ".join(after) or "–",
     ]
     holds = format_claim(point.epsilon, 3)
@@ -121,13 +121,13 @@ def picture(points: Sequence[FrontierPoint]) -> str:
 
     def paint(page: Any) -> None:
         parts = page.subfigures(1, max(1, len(drawn)), squeeze=False)[0]
-        for part, panel in zip(parts, drawn, strict=False):
-            part.suptitle(panel.title, fontsize=9.6, color=INK)
-            ax = part.add_subplot()
+        for subfigure, panel in zip(parts, drawn, strict=False):
+            subfigure.suptitle(panel.title, fontsize=9.6, color=INK)
+            ax = subfigure.add_subplot()
             _lines(ax, panel, [p for p in points if p.panel == panel.name])
             tidy_axes(ax)
             handles, names = ax.get_legend_handles_labels()
-            part.legend(handles, names, loc="outside lower center", ncols=1, fontsize=8.6)
+            subfigure.legend(handles, names, loc="outside lower center", ncols=1, fontsize=8.6)
 
     return draw_svg(NAME, "", paint, size=(4.3 * max(1, len(drawn)), 4.0), inline=False)
 
@@ -140,11 +140,11 @@ def _level(point: FrontierPoint) -> bool:
 def _lines(ax: Any, panel: Panel, points: Sequence[FrontierPoint]) -> None:
     ticks: set[float] = set()
     for curve in panel.curves:
-        own = sorted((p for p in points if p.curve == curve), key=lambda p: p.epsilon)
-        if not own:
+        on_curve = sorted((p for p in points if p.curve == curve), key=lambda p: p.epsilon)
+        if not on_curve:
             continue
-        if _level(own[0]):
-            for level in own:
+        if _level(on_curve[0]):
+            for level in on_curve:
                 rows = _public_rows(level)
                 stroke = (0, (1.5, 1.5)) if level.asked else (0, (4, 1.5, 1, 1.5))
                 ax.axhline(
@@ -157,9 +157,9 @@ def _lines(ax: Any, panel: Panel, points: Sequence[FrontierPoint]) -> None:
             continue
         colour, marker, stroke = _LOOKS[curve]
         ax.errorbar(
-            [p.epsilon for p in own],
-            [100 * p.mean for p in own],
-            yerr=[100 * p.spread for p in own],
+            [p.epsilon for p in on_curve],
+            [100 * p.mean for p in on_curve],
+            yerr=[100 * p.spread for p in on_curve],
             color=colour,
             marker=marker,
             markersize=4.5,
@@ -168,7 +168,7 @@ def _lines(ax: Any, panel: Panel, points: Sequence[FrontierPoint]) -> None:
             capsize=1.8,
             label=panel.labels[curve],
         )
-        ticks |= {p.asked for p in own}
+        ticks |= {p.asked for p in on_curve}
     ax.set_xscale("log")
     ax.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
     ax.minorticks_off()
@@ -207,8 +207,8 @@ def fit(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:
     from scipy.optimize import minimize
 
     rows = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
-    told = np.zeros((len(y), classes))
-    told[np.arange(len(y)), y] = 1
+    one_hot = np.zeros((len(y), classes))
+    one_hot[np.arange(len(y)), y] = 1
 
     def objective(flat: Floats) -> tuple[float, Floats]:
         w = flat.reshape(rows.shape[1], classes)
@@ -217,8 +217,8 @@ def fit(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:
         total = np.log(np.exp(scores).sum(axis=1, keepdims=True))
         held = w.copy()
         held[-1] = 0
-        loss = float(np.mean(total[:, 0] - np.sum(told * scores, axis=1)))
-        slope = rows.T @ (np.exp(scores - total) - told) / len(rows) + PENALTY * held
+        loss = float(np.mean(total[:, 0] - np.sum(one_hot * scores, axis=1)))
+        slope = rows.T @ (np.exp(scores - total) - one_hot) / len(rows) + PENALTY * held
         return loss + PENALTY / 2 * float(np.sum(held**2)), slope.ravel()
 
     start = np.zeros(rows.shape[1] * classes)
@@ -283,12 +283,12 @@ def panels() -> list[Panel]:
     """
     return [
         Panel(
-            name=own["name"],
-            title=own["title"],
-            curves=tuple(curve["name"] for curve in own["curve"]),
-            labels={curve["name"]: curve["label"] for curve in own["curve"]},
+            name=panel["name"],
+            title=panel["title"],
+            curves=tuple(curve["name"] for curve in panel["curve"]),
+            labels={curve["name"]: curve["label"] for curve in panel["curve"]},
         )
-        for own in _definition()["panel"]
+        for panel in _definition()["panel"]
     ]
 
 
@@ -312,7 +312,7 @@ def cells(quick: bool) -> list[Cell]:
 
 def list_wanted_seeds(quick: bool) -> dict[tuple[str, str, str], tuple[int, ...]]:
     """Return the seeds of every point, by panel, curve and key."""
-    trained = {(c.panel, c.line, c.key): own for c, own in _cells(quick)}
+    trained = {(c.panel, c.line, c.key): cell_seeds for c, cell_seeds in _cells(quick)}
     return trained | {(f.cell.panel, f.cell.line, f.key): f.seeds for f in _fits(quick)}
 
 
@@ -322,11 +322,11 @@ def _cells(quick: bool) -> list[tuple[Cell, tuple[int, ...]]]:
         for curve in panel["curve"]:
             if "fitted" in curve:
                 continue
-            own = seeds(quick, curve.get("first_seed", 1))
+            curve_seeds = seeds(quick, curve.get("first_seed", 1))
             for epsilon, plan in list(_plans(curve))[: 1 if quick else None]:
-                place = (panel["name"], curve["name"], epsilon)
+                point = (panel["name"], curve["name"], epsilon)
                 plan = _quick(plan) if quick else plan
-                found.append((Cell("corrected", *place, None, plan), own))
+                found.append((Cell("corrected", *point, None, plan), curve_seeds))
     return found
 
 
@@ -352,22 +352,22 @@ def _fits(quick: bool) -> list[Fit]:
                 continue
             # The public rows are the same whatever the seed.
             one = curve["fitted"] == "public" or quick
-            own = seeds(one, curve.get("first_seed", 1))
+            curve_seeds = seeds(one, curve.get("first_seed", 1))
             for _, plan in list(_plans(curve))[: 1 if quick else None]:
                 x = 0.0 if curve["fitted"] == "public" else OPEN
                 plan = _quick(plan).replace(**{"data.public": None}) if quick else plan
                 cell = Cell("corrected", panel["name"], curve["name"], x, None, plan)
-                found.append(Fit(cell, curve["fitted"], own))
+                found.append(Fit(cell, curve["fitted"], curve_seeds))
     return found
 
 
 def _plans(curve: Mapping[str, Any]) -> Iterator[tuple[float, Plan]]:
     if "figure" in curve:
         variant, line = curve["variant"], curve["line"]
-        own = [c for c in expand(load_figure(curve["figure"]), quick=False)
+        cells = [c for c in expand(load_figure(curve["figure"]), quick=False)
                if (c.variant, c.line) == (variant, line)]  # fmt: skip
         for epsilon in curve["epsilon"]:
-            yield epsilon, own[0].plan.replace(**{"privacy.epsilon": float(epsilon)})
+            yield epsilon, cells[0].plan.replace(**{"privacy.epsilon": float(epsilon)})
         return
     tables: dict[str, dict[str, Any]] = {}
     for name, value in curve["plan"].items():
@@ -405,13 +405,13 @@ def reproduce(
     runs = _read_runs(folder) | outcomes.read_runs(out) | outcomes.read_runs(folder)
     missing = {
         (cell.key, seed): (cell, seed, None)
-        for cell, own in listed
-        for seed in own
+        for cell, cell_seeds in listed
+        for seed in cell_seeds
         if (cell.key, seed) not in runs
     }
     absent = train(list(missing.values()), folder)
     runs |= outcomes.read_runs(folder)
-    places = [(cell, cell.key, own) for cell, own in listed]
+    places = [(cell, cell.key, cell_seeds) for cell, cell_seeds in listed]
     for fit in _fits(quick):
         try:
             runs |= _fit_missing(fit, folder, runs)
@@ -419,9 +419,9 @@ def reproduce(
         except DataError as error:
             absent += [str(error)] if str(error) not in absent else []
     points = [
-        _point(cell, key, [(seed, runs[key, seed]) for seed in own])
-        for cell, key, own in places
-        if all((key, seed) in runs for seed in own)
+        _point(cell, key, [(seed, runs[key, seed]) for seed in cell_seeds])
+        for cell, key, cell_seeds in places
+        if all((key, seed) in runs for seed in cell_seeds)
     ]
     write_points(folder, points, quick)
     write(folder, points)
@@ -451,8 +451,8 @@ def _fit_missing(fit: Fit, folder: Path, runs: Runs) -> Runs:
     return found
 
 
-def _point(cell: Cell, key: str, own: list[tuple[int, Outcome]]) -> FrontierPoint:
-    first = own[0][1]
+def _point(cell: Cell, key: str, runs: list[tuple[int, Outcome]]) -> FrontierPoint:
+    first = runs[0][1]
     return FrontierPoint(
         panel=cell.panel,
         curve=cell.line,
@@ -461,10 +461,10 @@ def _point(cell: Cell, key: str, own: list[tuple[int, Outcome]]) -> FrontierPoin
         delta=first.delta,
         key=key,
         plan=flat(cell.plan.to_dict()),
-        seeds=tuple(seed for seed, _ in own),
-        accuracy=tuple(float(f"{one.accuracy:.6g}") for _, one in own),
-        rounds=tuple(one.rounds for _, one in own),
-        made=tuple(one.made for _, one in own),
+        seeds=tuple(seed for seed, _ in runs),
+        accuracy=tuple(float(f"{one.accuracy:.6g}") for _, one in runs),
+        rounds=tuple(one.rounds for _, one in runs),
+        made=tuple(one.made for _, one in runs),
     )
 
 

@@ -61,19 +61,21 @@ class PointTable:
         at = AXES.index(name)
         return list(dict.fromkeys(p[at] for p in self.points if REFERENCE not in p))
 
-    def values(self, measure: str, place: Place) -> Floats:
+    def values(self, measure: str, position: Place) -> Floats:
         """Return one number for each seed."""
-        return self.points[place].values[measure]
+        return self.points[position].values[measure]
 
 
 def tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]:
     """Return a table of points for every variant, from the cells of a figure's file."""
     found: dict[str, dict[Place, list[dict[str, Any]]]] = {}
     for cell in cells:
-        place = (cell.get("panel"), cell.get("line"), cell.get("x"))
-        found.setdefault(cell["variant"], {}).setdefault(place, []).append(cell)
+        position = (cell.get("panel"), cell.get("line"), cell.get("x"))
+        found.setdefault(cell["variant"], {}).setdefault(position, []).append(cell)
     return {
-        variant: PointTable(figure, variant, {place: _point(own) for place, own in places.items()})
+        variant: PointTable(
+            figure, variant, {position: _point(cells) for position, cells in places.items()}
+        )
         for variant, places in found.items()
     }
 
@@ -108,11 +110,15 @@ def label(figure: Figure, axis: str, value: Any) -> str:
     >>> label(load_figure("fig5"), "line", 4), label(load_figure("fig8"), "line", "lei")
     ('ε = 4', 'Lei')
     """
-    own = getattr(figure, axis)
-    if own is None or value is None:
+    axis_definition = getattr(figure, axis)
+    if axis_definition is None or value is None:
         return ""
-    shown = load_methods()[value].name if own.key == "method" else f"{value:g}"
-    return str(own.label.format(shown)) if "{}" in own.label else f"{own.label} {shown}"
+    shown = load_methods()[value].name if axis_definition.key == "method" else f"{value:g}"
+    return (
+        str(axis_definition.label.format(shown))
+        if "{}" in axis_definition.label
+        else f"{axis_definition.label} {shown}"
+    )
 
 
 SCHEMA = "sottovoce.figure/1"
@@ -176,7 +182,7 @@ def read_runs(folder: Path) -> Runs:
     runs: Runs = {}
     for path in sorted(folder.glob("*.json")):
         # A figure of pictures knows more of a run than the others that share it.
-        with_pictures = {place: run for place, run in runs.items() if run.pictures}
+        with_pictures = {key: run for key, run in runs.items() if run.pictures}
         content = read_figure(path)
         runs |= list_runs(content.get("cells", []), content.get("made", [])) | with_pictures
     return runs | dict(store.read_lines(folder, _parse_line, "reproduce again"))
@@ -227,8 +233,8 @@ def gather_result(
     made: dict[str, int] = {}
     rows = []
     for cell in cells:
-        own = [runs[cell.key, seed] for seed in seeds]
-        for one in own:
+        cell_runs = [runs[cell.key, seed] for seed in seeds]
+        for one in cell_runs:
             made.setdefault(one.made, len(made))
         plan = flat(cell.plan.to_dict())
         changes = {k: v for k, v in plan.items() if base.get(k) != v}
@@ -239,13 +245,13 @@ def gather_result(
             "key": cell.key,
             "changes": changes,
             "without": sorted(base.keys() - plan.keys()),
-            "epsilon": own[0].epsilon,
-            "delta": own[0].delta,
-            "made": [made[one.made] for one in own],
+            "epsilon": cell_runs[0].epsilon,
+            "delta": cell_runs[0].delta,
+            "made": [made[one.made] for one in cell_runs],
             "seeds": seeds,
         }
         for name in _LISTS if figure.kind == "prototypes" else _LISTS[:-2]:
-            values = [_compact(asdict(one)).get(name) for one in own]
+            values = [_compact(asdict(one)).get(name) for one in cell_runs]
             if any(value is not None for value in values):
                 row[name] = values
         rows.append({k: v for k, v in row.items() if v not in (None, [], {})})

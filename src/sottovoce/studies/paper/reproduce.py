@@ -69,8 +69,8 @@ def list_missing(
     drawn = figure.kind == "prototypes"
     return [
         pair
-        for place, pair in wanted.items()
-        if place not in runs or (drawn and not runs[place].pictures)
+        for key, pair in wanted.items()
+        if key not in runs or (drawn and not runs[key].pictures)
     ]
 
 
@@ -80,9 +80,9 @@ def _portions(jobs: Sequence[Job]) -> list[list[Job]]:
     for job in jobs:
         by_plan.setdefault(job[0].key, []).append(job)
     portions: dict[Any, list[Job]] = {}
-    for own in by_plan.values():
-        seeds = tuple(seed for _, seed, _ in own)
-        portions.setdefault((own[0][0].plan.data, seeds), []).extend(own)
+    for group in by_plan.values():
+        seeds = tuple(seed for _, seed, _ in group)
+        portions.setdefault((group[0][0].plan.data, seeds), []).extend(group)
     return list(portions.values())
 
 
@@ -92,15 +92,15 @@ def _train(jobs: list[Job]) -> Any:
 
     cells = {cell.key: cell for cell, _, _ in jobs}
     seeds = list(dict.fromkeys(seed for _, seed, _ in jobs))
-    how = {cell.key: own for cell, _, own in jobs}
+    how = {cell.key: drawing for cell, _, drawing in jobs}
     made = _describe_machine()
     plans = list(cells.values())
     for i, trained in simulate_each([cell.plan for cell in plans], seeds=seeds):
         cell, seed = plans[i // len(seeds)], seeds[i % len(seeds)]
         outcome = Outcome.of(trained.record, made)
-        own = how[cell.key]
-        if own is not None:
-            outcome = _add_pictures(outcome, trained, own)
+        drawing = how[cell.key]
+        if drawing is not None:
+            outcome = _add_pictures(outcome, trained, drawing)
         yield cell, seed, outcome
 
 
@@ -141,29 +141,29 @@ def compute(what: Moments) -> list[dict[str, Any]]:
     first, last = what.orders
     orders = np.arange(first, last + 1)
     panels = []
-    for place in what.panels:
-        own = {"sampling": float(place["sampling"]), "ratio": _ratio(what, place, what.clip)}
+    for panel in what.panels:
+        sampled = {"sampling": float(panel["sampling"]), "ratio": _ratio(what, panel, what.clip)}
         breaks = {}
         for clip in what.other_clips:
-            end = exact.first_break(sampling=own["sampling"], ratio=_ratio(what, place, clip))
+            end = exact.first_break(sampling=sampled["sampling"], ratio=_ratio(what, panel, clip))
             breaks[str(clip)] = end
         panels.append(
             {
-                **place,
-                "ratio": own["ratio"],
+                **panel,
+                "ratio": sampled["ratio"],
                 "order": orders.tolist(),
-                "bound": _short(exact.log_paper_bound(orders, **own)),
-                "truth": _short(exact.log_moment(orders, **own)),
+                "bound": _short(exact.log_paper_bound(orders, **sampled)),
+                "truth": _short(exact.log_moment(orders, **sampled)),
                 "breaks": breaks,
             }
         )
     return panels
 
 
-def _ratio(what: Moments, place: Any, clip: float) -> float:
+def _ratio(what: Moments, panel: Any, clip: float) -> float:
     """Return Δ/σ with Δ = 2ηC/n."""
     recipe = Recipe(what.learning_rate, clip)
-    return float(recipe.sensitivity([place["samples"]])[0]) / what.sigma
+    return float(recipe.sensitivity([panel["samples"]])[0]) / what.sigma
 
 
 def _short(values: Any) -> list[float]:
@@ -313,7 +313,7 @@ def _show_progress(line: ProgressLine, done: int, total: int) -> None:
     if not line.due() and done != total:
         return
     left = (time.monotonic() - line.began) * (total - done) / max(1, done)
-    part = done / max(1, total)
-    text = f"{part:4.0%}  {done:,} of {total:,} rounds, at most {left:.0f} s left"
-    bar = "█" * round(24 * part) + "·" * (24 - round(24 * part))
+    fraction = done / max(1, total)
+    text = f"{fraction:4.0%}  {done:,} of {total:,} rounds, at most {left:.0f} s left"
+    bar = "█" * round(24 * fraction) + "·" * (24 - round(24 * fraction))
     line.say(f"{bar} {text}" if line.live else text)
