@@ -30,7 +30,7 @@ from support.devices import make_node
         ({"serverapp": "evil:app"}, "unknown key serverapp"),
         ({"plan": "/etc/passwd"}, "plan must be a path below"),
         ({"out": "{runs}/../elsewhere"}, "out must be a path below"),
-        ({"progress": "/root/.bashrc"}, "progress must be a path below"),
+        ({"progress": "/etc/profile"}, "progress must be a path below"),
         ({"public": "{runs}/link/public.npz"}, "public must be a path below"),
     ],
 )

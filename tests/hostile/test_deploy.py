@@ -54,10 +54,10 @@ def test_the_page_as_printed_ends_with_a_report(deployment):
 def test_every_file_belongs_to_the_one_who_needs_it(deployment):
     """No service's user reads the authority's key or the proxy's; nobody else reads the state."""
     server, ward = deployment.server, deployment.wards["ward-3"]
-    key = server.read("/root/sottovoce-authority/ca.key")
+    key = server.read("/etc/sottovoce/authority/ca.key")
     assert b"ENCRYPTED" in key
     for machine, user, path in (
-        (server, "sottovoce", "/root/sottovoce-authority/ca.key"),
+        (server, "sottovoce", "/etc/sottovoce/authority/ca.key"),
         (server, "sottovoce", "/etc/sottovoce/server-proxy/server.key"),
         (server, "sottovoce-proxy", "/etc/sottovoce/server/link.key"),
         (server, "sottovoce-proxy", "/etc/sottovoce/server/worker.secret"),
@@ -72,7 +72,7 @@ def test_every_file_belongs_to_the_one_who_needs_it(deployment):
     owned = ward.run("find", "/srv/ward-3", "/var/lib/ward-3", "!", "-user", "ward-3").stdout
     assert owned == ""  # the vault, both witnesses and the lock
     assert "witness" in ward.run("find", "/var/lib/ward-3").stdout
-    assert "witness" not in ward.run("find", "/root").stdout
+    assert "witness" not in ward.run("find", "/srv/admin").stdout
 
 
 @pytest.mark.parametrize("unit", ["superlink", "server", "proxy", "worker", "node"])
@@ -98,23 +98,23 @@ def test_units_are_hardened(deployment, unit):
 
 
 def evil_app(machine):
-    """An app of a submitter's own, in /root/evil of a machine."""
-    machine.run("mkdir", "-p", "/root/evil/evil")
-    machine.write("/root/evil/evil/app.py", EVIL.encode())
-    machine.write("/root/evil/evil/__init__.py", b"")
+    """An app of a submitter's own, in /srv/admin/evil of a machine."""
+    machine.run("mkdir", "-p", "/srv/admin/evil/evil")
+    machine.write("/srv/admin/evil/evil/app.py", EVIL.encode())
+    machine.write("/srv/admin/evil/evil/__init__.py", b"")
     text = (Path(local.APP) / "pyproject.toml").read_text("utf-8")
     text = re.sub(r'"sottovoce.flower.(server|client)_app:app"', '"evil.app:app"', text)
-    machine.write("/root/evil/pyproject.toml", text.encode())
+    machine.write("/srv/admin/evil/pyproject.toml", text.encode())
 
 
 @pytest.mark.parametrize("who", ["stranger", "registered"])
 def test_the_open_port_lets_nobody_run_register_list_start_or_stop(deployment, who):
     """With ca.crt alone, and with the key of a registered client: no call but a SuperNode's."""
     machine = deployment.stranger if who == "stranger" else deployment.wards["ward-5"]
-    machine.write("/root/ca.crt", deployment.server.read("/root/sottovoce-authority/ca.crt"))
+    machine.write("/srv/admin/ca.crt", deployment.server.read("/etc/sottovoce/authority/ca.crt"))
     known = deployment.runs_and_nodes()
     key = () if who == "stranger" else ("/etc/sottovoce/node/ward-5",)
-    process = deployment.hostile("calls", DOOR, "/root/ca.crt", *key, machine=machine)
+    process = deployment.hostile("calls", DOOR, "/srv/admin/ca.crt", *key, machine=machine)
     found = json.loads(process.communicate(timeout=900)[0])
     assert len(found) > 150
     for call, status in found.items():
@@ -127,22 +127,22 @@ def test_the_open_port_lets_nobody_run_register_list_start_or_stop(deployment, w
             assert status in (400, 403, 404), (call, status)
     # The same with Flower's own commands.
     machine.write(
-        "/root/config.toml",
+        "/srv/admin/config.toml",
         f"[superlink]\ndefault='f'\n[superlink.f]\naddress='{DOOR}'\n"
-        "root-certificates='/root/ca.crt'\n".encode(),
+        "root-certificates='/srv/admin/ca.crt'\n".encode(),
     )
     evil_app(machine)
-    machine.run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "/root/own")
+    machine.run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "/srv/admin/own")
     for words in (
-        ("run", "/root/evil", "f"),
+        ("run", "/srv/admin/evil", "f"),
         ("list", "f"),
         ("stop", "1", "f"),
-        ("supernode", "register", "/root/own.pub", "f"),
+        ("supernode", "register", "/srv/admin/own.pub", "f"),
         ("supernode", "list", "f"),
     ):
-        done = machine.run("flwr", *words, check=False, FLWR_HOME="/root")
+        done = machine.run("flwr", *words, check=False, FLWR_HOME="/srv/admin")
         assert done.returncode != 0, words
-    machine.run("rm", "/root/own", "/root/own.pub")
+    machine.run("rm", "/srv/admin/own", "/srv/admin/own.pub")
     assert deployment.runs_and_nodes() == known
     assert deployment.server.run("test", "-e", "/srv/sottovoce/proof", check=False).returncode
 
@@ -155,7 +155,7 @@ def test_a_submitted_app_is_not_run_even_where_runs_are_started(deployment):
         ("out='/srv/sottovoce/evil'", "plan"),
         ("out='/srv/sottovoce/evil' plan='/etc/passwd'", "plan must be a path below /srv"),
     ):
-        text = deployment.flwr("run", "/root/evil", "federation", "--run-config", words)
+        text = deployment.flwr("run", "/srv/admin/evil", "federation", "--run-config", words)
         run = int(re.search(r"started run (\d+)", text).group(1))
         assert until(lambda run=run: deployment.state(run).startswith("finished"))
         assert deployment.state(run) == "finished:failed"
@@ -199,11 +199,13 @@ def test_a_locked_database_is_waited_for(deployment):
 def mallory(deployment):
     """The stranger, registered: what it is, and how it is started."""
     stranger, server = deployment.stranger, deployment.server
-    stranger.write("/root/ca.crt", server.read("/root/sottovoce-authority/ca.crt"))
-    stranger.run("python", "-m", "sottovoce.flower.certificates", "node", "/root/keys", "mallory")
-    server.write("/root/mallory.pub", stranger.read("/root/keys/mallory.pub"))
-    deployment.flwr("supernode", "register", "/root/mallory.pub", "federation")
-    return ("node", DOOR, "/root/ca.crt", "/root/keys/mallory")
+    stranger.write("/srv/admin/ca.crt", server.read("/etc/sottovoce/authority/ca.crt"))
+    stranger.run(
+        "python", "-m", "sottovoce.flower.certificates", "node", "/srv/admin/keys", "mallory"
+    )
+    server.write("/srv/admin/mallory.pub", stranger.read("/srv/admin/keys/mallory.pub"))
+    deployment.flwr("supernode", "register", "/srv/admin/mallory.pub", "federation")
+    return ("node", DOOR, "/srv/admin/ca.crt", "/srv/admin/keys/mallory")
 
 
 def play_beside(deployment, mallory, out, mode):

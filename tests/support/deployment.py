@@ -82,10 +82,10 @@ class Deployment:
             if where.startswith("on the server") and "for each client" in where:
                 for name, ward in self.wards.items():
                     public = ward.read(f"/etc/sottovoce/node/{name}.pub")
-                    self.server.write(f"/root/{name}.pub", public)
+                    self.server.write(f"/srv/admin/{name}.pub", public)
                     own = [line.replace("ward-3", name) for line in lines]
                     until(self.answers)
-                    self.play(self.server, own, folder="/root")
+                    self.play(self.server, own, folder="/srv/admin")
             elif where.startswith("on the server"):
                 if any("flwr run" in line for line in lines):
                     self.bring_study()
@@ -95,14 +95,14 @@ class Deployment:
                 for name, ward in self.wards.items():
                     own = [line.replace("ward-3", name) for line in lines]
                     if any("node init" in line for line in lines):
-                        ca = self.server.read("/root/sottovoce-authority/ca.crt")
-                        ward.write("/root/ca.crt", ca)
+                        ca = self.server.read("/etc/sottovoce/authority/ca.crt")
+                        ward.write("/srv/admin/ca.crt", ca)
                     if any("ledger create" in line for line in lines):
                         place = f"client-{list(self.wards).index(name)}"
                         rows = self.folder / "dealt" / "nodes" / place / "rows.npz"
                         ward.write(f"/srv/{name}/rows.npz", rows.read_bytes())
                         ward.shell(f"echo floor = {self.floor} >> /srv/{name}/node.toml")
-                    self.said[f"{name}: {lines[0]}"] = self.play(ward, own, folder="/root")
+                    self.said[f"{name}: {lines[0]}"] = self.play(ward, own, folder="/srv/admin")
             else:
                 assert where in ("in the clone", "on every machine, as root"), where
 

@@ -1,6 +1,6 @@
 """Machines for tests: a file system for its own eyes, users and a network of its own, each.
 
-A machine is a process in a mount and a network namespace: /etc, /srv, /root and /var/lib are
+A machine is a process in a mount and a network namespace: /etc, /srv, ~root and /var/lib are
 private copies, so that what a page prints can be run as it stands, on a server and on clients at
 once, and nothing of it is left when the process ends. It takes root and Linux's namespaces.
 """
@@ -24,16 +24,17 @@ NET = "198.18.0"
 SETUP = r"""
 set -e
 mount --make-rprivate /
-base="$1" top="$2" venv="$3"
+base="$1" top="$2" venv="$3" home=~root
 mount -t tmpfs -o mode=755 none "$top"
-mkdir -m 755 "$top/root" "$top/srv" "$top/lib" "$top/base" "$top/opt"
+mkdir -m 755 "$top/home" "$top/srv" "$top/srv/admin" "$top/lib" "$top/base" "$top/opt"
 ln -s "$venv" "$top/opt/sottovoce"
 cp -a /etc "$top/etc"
 mount --bind "$base" "$top/base"
-for name in etc root srv opt; do mount --bind "$top/$name" "/$name"; done
+for name in etc srv opt; do mount --bind "$top/$name" "/$name"; done
+mount --bind "$top/home" "$home"
 mount --bind "$top/lib" /var/lib
-# An interpreter below /root would be out of reach for any other user.
-case "$base" in /root/*) mkdir -p "$base"; mount --bind "$top/base" "$base";; esac
+# An interpreter in the home of root would be out of reach for any other user.
+case "$base" in "$home"/*) mkdir -p "$base"; mount --bind "$top/base" "$base";; esac
 ip link set lo up
 echo ready
 exec sleep infinity
@@ -98,7 +99,7 @@ class Machine:
             "PYTHONPATH": str(SOURCES),
             "PYTHONDONTWRITEBYTECODE": "1",
             "LANG": "C.UTF-8",
-            "HOME": "/root",
+            "HOME": "/srv/admin",
             "OMP_NUM_THREADS": "1",
             **(more or {}),
         }

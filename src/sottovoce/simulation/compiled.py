@@ -659,9 +659,8 @@ class CompiledEngine:
 
     def begin_rounds(self, opened: PreparedRounds) -> bool:
         """Launch the round, and begin to copy its scores to the host."""
-        if (
-            2 * len(opened) <= len(self.seating.runs) or self.params is None
-        ):  # batches shrink by halves
+        # Batches shrink by halves.
+        if 2 * len(opened) <= len(self.seating.runs) or self.params is None:
             self.seating = self.table.assign_seats(opened)
             self.params, self.memory = self.table.gather_models(self.seating)
         states = [run.state for run in self.batch]

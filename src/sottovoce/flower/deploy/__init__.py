@@ -41,7 +41,7 @@ class ServerPlaces:
     state: Path = Path("/var/lib/sottovoce")
     runs: Path = Path("/srv/sottovoce")
     units: Path = Path("/etc/systemd/system")
-    authority: Path = Path("/root/sottovoce-authority")
+    authority: Path = Path("/etc/sottovoce/authority")
     user: str = "sottovoce"
     port: int = 8000
     link_port: int = 8001
