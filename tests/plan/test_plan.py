@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from sottovoce.errors import PlanError
 from sottovoce.plan import Plan
+from sottovoce.plan.base import MOST
 from sottovoce.plan.data import DATASETS, Data
-from sottovoce.plan.section import MOST
 from sottovoce.plan.sections import Model, Privacy, Rounds
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds

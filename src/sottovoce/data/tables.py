@@ -708,8 +708,8 @@ def draft_plan(table: Path, plan: Path) -> str:
     public (which column is the label, bounds, categories) is left to the user. Copied from the
     data, it would be a release that no budget paid for.
     """
+    from sottovoce.plan.base import format_key, format_value
     from sottovoce.plan.data import TABLE_FILES  # a device does not load pydantic
-    from sottovoce.plan.section import format_key, format_value
 
     if table.suffix.lower() not in TABLE_FILES:
         raise InputError.of(

@@ -42,7 +42,7 @@ from sottovoce.data.files import make_folder, require_empty, write_file
 from sottovoce.errors import FederationError, InputError, RunError
 from sottovoce.models import custom
 from sottovoce.plan import Plan
-from sottovoce.plan import section as toml
+from sottovoce.plan.base import write_toml
 from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
@@ -119,7 +119,7 @@ def format_node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
     }
     if plan.model.own is not None:
         values["model"] = {"own": plan.model.own}
-    return toml.write_toml(values)
+    return write_toml(values)
 
 
 def _name_clients(held: Holdings) -> list[str]:

@@ -1,7 +1,7 @@
 """The plan: one frozen value, from TOML or from Python, checked before any data is read.
 
 `plan` is the whole (`Plan`: loading, overriding, writing), `data` the table `[data]`, `sections`
-the other tables, `section` their base, the text of a plan, and the sentences that refuse one.
+the other tables, `base` their base class, the text of a plan, and the sentences that refuse one.
 """
 
 from sottovoce.plan.data import Data

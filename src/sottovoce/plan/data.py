@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from sottovoce.errors import PlanError
-from sottovoce.plan.section import MOST, Number, Section, When, Whole, WholeOrZero, format_name
+from sottovoce.plan.base import MOST, Number, Section, When, Whole, WholeOrZero, format_name
 
 Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
 

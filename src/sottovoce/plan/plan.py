@@ -19,8 +19,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import PlanError
 from sottovoce.models.custom import resolve_beside
-from sottovoce.plan.data import TABLE_KEYS, Data
-from sottovoce.plan.section import (
+from sottovoce.plan.base import (
     TABLES,
     Section,
     describe_schema,
@@ -32,6 +31,7 @@ from sottovoce.plan.section import (
     split_key,
     write_toml,
 )
+from sottovoce.plan.data import TABLE_KEYS, Data
 from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
 from sottovoce.privacy.budget import LARGER_UNITS
 from sottovoce.privacy.sensitivity import Recipe

@@ -15,8 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sottovoce.errors import InputError, PlanError
 from sottovoce.models.base import MODELS, find_model
-from sottovoce.plan.data import Data
-from sottovoce.plan.section import (
+from sottovoce.plan.base import (
     MOST,
     TABLES,
     Few,
@@ -27,6 +26,7 @@ from sottovoce.plan.section import (
     join_names,
     read_budgets,
 )
+from sottovoce.plan.data import Data
 from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import Aggregation

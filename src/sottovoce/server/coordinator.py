@@ -35,7 +35,7 @@ from sottovoce.data.files import make_folder, write_file
 from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
 from sottovoce.models.base import Form, flatten_parameters
 from sottovoce.plan import Plan
-from sottovoce.plan.section import read_text
+from sottovoce.plan.base import read_text
 from sottovoce.privacy import calibration, seeds
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import FULL, Tank

@@ -18,7 +18,7 @@ import numpy as np
 from sottovoce.data.datasets import DATASETS
 from sottovoce.errors import PlanError
 from sottovoce.plan import Plan
-from sottovoce.plan.section import split_key
+from sottovoce.plan.base import split_key
 
 Setting: TypeAlias = Mapping[str, Any]  # knob → value of a ladder, or name of a fork's option
 Changes: TypeAlias = dict[str, Any]  # plan key → value
