@@ -205,8 +205,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_the_number_of_classes_of_clients_arrays_comes_from_public_rows",
         (
             (
-                "    classes = _count_classes([validation, test])\n",
-                "    classes = _count_classes([validation, test, *(part for part, _ in clients)])\n",
+                "    classes = find_classes([validation.y, test.y])\n",
+                "    classes = find_classes([validation.y, test.y, *(held.y for held, _ in clients)])\n",
             ),
         ),
     ),

@@ -219,7 +219,7 @@ def test_an_empty_file_of_samples_is_no_interruption(tmp_path):
         (X, np.full(24, 2**40), "whole numbers from 0"),
         (X, np.where(np.arange(24) % 2, 2, 0), "the 3 classes 0 to 2"),
         (np.full((24, 4), "a"), Y, "of finite numbers"),
-        (X, np.full(24, "a"), "whole numbers"),
+        (X, np.full(24, "a"), "two classes or more"),
         (np.where(X > 0.5, np.nan, X), Y, "a number that is not"),
         (np.full((24, 4), 1e300), Y, "a number that is not"),
         ([[1.0], [2.0, 3.0]], [0, 1], "no arrays"),

@@ -200,9 +200,9 @@ def test_a_model_without_simulated_noise_is_refused_before_a_folder_is_made(tmp_
 
 
 def test_labels_below_zero_are_shown_as_they_are():
-    rows = np.zeros((20, 2)), np.tile([-1, 1], 10)
-    with pytest.raises(InputError, match="data labels must be whole numbers from 0, got -1; "):
-        simulate(Plan(), data=rows)
+    rows, public = (np.zeros((20, 2)), np.tile([-1, 1], 10)), (np.zeros((4, 2)), [0, 1, 0, 1])
+    with pytest.raises(InputError, match=r"data labels must be whole numbers from 0.*got -1; "):
+        simulate(Plan(), data=rows, validation=public, test=public)
 
 
 # --- rows that the server evaluates on ---------------------------------------------------------

@@ -437,7 +437,7 @@ def test_your_arrays_one_per_client_with_a_model_of_your_own(tmp_path):
 
 
 BAD_CALLS = {
-    "labels": lambda: simulate(SHORT, data=(np.zeros((20, 2)), np.zeros(20))),
+    "labels": lambda: simulate(SHORT, data=(np.zeros((20, 2)), np.linspace(0, 1, 20))),
     "lengths": lambda: simulate(SHORT, data=(np.zeros((20, 2)), np.zeros(19, int))),
     "flat": lambda: simulate(SHORT, data=(np.zeros(20), np.zeros(20, int))),
     "words": lambda: simulate(SHORT, data=(np.array([["a"]]), np.zeros(1, int))),

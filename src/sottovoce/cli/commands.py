@@ -407,7 +407,7 @@ def predict(
     arrays = None if file.suffix.lower() in (".csv", ".parquet") else read_samples(file)
     model = load(run)
     answer: list[Any]
-    if arrays is None and model.classes is not None:
+    if arrays is None and model.record.get("table") is not None:
         answer = list(model.predict_table(file))
     else:
         answer = model.predict(read_samples(file) if arrays is None else arrays).tolist()

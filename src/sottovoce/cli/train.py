@@ -55,7 +55,7 @@ def train(
     if seed is not None:
         seeds.refuse_seed(plan.noise, seed)
         seeds.check_seed(seed)
-    if plan.data.path is not None:
+    if plan.data.path is not None and not plan.data.is_array_file:
         tables.check_source(tables.Source(**plan.data.table()))
     folder = out if out is not None else progress.name_new_folder(plan)
     if resume:
@@ -99,6 +99,7 @@ def _describe_run(plan: Plan) -> str:
         return SECURE
     paper = (plan.privacy.calibration, plan.server.signal, plan.local.clip)
     only = {"paper", "raw", "median"} & {*paper} or plan.data.infer or plan.evaluates_on_unit
+    only = only or plan.data.counts_classes
     return IN_SIMULATION_ONLY if only else SIMULATION
 
 

@@ -6,9 +6,9 @@ guarantee says so.
 
 The server of a real federation holds public rows for validation and test. `save_public` writes them
 as one `.npz` file: `validation_x`, `validation_y`, `test_x`, `test_y`; `shape` (of one sample) and
-`classes`; for a table also `layout`, how its rows became numbers; `fresh_vaults`, if the clients
-were dealt together with them and have vaults for one run only. It has no pickle and no training
-rows.
+`classes`; for a table also `layout`, how its rows became numbers; `class_names`, if the labels of
+arrays were not 0, 1, …; `fresh_vaults`, if the clients were dealt together with them and have
+vaults for one run only. It has no pickle and no training rows.
 
 `summarise_fairness` gives the accuracy by client and by budget. It uses test rows only, and only if
 they are clients' own rows (a table with a client column, from which the test rows are taken), which
@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import datasets, tables
-from sottovoce.data.files import read_npz, why, write_file
+from sottovoce.data.files import read_npy, read_npz, why, write_file
 from sottovoce.data.partition import Split, size_clients_in_order, split_rows
 from sottovoce.data.streaming import Stored, is_stored, is_streamed
 from sottovoce.data.tables import Layout, split_by_column
@@ -39,6 +39,7 @@ from sottovoce.errors import DataError, InputError
 from sottovoce.models import features
 from sottovoce.models.features import Hog
 from sottovoce.plan import Plan
+from sottovoce.plan.data import format_category
 from sottovoce.privacy import seeds
 from sottovoce.privacy.seeds import Purpose
 
@@ -60,6 +61,8 @@ def save_public(path: Path, held: Holdings) -> None:
     if held.layout is not None:
         text = json.dumps(held.layout.to_json()).encode()
         arrays["layout"] = np.frombuffer(text, dtype=np.uint8)
+    if held.class_names:
+        arrays["class_names"] = np.array(held.class_names)
     if held.fresh_vaults:
         arrays["fresh_vaults"] = np.array(True)
     buffer = io.BytesIO()
@@ -79,6 +82,7 @@ def load_public(path: Path) -> Holdings:
         text = arrays["layout"].tobytes() if "layout" in arrays else None
         layout = None if text is None else Layout.from_json(json.loads(text))
         fresh = "fresh_vaults" in arrays
+        names = tuple(map(str, arrays["class_names"].tolist() if "class_names" in arrays else ()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be read as public rows: {why(error)}; it needs validation_x, "
@@ -86,9 +90,10 @@ def load_public(path: Path) -> Holdings:
         ) from None
     nobody = Samples(validation.x[:0], validation.y[:0])
     none = np.zeros(0, dtype=np.int64)
-    return Holdings(
+    held = Holdings(
         none, nobody, validation, test, None, shape, classes, layout, fresh_vaults=fresh
     )
+    return replace(held, class_names=names if len(names) == classes else ())
 
 
 def _read_public_samples(
@@ -203,6 +208,7 @@ class Holdings:
     features: Hog | None = None  # which features the rows are, if they are no longer pictures
     fresh_vaults: bool = False  # whether the clients' vaults were made for this run only
     names: tuple[str, ...] = ()  # the names of the clients, from a column of a table
+    class_names: tuple[str, ...] = ()  # of arrays whose labels are not 0, 1, …
 
     def fingerprint(self, *, rows: bool = True) -> str:
         """Return a digest of who holds which rows, to the last bit.
@@ -272,7 +278,8 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
     With `data.validation = 0` the server validates on the test rows, as in the paper.
     """
     if data is None:
-        held = _deal_dataset(plan, seed) if plan.data.path is None else _deal_table(plan, seed)
+        deal = _deal_dataset if plan.data.path is None else _deal_table
+        held = (_deal_array_file if plan.data.is_array_file else deal)(plan, seed)
     else:
         if plan.data.public is not None and not is_pair(data.train):
             raise InputError.of(
@@ -303,46 +310,106 @@ def _deal_dataset(plan: Plan, seed: int) -> Holdings:
     arrays = datasets.load(str(plan.data.name))
     dealt = _split_rows(plan, seed, arrays.train_y, own_test=len(arrays.test_y))
     train = Samples(arrays.train_x, arrays.train_y)
-    return _make_holdings(
-        dealt, train, Samples(arrays.test_x, arrays.test_y), arrays.shape, arrays.classes
-    )
+    own_test = Samples(arrays.test_x, arrays.test_y)
+    return _make_holdings(dealt, train, own_test, arrays.shape, Classes(arrays.classes))
 
 
 def _deal_table(plan: Plan, seed: int) -> Holdings:
     table = tables.read_table(tables.Source(**plan.data.table()))
-    train, layout = Samples(table.x, table.y), table.layout
-    steering, validation = _read_evaluation_file(plan.data.validation, layout, "data.validation")
-    tested, test = _read_evaluation_file(plan.data.test, layout, "data.test")
+    layout = table.layout
+    steering = _read_evaluation_file(plan.data.validation, layout, "data.validation")
+    tested = _read_evaluation_file(plan.data.test, layout, "data.test")
+    rows, classes = Samples(table.x, table.y), Classes(len(layout.classes))
+    held = _deal_file(plan, seed, rows, table.owner, steering, tested, classes)
+    return replace(held, layout=layout, names=table.clients)
+
+
+def _deal_array_file(plan: Plan, seed: int) -> Holdings:
+    """Deal the rows of an .npz or .npy file like arrays given from Python."""
+    data, label = plan.data, str(plan.data.label)
+    arrays = read_array_file(str(data.path), label, data.client)
+    train, shape = _check_pair("data", (arrays["x"], arrays["y"]))
+    public: dict[str, Samples] = {}
+    for key in PUBLIC_SETS:
+        if isinstance(file := getattr(data, key), str):
+            other = read_array_file(file, label, key=f"data.{key}")
+            public[key] = _check_pair(f"data.{key}", (other["x"], other["y"]), shape)[0]
+    declared = tuple(map(str, data.columns[label])) if data.columns else ()
+    classes = Classes(len(declared), declared)
+    if not declared:
+        classes = find_classes([samples.y for samples in public.values() or [train]])
+    public = {key: _encode_samples(rows, classes, f"data.{key}") for key, rows in public.items()}
+    owner, names = None, tuple[str, ...]()
+    if data.client is not None:
+        clients = read_labels("data.client", arrays["client"])
+        if clients.shape != train.y.shape:
+            raise InputError.of("data.client", clients.shape, f"{len(train.y)} names", "one a row")
+        names = tuple(tables.sort_texts(map(str, np.unique(clients).tolist())))
+        owner = Classes(len(names), names).encode(clients, "data.client")
+    train = _encode_samples(train, classes, "data")
+    held = _deal_file(
+        plan, seed, train, owner, public.get("validation"), public.get("test"), classes
+    )
+    return replace(held, shape=shape, names=names, counted=not (public or declared))
+
+
+def read_array_file(
+    path: str | Path, label: str, client: str | None = None, key: str = "data.path"
+) -> dict[str, NDArray[Any]]:
+    """Read `x`, `y` and, if it is named, `client` of an .npz; a .npy is x, and `label` its y."""
+    path, named = Path(path), {"x": "x", "y": label} | ({"client": client} if client else {})
+    try:
+        if path.suffix.lower() == ".npy":
+            return {"x": read_npy(path), "y": read_npy(path.parent / label)}
+        arrays = read_npz(path, *named.values())
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        raise InputError.of(key, name, "a file that exists", "check its name") from None
+    except (OSError, ValueError) as error:
+        listed = " and ".join(named.values())
+        raise DataError(f"{path.name} cannot be read as arrays {listed}: {why(error)}") from None
+    return {role: arrays[name] for role, name in named.items()}
+
+
+def _deal_file(
+    plan: Plan,
+    seed: int,
+    train: Samples,
+    owner: NDArray[np.int32] | None,
+    steering: Samples | None,
+    tested: Samples | None,
+    classes: Classes,
+) -> Holdings:
+    """Deal the rows of a file: by their owners, or as the plan says where no column names them."""
+    sizes = [
+        0 if isinstance(wanted, str) else wanted
+        for wanted in (plan.data.validation, plan.data.test)
+    ]
     own_test = 0 if tested is None else len(tested.y)
-    if table.owner is None:
+    if owner is None:
+        validation, test = (_count_rows(wanted, len(train.y)) for wanted in sizes)
         dealt = _split_rows(
-            plan,
-            seed,
-            table.y,
-            own_test=own_test,
-            validation=_count_rows(validation, len(table.y)),
-            test=_count_rows(test, len(table.y)),
+            plan, seed, train.y, own_test=own_test, validation=validation, test=test
         )
     else:
         rng = seeds.generator(seed, Purpose.SPLIT)
         dealt = split_by_column(
-            table.owner, validation=validation, test=test, rng=rng, own_test=own_test
+            owner, validation=sizes[0], test=sizes[1], rng=rng, own_test=own_test
         )
-    held = _make_holdings(dealt, train, tested, (table.x.shape[1],), len(layout.classes))
-    declared = table.owner is not None and dealt.test_from == "train"
-    whose = table.owner[dealt.test] if declared and table.owner is not None else None
-    held = replace(held, layout=layout, test_owner=whose, names=table.clients)
+    held = _make_holdings(dealt, train, tested, (train.x.shape[1],), classes)
+    if owner is not None and dealt.test_from == "train":
+        held = replace(held, test_owner=owner[dealt.test])
     return held if steering is None else replace(held, validation=steering)
 
 
 def _read_evaluation_file(
     wanted: int | float | str, layout: tables.Layout, key: str
-) -> tuple[Samples | None, int | float]:
-    """Return the rows of an evaluation file and how many are still to be taken from the table."""
+) -> Samples | None:
+    """Return the rows of an evaluation file; None where rows are taken from the table."""
     if not isinstance(wanted, str):
-        return None, wanted
+        return None
     rows = tables.read_rows(wanted, layout, labels=True, key=key)
-    return Samples(rows.x, rows.y), 0
+    return Samples(rows.x, rows.y)
 
 
 def _count_rows(wanted: int | float, rows: int) -> int:
@@ -357,8 +424,12 @@ def _deal_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
     validation = _check_evaluation("validation", data.validation, shape)
     test = _check_evaluation("test", data.test, shape)
     public = [samples for samples in (validation, test) if samples is not None]
+    classes = find_classes([samples.y for samples in public or [train]])
+    train = _encode_samples(train, classes, "data")
+    validation = validation and _encode_samples(validation, classes, "validation")
+    test = test and _encode_samples(test, classes, "test")
     if is_stored(train.x) and plan.data.split == "order" and not plan.data.public:
-        return _deal_in_order(plan, train, validation, test, shape)
+        return _deal_in_order(plan, train, validation, test, shape, classes)
     dealt = _split_rows(
         plan,
         seed,
@@ -367,8 +438,6 @@ def _deal_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
         validation=None if validation is None else 0,
         test=None if test is None else 0,
     )
-    classes = _count_classes(public or [train])
-    _require_known_labels(train, classes, "data")
     held = replace(_make_holdings(dealt, train, test, shape, classes), counted=not public)
     return held if validation is None else replace(held, validation=validation)
 
@@ -379,15 +448,14 @@ def _deal_in_order(
     validation: Samples | None,
     test: Samples | None,
     shape: tuple[int, ...],
+    classes: Classes,
 ) -> Holdings:
     """Deal stored rows in their order, without row numbers, which would take memory."""
-    data, rows, public = plan.data, len(train.y), [p for p in (validation, test) if p is not None]
+    data, rows = plan.data, len(train.y)
     aside = [0 if validation else int(data.validation), 0 if test else int(data.test)]
     sizes = size_clients_in_order(
         data.samples, clients=plan.clients, rows=rows, set_aside=sum(aside)
     )
-    classes = _count_classes(public or [train])
-    _require_known_labels(train, classes, "data")
     last = rows - aside[1]
     total = int(sizes.sum())
     return Holdings(
@@ -397,8 +465,9 @@ def _deal_in_order(
         test=test or _read_samples(_slice_samples(train, last, rows)),
         split=None,
         shape=shape,
-        classes=classes,
-        counted=not public,
+        classes=classes.count,
+        counted=validation is None and test is None,
+        class_names=classes.names,
     )
 
 
@@ -449,35 +518,115 @@ def _join_client_arrays(data: Given) -> Holdings:
             f"{missing} must be given with one array per client, got none; pass "
             f"{missing}=(X, y) with rows that belong to no client"
         )
-    classes = _count_classes([validation, test])
-    for i, (samples, _) in enumerate(clients):
-        _require_known_labels(samples, classes, f"data[{i}]")
-    x = np.concatenate([samples.x for samples, _ in clients])
-    y = np.concatenate([samples.y for samples, _ in clients])
+    classes = find_classes([validation.y, test.y])
+    dealt = [
+        _encode_samples(samples, classes, f"data[{i}]") for i, (samples, _) in enumerate(clients)
+    ]
     return Holdings(
-        samples=np.array([len(samples.y) for samples, _ in clients], dtype=np.int64),
-        train=Samples(x, y),
-        validation=validation,
-        test=test,
+        samples=np.array([len(samples.y) for samples in dealt], dtype=np.int64),
+        train=Samples(
+            np.concatenate([samples.x for samples in dealt]),
+            np.concatenate([samples.y for samples in dealt]),
+        ),
+        validation=_encode_samples(validation, classes, "validation"),
+        test=_encode_samples(test, classes, "test"),
         split=None,
         shape=shape,
-        classes=classes,
+        classes=classes.count,
+        class_names=classes.names,
     )
 
 
-def _count_classes(sets: Sequence[Samples]) -> int:
-    return max(2, max(int(samples.y.max()) for samples in sets) + 1)
+@dataclass(frozen=True)
+class Classes:
+    """The classes of labels: 0, 1, …, count − 1, or names in their order."""
+
+    count: int
+    names: tuple[str, ...] = ()
+
+    def encode(self, labels: Any, name: str) -> Any:
+        """Return the class of each label as int32; refuse a label that is not among the classes.
+
+        A class that only one client has is refused, because the model's shape would reveal it.
+        """
+        if not self.names and labels.dtype.kind in "iu":
+            least, most = int(labels.min()), int(labels.max())
+            if least >= 0 and most < self.count:
+                return labels if is_stored(labels) else labels.astype(np.int32)
+            raise InputError.of(
+                f"{name} labels",
+                least if least < 0 else most,
+                f"below {self.count}, as in the public validation and test rows"
+                if most >= self.count
+                else "whole numbers from 0, as in the public validation and test rows",
+                "show every class there, so that the number of classes is public",
+            )
+        found, where = np.unique(np.asarray(labels), return_inverse=True)
+        known = self.names or tuple(map(str, range(self.count)))
+        codes = {text: i for i, text in enumerate(known)}
+        encoded = np.array([codes.get(str(value), -1) for value in found.tolist()], np.int32)
+        if encoded.min() < 0:
+            listed = ", ".join(known[:5]) + (", …" if len(known) > 5 else "")
+            raise InputError.of(
+                f"{name} labels",
+                str(found[encoded.argmin()])[:60],
+                f"one of {listed}, as in the public validation and test rows or the plan",
+                "show every class there, so that the classes are public",
+            )
+        return encoded[where.reshape(-1)]
 
 
-def _require_known_labels(samples: Samples, classes: int, name: str) -> None:
-    """Refuse a label that only one client has: the model's shape would reveal it."""
-    if int(samples.y.max()) >= classes:
+def find_classes(sets: Sequence[Any]) -> Classes:
+    """Return the classes of labels that `read_labels` returned.
+
+    Whole numbers from 0 are the numbers of their classes, as far as the largest. Other labels are
+    names, sorted as numbers if all of them are numbers.
+
+    >>> find_classes([np.array([0, 2, 2])]), find_classes([np.array([1, 3]), np.array([2])])
+    (Classes(count=3, names=()), Classes(count=3, names=('1', '2', '3')))
+    >>> find_classes([np.array(["yes", "no"])])
+    Classes(count=2, names=('no', 'yes'))
+    """
+    whole = all(labels.dtype.kind in "iu" for labels in sets)
+    if whole and min(int(labels.min()) for labels in sets) == 0:
+        return Classes(max(2, max(int(labels.max()) for labels in sets) + 1))
+    names = {str(name) for labels in sets for name in np.unique(np.asarray(labels)).tolist()}
+    if names <= {"false", "true"}:
+        names = {"false", "true"}
+    if len(names) < 2:
         raise InputError.of(
-            f"{name} labels",
-            int(samples.y.max()),
-            f"below {classes}, as in the public validation and test rows",
-            "show every class there, so that the number of classes is public",
+            "labels", f"{names.pop()[:60]} alone", "two classes or more", "show every class"
         )
+    return Classes(len(names), tuple(tables.sort_texts(names)))
+
+
+def _encode_samples(samples: Samples, classes: Classes, name: str) -> Samples:
+    y = classes.encode(samples.y, name)
+    if is_stored(samples.x) and not is_stored(y):
+        return _make_samples(samples.x, Stored.of(y, np.int32))
+    return Samples(samples.x, y)
+
+
+def read_labels(name: str, labels: Any) -> NDArray[Any]:
+    """Return labels as numbers or texts; refuse missing ones."""
+    y = np.asarray(labels)
+    kind, missing = y.dtype.kind, np.zeros(len(y), bool)
+    if kind == "b":
+        y = np.where(y, "true", "false")
+    elif kind in "OU":
+        items = (item.item() if isinstance(item, np.generic) else item for item in y.tolist())
+        y = np.array([format_category(item) for item in items])
+        missing = y == ""
+    elif kind == "f":
+        missing = ~np.isfinite(y)
+    elif kind not in "iu":
+        remedy = "give classes as numbers, texts or booleans"
+        raise InputError.of(name, y.dtype.name, "classes", remedy)
+    if missing.any():
+        raise InputError(
+            f"row {int(missing.argmax())} of {name} is missing; give it one or leave the row out"
+        )
+    return y.astype(np.int64) if kind == "f" and (y % 1 == 0).all() else y
 
 
 def _check_evaluation(name: str, pair: Pair | None, shape: tuple[int, ...]) -> Samples | None:
@@ -518,7 +667,7 @@ def _make_holdings(
     train: Samples,
     own_test: Samples | None,
     shape: tuple[int, ...],
-    classes: int,
+    classes: Classes,
 ) -> Holdings:
     def take(samples: Samples, ids: NDArray[np.int64]) -> Samples:
         return Samples(samples.x[ids], samples.y[ids])
@@ -536,7 +685,8 @@ def _make_holdings(
         test=take(tested, dealt.test),
         split=dealt,
         shape=shape,
-        classes=classes,
+        classes=classes.count,
+        class_names=classes.names,
     )
 
 
@@ -568,17 +718,32 @@ def _check_pair(
             "X[n, …] and y[n] with n ≥ 1",
             "one row of X and one label for each sample",
         )
-    y_rows: Any = y
-    if stored and np.issubdtype(y.dtype, np.integer):
-        y_rows = Stored.of(y, np.int32)
-    whole = np.issubdtype(y.dtype, np.integer)
-    if not whole or y_rows.min() < 0:
-        found = int(y_rows.min()) if whole else y.dtype.name
-        raise InputError.of(
-            f"{name} labels", found, "whole numbers from 0", "number the classes 0, 1, …"
-        )
     if shape is not None and x.shape[1:] != shape:
         raise InputError.of(name, x.shape[1:], f"rows of shape {shape}", "as in the training data")
+    # Stored whole numbers from 0 need no table in memory: they are their classes.
+    whole = np.issubdtype(y.dtype, np.integer)
+    if stored and whole and Stored.of(y, np.int32).min() == 0:
+        y_rows: Any = Stored.of(y, np.int32)
+    else:
+        y_rows = read_labels(f"{name} labels", y)
+        if y.dtype.kind in "fiu":
+            tables.refuse_measurement(f"{name} labels", y)
     if stored:
-        return _make_samples(Stored.of(x, np.float32), y_rows), tuple(x.shape[1:])
-    return Samples(x.reshape(len(x), -1), y.astype(np.int32)), x.shape[1:]
+        rows = Stored.of(x, np.float32)
+        if x.dtype.kind not in "biu":
+            _require_finite(name, rows.pieces())
+        return _make_samples(rows, y_rows), tuple(x.shape[1:])
+    _require_finite(name, [x])
+    return Samples(x.reshape(len(x), -1), y_rows), x.shape[1:]
+
+
+def _require_finite(name: str, pieces: Iterable[NDArray[np.float32]]) -> None:
+    before = 0
+    for x in pieces:
+        if not np.isfinite(x.min()) or not np.isfinite(x.max()):  # without an array of that size
+            bad = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+            raise InputError(
+                f"row {before + int(bad.argmax())} of {name} holds a number that is missing or not "
+                "finite; fill it in with a public value (numpy.nan_to_num) or leave the row out"
+            )
+        before += len(x)

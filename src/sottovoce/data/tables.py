@@ -362,6 +362,36 @@ def _check_header(path: Path, head: bytes) -> None:
 Spec = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () leaves a column out
 
 MOST_INFERRED = 1_000  # categories: a column with more holds names or numbers, not categories
+MOST_CLASSES = 10**6
+MOST_NUMBERS = 20  # different numbers that are classes where nothing declares them
+CONTINUOUS = "a continuous target needs model.loss = squared or huber and data.target = [low, high]"
+
+
+def refuse_measurement(name: str, numbers: NDArray[Any]) -> None:
+    """Refuse a label that is a measurement: numbers that are not whole, or too many of them.
+
+    Whole numbers from 0 or 1 may be many: they number their classes.
+
+    >>> refuse_measurement("y", np.array([0.0, 1.0])), refuse_measurement("y", np.arange(1, 27))
+    (None, None)
+    >>> refuse_measurement("y", np.array([0.5, 1.0]))
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: y must be classes, got 0.5; a continuous target needs \
+model.loss = squared or huber and data.target = [low, high]
+    """
+    broken = numbers[numbers % 1 != 0]
+    if len(broken):
+        raise InputError.of(name, float(broken[0]), "classes", CONTINUOUS)
+    numbered = numbers.dtype.kind in "iu" and int(numbers.min()) in (0, 1)
+    values = np.unique(numbers)
+    if len(values) > MOST_NUMBERS and not (numbered and values[-1] < MOST_CLASSES):
+        raise InputError.of(
+            name,
+            f"{len(values)} different numbers from {values[0]:g} to {values[-1]:g}",
+            f"classes: at most {MOST_NUMBERS} numbers, or whole numbers from 0 or 1",
+            CONTINUOUS,
+        )
 
 
 @dataclass(frozen=True)
@@ -620,6 +650,13 @@ def _make_layout(opened: Scan, source: Source) -> Layout:
             found.add_batch(batch[column])
     specs = {column: found.spec() for column, found in seen.items()}
     classes = classes or specs.pop(label)
+    if label in seen and len(classes) > MOST_NUMBERS and _are_numbers(list(classes)):
+        raise InputError.of(
+            f"the label {label[:60]!a} of {file}",
+            len(classes),
+            f"at most {MOST_NUMBERS} different numbers if data.columns does not list its classes",
+            f"list them, or, if it is a measurement: {CONTINUOUS}",
+        )
     if len(classes) < 2:
         raise DataError(
             f"the label {label[:60]!a} of {file} has {len(classes)} different values; "

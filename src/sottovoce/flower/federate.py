@@ -282,7 +282,7 @@ def _check_plan(plan: Plan, options: Options, folder: Path) -> str | None:
 
     Returns what the nodes should import before they are asked, where the model is PyTorch's.
     """
-    if plan.data.path is not None:
+    if plan.data.path is not None and not plan.data.is_array_file:
         tables.check_source(tables.Source(**plan.data.table()))
     if plan.data.clients is not None and options.minimum > plan.per_round:
         raise InputError.of(

@@ -152,6 +152,7 @@ Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
 # Keys that apply only with data.path.
 TABLE_KEYS = ("label", "client", "columns", "infer", "evaluation")
 TABLE_FILES = (".csv", ".parquet")
+ARRAY_FILES = (".npz", ".npy")  # x.npz with x and y, or x.npy with data.label = "y.npy"
 
 
 class Facts(NamedTuple):
@@ -205,12 +206,12 @@ class Data(Section):
     )
     path: str | None = Field(
         default=None,
-        description="your own table, CSV or Parquet, instead of name, relative to the plan",
+        description="your own table (CSV, Parquet, .npz) instead of name, relative to the plan",
         examples=["people.csv"],
     )
     label: str | None = Field(
         default=None,
-        description="the column of the table that is to be predicted",
+        description="the column (of an .npz the array, y) that is to be predicted",
         examples=["income"],
     )
     client: str | None = Field(
@@ -355,7 +356,18 @@ class Data(Section):
     @property
     def pictures(self) -> bool:
         """Whether a row may be a picture, which the cnn needs."""
-        return self.name is not None and DATASETS[self.name].pictures
+        return self.is_array_file if self.name is None else DATASETS[self.name].pictures
+
+    @property
+    def counts_classes(self) -> bool:
+        """Whether the classes of arrays in a file are counted on the clients' labels."""
+        files = isinstance(self.validation, str) or isinstance(self.test, str)
+        return self.is_array_file and not files and not self.columns
+
+    @property
+    def is_array_file(self) -> bool:
+        """Whether the rows are arrays of a file."""
+        return self.path is not None and self.path.lower().endswith(ARRAY_FILES)
 
     def table(self) -> dict[str, Any]:
         """Return the arguments of `data.tables.Source`.
@@ -375,12 +387,15 @@ class Data(Section):
 
     def _check_table(self) -> None:
         self._check_column_names()
+        fitting: tuple[str, ...]
         for key in ("path", "validation", "test"):
-            file = getattr(self, key)
-            if isinstance(file, str) and not file.lower().endswith(TABLE_FILES):
-                raise PlanError.of(
-                    f"data.{key}", file, "a .csv or .parquet file", "save the table as one of these"
-                )
+            file, fitting, bound = getattr(self, key), TABLE_FILES, "a .csv or .parquet file"
+            if key == "path":
+                fitting, bound = TABLE_FILES + ARRAY_FILES, f"{bound}, or arrays in an .npz or .npy"
+            elif self.is_array_file:
+                fitting, bound = (".npz",), "an .npz file beside arrays"
+            if isinstance(file, str) and not file.lower().endswith(fitting):
+                raise PlanError.of(f"data.{key}", file, bound, "save the table as one of these")
         if self.test == 0:
             raise PlanError.of("data.test", 0, "≥ 1, a part or a file", "a table has no test set")
         if self.validation == 0:
@@ -431,7 +446,9 @@ class Data(Section):
             raise PlanError.of(
                 "data.columns", f"{label} = []", "two categories or more for the label", "list them"
             )
-        if self.infer:
+        if self.is_array_file:
+            self._check_arrays(columns, label)
+        if self.infer or self.is_array_file:
             return
         if label not in columns:
             raise PlanError(
@@ -443,6 +460,20 @@ class Data(Section):
                 "data.columns lists no feature; give each column its [low, high] or its "
                 "categories, or choose data.infer = true"
             )
+
+    def _check_arrays(self, columns: Columns, label: str) -> None:
+        if self.infer or columns.keys() - {label}:
+            key = "data.infer" if self.infer else f"data.columns.{min(columns.keys() - {label})}"
+            raise PlanError(
+                f"{key} has no effect with arrays, which are used as they are; remove it "
+                "(the label's classes may be listed)"
+            )
+        if str(self.path).lower().endswith(".npy"):
+            if not label.lower().endswith(".npy"):
+                remedy = "name the file of the labels, or save x and y together in an .npz"
+                raise PlanError.of("data.label", label, "a .npy file beside data.path", remedy)
+            if self.client is not None:
+                raise PlanError("data.client needs an .npz, which holds the array that it names")
 
     def _check_samples(self, kept: int, at_least: int) -> None:
         sizes, clients = self.samples, self.clients or 0
@@ -500,6 +531,8 @@ def _complete_table(values: dict[str, Any]) -> dict[str, Any]:
     if "name" in values:
         raise PlanError("data.name has no effect beside data.path; remove one of the two")
     values = {"validation": 0.1, "test": 0.1} | values | {"name": None}
+    if str(values["path"]).lower().endswith(".npz"):
+        values["label"] = values.get("label") or "y"
     if values.get("infer") is None:
         values["infer"] = False
     if values.get("client") is None:

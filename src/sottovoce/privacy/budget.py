@@ -42,7 +42,7 @@ NOT_COVERED: dict[str, str] = {
     "raw-signal": "the clients' raw losses, which steered the number of rounds",
     "median-clip": "the clipping norm, which was taken from raw gradient norms",
     "inferred-columns": "column bounds and categories, which were taken from the data",
-    "counted-classes": "the number of classes, which was counted on the labels",
+    "counted-classes": "the number and names of the classes, which were taken from the labels",
     "evaluation-of-clients": "the clients' own rows among the validation and test records",
     "evaluation-declared": "the clients' own rows among the validation and test records, which the "
     "plan declares public",

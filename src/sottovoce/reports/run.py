@@ -184,7 +184,7 @@ class CheckedRun:
             test_accuracy=_to_float(result["test_accuracy"]),
             fairness=_convert_fairness(result.get("fairness")),
             confusion=_convert_confusion(result.get("confusion")),
-            classes=record.table["classes"] if record.table else [],
+            classes=record.class_names,
             model_sha256=result["model_sha256"],
             finish="; ".join(after) or None,
             clients=_convert_clients(record.clients, trace),

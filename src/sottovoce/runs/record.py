@@ -78,6 +78,8 @@ class ModelEntry(TypedDict):
     classes: AtLeastOne
     parameters: Count
     """How many numbers are trained."""
+    labels: NotRequired[list[str]]
+    """The names of the classes, in their order, where the labels of arrays were not 0, 1, …"""
 
 
 class TableEntry(TypedDict):
@@ -356,6 +358,13 @@ class Record(BaseModel):
         text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
         write_file(folder / "record.json", text.encode())
 
+    @property
+    def class_names(self) -> list[str]:
+        """The names of the classes; empty where labels are 0, 1, …"""
+        if self.table is not None:
+            return self.table["classes"]
+        return [] if self.model is None else self.model.get("labels", [])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `record.json`."""
         return {
@@ -415,6 +424,13 @@ class Record(BaseModel):
         if (words := describe(plan.server.aggregation, plan.server.trim)) is not None:
             result["aggregation"] = words
         layout, few = federation.held.layout, len(state.asked) <= MANY_CLIENTS
+        form: ModelEntry = {
+            "shape": list(federation.held.shape),
+            "classes": federation.held.classes,
+            "parameters": int(sum(leaf.size for leaf in params.values())),
+        }
+        if federation.held.class_names:
+            form["labels"] = list(federation.held.class_names)
         try:
             return cls(
                 schema=SCHEMA,
@@ -423,11 +439,7 @@ class Record(BaseModel):
                 noise=plan.noise,
                 seed=seed,
                 plan=plan.to_dict(),
-                model={
-                    "shape": list(federation.held.shape),
-                    "classes": federation.held.classes,
-                    "parameters": int(sum(leaf.size for leaf in params.values())),
-                },
+                model=form,
                 initial=_without_nan(initial),
                 rounds=_without_nan(state.rounds),
                 result=_without_nan(result),

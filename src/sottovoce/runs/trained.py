@@ -82,9 +82,14 @@ class Trained:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The categories of the label, where the model was trained on a table."""
-        table = self.record.get("table")
-        return None if table is None else tuple(table["classes"])
+        """The names of the classes: a table's categories, or labels of arrays other than 0, 1, …
+
+        `predict` returns places in this list.
+        """
+        if (table := self.record.get("table")) is not None:
+            return tuple(table["classes"])
+        labels = (self.record.get("model") or {}).get("labels")
+        return None if labels is None else tuple(labels)
 
     def predict_table(self, path: str | Path) -> list[str]:
         """Return the label of each row of a CSV or Parquet file, encoded as the training table was.

@@ -363,7 +363,7 @@ def add_client_count(plan: Plan, held: Holdings) -> Plan:
         raise InputError.of(
             "model.name",
             name,
-            f"{plan.model.list_fitting(classes, are_pictures=False)} with data.path",
+            f"{plan.model.list_fitting(classes, are_pictures=plan.data.pictures)} with data.path",
             f"the {name} tells {most} classes apart and the label {plan.data.label} has {classes}",
         )
     if plan.data.clients not in (None, clients):

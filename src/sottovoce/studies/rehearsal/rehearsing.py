@@ -745,8 +745,18 @@ def format_summary(result: Rehearsal, folder: Path) -> str:
             "",
             f"plan   {folder / 'plan.toml'}",
             f"page   {folder / 'report.html'}",
-            f"train  sottovoce train {folder / 'plan.toml'}",
+            f"train  {_format_command(result.plan, folder / 'plan.toml')}",
         ]
+    )
+
+
+def _format_command(plan: Plan, file: Path) -> str:
+    """Return the command that trains the plan; arrays are given from Python."""
+    if plan.data.name != "arrays":
+        return f"sottovoce train {shlex.quote(str(file))}"
+    return (
+        f"in Python: sottovoce.simulate(sottovoce.Plan.load({str(file)!r}), data=(X, y)), or save "
+        f"x and y and name them: sottovoce train {shlex.quote(str(file))} --set data.path=x.npz"
     )
 
 

@@ -32,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import census, datasets, tables
 from sottovoce.data.census import Choice, Number
+from sottovoce.data.federated import find_classes, read_labels
 from sottovoce.data.files import read_npz
 from sottovoce.data.tables import Spec, is_bounds
 from sottovoce.errors import InputError
@@ -483,13 +484,13 @@ def make_stand_in(
         public = "digits"
     if public is not None:
         return _take_public(plan, public, wanted, rng)
-    if plan.data.pictures and plan.data.name != "arrays":
-        return _draw_stand_in(plan, wanted, rng)
-    if plan.data.name == "arrays":
+    if plan.data.name == "arrays" or plan.data.is_array_file:
         raise InputError(
-            "data.name = arrays says nothing of the rows, so nothing can stand in for them; give "
+            "a plan says nothing of the rows of arrays, so nothing can stand in for them; give "
             "public rows, as rehearse(plan, public=(X, y)) or --public rows.npz"
         )
+    if plan.data.pictures:
+        return _draw_stand_in(plan, wanted, rng)
     return _make_synthetic(plan, wanted, rng)
 
 
@@ -633,7 +634,7 @@ def _find_shape(plan: Plan) -> tuple[int, ...] | None:
     data = plan.data
     if data.name is not None:
         return None if data.name == "arrays" else datasets.DATASETS[data.name].shape
-    if data.infer:
+    if data.infer or data.is_array_file:
         return None
     fields = list_fields(None, data.columns or {}, data.label)
     return (sum(field.width for field in fields),)
@@ -676,11 +677,12 @@ def _load_public(
             )
     if path.suffix.lower() == ".npz":
         return path.name, *_load_npz(path, pictured)
-    if path.suffix.lower() not in (".csv", ".parquet") or plan.data.path is None:
+    is_table = plan.data.path is not None and not plan.data.is_array_file
+    if path.suffix.lower() not in (".csv", ".parquet") or not is_table:
         raise InputError.of(
             "--public",
             text,
-            "an .npz with x and y, or a .csv or .parquet for a plan with data.path",
+            "an .npz with x and y, or a .csv or .parquet for a plan of a table",
             "save the rows as one of these",
         )
     source = plan.data.table() | {"path": path, "client": None, "validation": None, "test": None}
@@ -709,6 +711,10 @@ def _check_rows(
         rows_, labels = np.asarray(x), np.asarray(y)
     except ValueError:  # lists of unequal length
         raise InputError.of(given, "no arrays", bound, "one label for each row") from None
+    if labels.dtype.kind in "bfOU" and labels.ndim == 1:  # names, as arrays to train on may have
+        labels = read_labels(f"labels of {name}", labels)
+        if labels.dtype.kind not in "iuf":
+            labels = find_classes([labels]).encode(labels, name)
     if rows_.dtype.kind not in "fiub" or labels.dtype.kind not in "iu":
         kinds = f"x of {rows_.dtype} and y of {labels.dtype}"
         raise InputError.of(given, kinds, bound, "encode categories first")
