@@ -550,7 +550,7 @@ def test_the_range_can_be_missed():
         ),
         (table_plan(), {"public": "adult"}, "--public must be rows of shape"),
         (table_plan(), {"keep": ["rounds", "local", "server"]}, "--keep leaves nothing to choose"),
-        (Plan(), {"public": (np.ones((30, 9)), np.zeros(30))}, "y\\[n\\] of whole numbers"),
+        (Plan(), {"public": (np.ones((30, 9)), np.full(30, 0.5))}, "y\\[n\\] of whole numbers"),
     ],
 )
 def test_bad_inputs_are_refused_in_one_sentence(plan, given, said, monkeypatch, tmp_path):
