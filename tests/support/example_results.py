@@ -22,7 +22,6 @@ from sottovoce.studies.paper.definition import (
     load_figure,
     seeds_of,
 )
-from sottovoce.studies.paper.draw import to_text
 from sottovoce.studies.paper.outcomes import Outcome, Result, gather_result
 
 LOSS = {
@@ -82,7 +81,7 @@ def outcome(own: Figure, cell: Cell, seed: int, *, reverse: bool) -> Outcome:
         made="nothing",
     )
     if own.kind == "prototypes":
-        picture = to_text(np.full((10, 784), 0.5))
+        picture = reproduce.encode_pictures(np.full((10, 784), 0.5))
         made = replace(made, pictures=picture, distinct=distinct)
     return made
 
@@ -92,7 +91,7 @@ def result(name: str, *, reverse: bool = False, quick: bool = False) -> Result:
     """A figure filled with made-up runs."""
     own = load_figure(name)
     if own.moments is not None:
-        return Result(own, quick, command="made up", moments=reproduce.compute(own.moments))
+        return Result(own, quick, command="made up", moments=reproduce.compute_moments(own.moments))
     cells = expand(own, quick)
     runs = {
         (cell.key, seed): outcome(own, cell, seed, reverse=reverse)

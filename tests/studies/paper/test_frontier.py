@@ -17,12 +17,21 @@ from support import ROOT
 RESULTS = ROOT / "results"
 
 
+def cells():
+    return [job.cell for job in frontier.list_jobs(quick=False) if job.fitted is None]
+
+
+def list_wanted_seeds():
+    jobs = frontier.list_jobs(quick=False)
+    return {(job.cell.panel, job.cell.line, job.key): job.seeds for job in jobs}
+
+
 def ours():
-    return [cell for cell in frontier.cells(quick=False) if cell.line.startswith("ours")]
+    return [cell for cell in cells() if cell.line.startswith("ours")]
 
 
 def seeds_of(cell):
-    return frontier.list_wanted_seeds(quick=False)[cell.panel, cell.line, cell.key]
+    return list_wanted_seeds()[cell.panel, cell.line, cell.key]
 
 
 def kept(name):
@@ -49,7 +58,7 @@ def test_rehearsed_settings_are_those_that_a_rehearsal_wrote():
     """Key by key, and told with seeds that did not choose."""
     names = {"mnist": "mnist", "cifar": "cifar10", "census": "acs"}
     plans = {(one["data"], one["epsilon"]): one["plan"] for one in kept("regret")}
-    found = [cell for cell in frontier.cells(quick=False) if cell.line == "rehearsed"]
+    found = [cell for cell in cells() if cell.line == "rehearsed"]
     assert {(names[cell.panel], cell.x) for cell in found} == set(plans)
     for cell in found:
         assert cell.plan == Plan(**plans[names[cell.panel], cell.x])
@@ -64,14 +73,14 @@ def test_a_layer_fitted_in_the_open_is_the_best_there_is():
     """The slope of the objective is nought at what `fit` finds, and scores are its own."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(300, 4)), random.integers(0, 3, 300)
-    layer = frontier.fit(x, y, 3)
+    layer = frontier.fit_layer(x, y, 3)
     rows = np.column_stack([x, np.ones(300)])
     chance = np.exp(rows @ layer)
     chance /= chance.sum(axis=1, keepdims=True)
     slope = rows.T @ (chance - np.eye(3)[y]) / 300
     slope[:-1] += frontier.PENALTY * layer[:-1]
     assert np.abs(slope).max() < 1e-4
-    assert (frontier.predict(layer, x) == np.argmax(chance, axis=1)).all()
+    assert (frontier.predict_classes(layer, x) == np.argmax(chance, axis=1)).all()
 
 
 def test_public_rows_alone_are_the_first_ones_and_no_clients():
@@ -79,21 +88,21 @@ def test_public_rows_alone_are_the_first_ones_and_no_clients():
     plan = Plan(data={"clients": 5, "samples": 100, "validation": 50})
     held, few = load_holdings(plan, seed=1), plan.replace("data.public=500")
     rows = held.validation
-    wanted = np.mean(frontier.predict(frontier.fit(rows.x, rows.y, 10), held.test.x) == held.test.y)
-    assert frontier.accuracy(plan, "public", 1) == pytest.approx(wanted)
+    wanted = np.mean(
+        frontier.predict_classes(frontier.fit_layer(rows.x, rows.y, 10), held.test.x) == held.test.y
+    )
+    assert frontier.score_layer(plan, "public", 1) == pytest.approx(wanted)
     digits, test = datasets.load("digits"), load_holdings(few, seed=1).test
-    layer = frontier.fit(digits.train_x[:500], digits.train_y[:500], 10)
-    wanted = np.mean(frontier.predict(layer, test.x) == test.y)
-    assert frontier.accuracy(few, "public", 1) == pytest.approx(wanted)
-    assert frontier.accuracy(few, "clients", 1) != pytest.approx(wanted)
+    layer = frontier.fit_layer(digits.train_x[:500], digits.train_y[:500], 10)
+    wanted = np.mean(frontier.predict_classes(layer, test.x) == test.y)
+    assert frontier.score_layer(few, "public", 1) == pytest.approx(wanted)
+    assert frontier.score_layer(few, "clients", 1) != pytest.approx(wanted)
 
 
 def test_the_papers_curves_share_the_runs_of_its_figures():
     known = outcomes.read_runs(RESULTS)
     shared = [
-        cell
-        for cell in frontier.cells(quick=False)
-        if cell.line in ("paper", "corrected") and cell.panel != "census"
+        cell for cell in cells() if cell.line in ("paper", "corrected") and cell.panel != "census"
     ]
     found = [cell for cell in shared if (cell.key, 1) in known]
     assert len(found) >= len(shared) / 2 > 0
@@ -103,9 +112,9 @@ def test_the_papers_curves_share_the_runs_of_its_figures():
 def test_the_quick_version_runs_once(tmp_path, monkeypatch):
     folder = reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
     points = frontier.read_points(folder)
-    assert len(points) == len(frontier.list_wanted_seeds(quick=True))
+    assert len(points) == len(frontier.list_jobs(quick=True))
     assert all(0 <= point.mean <= 1 and point.spread == 0 for point in points)
-    assert (folder / "frontier.md").read_text("utf-8") == frontier.table(points)
+    assert (folder / "frontier.md").read_text("utf-8") == frontier.format_table(points)
     assert "<svg" in (folder / "frontier.svg").read_text("utf-8")
     asked = []
     monkeypatch.setattr(reproduce, "train", lambda jobs, *rest, **how: asked.extend(jobs) or [])
@@ -116,17 +125,17 @@ def test_the_quick_version_runs_once(tmp_path, monkeypatch):
 
 def test_the_page_shows_the_measured_table():
     points = frontier.read_points(RESULTS / "frontier")
-    table = frontier.table(points)
+    table = frontier.format_table(points)
     assert (RESULTS / "frontier" / "frontier.md").read_text("utf-8") == table
     assert table in (ROOT / "docs" / "frontier.md").read_text("utf-8")
     found = {(point.panel, point.curve, point.key): point.seeds for point in points}
-    assert found == frontier.list_wanted_seeds(quick=False)
+    assert found == list_wanted_seeds()
 
 
 def test_an_epsilon_that_holds_is_never_printed_smaller_than_it_is():
     points = frontier.read_points(RESULTS / "frontier")
     for point in points:
-        (line,) = frontier.table([point]).splitlines()[2:] or [None]
+        (line,) = frontier.format_table([point]).splitlines()[2:] or [None]
         if line is None or (shown := line.split(" | ")[2]) in ("none", "0, no client"):
             continue
         assert point.epsilon <= float(shown) <= point.epsilon * 1.01

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,14 @@ from sottovoce.errors import InputError
 from sottovoce.studies import store
 from sottovoce.studies.paper import definition, outcomes
 from sottovoce.studies.paper.definition import AXES, REFERENCE, Claim, Figure
-from sottovoce.studies.paper.outcomes import Floats, Place, PointTable, Result, label, tables
+from sottovoce.studies.paper.outcomes import (
+    Floats,
+    Place,
+    PointTable,
+    Result,
+    build_tables,
+    format_label,
+)
 
 START, END = "<!-- claims -->", "<!-- /claims -->"
 
@@ -67,19 +74,12 @@ def judge_folder(folder: Path) -> list[Judged]:
     return sorted(found, key=lambda one: order.get(one.figure.name, len(order)))
 
 
-def judge_figure(content: dict[str, object]) -> Judged:
+def judge_figure(content: dict[str, Any]) -> Judged:
     """Judge a figure from the content of its file."""
-    figure = definition.parse_figure(str(content["definition"]), str(content["figure"]))
-    result = Result(
-        figure=figure,
-        quick=bool(content["quick"]),
-        cells=list(content["cells"]),  # type: ignore[call-overload]
-        plan=dict(content["plan"]),  # type: ignore[call-overload]
-        made=list(content["made"]),  # type: ignore[call-overload]
-        command=str(content["command"]),
-        moments=list(content["moments"]),  # type: ignore[call-overload]
-    )
-    by_variant = tables(figure, result.cells)
+    figure = definition.parse_figure(content["definition"], content["figure"])
+    keys = ("quick", "cells", "plan", "made", "command", "moments")
+    result = Result(figure, **{key: content[key] for key in keys})
+    by_variant = build_tables(figure, result.cells)
     verdicts: list[tuple[Claim, dict[str, Verdict]]] = []
     for claim in figure.claims:
         if figure.kind == "moments":
@@ -220,10 +220,10 @@ class Verdict:
         return ", ".join(parts)
 
 
-def interval(differences: ArrayLike, level: float = LEVEL) -> Interval:
+def compute_interval(differences: ArrayLike, level: float = LEVEL) -> Interval:
     """Return the mean with its interval, mean ± t·s/√n; one number is its own interval.
 
-    >>> found = interval([1.0, 2.0, 3.0])
+    >>> found = compute_interval([1.0, 2.0, 3.0])
     >>> round(found.low, 3), found.mean, round(found.high, 3)
     (-0.484, 2.0, 4.484)
     """
@@ -246,10 +246,10 @@ def judge(differences: Mapping[str, ArrayLike], guards: Sequence[ArrayLike] = ()
     >>> judge({"": [-0.2, 0.3, 0.1, -0.3, 0.2]}).word
     'undecided'
     """
-    points = tuple(Tested(at, interval(values)) for at, values in differences.items())
+    points = tuple(Tested(at, compute_interval(values)) for at, values in differences.items())
     every = [*differences.values(), *guards]
     strict = 1 - (1 - LEVEL) / max(1, len(every))
-    if any(interval(values, strict).high < 0 for values in every):
+    if any(compute_interval(values, strict).high < 0 for values in every):
         return Verdict("contradicted", points)
     if points and all(point.interval.low > 0 for point in points):
         return Verdict("holds", points)
@@ -261,7 +261,8 @@ Points = dict[str, Any]
 
 def check(claim: Claim, table: PointTable) -> Verdict:
     """Judge a claim in one variant of its figure."""
-    claim = replace(claim, **claim.corrected) if table.variant == "corrected" else claim
+    if table.variant == "corrected":
+        claim = claim.model_copy(update=dict(claim.corrected))
     if claim.check not in CHECKS:
         raise InputError.of("check", claim.check, f"one of {', '.join(CHECKS)}", "choose one")
     if claim.check == "convex":
@@ -300,7 +301,7 @@ def _place(combo: Mapping[str, Any]) -> Place:
 def _at(table: PointTable, combo: Mapping[str, Any]) -> str:
     """Return the place in words; axes of one value are left out."""
     named = [
-        label(table.figure, axis, combo[axis])
+        format_label(table.figure, axis, combo[axis])
         for axis in AXES
         if combo.get(axis) is not None and len(table.axis(axis)) > 1
     ]

@@ -18,11 +18,13 @@ import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from itertools import product
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sottovoce._version import __version__
 from sottovoce.errors import InputError
@@ -127,10 +129,7 @@ def _plain_keys(swept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan(changes: dict[str, Any], method: Method, runs: int) -> Plan:
-    tables: dict[str, dict[str, Any]] = {}
-    for name, value in changes.items():
-        table, _, key = name.partition(".")
-        tables.setdefault(table, {})[key] = list(value) if isinstance(value, tuple) else value
+    tables = nest_keys(changes)
     if tables["rounds"].get("schedule") is not None:
         _drop_what_has_no_effect(tables["rounds"])
     privacy = tables["privacy"]
@@ -140,6 +139,19 @@ def _plan(changes: dict[str, Any], method: Method, runs: int) -> Plan:
         clients, shares = tables["data"]["clients"], method.shares
         privacy["epsilon"] = [privacy["epsilon"] * shares[i % len(shares)] for i in range(clients)]
     return Plan(**tables)
+
+
+def nest_keys(changes: Changes) -> dict[str, dict[str, Any]]:
+    """Return the tables of a plan from its dotted keys.
+
+    >>> nest_keys({"data.name": "digits", "data.clients": 3})
+    {'data': {'name': 'digits', 'clients': 3}}
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        table, _, key = name.partition(".")
+        tables.setdefault(table, {})[key] = list(value) if isinstance(value, tuple) else value
+    return tables
 
 
 def _drop_what_has_no_effect(rounds: dict[str, Any]) -> None:
@@ -173,17 +185,31 @@ def together(epsilon: float, delta: float, runs: int) -> float:
 
 Kind = Literal["sweep", "moments", "prototypes"]
 Variant = Literal["printed", "corrected"]
+Measure = Literal["loss", "accuracy", "rounds", "horizon", "distinct"]
 Changes = Mapping[str, Any]
 
 LEAST_SEEDS = 5
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
-MEASURES = ("loss", "accuracy", "rounds", "horizon", "distinct")
 _ROOT = resources.files("sottovoce.studies.paper")
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Axis:
+class Definition(BaseModel):
+    """A table of a TOML file, frozen: unknown, missing and wrong keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def parse(cls, toml: str, where: str, **more: Any) -> Self:
+        """Parse the text of the file `where`; `more` are keys that the text does not have."""
+        try:
+            return cls(**tomllib.loads(toml), **more)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{where} is not valid TOML: {error}; correct it") from None
+        except ValidationError as error:
+            raise InputError(f"{where} {_describe_problem(error)}") from None
+
+
+class Axis(Definition):
     """What is swept: a key of the plan (or `method`) and its values."""
 
     key: str
@@ -199,38 +225,35 @@ class Axis:
         return self.values
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(Definition):
     """What is claimed, in words and as a check with its options (`checks`)."""
 
     words: str
     check: str
     topic: str = ""  # claims of one topic share a row of the claims table
-    where: Changes = field(default_factory=dict)
-    first: Changes = field(default_factory=dict)
-    than: Changes = field(default_factory=dict)
+    where: Changes = {}
+    first: Changes = {}
+    than: Changes = {}
     measure: str = ""
     along: str = ""
     within: float = 0.0
     at: Any = None
-    corrected: Changes = field(default_factory=dict)  # what the check compares there instead
+    corrected: Changes = {}  # what the check compares there instead
     variants: tuple[Variant, ...] = VARIANTS
     ours: bool = False  # the paper does not say so, we do
 
 
-@dataclass(frozen=True)
-class Quick:
+class Quick(Definition):
     """The small version: values of the axes to keep, and keys of the plan."""
 
     x: tuple[Any, ...] = ()
     line: tuple[Any, ...] = ()
     panel: tuple[Any, ...] = ()
     line_corrected: tuple[Any, ...] = ()
-    plan: Changes = field(default_factory=dict)
+    plan: Changes = {}
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(Definition):
     """The numbers of a figure of moments: σ, η, C and one panel each of (q, n, U)."""
 
     sigma: float
@@ -241,8 +264,7 @@ class Moments:
     panels: tuple[Changes, ...]
 
 
-@dataclass(frozen=True)
-class Prototypes:
+class Prototypes(Definition):
     """How an input is optimised until the model takes it for a class."""
 
     steps: int
@@ -250,8 +272,7 @@ class Prototypes:
     penalty: float
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(Definition):
     """One figure of the paper (or of ours), in words and numbers."""
 
     name: str
@@ -259,17 +280,17 @@ class Figure:
     paper: str
     title: str
     caption: str
-    claims: tuple[Claim, ...]
+    claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
     setting: str = ""
-    seeds: int = LEAST_SEEDS
-    measure: str = "loss"
-    plan: Changes = field(default_factory=dict)
-    corrected: Changes = field(default_factory=dict)
+    seeds: Annotated[int, Field(ge=LEAST_SEEDS)] = LEAST_SEEDS
+    measure: Measure = "loss"
+    plan: Changes = {}
+    corrected: Changes = {}
     variants: tuple[Variant, ...] = VARIANTS
     x: Axis | None = None
     line: Axis | None = None
     panel: Axis | None = None
-    quick: Quick = field(default_factory=Quick)
+    quick: Quick = Quick()
     notes: tuple[str, ...] = ()
     moments: Moments | None = None
     prototypes: Prototypes | None = None
@@ -278,8 +299,7 @@ class Figure:
     text: str = ""  # the TOML itself
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(Definition):
     """Data, model and what the paper leaves open, with the reasons; the same for all methods."""
 
     about: str
@@ -291,8 +311,7 @@ class Setting:
     quick_seeds: int = 2
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(Definition):
     """A way to train: keys of the plan, and what it searches, if it does."""
 
     name: str
@@ -341,7 +360,7 @@ def load_setting(name: str) -> Setting:
     5.0
     """
     text = _ROOT.joinpath("settings", f"{name}.toml").read_text("utf-8")
-    return _build(Setting, tomllib.loads(text), f"the setting {name}")
+    return Setting.parse(text, f"the setting {name}")
 
 
 def load_methods() -> dict[str, Method]:
@@ -351,7 +370,7 @@ def load_methods() -> dict[str, Method]:
     'fixed'
     """
     tables = tomllib.loads(_ROOT.joinpath("methods.toml").read_text("utf-8"))
-    return {name: _build(Method, table, f"the method {name}") for name, table in tables.items()}
+    return {name: Method(**table) for name, table in tables.items()}
 
 
 def parse_figure(text: str, name: str) -> Figure:
@@ -362,62 +381,25 @@ def parse_figure(text: str, name: str) -> Figure:
         ...
     sottovoce.errors.InputError: fig0 has an unknown key kapton; did you mean caption?
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{name} is not valid TOML: {error}; correct it") from None
-    parts: dict[str, Any] = {}
-    for key, kind in {
-        **dict.fromkeys(("x", "line", "panel"), Axis),
-        "quick": Quick,
-        "moments": Moments,
-        "prototypes": Prototypes,
-    }.items():
-        if key in table:
-            parts[key] = _build(kind, table[key], f"{name}.{key}")
-    claims = [_build(Claim, one, f"{name}.claims") for one in table.get("claims", [])]
-    made = _build(Figure, table | parts | {"claims": claims, "name": name, "text": text}, name)
-    _check(made)
-    return made
-
-
-def _check(made: Figure) -> None:
-    name = made.name
-    _one_of(f"{name}.kind", made.kind, get_args(Kind))
-    _one_of(f"{name}.measure", made.measure, MEASURES)
-    for variant in made.variants:
-        _one_of(f"{name}.variants", variant, VARIANTS)
-    if made.seeds < LEAST_SEEDS:
-        raise InputError.of(f"{name}.seeds", made.seeds, f"≥ {LEAST_SEEDS}", "fewer decide nothing")
-    if made.kind != "moments" and not made.setting:
+    figure = Figure.parse(text, name, name=name, text=text)
+    if figure.kind != "moments" and not figure.setting:
         raise InputError(f"{name} names no setting; one of those in settings/ is needed")
-    if made.kind != "sweep" and getattr(made, made.kind) is None:
-        raise InputError(f"{name} is of kind {made.kind} and has no table [{made.kind}]; add it")
-    if not made.claims:
-        raise InputError(f"{name} states no claim; every figure is there to check one")
+    if figure.kind != "sweep" and getattr(figure, figure.kind) is None:
+        raise InputError(
+            f"{name} is of kind {figure.kind} and has no table [{figure.kind}]; add it"
+        )
+    return figure
 
 
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InputError.of(name, value, f"one of {', '.join(known)}", "choose one")
-
-
-def _build(kind: type[T], table: Any, where: str) -> T:
-    """Build a frozen value from a TOML table; refuse unknown keys, turn lists into tuples."""
-    if not isinstance(table, Mapping):
-        raise InputError.of(where, table, "a table", "write its keys below a [heading]")
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(known)}"
-            raise InputError(f"{where} has an unknown key {key}; {hint}")
-    missing = [
-        f.name
-        for f in known.values()
-        if f.default is MISSING and f.default_factory is MISSING and f.name not in table
-    ]
-    if missing:
-        raise InputError(f"{where} lacks {', '.join(missing)}; every figure and setting says so")
-    frozen = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
-    return kind(**frozen)
+def _describe_problem(error: ValidationError) -> str:
+    """Say what is wrong with a table; a misspelt key first, since it explains other problems."""
+    problems = error.errors(include_url=False)
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"lacks {key}; add it"
+    if first["type"] != "extra_forbidden":
+        return f"has a wrong {key} ({first['msg']}, got {first['input']!r:.60}); correct it"
+    known = [name for table in Definition.__subclasses__() for name in table.model_fields]
+    near = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
+    return f"has an unknown key {key}; " + (f"did you mean {near[0]}?" if near else "remove it")

@@ -66,7 +66,7 @@ class PointTable:
         return self.points[position].values[measure]
 
 
-def tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]:
+def build_tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]:
     """Return a table of points for every variant, from the cells of a figure's file."""
     found: dict[str, dict[Place, list[dict[str, Any]]]] = {}
     for cell in cells:
@@ -74,21 +74,21 @@ def tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]
         found.setdefault(cell["variant"], {}).setdefault(position, []).append(cell)
     return {
         variant: PointTable(
-            figure, variant, {position: _point(cells) for position, cells in places.items()}
+            figure, variant, {position: _choose_point(cells) for position, cells in places.items()}
         )
         for variant, places in found.items()
     }
 
 
-def _point(cells: list[dict[str, Any]]) -> Point:
+def _choose_point(cells: list[dict[str, Any]]) -> Point:
     # A search is decided by the mean loss on the rows that steer, once for all seeds.
-    losses = [float(np.mean(_floats(cell, "validation"))) for cell in cells]
+    losses = [float(np.mean(_read_floats(cell, "validation"))) for cell in cells]
     known = [loss if np.isfinite(loss) else np.inf for loss in losses]
     best = cells[int(np.argmin(known))]
     measures = ("loss", "accuracy", "validation", "rounds", "distinct")
     epsilon, delta = best["epsilon"], best["delta"]
     return Point(
-        values={name: _floats(best, name) for name in measures if name in best},
+        values={name: _read_floats(best, name) for name in measures if name in best},
         epsilon=epsilon,
         epsilon_search=together(epsilon, delta, len(cells)) if len(cells) > 1 else epsilon,
         delta=delta,
@@ -99,16 +99,16 @@ def _point(cells: list[dict[str, Any]]) -> Point:
     )
 
 
-def _floats(cell: Mapping[str, Any], name: str) -> Floats:
+def _read_floats(cell: Mapping[str, Any], name: str) -> Floats:
     return np.array([np.nan if v is None else v for v in cell[name]], dtype=np.float64)
 
 
-def label(figure: Figure, axis: str, value: Any) -> str:
+def format_label(figure: Figure, axis: str, value: Any) -> str:
     """Format a value of an axis for a reader.
 
     >>> from sottovoce.studies.paper.definition import load_figure
-    >>> label(load_figure("fig5"), "line", 4), label(load_figure("fig8"), "line", "lei")
-    ('ε = 4', 'Lei')
+    >>> format_label(load_figure("fig8"), "line", "lei")
+    'Lei'
     """
     axis_definition = getattr(figure, axis)
     if axis_definition is None or value is None:
@@ -157,9 +157,9 @@ class Outcome:
                 changes.append((entry["t"] + 1, entry["next_horizon"]))
         last = rounds[-1] if rounds else record["initial"]
         return cls(
-            loss=_number(result["test_loss"]),
-            accuracy=_number(result["test_accuracy"]),
-            validation=_number(last["validation_loss"]),
+            loss=_read_number(result["test_loss"]),
+            accuracy=_read_number(result["test_accuracy"]),
+            validation=_read_number(last["validation_loss"]),
             rounds=result["rounds_used"],
             epsilon=record["guarantee"]["epsilon"],
             delta=record["guarantee"]["delta"],
@@ -168,7 +168,7 @@ class Outcome:
         )
 
 
-def _number(value: float | None) -> float:
+def _read_number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
@@ -189,7 +189,7 @@ def read_runs(folder: Path) -> Runs:
 
 
 def _parse_line(line: dict[str, Any]) -> tuple[tuple[str, int], Outcome]:
-    return (str(line.pop("key")), int(line.pop("seed"))), _outcome(line)
+    return (str(line.pop("key")), int(line.pop("seed"))), _read_outcome(line)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,14 +229,14 @@ def gather_result(
 ) -> Result:
     """Return the result of a sweep, once all of its runs are known."""
     seeds = seeds_of(figure, quick)
-    base = flat(cells[0].plan.to_dict())
+    base = flatten_plan(cells[0].plan.to_dict())
     made: dict[str, int] = {}
     rows = []
     for cell in cells:
         cell_runs = [runs[cell.key, seed] for seed in seeds]
         for one in cell_runs:
             made.setdefault(one.made, len(made))
-        plan = flat(cell.plan.to_dict())
+        plan = flatten_plan(cell.plan.to_dict())
         changes = {k: v for k, v in plan.items() if base.get(k) != v}
         row: dict[str, Any] = {
             "variant": cell.variant,
@@ -277,10 +277,10 @@ def read_figure(path: Path) -> dict[str, Any]:
     return content
 
 
-def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan with dotted keys.
 
-    >>> flat({"noise": "simulated", "data": {"name": "digits"}})
+    >>> flatten_plan({"noise": "simulated", "data": {"name": "digits"}})
     {'noise': 'simulated', 'data.name': 'digits'}
     """
     out: dict[str, Any] = {}
@@ -306,11 +306,11 @@ def list_runs(rows: Sequence[Mapping[str, Any]], made: Sequence[str] = ()) -> Ru
             if row.get("made"):
                 maker = row["made"][i]
                 values["made"] = maker if isinstance(maker, str) else made[maker]
-            runs[row["key"], seed] = _outcome(values)
+            runs[row["key"], seed] = _read_outcome(values)
     return runs
 
 
-def _outcome(entry: Mapping[str, Any]) -> Outcome:
+def _read_outcome(entry: Mapping[str, Any]) -> Outcome:
     blank = {"loss": math.nan, "accuracy": math.nan, "validation": math.nan}
     horizon = tuple((int(t), int(T)) for t, T in entry.get("horizon", ()))
     return Outcome(**{**blank, **entry, "horizon": horizon})

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammaln, logsumexp
 
 from sottovoce._version import __version__
+from sottovoce.data import datasets
 from sottovoce.data.files import write_file
 from sottovoce.errors import DataError, InputError, RunError
-from sottovoce.privacy import moments as exact
+from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.progress import ProgressLine
 from sottovoce.studies import store
-from sottovoce.studies.paper import definition, draw, frontier, outcomes
+from sottovoce.studies.paper import definition, frontier, outcomes
 from sottovoce.studies.paper.checks import Judged, judge_folder
 from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
 from sottovoce.studies.paper.outcomes import Outcome, Result, Runs
-from sottovoce.studies.paper.page import render_figures
+from sottovoce.studies.paper.page import draw_file, list_pictures, render_figures
 
 Progress = Callable[[int, int], None]  # rounds done at most, rounds in all at most
 Job = tuple[Cell, int, Prototypes | None]
@@ -105,20 +110,64 @@ def _train(jobs: list[Job]) -> Any:
 
 
 def _add_pictures(outcome: Outcome, trained: Any, how: Prototypes) -> Outcome:
-    from dataclasses import replace
-
-    from sottovoce.data import datasets
-
-    drawn = draw.draw_prototypes(trained, how)
+    drawn = draw_prototypes(trained, how)
     images = datasets.load(str(trained.record["plan"]["data"]["name"]))
-    score = draw.distinct(drawn, images.test_x, images.test_y)
-    return replace(outcome, pictures=draw.to_text(drawn), distinct=score)
+    score = measure_distinctness(drawn, images.test_x, images.test_y)
+    return replace(outcome, pictures=encode_pictures(drawn), distinct=score)
+
+
+def draw_prototypes(trained: Any, how: Prototypes) -> Floats:
+    """Draw for every class the picture that a model assigns to it most surely (Fig. 3).
+
+    Gradient ascent on the input, x ← x + rate · ∇ₓ(log p(class | x) − penalty·‖x‖²), from an empty
+    picture, with pixels kept in [0, 1].
+    """
+    import jax
+    import jax.numpy as jnp
+
+    shape, classes = trained.record["model"]["shape"], trained.record["model"]["classes"]
+    y = jnp.arange(classes)
+
+    def uncertainty(x: Any) -> Any:
+        losses = trained.model.loss(trained.params, x, y)
+        return jnp.sum(losses) + how.penalty * jnp.sum(x**2)
+
+    def step(_: int, x: Any) -> Any:
+        return jnp.clip(x - how.rate * jax.grad(uncertainty)(x), 0, 1)
+
+    start = jnp.zeros((classes, int(np.prod(shape))))
+    return np.asarray(jax.lax.fori_loop(0, how.steps, step, start), dtype=np.float64)
+
+
+def measure_distinctness(drawn: Floats, x: NDArray[Any], y: NDArray[Any]) -> float:
+    """Return the mean correlation of each picture with the mean image of its class.
+
+    >>> x = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    >>> y = np.array([0, 1])
+    >>> measure_distinctness(x, x, y), measure_distinctness(np.zeros((2, 3)), x, y)
+    (1.0, 0.0)
+    """
+    values = []
+    for c, picture in enumerate(drawn):
+        a, b = picture - picture.mean(), x[y == c].mean(axis=0)
+        b = b - b.mean()
+        size = float(np.linalg.norm(a) * np.linalg.norm(b))
+        values.append(float(a @ b) / size if size > 0 else 0.0)
+    return round(float(np.mean(values)), 12)
+
+
+def encode_pictures(drawn: Floats) -> str:
+    """Encode pictures as text: one byte for each pixel, in base64.
+
+    >>> encode_pictures(np.array([[0.0, 1.0]]))
+    'AP8='
+    """
+    return base64.b64encode(np.round(255 * drawn).astype(np.uint8).tobytes()).decode()
 
 
 def _describe_machine() -> str:
     """Return the versions and the device that make a run, in words."""
     import jax
-    import numpy as np
 
     device = jax.devices()[0]
     name = f"{platform.machine()} CPU" if device.platform == "cpu" else device.device_kind
@@ -128,13 +177,13 @@ def _describe_machine() -> str:
     )
 
 
-def compute(what: Moments) -> list[dict[str, Any]]:
+def compute_moments(what: Moments) -> list[dict[str, Any]]:
     """Compute Fig. 2: for each panel λ, the paper's bound, the true log moment, and `breaks`.
 
     `breaks` has for every other C the first λ at which the bound is none.
 
     >>> from sottovoce.studies.paper.definition import load_figure
-    >>> panels = compute(load_figure("fig2").moments)
+    >>> panels = compute_moments(load_figure("fig2").moments)
     >>> [panel["breaks"]["1.0"] for panel in panels]
     [28, 80, 7, 28]
     """
@@ -145,15 +194,15 @@ def compute(what: Moments) -> list[dict[str, Any]]:
         sampled = {"sampling": float(panel["sampling"]), "ratio": _ratio(what, panel, what.clip)}
         breaks = {}
         for clip in what.other_clips:
-            end = exact.first_break(sampling=sampled["sampling"], ratio=_ratio(what, panel, clip))
+            end = first_break(sampling=sampled["sampling"], ratio=_ratio(what, panel, clip))
             breaks[str(clip)] = end
         panels.append(
             {
                 **panel,
                 "ratio": sampled["ratio"],
                 "order": orders.tolist(),
-                "bound": _short(exact.log_paper_bound(orders, **sampled)),
-                "truth": _short(exact.log_moment(orders, **sampled)),
+                "bound": _short(log_paper_bound(orders, **sampled)),
+                "truth": _short(log_moment(orders, **sampled)),
                 "breaks": breaks,
             }
         )
@@ -168,6 +217,77 @@ def _ratio(what: Moments, panel: Any, clip: float) -> float:
 
 def _short(values: Any) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
+
+
+def log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
+    """Return the log moment ln D₁₀(λ) of the sampled Gaussian, for one λ or an array of them.
+
+    With ν₀ = N(0, σ²), ν₁ = (1−q)·N(0, σ²) + q·N(Δ, σ²) and x = Δ/σ the paper defines (eq. 7)
+
+        D₁₀(λ) = E_{ν₀}[(ν₁/ν₀)^{λ+1}] = Σ_l C(λ+1, l) (1−q)^{λ+1−l} q^l e^{l(l−1)x²/2}.
+
+    `sampling` is q, `ratio` is x.
+
+    >>> float(log_moment(1, sampling=0.5, ratio=1.0).round(6))
+    0.357374
+    """
+    answers = []
+    for lam in np.atleast_1d(np.asarray(order, dtype=np.int64)):
+        k = np.arange(lam + 2, dtype=np.float64)
+        m = lam + 1.0
+        log_choose = gammaln(m + 1) - gammaln(k + 1) - gammaln(m - k + 1)
+        # 0·ln 0 = 0: at q = 1 only the last term is left.
+        absent = np.where(k < m, (m - k) * np.log1p(-sampling) if sampling < 1 else -np.inf, 0.0)
+        answers.append(
+            logsumexp(log_choose + absent + k * np.log(sampling) + k * (k - 1) * ratio**2 / 2)
+        )
+    return np.asarray(answers, dtype=np.float64).reshape(np.shape(order))
+
+
+def log_paper_bound(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
+    """Return qλ(λ+1)x²/2, by which the paper bounds ln D₁₀ from above, eq. (15).
+
+    It takes e^u − 1 ≈ u in the wrong direction: this is a bound only for small λ.
+
+    >>> float(log_paper_bound(1, sampling=0.5, ratio=1.0))
+    0.5
+    """
+    lam = np.asarray(order, dtype=np.float64)
+    return np.asarray(sampling * lam * (lam + 1) * ratio**2 / 2, dtype=np.float64)
+
+
+def certain_break(*, sampling: float, ratio: float) -> float:
+    """Return the λ beyond which the bound is certainly broken: λx²/2 > ln(1/q)/(1−q).
+
+    Keeping only the last term of the sum, ln D₁₀ ≥ (λ+1)·(ln q + λx²/2), which exceeds
+    qλ(λ+1)x²/2 exactly then. At q = 1 the bound is an equality and never breaks.
+
+    >>> round(certain_break(sampling=0.5, ratio=1.0), 6)
+    2.772589
+    """
+    if sampling == 1:
+        return float("inf")
+    return float(-np.log(sampling) / (1 - sampling) * 2 / ratio**2)
+
+
+def first_break(*, sampling: float, ratio: float) -> int | None:
+    """Return the smallest integer λ ≥ 1 at which the paper's bound lies below the true moment.
+
+    None at q = 1, where the two are equal.
+
+    >>> first_break(sampling=0.5, ratio=1.0)
+    3
+    """
+    if (end := certain_break(sampling=sampling, ratio=ratio)) == float("inf"):
+        return None
+    # In every case tried (test_moments.py) it stays broken from the first such λ on: bisect.
+    low, high = 0, int(end) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        true = log_moment(middle, sampling=sampling, ratio=ratio)
+        broken = bool(true > log_paper_bound(middle, sampling=sampling, ratio=ratio))
+        low, high = (low, middle) if broken else (middle, high)
+    return high
 
 
 ALL = "all"
@@ -209,7 +329,7 @@ def reproduce(
             skipped.append(figure.name)
             continue
         result.save(folder)
-        draw_file(result, folder)
+        write_drawing(result, folder)
     if not absent:
         store.remove_journal(folder)
     write(folder)
@@ -250,12 +370,11 @@ def choose_figures(names: Sequence[str]) -> list[Figure]:
     return [definition.load_figure(name) for name in known if name in named]
 
 
-def draw_file(result: Result, folder: Path) -> None:
+def write_drawing(result: Result, folder: Path) -> None:
     """Write NAME.svg, the figure by itself for print."""
-    from sottovoce.studies.paper.outcomes import tables
-
-    drawn = draw.pictures(result.figure, tables(result.figure, result.cells), result.moments)
-    write_file(folder / f"{result.figure.name}.svg", draw.draw_file(drawn).encode())
+    tables = outcomes.build_tables(result.figure, result.cells)
+    drawn = list_pictures(result.figure, tables, result.moments)
+    write_file(folder / f"{result.figure.name}.svg", draw_file(drawn).encode())
 
 
 def write(folder: Path) -> Path:
@@ -277,7 +396,7 @@ def load_finished(folder: Path) -> list[Judged]:
 
 def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> Result | None:
     if figure.moments is not None:
-        panels = compute(figure.moments)
+        panels = compute_moments(figure.moments)
         return Result(figure, quick, command=command, moments=panels)
     cells, seeds = expand(figure, quick), seeds_of(figure, quick)
     if list_missing(cells, seeds, runs, figure):

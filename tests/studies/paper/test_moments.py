@@ -5,17 +5,29 @@ from __future__ import annotations
 import mpmath as mp
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
-from sottovoce.errors import InputError
-from sottovoce.privacy.moments import (
+from sottovoce.studies.paper.reproduce import (
     certain_break,
     first_break,
     log_moment,
     log_paper_bound,
-    log_reverse_moment,
 )
 
 CASES = [(0.9, 0.25), (0.1, 0.25), (0.5, 1.0), (0.02, 2.0), (0.99, 0.5), (1.0, 0.7), (0.3, 0.05)]
+
+
+def log_reverse_moment(order, *, sampling, ratio):
+    """Return ln D₀₁(λ) = ln E_{ν₀}[(ν₁/ν₀)^{−λ}] (eq. 8) by the trapezoidal rule.
+
+    The integrand φ(z)·(1−q+q·e^{xz−x²/2})^{−λ} has its mass between −λx and 0, and its nearest
+    pole π/x away from the real line, so a step of a fraction of min(1, 1/x) gives all digits.
+    """
+    step = 0.125 * min(1.0, 1 / ratio)
+    z = np.arange(-order * ratio - 12, 12, step)
+    absent = np.log1p(-sampling) if sampling < 1 else -np.inf
+    log_mix = np.logaddexp(absent, np.log(sampling) + ratio * z - ratio**2 / 2)
+    return logsumexp(-(z**2) / 2 - order * log_mix) + np.log(step / np.sqrt(2 * np.pi))
 
 
 @pytest.mark.parametrize(("q", "x"), CASES)
@@ -80,16 +92,3 @@ def test_the_reverse_moment_far_from_zero():
     assert float(log_reverse_moment(20, sampling=1.0, ratio=2.0)) == pytest.approx(
         20 * 21 * 2.0**2 / 2, rel=1e-12
     )
-
-
-@pytest.mark.parametrize("order", [0, -5, 2.7, np.nan])
-def test_orders_are_whole(order):
-    for moment in (log_moment, log_reverse_moment, log_paper_bound):
-        with pytest.raises(InputError, match="order must be"):
-            moment(order, sampling=0.5, ratio=1.0)
-
-
-@pytest.mark.parametrize(("q", "x"), [(0, 1), (1.1, 1), (np.nan, 1), (0.5, 0), (0.5, np.inf)])
-def test_nonsense_is_refused(q, x):
-    with pytest.raises(InputError):
-        log_moment(1, sampling=q, ratio=x)
