@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from sottovoce.client import messages
+from sottovoce.client.messages import Request
 from sottovoce.errors import InputError, Malformed
-from support.devices import opened, sealed, written
+from sottovoce.privacy.sensitivity import Recipe
+from support.devices import ask, opened, sealed, written
 
 GOOD = messages.pack(
     {"kind": "greeting", "n": 3, "x": [0.5, None, True, "ε"]},
@@ -159,6 +161,17 @@ def test_a_message_that_is_none_is_refused_in_one_sentence(name):
         messages.unpack(NO_MESSAGE[name])
     assert len(str(told.value)) < 120
     assert "\n" not in str(told.value)
+
+
+def test_class_weights_are_a_key_of_their_own_and_absent_without_them():
+    """A client of before knows four keys of `local` and refuses any other."""
+    plain = opened(ask().to_blob())[0]["head"]["local"]
+    assert plain.keys() == {"learning_rate", "clip", "steps", "unit"}
+    weighted = ask(recipe=Recipe(1.0, 1.0, class_weights=(0.1, 1, 0.3)))
+    assert opened(weighted.to_blob())[0]["head"]["local"].keys() == plain.keys() | {"class_weights"}
+    read = Request.from_blob(weighted.to_blob())
+    assert read.recipe == weighted.recipe
+    assert read.hash() == weighted.hash() != ask().hash()
 
 
 @pytest.mark.parametrize("what", [None, "text", bytearray(GOOD), memoryview(GOOD), 3, [GOOD]])

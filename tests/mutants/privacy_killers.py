@@ -88,6 +88,12 @@ def sensitivity_covers_every_recipe():
         except NoSensitivity:
             continue
         raise AssertionError("a recipe without a bound was given one")
+    for weights in ((1.0, 1.01), (2.0,), (float("inf"), 1.0), (float("nan"), 1.0)):
+        try:
+            Recipe(1.0, 1.0, class_weights=weights)
+        except InputError:
+            continue
+        raise AssertionError("a weight lets a clipped gradient grow beyond C")
 
 
 def capacity_keeps_its_promise():

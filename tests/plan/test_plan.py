@@ -68,6 +68,17 @@ MALFORMED = [
     ('[data]\n"" = 1', "unknown key data.''; the keys of [data]"),
     ("data.name.x = 1", "data.name must be digits, mnist, cifar10, acs, adult, ipums or arrays"),
     ("schema_version = 1", "did you mean schema?"),
+    # class weights
+    ("[model]\nclass_weights = 'balanced'", "data.prevalence must be the share of each class"),
+    ("[model]\nclass_weights = 'equal'", "must be balanced or a list of numbers, got 'equal'"),
+    ("[model]\nclass_weights = [1, 0]", "class_weights[1] must be a number from 1e-06 to 1000000"),
+    ("[model]\nclass_weights = [1]", "model.class_weights must be two or more numbers, got [1.0]"),
+    ("[model]\nclass_weights = [1e-6, 100]", "numbers that differ at most by 1e6"),
+    ("[data]\nprevalence = [0.5, 0.5]", "no effect without model.class_weights = balanced"),
+    (
+        "[data]\nprevalence = [0.5, 0.4]\n[model]\nclass_weights = 'balanced'",
+        "data.prevalence must be shares that add up to 1, got [0.5, 0.4]",
+    ),
     # of a later version: unknown as yet
     ("[model]\nlenses = 'pca'", "unknown key model.lenses"),
     ("[server]\nloss_bound = 3", "server.loss_bound has no effect with server.signal = public"),
@@ -370,6 +381,19 @@ def test_data_sets_bring_their_own_validation_and_test() -> None:
         data = Data(name=name)
         assert (data.validation, data.test) == (facts.validation, facts.test)
     assert Data(name="mnist", validation=7).validation == 7
+
+
+def test_class_weights_are_divided_by_the_largest() -> None:
+    assert Plan().recipe().class_weights is None
+    assert Plan(model={"class_weights": [1, 4]}).recipe().class_weights == (0.25, 1.0)
+    shares = [0.9, 0.06, 0.04]
+    plan = Plan(model={"class_weights": "balanced"}, data={"prevalence": shares})
+    weights = np.array(plan.recipe().class_weights)
+    assert weights.max() == 1
+    np.testing.assert_allclose(weights * shares, 0.04)
+    table = {"path": "a.csv", "label": "y", "columns": {"x": [0, 1], "y": ["a", "b", "c"]}}
+    with pytest.raises(PlanError, match="class_weights must be 3 numbers"):
+        Plan(data=table, model={"class_weights": [1, 4]})
 
 
 def test_schedules_and_recipe() -> None:

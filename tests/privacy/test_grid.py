@@ -209,6 +209,24 @@ def test_the_work_does_not_depend_on_a_record(kind, clip):
     assert spent(*ODD_ROWS[kind]) == spent(1.0, 1.0)
 
 
+@many
+@given(BLOCKS, CLIPS, st.lists(st.floats(1e-6, 1.0), min_size=5, max_size=5))
+def test_a_weight_multiplies_what_was_clipped_and_lengthens_nothing(rows, clip, weights):
+    weight = np.array(weights)[: len(rows)]
+    total = np.zeros(len(rows[0]), np.int64)
+    for i, row in enumerate(rows):
+        alone = grid.clipped_sum([np.array([row])], clip, len(row))
+        scaled = grid.clipped_sum([np.array([row])], clip, len(row), weight[i : i + 1])
+        assert squared(scaled) <= squared(alone) <= grid.NORM**2
+        assert np.abs(scaled - weight[i] * alone).max() <= 2
+        total += scaled
+    blocks = [np.array(rows[:2]), np.array(rows[2:]).reshape(-1, len(rows[0]))]
+    assert grid.clipped_sum(blocks, clip, len(rows[0]), weight).tolist() == total.tolist()
+    assert grid.clipped_sum(blocks, clip, len(rows[0]), np.ones(len(rows))).tolist() == (
+        grid.clipped_sum(blocks, clip, len(rows[0])).tolist()
+    )
+
+
 @pytest.mark.parametrize("clip", [1e-15, 1.0])
 def test_no_subnormal_number_enters_a_product(clip, monkeypatch):
     """They take longer on many processors, so that one record's would show in the time."""
@@ -228,7 +246,8 @@ def test_no_subnormal_number_enters_a_product(clip, monkeypatch):
     for size in (1e-320, 1e-160, 1e-75, 1e-60, 1e120):
         left, right = size * rng.standard_normal((3, 4)), 1e-150 * rng.standard_normal((3, 5))
         right[0] /= 1e-150
-        grid.clipped_sum([grid.Products(((left, right),))], clip, 20)
+        for weights in (None, np.full(3, 1e-6)):
+            grid.clipped_sum([grid.Products(((left, right),))], clip, 20, weights)
     assert min(least) >= np.finfo(float).tiny
 
 

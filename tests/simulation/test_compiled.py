@@ -40,9 +40,13 @@ def test_without_noise_and_clipping_it_is_gradient_descent(name):
             np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-9)
 
 
+WEIGHTS = (0.03, 1.0, 0.5, 0.2)  # of the classes
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("clip", [0.05, 1.0, np.inf])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip):
+def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip, weighted):
     """Unbalanced clients, some absent: simulation and `release.step` agree to 1e-6 in float64."""
     model = MODELS[name]
     x, y = samples(model, seed=3)
@@ -51,11 +55,14 @@ def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip):
     with jax.enable_x64(True):
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
         batch = jax.tree.map(lambda w: w[None], start)
-        ours = play_round(model, rows_of(x, y), batch, orders(p, 0.7, clip=clip), 0).params
+        by_class = WEIGHTS if weighted else None
+        asked = orders(p, 0.7, clip=clip, class_weights=by_class)
+        ours = play_round(model, rows_of(x, y), batch, asked, 0).params
         ours = {k: np.asarray(v[0]) for k, v in ours.items()}
     numpy_start = {k: np.asarray(v) for k, v in start.items()}
     # an infinite clip has no sensitivity, so the recipe takes one that never cuts
-    recipe, device = Recipe(0.7, 30.0 if np.isinf(clip) else clip), as_device(model)
+    recipe = Recipe(0.7, 30.0 if np.isinf(clip) else clip, class_weights=by_class)
+    device = as_device(model)
     ends = np.cumsum(SIZES)
     uploads = [
         release.step(
@@ -140,10 +147,12 @@ def test_several_noiseless_steps_are_the_clients_own(name):
     with jax.enable_x64(True):
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
         batch = jax.tree.map(lambda w: w[None], start)
-        plan = orders(p, 0.4, clip=0.8, sigma=np.zeros((steps, len(SIZES))))
+        still = np.zeros((steps, len(SIZES)))
+        plan = orders(p, 0.4, clip=0.8, sigma=still, class_weights=WEIGHTS)
         outcome = play_round(model, rows_of(x, y), batch, plan, 0, longest=int(SIZES.max()))
         ours = {k: np.asarray(v[0]) for k, v in outcome.params.items()}
-    recipe, ends, uploads, device = Recipe(0.4, 0.8), np.cumsum(SIZES), [], as_device(model)
+    recipe = Recipe(0.4, 0.8, class_weights=WEIGHTS)
+    ends, uploads, device = np.cumsum(SIZES), [], as_device(model)
     for end, n, here in zip(ends, SIZES, present, strict=True):
         own = {k: np.asarray(v) for k, v in start.items()}
         for _ in range(steps):

@@ -614,3 +614,49 @@ def test_other_labels_are_other_data():
         other[i] = 1 - other[i]
         prints.add(load_holdings(own, seed=1, data=Given((x, other), None, None)).fingerprint())
     assert len(prints) == 3
+
+
+def make_rare_class(rows, seed):
+    """A table of eight columns in which 2.6 % of the rows are of class 1."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, 8)).astype(np.float32)
+    chance = 1 / (1 + np.exp(4.75 - x[:, :4] @ np.array([1.2, -0.8, 0.6, 0.5])))
+    return x, (rng.random(rows) < chance).astype(np.int64)
+
+
+@pytest.mark.slow
+def test_weights_after_clipping_find_a_rare_class_and_up_weighting_the_loss_does_not():
+    """Five sites of unequal size, equal ε: balanced accuracy with each, the mean of two seeds."""
+    x, y = make_rare_class(12_000, 1)
+    cuts = np.cumsum([4000, 3000, 2500, 1500])
+    sites = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
+    test_x, test_y = make_rare_class(6000, 3)
+    given = {"data": sites, "validation": make_rare_class(1000, 2), "test": (test_x, test_y)}
+    plain = Plan(
+        model={"name": "softmax"},
+        local={"learning_rate": 20.0},
+        privacy={"epsilon": 4},
+        rounds={"schedule": "fixed", "rounds": 25},
+    )
+    balanced = {"model.class_weights": "balanced", "data.prevalence": [0.974, 0.026]}
+    heavy = custom(
+        init=lambda key: {"w": jnp.zeros((8, 2)), "b": jnp.zeros(2)},
+        apply=lambda p, x: x @ p["w"] + p["b"],
+        loss=lambda s, y: jnp.array([1.0, 38.0])[y] * -jax.nn.log_softmax(s)[jnp.arange(len(y)), y],
+    )
+
+    def score(plan, seed=1, **more):
+        run = simulate(plan, seed=seed, **given, **more)
+        right = np.asarray(run.predict(test_x)) == test_y
+        return np.mean([right[test_y == label].mean() for label in (0, 1)])
+
+    secure = score(plain.replace(noise="secure", **balanced), None)
+    assert secure > 0.68
+    scores = [
+        [score(plan, seed, **more) for seed in (1, 2)]
+        for plan, more in ((plain, {}), (plain, {"model": heavy}), (plain.replace(**balanced), {}))
+    ]
+    without, up_weighted, weighted = np.mean(scores, axis=1)
+    assert without < 0.55
+    assert up_weighted < weighted - 0.1
+    assert weighted > 0.72

@@ -92,6 +92,7 @@ FINISHED = {"server.momentum": 0.5, "server.average": "exponential", "server.cho
         ("softmax", {"split": "labels", "data.labels_per_client": 1} | FINISHED),
         ("mlp", {"split": "order", "rounds.per_round": 2}),
         ("softmax", TOLD),
+        ("softmax", TOLD | {"model.class_weights": [1.0, 0.1]}),
     ],
 )
 def test_a_streamed_run_is_the_run_in_memory(rows, mapped, name, others):

@@ -127,11 +127,14 @@ def rows(kind, n, rng):
     return x
 
 
-def units(name, params, x, y, clip):
+def units(name, params, x, y, clip, class_weights=None):
     """Σ q_m in grid units."""
     count = sum(leaf.size for leaf in params.values())
     return grid.clipped_sum(
-        base.gradient_blocks(form_of(name), params, x, y, own_of(name)), clip, count
+        base.gradient_blocks(form_of(name), params, x, y, own_of(name)),
+        clip,
+        count,
+        None if class_weights is None else class_weights[y],
     )
 
 
@@ -171,8 +174,11 @@ class Case:
         if self.rows[1] != "normal" and rng.random() < 0.2:
             drawn = -x  # opposite gradients, where the model is odd
         other_x[which], other_y[which] = drawn[which], rng.integers(0, classes, n)[which]
-        one = units(self.name, params, x, y, self.clip)
-        other = units(self.name, params, other_x, other_y, self.clip)
+        by_class = 10.0 ** -rng.uniform(0, 6, classes) if rng.random() < 0.5 else None
+        if by_class is not None:
+            by_class[rng.integers(classes)] = 1.0
+        one = units(self.name, params, x, y, self.clip, by_class)
+        other = units(self.name, params, other_x, other_y, self.clip, by_class)
         return one - other, grid.grid_sensitivity(self.unit, n)
 
 

@@ -37,7 +37,7 @@ def samples(model, seed=0):
 
 
 def orders(weight, rate, *, clip=np.inf, std=0.0, sigma=None, told=0.0, bound=1.0, key=(0, 0),
-           dtype=np.float64):  # fmt: skip
+           dtype=np.float64, class_weights=None):  # fmt: skip
     return Orders(
         split=np.zeros(1, np.int32),
         weight=np.asarray(weight, dtype)[None],
@@ -48,6 +48,7 @@ def orders(weight, rate, *, clip=np.inf, std=0.0, sigma=None, told=0.0, bound=1.
         signal_std=np.array([told], dtype),
         bound=np.array([bound], dtype),
         key=np.array([key], np.uint32),
+        class_weights=None if class_weights is None else np.array([class_weights], dtype),
     )
 
 

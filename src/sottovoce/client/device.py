@@ -312,6 +312,9 @@ def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
             f"the model is for {request.form.numbers} features and {request.form.classes} "
             f"classes, and this client has {rows.x.shape[1]} and {rows.classes}",
         )
+    weights = request.recipe.class_weights
+    if weights is not None and len(weights) != rows.classes:
+        raise Malformed(f"the request's class_weights are not {rows.classes}, one for each class")
     given = {name: leaf.shape for name, leaf in request.params.items()}
     if given != dict(shapes):
         raise Malformed("the request's arrays are not those of its model")

@@ -255,7 +255,8 @@ class Request:
                 "clip": self.recipe.clip,
                 "steps": self.recipe.steps,
                 "unit": self.recipe.unit,
-            },
+            }
+            | _list_weights(self.recipe),
             "model": self.form.to_json(),
             "loss_bound": self.loss_bound,
             "receipt": None if self.receipt is None else self.receipt.to_json(),
@@ -290,7 +291,10 @@ class Request:
         turn, terms, local = head["round"], head["terms"], head["local"]
         _require_keys(turn, "round", ("t", "horizon", "scale", "spread"))
         _require_keys(terms, "terms", ("clients", "per_round", "cohort"))
-        _require_keys(local, "local", ("learning_rate", "clip", "steps", "unit"))
+        # Absent without weights: a client of before refuses a key that it does not know.
+        weighted = isinstance(local, Mapping) and "class_weights" in local
+        known = ("learning_rate", "clip", "steps", "unit")
+        _require_keys(local, "local", (*known, "class_weights") if weighted else known)
         for name, value, least in (
             ("round.t", turn["t"], 0),
             ("round.horizon", turn["horizon"], 1),
@@ -313,12 +317,16 @@ class Request:
         if bound is not None and not 1e-6 <= _require_number(bound, "loss_bound") <= 1e6:
             raise Malformed("the request's loss_bound is no number from 1e-6 to 1e6")
         unit: Unit = local["unit"]
+        weights = local["class_weights"] if weighted else None
+        if weighted and not (isinstance(weights, list) and weights):
+            raise Malformed("the request's class_weights are no list of numbers")
         try:
             recipe = Recipe(
                 _require_number(local["learning_rate"], "learning_rate"),
                 _require_number(local["clip"], "clip"),
                 unit=unit,
                 steps=local["steps"],
+                class_weights=None if weights is None else tuple(weights),
             )
         except InputError as error:
             raise Malformed(f"the request's {error}") from None
@@ -335,6 +343,11 @@ class Request:
             receipt=None if head["receipt"] is None else Receipt.from_json(head["receipt"]),
             server=head["server"],
         )
+
+
+def _list_weights(recipe: Recipe) -> dict[str, list[float]]:
+    weights = recipe.class_weights
+    return {} if weights is None else {"class_weights": list(weights)}
 
 
 def make_refusal(code: str, text: str) -> bytes:

@@ -147,6 +147,8 @@ def step(
 ) -> Parameters:
     """Return w_i = w − (η/n)·Σ_m clip(g_m) on the grid, without noise: Algorithm 1, lines 5 to 9.
 
+    With class weights a clipped gradient is multiplied by that of its label, which is at most 1.
+
     >>> form, recipe = Form("svm", (2,), 2, {"kappa": 0.0}), Recipe(learning_rate=1.0, clip=1.0)
     >>> moved = step(form, {"b": 0.0, "w": [0.0, 0.0]}, [[4.0, 2.0]], [1], recipe)
     >>> moved["w"].round(4).tolist(), moved["b"].round(4).tolist()
@@ -219,7 +221,9 @@ def _sum_clipped(
     rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
     count = sum(leaf.size for leaf in params.values())
     before = {name: leaf.tobytes() for name, leaf in params.items() if own is not None}
-    total = grid.clipped_sum(gradient_blocks(form, params, rows, labels, own), recipe.clip, count)
+    weights = None if recipe.class_weights is None else np.array(recipe.class_weights)[labels]
+    blocks = gradient_blocks(form, params, rows, labels, own)
+    total = grid.clipped_sum(blocks, recipe.clip, count, weights)
     if any(params[name].tobytes() != held for name, held in before.items()):
         # It was given read-only copies, so its code has reached for the originals.
         raise RuntimeError("a model of the client's own has changed the parameters")

@@ -118,7 +118,9 @@ def describe_schema(schema: Schema) -> str:
     """
     if "anyOf" in schema:
         kinds = [kind for kind in schema["anyOf"] if kind.get("type") != "null"]
-        return " or ".join(describe_schema(kind) for kind in kinds)
+        text = " or ".join(describe_schema(kind) for kind in kinds)
+        has_number = any(kind.get("type") in ("number", "integer") for kind in kinds)
+        return text if has_number else text.replace("a list of such", "a list of numbers")
     if "const" in schema or "enum" in schema:
         return join_names(schema.get("enum", [schema.get("const")]), "or")
     noun = {

@@ -261,6 +261,11 @@ class Data(Section):
         description="your declaration that the clients' own validation and test rows are public",
         examples=["public"],
     )
+    prevalence: tuple[Annotated[Number, Field(ge=1e-6, le=1)], ...] | None = Field(
+        default=None,
+        description="the public share of each class, for model.class_weights = balanced",
+        examples=[[0.95, 0.05]],
+    )
     public: Whole | None = Field(
         default=None,
         description="the first rows, which no client holds; validation is drawn from them",

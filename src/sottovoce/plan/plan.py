@@ -9,6 +9,7 @@ The tables and their keys are in `data` and `sections`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -34,7 +35,7 @@ from sottovoce.plan.base import (
 from sottovoce.plan.data import TABLE_KEYS, Data
 from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
 from sottovoce.privacy.budget import LARGER_UNITS
-from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.sensitivity import LEAST_WEIGHT, Recipe
 from sottovoce.schedules.base import Schedule
 
 
@@ -95,6 +96,7 @@ class Plan(Section):
     def _check_sections(self) -> Self:
         self._check_clients()
         self._check_model()
+        self._check_class_weights()
         if self.server.signal == "clients" and self.rounds.schedule != "discounted":
             raise PlanError(
                 "server.signal = clients pays for losses that rounds.schedule = "
@@ -197,6 +199,37 @@ class Plan(Section):
         if self.model.colours and data.name in ("mnist", "digits"):
             raise PlanError.of(
                 "model.colours", True, f"absent with {source}", "these pictures are grey"
+            )
+
+    def _check_class_weights(self) -> None:
+        weights, shares = self.model.class_weights, self.data.prevalence
+        # Arrays from Python may still replace a named dataset.
+        classes = None if self.data.path is None else self.data.classes
+        is_balanced = weights == "balanced"
+        if is_balanced and shares is None:
+            raise PlanError.of(
+                "data.prevalence",
+                None,
+                "the share of each class with model.class_weights = balanced",
+                "give those that are published, as [0.95, 0.05]; clients' rows are not counted",
+            )
+        if shares is not None and not is_balanced:
+            raise PlanError(
+                "data.prevalence has no effect without model.class_weights = balanced; remove it"
+            )
+        if shares is not None and abs(sum(shares) - 1) > 0.01:
+            remedy = "give the published share of each class"
+            raise PlanError.of("data.prevalence", list(shares), "shares that add up to 1", remedy)
+        key = "data.prevalence" if is_balanced else "model.class_weights"
+        listed = shares if isinstance(weights, str) else weights
+        if listed is None:
+            return
+        if len(listed) < 2 or (classes is not None and len(listed) != classes):
+            remedy = "list one for each class, in the order of the classes"
+            raise PlanError.of(key, list(listed), f"{classes or 'two or more'} numbers", remedy)
+        if min(listed) < LEAST_WEIGHT * max(listed):
+            raise PlanError.of(
+                key, list(listed), "numbers that differ at most by 1e6", "raise the smallest"
             )
 
     def _check_clients(self) -> None:
@@ -364,7 +397,22 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         >>> float(Plan().recipe().sensitivity(143).round(6))
         0.027972
         """
-        return self.local.recipe(median)
+        return replace(self.local.recipe(median), class_weights=self.class_weights)
+
+    @property
+    def class_weights(self) -> tuple[float, ...] | None:
+        """The weights of the classes, the largest of which is 1; None: all classes count alike.
+
+        >>> balanced = {"model.class_weights": "balanced", "data.prevalence": [0.8, 0.2]}
+        >>> Plan(data={"name": "adult"}).replace(**balanced).class_weights
+        (0.25, 1.0)
+        """
+        weights = self.model.class_weights
+        if weights is None:
+            return None
+        numbers = [1 / share for share in self.data.prevalence or ()]
+        numbers = numbers if isinstance(weights, str) else list(weights)
+        return tuple(weight / max(numbers) for weight in numbers)
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:

@@ -81,6 +81,13 @@ class Model(Section):
         description="where your own model is: file.py:name or package.module:name",
         examples=["net.py:model"],
     )
+    class_weights: (
+        Literal["balanced"] | tuple[Annotated[Number, Field(ge=1e-6, le=1e6)], ...] | None
+    ) = Field(
+        default=None,
+        description="how much each class counts after clipping (balanced: by data.prevalence)",
+        examples=[[1.0, 20.0]],
+    )
     features: FeatureName | None = Field(
         default=None,
         description="the features that replace a picture (hog: gradient histograms; free)",

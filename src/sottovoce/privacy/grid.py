@@ -148,17 +148,28 @@ class Products:
                     yield view[i : i + several, j : j + width], segment
 
 
-def clipped_sum(blocks: Iterable[Floats | Products], clip: float, parameters: int) -> Integers:
+def clipped_sum(
+    blocks: Iterable[Floats | Products],
+    clip: float,
+    parameters: int,
+    weights: Floats | None = None,
+) -> Integers:
     """Return the exact Σ_m q_m over blocks of per-sample gradients, each (rows, parameters).
+
+    `weights`, one for each row of all blocks and at most 1, multiply gradients after clipping.
 
     >>> rows = np.array([[3.0, 4.0], [np.nan, 1.0], [0.0, -0.5]])
     >>> (clipped_sum([rows], clip=1.0, parameters=2) * grid_unit(1.0)).round(6).tolist()
     [0.6, 0.3]
     """
     total, some = np.zeros(parameters, dtype=np.int64), np.empty(parameters, dtype=np.int64)
+    first = 0  # of the block's rows among all rows
     for block in map(Products.of, blocks):
         for start in range(0, len(block), _ROWS):
-            total += _quantised_sum(block.take_rows(start, start + _ROWS), clip, some)
+            rows = block.take_rows(start, start + _ROWS)
+            weight = 1.0 if weights is None else weights[first + start :][: len(rows)]
+            total += _quantised_sum(rows, clip, weight, some)
+        first += len(block)
     return total
 
 
@@ -176,7 +187,7 @@ def bounded_sum(values: Floats, bound: float) -> int:
     return int(whole.astype(np.uint64).sum())  # 2³² of them at the bound are 2⁶³, beyond int64
 
 
-def _quantised_sum(block: Products, clip: float, out: Integers) -> Integers:
+def _quantised_sum(block: Products, clip: float, weight: float | Floats, out: Integers) -> Integers:
     """Return Σ_m q_m of a few samples; a row that is not finite, or too long, counts as zero.
 
     docs/proofs.md shows that no row becomes too long under IEEE 754 arithmetic. The loop is for
@@ -187,8 +198,8 @@ def _quantised_sum(block: Products, clip: float, out: Integers) -> Integers:
         squared = block.squared_norms()
         usable = np.isfinite(squared)
         while True:
-            # A norm ≤ C is scaled by _CLIP / C, a larger one to just below 2³⁰.
-            scale = _CLIP / np.maximum(np.sqrt(np.where(usable, squared, 0.0)), clip)
+            # A norm ≤ C is scaled by _CLIP / C, a larger one to just below 2³⁰; then by its weight.
+            scale = weight * _CLIP / np.maximum(np.sqrt(np.where(usable, squared, 0.0)), clip)
             fits = _truncated_sum(block.scale_rows(np.where(usable, scale, 0.0)), out) <= NORM**2
             if np.all(fits):
                 return out

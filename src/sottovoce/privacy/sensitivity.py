@@ -10,6 +10,7 @@ together, rate η and n samples (n is public), replacing one unit moves one rele
 
 The first row is eq. (13) of the paper. The last is **not** 2ηCE/n: one different record moves the
 iterate, after which every clipped gradient may differ (clipped steps are not non-expansive).
+Class weights multiply a clipped gradient by at most 1, so that all these bounds stay as they are.
 Recipes outside this table have no bound here and are refused.
 """
 
@@ -34,6 +35,7 @@ _KNOWN = (
     "every step or on the last one"
 )
 _SMALLEST = 1e-15  # smallest η and C: far above the smallest number of float32
+LEAST_WEIGHT = 1e-6  # of a class: below it the class would not be learnt
 _ROUND_UP = 1 + 2**-50  # more than the rounding errors of the few products below
 
 
@@ -57,6 +59,7 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
     noise_at: NoiseAt = "every-step"
     batch: int | Literal["full"] = "full"
     group: int = 1
+    class_weights: tuple[float, ...] | None = None  # times a clipped gradient; each at most 1
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "clip"):
@@ -82,6 +85,12 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError.of(name, value, "a whole number ≥ 1", "1 is the paper's recipe")
+        for weight in self.class_weights or ():
+            if type(weight) not in (int, float) or not LEAST_WEIGHT <= weight <= 1:
+                remedy = "divide all by the largest: above 1 a clipped gradient would exceed C"
+                raise InputError.of("class_weights", weight, "numbers from 1e-6 to 1", remedy)
+        if self.class_weights is not None:
+            object.__setattr__(self, "class_weights", tuple(map(float, self.class_weights)))
 
     @property
     def releases(self) -> int:

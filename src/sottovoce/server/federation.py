@@ -213,6 +213,7 @@ def build(
             "simulated where the classes are counted on the clients' labels",
             "give validation and test rows, which are public, beside the data",
         )
+    _check_class_weights(plan, held)
     model = _build_model(plan, held) if model is None else model
     median = _measure_median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
@@ -245,6 +246,7 @@ def build_from_members(
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
     plan = plan.replace(**changes | _read_budgets(plan, known))
     recipe, held = plan.recipe(), add_features(plan, held)
+    _check_class_weights(plan, held)
     model = _build_model(plan, held) if model is None else model
     samples = np.array([member.samples for member in members], dtype=np.int64)
     sizes = plan.data.samples
@@ -303,6 +305,13 @@ def _build_model(plan: Plan, held: Holdings) -> Model:
     names = [option.name for option in find_model(section.name).options]
     options = {name: getattr(section, name, None) for name in names}
     return build_model(section.name, shape=held.inputs, classes=held.classes, **options)
+
+
+def _check_class_weights(plan: Plan, held: Holdings) -> None:
+    weights = plan.class_weights
+    if weights is not None and len(weights) != held.classes:
+        remedy = f"list {held.classes}, one for each class, in the order of the classes"
+        raise InputError.of("model.class_weights", list(weights), f"{held.classes} numbers", remedy)
 
 
 def _measure_median_norm(model: Model, held: Holdings, seed: int) -> float:

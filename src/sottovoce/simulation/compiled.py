@@ -113,6 +113,7 @@ class Orders(NamedTuple):
     bound: Any  # [runs] float32: B, for the signal `clients`
     key: Any  # [runs, 2] uint32: the two words of a key
     finish: StepInputs | None = None  # each [runs] float32; None where the server adds nothing
+    class_weights: Any = None  # [runs, classes] float32; None: every class counts alike
     # [runs, K] int32: every client with p_i > 0, each once, filled up with others; None: all rows.
     members: Any = None
 
@@ -252,18 +253,24 @@ def _take_one_step(
     """Return w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
     coefficient = order.weight * order.rate / rows.samples
     if order.members is None:
-        step = clipped_sum(model, params, rows.x, rows.y, coefficient[rows.owner], order.clip)
+        weight = weigh_rows(coefficient[rows.owner], rows.y, order.class_weights)
+        step = clipped_sum(model, params, rows.x, rows.y, weight, order.clip)
     else:
 
         def client(total: Params, i: Array) -> tuple[Params, None]:
             x, y, mine = _slice_client(rows, i, longest)
-            weight = jnp.where(mine, coefficient[i], 0)
+            weight = weigh_rows(jnp.where(mine, coefficient[i], 0), y, order.class_weights)
             client_sum = clipped_sum(model, params, x, y, weight, order.clip)
             return jax.tree.map(jnp.add, total, client_sum), None
 
         step = jax.lax.scan(client, jax.tree.map(jnp.zeros_like, params), order.members)[0]
     noise = draw_simulated_noise(key, params, order.std)
     return jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
+
+
+def weigh_rows(weight: Array, y: Array, class_weights: Array | None) -> Array:
+    """Return the weights of rows, each times that of its class, which is at most 1."""
+    return weight if class_weights is None else weight * class_weights[y]
 
 
 def _slice_client(rows: StackedRows, i: Array, longest: int) -> tuple[Any, Array, Array]:
@@ -287,6 +294,7 @@ def _take_several_steps(
     def client(total: Params, i: Array) -> tuple[Params, None]:
         x, y, mine = _slice_client(rows, i, longest)
         weight = jnp.where(mine, order.rate / rows.samples[i], 0)
+        weight = weigh_rows(weight, y, order.class_weights)
 
         def step(e: Array, w: Params) -> Params:
             moved = clipped_sum(model, w, x, y, weight, order.clip)
@@ -504,7 +512,9 @@ def collect_constants(
 ) -> dict[str, NDArray[Any]]:
     """Return the inputs that stay the same in all rounds of these runs."""
     plans = [federation.plan for federation in federations]
+    weights = [federation.recipe.class_weights for federation in federations]
     return {
+        **({} if weights[0] is None else {"class_weights": np.array(weights, np.float32)}),
         "rate": np.array([plan.local.learning_rate for plan in plans], np.float32),
         "clip": np.array([federation.recipe.clip for federation in federations], np.float32),
         "bound": np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),

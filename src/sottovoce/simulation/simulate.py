@@ -430,6 +430,7 @@ def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[
             federation.model,
             plan.server.signal,
             plan.local.steps,
+            federation.recipe.class_weights is None,
             plan.noise,
             server,
         )

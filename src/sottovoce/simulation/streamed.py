@@ -106,6 +106,8 @@ def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[
     coefficient = weight * rate / federation.samples
     with_loss = plan.server.signal == "clients"
     clip, bound = np.float32(federation.recipe.clip), np.float32(plan.server.loss_bound or 0.0)
+    weights = federation.recipe.class_weights
+    by_class = None if weights is None else np.array(weights, np.float32)
     carried: Any = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
     # One buffer is read into while the other is computed on; reusing both next round was slower.
     free, filled = _make_buffer(federation), _make_buffer(federation)
@@ -118,7 +120,9 @@ def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[
             free, filled = filled, free
             if (selection := next(selections, None)) is not None:
                 waiting.append(reader.submit(_fill_buffer, federation.held, free, selection))
-            carried = add_block(model, carried, params, block, clip, bound, with_loss=with_loss)
+            carried = add_block(
+                model, carried, params, block, clip, bound, by_class, with_loss=with_loss
+            )
             check_interrupts()
         _wait_for(carried)
     step, loss = carried
@@ -137,12 +141,14 @@ def add_block(
     block: Block,
     clip: Array,
     bound: Array,
+    class_weights: Array | None = None,
     *,
     with_loss: bool,
 ) -> tuple[Params, Array]:
     """Add a block to the running sum; one compilation a run."""
     summed, loss = carried
-    step = clipped_sum(model, params, block.x, block.y, block.weight, clip)
+    weight = compiled.weigh_rows(block.weight, block.y, class_weights)
+    step = clipped_sum(model, params, block.x, block.y, weight, clip)
     if with_loss:
         row_losses = compute_losses(model, params, block.x, block.y)
         row_losses = jnp.clip(jnp.nan_to_num(row_losses, nan=jnp.inf, posinf=jnp.inf), 0, bound)
