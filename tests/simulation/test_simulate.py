@@ -660,3 +660,14 @@ def test_weights_after_clipping_find_a_rare_class_and_up_weighting_the_loss_does
     assert without < 0.55
     assert up_weighted < weighted - 0.1
     assert weighted > 0.72
+
+
+def test_a_run_with_class_weights_is_loaded_like_any_other(tmp_path):
+    plan = SHORT.replace(**{"model.class_weights": [1.0] * 9 + [5.0]})
+    run = simulate(plan, seed=1, out=tmp_path / "run")
+    again = load(tmp_path / "run")
+    assert run.record["plan"]["model"]["class_weights"] == [1.0] * 9 + [5.0]
+    rows = np.zeros((3, 64), np.float32)
+    assert again.predict(rows).tolist() == run.predict(rows).tolist()
+    with pytest.raises(InputError, match="class_weights must be 10 numbers"):
+        simulate(SHORT.replace(**{"model.class_weights": [1.0, 2.0]}), seed=1)

@@ -14,7 +14,7 @@ from sottovoce.data import tables
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models import features
-from sottovoce.models.base import JaxModel, Model, Params
+from sottovoce.models.base import JaxModel, Model, Params, find_model
 from sottovoce.models.base import build as build_model
 from sottovoce.models.custom import load_own_model
 from sottovoce.models.features import Hog
@@ -141,8 +141,8 @@ def _rebuild_model(record: dict[str, Any], folder: Path) -> Model:
             f"the model of {folder} is one of your own; pass it as load(folder, model=…)"
         )
     extractor = _build_features(record)
-    for key in ("features", "cell", "upright", "colours"):
-        options.pop(key, None)
+    known = [option.name for option in find_model(name).options]
+    options = {key: value for key, value in options.items() if key in known}
     shape = tuple(form["shape"]) if extractor is None else (extractor.width,)
     return build_model(name, shape=shape, classes=form["classes"], **options)
 
