@@ -22,7 +22,7 @@ import pytest
 from sottovoce.client import messages
 from sottovoce.client.vault import Vault
 from sottovoce.flower import local
-from sottovoce.flower.control import Link
+from sottovoce.flower.local import Link
 from support.devices import digest
 from support.federate_command import Command, answers_of, nodes_of, record_of, running
 from support.federations import replayed, same

@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from sottovoce.errors import FederationError, InputError
-from sottovoce.flower import certificates, control, keeper, local, processes
+from sottovoce.flower import certificates, keeper, local, processes
 from sottovoce.flower.processes import Process, Processes
 
 
@@ -360,7 +360,7 @@ class TestProcesses:
 
 class TestLocal:
     def test_a_free_port_is_free(self):
-        ports = {local.find_free_port() for _ in range(50)}
+        ports = {local.find_free_ports(1)[0] for _ in range(50)}
         assert len(ports) > 40
         assert ports <= set(local.PORTS)
 
@@ -395,19 +395,19 @@ class TestLocal:
         (tmp_path / "node0.worker.log").write_text(f"{words}\n")
         worker = Process("node0.worker", tmp_path / "node0.worker.log", pid=1, code=code)
         running = local.LocalFederation(
-            tmp_path, SimpleNamespace(all={}), control.Link("127.0.0.1:1", None), app="a:b"
+            tmp_path, SimpleNamespace(all={}), local.Link("127.0.0.1:1", None), app="a:b"
         )
         running.nodes.append(local.SuperNodeProcess("node0", {}, None, None, 1, worker=worker))
         return running
 
     def test_a_worker_that_cannot_start_is_named_with_its_last_words(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(control, "list_online", lambda link: set())
+        monkeypatch.setattr(local, "list_online", lambda link: set())
         with pytest.raises(FederationError, match=r"(?s)worker of node0 .*exit code 3.*node file"):
             local._wait_for_nodes(self.fallen(tmp_path), 5.0)
 
     def test_a_run_that_failed_tells_of_workers_that_fell(self, tmp_path, monkeypatch):
-        state = control.RunState("finished", "failed", "ServerApp failed with exception: 0 of 1")
-        monkeypatch.setattr(control, "read_run_state", lambda link, run: state)
+        state = local.RunState("finished", "failed", "ServerApp failed with exception: 0 of 1")
+        monkeypatch.setattr(local, "read_run_state", lambda link, run: state)
         running = self.fallen(tmp_path)
         with pytest.raises(FederationError, match=r"the run failed: 0 of 1$"):
             running.wait(7)
@@ -443,13 +443,13 @@ class TestLocal:
                 raise one
             return one
 
-        monkeypatch.setattr(control, "read_run_state", look)
+        monkeypatch.setattr(local, "read_run_state", look)
 
     def test_a_slow_answer_does_not_end_a_run(self, tmp_path, monkeypatch):
-        running, late = self.fallen(tmp_path), control.NoAnswer("it does not answer")
+        running, late = self.fallen(tmp_path), local.NoAnswer("it does not answer")
         goes, ends = (
-            control.RunState("running", "", ""),
-            control.RunState("finished", "completed", ""),
+            local.RunState("running", "", ""),
+            local.RunState("finished", "completed", ""),
         )
         self.answers(monkeypatch, goes, late, late, goes, late, ends)
         assert running.wait(7, every=0.01).completed
@@ -464,7 +464,7 @@ class TestLocal:
     def test_a_link_that_died_is_not_waited_for(self, tmp_path, monkeypatch):
         running = self.fallen(tmp_path)
         running._link_process = Process("superlink", tmp_path / "none", pid=1, code=9)
-        self.answers(monkeypatch, control.NoAnswer("it does not answer"))
+        self.answers(monkeypatch, local.NoAnswer("it does not answer"))
         with pytest.raises(FederationError, match="the SuperLink ended with exit code 9"):
             running.wait(7, every=0.01)
 
@@ -485,10 +485,10 @@ class TestLocal:
             def close(self):
                 pass
 
-        monkeypatch.setattr(control, "ControlHttpClient", Client)
+        monkeypatch.setattr(local, "ControlHttpClient", Client)
         with pytest.raises(FederationError) as error:
-            control.list_online(control.Link("127.0.0.1:1", None))
-        assert isinstance(error.value, control.NoAnswer) == (status != 403)
+            local.list_online(local.Link("127.0.0.1:1", None))
+        assert isinstance(error.value, local.NoAnswer) == (status != 403)
 
     def test_no_nodes_no_federation(self, tmp_path):
         with pytest.raises(InputError, match="at least one"), local.start_federation(tmp_path, []):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.flower import certificates, control, keeper, local
+from sottovoce.flower import certificates, keeper, local
 from support import TESTS
 from support.processes import lives, until
 
@@ -154,12 +154,19 @@ STRANGERS = ["unregistered", "keyless", "plaintext", "another authority"]
 
 def test_strangers_are_refused(running, tmp_path):
     """No registered key, no key at all, no TLS, no trust in our authority: nobody gets in."""
-    online, tried = control.list_online(running.link), {}
+    online, tried = local.list_online(running.link), {}
     for kind in STRANGERS:
         folder = tmp_path / kind
         folder.mkdir()
         argv = [local._find_tool("flower-supernode"), "--superlink", running.link.address]
-        argv += ["--host", local.HOST, "--port", str(local.find_free_port()), "--max-retries", "0"]
+        argv += [
+            "--host",
+            local.HOST,
+            "--port",
+            str(local.find_free_ports(1)[0]),
+            "--max-retries",
+            "0",
+        ]
         trust = running.link.authority
         if kind == "another authority":
             trust = certificates.make_authority(folder).certificate
@@ -172,7 +179,7 @@ def test_strangers_are_refused(running, tmp_path):
     for kind, process in tried.items():
         assert process.wait(60) not in (0, None), (kind, process.tail())
         assert "305" in process.log.read_text()  # Flower's code for a connection it was not given
-    assert control.list_online(running.link) == online
+    assert local.list_online(running.link) == online
 
 
 def test_no_process_is_left_when_parent_and_keeper_are_killed(tmp_path):

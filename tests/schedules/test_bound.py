@@ -1,4 +1,4 @@
-"""Theorems 2 and 3: the two forms of the bound, its convexity limit, its one minimum."""
+"""Theorems 2 and 3: the bound, its convexity limit, its one minimum."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def test_derived_bound_holds_on_a_quadratic_and_is_met_without_sampling():
     assert abs(mean - float(bound(rounds))) < 5 * error
 
 
-def test_noise_term_does_not_depend_on_the_cohort_and_the_printed_one_does():
+def test_noise_term_does_not_depend_on_the_cohort():
     assert derived(per_round=30).noise == derived(per_round=50).noise
-    printed = [
-        Bound.from_paper(LOSS, sensitivity=0.01, epsilon=[8.0] * 50, delta=1e-3, per_round=k)
-        for k in (30, 50)
-    ]
-    assert printed[0].noise == pytest.approx(printed[1].noise * 30 / 50)
+
+
+def test_the_bound_is_the_sum_of_what_fades_grows_and_stays():
+    bound, A, T = derived(), 1 - LOSS.progress, 17
+    expected = A**T * LOSS.gap + (1 - A**T) * (bound.noise * T + bound.sampling)
+    assert float(bound(T)) == pytest.approx(expected)
 
 
 def test_the_paper_calibration_is_the_derived_bound_with_its_own_worth():
@@ -62,18 +63,6 @@ def test_the_paper_calibration_is_the_derived_bound_with_its_own_worth():
     direct = 2.0 * 500 / (50**2 * LOSS.progress)
     direct *= np.sum(0.01**2 * -np.log(delta) / epsilon**2)
     assert bound.noise == pytest.approx(direct, rel=1e-12)
-
-
-def test_printed_as_printed():
-    bound = Bound.from_paper(
-        LOSS, sensitivity=0.01, epsilon=8.0 * np.ones(50), delta=1e-3, per_round=30
-    )
-    kappa0, kappa1 = 4 * 1e-4 / 0.1, 0.16 * 4 * 0.3 / 0.2
-    assert bound.noise == pytest.approx(kappa0 * 30 / 2500 * 50 * np.log(1e3) / 64)
-    assert bound.sampling == pytest.approx(kappa1 * 50 * 20 / (30 * 49))
-    A, T = 1 - LOSS.progress, 17
-    expected = A**T * 2.0 + (1 - A**T) * (bound.noise * T + bound.sampling)
-    assert float(bound(T)) == pytest.approx(expected)
 
 
 shapes = st.builds(
@@ -97,7 +86,7 @@ def test_the_best_number_of_rounds_is_the_best(bound):
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(shapes)
 def test_convex_until_the_limit_and_rising_beyond(bound):
-    limit = bound.convex_until
+    limit = (bound.gap - bound.sampling) / bound.noise - 2 / np.log1p(-bound.progress)
     if limit < 3:
         return
     inside = np.linspace(limit * 0.01, limit * 0.99, 200)

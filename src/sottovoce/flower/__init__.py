@@ -2,6 +2,6 @@
 
 `client_app` and `server_app` are the two Flower apps, `worker` and `server_worker` run the
 installed ones, `transport` carries bytes, `supernode` watches a SuperNode. `certificates` and
-`deploy/` make what a deployment needs; `keeper`, `processes`, `local` and `control` start
-everything on one machine, and `federate` is the command. From outside use `federate` and `deploy`.
+`deploy/` make what a deployment needs; `keeper`, `processes` and `local` start everything on one
+machine, and `federate` is the command. From outside use `federate` and `deploy`.
 """

@@ -47,6 +47,7 @@ from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.server.federation import add_client_count
+from sottovoce.server.members import MOST_SECONDS
 
 if TYPE_CHECKING:
     from sottovoce.flower.local import LocalFederation
@@ -156,7 +157,6 @@ GATHERING = 180.0
 # Seconds in which a stopped server may write its record before it is ended.
 LAST_WORDS = 20.0
 GONE = 5.0  # seconds without the server process after which it counts as gone
-MOST_SECONDS = 10.0**7
 
 SECURE = (
     "A real federation: every client is a process with its own vault, every message is encrypted, "

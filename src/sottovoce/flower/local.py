@@ -12,6 +12,7 @@ unpack one bundle into one folder trip over each other). A SuperNode that dies i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import math
 import os
@@ -21,14 +22,37 @@ import ssl
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read once, when flwr is imported
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from sottovoce.errors import FederationError, InputError
-from sottovoce.flower import certificates, control, worker
-from sottovoce.flower.control import Link, RunState, Scalar
+from sottovoce.flower import certificates, worker
 from sottovoce.flower.processes import Process, Processes
 
 HOST = "127.0.0.1"
@@ -37,6 +61,39 @@ HOST = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 # Seconds; Flower would look for work once a second.
 TASK_POLL = "0.1"
+Scalar = str | int | float | bool
+Client = TypeVar("Client", bound=ProtobufClient)
+
+
+class NoAnswer(FederationError):
+    """The SuperLink did not answer this time; it may be busy, and answer later."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a SuperLink listens, and its certificate authority (None: plaintext on loopback)."""
+
+    address: str
+    authority: Path | None
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What the SuperLink says of a run."""
+
+    status: str
+    outcome: str
+    details: str
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended, well or not."""
+        return self.status == "finished"
+
+    @property
+    def completed(self) -> bool:
+        """Whether it ended well."""
+        return self.finished and self.outcome == "completed"
 
 
 def make_environment(home: Path) -> dict[str, str]:
@@ -79,13 +136,8 @@ def format_config(config: Mapping[str, str | int | float | bool]) -> str:
     return " ".join(words)
 
 
-def find_free_port() -> int:
-    """Return a random port on loopback that nobody listens on."""
-    return find_free_ports(1)[0]
-
-
 def find_free_ports(count: int) -> list[int]:
-    """Return so many free ports, no two the same."""
+    """Return so many random ports on loopback that nobody listens on, no two the same."""
     found: list[int] = []
     for port in random.SystemRandom().sample(PORTS, min(len(PORTS), 100 + 2 * count)):
         if len(found) == count:
@@ -135,35 +187,25 @@ class SuperNodeProcess:
         return self.falls < AT_ONCE
 
 
+@dataclass(eq=False)
 class LocalFederation:
-    """A running SuperLink with its SuperNodes."""
+    """A running SuperLink with its SuperNodes; the options are those of `start_federation`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        processes: Processes,
-        link: Link,
-        *,
-        app: str | None,
-        warm: str | None = None,
-        pinned: bool = False,
-    ) -> None:
-        self.folder = folder
-        self.processes = processes
-        self.link = link
-        self.app = app
-        self.warm = warm
-        self.pinned = pinned
-        self.home = folder / "home"
-        self.nodes: list[SuperNodeProcess] = []
-        self._link_process: Process | None = None
-        self._server: Process | None = None
-        self._closing = threading.Event()
-        self._supervisor: threading.Thread | None = None
+    folder: Path
+    processes: Processes
+    link: Link
+    app: str | None
+    warm: str | None = None
+    pinned: bool = False
+    nodes: list[SuperNodeProcess] = field(default_factory=list)
+    _link_process: Process | None = None
+    _server: Process | None = None
+    _closing: threading.Event = field(default_factory=threading.Event)
+    _supervisor: threading.Thread | None = None
 
     def run(self, app: Path, config: Mapping[str, Scalar]) -> int:
         """Start a run of the app in this folder, as `flwr run` does."""
-        return control.start_run(self.link, app, config)
+        return start_run(self.link, app, config)
 
     def wait(
         self,
@@ -181,8 +223,8 @@ class LocalFederation:
             nonlocal state, heard
             on_beat()
             try:
-                state = control.read_run_state(self.link, run)
-            except control.NoAnswer:
+                state = read_run_state(self.link, run)
+            except NoAnswer:
                 self.check()
                 if time.monotonic() - heard > SLOW:
                     raise
@@ -190,8 +232,8 @@ class LocalFederation:
             heard = time.monotonic()
             return state.finished
 
-        if not control.wait_for(is_finished, seconds, every=every, check=self.check):
-            control.stop_run(self.link, run)
+        if not wait_for(is_finished, seconds, every=every, check=self.check):
+            stop_run(self.link, run)
             raise FederationError(
                 f"the run was not over after {seconds:.0f} s; it is {state.status}"
             )
@@ -212,9 +254,16 @@ class LocalFederation:
 
     def environment(self, party: str) -> dict[str, str]:
         """Return the environment of one party, with its own FLWR_HOME and no telemetry."""
-        home = self.home / party
+        home = self.folder / "home" / party
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         return make_environment(home)
+
+    def _start(
+        self, name: str, argv: list[str], *, party: str, grace: float = 0.0, **more: str
+    ) -> Process:
+        """Start a process with a log of its own, in the environment of its party."""
+        log, env = self.folder / "logs" / f"{name}.log", {**more, **self.environment(party)}
+        return self.processes.start(name, argv, log=log, env=env, grace=grace)
 
     def start_link(self, server: certificates.ServerKeys | None) -> None:
         """Start the SuperLink and wait until it answers."""
@@ -230,12 +279,7 @@ class LocalFederation:
         if self.pinned:
             argv += ["--isolation", "process"]
             argv += ["--superexec-auth-secret-file", str(self._secret("superlink"))]
-        self._link_process = self.processes.start(
-            "superlink",
-            argv,
-            log=self.folder / "logs" / "superlink.log",
-            env=self.environment("superlink"),
-        )
+        self._link_process = self._start("superlink", argv, party="superlink")
 
     def start_server(self) -> None:
         """Start the process that leads runs with the installed ServerApp, whatever is shipped."""
@@ -245,13 +289,7 @@ class LocalFederation:
         argv += ["--link", self.link.address, "--secret", str(self._secret("superlink"))]
         if self.link.authority is not None:
             argv += ["--authority", str(self.link.authority)]
-        self._server = self.processes.start(
-            "server",
-            argv,
-            log=self.folder / "logs" / "server.log",
-            env=self.environment("superlink"),
-            grace=LAST_STEP,
-        )
+        self._server = self._start("server", argv, party="superlink", grace=LAST_STEP)
 
     def start_node(self, node: SuperNodeProcess) -> None:
         """Start a SuperNode, which connects to the SuperLink."""
@@ -268,12 +306,7 @@ class LocalFederation:
             argv += ["--isolation", "process"]
             argv += ["--superexec-auth-secret-file", str(self._secret(node.name))]
         node.starts += 1
-        node.process = self.processes.start(
-            node.name,
-            argv,
-            log=self.folder / "logs" / f"{node.name}.log",
-            env=self.environment(node.name),
-        )
+        node.process = self._start(node.name, argv, party=node.name)
 
     def start_worker(self, node: SuperNodeProcess) -> None:
         """Start the process that answers a SuperNode's messages with the installed app."""
@@ -284,12 +317,9 @@ class LocalFederation:
         argv += [] if self.warm is None else ["--warm", self.warm]
         # The nodes share this machine's cores; with more threads they would slow each other down.
         threads = str(max(1, (os.cpu_count() or 1) // len(self.nodes)))
-        node.worker = self.processes.start(
-            f"{node.name}.worker",
-            argv,
-            log=self.folder / "logs" / f"{node.name}.worker.log",
-            env={"OMP_NUM_THREADS": threads, **self.environment(node.name)},
-            grace=LAST_STEP,
+        name = f"{node.name}.worker"
+        node.worker = self._start(
+            name, argv, party=node.name, grace=LAST_STEP, OMP_NUM_THREADS=threads
         )
 
     def supervise(self) -> None:
@@ -337,9 +367,7 @@ class LocalFederation:
         """Return whether a SuperNode that ended may come back at once: its old session is over."""
         if node.key is None or node.id is None:
             return node.starts < AT_ONCE
-        return (
-            control.release_session(self.link, node.key.private, node.id) and node.starts < AT_ONCE
-        )
+        return release_session(self.link, node.key.private, node.id) and node.starts < AT_ONCE
 
 
 @contextlib.contextmanager
@@ -376,7 +404,7 @@ def start_federation(
     link = Link(f"{HOST}:{first}", None if server is None else server.authority)
     with Processes() as processes:
         running = LocalFederation(folder, processes, link, app=app, warm=warm, pinned=pinned)
-        _write_connection(running.home / "superlink", link)
+        _write_connection(folder / "home" / "superlink", link)
         running.start_link(server)
         try:
             for index, (config, port) in enumerate(zip(configs, ports, strict=True)):
@@ -387,7 +415,7 @@ def start_federation(
             _wait_for_link(running, ready)
             for node in running.nodes:
                 if node.key is not None:
-                    node.id = control.register_node(link, node.key.public, node.name)
+                    node.id = register_node(link, node.key.public, node.name)
                 running.start_node(node)
                 running.start_worker(node)
             _wait_for_nodes(running, ready)
@@ -416,7 +444,7 @@ def is_answering(link: Link) -> bool:
 
 
 def _wait_for_link(running: LocalFederation, seconds: float) -> None:
-    if not control.wait_for(lambda: is_answering(running.link), seconds, check=running.check):
+    if not wait_for(lambda: is_answering(running.link), seconds, check=running.check):
         process = running.processes.all["superlink"]
         raise FederationError(
             _quote_log(process, f"the SuperLink did not answer in {seconds:.0f} s")
@@ -435,12 +463,12 @@ def _wait_for_nodes(running: LocalFederation, seconds: float) -> None:
                 raise _make_death_error(node.worker, f"the worker of {node.name}")
 
     def all_online() -> bool:
-        with contextlib.suppress(control.NoAnswer):
-            return len(control.list_online(running.link)) >= wanted
+        with contextlib.suppress(NoAnswer):
+            return len(list_online(running.link)) >= wanted
         return False
 
-    if not control.wait_for(all_online, seconds, every=0.25, check=check):
-        known = control.list_online(running.link)
+    if not wait_for(all_online, seconds, every=0.25, check=check):
+        known = list_online(running.link)
         late = [node for node in running.nodes if node.id is None or node.id not in known]
         process = late[0].process
         words = f"{len(late)} of {wanted} SuperNodes were not online after {seconds:.0f} s"
@@ -481,8 +509,144 @@ def _make_death_error(process: Process, what: str) -> FederationError:
 
 def _quote_log(process: Process, words: str) -> str:
     tail = process.tail()
-    return (
-        f"{words}; the last lines of {process.log}:\n{tail}"
-        if tail
-        else f"{words}; it said nothing"
+    end = f"the last lines of {process.log}:\n{tail}" if tail else "it said nothing"
+    return f"{words}; {end}"
+
+
+# What `flwr` does from the command line, as functions. The command line takes two seconds to start,
+# and a federation on this machine asks these questions many times a minute. Each function makes the
+# same call to the SuperLink's control interface as the command, over the same TLS.
+
+
+def register_node(link: Link, public: Path, name: str) -> int:
+    """Register a node's public key, as `flwr supernode register` does; return the node's id."""
+    key = serialization.load_ssh_public_key(public.read_bytes())
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InputError(f"{public} must be an ECDSA key; make one with ssh-keygen -t ecdsa -b 384")
+    pem = key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+    with _open_control(link) as client:
+        return int(client.RegisterNode(RegisterNodeRequest(public_key=pem, name=name)).node_id)
+
+
+def list_online(link: Link) -> set[int]:
+    """Return the ids of nodes that the SuperLink counts as online, as `flwr supernode list`."""
+    with _open_control(link) as client:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+    return {int(node.node_id) for node in nodes if node.status == "online"}
+
+
+def release_session(link: Link, private: Path, node: int) -> bool:
+    """End the session that a killed node left open, with its key; return whether there was one.
+
+    A SuperLink counts a node as online for up to a minute after its last heartbeat, and refuses it
+    if it comes back before that. Once it knows that the old session is over it lets the node in at
+    once, and answers what was asked of it with an error instead of silence.
+    """
+    key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{private} must be an ECDSA key; make one with ssh-keygen -t ecdsa")
+    signed = NodeAuthHttpInterceptor(key, key.public_key())
+    try:
+        with _open_client(FleetHttpClient, link, "SuperNode", signed) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+    except FederationError:
+        return False
+    return True
+
+
+def start_run(link: Link, app: Path, config: Mapping[str, Scalar]) -> int:
+    """Bundle the app in this folder and start it, as `flwr run` does; return the run's id."""
+    try:
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            content = build_fab_from_disk(app)  # a warning of Flower's own
+    except ValueError as error:
+        raise InputError(f"{app} is no Flower app: {error}") from error
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    request = StartRunRequest(
+        fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config))
+    )
+    with _open_control(link) as client:
+        answer = client.StartRun(request)
+    if not answer.HasField("run_id"):
+        raise FederationError("the SuperLink did not start the run; see its log")
+    return int(answer.run_id)
+
+
+def read_run_state(link: Link, run: int) -> RunState:
+    """Return the state of a run, as `flwr list --run-id` does."""
+    with _open_control(link) as client:
+        runs = client.ListRuns(ListRunsRequest(run_id=run)).run_dict
+    if run not in runs:
+        raise FederationError(f"the SuperLink knows no run {run}; it may have been restarted")
+    status = runs[run].status
+    return RunState(status.status, status.sub_status, status.details)
+
+
+def stop_run(link: Link, run: int) -> bool:
+    """Ask the SuperLink to stop a run, as `flwr stop` does."""
+    with _open_control(link) as client:
+        return bool(client.StopRun(StopRunRequest(run_id=run)).success)
+
+
+def wait_for(
+    question: Callable[[], bool], seconds: float, *, every: float = 0.1, check: Callable[[], None]
+) -> bool:
+    """Ask until the answer is yes, at most `seconds`; `check` raises when waiting is useless."""
+    until = time.monotonic() + seconds
+    while not question():
+        check()
+        if time.monotonic() > until:
+            return False
+        time.sleep(every)
+    return True
+
+
+@contextlib.contextmanager
+def _open_control(link: Link) -> Iterator[Any]:
+    with _open_client(ControlHttpClient, link, "flwr CLI") as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _open_client(kind: type[Client], link: Link, component: str, *more: Any) -> Iterator[Client]:
+    authority = None if link.authority is None else link.authority.read_bytes()
+    with _bypass_proxy(link.address):
+        client = kind.from_server_address(
+            link.address,
+            insecure=authority is None,
+            root_certificates=authority,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *more],
+        )
+    try:
+        yield client
+    except httpx.HTTPStatusError as error:
+        refused = NoAnswer if error.response.is_server_error else FederationError
+        raise refused(
+            f"the SuperLink at {link.address} refused: {error.response.text[:200]}"
+        ) from error
+    except httpx.HTTPError as error:
+        raise NoAnswer(
+            f"the SuperLink at {link.address} does not answer ({type(error).__name__}); "
+            "is it running, and is its certificate signed by the authority given?"
+        ) from error
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def _bypass_proxy(address: str) -> Iterator[None]:
+    """Keep a proxy from being asked for this machine; httpx reads the setting once."""
+    host = address.rpartition(":")[0]
+    before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
+    for name, value in before.items():
+        os.environ[name] = f"{value},{host}" if value else host
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

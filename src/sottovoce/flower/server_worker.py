@@ -14,7 +14,6 @@ run is led at a time, each in a process of its own; the next waits for its end.
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import signal
@@ -69,7 +68,6 @@ from sottovoce.errors import InputError
 from sottovoce.flower import processes, server_app, worker
 from sottovoce.flower.transport import ENVELOPE, REFUSED
 
-APP = "sottovoce.flower.server_app:app"
 # The bundle that `flwr run` ships names the settings of a run and their defaults.
 BUNDLE = Path(__file__).parent / "app"
 PATHS = ("plan", "public", "out", "progress", "admitted")
@@ -225,23 +223,17 @@ def _make_failure(run: int, reply_to: str, node: int, code: int) -> Message:
 
 
 def serve_runs(link: str, authority: bytes | None, secret: bytes, runs: Path | None) -> None:
-    """Take the runs that the SuperLink was given, one after the other, for ever."""
-    app = load_app(APP)
+    """Take the runs that the SuperLink was given, one after the other, for ever.
+
+    The installed ServerApp leads them; what a submitter shipped is never read.
+    """
     client = worker.connect(link, authority, secret)
     worker.take_tasks(
         client,
         "flwr-serverapp",
-        lambda token: lead_run(link, authority, app, token, runs),
+        lambda token: lead_run(link, authority, server_app.app, token, runs),
         ask_to_end=signal.SIGINT,
     )
-
-
-def load_app(name: str) -> ServerApp:
-    """Import the installed ServerApp; what a submitter shipped is never read."""
-    module, _, attribute = name.partition(":")
-    app = getattr(importlib.import_module(module), attribute)
-    assert isinstance(app, ServerApp)
-    return app
 
 
 def lead_run(

@@ -1,22 +1,18 @@
 """Theorems 2 and 3: how far from the optimum T rounds may end, and the best T.
 
-Both forms of the bound are h(T) = A^T·Θ + (1 − A^T)·(B·T + c). The error of the first model fades
-with T; that of the noise grows with T, because a fixed budget is shared by more rounds, and that of
-sampling clients stays. A = 1 − 2μη + μη²L, Θ = F(w⁰) − F(w*).
+The bound is h(T) = A^T·Θ + (1 − A^T)·(B·T + c). The error of the first model fades with T; that of
+the noise grows with T, because a fixed budget is shared by more rounds, and that of sampling
+clients stays. A = 1 − 2μη + μη²L, Θ = F(w⁰) − F(w*).
 
-As printed (eq. 22), with κ₀ = L²Δ²/μ, κ₁ = η²L²ε̄/(2μ):
-
-    B = κ₀·K/U²·Σ_i ln(1/δ_i)/ε_i²,    c = κ₁·U(U−K)/(K(U−1)).
-
-It lacks the model's dimension d and a factor 1/K, and holds for η = 1/L only. Derived again, with
-1 − A = μη(2 − ηL), E‖n‖² = d/(KU)·Σσ_i² and σ_i² = Δ_i²·qT/c_i, where c_i is the capacity of
-client i if it takes part in every round (μ(ε_i, δ_i)² for `exact`, ε²/(2 ln 1/δ) for the paper's
-formula):
+As printed (eq. 22) it lacks the model's dimension d and a factor 1/K, and holds for η = 1/L only.
+Derived again, with 1 − A = μη(2 − ηL), E‖n‖² = d/(KU)·Σσ_i² and σ_i² = Δ_i²·qT/c_i, where c_i is
+the capacity of client i if it takes part in every round (μ(ε_i, δ_i)² for `exact`,
+ε²/(2 ln 1/δ) for the paper's formula):
 
     B = L·d/(2U²(1−A))·Σ_i Δ_i²/c_i,   c = η²L·ε̄²(U−K)/(2(1−A)K(U−1)),
 
 whose noise term does not depend on K. ε̄² is the mean *squared* divergence of the clients'
-gradients. Neither form includes the bias of clipping.
+gradients. The bias of clipping is not included.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from sottovoce.errors import InputError
 class Landscape:
     """What the theorems assume: an L-smooth loss, PL with μ, that starts Θ above its minimum.
 
-    `divergence` is the mean over clients of ‖∇F_i − ∇F‖² (the printed form takes it as ε̄).
+    `divergence` is the mean over clients of ‖∇F_i − ∇F‖².
     """
 
     smoothness: float
@@ -78,7 +74,7 @@ class Landscape:
 
 @dataclass(frozen=True)
 class Bound:
-    """h(T) = A^T·Θ + (1 − A^T)·(B·T + c), made by `from_paper` or `from_derivation`.
+    """h(T) = A^T·Θ + (1 − A^T)·(B·T + c), made by `from_derivation`.
 
     `progress` is 1 − A, `gap` Θ, `noise` B and `sampling` c.
 
@@ -107,28 +103,6 @@ class Bound:
                 "from 1e-15 to 1",
                 "curvature × learning rate is too small to learn anything",
             )
-
-    @classmethod
-    def from_paper(
-        cls,
-        loss: Landscape,
-        *,
-        sensitivity: float,
-        epsilon: ArrayLike,
-        delta: ArrayLike,
-        per_round: int,
-    ) -> Self:
-        """Return the bound of Theorem 2 as it stands in the paper, eq. (22)."""
-        epsilon, delta = np.broadcast_arrays(np.atleast_1d(epsilon), np.atleast_1d(delta))
-        U, K = len(epsilon), _check_per_round(per_round, len(epsilon))
-        kappa0 = loss.smoothness**2 * sensitivity**2 / loss.curvature
-        kappa1 = loss.learning_rate**2 * loss.smoothness**2 * loss.divergence / (2 * loss.curvature)
-        return cls(
-            progress=loss.progress,
-            gap=loss.gap,
-            noise=float(kappa0 * K / U**2 * np.sum(-np.log(delta) / epsilon**2)),
-            sampling=kappa1 * U * (U - K) / (K * (U - 1)) if U > 1 else 0.0,
-        )
 
     @classmethod
     def from_derivation(
@@ -162,16 +136,12 @@ class Bound:
     def _log_a(self) -> float:
         return math.log1p(-self.progress) if self.progress < 1 else -math.inf
 
-    @property
-    def convex_until(self) -> float:
-        """The T below which h is convex, (Θ − c)/B + 2/|ln A|; beyond it h rises (Theorem 3)."""
-        if self.noise == 0:
-            return math.inf
-        return (self.gap - self.sampling) / self.noise + 2 / -self._log_a
+    def best_rounds(self) -> int:
+        """Return the T from 1 to 10⁹ with the smallest h(T).
 
-    def best_rounds(self, most: int = 10**9) -> int:
-        """Return the T from 1 to `most` with the smallest h(T); h has one minimum."""
-        low, high = 1, most
+        h has one minimum: it is convex up to (Θ − c)/B + 2/|ln A| and rises beyond (Theorem 3).
+        """
+        low, high = 1, 10**9
         while low < high:  # the sign of h(T+1) − h(T) changes once, from falling to rising
             middle = (low + high) // 2
             if self._rises_at(middle):
