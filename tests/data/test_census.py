@@ -32,6 +32,11 @@ def real(name: str) -> Arrays:
     return load(name)
 
 
+@pytest.mark.parametrize(("name", "columns"), [("acs", census.ACS), ("adult", census.ADULT)])
+def test_the_shape_that_is_known_beforehand_is_that_of_the_columns(name, columns):
+    assert DATASETS[name].shape == (sum(column.width for column in columns),)
+
+
 def naive_acs(row: dict[str, str]) -> list[float]:
     """The encoding once more, cell by cell, as docs/data.md words it."""
 

@@ -238,15 +238,6 @@ IPUMS_ROWS = 40_000
 IPUMS_LARGEST = 1e6  # larger numbers are cut to it
 
 
-def count_features(columns: Sequence[Column]) -> int:
-    """Return the number of features of these columns.
-
-    >>> count_features(ACS), count_features(ADULT)
-    (76, 103)
-    """
-    return sum(column.width for column in columns)
-
-
 def parse_acs(content: bytes, *, file: str) -> tuple[Features, Labels]:
     """Parse one of NIST's excerpts of the American Community Survey into features and labels.
 

@@ -1,18 +1,12 @@
 """Find, check and read the datasets digits, mnist, cifar10, acs, adult and ipums.
 
 - `digits` comes with the package (licence beside it, in digits.LICENSE.txt).
-- The others are read in their authors' formats from $SOTTOVOCE_DATA/FOLDER/ (`DATASETS` below names
+- The others are read in their authors' formats from $SOTTOVOCE_DATA/FOLDER/ (`datasets.toml` names
   folders and files). If SOTTOVOCE_DATA is not set they are downloaded once into the cache folder of
   the operating system; if it is set, nothing is ever downloaded. `ipums` cannot be downloaded.
 
 Every file is compared with its SHA-256 each time it is read, wherever it came from, so a mirror
 can fail but cannot change the data. (For `ipums` only the git blob id is known and compared.)
-**All addresses below are untried**: they were written down without network access, and only the
-downloading itself is tested (against a local server). The second address of cifar10 is the copy to
-which the tutorials of MindSpore point; its name and size are those of the authors' archive, and the
-checksum decides whether it is the same file. The archive's checksum is the one that other projects
-publish; those of the files were computed. The two addresses of acs are the folders in which NIST's
-repository has kept the excerpts over time.
 
 MNIST is published as gzipped IDX files, CIFAR-10 in a binary format of its own.
 """
@@ -27,6 +21,7 @@ import logging
 import os
 import tarfile
 import tempfile
+import tomllib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,9 +157,9 @@ class Published:
 
     folder: str
     files: Mapping[str, str]  # name → SHA-256, or "git:" and the id of the blob
-    mirrors: tuple[str, ...]  # addresses that end in "/", tried in order; empty: no download
-    archive: tuple[str, str] | None  # name and SHA-256, when the mirrors hold one archive
+    mirrors: Sequence[str]  # addresses that end in "/", tried in order; empty: no download
     decode: Callable[[Callable[[str], bytes]], Raw]
+    archive: Sequence[str] | None = None  # name and SHA-256, when the mirrors hold one archive
 
 
 @dataclass(frozen=True)
@@ -176,7 +171,7 @@ class Dataset:
 
     classes: int
     shape: tuple[int, ...]
-    white: int | None
+    white: int | None = None
     published: Published | None = None  # None: comes with the package
 
 
@@ -246,7 +241,7 @@ digits comes with the package and needs no download
     import pooch  # type: ignore[import-untyped]  # loaded here, because digits does not need it
 
     folder = (cache or Path(pooch.os_cache("sottovoce"))) / published.folder
-    mirrors = tuple(base_urls) if base_urls is not None else published.mirrors
+    mirrors = published.mirrors if base_urls is None else base_urls
     missing = [f for f, sha in published.files.items() if not _has_digest(folder / f, sha)]
     if missing and published.archive is not None:
         archive_name, sha = published.archive
@@ -384,122 +379,24 @@ def _write(path: Path, content: bytes) -> None:
     Path(file.name).replace(path)
 
 
-DATASETS: dict[str, Dataset] = {
-    "digits": Dataset(classes=10, shape=(8, 8, 1), white=16),
-    "mnist": Dataset(
-        classes=10,
-        shape=(28, 28, 1),
-        white=255,
-        published=Published(
-            folder="mnist",
-            files={
-                "train-images-idx3-ubyte.gz": (
-                    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
-                ),
-                "train-labels-idx1-ubyte.gz": (
-                    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
-                ),
-                "t10k-images-idx3-ubyte.gz": (
-                    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
-                ),
-                "t10k-labels-idx1-ubyte.gz": (
-                    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
-                ),
-            },
-            mirrors=(
-                "https://storage.googleapis.com/cvdf-datasets/mnist/",
-                "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            ),
-            archive=None,
-            decode=decode_mnist,
-        ),
-    ),
-    "cifar10": Dataset(
-        classes=10,
-        shape=(32, 32, 3),
-        white=255,
-        published=Published(
-            folder="cifar-10-batches-bin",
-            files={
-                "data_batch_1.bin": (
-                    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"
-                ),
-                "data_batch_2.bin": (
-                    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"
-                ),
-                "data_batch_3.bin": (
-                    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"
-                ),
-                "data_batch_4.bin": (
-                    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"
-                ),
-                "data_batch_5.bin": (
-                    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"
-                ),
-                "test_batch.bin": (
-                    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"
-                ),
-            },
-            mirrors=(
-                "https://www.cs.toronto.edu/~kriz/",
-                "https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/",
-            ),
-            archive=(
-                "cifar-10-binary.tar.gz",
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
-            decode=decode_cifar10,
-        ),
-    ),
-    "acs": Dataset(
-        classes=2,
-        shape=(census.count_features(census.ACS),),
-        white=None,
-        published=Published(
-            folder="acs",
-            files={
-                "national2018.csv": (
-                    "c183f88255b95dfd5715a093b83869958c10d1fe776ea53d7e095bfc417b93f9"
-                ),
-                "national2019.csv": (
-                    "b49ba83e18472b6b76438bb511a01668bdbe2c1ace54521614a32edcc748f79a"
-                ),
-            },
-            mirrors=(
-                "https://raw.githubusercontent.com/usnistgov/SDNist/main/"
-                "nist%20diverse%20communities%20data%20excerpts/national/",
-                "https://raw.githubusercontent.com/usnistgov/SDNist/main/"
-                "BenchmarkData/ACSDataExcerpts/national/",
-            ),
-            archive=None,
-            decode=census.decode_acs,
-        ),
-    ),
-    "adult": Dataset(
-        classes=2,
-        shape=(census.count_features(census.ADULT),),
-        white=None,
-        published=Published(
-            folder="adult",
-            files={
-                "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-                "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-            },
-            mirrors=("https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",),
-            archive=None,
-            decode=census.decode_adult,
-        ),
-    ),
-    "ipums": Dataset(
-        classes=2,
-        shape=(57,),
-        white=None,
-        published=Published(
-            folder="ipums",
-            files={census.IPUMS_FILE: "git:4dc4b720b45f718a7dd09af2d5be36d91e891c99"},
-            mirrors=(),
-            archive=None,
-            decode=census.decode_ipums,
-        ),
-    ),
+_DECODERS: Mapping[str, Callable[[Callable[[str], bytes]], Raw]] = {
+    "mnist": decode_mnist,
+    "cifar10": decode_cifar10,
+    "acs": census.decode_acs,
+    "adult": census.decode_adult,
+    "ipums": census.decode_ipums,
 }
+
+
+def _load_datasets() -> dict[str, Dataset]:
+    """Load `datasets.toml`, which says what each dataset is and where its files come from."""
+    text = resources.files("sottovoce.data").joinpath("datasets.toml").read_text("utf-8")
+    found = {}
+    for name, table in tomllib.loads(text).items():
+        if (published := table.pop("published", None)) is not None:
+            published = Published(**published, decode=_DECODERS[name])
+        found[name] = Dataset(**table | {"shape": tuple(table["shape"])}, published=published)
+    return found
+
+
+DATASETS = _load_datasets()
