@@ -22,6 +22,7 @@ CASES = {
     "budgets": {"epsilon": [2.0] * 4 + [4.0] * 3 + [16.0] * 3, "per_round": 6, "noise": "secure"},
     "paper": {"calibration": "paper", "epsilon": 20.0, "per_round": 6},
     "no round": {"stop_after": 0},
+    "measured": {"measured": True},
 }
 
 

@@ -103,6 +103,19 @@ def test_the_headline_says_all_and_stands_first(default_page):
     assert f"<title>{sentence}</title>" in default_page
 
 
+def test_metrics_stand_beside_what_a_constant_answer_scores(no_drawing):
+    record, trace = example(measured=True)
+    jsonschema.validate(record, schema())
+    page = Page(render_report(record, trace))
+    head = record["result"]["headline"]
+    assert f"Finished: {head['text']} on digits" in page.text
+    assert "AUROC (always the most frequent class: 0.500)" in page.text
+    assert "ROC curve of the test rows" in page.text
+    assert "calibrated on 200 validation rows" in page.text
+    assert "a site with a name of several words 60" in page.text
+    assert "beyond two standard errors" in page.text
+
+
 def test_a_model_has_the_article_that_its_name_is_spoken_with():
     spoken = [("svm", "an"), ("mlp", "an"), ("cnn", "a"), ("softmax", "a"), ("custom", "a")]
     assert [(name, _choose_article(name)) for name, _ in spoken] == spoken

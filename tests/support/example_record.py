@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.models import metrics
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Guarantee
 from sottovoce.privacy.calibration import capacity
@@ -25,8 +26,10 @@ def example(
     stop_after: int | None = None,
     beta: float = 0.8,
     noise: str = "simulated",
+    measured: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A record and its trace. `stop_after` interrupts the run after so many rounds."""
+    """A record and its trace. `stop_after` interrupts the run after so many rounds; `measured` adds
+    metrics, curves and results by client."""
     rng = np.random.default_rng(5)
     k = per_round or clients
     budgets = np.broadcast_to(np.asarray(epsilon, dtype=float), (clients,))
@@ -129,4 +132,32 @@ def example(
             "seconds_per_round": 6.42 / len(listed) if listed else None,
         },
     }
+    if measured:
+        record["result"] |= _measure(rng)
     return record, trace
+
+
+def _measure(rng: np.random.Generator) -> dict[str, Any]:
+    labels = (rng.random(600) < 0.1).astype(int)
+    scores = np.stack([np.zeros(600), rng.normal(size=600) + labels - 2], axis=1)
+    found = metrics.measure_classes(labels, scores.argmax(axis=1), scores)
+    entries = {name: value._asdict() for name, value in found.items()}
+    entries["calibration_error"]["error"] = None
+    text = metrics.describe_headline(
+        "auroc", found["auroc"], rows=600, most_frequent="no", only=None
+    )
+    served = {"client": 0, "name": "a site with a name of several words", "rows": 60}
+    return {
+        "headline": {"metric": "auroc", "is_better": True, "text": text} | entries["auroc"],
+        "metrics": entries,
+        "calibration": {"temperature": 1.2, "bias": [0.1, -0.1], "rows": 200},
+        "curves": metrics.draw_curves(labels, scores),
+        "confusion": [[530, 5], [55, 10]],
+        "fairness": {
+            "shown": True,
+            "clients": 1,
+            "accuracy": dict.fromkeys(("min", "q1", "median", "q3", "max"), 0.9),
+            "by_budget": [],
+            "by_client": [served | {"accuracy": 0.9} | entries["auroc"]],
+        },
+    }

@@ -112,18 +112,21 @@ class Model(ABC):
         starts = range(0, len(y), EVALUATED_ROWS)
         chunks = [(x[i : i + EVALUATED_ROWS], y[i : i + EVALUATED_ROWS]) for i in starts]
         losses = np.concatenate([self.losses(params, *chunk) for chunk in chunks])
-        correct = np.concatenate([self.find_correct(params, *chunk) for chunk in chunks])
+        correct = np.concatenate([self.predict(params, x) == y for x, y in chunks])
         return float(np.mean(losses)), float(np.mean(correct))
 
-    def find_correct(self, params: Params, x: Any, y: Any) -> NDArray[np.bool_]:
-        """Return for every row whether it is predicted right."""
-        return np.asarray(self.predict(params, x) == y)
+    def answer(self, params: Params, x: Any) -> tuple[NDArray[np.int64], Floats | None]:
+        """Return the class of every row, and its scores where the model has them."""
+        starts = range(0, len(x), EVALUATED_ROWS)
+        chunks = [self.predict(params, x[i : i + EVALUATED_ROWS]) for i in starts]
+        return np.concatenate(chunks), None
 
-    def count_confusions(self, params: Params, x: Any, y: Any, classes: int) -> NDArray[Any]:
-        """Return how many rows of class i (row of the answer) are taken for class j (column)."""
-        table = np.zeros((classes, classes), int)
-        np.add.at(table, (y, self.predict(params, x)), 1)
-        return table
+    def scores(self, params: Params, x: Any) -> Floats | None:
+        """Return a logit for every row and class, (n, classes); one score s a row is [0, s].
+
+        Softmax makes them probabilities. None for a model without such scores.
+        """
+        return self.answer(params, x)[1]
 
     def form(self, shape: tuple[int, ...], classes: int) -> Form:
         """Return how messages describe the model; a named model knows its shape and classes."""
@@ -273,11 +276,23 @@ class JaxModel(Model):
         loss, accuracy = jax.device_get(clipping.evaluate(self, params, x, y))
         return float(loss), float(accuracy)
 
-    def find_correct(self, params: Params, x: Any, y: Any) -> NDArray[np.bool_]:
-        return np.asarray(clipping.find_correct(self, params, x, y))
+    def answer(self, params: Params, x: Any) -> tuple[NDArray[np.int64], Floats | None]:
+        predicted, scores = jax.device_get(clipping.answer(self, params, x))
+        return np.asarray(predicted, np.int64), arrange_scores(scores)
 
-    def count_confusions(self, params: Params, x: Any, y: Any, classes: int) -> NDArray[Any]:
-        return np.asarray(clipping.count_confusions(self, params, x, y, classes))
+
+def arrange_scores(scores: NDArray[Any]) -> Floats | None:
+    """Return scores as logits (n, classes), where one score s a row stands for [0, s].
+
+    >>> arrange_scores(np.array([2.0])).tolist()
+    [[0.0, 2.0]]
+    """
+    columns = scores[:, None] if scores.ndim == 1 else scores
+    if columns.ndim != 2:
+        return None
+    if columns.shape[1] == 1:
+        columns = np.concatenate([np.zeros_like(columns), columns], axis=1)
+    return np.asarray(columns, np.float64)
 
 
 @dataclass(frozen=True)

@@ -256,39 +256,23 @@ def _evaluate(model: JaxModel, params: Params, x: Array, y: Array) -> tuple[Arra
     return loss / x.shape[0], correct / x.shape[0]
 
 
-def find_correct(model: JaxModel, params: Params, x: Array, y: Array) -> Array:
-    """Return whether each row is predicted right, in chunks of fixed size.
+@partial(jax.jit, static_argnums=0)
+def answer(model: JaxModel, params: Params, x: Array) -> tuple[Array, Array]:
+    """Return the class and the scores of every row, in chunks of fixed size.
 
     >>> from sottovoce.models.svm import Svm
     >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
-    >>> x, y = jnp.array([[2.0], [-0.5]]), jnp.array([1, 1])
-    >>> find_correct(Svm(1, kappa=0.0), params, x, y).tolist()
-    [True, False]
+    >>> [found.tolist() for found in answer(Svm(1), params, jnp.array([[2.0], [-0.5]]))]
+    [[1, 0], [2.0, -0.5]]
     """
-    found: Array = jax.lax.map(
-        lambda row: model.correct(params, row[0][None], row[1][None])[0],
-        (x.astype(precision(params)), y),
-        batch_size=min(x.shape[0], 1024),
+
+    def answer_row(row: Array) -> tuple[Array, Array]:
+        return model.predict(params, row[None])[0], model.apply(params, row[None])[0]
+
+    found: tuple[Array, Array] = jax.lax.map(
+        answer_row, x.astype(precision(params)), batch_size=min(x.shape[0], 1024)
     )
     return found
-
-
-@partial(jax.jit, static_argnums=(0, 4))
-def count_confusions(model: JaxModel, params: Params, x: Array, y: Array, classes: int) -> Array:
-    """Return how many rows of class i (row of the answer) are taken for class j (column).
-
-    >>> from sottovoce.models.svm import Svm
-    >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
-    >>> x, y = jnp.array([[2.0], [-0.5], [-1.0]]), jnp.array([1, 1, 0])
-    >>> count_confusions(Svm(1, kappa=0.0), params, x, y, 2).tolist()
-    [[1, 0], [1, 1]]
-    """
-    predicted: Array = jax.lax.map(
-        lambda row: model.predict(params, row[None])[0],
-        x.astype(precision(params)),
-        batch_size=min(x.shape[0], 1024),
-    )
-    return jnp.zeros((classes, classes), int).at[y, predicted].add(1)
 
 
 def compute_losses(model: JaxModel, params: Params, x: Array, y: Array) -> Array:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.func import functional_call, grad
 
 from sottovoce.errors import InputError
-from sottovoce.models.base import Arrays, Model, Shapes
+from sottovoce.models.base import EVALUATED_ROWS, Arrays, Model, Shapes, arrange_scores
 
 
 def warm() -> None:
@@ -97,10 +97,19 @@ class TorchModel(Model):
 
     def predict(self, params: Arrays, x: NDArray[Any]) -> NDArray[np.int64]:
         """Return the class with the largest score."""
+        return np.asarray(self._apply(params, x).argmax(axis=-1), dtype=np.int64)
+
+    def answer(
+        self, params: Arrays, x: NDArray[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+        starts = range(0, len(x), EVALUATED_ROWS)
+        scores = np.concatenate([self._apply(params, x[i : i + EVALUATED_ROWS]) for i in starts])
+        return np.asarray(scores.argmax(axis=-1), np.int64), arrange_scores(scores)
+
+    def _apply(self, params: Arrays, x: NDArray[Any]) -> NDArray[Any]:
         weights, rows, _ = self._tensors(params, x, np.zeros(len(x), np.int64))
         with torch.no_grad():
-            scores = functional_call(self._module, weights, (rows,))
-        return np.asarray(scores.argmax(dim=-1).numpy(), dtype=np.int64)
+            return np.asarray(functional_call(self._module, weights, (rows,)).numpy())
 
     def _loss_of_sample(
         self, weights: dict[str, torch.Tensor], row: torch.Tensor, label: torch.Tensor

@@ -80,7 +80,7 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
     return "\n".join(
         [
             "",
-            f"test accuracy {result['test_accuracy']:.1%}   "
+            result["headline"]["text"],
             f"test loss {_format_loss(result['test_loss'])}   "
             f"{result['rounds_used']} rounds of {first}{fuel}",
             *_warn_of_divergence(record),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import RunError
+from sottovoce.models.metrics import LESS_IS_BETTER, TITLES, describe_constant, format_metric
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import (
@@ -40,7 +41,15 @@ from sottovoce.reports.pages import (
     format_whole,
     render_page,
 )
-from sottovoce.runs.record import AGAIN, ClientEntry, Fairness, Record, RoundEntry
+from sottovoce.runs.record import (
+    AGAIN,
+    ClientEntry,
+    Fairness,
+    MetricEntry,
+    Record,
+    ResultEntry,
+    RoundEntry,
+)
 from sottovoce.schemas.documents import GuaranteeEntry
 
 SIMULATED = (
@@ -116,6 +125,7 @@ class CheckedRun:
     cohorts: list[NDArray[np.int64]] | None
     test_loss: float
     test_accuracy: float
+    result: ResultEntry  # as the record has it, for what records of earlier versions lack
     fairness: dict[str, Any]
     confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
     classes: list[str]  # their names, where the record has them
@@ -182,6 +192,7 @@ class CheckedRun:
             cohorts=cohorts if len(cohorts) == len(rounds) else None,
             test_loss=_to_float(result["test_loss"]),
             test_accuracy=_to_float(result["test_accuracy"]),
+            result=result,
             fairness=_convert_fairness(result.get("fairness")),
             confusion=_convert_confusion(result.get("confusion")),
             classes=record.class_names,
@@ -332,6 +343,7 @@ def _convert_fairness(fairness: Fairness | None) -> dict[str, Any]:
         "clients": fairness["clients"],
         "spread": {key: _to_float(accuracy[key]) for key in ("min", "q1", "median", "q3", "max")},
         "groups": [{**group, "accuracy": _to_float(group["accuracy"])} for group in groups],
+        "by_client": fairness.get("by_client", []),
     }
 
 
@@ -450,11 +462,15 @@ def _render(run: CheckedRun) -> str:
         this_run_only=bool({*THIS_RUN_ONLY} & {*run.not_covered}),
         not_covered=[NOT_COVERED.get(code, code) for code in run.not_covered],
         charts=_draw_charts(run, mu),
+        metrics=_list_metrics(run),
+        curves=_draw_curves(run),
         confusion=_list_confusion(run),
         epsilon_name="ε asked for" if run.calibration == "paper" else "ε",
         budgets=_list_budgets(run),
         accuracies=[[format_percent(a) for a in run.fairness.get("spread", {}).values()]],
         accuracies_by_budget=_list_accuracies(run),
+        by_client=_list_results(run),
+        metric_title=TITLES[run.result["headline"]["metric"]] if "headline" in run.result else "",
         plan_sections=sections,
         clients=_list_clients(run),
         names=[
@@ -482,7 +498,9 @@ def describe_run(run: CheckedRun) -> str:
         holds += " for the clients that disclose it"
     if any(code in run.not_covered for code in LEAKS):
         holds += ", but for what it does not cover"
-    if np.isfinite(run.test_accuracy):
+    if "headline" in run.result:
+        reached = run.result["headline"]["text"].replace("%", "\u00a0%")
+    elif np.isfinite(run.test_accuracy):
         reached = f"{format_percent(run.test_accuracy)} test accuracy"
     else:
         reached = "no test accuracy"
@@ -498,8 +516,13 @@ def _choose_article(name: object) -> str:
 
 def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
     clients = len(run.clients) if run.clients is not None else run.section("data").get("clients")
+    head = [("test accuracy", format_percent(run.test_accuracy))]
+    if "headline" in run.result:
+        name = run.result["headline"]["metric"]
+        value, baseline = _format_pair(name, run.result["headline"])
+        head = [(f"{TITLES[name]} ({describe_constant(name)}: {baseline})", value)]
     return [
-        ("test accuracy", format_percent(run.test_accuracy)),
+        *head,
         ("test loss", format_number(run.test_loss, 3)),
         (f"rounds used of {run.planned:,}", f"{run.used:,}"),
         ("clients", f"{clients:,}" if isinstance(clients, int) else "–"),
@@ -583,6 +606,52 @@ def _describe_horizon(run: CheckedRun) -> str:
     return f"Learning stopped paying: T shrank {often}, to {end:,}."
 
 
+def _format_pair(name: str, entry: MetricEntry) -> tuple[str, str]:
+    """Return a metric and that of the constant answer as they are read."""
+    value, baseline = (
+        format_metric(name, _to_float(number)).replace("%", "\u00a0%")
+        for number in (entry["value"], entry["baseline"])
+    )
+    return value, baseline
+
+
+def _list_metrics(run: CheckedRun) -> list[list[str]]:
+    better = {True: "less is better", False: "more is better"}
+    return [
+        [
+            TITLES[name],
+            *_format_pair(name, entry),
+            format_number(_to_float(entry["error"]), 2),
+            better[name in LESS_IS_BETTER],
+        ]
+        for name, entry in run.result.get("metrics", {}).items()
+        if name in TITLES
+    ]
+
+
+def _draw_curves(run: CheckedRun) -> list[tuple[str, str, str]]:
+    """Return title, caption and drawing of what the test rows show of the probabilities."""
+    if "curves" not in run.result:
+        return []
+    curves = run.result["curves"]
+    of, drawn = "the most likely class", []
+    if "positive" in curves:
+        k = curves["positive"]
+        of = f"“{run.classes[k]}”" if k < len(run.classes) else f"class {k}"
+        roc, pr = curves["roc"], curves["pr"]
+        share = _to_float(run.result["metrics"]["auprc"]["baseline"])
+        drawn = [
+            ("ROC curve", f"How much of {of} is found, by threshold.", charts.draw_roc(roc)),
+            ("Precision and recall", f"Of those called {of}, the share that is.",
+             charts.draw_precision(pr, share)),
+        ]  # fmt: skip
+    how = "as the scores give them: too few validation rows of a class to calibrate"
+    if "calibration" in run.result:
+        how = f"calibrated on {format_count(run.result['calibration']['rows'], 'validation row')}"
+    caption = f"Probabilities of {of} against what came true; {how}."
+    return [*drawn, ("Reliability", caption, charts.draw_reliability(curves["reliability"]))]
+
+
 def _list_confusion(run: CheckedRun) -> list[tuple[str, list[tuple[int, float]], float]]:
     """Return name, (count, share) of each class it was taken for, and the share that is right."""
     table = run.confusion
@@ -643,6 +712,19 @@ def _list_accuracies(run: CheckedRun) -> list[list[str]]:
             format_percent(group["accuracy"]),
         ]
         for group in run.fairness.get("groups", ())
+    ]
+
+
+def _list_results(run: CheckedRun) -> list[list[str]]:
+    """Return one row a client that has test rows: its name and how well it is served."""
+    return [
+        [
+            entry.get("name", f"{entry['client']}"),
+            format_whole(entry["rows"]),
+            *_format_pair(run.result["headline"]["metric"], entry),
+            format_percent(_to_float(entry["accuracy"])),
+        ]
+        for entry in run.fairness.get("by_client", ())
     ]
 
 

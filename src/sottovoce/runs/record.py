@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 SCHEMA: Literal["sottovoce.record/1"] = "sottovoce.record/1"
 AGAIN = "restore the file, or run the plan again into a new folder"
 ROUNDS = "rounds.jsonl"
+MOST_NAMED = 200  # clients whose results are listed
 MOST_CONFUSED = 20  # classes whose confusion matrix is kept: a larger one nobody reads
 SECTIONS = ("data", "model", "local", "privacy", "rounds", "server")  # of every plan
 Parameters = dict[str, NDArray[Any]]
@@ -171,6 +172,26 @@ class BudgetGroup(TypedDict):
     accuracy: Share | None
 
 
+class MetricEntry(TypedDict):
+    """One metric on the test rows; null where it is not known."""
+
+    value: float | None
+    baseline: float | None
+    """Of a constant answer on the same rows: the most frequent class (for probabilities the shares
+    of the classes), or the mean."""
+    error: float | None
+    """The standard error of the difference between the two on so many rows."""
+
+
+class ClientResult(MetricEntry):
+    """The metric of the headline on a client's test rows, which the plan declares public."""
+
+    client: Count
+    name: NotRequired[str]
+    rows: AtLeastOne
+    accuracy: Share | None
+
+
 class Fairness(TypedDict):
     """Accuracy on test rows that clients declared public, or why it is not shown."""
 
@@ -179,6 +200,39 @@ class Fairness(TypedDict):
     clients: NotRequired[AtLeastOne]
     accuracy: NotRequired[Quartiles]
     by_budget: NotRequired[list[BudgetGroup]]
+    by_client: NotRequired[list[ClientResult]]
+    """Only where data.evaluation = "public", and for at most 200 clients."""
+
+
+class Headline(MetricEntry):
+    """The metric that fits the task: the plan's, or else by the rule of docs/results.md."""
+
+    metric: str
+    is_better: bool
+    """Whether it is better than the constant answer by more than two standard errors."""
+    text: str
+    """What heads terminal and page."""
+
+
+class CalibrationEntry(TypedDict):
+    """How scores become logits, s/T + b, fitted on the validation rows."""
+
+    temperature: Positive
+    bias: list[float]
+    rows: AtLeastOne
+
+
+class Curves(TypedDict):
+    """What the page draws of the test rows."""
+
+    reliability: list[list[float]]
+    """Mean probability, share that is so, rows: by bins of equal counts."""
+    positive: NotRequired[Count]
+    """Of two classes the rarer, of which probability and curves are; else of the most likely."""
+    roc: NotRequired[list[list[float]]]
+    """False alarms, found; two classes only."""
+    pr: NotRequired[list[list[float]]]
+    """Found, precision."""
 
 
 class ResultEntry(TypedDict):
@@ -193,6 +247,11 @@ class ResultEntry(TypedDict):
     confusion: NotRequired[list[list[Count]]]
     """How many test rows of class i (list) are taken for class j (place in it); absent with many
     classes."""
+    headline: NotRequired[Headline]
+    metrics: NotRequired[dict[str, MetricEntry]]
+    calibration: NotRequired[CalibrationEntry]
+    """Absent where a class has fewer than 10 validation rows, or there are only test rows."""
+    curves: NotRequired[Curves]
     finish: NotRequired[str]
     """What the server made of the averaged uploads, which costs no privacy; absent: nothing."""
     aggregation: NotRequired[str]
@@ -203,8 +262,8 @@ class Identity(TypedDict, total=False):
     """Who a client of a federation is."""
 
     name: str
-    """As the client greets; told apart by key or vault where two greet alike. Federations only, as
-    are the four below."""
+    """As the client greets; told apart by key or vault where two greet alike. In a simulation of a
+    table its site in the column data.client. The four below are of federations only."""
     key: str | None
     """Fingerprint of the key that its node is authenticated by, as ssh-keygen -l prints it."""
     version: str | None
@@ -389,9 +448,7 @@ class Record(BaseModel):
         seed: int | None,
         status: Status,
         started: datetime,
-        test: tuple[float, float],
-        fairness: Fairness,
-        confusion: list[list[int]] | None = None,
+        measured: Mapping[str, Any],
         engine: Literal["simulation", "flower"] = "simulation",
         not_covered: Sequence[str] = (),
         versions: Mapping[str, str] | None = None,
@@ -399,6 +456,7 @@ class Record(BaseModel):
     ) -> Self:
         """Return the record of a run as it stands, finished or not.
 
+        `measured` is what `server.federation.measure_model` says of its model,
         `not_covered` are codes that the engine adds to the guarantee's, `versions` those of its
         parts, `identities` what it knows of each client beside its numbers.
         """
@@ -410,15 +468,7 @@ class Record(BaseModel):
         initial: Initial = {"validation_loss": loss, "validation_accuracy": accuracy}
         if plan.server.signal != "public":
             initial["signal"] = signal
-        result: ResultEntry = {
-            "test_loss": test[0],
-            "test_accuracy": test[1],
-            "rounds_used": done,
-            "model_sha256": model_sha256(params),
-            "fairness": fairness,
-        }
-        if confusion is not None:
-            result["confusion"] = confusion
+        result = dict(measured) | {"rounds_used": done, "model_sha256": model_sha256(params)}
         if (finish := federation.finish.describe(state.marks)) is not None:
             result["finish"] = finish
         if (words := describe(plan.server.aggregation, plan.server.trim)) is not None:

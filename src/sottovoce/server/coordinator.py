@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client.messages import Request
-from sottovoce.data.federated import Holdings, add_features, summarise_fairness
+from sottovoce.data.federated import Holdings, add_features
 from sottovoce.data.files import make_folder, write_file
 from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
 from sottovoce.models.base import Form, flatten_parameters
@@ -52,7 +52,7 @@ from sottovoce.server.checks import AcceptedUpload, ExpectedUpload
 from sottovoce.server.federation import (
     Federation,
     build_from_members,
-    count_confusions,
+    measure_model,
     score_model,
 )
 from sottovoce.server.members import (
@@ -635,8 +635,6 @@ def _describe_run(
     versions: Mapping[str, str],
 ) -> Record:
     """Return the record of a run as it stands; its model is evaluated here."""
-    model = federation.model
-    tree, held = model.unflatten(dict(params)), federation.held
     assert federation.counted is not None
     reasons = explain_limits(federation, members)
     identities: list[Identity] = [
@@ -656,9 +654,7 @@ def _describe_run(
         seed=None,
         status=status,
         started=began,
-        test=score_model(model, tree, held.test),
-        confusion=count_confusions(model, held.classes, tree, held.test),
-        fairness=summarise_fairness(np.zeros(0, bool), None, federation.epsilon, federation.delta),
+        measured=measure_model(federation, federation.model.unflatten(dict(params))),
         engine="flower",
         not_covered=not_covered,
         versions=versions,

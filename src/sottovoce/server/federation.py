@@ -1,7 +1,7 @@
 """Build everything that a run needs from a plan: clients, public rows, model, schedule, guarantee.
 
 `build(plan)` is used by every engine; it reads data after the whole plan has been checked. A
-federation also knows how good a model is: `score_model`, `count_confusions`, `measure_fairness`.
+federation also knows how good a model is: `score_model`, `measure_model`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sottovoce.data.federated import (
     summarise_fairness,
 )
 from sottovoce.errors import InputError
+from sottovoce.models import metrics
 from sottovoce.models.base import JaxModel, Model, Params, find_model
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import gradient_norms
@@ -44,7 +45,7 @@ from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
-from sottovoce.runs.record import MOST_CONFUSED, Fairness
+from sottovoce.runs.record import MOST_CONFUSED, MOST_NAMED, ClientResult
 from sottovoce.schedules.aggregate import limit_samples
 from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.fixed import FixedRounds
@@ -102,6 +103,12 @@ class Federation:
     def finish(self) -> Finish:
         """The server's optimiser."""
         return self.plan.server.finish()
+
+    @cached_property
+    def metric(self) -> str:
+        """The metric that heads the result; where the plan names none, public labels decide."""
+        labels = np.concatenate([self.held.validation.y, self.held.test.y])
+        return metrics.choose_metric(labels, self.held.classes)
 
     def tank(self) -> Tank:
         """Return every client's tank, full."""
@@ -424,20 +431,78 @@ def _rows_for(model: Model, samples: Samples) -> tuple[Any, Any]:
     return put_on_device(samples) if isinstance(model, JaxModel) else (samples.x, samples.y)
 
 
-def count_confusions(
-    model: Model, classes: int, params: Params, samples: Samples
-) -> list[list[int]] | None:
-    """Return how many rows of class i are taken for class j; None if there are too many classes."""
-    if classes > MOST_CONFUSED:
-        return None
-    table = model.count_confusions(params, *_rows_for(model, samples), classes)
-    return cast(list[list[int]], table.tolist())
+def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
+    """Return what a record says of a model: metrics and curves on the test rows, calibration.
+
+    The calibration is fitted on the validation rows; where these are the test rows, there is none.
+    """
+    held, model, plan = federation.held, federation.model, federation.plan
+    names = [str(k) for k in range(held.classes)] if held.layout is None else held.layout.classes
+    loss, accuracy = score_model(model, params, held.test)
+    result: dict[str, Any] = {"test_loss": loss, "test_accuracy": accuracy}
+    predicted, scores = _answer(federation, params, held.test)
+    labels = held.test.y
+    if held.classes <= MOST_CONFUSED:
+        confusion = np.zeros((held.classes, held.classes), int)
+        known = (predicted >= 0) & (predicted < held.classes)  # a custom model may say anything
+        np.add.at(confusion, (labels[known], predicted[known]), 1)
+        result["confusion"] = confusion.tolist()
+    fitted = None
+    if scores is not None and held.validation is not held.test and plan.data.validation != 0:
+        _, seen = _answer(federation, params, held.validation)
+        fitted = None if seen is None else metrics.fit_calibration(held.validation.y, seen)
+    calibrated = scores if scores is None or fitted is None else fitted.apply(scores)
+    found = metrics.measure_classes(labels, predicted, scores, calibrated)
+    counts = np.bincount(labels, minlength=held.classes)
+    metric = federation.metric if federation.metric in found else "balanced_accuracy"
+    chosen = found[metric]
+    only = [name for k, name in enumerate(names) if (predicted == k).all()]
+    words = metrics.describe_headline(
+        metric,
+        chosen,
+        rows=len(labels),
+        most_frequent=names[int(np.argmax(counts))],
+        only=only[0] if only else None,
+    )
+    result["headline"] = {
+        "metric": metric,
+        **chosen._asdict(),
+        "is_better": chosen.is_better(metric),
+        "text": words,
+    }
+    result["metrics"] = {name: measured._asdict() for name, measured in found.items()}
+    if fitted is not None:
+        result["calibration"] = {**fitted._asdict(), "rows": len(held.validation.y)}
+    if calibrated is not None and np.isfinite(calibrated).all():
+        result["curves"] = metrics.draw_curves(labels, calibrated)
+    owner = held.test_owner
+    fairness = summarise_fairness(predicted == labels, owner, federation.epsilon, federation.delta)
+    if owner is not None and plan.data.evaluation == "public" and plan.clients <= MOST_NAMED:
+        fairness["by_client"] = [
+            _measure_client(i, held.names, metric, owner, labels, predicted, scores, calibrated)
+            for i in np.unique(owner).tolist()
+        ]
+    result["fairness"] = fairness
+    return result
 
 
-def measure_fairness(federation: Federation, params: Params) -> Fairness:
-    """Return accuracy by client and by budget, where each test row belongs to a client."""
-    test, owner = federation.held.test, federation.held.test_owner
-    model, hits = federation.model, np.zeros(0, dtype=bool)
-    if owner is not None:
-        hits = model.find_correct(params, *_rows_for(model, test))
-    return summarise_fairness(hits, owner, federation.epsilon, federation.delta)
+def _measure_client(
+    i: int, names: Sequence[str], metric: str, owner: NDArray[np.int32], *arrays: Any
+) -> ClientResult:
+    """Return the metrics of the test rows of client i."""
+    rows = owner == i
+    taken: Any = [None if array is None else array[rows] for array in arrays]
+    found = metrics.measure_classes(*taken)
+    named = {"name": names[i]} if names else {}
+    entry = {"client": i, **named, "rows": int(rows.sum()), "accuracy": found["accuracy"].value}
+    return cast(ClientResult, entry | found[metric]._asdict())
+
+
+def _answer(
+    federation: Federation, params: Params, samples: Samples
+) -> tuple[NDArray[np.int64], Floats | None]:
+    """Return classes and scores of the rows; scores that are not of these classes count as none."""
+    model = federation.model
+    predicted, scores = model.answer(params, _rows_for(model, samples)[0])
+    is_fit = scores is not None and scores.shape[1] == federation.held.classes
+    return predicted, scores if is_fit else None

@@ -28,8 +28,7 @@ from sottovoce.server import rounds
 from sottovoce.server.federation import (
     Federation,
     build,
-    count_confusions,
-    measure_fairness,
+    measure_model,
     score_model,
 )
 from sottovoce.server.rounds import Interrupts
@@ -283,7 +282,6 @@ def describe_run(
 ) -> Record:
     """Return the record of a run as it stands; its model is evaluated here."""
     federation, params = run.federation, run.final_model
-    test = federation.held.test
     return Record.of_run(
         federation,
         run.state,
@@ -291,9 +289,8 @@ def describe_run(
         seed=None if federation.plan.noise == "secure" else run.seed,
         status=status,
         started=began,
-        test=score_model(federation.model, params, test),
-        confusion=count_confusions(federation.model, federation.held.classes, params, test),
-        fairness=measure_fairness(federation, params),
+        measured=measure_model(federation, params),
+        identities=[{"name": name} for name in federation.held.names],
         not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
     )
 

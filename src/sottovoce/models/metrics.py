@@ -1,0 +1,433 @@
+"""How good a model is: metrics, what a constant answer scores, and calibrated probabilities.
+
+| metric | of | a constant answer scores |
+|---|---|---|
+| `accuracy` | classes | the share of the most frequent class |
+| `balanced_accuracy`: mean recall of the classes present | classes | 1 / classes present |
+| `auroc`: area under the ROC curve | classes | 1/2 |
+| `auprc`: average precision, of the rarer of two classes | classes | the share of the class |
+| `log_loss`, `brier`, `calibration_error` | probabilities | those of the classes' shares |
+| `mae`, `rmse`, `r2` | numbers | those of the mean |
+
+With more than two classes `auroc` and `auprc` are means over the classes present, each against the
+others. Everything is numpy and a function of labels and scores; nothing is drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+#: The metrics that a plan may name, and how a reader is told of them.
+CLASS_METRICS = {
+    "accuracy": "test accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "log_loss": "log loss",
+    "brier": "Brier score",
+}
+REGRESSION_METRICS = {"mae": "mean absolute error", "rmse": "RMSE", "r2": "R²"}
+TITLES = CLASS_METRICS | {"calibration_error": "calibration error"} | REGRESSION_METRICS
+LESS_IS_BETTER = frozenset({"log_loss", "brier", "calibration_error", "mae", "rmse"})
+
+MOST_OF_TWO = 0.7  # the largest share of one of two classes that counts as balanced
+ERRORS = 2.0  # standard errors by which a model must be better than a constant answer
+CALIBRATION_ROWS = 10  # of each class: fewer say too little of a probability
+BINS = 10  # of equal counts, for calibration
+POINTS = 60  # of a curve
+_FLATTEST = 1e-6  # 1/T where the order of the scores tells nothing; above 0, it keeps the order
+
+
+class Measured(NamedTuple):
+    """A metric, that of a constant answer on the same rows, and the standard error between them."""
+
+    value: float
+    baseline: float
+    error: float
+
+    def is_better(self, metric: str) -> bool:
+        """Return whether it beats the constant answer by more than two standard errors.
+
+        A model that has learnt nothing is then called better about once in 44 times.
+
+        >>> Measured(0.981, 0.98, 0.002).is_better("accuracy")
+        False
+        """
+        sign = -1 if metric in LESS_IS_BETTER else 1
+        gain = sign * (self.value - self.baseline)
+        return bool(gain > ERRORS * self.error + 1e-9 * abs(self.baseline))
+
+
+def choose_metric(labels: NDArray[Any], classes: int) -> str:
+    """Return the metric that heads a result where the plan names none.
+
+    It is accuracy where the classes are balanced: the most frequent has at most 70 % of the public
+    rows and at most twice its equal share. Otherwise it is AUROC for two classes, and balanced
+    accuracy for more.
+
+    >>> choose_metric(np.array([0, 1] * 5), 2), choose_metric(np.array([0] * 9 + [1]), 2)
+    ('accuracy', 'auroc')
+    """
+    largest = np.bincount(labels).max(initial=0) / max(1, len(labels))
+    if largest <= min(MOST_OF_TWO, 2 / classes):
+        return "accuracy"
+    return "auroc" if classes == 2 else "balanced_accuracy"
+
+
+def measure_classes(
+    labels: NDArray[Any],
+    predicted: NDArray[Any],
+    scores: Floats | None = None,
+    calibrated: Floats | None = None,
+) -> dict[str, Measured]:
+    """Return every metric of a classifier that its answers allow.
+
+    `predicted` are classes. `scores` (n, classes) are logits, `calibrated` the same after
+    calibration, from which the probabilities come; without scores there are only the metrics of
+    the classes, and where scores are not finite the others are NaN.
+
+    >>> measure_classes(np.array([0, 0, 0, 1]), np.zeros(4, int))["accuracy"]
+    Measured(value=0.75, baseline=0.75, error=0.0)
+    """
+    counts = np.bincount(labels)
+    present = np.flatnonzero(counts)
+    shares, right = counts / len(labels), predicted == labels
+    hits = np.array([right[labels == k].sum() for k in present])
+    most = int(np.argmax(counts))
+    recalls = hits / counts[present]
+    found = {
+        "accuracy": Measured(
+            float(np.mean(right)), float(shares[most]), _error(right - 1.0 * (labels == most))
+        ),
+        "balanced_accuracy": Measured(
+            float(np.mean(recalls)),
+            1 / len(present),
+            math.sqrt(np.sum(_binomial_error(recalls, counts[present]) ** 2)) / len(present),
+        ),
+    }
+    if scores is None:
+        return found
+    if not np.isfinite(scores).all():
+        unknown = Measured(math.nan, math.nan, math.nan)
+        return found | dict.fromkeys((*CLASS_METRICS, "calibration_error"), unknown) | found
+    found |= _measure_order(labels, scores, counts)
+    logs = _log_softmax(scores if calibrated is None else calibrated)
+    own = np.arange(len(labels)), labels
+    losses, constant = -logs[own], -np.log(shares[labels])
+    found["log_loss"] = _compare_rows(losses, constant)
+    truth = np.zeros_like(logs)
+    truth[own] = 1
+    # Of two classes it is the squared error of one, as is usual.
+    half = 0.5 if logs.shape[1] == 2 else 1.0
+    padded = np.zeros(logs.shape[1])
+    padded[: len(shares)] = shares
+    squares = [half * np.sum((p - truth) ** 2, axis=1) for p in (np.exp(logs), padded)]
+    found["brier"] = _compare_rows(*squares)
+    table = measure_reliability(labels, np.exp(logs))
+    gaps = np.abs(table[:, 0] - table[:, 1])
+    found["calibration_error"] = Measured(
+        float(np.average(gaps, weights=table[:, 2])), 0.0, math.nan
+    )
+    return found
+
+
+def measure_regression(targets: Floats, predictions: Floats) -> dict[str, Measured]:
+    """Return every metric of a regression; the constant answer is the mean of the same targets.
+
+    >>> found = measure_regression(np.array([0.0, 2.0, 4.0]), np.array([0.0, 2.0, 4.0]))
+    >>> found["r2"].value, found["mae"].baseline
+    (1.0, 1.3333333333333333)
+    """
+    away, missed = targets - np.mean(targets), targets - predictions
+    squares = _compare_rows(missed**2, away**2)
+    root, spread = math.sqrt(squares.value), math.sqrt(squares.baseline)
+    none = squares.baseline == 0  # constant targets: nothing can be explained
+    return {
+        "mae": _compare_rows(np.abs(missed), np.abs(away)),
+        "rmse": Measured(root, spread, squares.error / max(root + spread, 1e-300)),
+        "r2": Measured(
+            math.nan if none else 1 - squares.value / squares.baseline,
+            0.0,
+            math.nan if none else squares.error / squares.baseline,
+        ),
+    }
+
+
+def _compare_rows(values: Floats, constant: Floats) -> Measured:
+    return Measured(float(np.mean(values)), float(np.mean(constant)), _error(values - constant))
+
+
+def _error(differences: Floats) -> float:
+    """Return the standard error of a mean of differences, row by row."""
+    many = len(differences)
+    return float(np.std(differences, ddof=1)) / math.sqrt(many) if many > 1 else math.inf
+
+
+def _binomial_error(share: Any, rows: Any) -> Any:
+    """Return the standard error of a share; never 0, as if two more rows had gone either way."""
+    share = (share * rows + 1) / (rows + 2)
+    return np.sqrt(share * (1 - share) / rows)
+
+
+# Metrics of the order of the scores.
+
+
+def _measure_order(
+    labels: NDArray[Any], scores: Floats, counts: NDArray[Any]
+) -> dict[str, Measured]:
+    rows, present = len(labels), [k for k, n in enumerate(counts) if 0 < n < len(labels)]
+    if not present:  # all rows are of one class: there is nothing to put in order
+        return dict.fromkeys(("auroc", "auprc"), Measured(math.nan, math.nan, math.nan))
+    judged = present if scores.shape[1] > 2 else [find_rarer(counts)]
+    ordered = order_scores(scores)
+    areas, precisions, errors, binomial = [], [], [], []
+    for k in judged:
+        is_positive, many = labels == k, int(counts[k])
+        areas.append(compute_auroc(is_positive, ordered[:, k]))
+        precisions.append(compute_auprc(is_positive, ordered[:, k]))
+        # Of a ranking at random (Mann and Whitney): what it must be told apart from.
+        errors.append(math.sqrt((rows + 1) / (12 * many * (rows - many))))
+        binomial.append(float(_binomial_error(precisions[-1], many)))
+    # The classes' errors are not independent: their mean is the most that the mean's can be.
+    shares = counts[judged] / rows
+    return {
+        "auroc": Measured(float(np.mean(areas)), 0.5, float(np.mean(errors))),
+        "auprc": Measured(
+            float(np.mean(precisions)), float(np.mean(shares)), float(np.mean(binomial))
+        ),
+    }
+
+
+def find_rarer(counts: Sequence[int] | NDArray[Any]) -> int:
+    """Return the rarer of two classes, whose probability is asked for: 1 where they are equal.
+
+    >>> find_rarer([3, 9]), find_rarer([5, 5]), find_rarer([5])
+    (0, 1, 1)
+    """
+    return int(len(counts) < 2 or counts[1] <= counts[0])
+
+
+def order_scores(scores: Floats) -> Floats:
+    """Return scores by which the rows of each class, a column, are put in order against all others.
+
+    They grow with the probability of the class; unlike it they do not round to 1.
+    """
+    return scores - scores[:, ::-1] if scores.shape[1] == 2 else _log_softmax(scores)
+
+
+def compute_auroc(is_positive: NDArray[np.bool_], scores: Floats) -> float:
+    """Return the share of pairs (positive, negative) in the right order; a tie counts as half.
+
+    >>> compute_auroc(np.array([False, True, True]), np.array([1.0, 1.0, 2.0]))
+    0.75
+    """
+    found, false = _count_above(is_positive, scores)
+    middle = found - np.diff(found, prepend=0) / 2
+    return float(np.sum(np.diff(false, prepend=0) * middle) / (found[-1] * false[-1]))
+
+
+def compute_auprc(is_positive: NDArray[np.bool_], scores: Floats) -> float:
+    """Return the average precision Σ (R_n − R_{n−1}) P_n over the distinct scores.
+
+    >>> compute_auprc(np.array([True, False, True]), np.array([3.0, 2.0, 1.0])).__round__(4)
+    0.8333
+    """
+    found, false = _count_above(is_positive, scores)
+    return float(np.sum(np.diff(found, prepend=0) * found / (found + false)) / found[-1])
+
+
+def _count_above(is_positive: NDArray[np.bool_], scores: Floats) -> tuple[Floats, Floats]:
+    """Return true and false positives at every distinct score as the threshold, from the top."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    found = np.cumsum(is_positive[order], dtype=np.float64)[last]
+    return found, last + 1 - found
+
+
+def draw_curves(labels: NDArray[Any], logits: Floats) -> dict[str, Any]:
+    """Return the points of the reliability curve, and for two classes of the ROC and PR curves.
+
+    These two are of the rarer class, `positive`: (false alarms, found) and (found, precision), at
+    most 60 points with both ends.
+
+    >>> draw_curves(np.array([0, 1]), np.array([[1.0, 0.0], [0.0, 1.0]]))["roc"]
+    [[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+    """
+    table = measure_reliability(labels, compute_probabilities(logits))
+    drawn: dict[str, Any] = {"reliability": table.round(6).tolist()}
+    counts = np.bincount(labels, minlength=2)
+    if logits.shape[1] > 2 or not counts.all():
+        return drawn
+    k = find_rarer(counts)
+    found, false = _count_above(labels == k, order_scores(logits)[:, k])
+    tpr, fpr = np.append(0, found / found[-1]), np.append(0, false / false[-1])
+    return drawn | {
+        "positive": k,
+        "roc": _thin(np.stack([fpr, tpr], axis=1), tpr + fpr),
+        "pr": _thin(np.stack([found / found[-1], found / (found + false)], axis=1), tpr[1:]),
+    }
+
+
+def _thin(points: Floats, along: Floats) -> list[list[float]]:
+    """Return at most 60 points, evenly spaced in `along`, which never falls."""
+    wanted = np.linspace(along[0], along[-1], POINTS - 2)
+    kept = np.unique([0, *np.searchsorted(along, wanted).clip(0, len(along) - 1), len(along) - 1])
+    thinned: list[list[float]] = points[kept].round(6).tolist()
+    return thinned
+
+
+def measure_reliability(labels: NDArray[Any], probabilities: Floats) -> Floats:
+    """Return mean probability, share that is so and rows of ten bins of equal counts.
+
+    The probability is that of the rarer of two classes; of more, of the class that is most likely.
+
+    >>> measure_reliability(np.array([0, 1]), np.array([[0.9, 0.1], [0.2, 0.8]])).round(2).tolist()
+    [[0.1, 0.0, 1.0], [0.8, 1.0, 1.0]]
+    """
+    k: Any = np.argmax(probabilities, axis=1)
+    if probabilities.shape[1] == 2:
+        k = find_rarer(np.bincount(labels, minlength=2))
+    chosen = np.broadcast_to(k, labels.shape)
+    said, is_so = probabilities[np.arange(len(labels)), chosen], labels == chosen
+    order = np.argsort(said, kind="stable")
+    starts = np.linspace(0, len(labels), BINS, endpoint=False).astype(int)
+    # Equal probabilities stay in one bin.
+    starts = np.unique(np.searchsorted(said[order], said[order][starts]))
+    bins = np.split(order, starts[1:])
+    return np.array([[said[rows].mean(), is_so[rows].mean(), len(rows)] for rows in bins])
+
+
+# Probabilities.
+
+
+class Calibration(NamedTuple):
+    """Scores s become logits s/T + b, fitted on public rows; they leave two classes in order."""
+
+    temperature: float
+    bias: tuple[float, ...]
+
+    def apply(self, scores: Floats) -> Floats:
+        """Return the calibrated logits."""
+        return np.asarray(scores / self.temperature + np.asarray(self.bias))
+
+
+def compute_probabilities(scores: Floats, calibration: Calibration | None = None) -> Floats:
+    """Return softmax of the scores, after calibration.
+
+    >>> compute_probabilities(np.zeros((1, 4))).tolist()
+    [[0.25, 0.25, 0.25, 0.25]]
+    """
+    return np.exp(_log_softmax(scores if calibration is None else calibration.apply(scores)))
+
+
+def _log_softmax(scores: Floats) -> Floats:
+    top = np.argmax(scores, axis=1)[:, None]
+    scores = scores - np.take_along_axis(scores, top, axis=1)
+    others = np.exp(scores)
+    np.put_along_axis(others, top, 0.0, axis=1)  # log1p keeps the digits of what is nearly certain
+    return np.asarray(scores - np.log1p(np.sum(others, axis=1, keepdims=True)))
+
+
+def fit_calibration(labels: NDArray[Any], scores: Floats) -> Calibration | None:
+    """Return temperature and biases that make public rows most likely; None with too few of them.
+
+    Every class needs ten rows. The targets are Platt's (2000): a row of a class of n rows counts
+    as (n + 1)/(n + K) of it, so that classes that are told apart without an error do not lead to
+    certainty; with two classes this is Platt scaling. The likelihood is concave in 1/T and b.
+    """
+    rows, classes = scores.shape
+    counts = np.bincount(labels, minlength=classes)
+    if counts.min() < CALIBRATION_ROWS or not np.isfinite(scores).all():
+        return None
+    targets = np.repeat(1 / (counts[labels] + classes), classes).reshape(rows, classes)
+    targets[np.arange(rows), labels] *= counts[labels] + 1
+    scale = max(float(np.std(scores - scores.mean(axis=1, keepdims=True))), 1e-12)
+    scaled = (scores - scores.mean(axis=1, keepdims=True)) / scale
+    found = _maximise(scaled, targets, slope=None)
+    if found[0] < _FLATTEST * scale:
+        found = _maximise(scaled, targets, slope=_FLATTEST * scale)
+    return Calibration(float(scale / found[0]), tuple((found[1:] - found[1:].mean()).tolist()))
+
+
+def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
+    """Return (a, b) of the most likely logits a·s + b by Newton's method; `slope` fixes a."""
+    rows, classes = scores.shape
+    point = np.zeros(1 + classes)
+    point[0] = 1.0 if slope is None else slope
+
+    def compute_loss(point: Floats) -> float:
+        return -float(np.sum(targets * _log_softmax(point[0] * scores + point[1:])))
+
+    loss = compute_loss(point)
+    for _ in range(100):
+        p = np.exp(_log_softmax(point[0] * scores + point[1:]))
+        gradient = np.append(np.sum((p - targets) * scores), np.sum(p - targets, axis=0))
+        mean = np.sum(p * scores, axis=1, keepdims=True)
+        cross = np.sum(p * (scores - mean), axis=0)
+        hessian = np.empty((1 + classes, 1 + classes))
+        hessian[0, 0] = np.sum(p * (scores - mean) ** 2)
+        hessian[0, 1:] = hessian[1:, 0] = cross
+        hessian[1:, 1:] = np.diag(p.sum(axis=0)) - p.T @ p
+        hessian[1:, 1:] += rows / classes**2  # all biases together change nothing
+        if slope is not None:
+            gradient[0], hessian[0], hessian[:, 0] = 0, 0, 0
+        hessian += np.diag(np.full(1 + classes, 1e-9 * rows))
+        step, part = np.linalg.solve(hessian, gradient), 1.0
+        while part > 1e-6 and compute_loss(point - part * step) > loss:
+            part /= 2
+        if part <= 1e-6 or np.abs(part * step).max() < 1e-9:
+            break
+        point = point - part * step
+        loss = compute_loss(point)
+    return point
+
+
+# What heads a result.
+
+
+def describe_headline(
+    metric: str, measured: Measured, *, rows: int, most_frequent: str, only: str | None
+) -> str:
+    """Return the words that head a result; `only` is the class that every row was given, if any.
+
+    >>> describe_headline("accuracy", Measured(0.98, 0.98, 0.0), rows=90, most_frequent="no",
+    ...                   only="no")
+    "no better than always saying 'no': test accuracy 98.0% (always the most frequent class: 98.0%)"
+    """
+    numbers = [format_metric(metric, value) for value in measured[:2]]
+    if not math.isfinite(measured.value):
+        return f"no {TITLES[metric]}: scores are not finite, or the {rows:,} test rows all alike"
+    words = f"{TITLES[metric]} {numbers[0]} ({describe_constant(metric)}: {numbers[1]})"
+    if measured.is_better(metric):
+        always = f", but it says '{only}' to every test row: choose a threshold"
+        return words + (always if only is not None else "")
+    saying = "the mean" if metric in REGRESSION_METRICS else f"'{most_frequent}'"
+    seems = Measured(measured.value, measured.baseline, 0.0).is_better(metric)
+    noise = f", within the noise of {rows:,} test rows" if seems else ""
+    return f"no better than always saying {saying}{noise}: {words}"
+
+
+def describe_constant(metric: str) -> str:
+    """Return the words for the constant answer that the baseline is of."""
+    is_number = metric in REGRESSION_METRICS
+    return "always the mean" if is_number else "always the most frequent class"
+
+
+def format_metric(metric: str, value: float) -> str:
+    """Return a metric as it is read: shares of rows in per cent, others with three decimals.
+
+    >>> format_metric("accuracy", 0.5), format_metric("auroc", 0.5), format_metric("mae", 1234.56)
+    ('50.0%', '0.500', '1235')
+    """
+    if not math.isfinite(value):
+        return "–"
+    if metric in ("accuracy", "balanced_accuracy"):
+        return f"{value:.1%}"
+    return f"{value:.4g}" if metric in ("mae", "rmse") else f"{value:.3f}"

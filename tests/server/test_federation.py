@@ -1,0 +1,154 @@
+"""What a record says of a model: measured on test rows, calibrated on validation rows."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import jsonschema
+import numpy as np
+import pytest
+
+from sottovoce import reports
+from sottovoce.models import metrics
+from sottovoce.models.custom import custom
+from sottovoce.plan import Plan
+from sottovoce.reports.progress import summarize_run
+from sottovoce.server.federation import build, measure_model
+from sottovoce.simulation.simulate import simulate
+
+SCHEMA = json.loads(resources.files("sottovoce").joinpath("schemas/record.json").read_text())
+SITES = {"North": 600, "South": 400, "East": 200}
+
+
+def write_table(folder: Path, *, share: float, slope: float, **data: Any) -> Plan:
+    """A table of three sites with few positives, whose rate grows with age by `slope`."""
+    rng, lines = np.random.default_rng(4), ["site,age,ill"]
+    for site, rows in SITES.items():
+        for age in rng.integers(0, 100, rows):
+            ill = rng.random() < share * (1 + slope * (age - 50) / 50)
+            lines.append(f"{site},{age},{'yes' if ill else 'no'}")
+    (folder / "t.csv").write_text("\n".join(lines) + "\n")
+    data = {
+        "path": str(folder / "t.csv"),
+        "label": "ill",
+        "client": "site",
+        "columns": {"age": [0, 100], "ill": ["no", "yes"]},
+        "validation": 0.3,
+        "test": 0.3,
+    } | data
+    return Plan(data=data, model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 10})
+
+
+def test_a_model_that_says_no_to_everybody_is_headed_so(tmp_path: Path) -> None:
+    """2.5 % positives that nothing predicts: 97 % right, and worth nothing."""
+    run = simulate(write_table(tmp_path, share=0.025, slope=0.0), seed=1, out=tmp_path / "run")
+    result = run.record["result"]
+    assert result["test_accuracy"] > 0.95
+    assert np.array(result["confusion"])[:, 1].sum() == 0
+    head = result["headline"]
+    assert (head["metric"], head["is_better"], head["baseline"]) == ("auroc", False, 0.5)
+    assert head["text"].startswith("no better than always saying 'no'")
+    shown = summarize_run(run.record, tmp_path, tmp_path / "page")
+    assert shown.strip().startswith("no better than always saying 'no'")
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
+    title = page.partition("<title>")[2].partition("</title>")[0]
+    assert title.startswith("Finished: no better than always saying &#39;no&#39;")
+    tiles = page.partition('class="tiles"')[2].partition("</dl>")[0]
+    for text in (shown.partition("Each client")[0], title, tiles):
+        assert "97" not in text
+        assert "98" not in text
+    jsonschema.validate(run.record, SCHEMA)
+
+
+def test_a_model_that_puts_in_order_is_headed_better_but_its_one_answer_is_named(
+    tmp_path: Path,
+) -> None:
+    federation = build(write_table(tmp_path, share=0.1, slope=1.0), seed=1)
+    shape = federation.model.shapes()["w"]
+    params = {"w": jnp.zeros(shape).at[0, 1].set(1.0), "b": jnp.array([9.0, 0.0])}
+    head = measure_model(federation, params)["headline"]
+    assert head["is_better"]
+    assert head["text"].startswith("AUROC 0.")
+    assert "(always the most frequent class: 0.500)" in head["text"]
+    assert "but it says 'no' to every test row" in head["text"]
+
+
+def test_sites_keep_their_names_and_results_where_rows_are_declared_public(tmp_path: Path) -> None:
+    plan = write_table(tmp_path, share=0.2, slope=1.0, evaluation="public")
+    run = simulate(plan, seed=1, out=tmp_path / "run")
+    sites = sorted(SITES)
+    assert [client["name"] for client in run.record["clients"]] == sites
+    held = build(plan, seed=1).held
+    hits = run.predict(held.test.x) == held.test.y
+    by_client = run.record["result"]["fairness"]["by_client"]
+    assert [entry["name"] for entry in by_client] == sites
+    for i, entry in enumerate(by_client):
+        rows = held.test_owner == i
+        assert entry["rows"] == rows.sum()
+        assert entry["accuracy"] == pytest.approx(hits[rows].mean())
+        scores = np.diff(run.model.scores(run.params, jnp.asarray(held.test.x[rows])), axis=1)
+        area = metrics.compute_auroc(held.test.y[rows] == 1, scores[:, 0])
+        assert entry["value"] == pytest.approx(area)
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
+    assert all(page.count(f'<th scope="row">{site}</th>') == 2 for site in sites)
+    jsonschema.validate(run.record, SCHEMA)
+    silent = simulate(plan.replace(**{"data.evaluation": None}), seed=1).record
+    assert "by_client" not in silent["result"]["fairness"]
+
+
+def test_metrics_are_those_of_the_test_rows(tmp_path: Path) -> None:
+    run = simulate(Plan(rounds={"schedule": "fixed", "rounds": 3}), seed=1)
+    result, held = run.record["result"], build(Plan(), seed=1).held
+    x = jnp.asarray(held.test.x)
+    scores = run.model.scores(run.params, x)
+    assert scores.shape == (len(held.test.y), 10)
+    assert np.allclose(scores, run.model.apply(run.params, x), rtol=1e-5, atol=1e-6)
+    assert (scores.argmax(axis=1) == run.predict(held.test.x)).all()
+    found = metrics.measure_classes(held.test.y, scores.argmax(axis=1), scores)
+    assert result["headline"]["metric"] == "accuracy"
+    for name in ("accuracy", "balanced_accuracy", "auroc", "auprc"):
+        assert result["metrics"][name] == pytest.approx(found[name]._asdict())
+    assert result["test_accuracy"] == pytest.approx(found["accuracy"].value)
+    public = run.model.scores(run.params, jnp.asarray(held.validation.x))
+    fitted = metrics.fit_calibration(held.validation.y, public)
+    calibrated = None if fitted is None else fitted.apply(scores)
+    assert ("calibration" in result) == (fitted is not None)
+    found = metrics.measure_classes(held.test.y, scores.argmax(axis=1), scores, calibrated)
+    for name in ("log_loss", "brier", "calibration_error"):
+        assert result["metrics"][name]["value"] == pytest.approx(found[name].value)
+
+
+def test_test_rows_that_steer_do_not_calibrate() -> None:
+    plan = Plan(data={"validation": 0}, rounds={"schedule": "fixed", "rounds": 1})
+    assert "calibration" not in simulate(plan, seed=1).record["result"]
+
+
+def test_a_svm_has_probabilities_of_its_margin(tmp_path: Path) -> None:
+    plan = write_table(tmp_path, share=0.4, slope=1.0).replace(**{"model.name": "svm"})
+    federation = build(plan, seed=1)
+    params = {"w": jnp.array([3.0] * federation.held.test.x.shape[1]), "b": jnp.array(-1.0)}
+    scores = federation.model.scores(params, jnp.asarray(federation.held.test.x))
+    margins = federation.held.test.x @ np.asarray(params["w"]) - 1
+    assert np.allclose(scores, np.stack([np.zeros(len(margins)), margins], axis=1), atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "has_scores"), [(10, True), (1, False), (7, False)])
+def test_own_scores_that_are_not_of_the_classes_give_the_metrics_of_answers(
+    width: int, has_scores: bool
+) -> None:
+    model = custom(
+        init=lambda key: jnp.zeros((64, width)),
+        apply=lambda w, x: x @ w,
+        loss=lambda scores, y: scores.sum(axis=1),
+        predict=lambda scores: jnp.zeros(scores.shape[0], int) + 12,
+    )
+    plan = Plan(model={"name": "custom"})
+    federation = build(plan, seed=1, model=model)
+    found = measure_model(federation, model.draw_parameters(1))
+    assert ("auroc" in found["metrics"]) == has_scores == ("curves" in found)
+    assert np.sum(found["confusion"]) == 0  # no such class as 12
+    assert found["headline"]["text"].startswith("no better than always saying")
