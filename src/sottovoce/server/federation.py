@@ -437,7 +437,8 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
     The calibration is fitted on the validation rows; where these are the test rows, there is none.
     """
     held, model, plan = federation.held, federation.model, federation.plan
-    names = [str(k) for k in range(held.classes)] if held.layout is None else held.layout.classes
+    names = held.class_names if held.layout is None else held.layout.classes
+    names = names or tuple(map(str, range(held.classes)))
     loss, accuracy = score_model(model, params, held.test)
     result: dict[str, Any] = {"test_loss": loss, "test_accuracy": accuracy}
     predicted, scores = _answer(federation, params, held.test)
