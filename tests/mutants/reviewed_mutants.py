@@ -578,10 +578,31 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/data/test_tables.py::test_accuracy_by_client_is_not_shown_without_declared_rows",
         (
             (
-                "    test, owner = federation.held.test, federation.held.test_owner\n",
-                "    test, owner = federation.held.test, federation.held.test_owner\n    if owner is None and federation.held.split is not None:\n        test, owner = federation.held.train, federation.held.owner\n",
+                "    owner = held.test_owner\n",
+                "    owner = held.test_owner\n    if owner is None and held.split is not None:\n        labels, owner = held.train.y, held.owner\n        predicted, scores = _answer(federation, params, held.train)\n",
             ),
         ),
+    ),
+    (
+        "results by client are named without a declaration",
+        "server.federation",
+        "A client's results are listed by its name only where the plan declares its evaluation rows public.",
+        "tests/server/test_federation.py::test_sites_keep_their_names_and_results_where_rows_are_declared_public",
+        ((' and plan.data.evaluation == "public" and ', " and "),),
+    ),
+    (
+        "test rows calibrate the probabilities that they test",
+        "server.federation",
+        "Log loss, Brier score and calibration error on rows that the calibration was fitted on are too good.",
+        "tests/server/test_federation.py::test_test_rows_that_steer_do_not_calibrate",
+        ((" and held.validation is not held.test and plan.data.validation != 0:", ":"),),
+    ),
+    (
+        "a model within the noise is called better",
+        "models.metrics",
+        "A model that has learnt nothing would be headed as better than always the same answer in half of all runs.",
+        "tests/models/test_metrics.py::test_a_model_of_chance_is_seldom_called_better",
+        (("gain > ERRORS * self.error + ", "gain > "),),
     ),
     (
         "the plan's own table is refused by its spelling",
