@@ -10,10 +10,10 @@ from scipy import stats
 
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.studies.audit import inversion, membership, messages
+from sottovoce.studies.audit import attacks, messages
+from sottovoce.studies.audit.attacks import Victim, find_nearest, mse, psnr, ssim
 from sottovoce.studies.audit.auditing import load_target
 from sottovoce.studies.audit.ceiling import Level, bound_guess_rate, bound_rate
-from sottovoce.studies.audit.inversion import Victim, find_nearest, mse, psnr, ssim
 from sottovoce.studies.audit.messages import AuditSetting
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
@@ -30,7 +30,7 @@ def on():
 @pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
 def test_one_sample_is_read_off_exactly_however_it_was_clipped(clip):
     recipe = Recipe(2.0, clip)
-    found = inversion.invert_first_layer(
+    found = attacks.invert_first_layer(
         on().form, recipe, on().model, on().x[:30], on().y[:30], CLEAN
     )
     assert found.error < 1e-5 * min(1.0, clip)  # the grid's own rounding is all that is lost
@@ -43,7 +43,7 @@ def test_one_sample_is_read_off_exactly_however_it_was_clipped(clip):
 @pytest.mark.parametrize("level", NOISY, ids=str)
 def test_noise_keeps_samples_and_labels_under_their_ceilings(level):
     """Of 60 samples each; a rate above its ceiling by chance: < 1e-3."""
-    found = inversion.invert_first_layer(
+    found = attacks.invert_first_layer(
         on().form, on().recipe, on().model, on().x[:60], on().y[:60], level
     )
     for right, candidates in ((found.recognised, 60), (found.labels, on().form.classes)):
@@ -54,7 +54,7 @@ def test_noise_keeps_samples_and_labels_under_their_ceilings(level):
 def test_several_samples_are_found_by_matching_gradients_and_not_with_noise():
     own, (x, y) = np.array([31, 7, 12]), pool()  # somewhere in the pool
     clean, noisy = (
-        inversion.match_gradients(
+        attacks.match_gradients(
             level, on().recipe, on().form, on().model, x, y, own, seed=0, steps=900
         )
         for level in (CLEAN, Level(4.0))
@@ -68,11 +68,11 @@ def test_several_samples_are_found_by_matching_gradients_and_not_with_noise():
 
 def test_trap_weights_isolate_samples_of_an_honest_client_and_not_with_noise():
     victim = Victim(on().form, on().recipe, on().x, on().y)
-    clean = inversion.set_trap(victim, on().public, CLEAN)
+    clean = attacks.set_trap(victim, on().public, CLEAN)
     assert clean.rates.hits >= 5
     assert clean.rates.alarms == 0
     for level in NOISY:
-        noisy = inversion.set_trap(victim, on().public, level)
+        noisy = attacks.set_trap(victim, on().public, level)
         assert noisy.rates.hits == 0
         assert not noisy.rates.exceeds(level.mu)
 
@@ -80,11 +80,11 @@ def test_trap_weights_isolate_samples_of_an_honest_client_and_not_with_noise():
 def test_a_bin_with_one_sample_holds_that_sample():
     """By construction: three samples of different brightness, and thresholds between them."""
     x = np.array([[0.2, 0.1], [0.5, 0.6], [0.9, 0.8]])
-    form = inversion.Form("mlp", (2,), 2, {"hidden": 3})
-    trap = inversion.make_trap_model(form, np.random.default_rng(0).random((500, 2)), 3)
+    form = attacks.Form("mlp", (2,), 2, {"hidden": 3})
+    trap = attacks.make_trap_model(form, np.random.default_rng(0).random((500, 2)), 3)
     trap["b1"] = -np.array([0.1, 0.4, 0.7]) * trap["w1"][:, 0].sum()
     victim = Victim(form, Recipe(1.0, 1.0), x, np.array([0, 1, 0]))
-    assert inversion.read_bins(victim.read_gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
+    assert attacks.read_bins(victim.read_gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
 
 
 def pool():
@@ -94,11 +94,9 @@ def pool():
 def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_with_it():
     """60 samples; above the ceiling by chance: < 1e-3. At ε = 20 it knows more than nothing."""
     x, y = on().pool_x[:60], on().pool_y[:60]
-    assert inversion.name_candidates(
-        on().form, on().recipe, on().model, x, y, CLEAN
-    ).recognised.all()
+    assert attacks.name_candidates(on().form, on().recipe, on().model, x, y, CLEAN).recognised.all()
     for level in NOISY:
-        found = inversion.name_candidates(on().form, on().recipe, on().model, x, y, level)
+        found = attacks.name_candidates(on().form, on().recipe, on().model, x, y, level)
         assert bound_rate(int(found.recognised.sum()), 60)[0] <= bound_guess_rate(60, level.mu)
     assert (
         found.recognised.sum() >= 3
@@ -106,19 +104,18 @@ def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_wi
 
 
 @lru_cache(maxsize=4)
-def attacks(level):
+def attack_members(level):
     x, y = pool()
-    models = membership.attack_models(
-        x, y, level, runs=32, hidden=32, rounds=80, recipe=on().recipe
-    )
-    uploads = membership.attack_uploads(
-        x, y, level, on().model, runs=32, form=on().form, rounds=6, recipe=on().recipe
+    how = {"runs": 32, "recipe": on().recipe, "progress": lambda done, count: None}
+    models = attacks.attack_models(x, y, level, hidden=32, rounds=80, **how)
+    uploads = attacks.attack_uploads(
+        x, y, level, on().model, form=on().form, rounds=6, seed=0, **how
     )
     return {attack.name: attack for attack in (*models, *uploads)}
 
 
 def test_members_of_an_overfit_model_are_found_without_noise():
-    found = attacks(CLEAN)
+    found = attack_members(CLEAN)
     assert found["LiRA, final model"].auc > 0.9
     assert found["loss threshold, final model"].auc > 0.8
     assert found["LiRA, whole transcript"].auc > 0.7
@@ -128,19 +125,19 @@ def test_members_of_an_overfit_model_are_found_without_noise():
 
 @pytest.mark.parametrize("level", [Level(4.0), Level(20.0)], ids=str)
 def test_with_noise_every_rate_is_under_its_ceiling(level):
-    for attack in attacks(level).values():
-        assert not any(attack.exceeds(fpr) for fpr in membership.JUDGED_AT)
+    for attack in attack_members(level).values():
+        assert not any(attack.exceeds(fpr) for fpr in attacks.JUDGED_AT)
         assert not attack.area_exceeds
         assert attack.auc < attack.auc_ceiling + 0.06
-        assert attack.auc < attacks(CLEAN)[attack.name].auc
+        assert attack.auc < attack_members(CLEAN)[attack.name].auc
 
 
 def test_likelihood_ratios_reach_the_best_test():
     """Gaussian statistics of known shift: the area is Φ(μ/√2) to what 200 runs can tell."""
     rng = np.random.default_rng(1)
     there = rng.random((200, 100)) < 0.5
-    scores = membership.compute_ratios(rng.standard_normal((200, 100)) + 1.5 * there, there)
-    found = membership.Attack("", CLEAN, scores, there)
+    scores = attacks.compute_ratios(rng.standard_normal((200, 100)) + 1.5 * there, there)
+    found = attacks.Attack("", CLEAN, scores, there)
     assert found.auc == pytest.approx(float(gaussian.auc(1.5)), abs=0.02)
     alarms, hits = found.compute_curve()
     assert np.trapezoid(hits, alarms) == pytest.approx(found.auc, abs=0.005)
@@ -156,8 +153,8 @@ def test_scores_of_pure_noise_know_nothing(runs):
     rng, areas = np.random.default_rng(4), []
     for _ in range(100):
         there = _halves(rng, runs, 64)
-        scores = membership.compute_ratios(rng.standard_normal((runs, 64)), there)
-        areas.append(membership.Attack("", CLEAN, scores, there).auc)
+        scores = attacks.compute_ratios(rng.standard_normal((runs, 64)), there)
+        areas.append(attacks.Attack("", CLEAN, scores, there).auc)
     error = np.std(areas) / 10
     assert error < 0.005
     assert np.mean(areas) == pytest.approx(0.5, abs=5 * error)
@@ -169,12 +166,12 @@ def test_what_a_run_has_in_common_accuses_nobody_and_knowledge_does():
     for _ in range(200):
         there = _halves(rng, 32, 40)
         luck = 3 * rng.standard_normal((32, 1)) + 0.1 * rng.standard_normal((32, 40))
-        wrong += membership.Attack("", least, luck, there).prove_mu(0.1, wrong=0.05) > 0
+        wrong += attacks.Attack("", least, luck, there).prove_mu(0.1, wrong=0.05) > 0
     assert wrong <= stats.binom.ppf(1 - 1e-6, 200, 0.05)
-    knowing = membership.Attack("", Level(8.0), (there := _halves(rng, 128, 40)) * 1.0, there)
+    knowing = attacks.Attack("", Level(8.0), (there := _halves(rng, 128, 40)) * 1.0, there)
     assert knowing.exceeds(0.1)
     assert knowing.area_exceeds
-    guessing = membership.Attack("", Level(8.0), rng.random((128, 40)), there)
+    guessing = attacks.Attack("", Level(8.0), rng.random((128, 40)), there)
     assert not guessing.exceeds(0.1)
     assert not guessing.area_exceeds
 
@@ -185,7 +182,7 @@ def test_the_ceiling_of_an_area_is_reached_by_the_best_attack_on_two_records(shi
     rng, runs = np.random.default_rng(6), 20_000
     there = _halves(rng, runs, 2)
     told = rng.normal(np.where(there[:, 0], shift / 2, -shift / 2))
-    found = membership.Attack("", CLEAN, np.stack([told, -told], axis=1), there)
+    found = attacks.Attack("", CLEAN, np.stack([told, -told], axis=1), there)
     assert found.auc == pytest.approx(float(stats.norm.cdf(shift / 2)), abs=2.5 / runs**0.5 * 1.5)
 
 

@@ -1,6 +1,6 @@
 """The curious server, played by us: attacks on uploads, and a measured ε beside the promised one.
 
 `ceiling` bounds what any attacker can do; `messages` measures μ and ε through the real
-`client.release`; `inversion` and `membership` are the attacks; `findings` is all of it as data with
+`client.release`; `attacks` are those of a curious server; `findings` is all of it as data with
 a verdict, `page` what a person sees. From outside use `auditing`, the command.
 """

@@ -27,10 +27,9 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.runs.record import Record
 from sottovoce.runs.trained import load
 from sottovoce.server.federation import Federation, build
-from sottovoce.studies.audit import inversion, membership, messages, page
+from sottovoce.studies.audit import attacks, messages, page
 from sottovoce.studies.audit.ceiling import COMPARISONS, WRONG, WRONG_PER_COMPARISON, Level
 from sottovoce.studies.audit.findings import Findings, Target
-from sottovoce.studies.audit.inversion import Victim
 from sottovoce.studies.audit.messages import AuditSetting
 
 Progress = Callable[[int, int], None]
@@ -146,22 +145,21 @@ def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> F
     x, y = target.pool_x[: sizes.candidates], target.pool_y[: sizes.candidates]
     with stages.time_stage("first-layer inversion"):
         inversions = [
-            inversion.invert_first_layer(form, target.recipe, model, x, y, level)
-            for level in levels
+            attacks.invert_first_layer(form, target.recipe, model, x, y, level) for level in levels
         ]
     with stages.time_stage("the likeliest candidate"):
         namings = [
-            inversion.name_candidates(form, target.recipe, model, x, y, level) for level in levels
+            attacks.name_candidates(form, target.recipe, model, x, y, level) for level in levels
         ]
     matchings = []
-    if inversion.has_pixels(x):
+    if attacks.has_pixels(x):
         with stages.time_stage("gradient matching") as progress:
             for done, level in enumerate(levels, start=1):
                 matchings.append(_match_groups(target, sizes, level))
                 progress(done, len(levels))
     with stages.time_stage("trap weights"):
-        victim = Victim(form, target.recipe, target.x, target.y)
-        traps = [inversion.set_trap(victim, target.public, level) for level in levels]
+        victim = attacks.Victim(form, target.recipe, target.x, target.y)
+        traps = [attacks.set_trap(victim, target.public, level) for level in levels]
     members = []
     for level in levels:
         with stages.time_stage(f"membership with {level.name}") as progress:
@@ -202,14 +200,14 @@ def list_levels(target: Target) -> list[Level]:
     return [Level(None, target.delta), *noisy]
 
 
-def _match_groups(target: Target, sizes: Sizes, level: Level) -> inversion.Reconstructions:
+def _match_groups(target: Target, sizes: Sizes, level: Level) -> attacks.Reconstructions:
     """Attack several clients with a few samples each, and join the results."""
     rng = np.random.default_rng(SEED)
     x, y = target.pool_x[: sizes.candidates], target.pool_y[: sizes.candidates]
     together = min(sizes.together, len(y) - 1)
-    return inversion.join_reconstructions(
+    return attacks.join_reconstructions(
         [
-            inversion.match_gradients(
+            attacks.match_gradients(
                 level, target.recipe, target.form, target.model, x, y,
                 rng.permutation(len(y))[:together], seed=SEED, steps=sizes.steps,
             )
@@ -220,14 +218,14 @@ def _match_groups(target: Target, sizes: Sizes, level: Level) -> inversion.Recon
 
 def _attack_members(
     target: Target, sizes: Sizes, level: Level, progress: Progress
-) -> list[membership.Attack]:
+) -> list[attacks.Attack]:
     x, y = target.pool_x[: sizes.pool], target.pool_y[: sizes.pool]
-    models = membership.attack_models(
+    models = attacks.attack_models(
         x, y, level,
         runs=sizes.shadows, hidden=int(target.form.options["hidden"]), rounds=sizes.rounds,
         recipe=target.recipe, progress=lambda done, count: progress(done, 2 * count),
     )  # fmt: skip
-    uploads = membership.attack_uploads(
+    uploads = attacks.attack_uploads(
         x, y, level, target.model,
         runs=sizes.shadows, form=target.form, rounds=sizes.turns, recipe=target.recipe, seed=SEED,
         progress=lambda done, count: progress(done + count, 2 * count),

@@ -17,6 +17,14 @@ from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schemas.documents import AuditDocument, LevelEntry, MessagesEntry
+from sottovoce.studies.audit.attacks import (
+    JUDGED_AT,
+    Attack,
+    Labels,
+    Reconstructions,
+    Rows,
+    TrapResult,
+)
 from sottovoce.studies.audit.ceiling import (
     CONFIDENCE,
     WRONG,
@@ -27,8 +35,6 @@ from sottovoce.studies.audit.ceiling import (
     bound_rate,
     format_lower_bound,
 )
-from sottovoce.studies.audit.inversion import Labels, Reconstructions, Rows, TrapResult
-from sottovoce.studies.audit.membership import JUDGED_AT, Attack
 from sottovoce.studies.audit.messages import Measurement, OneRun
 
 SCHEMA: Final = "sottovoce.audit/1"

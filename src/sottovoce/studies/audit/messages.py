@@ -392,7 +392,7 @@ class Duel:
                 loss_bound=self.setting.loss_bound,
             )  # fmt: skip
             head, arrays = unpack(upload.blob)
-            answer = _flatten(arrays)
+            answer = flatten(arrays)
             if self.setting.loss_bound is not None:
                 answer = np.append(answer, float(head["loss"]))
             score += float((answer - self.middle[t]) @ self.apart[t])
@@ -435,12 +435,13 @@ def _compute_answer(
     sent: Parameters, x: Floats, labels: NDArray[np.int64], recipe: Recipe, bound: float | None
 ) -> Floats:
     """Return what a client would upload without noise, and its mean loss if that is reported."""
-    answer = _flatten(release.step(FORM, sent, x, labels, recipe))
+    answer = flatten(release.step(FORM, sent, x, labels, recipe))
     if bound is None:
         return answer
     losses = sample_losses(FORM, sent, x, labels)
     return np.append(answer, bound * grid.bounded_sum(losses, bound) / grid.REPLACED / len(labels))
 
 
-def _flatten(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:
+def flatten(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:
+    """Return all parameters as one vector, in the order of their names."""
     return np.concatenate([np.asarray(params[name], np.float64).ravel() for name in sorted(params)])

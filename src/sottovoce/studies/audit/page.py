@@ -18,9 +18,9 @@ from sottovoce.data.files import write_file
 from sottovoce.privacy import gaussian
 from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
 from sottovoce.reports.pages import format_duration, format_number, format_percent, render_page
+from sottovoce.studies.audit.attacks import Reconstructions, choose_one_per_class
 from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, format_lower_bound
 from sottovoce.studies.audit.findings import Finding, Findings, Row
-from sottovoce.studies.audit.inversion import Reconstructions, choose_one_per_class
 from sottovoce.studies.audit.messages import Measurement, OneRun
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Attacks that reconstruct samples from an upload.
+"""The attacks of a curious server: it reconstructs samples, and tells members from others.
 
 **First layer** (`invert_first_layer`). With h = relu(x w1 + b1) every sample adds x ⊗ e to the
 gradient of w1 and e to that of b1. For a single sample, column j of the first divided by entry j of
@@ -24,11 +24,27 @@ gradients holds only the samples of that bin, and if there is a single one, the 
 sample, however many others the client has (Fowl et al. 2022). Clipping scales a sample's gradient
 as a whole, so it does not help; noise does. The server only needs to know how bright samples
 usually are, which its public validation rows show.
+
+**Membership** (`attack_models`, `attack_uploads`). Was this record in the training data? Every
+shadow run trains on a random half of a pool. A record's statistic has one normal distribution over
+the runs that had the record and another over those that had not; a run is judged by their
+likelihood ratio (LiRA: Carlini et al. 2022). The statistic is the final model's confidence, or the
+inner product of the record's clipped gradient with one upload or with all of them, summed over the
+rounds. A plain threshold on the loss is shown for comparison.
+
+Distributions and thresholds are fitted on the even runs alone; the odd runs are judged. A half with
+a record and a half without it differ in one replaced record, so that every rate obeys
+TPR ≤ Φ(Φ⁻¹(FPR) + μ), with μ of the run's whole budget. To tell a member i from another record j of
+the same run is a test between two halves in which i and j are swapped: the area under a run's curve
+is Φ(μ/2) at most on average.
+
+Records of one run share its noise, and only runs are independent. Therefore a ceiling is
+contradicted by a mean over runs (`ceiling.bound_mean`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,19 +56,42 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.client import release
 from sottovoce.client.release import Parameters
-from sottovoce.errors import InputError
-from sottovoce.models.base import Form, Params, gradient_matrix
+from sottovoce.data.federated import Given
+from sottovoce.models.base import Form, Params, flatten_parameters, gradient_matrix, sample_losses
 from sottovoce.models.mlp import Mlp
+from sottovoce.plan import Plan
 from sottovoce.privacy import grid
+from sottovoce.privacy.gaussian import cdf
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import Terms
-from sottovoce.studies.audit.ceiling import Level, Rates, compute_capacity
+from sottovoce.server.federation import build
+from sottovoce.simulation.simulate import simulate_each
+from sottovoce.studies.audit.ceiling import (
+    WRONG_PER_COMPARISON,
+    Level,
+    Rates,
+    bound_mean,
+    choose_threshold,
+    compute_auc,
+    compute_capacity,
+    compute_mu,
+)
+from sottovoce.studies.audit.messages import flatten
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float64]
 Labels = NDArray[np.int64]
+Members = NDArray[np.bool_]  # [runs, rows]: which rows each run had
+Progress = Callable[[int, int], None]
+
+SILENT = 1e6  # the ε of "no noise" in the simulator: σ is a thousandth of Δ
+JUDGED_AT = (0.1, 0.01, 0.001)  # false alarms at which an attacker is judged
+EXACT = 1e-5  # mean squared error below which a sample counts as stolen
+_QUIET = 1e-3  # weight of the last layer: scores near 0 make all classes almost equally likely
+_C1, _C2 = 0.01**2, 0.03**2  # of SSIM, for pixels from 0 to 1
+_SHRUNK = 8  # the weight of the common variance, in runs
 
 
 @dataclass(frozen=True)
@@ -129,24 +168,25 @@ def name_candidates(
     named = np.empty(len(y), dtype=np.int64)
     for i in range(len(y)):
         gradient = Victim(form, recipe, x[i : i + 1], y[i : i + 1]).read_gradient(level, model)
-        flat = np.concatenate([gradient[name].ravel() for name in sorted(gradient)])
-        named[i] = np.argmax(candidates @ flat - lengths)
+        named[i] = np.argmax(candidates @ flatten(gradient) - lengths)
     right, every = named == np.arange(len(y)), np.ones(len(y), dtype=bool)
     return Reconstructions(level, x, y, x[named], right, y[named] == y, every, len(y))
 
 
-def guess_labels(gradient: Parameters, count: int, shares: Floats) -> NDArray[np.int64]:
+def guess_labels(gradient: Parameters, count: int) -> NDArray[np.int64]:
     """Guess `count` labels from the gradient of the last bias.
 
-    The most negative entry gives a label, whose share is then added there; and so on.
+    The most negative entry gives a label; what one sample lowers its label's entry by, estimated as
+    half of the lowest, is then added there; and so on.
 
-    >>> guess_labels({"b2": np.array([-1.9, 0.6, -0.6])}, 3, np.full(3, 0.95)).tolist()
+    >>> guess_labels({"b2": np.array([-1.9, 0.6, -0.6])}, 3).tolist()
     [0, 0, 2]
     """
     pulled, found = np.array(gradient["b2"], dtype=np.float64), []
+    share = max(-pulled.min() / 2, 1e-12)
     for _ in range(count):
         found.append(int(np.argmin(pulled)))
-        pulled[found[-1]] += shares[found[-1]]
+        pulled[found[-1]] += share
     return np.array(sorted(found))
 
 
@@ -231,8 +271,7 @@ def match_gradients(
     victim, count = Victim(form, recipe, pool[rows], y[rows]), len(rows)
     gradient = victim.read_gradient(level, params)
     model = Mlp(form.features, int(form.options["hidden"]), form.classes)
-    shares = np.full(form.classes, _estimate_label_share(gradient))
-    guesses = guess_labels(gradient, count, shares)
+    guesses = guess_labels(gradient, count)
     found = search_samples(model, params, gradient, guesses, recipe.clip, seed=seed, steps=steps)
     nearest = find_nearest(found, pool)
     shown = found[find_nearest(victim.x, found)]
@@ -255,12 +294,6 @@ def join_reconstructions(groups: Sequence[Reconstructions]) -> Reconstructions:
     return replace(groups[0], **joined)
 
 
-def _estimate_label_share(gradient: Parameters) -> float:
-    """Estimate how much one sample lowers its label's entry of the last bias' gradient."""
-    bias = np.asarray(gradient["b2"])
-    return float(max(-bias.min() / 2, 1e-12))
-
-
 def has_pixels(rows: Rows) -> bool:
     """Return whether all values are from 0 to 1, as the search for pictures assumes.
 
@@ -268,10 +301,6 @@ def has_pixels(rows: Rows) -> bool:
     (True, False)
     """
     return bool(np.min(rows) >= 0 and np.max(rows) <= 1)
-
-
-EXACT = 1e-5  # mean squared error below which a sample counts as stolen
-_QUIET = 1e-3  # weight of the last layer: scores near 0 make all classes almost equally likely
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,8 +328,6 @@ def make_trap_model(form: Form, public: Rows, samples: int) -> Parameters:
     >>> bool(np.all(np.diff(trap["b1"]) < 0))
     True
     """
-    if form.name != "mlp":
-        raise InputError.of("model", form.name, "mlp", "the trap is set in the first dense layer")
     look = np.linspace(0.8, 1.2, form.features) / form.features
     hidden = int(form.options["hidden"])
     width = min(1 / samples, 1 / (hidden + 1))
@@ -334,9 +361,6 @@ def set_trap(victim: Victim, public: Rows, level: Level) -> TrapResult:
 def _count_stolen(found: Floats, rows: Rows) -> int:
     nearest = find_nearest(found, rows)
     return len({int(i) for i, x in zip(nearest, found, strict=True) if mse(x, rows[i]) < EXACT})
-
-
-_C1, _C2 = 0.01**2, 0.03**2  # of SSIM, for pixels from 0 to 1
 
 
 def mse(picture: ArrayLike, other: ArrayLike) -> float:
@@ -440,15 +464,6 @@ def invert_gradient(gradient: Parameters) -> Floats:
     return np.asarray(gradient["w1"][:, unit] / (bottom if bottom else 1.0))
 
 
-def guess_label(gradient: Parameters) -> int:
-    """Return the most negative entry of the last bias' gradient, which is the label.
-
-    >>> guess_label({"b2": np.array([0.1, -0.8, 0.7])})
-    1
-    """
-    return int(np.argmin(gradient["b2"]))
-
-
 def invert_first_layer(
     form: Form, recipe: Recipe, model: Parameters, x: Rows, y: Labels, level: Level
 ) -> Reconstructions:
@@ -456,14 +471,12 @@ def invert_first_layer(
 
     The client spends its whole budget on the upload. The candidates are all samples.
     """
-    if form.name != "mlp":
-        raise InputError.of("model", form.name, "mlp", "the attack reads the first dense layer")
     found, labels = [], []
     for row, right in zip(x, y, strict=True):
         victim = Victim(form, recipe, row[None], np.array([right]))
         gradient = victim.read_gradient(level, model)
         found.append(invert_gradient(gradient))
-        labels.append(guess_label(gradient) == right)
+        labels.append(int(np.argmin(gradient["b2"])) == right)
     pictures = np.array(found)
     recognised = find_nearest(pictures, x) == np.arange(len(y))
     every = np.ones(len(y), dtype=bool)
@@ -477,3 +490,198 @@ def choose_one_per_class(y: Labels, classes: int) -> list[int]:
     [2, 0, 3]
     """
     return [int(np.flatnonzero(y == c)[0]) for c in range(classes) if np.any(y == c)]
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """The scores of every record in every run (high: "it was there"), and which were there."""
+
+    name: str
+    level: Level
+    scores: Floats
+    members: Members
+
+    @property
+    def areas(self) -> Floats:
+        """The area under the ROC curve of each judged run."""
+        runs = zip(self.scores[1::2], self.members[1::2], strict=True)
+        return np.array([compute_auc(scores[there], scores[~there]) for scores, there in runs])
+
+    @property
+    def auc(self) -> float:
+        """The mean area: how often a member scores above another record of its run."""
+        return float(self.areas.mean())
+
+    def _find_alarms(self, fpr: float) -> NDArray[np.bool_]:
+        """Return which records of the odd runs exceed a threshold chosen on the even runs."""
+        threshold = choose_threshold(self.scores[::2][~self.members[::2]], fpr)
+        return np.asarray(self.scores[1::2] > threshold)
+
+    def count_rates(self, fpr: float) -> Rates:
+        """Count hits and alarms in the judged runs, for the table only: records are dependent."""
+        over, there = self._find_alarms(fpr), self.members[1::2]
+        hits, alarms = int(np.sum(over & there)), int(np.sum(over & ~there))
+        return Rates(hits, int(there.sum()), alarms, int((~there).sum()))
+
+    def prove_mu(self, fpr: float, wrong: float = WRONG_PER_COMPARISON) -> float:
+        """Return the μ that the shares of hits and alarms in each run prove."""
+        over, there = self._find_alarms(fpr), self.members[1::2]
+        hits = np.sum(over & there, axis=1) / there.sum(axis=1)
+        alarms = np.sum(over & ~there, axis=1) / (~there).sum(axis=1)
+        return max(0.0, compute_mu(bound_mean(hits, 1 - wrong)[0],
+                                      bound_mean(alarms, 1 - wrong)[1]))  # fmt: skip
+
+    def compute_curve(self) -> tuple[Floats, Floats]:
+        """Return FPR and TPR at every threshold, over all records of the judged runs."""
+        order = np.argsort(-self.scores[1::2], axis=None)
+        there = self.members[1::2].ravel()[order]
+        alarms, hits = np.cumsum(~there), np.cumsum(there)
+        return alarms / float(alarms[-1]), hits / float(hits[-1])
+
+    def exceeds(self, fpr: float) -> bool:
+        """Return whether the rates contradict their ceiling.
+
+        Chance alone does so with probability `WRONG_PER_COMPARISON` at most.
+        """
+        return self.level.epsilon is not None and self.prove_mu(fpr) > self.level.mu
+
+    @property
+    def area_exceeds(self) -> bool:
+        """Whether the mean area contradicts its ceiling, with the same probability of error."""
+        return bound_mean(self.areas, 1 - 2 * WRONG_PER_COMPARISON)[0] > self.auc_ceiling
+
+    @property
+    def auc_ceiling(self) -> float:
+        """Φ(μ/2), the largest mean area."""
+        return 1.0 if self.level.epsilon is None else float(cdf(self.level.mu / 2))
+
+
+def compute_ratios(statistic: Floats, members: Members) -> Floats:
+    """Return ln of the likelihood ratio of each statistic, by distributions of the even runs.
+
+    An even run is left out when it is scored itself. A record that all even runs had, or none,
+    gets 0.
+
+    >>> rng = np.random.default_rng(0)
+    >>> there = rng.random((200, 50)) < 0.5
+    >>> scores = compute_ratios(rng.standard_normal((200, 50)) + 2 * there, there)[1::2]
+    >>> bool(abs(compute_auc(scores[there[1::2]], scores[~there[1::2]]) - 0.921) < 0.02)
+    True
+    """
+    taught = np.arange(len(statistic)) % 2 == 0
+    middle = statistic[taught].mean(axis=0)
+    values = statistic - middle  # centred, so that squares lose no digits
+    smallest = 1e-12 * (1 + np.mean(statistic[taught] ** 2, axis=0))
+
+    def fit(runs: Members) -> tuple[Floats, Floats, Floats]:
+        teaching = runs & taught[:, None]
+        count = teaching.sum(axis=0) - teaching
+        total = (values * teaching).sum(axis=0) - values * teaching
+        squares = (values**2 * teaching).sum(axis=0) - values**2 * teaching
+        mean = total / np.maximum(count, 1)
+        return count, mean, np.maximum(squares - count * mean**2, 0.0)
+
+    fits = [fit(members), fit(~members)]
+    (had, _, spread), (lacked, _, other_spread) = fits
+    common = (spread + other_spread) / np.maximum(had + lacked - 2, 1)
+    logs = []
+    for count, mean, squares in fits:
+        # Few runs give a poor variance, so it is shrunk towards that of both groups.
+        variance = np.maximum((squares + _SHRUNK * common) / (count + _SHRUNK), smallest)
+        logs.append(-((values - mean) ** 2) / (2 * variance) - np.log(variance) / 2)
+    known = (had > 0) & (lacked > 0)
+    return np.where(known, logs[0] - logs[1], 0.0)
+
+
+def attack_models(
+    x: Rows,
+    y: Labels,
+    level: Level,
+    *,
+    runs: int,
+    hidden: int,
+    rounds: int,
+    recipe: Recipe,
+    progress: Progress,
+) -> list[Attack]:
+    """Attack the final models of simulated runs, by a loss threshold and by LiRA."""
+    half = len(y) // 2
+    plan = Plan(
+        data={
+            "name": "arrays",
+            "clients": 1,
+            "samples": half,
+            "validation": (len(y) - half) // 2,
+            "test": len(y) - half - (len(y) - half) // 2,
+        },
+        model={"name": "mlp", "hidden": hidden},
+        local={"learning_rate": recipe.learning_rate, "clip": recipe.clip, "unit": recipe.unit},
+        privacy={
+            "epsilon": level.epsilon or SILENT,
+            "delta": level.delta,
+            "calibration": level.calibration,
+        },
+        rounds={"schedule": "fixed", "rounds": rounds},
+    )
+    pair = (x.astype(np.float32), y.astype(np.int32))
+    losses, members = np.empty((runs, len(y))), np.zeros((runs, len(y)), dtype=bool)
+    form = Form("mlp", (x.shape[1],), int(y.max()) + 1, {"hidden": hidden})
+    shadows = simulate_each([plan], seeds=range(runs), data=pair)
+    for done, (seed, trained) in enumerate(shadows, start=1):
+        split = build(plan, seed=seed, data=Given(pair)).held.split
+        assert split is not None, "arrays are split among clients"
+        for rows in split.clients:
+            members[seed, rows] = True
+        params = {
+            name: np.asarray(v, np.float64)
+            for name, v in flatten_parameters(trained.params).items()
+        }
+        losses[seed] = sample_losses(form, params, x, y)
+        progress(done, runs)
+    confidence = -np.log(np.expm1(np.clip(losses, 1e-8, 50.0)))  # ln p/(1 − p)
+    return [
+        Attack("loss threshold, final model", level, -losses, members),
+        Attack("LiRA, final model", level, compute_ratios(confidence, members), members),
+    ]
+
+
+def attack_uploads(
+    x: Rows,
+    y: Labels,
+    level: Level,
+    start: Parameters,
+    *,
+    runs: int,
+    form: Form,
+    rounds: int,
+    recipe: Recipe,
+    seed: int,
+    progress: Progress,
+) -> list[Attack]:
+    """Attack the uploads of a client, the first one and all of a run; each is the next model.
+
+    The first upload is compared with the ceiling of the whole run, although its own is lower.
+    """
+    rng, half = np.random.default_rng(seed), len(y) // 2
+    members = np.zeros((runs, len(y)), dtype=bool)
+    projections = np.zeros((rounds, runs, len(y)))
+    for run in range(runs):
+        rows = rng.permutation(len(y))[:half]
+        members[run, rows] = True
+        victim, models = Victim(form, recipe, x[rows], y[rows]), [start]
+        for t, upload in enumerate(victim.send_uploads(level, _yield_newest(models), rounds)):
+            # The inner product of the upload's step with each record's clipped gradient.
+            step = flatten(models[-1]) - flatten(upload)
+            projections[t, run] = clip_gradients(form, models[-1], x, y, recipe.clip) @ step
+            models.append(upload)
+        progress(run + 1, runs)
+    first, every = projections[0], projections.sum(axis=0)
+    return [
+        Attack("LiRA, one upload", level, compute_ratios(first, members), members),
+        Attack("LiRA, whole transcript", level, compute_ratios(every, members), members),
+    ]
+
+
+def _yield_newest(models: list[Parameters]) -> Iterator[Parameters]:
+    while True:
+        yield models[-1]
