@@ -4,18 +4,9 @@ A table becomes numbers by **public knowledge only**: the categories and bounds 
 from what the publishers print about their files, never computed from the rows. So the encoding is
 not a release, and no budget has to pay for it.
 
-- `Choice`: one feature for each category, 1 where it applies (two categories: one feature, which
-  is 1 for the first). A value that stands for "unknown" is all zeros.
-- `Number`: from its public bounds to [0, 1], on a logarithmic scale where the values span powers of
-  ten. Where a value may be absent, a second feature says so, and the first is then 0.
-- So every feature is in [0, 1] and a column contributes a vector of norm ≤ 1: for m columns
-  **‖x‖ ≤ √m for every possible row** (about 3 for the rows in the files).
-
-| dataset | label 1 | columns used | left out | features |
-|---|---|---|---|---|
-| acs | PINCP > 25,000 | 17 | see `parse_acs` | 76 |
-| adult | >50K | 13 | fnlwgt (a weight) | 103 |
-| ipums | last number | all others | none | 57 |
+Every feature is in [0, 1] and a column contributes a vector of norm ≤ 1: for m columns
+**‖x‖ ≤ √m for every possible row** (about 3 for the rows in the files). docs/data.md lists labels,
+columns and features, and which columns are left out, and why.
 
 Sources: `data_dictionary.json` of NIST's Diverse Communities Data Excerpts
 (doi 10.18434/mds2-2895), `adult.names` of UCI's Adult (doi 10.24432/C5XW20, CC BY 4.0).
@@ -45,7 +36,10 @@ ABSENT = "N"  # how NIST writes a value that does not apply
 @final
 @dataclass(frozen=True)
 class Choice:
-    """A column with a public list of categories; `unknown` is the value that becomes zeros."""
+    """A column with a public list of categories; `unknown` is the value that becomes zeros.
+
+    One feature for each category; of two categories one feature, which is 1 for the first.
+    """
 
     name: str
     categories: tuple[str, ...]
@@ -80,7 +74,10 @@ class Choice:
 @final
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers from `low` to `high`, both public; `absent` is the cell without one."""
+    """A column of numbers from `low` to `high`, both public; `absent` is the cell without one.
+
+    Where a value may be absent, a second feature says so, and the first is then 0.
+    """
 
     name: str
     low: float
@@ -242,10 +239,7 @@ def parse_acs(content: bytes, *, file: str) -> tuple[Features, Labels]:
     """Parse one of NIST's excerpts of the American Community Survey into features and labels.
 
     Label 1: a total income (PINCP) above 25,000 dollars. Rows without an income (PINCP = N: people
-    under 15) are dropped. Left out: PINCP, PINCP_DECILE and POVPIP, which contain the label; the
-    weights PWGTP and WGTP, which describe the sample and not the person; PUMA, whose 20 areas
-    already differ in DENSITY; INDP, whose 271 codes INDP_CAT groups into 19. Raises `DataError` for
-    a file of another form.
+    under 15) are dropped. Raises `DataError` for a file of another form.
 
     >>> cells = "01-01301,20,1,6,0,1,N,N,3,0,2731.2,8680,14,7,17000.0,4,N,N,2,2,2,2,53,0"
     >>> x, y = parse_acs((",".join(ACS_HEADER) + "\\n" + cells).encode(), file="f")

@@ -1,14 +1,9 @@
 """Find, check and read the datasets digits, mnist, cifar10, acs, adult and ipums.
 
-- `digits` comes with the package (licence beside it, in digits.LICENSE.txt).
-- The others are read in their authors' formats from $SOTTOVOCE_DATA/FOLDER/ (`datasets.toml` names
-  folders and files). If SOTTOVOCE_DATA is not set they are downloaded once into the cache folder of
-  the operating system; if it is set, nothing is ever downloaded. `ipums` cannot be downloaded.
-
-Every file is compared with its SHA-256 each time it is read, wherever it came from, so a mirror
-can fail but cannot change the data. (For `ipums` only the git blob id is known and compared.)
-
-MNIST is published as gzipped IDX files, CIFAR-10 in a binary format of its own.
+`digits` comes with the package (licence beside it, in digits.LICENSE.txt). The others are read in
+their authors' formats from $SOTTOVOCE_DATA or downloaded; `datasets.toml` names folders, files and
+addresses. Every file is compared with its digest each time it is read, wherever it came from, so a
+mirror can fail but cannot change the data.
 """
 
 from __future__ import annotations

@@ -2,26 +2,11 @@
 
 A conductor knows nothing of Flower: it gets the directory of clients, which it calls and asks by
 their own ids in plain bytes, and the run's configuration. Here it is `lead_run`, which calls
-`coordinator.conduct`:
+`coordinator.conduct`.
 
-| run config | what it is |
-|---|---|
-| `plan` | the plan's file (TOML) |
-| `public` | the server's own rows (`sottovoce.data.federated`) |
-| `out` | the folder of the run |
-| `clients` | how many have to be there before it begins |
-| `gathering` | seconds to wait for them |
-| `deadline` | seconds for the answers of a round |
-| `minimum` | uploads without which a round does not count |
-| `resume` | go on with the run that was stopped in `out` |
-| `keep-uploads` | keep every upload that counted, in `out`/uploads |
-| `insecure` | allow a transport that is not encrypted: the record then says so |
-| `name` | the server's name, as the clients' ledgers note it |
-| `admitted` | a CSV file with the clients that may take part and their samples; none if empty |
-| `progress` | a file that gets a line of JSON a round; none if empty |
-
-All of it is checked before anyone is greeted. One process leads a run: it holds a lock on
-`out`/server.lock, which ends with the process.
+docs/deploy.md lists the keys of the run config; one more, `progress`, names a file that gets a line
+of JSON a round. All of them are checked before anyone is greeted. One process leads a run: it holds
+a lock on `out`/server.lock, which ends with the process.
 """
 
 from __future__ import annotations

@@ -12,15 +12,8 @@ A claim names a check, which gives numbers that are positive where the claim is 
 `above`             the paper's moment bound is nowhere below the truth
 `overdrawn`         the ε that holds is larger than the one asked for
 
-A claim is tested at one or several points. At each point there is one number for each seed,
-positive where the claim is right for that seed (runs of one seed share split, first model and
-noise: the numbers are paired), and their mean has a 95 % interval (Student's t).
-
-- *holds*: at every point the interval lies above 0. If the claim is false at any point, this
-  verdict has a probability of 2.5 % at most, whatever the number of points.
-- *contradicted*: at some point the interval lies below 0, at 95 % for all points together
-  (Bonferroni), so that many points do not make a contradiction by chance.
-- *undecided*: anything else, including a number that is not finite.
+docs/figures.md says how a verdict follows from one number for each seed at each point; `judge`
+computes it. A number that is not finite decides nothing.
 """
 
 from __future__ import annotations
