@@ -5,6 +5,7 @@ Exit codes: 0 ok, 1 failed, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -389,30 +390,49 @@ def predict(
     file: Annotated[
         Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv; a table: .csv, .parquet.")
     ],
+    proba: Annotated[
+        bool, typer.Option("--proba", help="Print the probability of every class, too, as CSV.")
+    ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Of two classes say the rarer where its probability is at least this."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the class of each sample of a file, one per line.
 
     Samples must be scaled as in training (digits: pixels / 16, images: pixels / 255). A table is
     encoded as the training table was: it needs the same columns, and the label may be absent.
+    Probabilities are calibrated on the run's validation rows where these were enough.
 
     \b
     Examples:
       sottovoce predict runs/first samples.npy
-      sottovoce predict runs/people new.csv
+      sottovoce predict runs/people new.csv --proba
+      sottovoce predict runs/people new.csv --threshold 0.05
     """
     from sottovoce.data.tables import read_samples
     from sottovoce.runs.trained import load
 
     arrays = None if file.suffix.lower() in (".csv", ".parquet") else read_samples(file)
     model = load(run)
-    answer: list[Any]
-    if arrays is None and model.record.get("table") is not None:
-        answer = list(model.predict_table(file))
-    else:
-        answer = model.predict(read_samples(file) if arrays is None else arrays).tolist()
-        answer = answer if model.classes is None else [model.classes[label] for label in answer]
-    click.echo(json.dumps({"predictions": answer}) if as_json else "\n".join(map(str, answer)))
+    is_table = arrays is None and model.record.get("table") is not None
+    rows = model.read_table(file) if is_table else read_samples(file) if arrays is None else arrays
+    labels = model.predict(rows, threshold).tolist()
+    answer = labels if model.classes is None else [model.classes[label] for label in labels]
+    if not proba:
+        click.echo(json.dumps({"predictions": answer}) if as_json else "\n".join(map(str, answer)))
+        return
+    found = model.predict_proba(rows)
+    names = model.classes or tuple(map(str, range(found.shape[1])))
+    if as_json:
+        shown = {"predictions": answer, "classes": names, "probabilities": found.tolist()}
+        click.echo(json.dumps(shown))
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("prediction", *names))
+    for said, row in zip(answer, found.tolist(), strict=True):
+        writer.writerow((said, *(f"{p:.6g}" for p in row)))
 
 
 @app.command()

@@ -18,6 +18,7 @@ from sottovoce.models.base import JaxModel, Model, Params, find_model
 from sottovoce.models.base import build as build_model
 from sottovoce.models.custom import load_own_model
 from sottovoce.models.features import Hog
+from sottovoce.models.metrics import Calibration, compute_probabilities
 from sottovoce.privacy.budget import describe_undisclosed
 from sottovoce.runs.record import Record, model_sha256
 
@@ -52,11 +53,45 @@ class Trained:
             return describe_undisclosed(self.record.get("not_covered", ()))
         return str(guarantee["text"])
 
-    def predict(self, x: ArrayLike) -> NDArray[np.int64]:
+    def predict(self, x: ArrayLike, threshold: float | None = None) -> NDArray[np.int64]:
         """Return the class of each row of x[n, …], scaled as the training data were.
 
-        Rows are samples as they were read: features (`model.features`) are made here.
+        Rows are samples as they were read: features (`model.features`) are made here. With a
+        threshold it is the rarer of two classes, `positive`, where its probability is at least so.
         """
+        if threshold is not None:
+            if self.record["model"]["classes"] != 2 or not 0 <= threshold <= 1:
+                bound = "a number from 0 to 1, for a model of two classes"
+                raise InputError.of("threshold", threshold, bound, "leave it out")
+            is_positive = self.predict_proba(x)[:, self.positive] >= threshold
+            return np.where(is_positive, self.positive, 1 - self.positive)
+        if len(rows := self._prepare_rows(x)) == 0:
+            return np.zeros(0, dtype=np.int64)
+        return np.asarray(self.model.predict(self.params, rows), dtype=np.int64)
+
+    def predict_proba(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Return the probability of every class for each row of x, (n, classes).
+
+        It is calibrated where `result.calibration` of the record says how.
+        """
+        classes, rows = self.record["model"]["classes"], self._prepare_rows(x)
+        if len(rows) == 0:
+            return np.zeros((0, classes))
+        scores = self.model.scores(self.params, rows)
+        if scores is None or scores.shape[1] != classes:
+            raise InputError(
+                f"this model has no {classes} scores a row, so that there are no probabilities; "
+                "use predict"
+            )
+        return compute_probabilities(scores, _read_calibration(self.record))
+
+    @property
+    def positive(self) -> int:
+        """Of two classes the one that a threshold is for: the rarer among the test rows."""
+        return int(self.record["result"].get("curves", {}).get("positive", 1))
+
+    def _prepare_rows(self, x: ArrayLike) -> Any:
+        """Return rows as the model takes them; refuse those that it was not trained on."""
         rows = np.asarray(x, dtype=np.float32)
         shape = tuple(self.record["model"]["shape"])
         numbers = int(np.prod(shape, dtype=int))
@@ -73,12 +108,9 @@ class Trained:
             raise InputError(
                 f"row {bad[0]} of x holds a number that is not finite; leave such rows out"
             )
-        if len(rows) == 0:
-            return np.zeros(0, dtype=np.int64)
-        if (extractor := _build_features(self.record)) is not None:
+        if len(rows) and (extractor := _build_features(self.record)) is not None:
             flat = extractor.apply(flat)
-        x = jnp.asarray(flat) if isinstance(self.model, JaxModel) else flat
-        return np.asarray(self.model.predict(self.params, x), dtype=np.int64)
+        return jnp.asarray(flat) if isinstance(self.model, JaxModel) else flat
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -92,7 +124,12 @@ class Trained:
         return None if labels is None else tuple(labels)
 
     def predict_table(self, path: str | Path) -> list[str]:
-        """Return the label of each row of a CSV or Parquet file, encoded as the training table was.
+        """Return the label of each row of a CSV or Parquet file; see `read_table`."""
+        labels = self.predict(self.read_table(path)).tolist()
+        return [self.record["table"]["classes"][label] for label in labels]
+
+    def read_table(self, path: str | Path) -> NDArray[np.float32]:
+        """Return the rows of a CSV or Parquet file, encoded as the training table was.
 
         The file needs the columns that the model uses, in any order; a label column is not read.
         """
@@ -102,8 +139,7 @@ class Trained:
                 "this model was not trained on a table; use predict with an array of samples"
             )
         layout = tables.Layout.from_json(table)
-        rows = tables.read_rows(path, layout, labels=False, key="FILE")
-        return [layout.classes[label] for label in self.predict(rows.x).tolist()]
+        return tables.read_rows(path, layout, labels=False, key="FILE").x
 
 
 def load(folder: str | Path, model: Model | None = None) -> Trained:
@@ -113,6 +149,7 @@ def load(folder: str | Path, model: Model | None = None) -> Trained:
     try:
         model = _rebuild_model(record, folder) if model is None else model
         _build_features(record)
+        _read_calibration(record)
         if (table := record.get("table")) is not None:
             tables.Layout.from_json(table)
     except SottovoceError:
@@ -145,6 +182,14 @@ def _rebuild_model(record: dict[str, Any], folder: Path) -> Model:
     options = {key: value for key, value in options.items() if key in known}
     shape = tuple(form["shape"]) if extractor is None else (extractor.width,)
     return build_model(name, shape=shape, classes=form["classes"], **options)
+
+
+def _read_calibration(record: dict[str, Any]) -> Calibration | None:
+    if (fitted := record["result"].get("calibration")) is None:
+        return None
+    if len(fitted["bias"]) != record["model"]["classes"]:
+        raise ValueError("its calibration has not a bias for every class")
+    return Calibration(fitted["temperature"], tuple(fitted["bias"]))
 
 
 def _build_features(record: dict[str, Any]) -> Hog | None:
