@@ -79,7 +79,7 @@ def test_a_delta_of_one_in_n_is_warned_of(words, said):
     assert done.returncode == 0
     assert ("loose-delta" in codes) == (said is not None)
     assert (said or "") in done.stderr
-    assert done.stderr.count("\n") == (said is not None)
+    assert done.stderr.count("should be below 1 / ") == (said is not None)
 
 
 @pytest.mark.parametrize("epsilon", [0.7, 1.0, 3.0, 8.000001, 13.3])
@@ -241,3 +241,12 @@ def test_another_broken_pipe_is_one():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
     assert done.returncode == 1
     assert "the system refused: Broken pipe" in done.stderr
+
+
+def test_advice_stands_in_the_json_and_on_the_terminal():
+    done = sottovoce("calibrate", "--json", "--expect", "--epsilon", "500", "--samples", "3")
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, json.loads(sottovoce("schema", "calibrate").stdout))
+    assert len(answer["advice"]) == 2
+    assert done.stderr.splitlines() == [f"warning: {line}" for line in answer["advice"]]
+    assert answer["expected"]["majority"].keys() == {"digits", "acs", "adult"}

@@ -375,10 +375,20 @@ def test_a_run_says_where_its_delta_would_allow_a_unit_to_be_published(capsys, u
     for own, loose in ((delta, True), (0.98 * delta, False)):
         plan = Plan(local={"unit": unit}, privacy={"delta": own}, rounds={"rounds": 1})
         record = simulate(plan, seed=1).record
-        progress.warn_of_loose_delta(record)
+        progress.print_advice(record)
         said = capsys.readouterr()
         assert (NOT_COVERED["loose-delta"] in record["guarantee"]["text"]) == loose
         assert ("loose-delta" in record["guarantee"]["not_covered"]) == loose
         assert said.out == ""
         assert said.err.startswith(f"warning: delta = {own:g} should be below 1 / ") == loose
-        assert said.err.count("\n") == loose
+        assert said.err.count("should be below 1 / ") == loose
+
+
+def test_advice_stands_in_record_and_page(tmp_path):
+    asked = Plan(privacy={"epsilon": 500.0}, rounds={"schedule": "fixed", "rounds": 1})
+    run = simulate(asked, seed=1, out=tmp_path / "run")
+    (sentence,) = run.record["advice"]
+    assert sentence.startswith("epsilon = 500 is above 20")
+    page = reports.write_report(tmp_path / "run").read_text("utf-8")
+    assert f"Advice: {sentence}." in page
+    assert "advice" not in simulate(asked.replace("privacy.epsilon=8"), seed=1).record

@@ -228,6 +228,12 @@ def calibrate(
     calibration: Annotated[
         str | None, typer.Option(help="exact | zcdp | paper.", metavar="NAME")
     ] = None,
+    parameters: Annotated[
+        int | None, typer.Option(help="Parameters of the model, for advice on the noise.")
+    ] = None,
+    expect: Annotated[
+        bool, typer.Option("--expect", help="What federations of several sizes have reached.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compute the noise a budget buys, and what the paper's noise really guarantees.
@@ -239,8 +245,14 @@ def calibrate(
       sottovoce calibrate
       sottovoce calibrate --epsilon 4 --delta 1e-6 --rounds 50 --clients 20 --samples 1000
       sottovoce calibrate --unit client --json
+      sottovoce calibrate --expect --epsilon 4 --clients 5 --samples 400 --parameters 120
     """
-    from sottovoce.schedules.calibrate import calibrate, format_table
+    from sottovoce.schedules.calibrate import (
+        calibrate,
+        format_expected,
+        format_table,
+        load_expected,
+    )
 
     answer = calibrate(
         epsilon=epsilon,
@@ -253,11 +265,14 @@ def calibrate(
         learning_rate=learning_rate,
         unit=cast(Any, unit),
         calibration=cast(Any, calibration),
+        parameters=parameters,
     )
-    click.echo(
-        json.dumps(answer.to_json(), ensure_ascii=False) if as_json else format_table(answer)
-    )
-    if (sentence := answer.request.warning()) is not None:
+    if as_json:
+        more = {"expected": load_expected()} if expect else {}
+        click.echo(json.dumps({**answer.to_json(), **more}, ensure_ascii=False))
+    else:
+        click.echo(format_expected(answer) if expect else format_table(answer))
+    for sentence in answer.advice:
         click.echo(f"warning: {sentence}", err=True)
 
 

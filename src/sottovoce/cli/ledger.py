@@ -120,7 +120,7 @@ def create(
         if as_json
         else ledger.format_statement(summary)
     )
-    if (sentence := summary.policy.describe_loose_delta()) is not None:
+    for sentence in summary.policy.advise():
         click.echo(f"warning: {sentence}", err=True)
 
 

@@ -86,7 +86,7 @@ def train(
             reports.write_report(folder)
         raise
     page = reports.write_report(folder)
-    progress.warn_of_loose_delta(done.record)
+    progress.print_advice(done.record)
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))
     else:

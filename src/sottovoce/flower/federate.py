@@ -250,7 +250,7 @@ def federate(
         signal.signal(signal.SIGTERM, before)
     page = reports.write_report(folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
-    progress.warn_of_loose_delta(record)
+    progress.print_advice(record)
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     else:

@@ -137,6 +137,69 @@ one of them to be published outright; choose one well below that'
     )
 
 
+#: Above these, advice is given: ε and δ that promise little, and noise in which little is learnt.
+WEAK_EPSILON, WEAK_DELTA, LOUD_NOISE = 20.0, 1e-2, 0.25
+
+
+def weigh_noise(
+    sigma: float, *, rounds: int, per_round: float, parameters: int, step: float
+) -> float:
+    """Return how far a run's noise moves the model, as a share of what clipped gradients can do.
+
+    σ is the noise of one coordinate of one upload and step is η·C. In T rounds the averaged noise
+    of K uploads moves d parameters by about σ·√(d·T/K), and gradients of norm C by at most T·η·C.
+    Where every client uploads in every round the ratio is 2·√(d/U) / (n·μ): it depends on rows,
+    clients, parameters and budget, and not on T. docs/guarantee.md has it beside measured results.
+
+    >>> round(weigh_noise(0.0157, rounds=120, per_round=10, parameters=2410, step=2.0), 3)
+    0.011
+    """
+    return sigma * math.sqrt(parameters / (per_round * rounds)) / step
+
+
+def advise(
+    epsilon: float, delta: float, units: int, *, unit: Unit, noise: float, size: float
+) -> list[str]:
+    """Return advice on a promise and its noise, one sentence each with its number.
+
+    units: of the client for which δ promises least (or the clients); noise: `weigh_noise`; size:
+    the rows of a client, or the clients where the unit is all data of one.
+
+    >>> advise(8, 1e-5, 143, unit="record", noise=0.13, size=143)
+    []
+    >>> for sentence in advise(500, 0.1, 5, unit="record", noise=0.5, size=143):
+    ...     print(sentence.split(";")[0].split(":")[0])
+    epsilon = 500 is above 20 and promises little
+    delta = 0.1 is above 0.01
+    the noise moves the model 0.5 times as far as the data can, and little is learnt above 0.25
+    """
+    found = []
+    if epsilon > WEAK_EPSILON:
+        found.append(
+            f"epsilon = {epsilon:g} is above {WEAK_EPSILON:g} and promises little: the odds of a "
+            f"guess may change by a factor of e^{epsilon:g}; 1 is strong and 8 is usual"
+        )
+    if (sentence := warn_of_delta(delta, units, unit=unit)) is not None:
+        found.append(sentence)
+    elif delta > WEAK_DELTA:
+        found.append(
+            f"delta = {delta:g} is above {WEAK_DELTA:g}: with that probability the promise may not "
+            "hold at all; choose one well below 1 / samples"
+        )
+    if noise > LOUD_NOISE:
+        ratio = noise / LOUD_NOISE
+        enough = (
+            f"{math.ceil(size * ratio**2):,} clients would do"
+            if unit == "client"
+            else f"{math.ceil(size * ratio):,} rows per client would do, or more clients"
+        )
+        found.append(
+            f"the noise moves the model {noise:.2g} times as far as the data can, and little is "
+            f"learnt above {LOUD_NOISE:g}; about {enough}, or a smaller model or a larger budget"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class Budget:
     """An (ε, δ) that may never be exceeded.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sottovoce.plan import Plan
-from sottovoce.privacy.budget import describe_undisclosed, warn_of_delta
+from sottovoce.privacy.budget import describe_undisclosed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,13 +94,9 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
     )
 
 
-def warn_of_loose_delta(record: dict[str, Any]) -> None:
-    """Print a warning about the client whose δ promises least, where it is not below 1 / units."""
-    clients = [c for c in record.get("clients", ()) if c["delta"] and c["samples"]]
-    unit = record["plan"]["local"]["unit"]
-    pairs = [(c["delta"], c["samples"] if unit == "record" else len(clients)) for c in clients]
-    delta, units = max(pairs, key=lambda pair: pair[0] * pair[1], default=(0.0, 1))
-    if (sentence := warn_of_delta(delta, units, unit=unit)) is not None:
+def print_advice(record: dict[str, Any]) -> None:
+    """Print what the record advises about budgets and noise."""
+    for sentence in record.get("advice", ()):
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 

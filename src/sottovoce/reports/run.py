@@ -129,6 +129,7 @@ class CheckedRun:
     fairness: dict[str, Any]
     confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
     classes: list[str]  # their names, where the record has them
+    advice: list[str]
     model_sha256: str | None
     finish: str | None  # what the server made of the uploads
     clients: Clients | None
@@ -196,6 +197,7 @@ class CheckedRun:
             fairness=_convert_fairness(result.get("fairness")),
             confusion=_convert_confusion(result.get("confusion")),
             classes=record.class_names,
+            advice=record.advice or [],
             model_sha256=result["model_sha256"],
             finish="; ".join(after) or None,
             clients=_convert_clients(record.clients, trace),

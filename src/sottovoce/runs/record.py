@@ -365,6 +365,8 @@ class Record(BaseModel):
     """The codes, where guarantee is null."""
     clip: Positive | None = None
     """The clipping norm C, where the plan says median."""
+    advice: list[str] | None = None
+    """What to reconsider about budgets and noise, a sentence each; absent: nothing."""
     table: TableEntry | None = None
     clients: Annotated[list[ClientEntry], Field(min_length=1, max_length=MANY_CLIENTS)] | None = (
         None
@@ -503,6 +505,7 @@ class Record(BaseModel):
                 # Without a figure, what is not covered is said all the same.
                 not_covered=None if guarantee is not None else codes,
                 clip=federation.recipe.clip if plan.local.clip == "median" else None,
+                advice=federation.advise() or None,
                 table=None if layout is None else layout.to_json(),
                 clients=_list_clients(federation, state, identities) if few else None,
             )

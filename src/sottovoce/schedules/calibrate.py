@@ -7,6 +7,7 @@ noise really guarantees.
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from dataclasses import asdict, dataclass
@@ -23,9 +24,10 @@ from sottovoce.privacy.budget import (
     Calibration,
     Guarantee,
     Unit,
+    advise,
     format_claim,
     round_up,
-    warn_of_delta,
+    weigh_noise,
 )
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
@@ -33,9 +35,10 @@ from sottovoce.schedules.base import require_rounds
 from sottovoce.schedules.pricing import plan_turns
 
 if TYPE_CHECKING:
-    from sottovoce.schemas.documents import CalibrationDocument, RequestEntry
+    from sottovoce.schemas.documents import CalibrationDocument, ExpectedDocument, RequestEntry
 
 MOST = 10**9  # rounds, clients or samples: more is taken for a typing error
+PARAMETERS = 2410  # of the embedded plan's model
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,12 @@ class CalibrationRequest:
     learning_rate: float
     unit: Unit
     calibration: Calibration
+    parameters: int
 
-    def warning(self) -> str | None:
-        """Return a warning of one sentence if δ is too large, else None."""
-        units = self.samples if self.unit == "record" else self.clients
-        return warn_of_delta(self.delta, units, unit=self.unit)
+    @property
+    def units(self) -> int:
+        """How many units are protected: the records of a client, or the clients."""
+        return self.samples if self.unit == "record" else self.clients
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Calibrated:
     paper_true_delta: float
     tpr_at_fpr_001: float
     auc: float
+    noise: float  # how far it moves the model, see `weigh_noise`
+    advice: list[str]
 
     def to_json(self) -> CalibrationDocument:
         """Return one object, as `sottovoce schema calibrate` describes it."""
@@ -92,6 +98,8 @@ class Calibrated:
                 "true_delta": self.paper_true_delta,
             },
             "attacker": {"tpr_at_fpr_0.01": self.tpr_at_fpr_001, "auc": self.auc},
+            "noise": self.noise,
+            "advice": self.advice,
         }
 
 
@@ -107,6 +115,7 @@ def calibrate(
     learning_rate: float | None = None,
     unit: Unit | None = None,
     calibration: Calibration | None = None,
+    parameters: int | None = None,
 ) -> Calibrated:
     """Return the noise a budget buys. Values not given come from the embedded default plan.
 
@@ -128,6 +137,7 @@ def calibrate(
         learning_rate=_use_default(learning_rate, plan["local"]["learning_rate"]),
         unit=_use_default(unit, plan["local"]["unit"]),
         calibration=_use_default(calibration, plan["privacy"]["calibration"]),
+        parameters=_use_default(parameters, PARAMETERS),
     )
     return _solve_request(request)
 
@@ -136,7 +146,7 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
     budget = Budget(ask.epsilon, ask.delta)
     recipe = Recipe(learning_rate=ask.learning_rate, clip=ask.clip, unit=ask.unit)
     require_rounds(ask.rounds)
-    for name in ("rounds", "clients", "samples"):
+    for name in ("rounds", "clients", "samples", "parameters"):
         _check_count(name, getattr(ask, name), MOST, "say how large the federation is")
     _check_count("per_round", ask.per_round, ask.clients, "at most all clients upload in a round")
 
@@ -158,6 +168,13 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
     paper_epsilon = calibrations.true_epsilon(
         budget.delta, sensitivity=delta_s, sigma=by_paper, releases=turns
     )
+    noise = weigh_noise(
+        sigma,
+        rounds=ask.rounds,
+        per_round=ask.per_round,
+        parameters=ask.parameters,
+        step=ask.learning_rate * ask.clip,
+    )
     return Calibrated(
         request=ask,
         sensitivity=delta_s,
@@ -172,7 +189,7 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
             not_covered=(
                 *ALWAYS_NOT_COVERED,
                 *(("paper-calibration",) if absent else ()),
-                *(("loose-delta",) if ask.warning() else ()),
+                *(("loose-delta",) if budget.delta * ask.units >= 1 else ()),
             ),
         ),
         paper_sigma=by_paper,
@@ -182,6 +199,10 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
         ),
         tpr_at_fpr_001=float(gaussian.tpr(0.01, mu)),
         auc=float(gaussian.auc(mu)),
+        noise=noise,
+        advice=advise(
+            budget.epsilon, budget.delta, ask.units, unit=ask.unit, noise=noise, size=ask.units
+        ),
     )
 
 
@@ -249,6 +270,55 @@ def format_table(answer: Calibrated) -> str:
         str(answer.guarantee),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+NEAREST = 5  # measured federations that are named beside one's own
+NO_NOISE = 10_000.0  # the ε that stands for no noise
+
+
+@cache
+def load_expected() -> ExpectedDocument:
+    """Return what federations of several sizes have reached, as benchmarks/expect.py measured."""
+    file = resources.files("sottovoce.schedules").joinpath("expected.json")
+    return cast("ExpectedDocument", json.loads(file.read_text("utf-8")))
+
+
+def format_expected(answer: Calibrated) -> str:
+    """Format what measured federations reached, and what those with noise like this one kept."""
+    known, ask = load_expected(), answer.request
+    cells = {(c["data"], c["rows"], c["clients"], c["epsilon"]): c for c in known["cells"]}
+    columns = sorted({epsilon for *_, epsilon in cells})
+    heads = ["no noise" if e == NO_NOISE else f"ε = {e:g}" for e in columns]
+    lines = [
+        f"Test accuracy at the settings of the embedded plan (nothing tuned), mean of "
+        f"{known['seeds']} seeds,",
+        "for one record and δ = 1e-05; in brackets the share of the most frequent class.",
+        "",
+        f"{'data':<16}{'rows per client':>16}{'clients':>9}" + "".join(f"{h:>10}" for h in heads),
+    ]
+    for name, rows, clients in dict.fromkeys(place[:3] for place in cells):
+        shown = [f"{cells[name, rows, clients, e]['accuracy']:>10.1%}" for e in columns]
+        data = f"{name} ({known['majority'][name]:.0%})"
+        lines.append(f"{data:<16}{rows:>16,}{clients:>9,}" + "".join(shown))
+    private = [cell for cell in known["cells"] if cell["epsilon"] != NO_NOISE]
+    private.sort(key=lambda cell: abs(math.log(cell["noise"] / answer.noise)))
+    kept = []
+    for cell in private[:NEAREST]:
+        base = known["majority"][cell["data"]]
+        best = cells[cell["data"], cell["rows"], cell["clients"], NO_NOISE]["accuracy"]
+        kept.append(max(0.0, (cell["accuracy"] - base) / (best - base)))
+    near = [cell["noise"] for cell in private[:NEAREST]]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Your federation (ε = {ask.epsilon:g}, {ask.samples:,} rows, {ask.clients:,} clients, "
+            f"{ask.parameters:,} parameters) has the noise ratio {answer.noise:.2g}:",
+            f"the {NEAREST} measured ones nearest to it ({min(near):.2g} to {max(near):.2g}) kept "
+            f"{min(kept):.0%} to {max(kept):.0%} of what they gain without noise",
+            "over always naming the most frequent class.",
+        ]
+    )
 
 
 @cache

@@ -125,6 +125,7 @@ class RequestEntry(TypedDict):
     learning_rate: Positive
     unit: Unit
     calibration: Calibration
+    parameters: AtLeastOne
 
 
 class PaperEntry(TypedDict):
@@ -141,6 +142,29 @@ class PaperEntry(TypedDict):
 AttackerEntry = TypedDict(
     "AttackerEntry", {"tpr_at_fpr_0.01": Share, "auc": Annotated[float, Field(ge=0.5, le=1)]}
 )
+
+
+class ExpectedCell(TypedDict):
+    """What one federation reached."""
+
+    data: str
+    rows: AtLeastOne
+    """Of each client."""
+    clients: AtLeastOne
+    epsilon: Positive
+    """10,000 stands for no noise."""
+    accuracy: Share
+    noise: NotNegative
+    """As in the document."""
+
+
+class ExpectedDocument(TypedDict):
+    """What federations of several sizes have reached, as benchmarks/expect.py measured it."""
+
+    seeds: AtLeastOne
+    majority: dict[str, Share]
+    """The share of the most frequent class."""
+    cells: list[ExpectedCell]
 
 
 class CalibrationDocument(TypedDict):
@@ -162,6 +186,12 @@ class CalibrationDocument(TypedDict):
     paper: PaperEntry
     attacker: AttackerEntry
     """The best any attacker can do against the whole run."""
+    noise: NotNegative
+    """How far the run's noise moves the model, as a share of what clipped gradients can do."""
+    advice: list[str]
+    """What to reconsider about budget and noise, a sentence each."""
+    expected: NotRequired[ExpectedDocument]
+    """With --expect."""
 
 
 # sottovoce ledger show --json, and certificate.json

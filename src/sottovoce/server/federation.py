@@ -39,7 +39,9 @@ from sottovoce.privacy.budget import (
     Budget,
     Calibration,
     Guarantee,
+    advise,
     evaluation_code,
+    weigh_noise,
 )
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
@@ -50,7 +52,7 @@ from sottovoce.schedules.aggregate import limit_samples
 from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.optimizer import Finish
-from sottovoce.schedules.pricing import Terms
+from sottovoce.schedules.pricing import Terms, plan_turns
 from sottovoce.server.members import Account, Member
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
@@ -171,6 +173,40 @@ class Federation:
         if np.any(self.delta * (self.samples if plan.local.unit == "record" else hidden.size) >= 1):
             missing.append("loose-delta")
         return tuple(dict.fromkeys(missing))
+
+    def advise(self) -> list[str]:
+        """Return advice on the promise and its noise, from public numbers alone.
+
+        The noise is that of the planned number of rounds, averaged with the weights of the samples.
+        """
+        known = ~np.isnan(self.capacity)
+        if not known.any():
+            return []
+        plan, samples = self.plan, self.samples[known]
+        is_client, rounds = plan.local.unit == "client", plan.rounds.rounds
+        units = np.full(len(samples), len(known)) if is_client else samples
+        loosest = int(np.argmax(self.delta[known] * units))
+        turns = plan_turns(
+            plan.rounds.cohort, rounds=rounds, clients=len(known), per_round=plan.per_round
+        )
+        steps = self.recipe.releases
+        sigma2 = self.sensitivity[known] ** 2 * turns * steps / self.capacity[known]
+        share = samples / samples.sum()
+        noise = weigh_noise(
+            math.sqrt(float((share**2 * sigma2).sum()) * len(known)),
+            rounds=rounds * steps,
+            per_round=plan.per_round,
+            parameters=self.dimension,
+            step=self.recipe.learning_rate * self.recipe.clip,
+        )
+        return advise(
+            float(self.epsilon[known].max()),
+            float(self.delta[known][loosest]),
+            int(units[loosest]),
+            unit=plan.local.unit,
+            noise=noise,
+            size=len(known) if is_client else float(samples.mean()),
+        )
 
     def guarantee(self, *also: str) -> Guarantee | None:
         """Return what the loosest client is promised; None where every client hides its budget.

@@ -21,6 +21,7 @@ from sottovoce.privacy.budget import (
     Budget,
     Guarantee,
     Unit,
+    advise,
     format_claim,
     warn_of_delta,
 )
@@ -152,6 +153,11 @@ formula does not keep its promise, so a vault does not take it
         """Return a warning where δ promises too little to the records of this client."""
         units = self.samples if self.unit == "record" else 1
         return warn_of_delta(self.delta, units, unit=self.unit)
+
+    def advise(self) -> list[str]:
+        """Return advice where ε or δ promise too little to the records of this client."""
+        units = self.samples if self.unit == "record" else 1
+        return advise(self.epsilon, self.delta, units, unit=self.unit, noise=0.0, size=units)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data.
