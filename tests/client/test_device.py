@@ -666,7 +666,7 @@ def test_an_answer_that_fails_stops_the_client_until_its_operator_says_so(
     with pytest.raises(VaultRefusal, match="sottovoce ledger resume"):
         device.check_node(node)
     assert "paid for" in caplog.text
-    notes = [note.text for note in read_statement(node.vault).notes]
+    notes = [note["text"] for note in read_statement(node.vault).notes]
     assert any("an answer failed" in note for note in notes)
     resume(node.vault)
     device.check_node(node)

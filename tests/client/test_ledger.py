@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from sottovoce.client import ledger
+from sottovoce.client import vault as vaults
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, fingerprint, fingerprint_file
 from sottovoce.errors import DatasetChanged, InputError, PolicyRefusal, RunError, VaultRefusal
@@ -78,12 +79,12 @@ def test_the_statement_adds_up_and_keeps_its_schema(place):
     assert told.capacity <= policy.capacity()
     assert told.capacity == pytest.approx(policy.capacity(), rel=1e-12)
     assert (told.answered, told.runs, len(told.releases)) == (7, 2, 9)
-    assert told.spent == pytest.approx(math.fsum(r.mu**2 for r in told.releases), rel=1e-9)
-    assert told.left == pytest.approx(1 - sum(r.share for r in told.releases), rel=1e-9)
-    burnt = [(r.run, r.t) for r in told.releases if not r.answered]
+    assert told.spent == pytest.approx(math.fsum(r["mu"] ** 2 for r in told.releases), rel=1e-9)
+    assert told.left == pytest.approx(1 - sum(r["share"] for r in told.releases), rel=1e-9)
+    burnt = [(r["run"], r["t"]) for r in told.releases if not r["answered"]]
     assert burnt == [("run-a", 2), ("run-b", 2)]
     assert (told.guarantee.budget.epsilon, told.policy.epsilon) == (8, 6)
-    assert [note.kind for note in told.notes] == ["tighten"]
+    assert [note["kind"] for note in told.notes] == ["tighten"]
 
 
 def test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_certified(
@@ -171,8 +172,8 @@ def test_terms_tightened_after_a_release_are_not_told_of_the_past(tmp_path, rows
         ):
             vault.tighten(replace(vault.policy, **tighter))
     told, folder = export_certificate(path, tmp_path / "out")
-    assert 1 / told.releases[0].mu < 1.4  # far less noise than the floor of today
-    lines = {note.text: note.seq for note in told.notes}
+    assert 1 / told.releases[0]["mu"] < 1.4  # far less noise than the floor of today
+    lines = {note["text"]: note["seq"] for note in told.notes}
     cut, hid = sorted(lines.values())[1:3]
     page = " ".join(Page((folder / "certificate.html").read_text("utf-8")).words)
     for text in (page, ledger.format_statement(told)):
@@ -195,7 +196,7 @@ def test_other_records_are_told_with_their_number(tmp_path, rows):
     np.savez(other, x=np.ones((50, 5)), y=np.zeros(50, int))
     ledger.rebind(path, data=other, overlap="some")
     told = ledger.read_statement(path)
-    assert [n.text for n in told.notes] == [
+    assert [n["text"] for n in told.notes] == [
         "the records changed; all debits stayed: samples 143 → 50"
     ]
 
@@ -438,7 +439,7 @@ def test_a_backup_is_restored_by_any_file_that_has_the_newest_receipt(
 ):
     """`ledger show --json`, a certificate, or the receipt alone: as docs/ledger.md says."""
     kept = tmp_path / "kept.vault"
-    ledger.backup(place, kept)
+    vaults.backup(place, kept)
     with Vault.open(place, dataset=fingerprint_file(rows)[0]) as vault:
         vault.reserve("run-c", 0, request("run-c", 0), [SHARE], server="s", facts={})
     told, newest = ledger.read_statement(place), tmp_path / "newest.json"
@@ -475,14 +476,14 @@ def test_a_restored_backup_says_what_it_burnt(place, tmp_path, rows):
 
 def test_an_operator_s_word_stands_on_the_certificate(place, tmp_path):
     backup = tmp_path / "backup.vault"
-    made = ledger.backup(place, backup)
+    made = vaults.backup(place, backup)
     wrong = [check.name for check in ledger.verify(backup).checks if check.wrong]
     assert wrong == ["witness", "place"]
     ledger.rebind(backup, restored=True, nothing_since=True)
     told = ledger.read_statement(backup)
     assert told.burnt == 0
     word = f"its operator stated that nothing was released since (after line {made.seq})"
-    assert word in told.notes[-1].text
+    assert word in told.notes[-1]["text"]
     assert word in ledger.format_statement(told)
 
 

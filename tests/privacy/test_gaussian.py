@@ -146,7 +146,8 @@ def test_no_release_costs_nothing():
 
 def test_the_attackers_view_is_one_curve():
     fpr, mu = np.linspace(0, 1, 101), 1.7
-    np.testing.assert_allclose(gaussian.tpr(fpr, mu), 1 - gaussian.trade_off(fpr, mu), atol=1e-15)
+    missed = gaussian.cdf(-gaussian.quantile(fpr) - mu)  # G_μ, the trade-off curve
+    np.testing.assert_allclose(gaussian.tpr(fpr, mu), 1 - missed, atol=1e-15)
     # The area under the ROC curve, integrated in the variable z = Φ⁻¹(FPR).
     z = np.linspace(-12, 12, 40_001)
     density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)

@@ -285,8 +285,8 @@ def test_a_certificate_says_what_rests_on_the_operators_word(tmp_path):
     move(place, nothing_since=True)
     with Vault.open(place, dataset=None) as vault:
         told = make_statement(vault)
-    (note,) = [note for note in told.notes if note.kind == "move"]
-    assert "nothing was released since" in note.text
+    (note,) = [note for note in told.notes if note["kind"] == "move"]
+    assert "nothing was released since" in note["text"]
     assert "nothing was released since" in certificate.render_certificate(told)
 
 

@@ -51,9 +51,10 @@ from support.devices import (
     told,
 )
 from support.mutated_module import mutated
+from support.vault_steps import STEPS
 
 HORIZON = 40  # rounds of one vault; then a new one begins
-MOMENTS = [step for step in chain.STEPS if step.startswith(("reserve", "store"))]
+MOMENTS = [step for step in STEPS if step.startswith(("reserve", "store"))]
 STORE = "vault.store(reserved, upload.blob)\n        return upload.blob\n"
 RESERVE = "reserved = vault.reserve(\n"
 LATER = "SENT(upload.blob)\n        vault.store({}, upload.blob)\n        return b''\n"

@@ -26,11 +26,12 @@ from pathlib import Path
 from sottovoce.client.vault import Entry, Vault, VaultReceipt, chain, chest
 from sottovoce.errors import VaultRefusal
 from support.vault_play import POLICY, request
+from support.vault_steps import STEPS
 
 UNITS = 1_000_003
 ROUNDS = 400  # of one run
-CREATING = tuple(step for step in chain.STEPS if step.startswith("create:"))
-SERVING = tuple(step for step in chain.STEPS if step.startswith(("reserve:", "store:")))
+CREATING = tuple(step for step in STEPS if step.startswith("create:"))
+SERVING = tuple(step for step in STEPS if step.startswith(("reserve:", "store:")))
 BETWEEN = ("reserved", "stored")  # what a device does between the vault's own steps
 # The vault is ahead of its witness after a death between the two, and the next open mends that.
 IN_TURN = (*CREATING, *SERVING, *BETWEEN, "reserve: committed", "open: witness written")

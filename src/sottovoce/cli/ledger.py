@@ -209,9 +209,9 @@ def backup(
     Example:
       sottovoce ledger backup ward.vault --out /backup/ward-2026-07-01.vault
     """
-    from sottovoce.client import ledger
+    from sottovoce.client import vault as vaults
 
-    receipt = ledger.backup(vault, out)
+    receipt = vaults.backup(vault, out)
     said = f"{out} is a backup of {vault} up to line {receipt.seq:,}"
     click.echo(json.dumps(receipt.to_proof()) if as_json else said)
 

@@ -2,7 +2,7 @@
 
 `make_statement` collects what a vault says of itself: the promise, the budget left, and every
 release, when and to whom. `verify` checks hashes, pages, stored bytes, witness and place.
-`create_vault`, `read_statement`, `backup` and `rebind` are the calls behind the command line.
+`create_vault`, `read_statement` and `rebind` are the calls behind the command line.
 """
 
 from __future__ import annotations
@@ -55,33 +55,6 @@ _DISCLOSED = {True: "disclosed to servers", False: "not disclosed"}
 
 
 @dataclass(frozen=True)
-class Release:
-    """One booked turn: `answered` if an upload was stored for it; else its debit was burnt."""
-
-    seq: int
-    time: str
-    server: str
-    run: str
-    t: int
-    releases: int
-    units: int
-    mu: float  # of the turn's releases together
-    share: float  # of the budget
-    answered: bool
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something else that happened to the vault."""
-
-    seq: int
-    time: str
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Statement:
     """A vault's statement. `to_json` is `ledger show --json` and certificate.json."""
 
@@ -99,20 +72,20 @@ class Statement:
     burnt: float  # μ² that restores have booked for what they could not know
     left: float  # share of the budget
     receipt: VaultReceipt
-    releases: tuple[Release, ...]
-    notes: tuple[Note, ...]
+    releases: tuple[ReleaseEntry, ...]  # every booked turn; without an upload its debit was burnt
+    notes: tuple[NoteEntry, ...]  # what else happened to the vault
     only_ledger: bool  # of these rows, as far as it is recorded or this machine has seen
     other_ledgers: tuple[str, ...]  # of the same rows: recorded, or seen by this machine
 
     @property
     def runs(self) -> int:
         """How many runs have asked."""
-        return len({release.run for release in self.releases})
+        return len({release["run"] for release in self.releases})
 
     @property
     def answered(self) -> int:
         """How many uploads were made."""
-        return sum(release.answered for release in self.releases)
+        return sum(release["answered"] for release in self.releases)
 
     def to_json(self) -> CertificateDocument:
         """Return one object, as `sottovoce schema certificate` describes it."""
@@ -132,11 +105,8 @@ class Statement:
                 "left": self.left,
             },
             "receipt": cast("ReceiptEntry", self.receipt.to_proof()),
-            "releases": [
-                cast("ReleaseEntry", {**asdict(release), "facts": dict(release.facts)})
-                for release in self.releases
-            ],
-            "notes": [cast("NoteEntry", asdict(note)) for note in self.notes],
+            "releases": list(self.releases),
+            "notes": list(self.notes),
             "only_ledger": self.only_ledger,
             "other_ledgers": list(self.other_ledgers),
             "software": __version__,
@@ -146,25 +116,24 @@ class Statement:
 def make_statement(vault: Vault) -> Statement:
     """Return the statement of an open vault."""
     unit = float(vault.tank("").capacity) / FULL
-    releases = []
-    for entry in vault.entries():
-        units = sum(entry.units)
-        releases.append(
-            Release(
-                seq=entry.seq,
-                time=entry.time,
-                server=entry.server,
-                run=entry.run,
-                t=entry.t,
-                releases=len(entry.units),
-                units=units,
-                mu=math.sqrt(unit * units),
-                share=units / vault.limit,
-                answered=vault.find_answered_reserve(entry.run, entry.t) == entry.seq,
-                facts=entry.facts,
-            )
-        )
-    notes, since, terms, most = list[Note](), dict[str, int](), dict[str, Any](), 1
+    releases: list[ReleaseEntry] = [
+        {
+            "seq": entry.seq,
+            "time": entry.time,
+            "server": entry.server,
+            "run": entry.run,
+            "t": entry.t,
+            "releases": len(entry.units),
+            "units": sum(entry.units),
+            "mu": math.sqrt(unit * sum(entry.units)),
+            "share": sum(entry.units) / vault.limit,
+            "answered": vault.find_answered_reserve(entry.run, entry.t) == entry.seq,
+            "facts": dict(entry.facts),
+        }
+        for entry in vault.entries()
+    ]
+    notes: list[NoteEntry] = []
+    since, terms, most = dict[str, int](), dict[str, Any](), 1
     second: list[list[str]] = []  # other ledgers of the same rows, as stated by operators
     for line in vault.lines():
         stated = line.facts.get("policy")  # of a new, a tightened and a rebound vault
@@ -177,7 +146,8 @@ def make_statement(vault: Vault) -> Statement:
             how = ", ".join(f"{name} {terms.get(name)} → {now}" for name, now in then)
             text = _NOTES[line.kind] + (f": {how}" if how else "")
             text += _describe_burnt(line.facts) + _describe_word(line)
-            notes.append(Note(line.seq, line.time, line.kind, text))
+            note = {"seq": line.seq, "time": line.time, "kind": line.kind, "text": text}
+            notes.append(cast("NoteEntry", note))
         since |= dict.fromkeys(changed, line.seq)
         terms, most = new, max(most, new["samples"])
     others = tuple(sorted({*vault.other_ledgers, *(found for ids in second for found in ids)}))
@@ -231,14 +201,14 @@ def format_statement(statement: Statement, *, most: int | None = 20) -> str:
         f"ledger    {_count_nouns(statement.receipt.seq, 'line')}, "
         f"the last {statement.receipt.hash[:16]}…",
     ]
-    lines += [f"note      {format_time(note.time)}: {note.text}" for note in statement.notes]
+    lines += [f"note      {format_time(note['time'])}: {note['text']}" for note in statement.notes]
     listed = statement.releases if most is None else statement.releases[-most:]
     if listed:
         lines += ["", f"{'when':<20} {'server':<16} {'run':<12} {'round':>5} {'μ':>8} {'share':>8}"]
         lines += [
-            f"{format_time(r.time):<20} {_truncate(r.server, 16):<16} "
-            f"{_truncate(r.run, 12):<12} {r.t:>5} "
-            f"{r.mu:>8.4f} {_format_share(r.share):>8}{'' if r.answered else '  burnt, no upload'}"
+            f"{format_time(r['time']):<20} {_truncate(r['server'], 16):<16} "
+            f"{_truncate(r['run'], 12):<12} {r['t']:>5} {r['mu']:>8.4f} "
+            f"{_format_share(r['share']):>8}{'' if r['answered'] else '  burnt, no upload'}"
             for r in listed
         ]
     if hidden := len(statement.releases) - len(listed):
@@ -533,11 +503,6 @@ def read_statement(path: str | Path) -> Statement:
     """Return the statement of a vault; its data are not needed."""
     with Vault.open(path, dataset=None) as vault:
         return make_statement(vault)
-
-
-def backup(path: str | Path, out: str | Path) -> VaultReceipt:
-    """Write a backup of a vault to a new file; return the receipt of its last line."""
-    return vaults.backup(path, out)
 
 
 @dataclass(frozen=True)

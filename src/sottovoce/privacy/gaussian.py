@@ -251,15 +251,6 @@ def tpr(fpr: ArrayLike, mu: ArrayLike) -> Floats:
     return np.asarray(cdf(quantile(fpr) + np.asarray(mu)), dtype=np.float64)
 
 
-def trade_off(fpr: ArrayLike, mu: ArrayLike) -> Floats:
-    """Return the trade-off curve G_μ: the least false-negative rate at this false-positive rate.
-
-    >>> float(trade_off(0.5, mu=0.0))
-    0.5
-    """
-    return np.asarray(cdf(-quantile(fpr) - np.asarray(mu)), dtype=np.float64)
-
-
 def auc(mu: ArrayLike) -> Floats:
     """Return the largest area under any attacker's ROC curve: Φ(μ/√2).
 

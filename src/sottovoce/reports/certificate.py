@@ -73,7 +73,7 @@ def render_certificate(statement: Statement) -> str:
         turns=describe_turns(statement),
         guarantee_text=statement.guarantee.text.partition(" Not covered: ")[0],
         not_covered=[NOT_COVERED[code] for code in statement.guarantee.not_covered],
-        releases=[(format_time(release.time), release) for release in releases],
+        releases=[(format_time(release["time"]), release) for release in releases],
         hidden=len(statement.releases) - len(releases),
-        notes=[(format_time(note.time), note.text) for note in statement.notes],
+        notes=[(format_time(note["time"]), note["text"]) for note in statement.notes],
     )

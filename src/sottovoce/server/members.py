@@ -18,7 +18,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -315,12 +315,7 @@ class Account:
 
     def to_json(self) -> dict[str, float]:
         """Return the account as a message holds it."""
-        return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "capacity": self.capacity,
-            "spent": self.spent,
-        }
+        return asdict(self)
 
     def require_worth(self, kind: Calibration) -> None:
         """Reject a capacity that is not what (ε, δ) is worth.

@@ -21,7 +21,6 @@ import pytest
 
 from sottovoce.client import ledger
 from sottovoce.client.vault import Vault, VaultReceipt, backup, move, rebind, restore
-from sottovoce.client.vault.chain import STEPS
 from sottovoce.client.vault.chest import Chest
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from support import TESTS
@@ -33,6 +32,7 @@ from support.old_states import (
     written_over,
 )
 from support.vault_play import DATASET, OTHER, POLICY, play, request, used
+from support.vault_steps import STEPS
 
 
 @pytest.fixture
@@ -392,7 +392,7 @@ def test_two_ledgers_that_nobody_noted_are_noticed_at_the_second_ones_opening(tm
     ledger.rebind(second, moved=True, nothing_since=True, second_ledger=True)
     for place in (first, second):
         Vault.open(place, dataset=DATASET).close()
-    assert ledger.read_statement(second).notes[-1].text.count("stated") == 2
+    assert ledger.read_statement(second).notes[-1]["text"].count("stated") == 2
 
 
 def test_of_many_creations_at_once_one_succeeds(tmp_path, state):
@@ -467,7 +467,7 @@ def test_statement_and_certificate_name_a_second_ledger(tmp_path, state, forget)
             assert "these rows may have other ledgers (1 known), and budgets add up" in text
         assert "will send from this data set" not in certificate.render_certificate(account)
         jsonschema.validate(account.to_json(), schema)
-    assert "a second ledger for the same rows: budgets add up" in told.notes[0].text
+    assert "a second ledger for the same rows: budgets add up" in told.notes[0]["text"]
     forget()  # who looks from another account finds the word in the chain
     assert ledger.read_statement(second).other_ledgers == (alone.vault,)
     with pytest.raises(InputError, match="--overlap and --samples belong to changed DATA"):

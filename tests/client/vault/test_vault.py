@@ -34,7 +34,7 @@ from sottovoce.client.vault import (
     restore,
     resume,
 )
-from sottovoce.client.vault.chain import STEPS, encode_canonical
+from sottovoce.client.vault.chain import encode_canonical
 from sottovoce.client.vault.journal import Records
 from sottovoce.errors import (
     DatasetChanged,
@@ -59,6 +59,7 @@ from support.vault_play import (
     request,
     used,
 )
+from support.vault_steps import STEPS
 
 SHARE = FULL // 100
 

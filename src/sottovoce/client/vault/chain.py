@@ -90,33 +90,8 @@ def is_hash(value: object) -> bool:
     return isinstance(value, str) and _HEX.fullmatch(value) is not None
 
 
-# The named moments of a write: a test stops the process at each of them.
-WRITES = ("reserve", "store", "tighten", "rebind", "move", "restore", "stop", "resume")
-STEPS = (
-    "create: begun",
-    "create: committed",
-    "create: witness written",
-    "create: witnessed",
-    "create: named",
-    "open: witness written",
-    *(
-        f"{kind}: {moment}"
-        for kind in WRITES
-        for moment in (
-            "begun",
-            "summarised",
-            "inserted",
-            "committed",
-            "witness written",
-            "witnessed",
-        )
-    ),
-    "reserve: dropped",
-)
-
-
 def pass_step(step: str) -> None:
-    """Do nothing: a test replaces this to stop the process at a step."""
+    """Do nothing at a named moment of a write: a test replaces this to stop the process there."""
 
 
 _ROWS_VERSION = b"sottovoce.rows/1\n"

@@ -96,17 +96,14 @@ def format_verdict(verdict: Verdict | None) -> str:
         return "–"
     if not verdict.points:
         return f"{verdict.word} (no such point here)"
-    if len(verdict.points) == 1:
-        one = verdict.points[0].interval
-        if one.low == one.high:
-            return f"{verdict.word} ({_format_signed(one.mean)})"
-        numbers = ", ".join(
-            (_format_signed(one.mean), f"{_format_signed(one.low)} to {_format_signed(one.high)}")
-        )
-        return f"{verdict.word} ({numbers})"
-    means = [point.interval.mean for point in verdict.points]
-    span = f"{_format_signed(min(means))} to {_format_signed(max(means))}"
-    return f"{verdict.word} ({verdict.tally}; means {span})"
+    means = [point.mean for point in verdict.points.values()]
+    if len(means) > 1:
+        span = f"{_format_signed(min(means))} to {_format_signed(max(means))}"
+        return f"{verdict.word} ({verdict.tally}; means {span})"
+    (point,) = verdict.points.values()
+    mean, low, high = (_format_signed(value) for value in (point.mean, point.low, point.high))
+    span = "" if point.low == point.high else f", {low} to {high}"
+    return f"{verdict.word} ({mean}{span})"
 
 
 def _format_signed(value: float) -> str:
@@ -185,19 +182,11 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """One point of a claim: where, and what the seeds say there."""
-
-    at: str
-    interval: Interval
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim, with the points that it rests on."""
+    """The verdict on a claim, with what the seeds say at each point that it rests on."""
 
     word: Word
-    points: tuple[Tested, ...]
+    points: Mapping[str, Interval]
 
     @property
     def tally(self) -> str:
@@ -206,7 +195,7 @@ class Verdict:
         >>> judge({"ε = 4": [1.0, 1.1, 1.2], "ε = 8": [-1.0, -1.1, -1.2]}).tally
         'holds at 1 of 2, contradicted at 1'
         """
-        words = [point.interval.word for point in self.points]
+        words = [point.word for point in self.points.values()]
         parts = [f"holds at {words.count('holds')} of {len(words)}"]
         if words.count("contradicted"):
             parts.append(f"contradicted at {words.count('contradicted')}")
@@ -239,17 +228,18 @@ def judge(differences: Mapping[str, ArrayLike], guards: Sequence[ArrayLike] = ()
     >>> judge({"": [-0.2, 0.3, 0.1, -0.3, 0.2]}).word
     'undecided'
     """
-    points = tuple(Tested(at, compute_interval(values)) for at, values in differences.items())
+    points = {at: compute_interval(values) for at, values in differences.items()}
     every = [*differences.values(), *guards]
     strict = 1 - (1 - LEVEL) / max(1, len(every))
     if any(compute_interval(values, strict).high < 0 for values in every):
         return Verdict("contradicted", points)
-    if points and all(point.interval.low > 0 for point in points):
+    if points and all(point.low > 0 for point in points.values()):
         return Verdict("holds", points)
     return Verdict("undecided", points)
 
 
 Points = dict[str, Any]
+Check = Callable[[Claim, PointTable], Points]
 
 
 def check(claim: Claim, table: PointTable) -> Verdict:
@@ -313,10 +303,6 @@ def _differences(claim: Claim, table: PointTable) -> list[tuple[str, Floats, Flo
     return rows  # type: ignore[return-value]
 
 
-def _lower(claim: Claim, table: PointTable) -> Points:
-    return {at: than - first for at, first, than in _differences(claim, table)}
-
-
 def _higher(claim: Claim, table: PointTable) -> Points:
     return {at: first - than for at, first, than in _differences(claim, table)}
 
@@ -376,8 +362,9 @@ def _slope(at: Floats, values: Floats) -> Floats:
     return np.asarray(np.where(np.abs(rise) <= noise, 0.0, rise) / np.sum(centred**2))
 
 
-def _falls(claim: Claim, table: PointTable) -> Points:
-    return {at: -np.asarray(values) for at, values in _rises(claim, table).items()}
+def _reverse(check: Check) -> Check:
+    """Return the check of the opposite claim."""
+    return lambda claim, table: {at: -values for at, values in check(claim, table).items()}
 
 
 def _is_best(claim: Claim, table: PointTable) -> Points:
@@ -417,13 +404,13 @@ def _overdrawn(claim: Claim, table: PointTable) -> Points:
     return points
 
 
-CHECKS: dict[str, Callable[[Claim, PointTable], Points]] = {
-    "lower": _lower,
+CHECKS: dict[str, Check] = {
+    "lower": _reverse(_higher),
     "higher": _higher,
     "close": _close,
     "convex": lambda claim, table: _convex(claim, table)[0],
     "rises": _rises,
-    "falls": _falls,
+    "falls": _reverse(_rises),
     "best": _is_best,
     "nearer": _nearer,
     "overdrawn": _overdrawn,

@@ -263,14 +263,14 @@ def _list_points(one: Judged) -> list[list[str]]:
         [
             claim.words,
             _VARIANTS.get(variant, ""),
-            point.at,
-            _format_signed(point.interval.mean),
-            f"{_format_signed(point.interval.low)} to {_format_signed(point.interval.high)}",
-            point.interval.word,
+            at,
+            _format_signed(point.mean),
+            f"{_format_signed(point.low)} to {_format_signed(point.high)}",
+            point.word,
         ]
         for claim, verdicts in one.verdicts
         for variant, verdict in verdicts.items()
-        for point in verdict.points
+        for at, point in verdict.points.items()
     ]
 
 
