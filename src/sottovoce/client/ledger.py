@@ -24,7 +24,6 @@ from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, VaultReceipt, fingerprint_file
 from sottovoce.client.vault.chain import Line
 from sottovoce.client.vault.chest import Chest, require_file
-from sottovoce.client.vault.journal import Turn
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.budget import Guarantee, format_claim
 from sottovoce.privacy.tank import FULL
@@ -145,7 +144,7 @@ def make_statement(vault: Vault) -> Statement:
             then = changed.items() if terms else ()
             how = ", ".join(f"{name} {terms.get(name)} → {now}" for name, now in then)
             text = _NOTES[line.kind] + (f": {how}" if how else "")
-            text += _describe_burnt(line.facts) + _describe_word(line)
+            text += _describe_word(line)
             note = {"seq": line.seq, "time": line.time, "kind": line.kind, "text": text}
             notes.append(cast("NoteEntry", note))
         since |= dict.fromkeys(changed, line.seq)
@@ -294,17 +293,13 @@ def format_time(time: str) -> str:
     return time[:19].replace("T", " ")
 
 
-def _describe_burnt(facts: Mapping[str, Any]) -> str:
-    share = facts.get("burnt", 0) / FULL
-    return f", {_format_share(share)} of the first budget burnt" if share else ""
-
-
 def _describe_word(line: Line) -> str:
-    """Say what rests on the operator's word alone."""
-    text = ""
+    """Say what a restore has burnt, and what rests on the operator's word alone."""
+    burnt = line.facts.get("burnt", 0) / FULL
+    text = f", {_format_share(burnt)} of the first budget burnt" if burnt else ""
     if "second" in line.facts:
         earlier = ", ".join(line.facts["second"]) or "none that this machine has seen"
-        text = (
+        text += (
             "; its operator stated that it may be a second ledger for the same rows: budgets add "
             f"up (earlier ones: {earlier})"
         )
@@ -369,35 +364,31 @@ class Verification:
 def verify(path: str | Path) -> Verification:
     """Run all checks on a vault. A backup is intact inside, and reported as a copy."""
     require_file(Path(path))
-    checks: list[Check] = []
+    looks = "lock, form, and the hashes of {}"
     try:
         chest = Chest.open(Path(path), whole=True)
     except VaultRefusal as no:
-        return Verification(
-            str(path), (Check("chain", "lock, form, and the hashes of its lines", str(no)),)
-        )
+        return Verification(str(path), (Check("chain", looks.format("its lines"), str(no)),))
     with closing(chest):
-        seq = chest.books.seq
-        checks.append(
-            Check(
-                "chain",
-                f"lock, form, and the hashes of {seq:,} line{'' if seq == 1 else 's'}",
-                None,
-            )
-        )
         books = chest.books
+        checks = [Check("chain", looks.format(_count_nouns(books.seq, "line")), None)]
         answers = list(books.list_stored())
         stored = [turn for run, t, turn in answers if not books.is_dropped(run, t)]
         dropped = len(answers) - len(stored)
+
+        def require_newest() -> None:
+            chest.require_witnessed()
+            chest.require_known()
+
         for name, looks, look in (
             ("pages", "SQLite's own check of the file", chest.check_pages),
             (
                 "uploads",
                 f"{len(stored):,} stored uploads, byte by byte"
                 + (f"; {dropped:,} were acknowledged and dropped" if dropped else ""),
-                lambda: _check_uploads(chest, stored),
+                lambda: [chest.upload(turn) for turn in stored],
             ),
-            ("witness", "whether a newer state is known", lambda: _require_newest(chest)),
+            ("witness", "whether a newer state is known", require_newest),
             ("place", "whether it is the original file", chest.require_original),
         ):
             try:
@@ -406,16 +397,6 @@ def verify(path: str | Path) -> Verification:
             except VaultRefusal as no:
                 checks.append(Check(name, looks, str(no)))
     return Verification(str(path), tuple(checks))
-
-
-def _require_newest(chest: Chest) -> None:
-    chest.require_witnessed()
-    chest.require_known()
-
-
-def _check_uploads(chest: Chest, stored: list[Turn]) -> None:
-    for turn in stored:
-        chest.upload(turn)
 
 
 def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None:

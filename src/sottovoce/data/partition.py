@@ -99,7 +99,8 @@ def split_rows(
             counts = _draw_counts(classes[rest], sizes, alpha or 1.0, rng=rng)
             dealt = _deal_counts(rows[rest], classes[rest], counts, rng=rng)
         case _:
-            dealt = _cut_rows(rows[rest], sizes)
+            ends = [0, *np.cumsum(sizes).tolist()]
+            dealt = tuple(rows[rest][a:b] for a, b in pairwise(ends))
     return Split(
         clients=dealt,
         validation=rows[shared[:validation]],
@@ -316,10 +317,6 @@ def _deal_counts(
         pieces = [by_class[end[c] - count[c] : end[c]] for c in range(len(names))]
         dealt.append(rng.permutation(np.concatenate(pieces)))
     return tuple(dealt)
-
-
-def _cut_rows(rows: Rows, sizes: Rows) -> tuple[Rows, ...]:
-    return tuple(rows[a:b] for a, b in pairwise([0, *np.cumsum(sizes).tolist()]))
 
 
 def _check_sizes(

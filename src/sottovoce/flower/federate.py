@@ -235,7 +235,8 @@ def federate(
             # It was new or empty, and half of a federation can neither be started nor resumed.
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    before = signal.signal(signal.SIGTERM, _raise_interrupt)
+    # A service manager's SIGTERM is treated as Ctrl-C: the server writes its record first.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with show:
             _lead_run(folder.resolve(), nodes, options, show, warm)
@@ -302,11 +303,6 @@ def _check_plan(plan: Plan, options: Options, folder: Path) -> str | None:
     if plan.model.own is not None:
         return custom.load_own_model(plan.model.own).warm_up
     return None
-
-
-def _raise_interrupt(*_: object) -> None:
-    """Treat a service manager's SIGTERM as Ctrl-C: the server writes its record first."""
-    raise KeyboardInterrupt
 
 
 def _lead_run(

@@ -241,7 +241,7 @@ def lead_run(
 ) -> None:
     """Lead the one run that this token stands for, and tell the SuperLink how it ended."""
     for number in server_app.STOPS:
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     lines: Queue[str | None] = Queue()
     mirror_output_to_queue(lines)  # so that `flwr log` shows what the app says
     grid = BoundedGrid(link, authority is None, authority, token=token)
@@ -302,10 +302,6 @@ def check_configuration(given: Mapping[str, Any], runs: Path | None) -> dict[str
                 key, value, f"a path below {runs}", "put the run there, or change --runs"
             )
     return settings
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def main(words: Sequence[str] | None = None) -> None:

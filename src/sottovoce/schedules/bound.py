@@ -116,7 +116,9 @@ class Bound:
     ) -> Self:
         """Return the bound derived again: any η ≤ 1/L, d parameters, Δ_i and c_i of each client."""
         sensitivity, worth = np.broadcast_arrays(np.atleast_1d(sensitivity), np.atleast_1d(worth))
-        U, K = len(worth), _check_per_round(per_round, len(worth))
+        U, K = len(worth), per_round
+        if not 1 <= K <= U:
+            raise InputError.of("per_round", K, f"from 1 to {U}", "it is K of U clients")
         L, rest = loss.smoothness, loss.progress
         spread = loss.learning_rate**2 * L * loss.divergence / (2 * rest)
         return cls(
@@ -143,20 +145,9 @@ class Bound:
         """
         low, high = 1, 10**9
         while low < high:  # the sign of h(T+1) − h(T) changes once, from falling to rising
-            middle = (low + high) // 2
-            if self._rises_at(middle):
-                high = middle
-            else:
-                low = middle + 1
+            T = (low + high) // 2
+            left, rest, B = math.exp(self._log_a * T), self.progress, self.noise
+            # The common terms of h(T+1) − h(T) are taken out, so that nothing cancels.
+            falls = left * rest * (self.gap - self.sampling - B * T)
+            low, high = (low, T) if B * (1 - left * (1 - rest)) >= falls else (T + 1, high)
         return low
-
-    def _rises_at(self, T: int) -> bool:
-        # h(T+1) − h(T) ≥ 0, with the common terms taken out so that nothing cancels.
-        left, rest, B = math.exp(self._log_a * T), self.progress, self.noise
-        return B * (1 - left * (1 - rest)) - left * rest * (self.gap - self.sampling - B * T) >= 0
-
-
-def _check_per_round(per_round: int, clients: int) -> int:
-    if not isinstance(per_round, int) or not 1 <= per_round <= clients:
-        raise InputError.of("per_round", per_round, f"from 1 to {clients}", "it is K of U clients")
-    return per_round

@@ -245,7 +245,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_p
 
     parts.mkdir()
     with pytest.raises(KeyboardInterrupt):
-        reproduce.complete([digits], quick=True, folder=parts, progress=stop)
+        reproduce.run_missing([digits], quick=True, folder=parts, progress=stop)
     with (parts / store.JOURNAL).open("a") as file:
         file.write('{"key": "torn')  # as a kill leaves it
     trained = []

@@ -85,8 +85,8 @@ def _variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[Cell]:
     for panel, line, x in places:
         swept = {
             axis.key: value
-            for axis, value in zip(_axes(figure), (panel, line, x), strict=True)
-            if axis is not None
+            for name, value in zip(AXES, (panel, line, x), strict=True)
+            if (axis := getattr(figure, name)) is not None
         }
         if x == REFERENCE:
             swept = {k: v for k, v in swept.items() if v != REFERENCE} | {
@@ -97,18 +97,15 @@ def _variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[Cell]:
         named = swept.pop("method", changes.pop("method", None))
         method = known[named] if named is not None else Method(name="", plan={})
         changes |= method.plan
+        swept = {key: value for key, value in swept.items() if "." in key}
         if quick:
             steered_by_test = changes.get("data.validation") == 0
             changes |= {**base.quick, **figure.quick.plan}
             changes |= {"data.validation": 0} if steered_by_test else {}
         tried = (method.quick if quick else method.search) or (None,)
         for search in tried:
-            now = changes | _plain_keys(swept) | ({} if search is None else {SEARCHED: search})
+            now = changes | swept | ({} if search is None else {SEARCHED: search})
             yield Cell(variant, panel, line, x, search, _plan(now, method, len(tried)))
-
-
-def _axes(figure: Figure) -> tuple[Axis | None, Axis | None, Axis | None]:
-    return figure.panel, figure.line, figure.x
 
 
 def values_of(figure: Figure, name: str, variant: Variant, quick: bool) -> tuple[Any, ...]:
@@ -122,10 +119,6 @@ def values_of(figure: Figure, name: str, variant: Variant, quick: bool) -> tuple
         if kept:
             return tuple(kept)
     return axis.of(variant)
-
-
-def _plain_keys(swept: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in swept.items() if "." in key}
 
 
 def _plan(changes: dict[str, Any], method: Method, runs: int) -> Plan:

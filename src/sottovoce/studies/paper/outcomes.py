@@ -114,11 +114,8 @@ def format_label(figure: Figure, axis: str, value: Any) -> str:
     if axis_definition is None or value is None:
         return ""
     shown = load_methods()[value].name if axis_definition.key == "method" else f"{value:g}"
-    return (
-        str(axis_definition.label.format(shown))
-        if "{}" in axis_definition.label
-        else f"{axis_definition.label} {shown}"
-    )
+    label = str(axis_definition.label)
+    return label.format(shown) if "{}" in label else f"{label} {shown}"
 
 
 SCHEMA = "sottovoce.figure/1"
@@ -185,11 +182,11 @@ def read_runs(folder: Path) -> Runs:
         with_pictures = {key: run for key, run in runs.items() if run.pictures}
         content = read_figure(path)
         runs |= list_runs(content.get("cells", []), content.get("made", [])) | with_pictures
-    return runs | dict(store.read_lines(folder, _parse_line, "reproduce again"))
 
+    def parse(line: dict[str, Any]) -> tuple[tuple[str, int], Outcome]:
+        return (str(line.pop("key")), int(line.pop("seed"))), _read_outcome(line)
 
-def _parse_line(line: dict[str, Any]) -> tuple[tuple[str, int], Outcome]:
-    return (str(line.pop("key")), int(line.pop("seed"))), _read_outcome(line)
+    return runs | dict(store.read_lines(folder, parse, "reproduce again"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]  # rounds done at most, rounds in all at m
 Job = tuple[Cell, int, Prototypes | None]
 
 
-def complete(
+def run_missing(
     figures: Sequence[Figure], *, quick: bool, folder: Path, progress: Progress
 ) -> list[str]:
     """Run whatever the figures still lack; where data are missing, the sentences that say so."""
@@ -319,7 +319,7 @@ def reproduce(
     began = time.monotonic()
     show = ProgressLine(sys.stderr, quiet=quiet)
     sweeps = [figure for figure in wanted if figure.kind != "moments"]
-    absent = complete(sweeps, quick=quick, folder=folder, progress=partial(_show_progress, show))
+    absent = run_missing(sweeps, quick=quick, folder=folder, progress=partial(_show_progress, show))
     show.close()
     runs = outcomes.read_runs(folder)
     skipped = []
@@ -334,7 +334,8 @@ def reproduce(
         store.remove_journal(folder)
     write(folder)
     if not quiet:
-        _say(f"{len(wanted) - len(skipped)} figures in {time.monotonic() - began:.0f} s")
+        made = f"{len(wanted) - len(skipped)} figures in {time.monotonic() - began:.0f} s"
+        print(made, file=sys.stderr, flush=True)
     if skipped:
         raise DataError(f"{', '.join(skipped)} could not be made: {' '.join(absent)}")
     return [one for one in judge_folder(folder) if one.figure.name in {f.name for f in wanted}]
@@ -421,10 +422,6 @@ def _folder(out: Path, quick: bool) -> Path:
                 f"{path.name} there is {kind}: name another folder",
             )
     return out
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _show_progress(line: ProgressLine, done: int, total: int) -> None:
