@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from sottovoce._version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from sottovoce.errors import (
-        DataError,
-        InputError,
-        PlanError,
-        Refusal,
-        RunError,
-        SottovoceError,
-        TankEmpty,
-    )
-    from sottovoce.models.custom import custom
-    from sottovoce.plan import Plan
-    from sottovoce.privacy.budget import Budget, Guarantee
-    from sottovoce.runs.checkpoint import RoundDone
-    from sottovoce.runs.trained import Trained, load
-    from sottovoce.schedules.calibrate import calibrate
-    from sottovoce.simulation.simulate import resume, simulate, simulate_many
-    from sottovoce.studies.rehearsal.rehearsing import rehearse
+if TYPE_CHECKING:  # for type checkers, which read no table
+    from sottovoce.errors import DataError as DataError
+    from sottovoce.errors import InputError as InputError
+    from sottovoce.errors import PlanError as PlanError
+    from sottovoce.errors import Refusal as Refusal
+    from sottovoce.errors import RunError as RunError
+    from sottovoce.errors import SottovoceError as SottovoceError
+    from sottovoce.errors import TankEmpty as TankEmpty
+    from sottovoce.models.custom import custom as custom
+    from sottovoce.plan import Plan as Plan
+    from sottovoce.privacy.budget import Budget as Budget
+    from sottovoce.privacy.budget import Guarantee as Guarantee
+    from sottovoce.runs.checkpoint import RoundDone as RoundDone
+    from sottovoce.runs.trained import Trained as Trained
+    from sottovoce.runs.trained import load as load
+    from sottovoce.schedules.calibrate import calibrate as calibrate
+    from sottovoce.simulation.simulate import resume as resume
+    from sottovoce.simulation.simulate import simulate as simulate
+    from sottovoce.simulation.simulate import simulate_many as simulate_many
+    from sottovoce.studies.rehearsal.rehearsing import rehearse as rehearse
 
 _HOMES = {
     "Budget": "privacy.budget",
@@ -51,27 +53,7 @@ _HOMES = {
     "simulate_many": "simulation.simulate",
 }
 
-__all__ = [
-    "Budget",
-    "DataError",
-    "Guarantee",
-    "InputError",
-    "Plan",
-    "PlanError",
-    "Refusal",
-    "RoundDone",
-    "RunError",
-    "SottovoceError",
-    "TankEmpty",
-    "Trained",
-    "calibrate",
-    "custom",
-    "load",
-    "rehearse",
-    "resume",
-    "simulate",
-    "simulate_many",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

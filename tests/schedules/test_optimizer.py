@@ -21,7 +21,6 @@ from sottovoce.schedules.optimizer import (
     ExponentialAverage,
     Finish,
     Marks,
-    Momentum,
     TailAverage,
 )
 from sottovoce.server.coordinator import Patience, conduct
@@ -54,7 +53,7 @@ def naive(own: Finish, first, averaged, losses=()):
     sent, steps, horizon = [np.float64(first)], [], len(averaged)
     for t, uploads in enumerate(averaged):
         steps.append(uploads(sent[-1]) - sent[-1])
-        beta = 0.0 if own.momentum is None else own.momentum.beta
+        beta = 0.0 if own.momentum is None else own.momentum
         v = sum(beta ** (t - s) * step for s, step in enumerate(steps))
         scale = {"linear": 1 - t / horizon, "cosine": math.cos(math.pi * t / horizon / 2) ** 2,
                  "root": (1 + t) ** -0.5}  # fmt: skip
@@ -74,10 +73,10 @@ def naive(own: Finish, first, averaged, losses=()):
 
 
 @pytest.mark.parametrize("own", [
-    Finish(), Finish(Momentum(0.9)), Finish(decay=Decay("linear")), Finish(decay=Decay("cosine")),
+    Finish(), Finish(0.9), Finish(decay=Decay("linear")), Finish(decay=Decay("cosine")),
     Finish(decay=Decay("root")), Finish(average=ExponentialAverage(0.8)),
     Finish(average=TailAverage(0.3)), Finish(average=TailAverage(1.0)), Finish(best=True),
-    Finish(Momentum(0.5), Decay("root"), TailAverage(0.7), best=True),
+    Finish(0.5, Decay("root"), TailAverage(0.7), best=True),
 ])  # fmt: skip
 def test_the_parts_are_what_their_formulas_say(own):
     """Against the naive sums, for random uploads and losses."""
@@ -106,7 +105,7 @@ def test_the_compiled_round_does_what_numpy_does(name):
     x, y = samples(model)
     rows, p = rows_of(x.astype(np.float32), y), weigh_by_samples(SIZES, np.ones(len(SIZES), bool))
     batch = jax.tree.map(lambda w: w[None], model.init(jax.random.key(1)))
-    own = Finish(Momentum(0.5), Decay("linear"), ExponentialAverage(0.6), best=True)
+    own = Finish(0.5, Decay("linear"), ExponentialAverage(0.6), best=True)
     first = flatten_parameters(jax.tree.map(lambda w: w[0], batch))
     memory, order = own.begin(first), orders(p, 0.5)
     stacked = {part: jax.tree.map(lambda w: jnp.asarray(w)[None], model.unflatten(dict(kept)))

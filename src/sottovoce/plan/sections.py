@@ -39,7 +39,6 @@ from sottovoce.schedules.optimizer import (
     DecayKind,
     ExponentialAverage,
     Finish,
-    Momentum,
     TailAverage,
 )
 from sottovoce.schedules.pricing import CohortKind
@@ -353,7 +352,7 @@ class Server(Section):
                 else TailAverage(self.tail or 0.0)
             )
         return Finish(
-            momentum=None if self.momentum is None else Momentum(self.momentum),
+            momentum=self.momentum,
             decay=None if self.decay is None else Decay(self.decay),
             average=average,
             best=self.choose == "best",

@@ -28,23 +28,6 @@ Memory: TypeAlias = dict[str, Leaves]  # models kept from round to round: veloci
 
 
 @dataclass(frozen=True)
-class Momentum:
-    """v ← βv + (w̄ − w): steps in the same direction add up, noise adds up less.
-
-    >>> Momentum(0.9).beta
-    0.9
-    """
-
-    beta: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beta < 1:
-            raise InputError.of(
-                "momentum", self.beta, "above 0 and below 1", "0.5 doubles a step in the long run"
-            )
-
-
-@dataclass(frozen=True)
 class Decay:
     """s_t, the factor of the step of round t of T: large at first, small when noise dominates.
 
@@ -146,14 +129,19 @@ class StepResult(NamedTuple):
 class Finish:
     """The server's optimiser of a plan; by default the averaged upload is the next model.
 
-    >>> Finish().idle, Finish(momentum=Momentum(0.5), best=True).memory_names
+    >>> Finish().idle, Finish(momentum=0.5, best=True).memory_names
     (True, ('velocity', 'best'))
     """
 
-    momentum: Momentum | None = None
+    momentum: float | None = None  # β of v ← βv + (w̄ − w): steps add up, noise adds up less
     decay: Decay | None = None
     average: ExponentialAverage | TailAverage | None = None
     best: bool = False
+
+    def __post_init__(self) -> None:
+        if self.momentum is not None and not 0 < self.momentum < 1:
+            remedy = "0.5 doubles a step in the long run"
+            raise InputError.of("momentum", self.momentum, "above 0 and below 1", remedy)
 
     @property
     def idle(self) -> bool:
@@ -179,7 +167,7 @@ class Finish:
         """
         average = self.average
         return StepInputs(
-            momentum=0.0 if self.momentum is None else self.momentum.beta,
+            momentum=self.momentum or 0.0,
             scale=1.0 if self.decay is None else self.decay.scale(t, horizon),
             share=1.0 if average is None else float(average.share(marks.averaged, t, horizon)),
             best=marks.best,
@@ -229,7 +217,7 @@ class Finish:
         """
         said = []
         if self.momentum is not None:
-            said.append(f"steps carry on with momentum {self.momentum.beta:g}")
+            said.append(f"steps carry on with momentum {self.momentum:g}")
         if self.decay is not None:
             said.append(f"steps get shorter ({self.decay.kind})")
         if isinstance(self.average, ExponentialAverage):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -436,12 +436,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._main:
             _ENTERED.remove(self)
             signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
