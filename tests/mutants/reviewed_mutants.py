@@ -374,8 +374,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_a_certificate_says_what_rests_on_the_operators_word",
         (
             (
-                "text += _describe_burnt(line.facts) + _describe_word(line)",
-                "text += _describe_burnt(line.facts)",
+                "text += _describe_word(line)",
+                "text += ''",
             ),
         ),
     ),
@@ -386,7 +386,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_a_vault_that_is_not_the_newest_is_not_called_whole",
         (
             (
-                '            ("witness", "whether a newer state is known", lambda: _require_newest(chest)),\n',
+                '            ("witness", "whether a newer state is known", require_newest),\n',
                 "",
             ),
         ),
