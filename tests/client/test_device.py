@@ -23,7 +23,7 @@ import pytest
 from sottovoce.client import device, messages, release
 from sottovoce.client.ledger import read_statement
 from sottovoce.client.messages import Receipt
-from sottovoce.client.node import Node
+from sottovoce.client.node import Node, Rows
 from sottovoce.client.vault import Policy, Vault, chain, chest, resume
 from sottovoce.client.vault.policy import LIMITS
 from sottovoce.errors import PolicyRefusal, VaultRefusal
@@ -426,16 +426,17 @@ def test_no_row_is_looked_at_before_its_debit_is_durable(ram, form, monkeypatch)
     node, noted = make_node(ram, own="support.devices:LINE"), []
     held, real = node.read_rows(), Vault.reserve
 
-    class Held:
-        x, y = Guarded(held.x, noted), Guarded(held.y, noted)
-        classes, fingerprint = held.classes, held.fingerprint
+    class Held(Rows):
+        fingerprint = held.fingerprint
+
+    guarded = Held(Guarded(held.x, noted), Guarded(held.y, noted), held.classes)
 
     def reserve(*args, **options):
         done = real(*args, **options)
         noted.append("reserve")
         return done
 
-    monkeypatch.setattr(Node, "read_rows", lambda self: Held)
+    monkeypatch.setattr(Node, "read_rows", lambda self: guarded)
     monkeypatch.setattr(Vault, "reserve", reserve)
     shapes = SEEN.shapes() if form == "seen" else None
     params = model(form) if shapes is None else {k: np.zeros(s, "f") for k, s in shapes.items()}
@@ -745,7 +746,7 @@ def test_a_limit_that_an_answer_would_meet_burns_no_budget(ram, limit):
         import resource, signal
         from support.devices import kind
         from sottovoce.client import device
-        from sottovoce.client.node import Node
+        from sottovoce.client.node import Node, Rows
         request = open({str(ram / "request")!r}, "rb").read()
         node = Node.load({str(ram / "ward.toml")!r})
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -41,7 +41,7 @@ def story(tmp_path_factory):
     """A federation through a killed node, Ctrl-C and a resume."""
     top = tmp_path_factory.mktemp("a federation")  # a path with a space in it
     out = top / "run"
-    settings = ("--set", f"rounds.rounds={ROUNDS}", "--keep-uploads", "--deadline", 120)
+    settings = ("--set", f"rounds.rounds={ROUNDS}", "--keep-uploads", "--deadline", 600)
     first = Command(top / "first.log", "--out", out, *settings)
     again = None
     try:
@@ -51,12 +51,22 @@ def story(tmp_path_factory):
         answers = tuple(local.is_answering(link) for link in links(out / "flower" / "1"))
         os.kill(nodes[0], signal.SIGKILL)
         done = out / "rounds.jsonl"  # rounds may be shown late, several at once
-        assert until(lambda: done.read_text("utf-8").count("\n") >= 4, 900.0)
-        back = running(first.below(), "flower-supernode")
-        # A vault that the test holds keeps the run in the middle of a round until it is stopped.
-        with Vault.open(nodes_of(out)[0].vault, dataset=None, wait=900.0):
+        assert until(lambda: done.read_text("utf-8").count("\n") >= 2, 900.0)
+
+        def find_nodes():
+            return {*running(first.below(), "flower-supernode")} - {nodes[0]}
+
+        assert until(lambda: len(find_nodes()) == 3, 900.0)
+        back = find_nodes()
+        # Nodes that stand still keep the run in the middle of a round until it is stopped.
+        for node in back:
+            os.kill(node, signal.SIGSTOP)
+        try:
             first.process.send_signal(signal.SIGINT)
             assert until(lambda: (out / "record.json").exists(), 900.0), first.log.read_text()
+        finally:
+            for node in back:
+                os.kill(node, signal.SIGCONT)
         code = first.end()
         left = [pid for pid in first.seen if lives(pid)]
         stopped = json.loads((out / "record.json").read_text("utf-8"))
@@ -127,7 +137,7 @@ def ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
     assert story.left == []
     assert [pid for pid in story.again.seen if lives(pid)] == []
     assert story.stopped["status"] == "interrupted"
-    assert story.stopped["result"]["rounds_used"] >= 4
+    assert 2 <= story.stopped["result"]["rounds_used"] < ROUNDS
     assert {"checkpoint.npz", "model.npz", "report.html"} <= story.files
     assert f"sottovoce federate --resume --out {shlex.quote(str(story.out))}" in story.said
     assert "Traceback" not in story.said

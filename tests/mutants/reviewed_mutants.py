@@ -11,6 +11,90 @@ Change = tuple[str, str]
 
 REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     (
+        "a person's gradients are added, not averaged, after the clip of each row",
+        "models.person",
+        "With unit = person the clip must bind all rows of a person together: here each row is its own sample of the block, so that a person with k rows moves the sum k times as far.",
+        "tests/models/test_person.py::test_the_mean_gradient_of_a_person_is_clipped",
+        (
+            (
+                "            means.append(np.matmul(left.swapaxes(1, 2), right).reshape(len(x), -1))\n        return np.concatenate(means, axis=1)",
+                "            means.append(np.einsum('pka,pkb->pkab', left, right).reshape(len(weight), -1))\n        return np.concatenate(means, axis=1)",
+            ),
+        ),
+    ),
+    (
+        "a person with few rows is padded with nothing",
+        "models.person",
+        "Work must not tell how many rows a person has: here only rows with a weight are computed.",
+        "tests/models/test_person.py::test_work_does_not_tell_how_many_rows_a_person_has",
+        (
+            (
+                "        block = Products.of(self.code.gradient_block(params, rows, labels)).flush_tiny()\n",
+                "        used = weight > 0\n        found = Products.of(self.code.gradient_block(params, rows[used], labels[used])).write_out()\n        whole = np.zeros((len(used), found.shape[1]))\n        whole[used] = found\n        block = Products.of(whole).flush_tiny()\n",
+            ),
+        ),
+    ),
+    (
+        "the rows of a person beyond the limit are those of the file's end",
+        "models.person",
+        "What a person contributes depends on its own rows alone: here the choice depends on the position in the file, which other persons' rows decide.",
+        "tests/models/test_person.py::test_a_sample_is_a_person_whatever_the_order_of_rows",
+        (
+            (
+                'order = np.lexsort((np.frombuffer(b"".join(digests), np.uint64), person))',
+                "order = np.lexsort((-np.arange(len(person)), person))",
+            ),
+        ),
+    ),
+    (
+        "a server may ask a client of persons for records",
+        "client.device",
+        "The client's policy decides what is protected: here a request for unit record is answered, and its text promises less than the vault.",
+        "tests/models/test_person.py::test_a_server_cannot_have_less_protected",
+        (
+            (
+                "    if UNITS.index(unit) < UNITS.index(policy.unit):\n",
+                '    if policy.unit == "client" and unit != "client":\n',
+            ),
+        ),
+    ),
+    (
+        "persons are split row by row",
+        "data.federated",
+        "A person who is validated or tested on is shown to the server raw: with unit = person nobody may be both trained and tested on.",
+        "tests/models/test_person.py::test_nobody_is_both_trained_and_tested_on",
+        (
+            (
+                "        dealt = deal_persons(dealt, whose, owner)\n",
+                "        dealt = replace(deal_persons(dealt, whose, owner), validation=np.arange(5))\n",
+            ),
+        ),
+    ),
+    (
+        "a client's Δ counts rows where persons are protected",
+        "data.federated",
+        "n is the number of persons: with the number of rows Δ would be too small by the rows of a person, and the noise with it.",
+        "tests/models/test_person.py::test_nobody_is_both_trained_and_tested_on",
+        (
+            (
+                "    samples = np.bincount(np.unique(at_client) // persons, minlength=len(held.samples))\n",
+                "    samples = np.bincount(at_client // persons, minlength=len(held.samples))\n",
+            ),
+        ),
+    ),
+    (
+        "persons and records have ledgers of their own",
+        "client.node",
+        "Identical rows have one ledger on a machine: with another fingerprint for persons two budgets for the same rows add up unseen.",
+        "tests/models/test_person.py::test_rows_have_one_ledger_whatever_is_protected",
+        (
+            (
+                "return fingerprint(self.x, self.y) if self.rows is None else self.rows.fingerprint",
+                "return fingerprint(self.x, self.y)",
+            ),
+        ),
+    ),
+    (
         "the ε that holds is no longer rounded up",
         "privacy.gaussian",
         "Every ε that is shown must hold: this one is rounded down, below the exact one, so that records and `calibrate` claim an ε that the noise does not keep.",
@@ -269,8 +353,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a_policy_is_only_tightened",
         (
             (
-                'if new.unit != old.unit and (old.unit == "client" or spent > 0):',
-                'if new.unit != old.unit and old.unit == "client":',
+                "if new.unit != old.unit and (UNITS.index(new.unit) < UNITS.index(old.unit) or spent > 0):",
+                "if new.unit != old.unit and UNITS.index(new.unit) < UNITS.index(old.unit):",
             ),
         ),
     ),

@@ -77,7 +77,7 @@ def test_numbers_of_any_kind_are_numbers(number):
 
 def test_unknown_words_are_refused():
     budget = Budget(1, 1e-5)
-    with pytest.raises(InputError, match="unit must be record or client"):
+    with pytest.raises(InputError, match="unit must be record or person or client"):
         Guarantee(budget, unit="user", calibration="exact")
     with pytest.raises(InputError, match="calibration must be"):
         Guarantee(budget, unit="record", calibration="rdp")

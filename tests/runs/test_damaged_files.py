@@ -85,7 +85,7 @@ def save_rows(path):
 READERS = {
     "samples": ("rows.npz", save_rows, read_samples),
     "array": ("rows.npy", lambda path: np.save(path, X), read_samples),
-    "node": ("rows.npz", save_rows, lambda path: _read_arrays(path, 2)),
+    "node": ("rows.npz", save_rows, lambda path: _read_arrays(path, 2, None)),
     "fingerprint": ("rows.npz", save_rows, fingerprint_file),
     "stand-in": ("rows.npz", save_rows, as_public),
     "public": ("public.npz", save_public, federated.load_public),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from math import isqrt
@@ -20,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.client import release
-from sottovoce.models import base, mlp, softmax, svm
+from sottovoce.models import base, mlp, person, softmax, svm
 from sottovoce.models.base import Form, as_device
 from sottovoce.models.cnn import Cnn
 from sottovoce.models.custom import custom
+from sottovoce.models.person import join_persons
 from sottovoce.privacy import grid
 
 SAMPLES = (1, 2, 6)
@@ -127,15 +128,23 @@ def rows(kind, n, rng):
     return x
 
 
-def units(name, params, x, y, clip, class_weights=None):
+def units(name, params, x, y, clip, class_weights=None, rows_per_person=0):
     """Σ q_m in grid units."""
     count = sum(leaf.size for leaf in params.values())
+    form = replace(form_of(name), rows_per_person=rows_per_person)
     return grid.clipped_sum(
-        base.gradient_blocks(form_of(name), params, x, y, own_of(name)),
+        base.gradient_blocks(form, params, x, y, own_of(name)),
         clip,
         count,
         None if class_weights is None else class_weights[y],
     )
+
+
+def people(kind, n, classes, rng, most=3):
+    """Persons with one to five rows of a kind, as samples of at most three rows each."""
+    person = np.repeat(np.arange(n), rng.integers(1, 6, n))
+    y = rng.integers(0, classes, len(person))
+    return join_persons(rows(kind, len(person), rng), y, person, most)
 
 
 def squared(difference):
@@ -165,6 +174,15 @@ class Case:
         rng = np.random.default_rng(self.seed)
         params = weights(self.name, self.weights, rng)
         n, classes = self.samples, classes_of(self.name)
+        if self.unit == "person":
+            x, other = (people(kind, n, classes, rng) for kind in self.rows)
+            who = int(rng.integers(n))
+            other[np.arange(n) != who] = x[np.arange(n) != who]
+            sums = [
+                units(self.name, params, people_of, np.zeros(n, int), self.clip, rows_per_person=3)
+                for people_of in (x, other)
+            ]
+            return sums[0] - sums[1], grid.grid_sensitivity("person", n)
         x, y = rows(self.rows[0], n, rng), rng.integers(0, classes, n)
         other_x, other_y = x.copy(), y.copy()
         which = slice(None) if self.unit == "client" else slice(int(rng.integers(n)), None)
@@ -216,7 +234,7 @@ def cases(draw, name):
         weights=draw(st.sampled_from(WEIGHTS)),
         rows=(draw(st.sampled_from(ROWS)), draw(st.sampled_from(ROWS))),
         clip=10.0 ** draw(st.floats(-15, 15)),
-        unit=draw(st.sampled_from(["record", "client"])),
+        unit=draw(st.sampled_from(["record", "person", "client"])),
     )
 
 
@@ -253,7 +271,7 @@ class _Counted:
         return call
 
 
-def work(call, modules=(grid, base, svm, softmax, mlp, release)):
+def work(call, modules=(grid, base, svm, softmax, mlp, person, release)):
     """What a call does, counted: lines of these modules, numpy's functions and their arrays.
 
     Two data sets of one size must cost the same; seconds are not looked at.

@@ -223,7 +223,8 @@ def calibrate(
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Step size η.")] = None,
     unit: Annotated[
-        str | None, typer.Option(help="What is protected: record | client.", metavar="UNIT")
+        str | None,
+        typer.Option(help="What is protected: record | person | client.", metavar="UNIT"),
     ] = None,
     calibration: Annotated[
         str | None, typer.Option(help="exact | zcdp | paper.", metavar="NAME")

@@ -46,6 +46,7 @@ from sottovoce.errors import (
 from sottovoce.models import base
 from sottovoce.models.base import OWN, Shapes
 from sottovoce.privacy import grid
+from sottovoce.privacy.budget import UNITS
 from sottovoce.schedules.pricing import Terms
 
 log = logging.getLogger("sottovoce.device")
@@ -158,9 +159,9 @@ def _make_greeting(node: Node) -> bytes:
                 "schema": messages.HELLO,
                 "name": node.name,
                 "version": __version__,
-                "features": int(rows.x.shape[1]),
+                "features": rows.features,
                 "classes": rows.classes,
-                "policy": _disclose_policy(vault.policy),
+                "policy": _disclose_policy(vault.policy, rows),
                 "budget": _disclose_budget(vault),
                 "receipt": vault.receipt().to_json(),
             }
@@ -244,11 +245,10 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             room=_bound_upload_bytes(request),
         )
         debits.append(reserved)
-        lens = request.form.hog
         upload = release.release(
             request.form,
             request.params,
-            rows.x if lens is None else lens.apply(rows.x),
+            rows.apply_features(request.form.hog),
             rows.y,
             recipe=request.recipe,
             paid=paid,
@@ -306,15 +306,25 @@ def _price_turn(request: Request, policy: Policy, vault: Vault) -> Price:
 
 def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
     """Refuse a model that is incomplete, not finite, too large, or made for other samples."""
-    if request.form.numbers != rows.x.shape[1] or request.form.classes != rows.classes:
+    if request.form.numbers != rows.features or request.form.classes != rows.classes:
         raise RequestDeclined(
             "policy",
             f"the model is for {request.form.numbers} features and {request.form.classes} "
-            f"classes, and this client has {rows.x.shape[1]} and {rows.classes}",
+            f"classes, and this client has {rows.features} and {rows.classes}",
         )
     weights = request.recipe.class_weights
     if weights is not None and len(weights) != rows.classes:
         raise Malformed(f"the request's class_weights are not {rows.classes}, one for each class")
+    if request.form.rows_per_person != rows.rows_per_person:
+        raise RequestDeclined(
+            "policy",
+            f"rows_per_person must be {rows.rows_per_person}, got {request.form.rows_per_person} "
+            "(0: a sample is one row)",
+        )
+    if request.recipe.unit == "person" and not rows.rows_per_person:
+        raise RequestDeclined("policy", "unit must be record or client, this client has no persons")
+    if weights is not None and rows.rows_per_person:  # a person has no class
+        raise RequestDeclined("policy", "class_weights must be absent where samples are persons")
     given = {name: leaf.shape for name, leaf in request.params.items()}
     if given != dict(shapes):
         raise Malformed("the request's arrays are not those of its model")
@@ -343,7 +353,8 @@ def _require_memory(request: Request, rows: Rows) -> None:
     and not after the debit. Nothing of the rows is looked at.
     """
     count = sum(leaf.size for leaf in request.params.values())
-    width, block = max(rows.x.shape[1], request.form.features), None
+    width, block = max(rows.features, request.form.features), None
+    width = (width + 2) * rows.rows_per_person if rows.rows_per_person else width
     if request.form.needs_jax:
         params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
         zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), np.int64)
@@ -361,14 +372,15 @@ def _require_allowed(request: Request, policy: Policy) -> None:
         raise RequestDeclined(
             "policy", f"clip must be at most {policy.clip:g}, got {request.recipe.clip:g}"
         )
-    if policy.unit == "client" and request.recipe.unit == "record":
-        raise RequestDeclined("policy", "unit must be client, got record")
+    unit = request.recipe.unit
+    if UNITS.index(unit) < UNITS.index(policy.unit):
+        raise RequestDeclined("policy", f"unit must be {policy.unit}, got {unit}")
     for name, value, most in (
         ("rounds", request.round.horizon, policy.max_rounds),
         ("steps", request.recipe.steps, min(policy.max_steps, policy.max_rounds)),
         (
             "parameters × steps × samples",
-            count * request.recipe.steps * policy.samples,
+            count * request.recipe.steps * policy.samples * max(1, request.form.rows_per_person),
             policy.max_work,
         ),
     ):
@@ -389,8 +401,9 @@ def _disclose_budget(vault: Vault) -> dict[str, Any] | None:
     }
 
 
-def _disclose_policy(policy: Policy) -> dict[str, Any]:
-    return {
+def _disclose_policy(policy: Policy, rows: Rows) -> dict[str, Any]:
+    persons = {"rows_per_person": rows.rows_per_person} if rows.rows_per_person else {}
+    return persons | {
         "samples": policy.samples,
         "unit": policy.unit,
         "clip": policy.clip,

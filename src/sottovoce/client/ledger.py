@@ -176,10 +176,11 @@ def make_statement(vault: Vault) -> Statement:
 def format_statement(statement: Statement, *, most: int | None = 20) -> str:
     """Return the statement as text, with the last `most` releases, or all of them."""
     policy, promised = statement.policy, statement.promised
-    what = "one record" if promised.unit == "record" else "the whole data set"
+    what = "the whole data set" if promised.unit == "client" else f"one {promised.unit}"
     lines = [
         f"vault     {statement.vault}, made {format_time(statement.made)}",
-        f"data      {policy.samples:,} records, sealed as {statement.seal[:16]}…",
+        f"data      {policy.samples:,} {'persons' if policy.unit == 'person' else 'records'}, "
+        f"sealed as {statement.seal[:16]}…",
         *([] if statement.only_ledger else [f"          {describe_other_ledgers(statement)}"]),
         f"promise   (ε, δ) = ({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)}) "
         f"for {what}, "

@@ -10,6 +10,8 @@
     classes = 10                 # public; of a table they are the categories of its label
     # label = "readmitted"       # a table's label, and
     # columns = { age = [0, 120], sex = ["f", "m"], readmitted = ["no", "yes"] }
+    # person = "patient"         # the column, or array, of person ids, for unit = "person", and
+    # rows_per_person = 8        # the most rows of one person that are used; public
 
     [policy]                     # fixed when the vault is made; later it may only be tightened
     epsilon = 8.0
@@ -46,6 +48,13 @@ from sottovoce.data.files import read_npz, why
 from sottovoce.errors import DataError, InputError
 from sottovoce.models import custom
 from sottovoce.models.base import OwnModel
+from sottovoce.models.features import Hog
+from sottovoce.models.person import (
+    MOST_ROWS_PER_PERSON,
+    ROWS_PER_PERSON,
+    apply_to_rows,
+    join_persons,
+)
 
 TABLES = (".csv", ".parquet")
 _POLICY = (
@@ -62,7 +71,7 @@ _POLICY = (
 ANSWER_EVERY = 0.5  # seconds: longer than the difference between two datasets of a client
 _KEYS = {
     "": ("schema", "name", "vault", "answer_every", "data", "policy", "model"),
-    "data": ("path", "classes", "label", "columns"),
+    "data": ("path", "classes", "label", "columns", "person", "rows_per_person"),
     "policy": (*_POLICY, "limits"),
     "policy.limits": LIMITS,
     "model": ("own",),
@@ -71,16 +80,33 @@ _KEYS = {
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A client's samples, as numbers."""
+    """A client's samples, as numbers: rows, or persons (`models.person`), whose y is 0."""
 
     x: NDArray[np.floating[Any]]
     y: NDArray[np.int64]
     classes: int
+    rows_per_person: int = 0  # 0: a sample is one row
+    rows: Rows | None = None  # of persons: the rows as they were read
+
+    @property
+    def features(self) -> int:
+        """How many numbers a row has."""
+        width = int(self.x.shape[1])
+        return width // self.rows_per_person - 2 if self.rows_per_person else width
 
     @property
     def fingerprint(self) -> str:
-        """Which dataset this is, whatever the order of its rows."""
-        return fingerprint(self.x, self.y)
+        """Which dataset this is, whatever the order of its rows, and whoever they are about.
+
+        Rows have one ledger on a machine, whether records or persons are protected.
+        """
+        return fingerprint(self.x, self.y) if self.rows is None else self.rows.fingerprint
+
+    def apply_features(self, lens: Hog | None) -> NDArray[Any]:
+        """Return the samples with these features instead of pictures."""
+        if lens is None:
+            return self.x
+        return apply_to_rows(lens.apply, self.x, self.rows_per_person)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +121,8 @@ class Node:
     terms: Mapping[str, Any]  # the policy as written, without the number of samples
     own: str | None
     answer_every: float = ANSWER_EVERY
+    person: str | None = None
+    rows_per_person: int = 0
 
     @classmethod
     def load(cls, path: str | Path) -> Node:
@@ -132,6 +160,7 @@ class Node:
             terms={**values["policy"], **limits},
             own=_locate_model(values.get("model", {}), folder),
             answer_every=_require_seconds(values.get("answer_every", ANSWER_EVERY)),
+            **_read_persons(data, values["policy"]),
         )
         node.make_policy(samples=1)  # its errors are raised now, not at the first request
         return node
@@ -151,8 +180,13 @@ class Node:
     def read_rows(self) -> Rows:
         """Read the client's samples. Only the device does."""
         if self.table is not None:
-            return _read_table(self.data, self.table)
-        return _read_arrays(self.data, cast(int, self.classes))
+            rows, person = _read_table(self.data, self.table, self.person)
+        else:
+            rows, person = _read_arrays(self.data, cast(int, self.classes), self.person)
+        if person is None:
+            return rows
+        x = join_persons(rows.x, rows.y, person, self.rows_per_person)
+        return Rows(x, np.zeros(len(x), np.int64), rows.classes, self.rows_per_person, rows)
 
     def load_own_model(self) -> OwnModel | None:
         """Import the model that `model.own` names; None where the file names none."""
@@ -166,28 +200,64 @@ class Node:
         )
 
 
-def _read_arrays(path: Path, classes: int) -> Rows:
+def _read_arrays(
+    path: Path, classes: int, person: str | None
+) -> tuple[Rows, NDArray[np.int64] | None]:
+    names = ("x", "y") if person is None else ("x", "y", person)
     try:
-        x, y = read_npz(path, "x", "y").values()
+        x, y, *ids = read_npz(path, *names).values()
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as arrays x and y: {why(error)}") from None
+        raise DataError(
+            f"{path} cannot be read as arrays {', '.join(names)}: {why(error)}"
+        ) from None
     if x.dtype.kind not in "fiu" or x.ndim < 2 or y.dtype.kind not in "iu" or y.ndim != 1:
         raise DataError(f"{path}: x must be numbers with a row a sample, and y whole numbers")
     if len(x) != len(y) or len(y) == 0:
         raise DataError(f"{path}: x has {len(x)} rows and y {len(y)}; they must be equal, not 0")
     if y.min() < 0 or y.max() >= classes:
         raise DataError(f"{path}: a label of y is not from 0 to {classes - 1} (data.classes)")
+    if any(array.ndim != 1 or len(array) != len(y) or array.dtype.kind == "O" for array in ids):
+        raise DataError(f"{path}: {person} must have one id for each of the {len(y)} rows")
     rows = x.reshape(len(x), -1)
-    return Rows(rows if rows.dtype.kind == "f" else rows.astype(np.float64), y.astype(int), classes)
+    rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
+    numbered = np.unique(ids[0], return_inverse=True)[1].reshape(-1) if ids else None
+    return Rows(rows, y.astype(int), classes), numbered
 
 
-def _read_table(path: Path, table: Mapping[str, Any]) -> Rows:
+def _read_table(
+    path: Path, table: Mapping[str, Any], person: str | None
+) -> tuple[Rows, NDArray[np.int64] | None]:
     from sottovoce.data.tables import Source, read_table
 
-    read = read_table(Source(path, table["label"], columns=table["columns"]))
+    read = read_table(Source(path, table["label"], columns=table["columns"], person=person))
     if len(read.y) == 0:
         raise DataError(f"{path} has no rows; a client without samples takes no part")
-    return Rows(read.x, read.y.astype(np.int64), len(read.layout.classes))
+    return Rows(read.x, read.y.astype(np.int64), len(read.layout.classes)), read.person
+
+
+def _read_persons(data: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the node file says of persons; `unit = "person"` and `data.person` need both."""
+    person = data.get("person")
+    if (person is not None) != (policy.get("unit") == "person"):
+        raise InputError.of(
+            "data.person",
+            person,
+            'the column of person ids with policy.unit = "person", and absent with others',
+            "set both or neither",
+        )
+    if person is None:
+        if "rows_per_person" in data:
+            raise InputError("data.rows_per_person has no effect without data.person; remove it")
+        return {}
+    most = data.get("rows_per_person", ROWS_PER_PERSON)
+    if type(most) is not int or not 1 <= most <= MOST_ROWS_PER_PERSON:
+        raise InputError.of(
+            "data.rows_per_person",
+            most,
+            f"a whole number from 1 to {MOST_ROWS_PER_PERSON}",
+            "it is public: the most rows of one person that are used",
+        )
+    return {"person": _require_text("data.person", person), "rows_per_person": most}
 
 
 def _require_known_keys(section: str, values: Mapping[str, Any]) -> None:

@@ -32,12 +32,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import datasets, tables
 from sottovoce.data.files import read_npy, read_npz, why, write_file
-from sottovoce.data.partition import Split, size_clients_in_order, split_rows
+from sottovoce.data.partition import Split, deal_persons, size_clients_in_order, split_rows
 from sottovoce.data.streaming import Stored, is_stored, is_streamed
 from sottovoce.data.tables import Layout, split_by_column
 from sottovoce.errors import DataError, InputError
 from sottovoce.models import features
 from sottovoce.models.features import Hog
+from sottovoce.models.person import join_persons
 from sottovoce.plan import Plan
 from sottovoce.plan.data import format_category
 from sottovoce.privacy import seeds
@@ -189,6 +190,7 @@ class Given:
     train: Pair | Sequence[Pair]
     validation: Pair | None = None
     test: Pair | None = None
+    person: ArrayLike | None = None  # the person of each row of a pair, by any id
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +211,7 @@ class Holdings:
     fresh_vaults: bool = False  # whether the clients' vaults were made for this run only
     names: tuple[str, ...] = ()  # the names of the clients, from a column of a table
     class_names: tuple[str, ...] = ()  # of arrays whose labels are not 0, 1, …
+    person: NDArray[np.int64] | None = None  # of each row of `train`; None: samples are not rows
 
     def fingerprint(self, *, rows: bool = True) -> str:
         """Return a digest of who holds which rows, to the last bit.
@@ -244,7 +247,7 @@ class Holdings:
 
 
 def load_holdings(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
-    """Read the data and deal it to clients, as inputs of the plan's model."""
+    """Read the data and deal it to clients, as samples of the plan's model."""
     held = deal_rows(plan, seed=seed, data=data)
     hog = _build_features(plan, held)
     if data is not None or hog is None or held.split is None or plan.data.path is not None:
@@ -288,6 +291,13 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
                 "absent with one array per client",
                 "the arrays say themselves who holds what",
             )
+        if plan.local.unit == "person" and not is_pair(data.train):
+            raise InputError.of(
+                "local.unit",
+                "person",
+                "record or client with one array per client",
+                "give one (X, y) and person=ids",
+            )
         held = _deal_arrays(plan, data, seed) if is_pair(data.train) else _join_client_arrays(data)
     return held if len(held.validation.y) else replace(held, validation=held.test)
 
@@ -296,14 +306,27 @@ def add_features(plan: Plan, held: Holdings) -> Holdings:
     """Replace the rows by the features that the plan's model uses, if it uses any."""
     hog = _build_features(plan, held)
     if hog is None or held.features is not None:
-        return held
+        return _join_persons(plan, held)
 
     def apply(samples: Samples) -> Samples:
         return Samples(hog.apply(samples.x), samples.y)
 
     test = apply(held.test)
     validation = test if held.validation is held.test else apply(held.validation)
-    return replace(held, train=apply(held.train), validation=validation, test=test, features=hog)
+    held = replace(held, train=apply(held.train), validation=validation, test=test, features=hog)
+    return _join_persons(plan, held)
+
+
+def _join_persons(plan: Plan, held: Holdings) -> Holdings:
+    """Make a sample of all rows of a person at a client, where the plan protects persons."""
+    if not plan.rows_per_person or held.person is None:
+        return held
+    persons = int(held.person.max()) + 1
+    at_client = held.owner.astype(np.int64) * persons + held.person
+    x = join_persons(held.train.x, held.train.y, at_client, plan.rows_per_person)
+    samples = np.bincount(np.unique(at_client) // persons, minlength=len(held.samples))
+    train = Samples(x, np.zeros(len(x), np.int32))
+    return replace(held, train=train, samples=samples.astype(np.int64), person=None)
 
 
 def _deal_dataset(plan: Plan, seed: int) -> Holdings:
@@ -320,14 +343,14 @@ def _deal_table(plan: Plan, seed: int) -> Holdings:
     steering = _read_evaluation_file(plan.data.validation, layout, "data.validation")
     tested = _read_evaluation_file(plan.data.test, layout, "data.test")
     rows, classes = Samples(table.x, table.y), Classes(len(layout.classes))
-    held = _deal_file(plan, seed, rows, table.owner, steering, tested, classes)
+    held = _deal_file(plan, seed, rows, table.owner, steering, tested, classes, table.person)
     return replace(held, layout=layout, names=table.clients)
 
 
 def _deal_array_file(plan: Plan, seed: int) -> Holdings:
     """Deal the rows of an .npz or .npy file like arrays given from Python."""
     data, label = plan.data, str(plan.data.label)
-    arrays = read_array_file(str(data.path), label, data.client)
+    arrays = read_array_file(str(data.path), label, data.client, data.person)
     train, shape = _check_pair("data", (arrays["x"], arrays["y"]))
     public: dict[str, Samples] = {}
     for key in PUBLIC_SETS:
@@ -348,16 +371,28 @@ def _deal_array_file(plan: Plan, seed: int) -> Holdings:
         owner = Classes(len(names), names).encode(clients, "data.client")
     train = _encode_samples(train, classes, "data")
     held = _deal_file(
-        plan, seed, train, owner, public.get("validation"), public.get("test"), classes
+        plan,
+        seed,
+        train,
+        owner,
+        public.get("validation"),
+        public.get("test"),
+        classes,
+        _check_ids(arrays.get("person"), len(train.y)),
     )
     return replace(held, shape=shape, names=names, counted=not (public or declared))
 
 
 def read_array_file(
-    path: str | Path, label: str, client: str | None = None, key: str = "data.path"
+    path: str | Path,
+    label: str,
+    client: str | None = None,
+    person: str | None = None,
+    key: str = "data.path",
 ) -> dict[str, NDArray[Any]]:
-    """Read `x`, `y` and, if it is named, `client` of an .npz; a .npy is x, and `label` its y."""
-    path, named = Path(path), {"x": "x", "y": label} | ({"client": client} if client else {})
+    """Read `x`, `y` and what is named of `client` and `person`; a .npy is x, and `label` its y."""
+    roles = {"x": "x", "y": label, "client": client, "person": person}
+    path, named = Path(path), {role: name for role, name in roles.items() if name}
     try:
         if path.suffix.lower() == ".npy":
             return {"x": read_npy(path), "y": read_npy(path.parent / label)}
@@ -379,6 +414,7 @@ def _deal_file(
     steering: Samples | None,
     tested: Samples | None,
     classes: Classes,
+    person: NDArray[Any] | None = None,
 ) -> Holdings:
     """Deal the rows of a file: by their owners, or as the plan says where no column names them."""
     sizes = [
@@ -386,20 +422,37 @@ def _deal_file(
         for wanted in (plan.data.validation, plan.data.test)
     ]
     own_test = 0 if tested is None else len(tested.y)
-    if owner is None:
-        validation, test = (_count_rows(wanted, len(train.y)) for wanted in sizes)
-        dealt = _split_rows(
-            plan, seed, train.y, own_test=own_test, validation=validation, test=test
-        )
+    labels, dealt_to, whose = train.y, owner, None
+    if person is not None:  # what is dealt are persons, each with all its rows
+        first, whose = _number_persons(person)
+        labels, dealt_to = labels[first], None if owner is None else owner[first]
+    if dealt_to is None:
+        validation, test = (_count_rows(wanted, len(labels)) for wanted in sizes)
+        dealt = _split_rows(plan, seed, labels, own_test=own_test, validation=validation, test=test)
     else:
         rng = seeds.generator(seed, Purpose.SPLIT)
         dealt = split_by_column(
-            owner, validation=sizes[0], test=sizes[1], rng=rng, own_test=own_test
+            dealt_to, validation=sizes[0], test=sizes[1], rng=rng, own_test=own_test
         )
+    if whose is not None:
+        dealt = deal_persons(dealt, whose, owner)
     held = _make_holdings(dealt, train, tested, (train.x.shape[1],), classes)
+    held = _add_persons(held, whose)
     if owner is not None and dealt.test_from == "train":
         held = replace(held, test_owner=owner[dealt.test])
     return held if steering is None else replace(held, validation=steering)
+
+
+def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first row of each person, and the number of each row's person, from 0."""
+    _, first, person = np.unique(ids, return_index=True, return_inverse=True)
+    return first, person.reshape(-1)
+
+
+def _add_persons(held: Holdings, person: NDArray[np.int64] | None) -> Holdings:
+    if person is None or held.split is None:
+        return held
+    return replace(held, person=person[np.concatenate(held.split.clients)])
 
 
 def _read_evaluation_file(
@@ -430,16 +483,42 @@ def _deal_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
     test = test and _encode_samples(test, classes, "test")
     if is_stored(train.x) and plan.data.split == "order" and not plan.data.public:
         return _deal_in_order(plan, train, validation, test, shape, classes)
+    labels, person = train.y, _check_persons(plan, data, len(train.y))
+    if person is not None:
+        first, person = _number_persons(person)
+        labels = labels[first]
     dealt = _split_rows(
         plan,
         seed,
-        train.y,
+        labels,
         own_test=0 if test is None else len(test.y),
         validation=None if validation is None else 0,
         test=None if test is None else 0,
     )
+    dealt = dealt if person is None else deal_persons(dealt, person)
     held = replace(_make_holdings(dealt, train, test, shape, classes), counted=not public)
+    held = _add_persons(held, person)
     return held if validation is None else replace(held, validation=validation)
+
+
+def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
+    """Return the ids of persons that were given with arrays; None where there are none."""
+    if data.person is None:
+        if plan.local.unit == "person":
+            raise InputError(
+                "person must be given with local.unit = person, got none; pass person=ids with one "
+                "id for each row"
+            )
+        return None
+    if is_streamed(data.train[0]):
+        raise InputError("person has no effect on streamed rows; bring them into memory first")
+    return _check_ids(np.asarray(data.person), rows)
+
+
+def _check_ids(ids: NDArray[Any] | None, rows: int) -> NDArray[Any] | None:
+    if ids is not None and (ids.shape != (rows,) or ids.dtype.kind == "O"):
+        raise InputError.of("person", ids.shape, f"({rows},)", "give one plain id for each row")
+    return ids
 
 
 def _deal_in_order(

@@ -46,6 +46,42 @@ class Split:
     test_from: Literal["train", "test"]
 
 
+def deal_persons(
+    split: Split, person: NDArray[np.int64], owner: NDArray[np.int32] | None = None
+) -> Split:
+    """Return the split of rows that follows from a split of persons.
+
+    person: the person of each row, from 0; `split` counts persons. All rows of a person are trained
+    on, or none is. owner: the client of each row, where a column names it; otherwise a client has
+    all rows of its persons.
+
+    >>> split = Split((np.array([0, 2]),), np.array([1]), np.array([3]), "train")
+    >>> rows = deal_persons(split, np.array([0, 1, 1, 2, 3, 0]))
+    >>> rows.clients[0].tolist(), rows.validation.tolist(), rows.test.tolist()
+    ([0, 3, 5], [1, 2], [4])
+    """
+    client = np.full(int(person.max()) + 1, -1)
+    for i, persons in enumerate(split.clients):
+        client[persons] = i
+    of_row = client[person] if owner is None else np.where(client[person] >= 0, owner, -1)
+    counts = np.bincount(of_row + 1, minlength=len(split.clients) + 1)
+    by_client = np.argsort(of_row, kind="stable")
+    clients = tuple(np.split(by_client, np.cumsum(counts)[:-1])[1:])
+    if not all(map(len, clients)):
+        raise InputError(
+            f"client {next(i for i, rows in enumerate(clients) if not len(rows))} (from 0) has no "
+            "row left to train on: all its persons are validated or tested on; lower "
+            "data.validation or data.test, or name other files there"
+        )
+    in_train = split.test_from == "train"
+    return Split(
+        clients=clients,
+        validation=np.flatnonzero(np.isin(person, split.validation)),
+        test=np.flatnonzero(np.isin(person, split.test)) if in_train else split.test,
+        test_from=split.test_from,
+    )
+
+
 def split_rows(
     labels: ArrayLike,
     *,

@@ -403,6 +403,7 @@ class Source:
     client: str | None = None
     columns: Mapping[str, Spec] = field(default_factory=dict)
     infer: bool = False
+    person: str | None = None  # the column of person ids
     validation: str | Path | None = None  # another table with the same columns
     test: str | Path | None = None  # another one
 
@@ -463,6 +464,7 @@ class Table:
     owner: NDArray[np.int32] | None  # an index into `clients`, if a client column was named
     clients: tuple[str, ...]  # as `sort_texts` sorts them
     layout: Layout
+    person: NDArray[np.int64] | None = None  # a number for the person of each row
 
 
 def check_source(source: Source) -> Scan:
@@ -470,8 +472,9 @@ def check_source(source: Source) -> Scan:
     opened = open_table(source.path)
     used = [column for column, spec in source.columns.items() if spec]
     opened.require_column(source.label, "data.label")
-    if source.client is not None:
-        opened.require_column(source.client, "data.client")
+    for key, name in (("data.client", source.client), ("data.person", source.person)):
+        if name is not None:
+            opened.require_column(name, key)
     for column in source.columns:
         if column in used or column not in opened.schema:  # an unused column must exist, too
             opened.require_column(column, "data.columns")
@@ -486,7 +489,8 @@ def check_source(source: Source) -> Scan:
 def read_table(source: Source) -> Table:
     """Read and encode the whole table; first infer what the plan lacks, if it asks for that."""
     opened = check_source(source)
-    return _read_rows(opened, _make_layout(opened, source), client=source.client)
+    layout = _make_layout(opened, source)
+    return _read_rows(opened, layout, client=source.client, person=source.person)
 
 
 def read_rows(path: str | Path, layout: Layout, *, labels: bool, key: str = "data.test") -> Table:
@@ -507,14 +511,21 @@ def is_bounds(spec: Spec) -> bool:
 
 
 def _read_rows(
-    opened: Scan, layout: Layout, *, client: str | None = None, labels: bool = True
+    opened: Scan,
+    layout: Layout,
+    *,
+    client: str | None = None,
+    labels: bool = True,
+    person: str | None = None,
 ) -> Table:
     rows, wide = opened.count_rows(), len(layout.features)
     x = np.zeros((rows, wide), np.float32)
     y = np.zeros(rows if labels else 0, np.int32)
     owner = np.zeros(rows if client is not None else 0, np.int32)
     known: dict[str, int] = {}  # clients, in the order in which they appear
-    wanted = list(layout.columns) + [layout.label] * labels + ([client] if client else [])
+    persons, known_persons = np.zeros(rows if person is not None else 0, np.int64), dict[str, int]()
+    named = dict.fromkeys([*layout.columns, *[layout.label] * labels, client, person])
+    wanted = [column for column in named if column]
     done = 0
     for batch in opened.batches(wanted):
         span = slice(done, done + len(batch))
@@ -525,14 +536,17 @@ def _read_rows(
         if labels:
             y[span] = _encode_labels(batch[layout.label], layout, start)
         if client is not None:
-            owner[span] = _encode_clients(batch[client], known, start)
+            owner[span] = _encode_names(batch[client], known, start, "client")
+        if person is not None:
+            persons[span] = _encode_names(batch[person], known_persons, start, "person")
         done = span.stop
     if done != rows:
         raise DataError(f"{opened.path.name} changed while it was read; run it again")
     names = sort_texts(known)
     rank = {name: i for i, name in enumerate(names)}
     order = np.array([rank[name] for name in known], np.int32)
-    return Table(x, y, order[owner] if client is not None else None, tuple(names), layout)
+    owners = order[owner] if client is not None else None
+    return Table(x, y, owners, tuple(names), layout, persons if person is not None else None)
 
 
 @dataclass(frozen=True)
@@ -612,8 +626,8 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
     return codes
 
 
-def _encode_clients(
-    cells: pl.Series, known: dict[str, int], start: _BatchStart
+def _encode_names(
+    cells: pl.Series, known: dict[str, int], start: _BatchStart, what: str
 ) -> NDArray[np.int32]:
     import polars as pl
 
@@ -621,7 +635,7 @@ def _encode_clients(
     if texts.null_count():
         _, row = start.find_row(texts.is_null())
         raise DataError(
-            f"row {row} of {start.file} names no client in column {cells.name[:60]!a}; "
+            f"row {row} of {start.file} names no {what} in column {cells.name[:60]!a}; "
             "every row belongs to one"
         )
     here = texts.unique(maintain_order=True).to_list()
@@ -635,7 +649,7 @@ def _make_layout(opened: Scan, source: Source) -> Layout:
     classes: Any = source.columns.get(label, ())
     if not source.infer:
         return Layout(label, tuple(classes), listed)
-    ours = {label, source.client, *source.columns}
+    ours = {label, source.client, source.person, *source.columns}
     # The column without a name is the row number that other programs write.
     lacking = [column for column in opened.schema if column not in ours and column]
     for column in lacking:

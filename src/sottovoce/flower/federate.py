@@ -34,10 +34,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.client import ledger
 from sottovoce.data import federated, tables
-from sottovoce.data.federated import Holdings, Samples
+from sottovoce.data.federated import Holdings
 from sottovoce.data.files import make_folder, require_empty, write_file
 from sottovoce.errors import FederationError, InputError, RunError
 from sottovoce.models import custom
@@ -118,6 +119,8 @@ def format_node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
             "limits": {"run_share": 1.0, "max_work": 2**62, "max_bytes": 2**62},
         },
     }
+    if plan.rows_per_person:
+        values["data"] |= {"person": "person", "rows_per_person": plan.rows_per_person}
     if plan.model.own is not None:
         values["model"] = {"own": plan.model.own}
     return write_toml(values)
@@ -134,16 +137,21 @@ def _name_clients(held: Holdings) -> list[str]:
 
 def _make_node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:
     folder.mkdir(mode=0o700)
-    _write_rows(folder / "rows.npz", held.client(i))
+    end = int(held.samples[: i + 1].sum())
+    mine = slice(end - int(held.samples[i]), end)
+    rows: dict[str, NDArray[Any]] = {"x": held.train.x[mine], "y": held.train.y[mine]}
+    if plan.rows_per_person and held.person is not None:
+        rows["person"] = held.person[mine]
+    _write_rows(folder / "rows.npz", rows)
     file = folder / NODE
     file.write_text(format_node_file(plan, i, name=folder.name, classes=held.classes), "utf-8")
     ledger.create_from_node(file, second_ledger=True)  # made for this run; the record says so
     return file
 
 
-def _write_rows(path: Path, rows: Samples) -> None:
+def _write_rows(path: Path, rows: dict[str, NDArray[Any]]) -> None:
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, x=rows.x, y=rows.y)
+    np.savez_compressed(buffer, **rows)  # type: ignore[arg-type]
     write_file(path, buffer.getvalue())
 
 

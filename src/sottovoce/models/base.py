@@ -20,7 +20,7 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jax import Array
 
     from sottovoce.models import clipping as clipping
+    from sottovoce.models.person import PersonCode
 
     jnp = jax.numpy
 else:
@@ -81,6 +82,11 @@ class Model(ABC):
     warm_up: ClassVar[str | None] = None
     #: Whether `gradient_block` gives products of factors instead of written-out gradients.
     keeps_factors: ClassVar[bool] = False
+
+    @property
+    def code(self) -> Model:
+        """The model that computes the gradient of a row; another one where samples are persons."""
+        return self
 
     @abstractmethod
     def shapes(self) -> Shapes:
@@ -509,6 +515,7 @@ def _are_all_finite(tree: Params) -> Array:
 # many samples as fit in a fixed amount of memory; samples × parameters never exists as a whole.
 
 _HOG_KEYS = {"features": "name", "cell": "cell", "upright": "upright", "colours": "colours"}
+_PERSON_KEY = "rows_per_person"
 _LARGEST_SIZE = 1 << 30
 _LARGEST_WEIGHT = 1e6
 BLOCK_NUMBERS = 1 << 22  # float64 numbers of one block: 32 MiB
@@ -547,6 +554,7 @@ class Form:
     classes: int
     options: Mapping[str, int | float] = field(default_factory=dict)
     hog: Hog | None = None  # the features that the client computes of its samples first
+    rows_per_person: int = 0  # a sample is at most so many rows of one person; 0: it is one row
 
     @property
     def numbers(self) -> int:
@@ -576,12 +584,14 @@ class Form:
         """Return the form as it stands in a message.
 
         >>> Form.from_json(Form("svm", (3,), 2, {"kappa": 0.01}).to_json())
-        Form(name='svm', shape=(3,), classes=2, options={'kappa': 0.01}, hog=None)
+        Form(name='svm', shape=(3,), classes=2, options={'kappa': 0.01}, hog=None, rows_per...)
         """
         values = {"name": self.name, "shape": list(self.shape), "classes": self.classes}
         values |= dict(self.options)
         if self.hog is not None:
             values |= {key: getattr(self.hog, name) for key, name in _HOG_KEYS.items()}
+        if self.rows_per_person:
+            values[_PERSON_KEY] = self.rows_per_person
         return values
 
     @classmethod
@@ -592,9 +602,10 @@ class Form:
             raise Malformed(f"the message's model is not one of {', '.join((*MODELS, OWN))}")
         options = () if name == OWN else find_model(name).options
         keys = {"name", "shape", "classes", *(option.name for option in options)}
-        if values.keys() not in (keys, keys | _HOG_KEYS.keys()):
+        rows_per_person = values.get(_PERSON_KEY, 1)
+        if values.keys() - {_PERSON_KEY} not in (keys, keys | _HOG_KEYS.keys()):
             raise Malformed(f"the message's model {name} has not the keys of one")
-        shape, sizes = values["shape"], [values["classes"]]
+        shape, sizes = values["shape"], [values["classes"], rows_per_person]
         if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
             raise Malformed("the message's model has no shape of a sample")
         sizes += [*shape, *(values[option.name] for option in options if option.is_size)]
@@ -609,7 +620,8 @@ class Form:
             if type(weight) not in (int, float) or not 0 <= weight <= _LARGEST_WEIGHT:
                 raise Malformed(f"the message's {option.name} is no number from 0 to 1e6")
         given = {option.name: values[option.name] for option in options}
-        return cls(name, tuple(shape), values["classes"], given, hog=_read_features(values))
+        hog, persons = _read_features(values), values.get(_PERSON_KEY, 0)
+        return cls(name, tuple(shape), values["classes"], given, hog, persons)
 
 
 def _read_features(values: Mapping[str, Any]) -> Hog | None:
@@ -637,14 +649,20 @@ class DeviceModel(NamedTuple):
     own_model: OwnModel | None
 
 
-def as_device(model: Model, *, shape: tuple[int, ...] = (1,), classes: int = 2) -> DeviceModel:
+def as_device(
+    model: Model,
+    *,
+    shape: tuple[int, ...] = (1,),
+    classes: int = 2,
+    rows_per_person: int = 0,
+) -> DeviceModel:
     """Return how a device sees a model. `shape` and `classes` say what an own model cannot.
 
     >>> as_device(build("mlp", shape=(64,), classes=10, hidden=32)).form
-    Form(name='mlp', shape=(64,), classes=10, options={'hidden': 32}, hog=None)
+    Form(name='mlp', shape=(64,), classes=10, options={'hidden': 32}, hog=None, rows_per_person=0)
     """
-    own_model = None if isinstance(model, NamedModel) else model
-    return DeviceModel(model.form(shape, classes), own_model)
+    form = replace(model.form(shape, classes), rows_per_person=rows_per_person)
+    return DeviceModel(form, None if isinstance(model.code, NamedModel) else model.code)
 
 
 @dataclass(frozen=True)
@@ -691,11 +709,18 @@ class IsolatedModel:
         return losses
 
 
-def _find_code(form: Form, own_model: OwnModel | None) -> NamedModel | IsolatedModel:
+def _find_code(form: Form, own_model: OwnModel | None) -> NamedModel | IsolatedModel | PersonCode:
+    code: NamedModel | IsolatedModel
     if form.name != OWN:
-        return form.model()
-    assert own_model is not None, "the device has refused such a request before"
-    return IsolatedModel(own_model)
+        code = form.model()
+    else:
+        assert own_model is not None, "the device has refused such a request before"
+        code = IsolatedModel(own_model)
+    if not form.rows_per_person:
+        return code
+    from sottovoce.models.person import PersonCode
+
+    return PersonCode(code, form.rows_per_person)
 
 
 def rows_per_block(numbers: int) -> int:
@@ -718,7 +743,8 @@ def gradient_blocks(
     model = _find_code(form, own_model)
     params = {name: flush_tiny(leaf) for name, leaf in params.items()}
     factors = sum(sum(leaf.shape) for leaf in params.values())
-    rows = rows_per_block(factors if model.keeps_factors else _count(params))
+    numbers = factors if model.keeps_factors else _count(params)
+    rows = rows_per_block(numbers * max(1, form.rows_per_person))
     for start in range(0, len(y), rows):
         chunk, labels = flush_tiny(x[start : start + rows]), y[start : start + rows]
         with np.errstate(all="ignore"):
@@ -751,7 +777,8 @@ def sample_losses(
     >>> sample_losses(form, params, np.array([[2.0]]), np.array([0])).tolist()
     [3.0]
     """
-    model, rows, losses = _find_code(form, own_model), rows_per_block(_count(params)), []
+    model, losses = _find_code(form, own_model), []
+    rows = rows_per_block(_count(params) * max(1, form.rows_per_person))
     for start in range(0, len(y), rows):
         chunk, labels = x[start : start + rows], y[start : start + rows]
         with np.errstate(all="ignore"):

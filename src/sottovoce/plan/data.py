@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from sottovoce.errors import PlanError
+from sottovoce.models.person import MOST_ROWS_PER_PERSON, ROWS_PER_PERSON
 from sottovoce.plan.base import MOST, Number, Section, When, Whole, WholeOrZero, format_name
 
 Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
@@ -150,7 +151,7 @@ SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "order", "
 Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
 
 # Keys that apply only with data.path.
-TABLE_KEYS = ("label", "client", "columns", "infer", "evaluation")
+TABLE_KEYS = ("label", "client", "person", "columns", "infer", "evaluation")
 TABLE_FILES = (".csv", ".parquet")
 ARRAY_FILES = (".npz", ".npy")  # x.npz with x and y, or x.npy with data.label = "y.npy"
 
@@ -218,6 +219,16 @@ class Data(Section):
         default=None,
         description="the column that names the client of each row (clients then follows from it)",
         examples=["hospital"],
+    )
+    person: str | None = Field(
+        default=None,
+        description="the column of person ids: a person is never both trained on and tested on",
+        examples=["patient_id"],
+    )
+    rows_per_person: Annotated[Whole, Field(le=MOST_ROWS_PER_PERSON)] | None = Field(
+        default=None,
+        description="the most rows of a person that are trained on, public (unit = person; else 8)",
+        examples=[ROWS_PER_PERSON],
     )
     columns: PublicColumns | None = Field(
         default=None,
@@ -384,6 +395,7 @@ class Data(Section):
             "path": self.path,
             "label": self.label,
             "client": self.client,
+            "person": self.person,
             "columns": dict(self.columns or {}),
             "infer": bool(self.infer),
             "validation": self.validation if isinstance(self.validation, str) else None,
@@ -433,7 +445,8 @@ class Data(Section):
             self._check_samples(10**12, k)
 
     def _check_column_names(self) -> None:
-        for key, column in (("label", self.label), ("client", self.client)):
+        for key in ("label", "client", "person"):
+            column = getattr(self, key)
             if column == "" or (key == "label" and column is None):
                 raise PlanError.of(
                     f"data.{key}",
@@ -442,11 +455,12 @@ class Data(Section):
                     "name the one to be predicted" if key == "label" else "or remove it",
                 )
         columns, label = self.columns or Columns(), str(self.label)
-        if self.client is not None and (self.client == label or self.client in columns):
-            other = "data.label" if self.client == label else "a feature in data.columns"
-            raise PlanError(
-                f"data.client = {self.client[:60]!a} is {other} too; a client's name is no feature"
-            )
+        for key, column in (("client", self.client), ("person", self.person)):
+            if column is not None and (column == label or column in columns):
+                other = "data.label" if column == label else "a feature in data.columns"
+                raise PlanError(
+                    f"data.{key} = {column[:60]!a} is {other} too; a {key}'s name is no feature"
+                )
         if columns.get(label) == ():
             raise PlanError.of(
                 "data.columns", f"{label} = []", "two categories or more for the label", "list them"

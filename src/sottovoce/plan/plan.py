@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import PlanError
 from sottovoce.models.custom import resolve_beside
+from sottovoce.models.person import ROWS_PER_PERSON
 from sottovoce.plan.base import (
     TABLES,
     Section,
@@ -108,6 +109,17 @@ class Plan(Section):
                 "best",
                 "last with data.validation = 0",
                 "the test rows would choose the model that they test",
+            )
+        if self.local.unit == "person" and self.data.person is None and self.data.name != "arrays":
+            raise PlanError.of(
+                "data.person",
+                None,
+                "the column of person ids with local.unit = person",
+                "name it, or protect records or clients",
+            )
+        if self.local.unit != "person" and self.data.rows_per_person is not None:
+            raise PlanError(
+                "data.rows_per_person has no effect without local.unit = person; remove it"
             )
         if self.noise == "secure":
             self._check_release()
@@ -206,6 +218,11 @@ class Plan(Section):
         # Arrays from Python may still replace a named dataset.
         classes = None if self.data.path is None else self.data.classes
         is_balanced = weights == "balanced"
+        if weights is not None and self.local.unit == "person":
+            raise PlanError(
+                "model.class_weights has no effect with local.unit = person, where a sample may "
+                "have rows of several classes; remove it"
+            )
         if is_balanced and shares is None:
             raise PlanError.of(
                 "data.prevalence",
@@ -361,6 +378,11 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         if self.data.clients is None:
             raise PlanError("data.clients follows from the column data.client; read the table")
         return self.data.clients
+
+    @property
+    def rows_per_person(self) -> int:
+        """How many rows a sample has at most where persons are protected; 0: a sample is a row."""
+        return (self.data.rows_per_person or ROWS_PER_PERSON) * (self.local.unit == "person")
 
     @property
     def evaluates_on_unit(self) -> bool:

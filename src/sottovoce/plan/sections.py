@@ -147,7 +147,8 @@ class Local(Section):
         description="the norm C a record's gradient is cut to (median: of raw norms, not covered)",
     )
     unit: Unit = Field(
-        default="record", description="what is protected: one record, or a client's data"
+        default="record",
+        description="what is protected: a record, a person's rows at a client, or a client's data",
     )
     steps: Few = Field(
         default=1,

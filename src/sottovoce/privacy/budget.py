@@ -15,7 +15,7 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from sottovoce.schemas.documents import GuaranteeEntry
 
-Unit: TypeAlias = Literal["record", "client"]
+Unit: TypeAlias = Literal["record", "person", "client"]
 Calibration: TypeAlias = Literal["exact", "zcdp", "paper"]
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -28,7 +28,9 @@ NOT_COVERED: dict[str, str] = {
     "public quantum, and the side channels of the client's own host",
     "poisoning": "clients that send false updates on purpose",
     "same-person-twice": "a person whose records lie with several clients or several times with "
-    "one",
+    "one: with k records there, a person is protected k times less",
+    "same-person-elsewhere": "a person whose records lie with several clients, or with one under "
+    "several ids",
     "public-numbers": "participation, sample counts and budgets, which are public",
     "evaluation-records": "the validation and test records",
     "entropy": "the operating system's source of randomness, which is trusted",
@@ -75,6 +77,17 @@ ALWAYS_NOT_COVERED = (
 )
 
 
+def list_always_not_covered(unit: Unit) -> tuple[str, ...]:
+    """Return the codes of what no promise covers; one that protects persons counts them once.
+
+    >>> [code for code in list_always_not_covered("person") if "person" in code]
+    ['same-person-elsewhere']
+    """
+    if unit != "person":
+        return ALWAYS_NOT_COVERED
+    return tuple(code.replace("person-twice", "person-elsewhere") for code in ALWAYS_NOT_COVERED)
+
+
 def describe_undisclosed(codes: Iterable[str]) -> str:
     """Return the paragraph for a run in which no client discloses its budget.
 
@@ -82,6 +95,8 @@ def describe_undisclosed(codes: Iterable[str]) -> str:
     'what a listener on the network sees: the transport was not encrypted.'
     """
     every = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))
+    if "same-person-elsewhere" in every:  # persons are protected, each with all its rows
+        every = tuple(code for code in every if code != "same-person-twice")
     uncovered = "; ".join(NOT_COVERED.get(code, code) for code in every)
     return f"{UNDISCLOSED} {describe_evaluation(every)} Not covered: {uncovered}."
 
@@ -94,7 +109,7 @@ def evaluation_code(unit: Unit, *, declared_public: bool) -> str:
     holds validation or test rows is not.
 
     >>> [evaluation_code(unit, declared_public=False) for unit in UNITS]
-    ['evaluation-of-clients', 'evaluation-in-unit']
+    ['evaluation-of-clients', 'evaluation-in-unit', 'evaluation-in-unit']
     """
     if declared_public:
         return "evaluation-declared"
@@ -130,7 +145,7 @@ one of them to be published outright; choose one well below that'
     """
     if delta * units < 1:
         return None
-    of = f"a client of {units:,} records" if unit == "record" else f"{units:,} {unit}s"
+    of = f"{units:,} clients" if unit == "client" else f"a client of {units:,} {unit}s"
     return (
         f"delta = {delta:g} should be below 1 / {units:,} = {1 / units:.3g} for {of}, it would "
         "allow one of them to be published outright; choose one well below that"
@@ -282,6 +297,7 @@ class Guarantee:
         kind = "training " if {*TRAINING_ONLY} & {*self.not_covered} else ""
         about, which = {
             "record": (f"one record of its {kind}data", ", whichever it is,"),
+            "person": (f"one person in its {kind}data (all rows together)", ", whoever it is,"),
             "client": (f"its whole {kind}dataset", ""),
         }[self.unit]
         how = {

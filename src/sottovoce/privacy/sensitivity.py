@@ -1,9 +1,12 @@
 """Compute Δ from the training recipe: how far one unit can move one upload.
 
 Sensitivity is computed, never typed in. With gradients clipped to norm C over all parameters
-together, rate η and n samples (n is public), replacing one unit moves one release by at most
+together, rate η and n samples (n is public), replacing one unit moves one release by at most the
+following. Where persons are protected, a sample is a person: the mean gradient of its rows is
+clipped (`models.person`).
 
     recipe                                 unit record (g records)    unit client
+                                           or person (n persons)
     one full-batch step (the paper)        2ηC·min(g, n)/n            2ηC
     E steps, noise at every step           the same, E releases       the same, E releases
     E steps, noise on the last only        2ηC·(E − 1 + min(g, n)/n)  2ηCE
@@ -80,7 +83,7 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
         if self.noise_at not in ("every-step", "last-step"):
             raise NoSensitivity.of("noise_at", self.noise_at, "every-step or last-step", _KNOWN)
         if self.unit not in UNITS:
-            raise InputError.of("unit", self.unit, "record or client", "name what is protected")
+            raise InputError.of("unit", self.unit, " or ".join(UNITS), "name what is protected")
         for name in ("steps", "group"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -50,7 +50,7 @@ def render_certificate(statement: Statement) -> str:
     """Return the certificate as one page."""
     promised, releases = statement.promised, statement.releases[-_MOST_LISTED:]
     budget = f"({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)})"
-    unit = "any one record" if promised.unit == "record" else "the whole data set"
+    unit = "the whole data set" if promised.unit == "client" else f"any one {promised.unit}"
     promise = f"{budget}-differential privacy for {unit}"
     others = "" if statement.only_ledger else describe_other_ledgers(statement)
     scope = "from this data set, to all servers and in all runs together"

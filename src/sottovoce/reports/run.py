@@ -60,7 +60,11 @@ IN_SIMULATION_ONLY = (
     "Simulation of what no deployment does (see what is not covered); "
     "do not publish this model as private."
 )
-_UNITS = {"record": "one record of a client’s data", "client": "a client’s whole dataset"}
+_UNITS = {
+    "record": "one record of a client’s data",
+    "person": "all rows of one person in a client’s data",
+    "client": "a client’s whole dataset",
+}
 _ADJACENCIES = {"replace-one": "replace-one: the unit is replaced by any other"}
 _ADVERSARIES = {"server": "the server, which sees every upload and knows who sent it"}
 _CALIBRATIONS = {

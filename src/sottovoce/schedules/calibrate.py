@@ -19,13 +19,13 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import (
-    ALWAYS_NOT_COVERED,
     Budget,
     Calibration,
     Guarantee,
     Unit,
     advise,
     format_claim,
+    list_always_not_covered,
     round_up,
     weigh_noise,
 )
@@ -59,8 +59,8 @@ class CalibrationRequest:
 
     @property
     def units(self) -> int:
-        """How many units are protected: the records of a client, or the clients."""
-        return self.samples if self.unit == "record" else self.clients
+        """How many units are protected: the records or persons of a client, or the clients."""
+        return self.clients if self.unit == "client" else self.samples
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
             unit=ask.unit,
             calibration=ask.calibration,
             not_covered=(
-                *ALWAYS_NOT_COVERED,
+                *list_always_not_covered(ask.unit),
                 *(("paper-calibration",) if absent else ()),
                 *(("loose-delta",) if budget.delta * ask.units >= 1 else ()),
             ),
@@ -214,8 +214,8 @@ def format_table(answer: Calibrated) -> str:
     """
     ask = answer.request
     who = "all" if ask.per_round == ask.clients else f"{ask.per_round}"
-    what = "one record" if ask.unit == "record" else "a client's whole dataset"
-    formula = "2ηC/n" if ask.unit == "record" else "2ηC"
+    what = {"record": "one record", "person": "one person", "client": "a client's whole dataset"}
+    formula = "2ηC" if ask.unit == "client" else "2ηC/n"
     ratio = answer.sensitivity / answer.paper_sigma
     mu_paper = math.sqrt(answer.participations) * ratio
     short = answer.paper_true_epsilon > ask.epsilon
@@ -249,7 +249,7 @@ def format_table(answer: Calibrated) -> str:
     ]
     lines = [
         f"asked for     (ε, δ) = ({format_claim(ask.epsilon)}, {format_claim(ask.delta, 3)}) "
-        f"for {what}, {ask.calibration} calibration",
+        f"for {what[ask.unit]}, {ask.calibration} calibration",
         f"federation    {ask.clients} clients, {who} in each of {ask.rounds} rounds: "
         f"{answer.participations} uploads a client (T fixed, cohorts balanced)",
         f"one upload    Δ = {formula} = {answer.sensitivity:.6g} "

@@ -92,8 +92,15 @@ def find_misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> s
     if recipe.clip > member.clip:
         return f"allows a clip of {member.clip:g}, and local.clip is {recipe.clip:g}"
     if member.unit != plan.local.unit:  # its vault counts all releases in one unit
-        whole = {"client": "all its data", "record": "single records"}[member.unit]
+        whole = {"client": "all its data", "person": "persons", "record": "single records"}[
+            member.unit
+        ]
         return f"protects {whole}, which local.unit = {member.unit} does"
+    if member.rows_per_person != plan.rows_per_person:
+        return (
+            f"uses {member.rows_per_person} rows of a person, and data.rows_per_person is "
+            f"{plan.rows_per_person}"
+        )
     if max(plan.rounds.rounds, recipe.steps) > member.max_rounds:
         return f"allows {member.max_rounds} rounds, and rounds.rounds is {plan.rounds.rounds}"
     if member.max_steps is not None and recipe.steps > member.max_steps:
@@ -281,6 +288,7 @@ def _describe_model(federation: Federation) -> Form:
     """Return the model's form for clients; with features, its input is the images they hold."""
     held = federation.held
     form = federation.model.form(held.inputs, held.classes)
+    form = replace(form, rows_per_person=federation.plan.rows_per_person)
     lens = held.features
     return form if lens is None else replace(form, shape=lens.shape, hog=lens)
 

@@ -32,15 +32,16 @@ from sottovoce.models.base import JaxModel, Model, Params, find_model
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import gradient_norms
 from sottovoce.models.custom import load_own_model
+from sottovoce.models.person import PersonModel
 from sottovoce.plan import Plan
 from sottovoce.privacy import calibration, gaussian, seeds
 from sottovoce.privacy.budget import (
-    ALWAYS_NOT_COVERED,
     Budget,
     Calibration,
     Guarantee,
     advise,
     evaluation_code,
+    list_always_not_covered,
     weigh_noise,
 )
 from sottovoce.privacy.gaussian import Floats
@@ -150,7 +151,7 @@ class Federation:
     def not_covered(self, *also: str) -> tuple[str, ...]:
         """Return codes of what the promise does not cover; `also` are those of the engine."""
         plan, hidden = self.plan, np.isnan(self.capacity)
-        missing = [*ALWAYS_NOT_COVERED, *also]
+        missing = [*list_always_not_covered(plan.local.unit), *also]
         if self.held.fresh_vaults:
             missing.append("fresh-vaults")
         if hidden.any() and not hidden.all():  # if all are hidden, no figure is stated
@@ -170,7 +171,7 @@ class Federation:
         if plan.data.evaluates_on_clients:
             declared = plan.data.evaluation == "public"
             missing.append(evaluation_code(plan.local.unit, declared_public=declared))
-        if np.any(self.delta * (self.samples if plan.local.unit == "record" else hidden.size) >= 1):
+        if np.any(self.delta * (hidden.size if plan.local.unit == "client" else self.samples) >= 1):
             missing.append("loose-delta")
         return tuple(dict.fromkeys(missing))
 
@@ -258,6 +259,8 @@ def build(
         )
     _check_class_weights(plan, held)
     model = _build_model(plan, held) if model is None else model
+    if plan.rows_per_person and isinstance(model, JaxModel):
+        model = PersonModel(model, plan.rows_per_person, math.prod(held.inputs))
     median = _measure_median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
     return Federation(

@@ -357,6 +357,7 @@ class Member:
     key: str | None = None  # fingerprint of the key that its route is authenticated by
     registered: int | None = None  # the samples that the server's operator knows it to have
     run_share: float | None = 1.0  # part of its budget that a run may take; None: hidden
+    rows_per_person: int = 0  # 0: its samples are rows
 
     @classmethod
     def from_hello(cls, blob: bytes) -> Member:
@@ -382,11 +383,11 @@ class Member:
         expected = {"samples", "unit", "clip", "calibration", "floor", "max_rounds"}
         if (
             not isinstance(policy, Mapping)
-            or policy.keys() - {"max_steps", "run_share"} != expected
+            or policy.keys() - {"max_steps", "run_share", "rows_per_person"} != expected
         ):
             raise Malformed("the greeting's policy does not have the expected keys")
         whole = [head["features"], head["classes"], policy["samples"], policy["max_rounds"]]
-        whole += [policy["max_steps"]] if "max_steps" in policy else []
+        whole += [policy[key] for key in ("max_steps", "rows_per_person") if key in policy]
         if not all(type(n) is int and 1 <= n <= MOST_SAMPLES for n in whole):
             raise Malformed("the greeting has a size that is not a whole number from 1 to 2³²")
         if policy["unit"] not in UNITS or policy["calibration"] not in ("exact", "zcdp"):
@@ -421,6 +422,7 @@ class Member:
             max_steps=policy.get("max_steps"),
             version=version,
             run_share=share,
+            rows_per_person=policy.get("rows_per_person", 0),
         )
 
     @property
@@ -444,6 +446,7 @@ class Member:
                 "max_rounds": self.max_rounds,
                 **({} if self.max_steps is None else {"max_steps": self.max_steps}),
                 "run_share": self.run_share,
+                **({"rows_per_person": self.rows_per_person} if self.rows_per_person else {}),
             },
             "budget": None if self.account is None else self.account.to_json(),
             "receipt": self.receipt.to_json(),

@@ -34,7 +34,12 @@ def average_uploads(
 ) -> tuple[Arrays, PreparedRound, float | None]:
     """Return the mean upload, the round with the noise drawn, and the clients' noised loss."""
     held, plan = federation.held, federation.plan
-    device = as_device(federation.model, shape=held.inputs, classes=held.classes)
+    device = as_device(
+        federation.model,
+        shape=held.inputs,
+        classes=held.classes,
+        rows_per_person=plan.rows_per_person,
+    )
     bound = plan.server.loss_bound if plan.server.signal == "clients" else None
     uploads, losses, sigma = [], [], prepared.sigma.copy()
     present = np.flatnonzero(prepared.uploads)

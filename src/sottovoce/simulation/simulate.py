@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sottovoce.data.federated import NUMBERS, Given, Holdings, Pair, is_pair, load_holdings
 from sottovoce.data.files import make_folder, require_empty
@@ -78,6 +79,7 @@ def simulate(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
+    person: ArrayLike | None = None,
     model: Model | None = None,
     seed: int | None = None,
     on_round: OnRound | None = None,
@@ -86,9 +88,11 @@ def simulate(
     """Run one federation to its end and return the trained model with its record.
 
     `data` is (X, y), to be split as the plan says, or a list with one (X, y) per client, which
-    needs `validation` and `test` beside it. `model` is one of your own (`sottovoce.custom`).
-    `out` is a new or empty folder for the run's files. `on_round` is called after each round; a
-    KeyboardInterrupt leaves a valid record and a checkpoint in `out`.
+    needs `validation` and `test` beside it. `person` has the id of each row's person: nobody is
+    both trained and tested on, and with `local.unit = "person"` all rows of a person are protected
+    together. `model` is one of your own (`sottovoce.custom`). `out` is a new or empty folder for
+    the run's files. `on_round` is called after each round; a KeyboardInterrupt leaves a valid
+    record and a checkpoint in `out`.
 
     >>> trained = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
     >>> trained.rounds_used, trained.record["status"]
@@ -97,7 +101,7 @@ def simulate(
     plan = Plan() if plan is None else plan
     seeding.refuse_seed(plan.noise, seed)
     seed = seeding.draw_seed() if seed is None else seeding.check_seed(seed)
-    given = None if data is None else Given(data, validation, test)
+    given = None if data is None else Given(data, validation, test, person)
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
     plan = adapt_plan(plan, given, model)
@@ -113,6 +117,7 @@ def resume(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
+    person: ArrayLike | None = None,
     model: Model | None = None,
     on_round: OnRound | None = None,
 ) -> Trained:
@@ -123,7 +128,7 @@ def resume(
     folder = Path(out)
     state, arrays, header, kept = checkpoint.load(folder)
     plan, seed = Plan(**header["plan"]), int(header["seed"])
-    given = None if data is None else Given(data, validation, test)
+    given = None if data is None else Given(data, validation, test, person)
     with Interrupts() as interrupts:
         federation = build(plan, seed=seed, data=given, model=model)
         by_rows = not header["data"].startswith(NUMBERS)

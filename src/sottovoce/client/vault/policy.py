@@ -16,13 +16,13 @@ from typing import Any, Literal, Self, TypeAlias, cast, get_args
 from sottovoce.errors import InputError, PolicyRefusal
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy.budget import (
-    ALWAYS_NOT_COVERED,
     UNITS,
     Budget,
     Guarantee,
     Unit,
     advise,
     format_claim,
+    list_always_not_covered,
     warn_of_delta,
 )
 from sottovoce.privacy.tank import FULL
@@ -87,7 +87,7 @@ formula does not keep its promise, so a vault does not take it
                 "the paper's formula does not keep its promise, so a vault does not take it",
             )
         if self.unit not in UNITS:
-            raise InputError.of("unit", self.unit, "record or client", "name what is protected")
+            raise InputError.of("unit", self.unit, " or ".join(UNITS), "name what is protected")
         for name, most, remedy in (
             ("samples", MOST_SAMPLES, "it is the number of rows of the client's data"),
             ("max_rounds", MOST_ROUNDS, "it is how many rounds one run may have"),
@@ -144,19 +144,19 @@ formula does not keep its promise, so a vault does not take it
             unit=self.unit,
             calibration=self.calibration,
             not_covered=(
-                *ALWAYS_NOT_COVERED,
+                *list_always_not_covered(self.unit),
                 *(["loose-delta"] if self.describe_loose_delta() else []),
             ),
         )
 
     def describe_loose_delta(self) -> str | None:
         """Return a warning where δ promises too little to the records of this client."""
-        units = self.samples if self.unit == "record" else 1
+        units = 1 if self.unit == "client" else self.samples
         return warn_of_delta(self.delta, units, unit=self.unit)
 
     def advise(self) -> list[str]:
         """Return advice where ε or δ promise too little to the records of this client."""
-        units = self.samples if self.unit == "record" else 1
+        units = 1 if self.unit == "client" else self.samples
         return advise(self.epsilon, self.delta, units, unit=self.unit, noise=0.0, size=units)
 
     def to_json(self) -> dict[str, Any]:
@@ -227,11 +227,11 @@ asked for; keep it, or make a new vault for other data
             f"samples is {old.samples} in this vault and {new.samples} was asked for; "
             "only `sottovoce ledger rebind` changes it, together with the data"
         )
-    if new.unit != old.unit and (old.unit == "client" or spent > 0):
-        # What was released for one record is not (ε, δ) for the whole data set.
+    if new.unit != old.unit and (UNITS.index(new.unit) < UNITS.index(old.unit) or spent > 0):
+        # What was released for one record is not (ε, δ) for a person or the whole data set.
         raise PolicyRefusal(
             f"unit is {old.unit} in this vault and {new.unit} was asked for; "
-            "it may go from record to client only before the first release"
+            "it may become larger (record, person, client) only before the first release"
         )
 
 

@@ -22,7 +22,7 @@ from sottovoce.errors import InputError, SottovoceError
 from sottovoce.models.base import flatten_parameters
 from sottovoce.models.mlp import Mlp
 from sottovoce.plan import Plan
-from sottovoce.privacy.budget import ALWAYS_NOT_COVERED
+from sottovoce.privacy.budget import list_always_not_covered
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.runs.record import Record
 from sottovoce.runs.trained import load
@@ -280,6 +280,13 @@ def load_target(path: Path | None) -> Target:
         plan, name = Plan.load(path, []), "the embedded plan" if path is None else path.name
     if plan.data.name == "arrays":
         raise InputError.of("data.name", "arrays", "data that can be read", "audit a plan or table")
+    if plan.local.unit == "person":
+        raise InputError.of(
+            "local.unit",
+            "person",
+            "record or client in an audit",
+            "audit the plan with record: Δ of n persons is that of n records",
+        )
     federation = build(plan, seed=SEED)
     held = federation.held
     model, own_model = federation.model, isinstance(federation.model, Mlp)
@@ -327,5 +334,5 @@ def _list_uncovered(federation: Federation) -> tuple[str, ...]:
     """
     guarantee = federation.guarantee()
     assert guarantee is not None, "a plan has budgets"
-    usual = {*ALWAYS_NOT_COVERED, "simulated-noise"}
+    usual = {*list_always_not_covered(federation.plan.local.unit), "simulated-noise"}
     return tuple(code for code in guarantee.not_covered if code not in usual)

@@ -391,7 +391,9 @@ def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
             if getattr(plan.data, key) is not None:
                 changes[f"data.{key}"] = getattr(plan.data, key)
     scale = np.array(real.sizes) / sizes
-    if plan.local.unit == "record" and scale.max() > 1:
+    if plan.local.unit == "person":  # with n persons, noise is that of n records
+        changes |= {"local.unit": "record", "data.person": None, "data.rows_per_person": None}
+    if plan.local.unit != "client" and scale.max() > 1:
         changes["privacy.epsilon"] = _scale_budgets(plan, scale)
     return plan.replace(**changes), float(scale.max())
 
@@ -685,7 +687,8 @@ def _load_public(
             "an .npz with x and y, or a .csv or .parquet for a plan of a table",
             "save the rows as one of these",
         )
-    source = plan.data.table() | {"path": path, "client": None, "validation": None, "test": None}
+    unused = dict.fromkeys(("client", "person", "validation", "test"))
+    source = plan.data.table() | {"path": path} | unused
     table = tables.read_table(tables.Source(**source))
     return path.name, table.x, table.y, (table.x.shape[1],)
 
