@@ -75,12 +75,8 @@ def require_empty(folder: Path, *, resumable: bool = True) -> Path:
     """Return the folder if it is new or empty, else raise InputError. Nothing is made yet."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError.of(
-                "out",
-                str(folder),
-                "a new or empty folder",
-                "name another" + (", or resume the run that lies in it" if resumable else ""),
-            )
+            remedy = "name another" + (", or resume the run that lies in it" if resumable else "")
+            raise InputError.of("out", str(folder), "a new or empty folder", remedy)
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror}; name another") from None
     return folder

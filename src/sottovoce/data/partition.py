@@ -208,12 +208,9 @@ def _count_by_labels(
     """Return the rows of each client and class, k classes a client; refuse what does not fit."""
     names, stock = np.unique(classes, return_counts=True)
     if k > len(names):
-        raise InputError.of(
-            "data.labels_per_client",
-            k,
-            f"at most {len(names)}, the classes left for clients",
-            "lower it, or lower data.validation or data.test",
-        )
+        bound = f"at most {len(names)}, the classes left for clients"
+        remedy = "lower it, or lower data.validation or data.test"
+        raise InputError.of("data.labels_per_client", k, bound, remedy)
     sets = choose_class_sets(stock.tolist(), clients=len(sizes), k=k, rng=rng)
     uses = _mark_held(sets, len(names)).sum(axis=0)
     safe = k * int((stock[uses > 0] // uses[uses > 0]).min())  # these sets can hold this many
@@ -225,13 +222,14 @@ def _count_by_labels(
     left = stock - counts.sum(axis=0)
     if left.min() < 0:
         worst = int(left.argmin())
-        raise InputError.of(
-            "data.samples",
-            int(sizes[0]) if np.ptp(sizes) == 0 else sizes.tolist(),
-            "small enough for the rows of every class",
+        bound = "small enough for the rows of every class"
+        remedy = (
             f"class {names[worst]} runs out, its clients need {counts[:, worst].sum()} rows and "
             f"{stock[worst]} are left: lower data.clients or data.samples"
-            + (f" ({safe} each is possible)" if safe > 0 else ""),
+            + (f" ({safe} each is possible)" if safe > 0 else "")
+        )
+        raise InputError.of(
+            "data.samples", int(sizes[0]) if np.ptp(sizes) == 0 else sizes.tolist(), bound, remedy
         )
     return counts
 

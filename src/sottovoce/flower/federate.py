@@ -187,12 +187,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 < self.deadline <= MOST_SECONDS:
-            raise InputError.of(
-                "deadline",
-                self.deadline,
-                f"seconds above 0, up to {MOST_SECONDS:g}",
-                "it is how long a round waits for answers",
-            )
+            bound = f"seconds above 0, up to {MOST_SECONDS:g}"
+            remedy = "it is how long a round waits for answers"
+            raise InputError.of("deadline", self.deadline, bound, remedy)
         if self.minimum < 1:
             raise InputError.of(
                 "minimum", self.minimum, "a whole number ≥ 1", "a round needs an upload"
@@ -294,12 +291,9 @@ def _check_plan(plan: Plan, options: Options, folder: Path) -> str | None:
     if plan.data.path is not None and not plan.data.is_array_file:
         tables.check_source(tables.Source(**plan.data.table()))
     if plan.data.clients is not None and options.minimum > plan.per_round:
-        raise InputError.of(
-            "minimum",
-            options.minimum,
-            f"at most {plan.per_round}, the clients of a round",
-            "ask for fewer, or raise rounds.per_round",
-        )
+        bound = f"at most {plan.per_round}, the clients of a round"
+        remedy = "ask for fewer, or raise rounds.per_round"
+        raise InputError.of("minimum", options.minimum, bound, remedy)
     if "'" in str(folder.resolve()):
         raise InputError.of("out", str(folder), "a path without '", "Flower cannot read it")
     for package in ("flwr", "cryptography"):

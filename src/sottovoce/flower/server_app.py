@@ -100,13 +100,11 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
         _require_setting(key, config.get(key))
     secure = is_encrypted(roll.grid)
     if not secure and not config["insecure"]:
-        raise InputError.of(
-            "insecure",
-            "false",
-            "true where nothing is encrypted",
+        remedy = (
             "start the SuperLink with its certificate, or allow it with: "
-            "flwr run --run-config insecure=true",
+            "flwr run --run-config insecure=true"
         )
+        raise InputError.of("insecure", "false", "true where nothing is encrypted", remedy)
     paths = {key: Path(config[key]) for key in ("plan", "public", "out")}
     plan, held = Plan.load(paths["plan"]), federated.load_public(paths["public"])
     admitted = read_admitted(config["admitted"]) if config["admitted"] else None

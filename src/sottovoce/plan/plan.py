@@ -124,61 +124,49 @@ class Plan(Section):
         if self.noise == "secure":
             self._check_release()
         elif self.server.aggregation not in (None, "mean"):
-            raise PlanError.of(
-                "server.aggregation",
-                self.server.aggregation,
-                "mean with noise = simulated",
-                "simulation computes the mean of all uploads and no single one; set noise = secure",
+            bound = "mean with noise = simulated"
+            remedy = (
+                "simulation computes the mean of all uploads and no single one; set noise = secure"
             )
+            raise PlanError.of("server.aggregation", self.server.aggregation, bound, remedy)
         if self.local.steps > 1 and self.privacy.calibration == "paper":
-            raise PlanError.of(
-                "local.steps",
-                self.local.steps,
-                "1 with privacy.calibration = paper",
-                "the paper's theorem knows one step a round",
-            )
+            bound = "1 with privacy.calibration = paper"
+            remedy = "the paper's theorem knows one step a round"
+            raise PlanError.of("local.steps", self.local.steps, bound, remedy)
         return self
 
     def _check_release(self) -> None:
         """Refuse what exists in simulation only."""
         if self.data.infer:
-            raise PlanError.of(
-                "data.infer",
-                True,
-                "false with noise = secure",
-                "bounds taken from the data are a release that nobody pays for; declare columns",
+            remedy = (
+                "bounds taken from the data are a release that nobody pays for; declare columns"
             )
+            raise PlanError.of("data.infer", True, "false with noise = secure", remedy)
         if self.evaluates_on_unit:
             key = "test" if isinstance(self.data.validation, str) else "validation"
-            raise PlanError.of(
-                f"data.{key}",
-                getattr(self.data, key),
-                f"a file with local.unit = {self.local.unit} and noise = secure",
+            bound = f"a file with local.unit = {self.local.unit} and noise = secure"
+            remedy = (
                 "a client's own rows would reach the server raw and are part of what is protected; "
-                "or declare them public by data.evaluation = public",
+                "or declare them public by data.evaluation = public"
             )
+            raise PlanError.of(f"data.{key}", getattr(self.data, key), bound, remedy)
         private = self.data.path is not None or self.data.name == "arrays"
         if private and self.data.split in ("labels", "dirichlet"):
-            raise PlanError.of(
-                "data.split",
-                self.data.split,
-                "iid, sizes, order or column with noise = secure",
-                "dealt by their labels, one person's row moves the rows of every other client",
-            )
+            bound = "iid, sizes, order or column with noise = secure"
+            remedy = "dealt by their labels, one person's row moves the rows of every other client"
+            raise PlanError.of("data.split", self.data.split, bound, remedy)
         for key, value, instead in (
             ("privacy.calibration", self.privacy.calibration, "exact or zcdp"),
             ("server.signal", self.server.signal, "public or clients"),
             ("local.clip", self.local.clip, "a number"),
         ):
             if value in ("paper", "raw", "median"):
-                raise PlanError.of(
-                    key,
-                    value,
-                    f"{instead} with noise = secure",
+                remedy = (
                     "the paper's way looks at data that nobody pays for"
                     if value != "paper"
-                    else "the paper's formula does not keep its promise",
+                    else "the paper's formula does not keep its promise"
                 )
+                raise PlanError.of(key, value, f"{instead} with noise = secure", remedy)
 
     def _check_model(self) -> None:
         data, classes, name = self.data, self.data.classes, self.model.name
@@ -188,26 +176,15 @@ class Plan(Section):
         is_given = "data" in self.model_fields_set
         if is_given and most is not None and classes is not None and classes > most:
             what = data.name or f"the label {data.label}"
-            raise PlanError.of(
-                "model.name",
-                name,
-                f"{fitting} with {source}",
-                f"the {name} tells {most} classes apart and {what} has {classes}",
-            )
+            remedy = f"the {name} tells {most} classes apart and {what} has {classes}"
+            raise PlanError.of("model.name", name, f"{fitting} with {source}", remedy)
         if self.model.takes_pictures and not data.pictures:
-            raise PlanError.of(
-                "model.name",
-                name,
-                f"{fitting} with {source}",
-                f"the {name} is for pictures and {data.name or 'this'} is a table",
-            )
+            remedy = f"the {name} is for pictures and {data.name or 'this'} is a table"
+            raise PlanError.of("model.name", name, f"{fitting} with {source}", remedy)
         if self.model.features is not None and not data.pictures:
-            raise PlanError.of(
-                "model.features",
-                self.model.features,
-                f"absent with {source}",
-                f"gradient histograms are of pictures and {data.name or 'this'} is a table",
-            )
+            bound = f"absent with {source}"
+            remedy = f"gradient histograms are of pictures and {data.name or 'this'} is a table"
+            raise PlanError.of("model.features", self.model.features, bound, remedy)
         if self.model.colours and data.name in ("mnist", "digits"):
             raise PlanError.of(
                 "model.colours", True, f"absent with {source}", "these pictures are grey"
@@ -224,12 +201,9 @@ class Plan(Section):
                 "have rows of several classes; remove it"
             )
         if is_balanced and shares is None:
-            raise PlanError.of(
-                "data.prevalence",
-                None,
-                "the share of each class with model.class_weights = balanced",
-                "give those that are published, as [0.95, 0.05]; clients' rows are not counted",
-            )
+            bound = "the share of each class with model.class_weights = balanced"
+            remedy = "give those that are published, as [0.95, 0.05]; clients' rows are not counted"
+            raise PlanError.of("data.prevalence", None, bound, remedy)
         if shares is not None and not is_balanced:
             raise PlanError(
                 "data.prevalence has no effect without model.class_weights = balanced; remove it"
@@ -254,12 +228,9 @@ class Plan(Section):
         if clients is None:  # the table says how many there are, and is read later
             return
         if self.per_round > clients:
-            raise PlanError.of(
-                "rounds.per_round",
-                self.per_round,
-                f"at most data.clients = {clients}",
-                "no more than all clients upload in a round",
-            )
+            bound = f"at most data.clients = {clients}"
+            remedy = "no more than all clients upload in a round"
+            raise PlanError.of("rounds.per_round", self.per_round, bound, remedy)
         for key in ("epsilon", "delta"):
             values = getattr(self.privacy, key)
             if isinstance(values, tuple) and len(values) != clients:

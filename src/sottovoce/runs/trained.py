@@ -96,12 +96,9 @@ class Trained:
         shape = tuple(self.record["model"]["shape"])
         numbers = int(np.prod(shape, dtype=int))
         if len(rows.shape) < 2 or int(np.prod(rows.shape[1:], dtype=int)) != numbers:
-            raise InputError.of(
-                "x",
-                rows.shape,
-                f"rows of {numbers} numbers (shape {shape})",
-                "give samples as the model was trained on",
-            )
+            bound = f"rows of {numbers} numbers (shape {shape})"
+            remedy = "give samples as the model was trained on"
+            raise InputError.of("x", rows.shape, bound, remedy)
         flat = rows.reshape(len(rows), numbers)
         bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
         if len(bad):

@@ -51,19 +51,13 @@ class Landscape:
                 "divergence", self.divergence, "a finite number ≥ 0", "0 is right for IID clients"
             )
         if self.curvature > self.smoothness:
-            raise InputError.of(
-                "curvature",
-                self.curvature,
-                f"at most the smoothness {self.smoothness:g}",
-                "a loss cannot curve more than it is smooth",
-            )
+            bound = f"at most the smoothness {self.smoothness:g}"
+            remedy = "a loss cannot curve more than it is smooth"
+            raise InputError.of("curvature", self.curvature, bound, remedy)
         if self.learning_rate * self.smoothness > 1:
-            raise InputError.of(
-                "learning_rate",
-                self.learning_rate,
-                f"at most 1/L = {1 / self.smoothness:g}",
-                "the theorem covers no larger step",
-            )
+            bound = f"at most 1/L = {1 / self.smoothness:g}"
+            remedy = "the theorem covers no larger step"
+            raise InputError.of("learning_rate", self.learning_rate, bound, remedy)
 
     @property
     def progress(self) -> float:
@@ -97,12 +91,8 @@ class Bound:
                     name, value, "a finite number ≥ 0", "check sensitivities, budgets and dimension"
                 )
         if not 1e-15 <= self.progress <= 1:
-            raise InputError.of(
-                "progress",
-                self.progress,
-                "from 1e-15 to 1",
-                "curvature × learning rate is too small to learn anything",
-            )
+            remedy = "curvature × learning rate is too small to learn anything"
+            raise InputError.of("progress", self.progress, "from 1e-15 to 1", remedy)
 
     @classmethod
     def from_derivation(

@@ -139,12 +139,11 @@ def read_admitted(path: str | Path) -> dict[str, int]:
                 good and cells[1].isdecimal() and 1 <= int(cells[1]) <= MOST_SAMPLES
             )
         if not good:
-            raise InputError.of(
-                f"admitted, line {number}",
-                ",".join(cells),
-                "client,samples",
-                "head the columns so, then name each client once, with its whole number of samples",
+            bound = "client,samples"
+            remedy = (
+                "head the columns so, then name each client once, with its whole number of samples"
             )
+            raise InputError.of(f"admitted, line {number}", ",".join(cells), bound, remedy)
         if number > 1 and cells:
             found[cells[0]] = int(cells[1])
     return found
@@ -411,12 +410,9 @@ def conduct(
         header |= {"public": rows, "plan": federation.plan.to_dict()} | roll.to_json()
         make_folder(out)
     if patience.minimum > federation.terms.per_round:
-        raise InputError.of(
-            "minimum",
-            patience.minimum,
-            f"at most {federation.terms.per_round}, the clients of a round",
-            "ask for fewer, or raise rounds.per_round",
-        )
+        bound = f"at most {federation.terms.per_round}, the clients of a round"
+        remedy = "ask for fewer, or raise rounds.per_round"
+        raise InputError.of("minimum", patience.minimum, bound, remedy)
     # What one session did not cover stays uncovered in the next: a listener has seen its uploads. A
     # checkpoint of an older version, which does not say, counts as plaintext.
     before = header.get("not_covered", ["insecure-transport"])
@@ -498,12 +494,8 @@ def _require_unused(out: Path) -> None:
     """Refuse to write a run over another one, which could perhaps be resumed."""
     for name in (checkpoint.NAME, "record.json"):
         if (out / name).exists():
-            raise InputError.of(
-                "out",
-                str(out),
-                "a folder without a run",
-                "name another, or resume the run that lies in it",
-            )
+            remedy = "name another, or resume the run that lies in it"
+            raise InputError.of("out", str(out), "a folder without a run", remedy)
 
 
 def _play_round(

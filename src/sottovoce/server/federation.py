@@ -251,12 +251,9 @@ def build(
     held = load_holdings(plan, seed=seed, data=data) if held is None else add_features(plan, held)
     plan = add_client_count(plan, held)
     if plan.noise == "secure" and held.counted:
-        raise InputError.of(
-            "noise",
-            "secure",
-            "simulated where the classes are counted on the clients' labels",
-            "give validation and test rows, which are public, beside the data",
-        )
+        bound = "simulated where the classes are counted on the clients' labels"
+        remedy = "give validation and test rows, which are public, beside the data"
+        raise InputError.of("noise", "secure", bound, remedy)
     _check_class_weights(plan, held)
     model = _build_model(plan, held) if model is None else model
     if plan.rows_per_person and isinstance(model, JaxModel):
@@ -321,12 +318,9 @@ def _read_budgets(plan: Plan, known: Sequence[Account | None]) -> dict[str, obje
     disclosed = [account for account in known if account is not None]
     if len(disclosed) < len(known):
         if plan.server.weights == "precision":
-            raise InputError.of(
-                "server.weights",
-                "precision",
-                "samples where a client keeps its budget to itself",
-                "precision weighs by what clients disclose",
-            )
+            bound = "samples where a client keeps its budget to itself"
+            remedy = "precision weighs by what clients disclose"
+            raise InputError.of("server.weights", "precision", bound, remedy)
         return {}
     return {
         "privacy.epsilon": [account.epsilon for account in disclosed],
@@ -373,12 +367,9 @@ def _measure_median_norm(model: Model, held: Holdings, seed: int) -> float:
     norms = gradient_norms(model, model.draw_parameters(seed), x, y)
     clip = float(np.nanmedian(np.asarray(norms)))
     if not 1e-15 <= clip <= 1e15:
-        raise InputError.of(
-            "local.clip",
-            clip,
-            "a median of gradient norms from 1e-15 to 1e+15",
-            "give a number instead, 1 is a good start",
-        )
+        bound = "a median of gradient norms from 1e-15 to 1e+15"
+        remedy = "give a number instead, 1 is a good start"
+        raise InputError.of("local.clip", clip, bound, remedy)
     return clip
 
 
@@ -415,37 +406,30 @@ def add_client_count(plan: Plan, held: Holdings) -> Plan:
         return plan
     if (most := plan.model.most_classes) is not None and classes > most:
         name = plan.model.name
-        raise InputError.of(
-            "model.name",
-            name,
-            f"{plan.model.list_fitting(classes, are_pictures=plan.data.pictures)} with data.path",
-            f"the {name} tells {most} classes apart and the label {plan.data.label} has {classes}",
+        bound = (
+            f"{plan.model.list_fitting(classes, are_pictures=plan.data.pictures)} with data.path"
         )
+        remedy = (
+            f"the {name} tells {most} classes apart and the label {plan.data.label} has {classes}"
+        )
+        raise InputError.of("model.name", name, bound, remedy)
     if plan.data.clients not in (None, clients):
-        raise InputError.of(
-            "data.clients",
-            plan.data.clients,
-            f"{clients}, the clients of column {plan.data.client}",
-            "leave it out, it follows from the table",
-        )
+        bound = f"{clients}, the clients of column {plan.data.client}"
+        remedy = "leave it out, it follows from the table"
+        raise InputError.of("data.clients", plan.data.clients, bound, remedy)
     return plan.replace(**{"data.clients": clients})
 
 
 def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Model | None) -> None:
     if data is None and plan.data.name == "arrays":
-        raise InputError.of(
-            "data.name",
-            "arrays",
-            "the name of a data set here",
-            "arrays are given from Python, as simulate(plan, data=(X, y))",
-        )
+        remedy = "arrays are given from Python, as simulate(plan, data=(X, y))"
+        raise InputError.of("data.name", "arrays", "the name of a data set here", remedy)
     if model is None and plan.model.name == "custom" and plan.model.own is None:
-        raise InputError.of(
-            "model.name",
-            "custom",
-            f"{plan.model.list_fitting(None, are_pictures=True)} here",
-            "a model of your own is given from Python, as simulate(plan, model=…), or by model.own",
+        bound = f"{plan.model.list_fitting(None, are_pictures=True)} here"
+        remedy = (
+            "a model of your own is given from Python, as simulate(plan, model=…), or by model.own"
         )
+        raise InputError.of("model.name", "custom", bound, remedy)
 
 
 _PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()

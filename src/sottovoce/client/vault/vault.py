@@ -508,12 +508,8 @@ or make one with `sottovoce ledger create`
 def require_dataset(dataset: object) -> None:
     """Refuse what is not a fingerprint."""
     if not is_hash(dataset):
-        raise InputError.of(
-            "dataset",
-            dataset,
-            "64 hexadecimal digits",
-            "take client.vault.fingerprint(x, y)",
-        )
+        remedy = "take client.vault.fingerprint(x, y)"
+        raise InputError.of("dataset", dataset, "64 hexadecimal digits", remedy)
 
 
 def _make_entry(line: Line, upload: bytes | None = None, dropped: bool = False) -> Entry:

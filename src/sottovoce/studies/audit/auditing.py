@@ -298,12 +298,8 @@ def load_target(path: Path | None) -> Target:
         params = model.draw_parameters(SEED)
     rows = held.client(0)
     if len(held.train.y) < FEWEST:
-        raise InputError.of(
-            "data",
-            len(held.train.y),
-            f"at least {FEWEST} training rows",
-            "there is too little to guess",
-        )
+        remedy = "there is too little to guess"
+        raise InputError.of("data", len(held.train.y), f"at least {FEWEST} training rows", remedy)
     # The first client may hold a single label, so candidates are drawn from all clients.
     order = np.random.default_rng(SEED).permutation(len(held.train.y))
     return Target(

@@ -415,12 +415,8 @@ def _folder(out: Path, quick: bool) -> Path:
         content = outcomes.read_figure(path)
         if content and content["quick"] != quick:
             kind = "quick" if content["quick"] else "full"
-            raise InputError.of(
-                "--out",
-                str(out),
-                f"a folder without {kind} results",
-                f"{path.name} there is {kind}: name another folder",
-            )
+            remedy = f"{path.name} there is {kind}: name another folder"
+            raise InputError.of("--out", str(out), f"a folder without {kind} results", remedy)
     return out
 
 
