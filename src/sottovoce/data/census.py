@@ -1,23 +1,22 @@
 """Encode the census tables acs, adult and ipums as features, each with two classes.
 
-A table becomes numbers by **public knowledge only**: the categories and bounds below are copied
-from what the publishers print about their files, never computed from the rows. So the encoding is
-not a release, and no budget has to pay for it.
+A table becomes numbers by **public knowledge only**: the categories and bounds of `census.toml` are
+copied from what the publishers print about their files, never computed from the rows. So the
+encoding is not a release, and no budget has to pay for it.
 
 Every feature is in [0, 1] and a column contributes a vector of norm ≤ 1: for m columns
 **‖x‖ ≤ √m for every possible row** (about 3 for the rows in the files). docs/data.md lists labels,
 columns and features, and which columns are left out, and why.
-
-Sources: `data_dictionary.json` of NIST's Diverse Communities Data Excerpts
-(doi 10.18434/mds2-2895), `adult.names` of UCI's Adult (doi 10.24432/C5XW20, CC BY 4.0).
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import TypeAlias, final
 
 import numpy as np
@@ -138,97 +137,24 @@ def encode_table(table: Table, columns: Sequence[Column], *, file: str) -> Featu
     return np.concatenate([c.encode(table[c.name], file=file) for c in columns], axis=1)
 
 
-def _split_words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+def _load_columns(table: str, unknown: str | None = None) -> tuple[Column, ...]:
+    """Return the columns of a table that are used, in the order of `census.toml`."""
+    return tuple(
+        Choice(name, tuple(public.split()), unknown)
+        if isinstance(public, str)
+        else Number(name, **public)
+        for name, public in _PUBLIC[table].items()
+    )
 
 
-def _number_codes(first: int, last: int) -> tuple[str, ...]:
-    return tuple(str(code) for code in range(first, last + 1))
-
-
-#: The header of the excerpts.
-ACS_HEADER = _split_words(
-    "PUMA AGEP SEX MSP HISP RAC1P NOC NPF HOUSING_TYPE OWN_RENT DENSITY INDP INDP_CAT EDU PINCP "
-    "PINCP_DECILE POVPIP DVET DREM DPHY DEYE DEAR PWGTP WGTP"
+_PUBLIC = tomllib.loads(
+    resources.files("sottovoce.data").joinpath("census.toml").read_text("utf-8")
 )
-
-# N is a category where the dictionary gives it a meaning that an adult can have. In MSP, EDU, DREM
-# and DPHY it means "under 15", "under 3" and "under 5", and those rows have no income.
-ACS: tuple[Column, ...] = (
-    Number("AGEP", 0, 99),
-    Choice("SEX", ("1", "2")),
-    Choice("MSP", _number_codes(1, 6)),
-    Choice("HISP", _number_codes(0, 4)),
-    Choice("RAC1P", _number_codes(1, 9)),
-    Number("NOC", 0, 19, absent=ABSENT),
-    Number("NPF", 2, 20, absent=ABSENT),
-    Choice("HOUSING_TYPE", _number_codes(1, 3)),
-    Choice("OWN_RENT", _number_codes(0, 2)),
-    # people per square mile; the dictionary says 16.3 to 52,864.7, so a round figure above that
-    Number("DENSITY", 0, 100_000, log=True),
-    Choice("INDP_CAT", (ABSENT, *_number_codes(0, 18))),
-    Choice("EDU", _number_codes(1, 12)),
-    Choice("DVET", (ABSENT, *_number_codes(1, 6))),
-    Choice("DREM", ("1", "2")),
-    Choice("DPHY", ("1", "2")),
-    Choice("DEYE", ("1", "2")),
-    Choice("DEAR", ("1", "2")),
-)
+ACS, ADULT = _load_columns("acs"), _load_columns("adult", unknown="?")
+ACS_HEADER, ADULT_HEADER = (_PUBLIC["header"][table].split() for table in ("acs", "adult"))
 
 INCOME = Number("PINCP", -9_000, 1_341_000)
 THRESHOLD = 25_000  # dollars: more is label 1
-
-ADULT_HEADER = _split_words(
-    "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
-    "capital-gain capital-loss hours-per-week native-country income"
-)
-
-
-def _make_choice(name: str, categories: str) -> Choice:
-    return Choice(name, _split_words(categories), unknown="?")
-
-
-# adult.names calls the numbers "continuous": their bounds are what their digits can hold (two for
-# age and hours, five for gains and losses), and the 16 levels of education that it lists.
-ADULT: tuple[Column, ...] = (
-    Number("age", 0, 99),
-    _make_choice(
-        "workclass",
-        "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay "
-        "Never-worked",
-    ),
-    _make_choice(
-        "education",
-        "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th "
-        "Masters 1st-4th 10th Doctorate 5th-6th Preschool",
-    ),
-    Number("education-num", 1, 16),
-    _make_choice(
-        "marital-status",
-        "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
-        "Married-AF-spouse",
-    ),
-    _make_choice(
-        "occupation",
-        "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty "
-        "Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing Transport-moving "
-        "Priv-house-serv Protective-serv Armed-Forces",
-    ),
-    _make_choice("relationship", "Wife Own-child Husband Not-in-family Other-relative Unmarried"),
-    _make_choice("race", "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black"),
-    _make_choice("sex", "Female Male"),
-    Number("capital-gain", 0, 99_999, log=True),
-    Number("capital-loss", 0, 99_999, log=True),
-    Number("hours-per-week", 0, 99),
-    _make_choice(
-        "native-country",
-        "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) "
-        "India Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica "
-        "Vietnam Mexico Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti "
-        "Columbia Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador "
-        "Trinadad&Tobago Peru Hong Holand-Netherlands",
-    ),
-)
 
 IPUMS_FILE = "IPUMS-US.dat"
 IPUMS_ROWS = 40_000
