@@ -7,14 +7,11 @@ mutants of `tank.py` with one guard removed, and must fail there.
 from __future__ import annotations
 
 import contextlib
-import json
 from fractions import Fraction
 from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sottovoce.errors import InputError, TankEmpty
 from sottovoce.privacy import tank as real
@@ -208,38 +205,6 @@ def test_a_million_clients_by_the_same_code():
     for i in range(0, 10**6, 99_991):
         one = Tank.full(capacity[i])
         assert float(one.offer(0.01, 2).sigma) == float(Tank.full(capacity).offer(0.01, 2).sigma[i])
-
-
-@settings(derandomize=True, deadline=None, max_examples=200)
-@given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.integers(0, FULL)), min_size=1, max_size=5))
-def test_json_round_trip(clients):
-    tank = Tank.full([c for c, _ in clients]).spend([u for _, u in clients]).start_run()
-    back = Tank.from_json(json.loads(json.dumps(tank.to_json())))
-    for name in ("capacity", "spent", "opened", "debits"):
-        np.testing.assert_array_equal(getattr(back, name), getattr(tank, name))
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"spent": FULL + 1},
-        {"spent": -1},
-        {"spent": 1.5},
-        {"spent": [1, 2]},
-        {"opened": 5},
-        {"debits": -1},
-        {"capacity": 0.0},
-        {"capacity": float("nan")},
-        {"capacity": "4.0"},
-        {"capacity": "abc"},
-        {"capacity": [[1.0], [1.0, 2.0]]},
-        {"opened": -1},
-        {"extra": 1},
-    ],
-)
-def test_json_that_is_no_tank_is_refused(edit):
-    with pytest.raises(InputError):
-        Tank.from_json({**Tank.full(1.0).to_json(), **edit})
 
 
 def test_a_new_run_shares_the_fuel():

@@ -11,7 +11,6 @@ It reads one JSON object a line from its standard input and answers on its stand
 
     {"start": NAME, "argv": [...], "env": {...}, "log": PATH}   →  {"started": NAME, "pid": N}
     {"start": …, "grace": SECONDS}: told first to end, and waited for before the others are told
-    {"signal": NAME, "number": 15}
     {"stop": true}                                              →  {"stopped": true}
     (a process ended)                                           →  {"ended": NAME, "code": N}
 
@@ -80,12 +79,6 @@ class Keeper:
         if order.get("grace"):
             self.first[process.pid] = float(order["grace"])
         write_line({"started": order["start"], "pid": process.pid})
-
-    def signal(self, order: dict[str, Any]) -> None:
-        """Send a signal to one process by its name."""
-        for pid, name in self.pids.items():
-            if name == order["signal"]:
-                send_signal(pid, order["number"])
 
     def reap(self) -> None:
         """Collect ended processes: children, and orphans that were adopted."""
@@ -167,8 +160,6 @@ def serve(parent: int, grace: float) -> None:
             order = json.loads(line)
             if "start" in order:
                 keeper.start(order)
-            elif "signal" in order:
-                keeper.signal(order)
             else:
                 ended.append(0)
     keeper.stop(grace)

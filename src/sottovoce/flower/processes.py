@@ -226,11 +226,6 @@ class Processes:
             raise FederationError(f"{argv[0]} could not be started; is it installed?")
         return process
 
-    def signal(self, process: Process, number: int = signal.SIGTERM) -> None:
-        """Send a signal by name, so that a reused pid is never hit."""
-        process.asked = True
-        self._send_order({"signal": process.name, "number": int(number)})
-
     def stop(self) -> None:
         """End every process and the keeper; return when none is left."""
         running = self._keeper

@@ -269,36 +269,3 @@ the client takes no further part, and only a new dataset brings a new budget
                 "one for each client of the tank",
             )
         return np.broadcast_to(values, self.capacity.shape)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the tank as plain data, from which `from_json` makes the same tank.
-
-        >>> tank = Tank.full(capacity=[0.1, 2.0]).spend([5, 0])
-        >>> Tank.from_json(tank.to_json()).spent.tolist()
-        [5, 0]
-        """
-        return {name: getattr(self, name).tolist() for name in _FIELDS}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """Read the tank that `to_json` wrote; raise InputError if it cannot be one."""
-        if set(data) != set(_FIELDS):
-            raise InputError.of(
-                "tank", sorted(data), f"an object with {', '.join(_FIELDS)}", "do not edit it"
-            )
-        try:
-            tank = cls.full(data["capacity"])
-            counts = {name: np.asarray(data[name]) for name in _FIELDS[1:]}
-        except (ValueError, TypeError):
-            raise InputError.of("tank", data, "numbers, one a client", "do not edit it") from None
-        for name, value in counts.items():
-            if value.dtype != np.int64 or value.shape != tank.capacity.shape:
-                raise InputError.of(
-                    f"tank.{name}", data[name], "whole numbers, one a client", "do not edit it"
-                )
-        spent, opened, debits = (counts[name] for name in _FIELDS[1:])
-        if np.any((opened < 0) | (spent < opened) | (spent > FULL) | (debits < 0)):
-            raise InputError.of(
-                "tank", data["spent"], "0 ≤ opened ≤ spent ≤ 2^50", "do not edit it"
-            )
-        return replace(tank, spent=spent, opened=opened, debits=debits)

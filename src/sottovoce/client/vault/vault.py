@@ -280,18 +280,6 @@ or make one with `sottovoce ledger create`
         """The most that one turn may book, all its releases together: 1/floor² in μ²."""
         return min(FULL, most_units(self.policy.floor, self._books.capacity))
 
-    def spent_by_run(self, run: str) -> int:
-        """Return the parts booked by one run."""
-        with self._chest.alone:
-            self._chest.require_usable()
-            return self._books.spent_by_run(run)
-
-    def spent_by_server(self, server: str) -> int:
-        """Return the parts booked for one server, by the name that it gave."""
-        with self._chest.alone:
-            self._chest.require_usable()
-            return self._books.spent_by_server(server)
-
     def count_left(self, run: str, server: str) -> int:
         """Return the parts that this run of this server may still book, by budget and shares."""
         books = self._books
