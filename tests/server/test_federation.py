@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from sottovoce import reports
+from sottovoce.errors import InputError, PlanError
 from sottovoce.models import metrics
+from sottovoce.models.clipping import find_shortfall
 from sottovoce.models.custom import custom
 from sottovoce.plan import Plan
 from sottovoce.reports.progress import summarize_run
@@ -152,3 +154,77 @@ def test_own_scores_that_are_not_of_the_classes_give_the_metrics_of_answers(
     assert ("auroc" in found["metrics"]) == has_scores == ("curves" in found)
     assert np.sum(found["confusion"]) == 0  # no such class as 12
     assert found["headline"]["text"].startswith("no better than always saying")
+
+
+@pytest.mark.parametrize("metric", metrics.CLASS_METRICS)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_what_steers_is_what_is_missing_of_the_metric(metric: str, classes: int) -> None:
+    """The compiled metric against numpy's, with ties and a class that does not occur."""
+    rng = np.random.default_rng(8)
+    labels = rng.integers(0, min(classes, 3), 300) * (rng.random(300) < 0.6)
+    # With more classes, rounding decides between probabilities that are equal.
+    scores = rng.integers(-3, 3, (300, 2)) if classes == 2 else rng.normal(size=(300, classes))
+    scores = scores + 2.0 * np.eye(classes)[labels]
+    predicted = scores.argmax(axis=1)
+    found = metrics.measure_classes(labels, predicted, scores)[metric].value
+    expected = found if metric in metrics.LESS_IS_BETTER else 1 - found
+    steering = find_shortfall(metric, jnp.asarray(labels), predicted, jnp.asarray(scores))
+    assert float(steering) == pytest.approx(expected, abs=1e-5)
+    scores[3, 0] = np.nan
+    assert np.isnan(find_shortfall(metric, jnp.asarray(labels), predicted, jnp.asarray(scores)))
+
+
+ENGINES = {"compiled": {}, "secure": {"noise": "secure"}, "several": {"local.steps": 2}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [*ENGINES, "streamed"])
+def test_the_metric_of_the_plan_steers_every_engine_and_chooses_the_model(engine: str) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(900, 3)).astype(np.float32)
+    y = (x[:, 0] + 2 * rng.normal(size=900) > 2.5).astype(np.int32)
+    plan = Plan(
+        metric="auroc",
+        data={"clients": 3, "name": "arrays", "split": "order"},
+        model={"name": "softmax"},
+        privacy={"epsilon": 1},
+        rounds={"schedule": "fixed", "rounds": 5},
+        server={"choose": "best"},
+    ).replace(**ENGINES.get(engine, {}))
+    rows: Any = AsFile(x[:600]) if engine == "streamed" else x[:600]
+    options = {} if engine == "secure" else {"seed": 1}
+    public = {"validation": (x[600:750], y[600:750]), "test": (x[750:], y[750:])}
+    run = simulate(plan, data=(rows, y[:600]), **public, **options)
+    signals = [run.record["initial"]["signal"]] + [e["signal"] for e in run.record["rounds"]]
+    assert signals[0] == 0.5  # the first model gives every row the same score
+    margins = np.diff(run.model.scores(run.params, jnp.asarray(x[600:750])), axis=1)[:, 0]
+    area = metrics.compute_auroc(y[600:750] == 1, margins)
+    assert 1 - area == pytest.approx(min(signals[1:]), abs=1e-5)
+    assert run.record["result"]["headline"]["metric"] == "auroc"
+
+
+class AsFile:
+    """Rows by slices, as a memory-mapped file gives them."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.shape, self.dtype = rows, rows.shape, rows.dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, where: Any) -> Any:
+        return self.rows[where]
+
+
+def test_a_metric_that_cannot_be_had_is_refused_before_training() -> None:
+    with pytest.raises(PlanError, match=r"metric must be accuracy or .* for classes, got 'r2'"):
+        Plan(metric="r2")
+    x, y = np.zeros((40, 2), np.float32), np.arange(40) % 2
+    public = {"validation": (x, np.zeros(40, int)), "test": (x, y)}
+    plan = Plan(metric="auroc", data={"clients": 2}, model={"name": "softmax"})
+    with pytest.raises(InputError, match="all validation rows are of one class"):
+        simulate(plan, data=(x, y), **public, seed=1)
+    strange = custom(lambda key: jnp.zeros(64), lambda w, x: x @ w, lambda scores, y: scores)
+    with pytest.raises(InputError, match="metric must be absent for a model without 10 scores"):
+        simulate(Plan(metric="auroc"), model=strange, seed=1)
+    assert "metric" not in Plan().to_dict()

@@ -20,6 +20,7 @@ from jax import Array
 
 from sottovoce.errors import InputError
 from sottovoce.models.base import Inspected, JaxModel, Params, precision
+from sottovoce.models.metrics import REGRESSION_METRICS, compute_auprc, compute_auroc
 
 # Rows in chunks of fixed size: memory follows the chunk, not the data, and shapes stay static.
 
@@ -273,6 +274,59 @@ def answer(model: JaxModel, params: Params, x: Array) -> tuple[Array, Array]:
         answer_row, x.astype(precision(params)), batch_size=min(x.shape[0], 1024)
     )
     return found
+
+
+def judge_public(
+    model: JaxModel, params: Params, x: Array, y: Array, metric: str | None
+) -> tuple[Array, Array, Array]:
+    """Return loss and accuracy on public rows, and what schedules and `server.choose` make small.
+
+    That is the loss, or with a metric of the plan what is missing of it.
+    """
+    loss, accuracy = evaluate(model, params, x, y)
+    if metric is None:
+        return loss, accuracy, loss
+    predicted, scores = answer(model, params, x)
+    scores = scores.reshape(scores.shape[0], -1)
+    if scores.shape[1] == 1:
+        scores = jnp.concatenate([jnp.zeros_like(scores), scores], axis=1)
+    return loss, accuracy, find_shortfall(metric, y, predicted, scores)
+
+
+@partial(jax.jit, static_argnums=0)
+def find_shortfall(metric: str, y: Array, predicted: Array, scores: Array) -> Array:
+    """Return 1 − metric, or the metric where less is better; NaN if a score is not finite.
+
+    >>> scores = jnp.array([[0.0, -1.0], [0.0, 1.0], [0.0, 2.0]])
+    >>> float(find_shortfall("auroc", jnp.array([0, 1, 0]), jnp.array([0, 1, 1]), scores))
+    0.5
+    """
+    rows, classes = scores.shape
+    if metric in REGRESSION_METRICS:
+        missed = y - scores[:, -1]
+        kinds = {"mae": jnp.abs(missed), "rmse": missed**2, "r2": missed**2 / jnp.var(y)}
+        found = jnp.mean(kinds[metric])
+        return jnp.sqrt(found) if metric == "rmse" else found
+    counts = jnp.zeros(classes).at[y].add(1)
+    logs, is_label = jax.nn.log_softmax(scores), jnp.arange(classes) == y[:, None]
+    if metric == "log_loss":
+        found = -jnp.mean(jnp.sum(jnp.where(is_label, logs, 0), axis=1))
+    elif metric == "brier":
+        half = 0.5 if classes == 2 else 1.0
+        found = half * jnp.mean(jnp.sum((jnp.exp(logs) - is_label) ** 2, axis=1))
+    elif metric == "accuracy":
+        found = 1 - jnp.mean(predicted == y)
+    elif metric == "balanced_accuracy":
+        recalls = jnp.zeros(classes).at[y].add(predicted == y) / counts
+        found = 1 - jnp.mean(recalls, where=counts > 0)
+    else:
+        area = {"auroc": compute_auroc, "auprc": compute_auprc}[metric]
+        ordered = scores - scores[:, ::-1] if classes == 2 else logs
+        areas = jax.vmap(lambda k: area(y == k, ordered[:, k], jnp))(jnp.arange(classes))
+        rarer = jnp.where(counts[1] <= counts[0], 1, 0)  # of two classes
+        is_judged = jnp.arange(classes) == rarer if classes == 2 else (counts > 0) & (counts < rows)
+        found = 1 - jnp.mean(areas, where=is_judged)
+    return jnp.where(jnp.all(jnp.isfinite(scores)), found, jnp.nan)
 
 
 def compute_losses(model: JaxModel, params: Params, x: Array, y: Array) -> Array:

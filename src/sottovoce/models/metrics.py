@@ -190,8 +190,8 @@ def _measure_order(
     areas, precisions, errors, binomial = [], [], [], []
     for k in judged:
         is_positive, many = labels == k, int(counts[k])
-        areas.append(compute_auroc(is_positive, ordered[:, k]))
-        precisions.append(compute_auprc(is_positive, ordered[:, k]))
+        areas.append(float(compute_auroc(is_positive, ordered[:, k])))
+        precisions.append(float(compute_auprc(is_positive, ordered[:, k])))
         # Of a ranking at random (Mann and Whitney): what it must be told apart from.
         errors.append(math.sqrt((rows + 1) / (12 * many * (rows - many))))
         binomial.append(float(_binomial_error(precisions[-1], many)))
@@ -222,25 +222,32 @@ def order_scores(scores: Floats) -> Floats:
     return scores - scores[:, ::-1] if scores.shape[1] == 2 else _log_softmax(scores)
 
 
-def compute_auroc(is_positive: NDArray[np.bool_], scores: Floats) -> float:
+def compute_auroc(is_positive: Any, scores: Any, xp: Any = np) -> Any:
     """Return the share of pairs (positive, negative) in the right order; a tie counts as half.
 
-    >>> compute_auroc(np.array([False, True, True]), np.array([1.0, 1.0, 2.0]))
+    `xp` is numpy, or JAX's numpy inside a compiled program, here and below.
+
+    >>> float(compute_auroc(np.array([False, True, True]), np.array([1.0, 1.0, 2.0])))
     0.75
     """
-    found, false = _count_above(is_positive, scores)
-    middle = found - np.diff(found, prepend=0) / 2
-    return float(np.sum(np.diff(false, prepend=0) * middle) / (found[-1] * false[-1]))
+    below, up_to = (xp.searchsorted(xp.sort(scores), scores, side=s) for s in ("left", "right"))
+    ranks = (below + up_to + 1) / 2  # of tied scores the middle
+    positives = xp.sum(is_positive, dtype=ranks.dtype)
+    over = xp.sum(xp.where(is_positive, ranks, 0)) - positives * (positives + 1) / 2
+    return over / (positives * (len(scores) - positives))
 
 
-def compute_auprc(is_positive: NDArray[np.bool_], scores: Floats) -> float:
-    """Return the average precision Σ (R_n − R_{n−1}) P_n over the distinct scores.
+def compute_auprc(is_positive: Any, scores: Any, xp: Any = np) -> Any:
+    """Return the average precision: the mean over positives of the precision at their scores.
 
-    >>> compute_auprc(np.array([True, False, True]), np.array([3.0, 2.0, 1.0])).__round__(4)
+    >>> float(compute_auprc(np.array([True, False, True]), np.array([3.0, 2.0, 1.0])).round(4))
     0.8333
     """
-    found, false = _count_above(is_positive, scores)
-    return float(np.sum(np.diff(found, prepend=0) * found / (found + false)) / found[-1])
+    order = xp.argsort(scores)
+    below = xp.searchsorted(scores[order], scores, side="left")
+    found = xp.cumsum(is_positive[order][::-1])[::-1][below]  # positives from this score upwards
+    precision = xp.where(is_positive, found / (len(scores) - below), 0)
+    return xp.sum(precision) / xp.sum(is_positive)
 
 
 def _count_above(is_positive: NDArray[np.bool_], scores: Floats) -> tuple[Floats, Floats]:

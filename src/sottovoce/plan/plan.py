@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from sottovoce.errors import PlanError
 from sottovoce.models.custom import resolve_beside
 from sottovoce.models.person import ROWS_PER_PERSON
+from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
 from sottovoce.plan.base import (
     TABLES,
     Section,
@@ -38,6 +39,10 @@ from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
 from sottovoce.privacy.budget import LARGER_UNITS
 from sottovoce.privacy.sensitivity import LEAST_WEIGHT, Recipe
 from sottovoce.schedules.base import Schedule
+
+Metric: TypeAlias = Literal[
+    "accuracy", "balanced_accuracy", "auroc", "auprc", "log_loss", "brier", "mae", "rmse", "r2"
+]
 
 
 def _check_version(value: Any) -> Any:
@@ -64,6 +69,12 @@ class Plan(Section):
     noise: Literal["simulated", "secure"] = Field(
         default="simulated",
         description="where noise comes from (simulated: a forecast; secure: a real release)",
+    )
+    metric: Metric | None = Field(
+        default=None,
+        description="what heads the result and steers on validation rows (absent: a rule decides "
+        "by the classes, and the loss steers)",
+        examples=["auroc"],
     )
     rehearsed: Annotated[str, Field(max_length=2000)] | None = Field(
         default=None,
@@ -121,6 +132,9 @@ class Plan(Section):
             raise PlanError(
                 "data.rows_per_person has no effect without local.unit = person; remove it"
             )
+        if self.metric in REGRESSION_METRICS:
+            names = " or ".join(CLASS_METRICS)
+            raise PlanError.of("metric", self.metric, f"{names} for classes", "choose one of them")
         if self.noise == "secure":
             self._check_release()
         elif self.server.aggregation not in (None, "mean"):
@@ -134,6 +148,11 @@ class Plan(Section):
             remedy = "the paper's theorem knows one step a round"
             raise PlanError.of("local.steps", self.local.steps, bound, remedy)
         return self
+
+    @property
+    def is_steered_otherwise(self) -> bool:
+        """Whether something else than the validation loss steers the schedule."""
+        return self.server.signal != "public" or self.metric is not None
 
     def _check_release(self) -> None:
         """Refuse what exists in simulation only."""

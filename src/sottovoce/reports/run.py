@@ -585,6 +585,8 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
             watched = (
                 "On the test rows, which steer this run as in the paper: the test is no fresh one."
             )
+        elif "metric" in run.plan and run.section("server").get("signal") == "public":
+            watched = f"The schedule watches {run.plan['metric']} on the same rows instead."
         sigma = "Standard deviation on one coordinate of one upload."
         drawn += [
             ("Validation loss", watched + marked, charts.draw_loss(run)),

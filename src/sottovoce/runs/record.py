@@ -129,8 +129,8 @@ class RoundNumbers(TypedDict):
     validation_loss: float | None
     validation_accuracy: Share | None
     signal: NotRequired[float | None]
-    """The loss that steered, where it is not the validation loss: the clients' own, noised (of the
-    model received) or raw."""
+    """What steered, where it is not the validation loss: the clients' own losses, noised (of the
+    model received) or raw; or on the validation rows what is missing of the plan's metric."""
 
 
 class Exceptions(TypedDict, total=False):
@@ -468,7 +468,7 @@ class Record(BaseModel):
         guarantee = federation.guarantee(*not_covered)
         loss, accuracy, signal = state.initial
         initial: Initial = {"validation_loss": loss, "validation_accuracy": accuracy}
-        if plan.server.signal != "public":
+        if plan.is_steered_otherwise:
             initial["signal"] = signal
         result = dict(measured) | {"rounds_used": done, "model_sha256": model_sha256(params)}
         if (finish := federation.finish.describe(state.marks)) is not None:

@@ -52,8 +52,8 @@ from sottovoce.server.checks import AcceptedUpload, ExpectedUpload
 from sottovoce.server.federation import (
     Federation,
     build_from_members,
+    judge_model,
     measure_model,
-    score_model,
 )
 from sottovoce.server.members import (
     LASTING,
@@ -399,10 +399,10 @@ def conduct(
         seed = seeds.draw_seed()
         params = flatten_parameters(federation.model.draw_parameters(seed))
         tree = federation.model.unflatten(dict(params))
-        loss, accuracy = score_model(federation.model, tree, public.validation)
-        signal = None if plan.server.signal == "clients" else loss
+        loss, accuracy, signal = judge_model(federation, tree)
+        first = None if plan.server.signal == "clients" else signal
         state = rounds.make_first_state(
-            federation, loss, accuracy, signal, _build_tank(roll.members, None)
+            federation, loss, accuracy, first, _build_tank(roll.members, None)
         )
         memory = federation.finish.begin(params)
         # After a resume a request must be the same to the last byte: the server's name is stored.
@@ -532,7 +532,7 @@ def _play_round(
         averaged = combine_uploads(federation.plan, answers.uploads, prepared.weight, params)
         params, memory, offered = apply_optimizer(federation, state, turn, memory, params, averaged)
         tree = federation.model.unflatten(dict(params))
-        loss, accuracy = signal, _ = score_model(federation.model, tree, federation.held.validation)
+        loss, accuracy, signal = judge_model(federation, tree)
         if federation.plan.server.signal == "clients":
             client_losses = np.array(
                 [answers.uploads[i].loss for i in sorted(answers.uploads)], np.float64

@@ -1,7 +1,8 @@
 """Build everything that a run needs from a plan: clients, public rows, model, schedule, guarantee.
 
 `build(plan)` is used by every engine; it reads data after the whole plan has been checked. A
-federation also knows how good a model is: `score_model`, `measure_model`.
+federation also knows how good a model is: `score_model`,
+`judge_model`, `measure_model`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sottovoce.errors import InputError
 from sottovoce.models import metrics
 from sottovoce.models.base import JaxModel, Model, Params, find_model
 from sottovoce.models.base import build as build_model
-from sottovoce.models.clipping import gradient_norms
+from sottovoce.models.clipping import find_shortfall, gradient_norms
 from sottovoce.models.custom import load_own_model
 from sottovoce.models.person import PersonModel
 from sottovoce.plan import Plan
@@ -110,6 +111,8 @@ class Federation:
     @cached_property
     def metric(self) -> str:
         """The metric that heads the result; where the plan names none, public labels decide."""
+        if self.plan.metric is not None:
+            return self.plan.metric
         labels = np.concatenate([self.held.validation.y, self.held.test.y])
         return metrics.choose_metric(labels, self.held.classes)
 
@@ -447,6 +450,28 @@ def put_on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
 def score_model(model: Model, params: Params, samples: Samples) -> tuple[float, float]:
     """Return mean loss and accuracy on these samples."""
     return model.evaluate(params, *_rows_for(model, samples))
+
+
+def judge_model(federation: Federation, params: Params) -> tuple[float, float, float]:
+    """Return loss and accuracy on the validation rows, and what steers on them.
+
+    That is the loss, or what is missing of the plan's metric.
+    """
+    public, metric = federation.held.validation, federation.plan.metric
+    loss, accuracy = score_model(federation.model, params, public)
+    if metric is None:
+        return loss, accuracy, loss
+    predicted, scores = _answer(federation, params, public)
+    if scores is None:
+        classes = federation.held.classes
+        raise InputError.of(
+            "metric", metric, f"absent for a model without {classes} scores a row", "remove it"
+        )
+    missing = float(find_shortfall(metric, jnp.asarray(public.y), predicted, scores))
+    if math.isnan(missing) and np.isfinite(scores).all():
+        bound = "accuracy where all validation rows are of one class"
+        raise InputError.of("metric", metric, bound, "give rows of every class, or remove it")
+    return loss, accuracy, missing
 
 
 def _rows_for(model: Model, samples: Samples) -> tuple[Any, Any]:

@@ -34,7 +34,7 @@ from sottovoce.schedules.base import Round
 from sottovoce.schedules.optimizer import Leaves, Memory, StepResult
 from sottovoce.schedules.pricing import LOSS_SHARE, pick_cohort
 from sottovoce.schedules.pricing import price_releases as price
-from sottovoce.server.federation import Federation, score_model
+from sottovoce.server.federation import Federation, judge_model
 
 Outcome = TypeVar("Outcome")
 RunOf = TypeVar("RunOf", bound="Run")
@@ -123,8 +123,8 @@ class PlayedRound(NamedTuple):
     paid: PreparedRound  # what was booked, with the noise that was drawn
     loss: float  # of the new model on the public validation rows
     accuracy: float
-    signal: float  # the loss that steers the schedule
-    offered: float  # the loss of the model that the run would return if it ended now
+    signal: float  # the loss that steers the schedule, or what is missing of the plan's metric
+    offered: float  # the same on public rows of the model that the run would return now
     models: tuple[Any, ...]  # as the engine keeps them; ignored where nothing was uploaded
     exceptions: Exceptions = Exceptions()  # clients that did not count in full
 
@@ -141,7 +141,6 @@ def apply_optimizer(
 
     For engines without a compiled round: secure noise, and real clients.
     """
-    model, public = federation.model, federation.held.validation
     return federation.finish.close(
         state.marks,
         turn.t,
@@ -149,7 +148,7 @@ def apply_optimizer(
         memory,
         previous,
         averaged,
-        loss=lambda leaves: score_model(model, model.unflatten(leaves), public)[0],
+        loss=lambda leaves: judge_model(federation, federation.model.unflatten(leaves))[2],
     )
 
 
@@ -381,7 +380,7 @@ def close_round(
     }
     if many:
         del entry["cohort"]
-    if federation.plan.server.signal != "public":
+    if federation.plan.is_steered_otherwise:
         entry["signal"] = signal if math.isfinite(signal) else None
     turn = prepared.turn
     return replace(

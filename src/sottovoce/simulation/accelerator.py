@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,7 @@ def compile_stretch(
     layout: Packing,
     *,
     signal: Signal = "public",
+    metric: str | None = None,
     longest: int = 0,
 ) -> Launch:
     """Compile a function (position, `words`, number of rounds) → results of these rounds.
@@ -90,7 +91,7 @@ def compile_stretch(
     `words` are the packed inputs of each round, [rounds, runs, …]. It is compiled here, with the
     caller's JAX settings, and may be called from any thread.
     """
-    options = {"signal": signal, "longest": longest, "layout": layout}
+    options = {"signal": signal, "metric": metric, "longest": longest, "layout": layout}
     stack, where = start.stack, np.zeros(2, np.int32)
     lowered = _play_stretch.lower(model, rows, stack.params, stack.memory, words, where, **options)
     compiled = lowered.compile()  # JAX caches it for the next run
@@ -104,7 +105,7 @@ def compile_stretch(
     return launch
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest", "layout"))
+@partial(jax.jit, static_argnums=0, static_argnames=("signal", "metric", "longest", "layout"))
 def _play_stretch(
     model: JaxModel,
     rows: StackedRows,
@@ -113,9 +114,8 @@ def _play_stretch(
     words: Array,
     where: Array,
     *,
-    signal: Signal,
-    longest: int,
     layout: Packing,
+    **options: Any,
 ) -> RoundResult:
     _VERSIONS.append(model)
     start, count = where
@@ -124,9 +124,7 @@ def _play_stretch(
     def step(k: Array, carried: tuple[RoundResult, RoundResult]) -> tuple[RoundResult, RoundResult]:
         last, stack = carried
         orders, now = unpack(_take_round(words, k), layout)
-        new = compute_round(
-            model, rows, last.params, last.memory, orders, now, signal=signal, longest=longest
-        )
+        new = compute_round(model, rows, last.params, last.memory, orders, now, **options)
         return new, jax.tree.map(
             lambda kept, leaf: jax.lax.dynamic_update_index_in_dim(kept, leaf, k, 0), stack, new
         )
@@ -302,6 +300,7 @@ class AheadEngine:
                 words,
                 layout,
                 signal=self.table.signal,
+                metric=self.table.metric,
                 longest=self.table.longest,
             )
         stack = self.thread.submit(

@@ -35,6 +35,7 @@ from sottovoce.models.clipping import (
     compute_losses,
     evaluate,
     inspect,
+    judge_public,
     product_type,
     rows_per_chunk,
 )
@@ -122,8 +123,8 @@ class RoundResult(NamedTuple):
     """The new models and how good they are, one entry a run."""
 
     params: Params
-    # [runs, 4]: validation loss and accuracy, signal, and the loss of the model that the run would
-    # return now; one array is quick to fetch.
+    # [runs, 4]: validation loss and accuracy, signal, and the public signal of the model that the
+    # run would return now; one array is quick to fetch.
     score: Array
     memory: dict[str, Params] = {}  # noqa: RUF012  # the optimiser's models; never written to
 
@@ -136,6 +137,7 @@ def play_round(
     t: int,
     *,
     signal: Signal = "public",
+    metric: str | None = None,
     longest: int = 0,
     memory: dict[str, Params] | None = None,
 ) -> RoundResult:
@@ -146,11 +148,11 @@ def play_round(
     """
     now = np.full(len(orders.std), t, np.uint32)
     words, layout = pack((orders, now))
-    options = {"signal": signal, "longest": longest, "layout": layout}
+    options = {"signal": signal, "metric": metric, "longest": longest, "layout": layout}
     return cast(RoundResult, _play_packed(model, rows, params, memory or {}, words, **options))
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("signal", "longest", "layout"))
+@partial(jax.jit, static_argnums=0, static_argnames=("signal", "metric", "longest", "layout"))
 def _play_packed(
     model: JaxModel,
     rows: StackedRows,
@@ -158,12 +160,11 @@ def _play_packed(
     memory: dict[str, Params],
     words: Array,
     *,
-    signal: Signal,
-    longest: int,
     layout: Packing,
+    **options: Any,
 ) -> RoundResult:
     orders, now = unpack(words, layout)
-    return compute_round(model, rows, params, memory, orders, now, signal=signal, longest=longest)
+    return compute_round(model, rows, params, memory, orders, now, **options)
 
 
 def compute_round(
@@ -175,9 +176,13 @@ def compute_round(
     now: Array,
     *,
     signal: Signal,
+    metric: str | None,
     longest: int,
 ) -> RoundResult:
-    """Compute a round inside a compiled program: of this file, or of `accelerator`."""
+    """Compute a round inside a compiled program: of this file, or of `accelerator`.
+
+    `metric` is the plan's; without one the validation loss steers schedule and `server.choose`.
+    """
 
     def compute_run(
         params: Params, memory: dict[str, Params], order: Orders, t: Array
@@ -190,18 +195,18 @@ def compute_round(
             new = _take_several_steps(model, data, params, order, key, longest)
         if order.finish is not None:
             new, memory = step_optimizer(params, new, memory, order.finish)
-        loss, accuracy = evaluate(model, new, data.valid_x, data.valid_y)
-        signal_loss = loss
+        valid = data.valid_x, data.valid_y
+        loss, accuracy, signal_loss = judge_public(model, new, *valid, metric)
+        offered = signal_loss
         if signal == "raw":
             plain, is_clean = _separate_rows(data.x)
             signal_loss = evaluate(model, new, plain, data.y)[0]
             signal_loss = jnp.where(jnp.all(is_clean), signal_loss, jnp.nan)
         elif signal == "clients":
             signal_loss = _average_client_losses(model, data, params, order, key)
-        offered = loss
         if order.finish is not None and "best" in memory:
             if "average" in memory:
-                offered = evaluate(model, memory["average"], data.valid_x, data.valid_y)[0]
+                offered = judge_public(model, memory["average"], *valid, metric)[2]
             memory = keep_better(memory, new, offered < order.finish.best)
         return RoundResult(new, jnp.stack([loss, accuracy, signal_loss, offered]), memory)
 
@@ -582,7 +587,7 @@ class RunTable:
         first = batch[0].federation
         self.batch = batch
         self.rows, self.split = stack_splits([run.federation for run in batch], model)
-        self.signal = first.plan.server.signal
+        self.signal, self.metric = first.plan.server.signal, first.plan.metric
         self.longest = int(max(first.samples))
 
     def prepare_runs(self, live: Iterable[int], states: list[ServerState]) -> PreparedRounds:
@@ -682,6 +687,7 @@ class CompiledEngine:
             make_orders(seats, self.seating.always),
             next(iter(opened.values())).turn.t,
             signal=self.table.signal,
+            metric=self.table.metric,
             longest=self.table.longest,
             memory=self.memory,
         )

@@ -22,7 +22,7 @@ from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import combine
 from sottovoce.server import rounds
-from sottovoce.server.federation import Federation, score_model
+from sottovoce.server.federation import Federation, judge_model
 from sottovoce.server.rounds import PreparedRound, apply_optimizer
 from sottovoce.simulation.compiled import BatchRun, stack_models
 
@@ -119,7 +119,7 @@ class SecureEngine:
             federation, run.state, paid.turn, memory, params, averaged
         )
         tree = federation.model.unflatten(dict(params))
-        loss, accuracy = score_model(federation.model, tree, federation.held.validation)
+        loss, accuracy, signal = judge_model(federation, tree)
         models = stack_models(federation.model, params, memory)
-        signal = loss if client_signal is None else client_signal
+        signal = signal if client_signal is None else client_signal
         return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]

@@ -29,6 +29,7 @@ from sottovoce.server import rounds
 from sottovoce.server.federation import (
     Federation,
     build,
+    judge_model,
     measure_model,
     score_model,
 )
@@ -256,7 +257,8 @@ def start_run(
             "set noise = secure, or train it in a federation (sottovoce federate)"
         )
     known = {} if known is None else known
-    key = (federation.model, seed, id(federation.held), federation.plan.server.signal)
+    plan = federation.plan
+    key = (federation.model, seed, id(federation.held), plan.server.signal, plan.metric)
     if key not in known:
         known[key] = _score_first_model(federation, seed)
     start = known[key]
@@ -271,8 +273,8 @@ def start_run(
 def _score_first_model(federation: Federation, seed: int) -> First:
     params = federation.model.draw_parameters(seed)
     held, signal = federation.held, federation.plan.server.signal
-    loss, accuracy = score_model(federation.model, params, held.validation)
-    signal_loss = {"public": loss, "clients": None}.get(signal, 0.0)
+    loss, accuracy, public = judge_model(federation, params)
+    signal_loss = {"public": public, "clients": None}.get(signal, 0.0)
     if signal == "raw":
         signal_loss, _ = score_model(federation.model, params, held.train)
     return First(jax.tree.map(np.asarray, params), loss, accuracy, signal_loss)
@@ -431,6 +433,7 @@ def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[
             plan.data,
             federation.model,
             plan.server.signal,
+            plan.metric,
             plan.local.steps,
             federation.recipe.class_weights is None,
             plan.noise,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sottovoce.data.federated import Holdings
 from sottovoce.data.streaming import is_stored
 from sottovoce.models.base import JaxModel, Params
-from sottovoce.models.clipping import clipped_sum, compute_losses, evaluate
+from sottovoce.models.clipping import clipped_sum, compute_losses, judge_public
 from sottovoce.privacy import seeds
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
@@ -83,9 +83,11 @@ class StreamedEngine:
             None if batch_inputs is None else StepInputs(*(column[0] for column in batch_inputs))
         )
         noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
-        new, memory, score = _close_round(model, params, memory, step, noise, alone, *self.valid)
-        loss, accuracy, offered = np.asarray(score).tolist()
-        signal = loss
+        metric = federation.plan.metric
+        new, memory, score = _close_round(
+            model, metric, params, memory, step, noise, alone, *self.valid
+        )
+        loss, accuracy, signal, offered = np.asarray(score).tolist()
         if federation.plan.server.signal == "clients":
             signal = _add_signal_noise(client_loss, noise[0], noise[1], paid.signal_std)
         models = (_stack_tree(new), 0, {kind: _stack_tree(tree) for kind, tree in memory.items()})
@@ -156,9 +158,10 @@ def add_block(
     return jax.tree.map(jnp.add, summed, step), loss
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _close_round(
     model: JaxModel,
+    metric: str | None,
     params: Params,
     memory: dict[str, Params],
     step: Params,
@@ -167,7 +170,7 @@ def _close_round(
     valid_x: Array,
     valid_y: Array,
 ) -> tuple[Params, dict[str, Params], Array]:
-    """Add the noise, apply the optimiser, and return the models with loss, accuracy and kept loss.
+    """Add the noise, apply the optimiser, and return the models with four scores, as `compiled`.
 
     Key and draw are those of `compiled`, so that a streamed run has the same noise.
     """
@@ -178,13 +181,13 @@ def _close_round(
     new = jax.tree.map(lambda w, g, z: w - g + z, params, step, drawn)
     if inputs is not None:
         new, memory = step_optimizer(params, new, memory, inputs)
-    loss, accuracy = evaluate(model, new, valid_x, valid_y)
-    offered = loss
+    loss, accuracy, signal = judge_public(model, new, valid_x, valid_y, metric)
+    offered = signal
     if inputs is not None and "best" in memory:
         if "average" in memory:
-            offered = evaluate(model, memory["average"], valid_x, valid_y)[0]
+            offered = judge_public(model, memory["average"], valid_x, valid_y, metric)[2]
         memory = keep_better(memory, new, offered < inputs.best)
-    return new, memory, jnp.stack([loss, accuracy, offered])
+    return new, memory, jnp.stack([loss, accuracy, signal, offered])
 
 
 def _add_signal_noise(client_loss: Array, words: Any, t: Any, std: float) -> float:
