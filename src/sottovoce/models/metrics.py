@@ -35,6 +35,7 @@ CLASS_METRICS = {
 }
 REGRESSION_METRICS = {"mae": "mean absolute error", "rmse": "RMSE", "r2": "R²"}
 TITLES = CLASS_METRICS | {"calibration_error": "calibration error"} | REGRESSION_METRICS
+GAINS = TITLES | {"brier": "1 − Brier score", "log_loss": "e^(−log loss)"}  # of `to_gain`
 LESS_IS_BETTER = frozenset({"log_loss", "brier", "calibration_error", "mae", "rmse"})
 
 MOST_OF_TWO = 0.7  # the largest share of one of two classes that counts as balanced
@@ -63,6 +64,16 @@ class Measured(NamedTuple):
         sign = -1 if metric in LESS_IS_BETTER else 1
         gain = sign * (self.value - self.baseline)
         return bool(gain > ERRORS * self.error + 1e-9 * abs(self.baseline))
+
+
+def to_gain(metric: str, value: float) -> float:
+    """Return a metric of classes as a number from 0 to 1 of which more is better; 0 for NaN.
+
+    >>> to_gain("auroc", 0.8), to_gain("brier", 0.25), to_gain("log_loss", 0.0)
+    (0.8, 0.75, 1.0)
+    """
+    gain = {"brier": 1 - value, "log_loss": math.exp(-value)}.get(metric, value)
+    return 0.0 if math.isnan(gain) else gain
 
 
 def choose_metric(labels: NDArray[Any], classes: int) -> str:

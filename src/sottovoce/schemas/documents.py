@@ -524,6 +524,12 @@ class TrialEntry(TypedDict):
     test_accuracy: Share
     rounds: int
     seconds: float
+    metric: NotRequired[str]
+    """That chose: the plan's, or else by the rule of docs/results.md."""
+    gain: NotRequired[Share | None]
+    """Of a metric other than accuracy on the rows that choose; more is better."""
+    error: NotRequired[float | None]
+    """Its standard error."""
 
 
 class RehearsalDocument(TypedDict):

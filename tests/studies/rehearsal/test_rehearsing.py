@@ -472,6 +472,31 @@ def test_the_choice_is_the_best_mean_of_the_finalists(rehearsed):
     assert mean(rehearsed.setting) == pytest.approx(max(map(mean, full)))
 
 
+@pytest.mark.slow
+def test_a_rare_class_is_rehearsed_by_the_order_of_the_scores(tmp_path):
+    """On public rows with 10 % positives every setting is 90 % right: AUROC chooses."""
+    rng = np.random.default_rng(6)
+    ages = rng.integers(0, 99, 900)
+    rich = rng.random(900) < 0.2 * ages / 99
+    cells = zip(ages, rich, strict=True)
+    lines = [f"{age},f,a,{'yes' if is_rich else 'no'}" for age, is_rich in cells]
+    (tmp_path / "public.csv").write_text("\n".join(["age,sex,job,rich", *lines]), "utf-8")
+    public = str(tmp_path / "public.csv")
+    found = rehearse(table_plan(), runs=40, keep=KEEP, public=public)
+    assert found.metric == "AUROC"
+    assert all(trial.metric == "auroc" and trial.gain == trial.value for trial in found.trials)
+    first = [t for t in found.trials if t.seed == found.seeds[0] and "noise" not in t.setting]
+    assert len({round(t.accuracy, 3) for t in first}) < len({t.value for t in first})
+    assert found.finalists[0] == max(found.finalists)
+    assert "the standard error of the AUROC is" in found.describe_doubt()
+    page = render_rehearsal(found)
+    assert "AUROC over T and η" in page
+    schema = resources.files("sottovoce").joinpath("schemas/rehearsal.json").read_text("utf-8")
+    jsonschema.validate(found.to_json(), json.loads(schema))
+    plan = table_plan().replace(metric="brier")
+    assert rehearse(plan, runs=40, keep=KEEP, public=public).metric == "1 − Brier score"
+
+
 def test_the_page_shows_surface_choice_and_cost(rehearsed):
     page = render_rehearsal(rehearsed)
     for text in ("Loss over T and η", "Theorem 2", "no privacy spent", "as planned"):

@@ -35,7 +35,11 @@ def render_rehearsal(result: Rehearsal) -> str:
     if {ROUNDS, RATE} & set(result.setting):
         surfaces = [
             ("Loss over T and η", "loss", draw_surface(result, "loss")),
-            ("Accuracy over T and η", "percent", draw_surface(result, "accuracy")),
+            (
+                f"{result.metric[0].upper()}{result.metric[1:]} over T and η",
+                "percent",
+                draw_surface(result, "accuracy"),
+            ),
         ]
     return render_page(
         "rehearsal.html.j2",
@@ -92,7 +96,10 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
         rounds = f"rounds done, rehearsed (T₀ = {planned:,})"
     return [
         *reached,
-        ("as given, on the rows that chose", format_percent(result.baseline.accuracy)),
+        (
+            f"{result.metric} as given, on the rows that chose",
+            format_percent(result.baseline.value),
+        ),
         (rounds, format_whole(prediction.rounds)),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory.best_rounds:,}"),
         ("cost in privacy", result.cost.tile),
@@ -106,7 +113,7 @@ def _list_trials(result: Rehearsal) -> list[list[str]]:
             *(_format_setting(trial.setting[key]) for key in result.setting),
             str(trial.seed),
             "–" if trial.loss is None else f"{trial.loss:.4f}",
-            format_percent(trial.accuracy, 2),
+            format_percent(trial.value, 2),
             str(trial.rounds),
         ]
         for trial in result.trials
@@ -124,7 +131,7 @@ def find_points(result: Rehearsal, measure: str) -> dict[tuple[float, float], fl
     for trial in result.trials:
         if trial.seed != first or trial.setting.get("model") != chosen.get("model"):
             continue
-        value = trial.loss if measure == "loss" else trial.accuracy
+        value = trial.loss if measure == "loss" else trial.value
         if value is None:
             continue
         at = _find_coordinates(trial.setting, result)

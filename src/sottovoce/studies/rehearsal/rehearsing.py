@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 from sottovoce._version import __version__
 from sottovoce.data.files import require_empty, write_file
 from sottovoce.errors import InputError, RunError
+from sottovoce.models.metrics import GAINS
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS
 from sottovoce.privacy import seeds
@@ -95,7 +96,7 @@ def explain_choices(
         groups, alone = [], True
         for some, name in ((seeds, f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")):
             known = [
-                (next(iter(by.values())).setting, statistics.fmean(by[s].accuracy for s in some))
+                (next(iter(by.values())).setting, statistics.fmean(by[s].value for s in some))
                 for by in found.values()
                 if all(s in by for s in some)
             ]
@@ -431,6 +432,12 @@ class Rehearsal:
         return self.trials[0]
 
     @property
+    def metric(self) -> str:
+        """What the choice made large, in words."""
+        name = self.baseline.metric
+        return "accuracy" if name == "accuracy" else GAINS[name]
+
+    @property
     def cost(self) -> Cost:
         """What it cost in privacy."""
         return state_cost(self.rows)
@@ -453,7 +460,9 @@ class Rehearsal:
 
     @property
     def chance(self) -> float:
-        """The standard error of one accuracy on the rows that choose: √(p(1−p)/n)."""
+        """The standard error of the metric on the rows that choose; of an accuracy √(p(1−p)/n)."""
+        if self.baseline.error is not None:
+            return self.baseline.error
         p = self.finalists[0]
         return math.sqrt(p * (1 - p) / self.rows.choosing)
 
@@ -462,7 +471,7 @@ class Rehearsal:
         """The mean accuracies of the settings that were tried with all seeds, the choice first."""
         by: dict[str, dict[int, float]] = {}
         for trial in self.trials:
-            by.setdefault(encode_setting(trial.setting), {})[trial.seed] = trial.accuracy
+            by.setdefault(encode_setting(trial.setting), {})[trial.seed] = trial.value
         full = {
             key: statistics.fmean(accuracies[seed] for seed in self.seeds)
             for key, accuracies in by.items()
@@ -474,8 +483,10 @@ class Rehearsal:
     def describe_doubt(self) -> str:
         """Say how precise the choice is, and whether the best two settings could be told apart."""
         rows, finalists = self.rows.choosing, self.finalists
-        text = f"{rows:,} rows chose: the standard error of an accuracy is {100 * self.chance:.1f} "
-        text += "points"
+        what = "an accuracy" if self.metric == "accuracy" else f"the {self.metric}"
+        text = (
+            f"{rows:,} rows chose: the standard error of {what} is {100 * self.chance:.1f} points"
+        )
         gap = max(0.0, finalists[0] - finalists[1]) if len(finalists) > 1 else math.inf
         if gap >= self.chance:
             return f"{text}."
@@ -736,7 +747,8 @@ def format_summary(result: Rehearsal, folder: Path) -> str:
             "",
             *_wrap_text(result.prediction.describe()),
             *_wrap_text(result.describe_doubt()),
-            f"as given: {result.baseline.accuracy:.1%} on the rows that chose   {theory}".rstrip(),
+            f"as given: {result.metric} {result.baseline.value:.1%} on the rows that chose   "
+            f"{theory}".rstrip(),
             *_wrap_text(f"stand-in: {result.rows.about}"),
             *_wrap_text(result.rows.trust),
             *_wrap_text(result.mixed or ""),
@@ -772,7 +784,7 @@ def _show_progress(line: ProgressLine, trials: Trials) -> None:
         known = f"{len(trials.done)} federations are done; " if trials.done else ""
         line.say(f"{known}the first federation is compiled and run, which takes the longest")
         return
-    private = [trial.accuracy for trial in trials.done.values() if NOISE not in trial.setting]
+    private = [trial.value for trial in trials.done.values() if NOISE not in trial.setting]
     stage = next(reversed(trials.asked.values()))
     line.say(
         f"{len(trials.done)} federations, {stage}, best {max(private):.1%}, about "

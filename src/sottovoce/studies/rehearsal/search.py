@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, RunError
-from sottovoce.models import features
+from sottovoce.models import features, metrics
 from sottovoce.models.base import JaxModel, Params
 from sottovoce.plan import Plan
 from sottovoce.runs.trained import Trained
@@ -216,6 +216,14 @@ class Trial:
     test_accuracy: float  # on the rows that tell
     rounds: int
     seconds: float
+    metric: str = "accuracy"  # that chooses: the plan's, or else by the rule of docs/results.md
+    gain: float | None = None  # of another metric, on the rows that choose
+    error: float | None = None  # its standard error
+
+    @property
+    def value(self) -> float:
+        """What the choice makes large, from 0 to 1."""
+        return self.accuracy if self.gain is None else self.gain
 
 
 class Trials:
@@ -268,8 +276,8 @@ class Trials:
             raise Spent
 
     def average_accuracy(self, setting: Setting, seeds: Sequence[int]) -> float:
-        """Return the mean accuracy on the rows that choose, over these seeds."""
-        return statistics.fmean(self.done[encode_setting(setting), seed].accuracy for seed in seeds)
+        """Return the mean accuracy, or other metric, on the rows that choose, over these seeds."""
+        return statistics.fmean(self.done[encode_setting(setting), seed].value for seed in seeds)
 
     def choose_best(self, settings: Iterable[Setting], seeds: Sequence[int]) -> Setting:
         """Return the setting with the best accuracy, then fewest rounds, then smallest loss."""
@@ -360,8 +368,9 @@ class Trials:
                 ):
                     now = time.monotonic()
                     where = keys[i // len(seeds)], seeds[i % len(seeds)]
-                    score = score_model(trained.model, trained.params, judges)
-                    trial = _make_trial(stage, self.settings[where[0]], trained, score, now - since)
+                    trial = _make_trial(
+                        stage, self.settings[where[0]], trained, judges, now - since
+                    )
                     self._store_trial(where, trial)
                     since = now
                     interrupts.check()
@@ -413,10 +422,15 @@ def _build_features(plan: Plan, shape: tuple[int, ...]) -> Any:
 
 
 def _make_trial(
-    stage: str, setting: Setting, trained: Trained, score: tuple[float, float], seconds: float
+    stage: str, setting: Setting, trained: Trained, judges: Samples, seconds: float
 ) -> Trial:
-    """Make a trial; `score` is that of the final model, which may be an average of iterates."""
-    loss, accuracy = score
+    """Make a trial of the final model, which may be an average of iterates, on rows that choose."""
+    loss, accuracy = score_model(trained.model, trained.params, judges)
+    metric, gain, error = trained.record["result"]["headline"]["metric"], None, None
+    if metric != "accuracy":
+        answer = trained.model.answer(trained.params, judges.x)
+        measured = metrics.measure_classes(judges.y, *answer)[metric]
+        gain, error = metrics.to_gain(metric, measured.value), measured.error
     return Trial(
         stage=stage,
         setting=dict(setting),
@@ -426,6 +440,9 @@ def _make_trial(
         test_accuracy=trained.accuracy,
         rounds=trained.rounds_used,
         seconds=round(seconds, 3),
+        metric=metric,
+        gain=gain,
+        error=error if error is not None and math.isfinite(error) else None,
     )
 
 
