@@ -72,7 +72,7 @@ class Plan(Section):
     )
     metric: Metric | None = Field(
         default=None,
-        description="what heads the result and steers the run (absent: a rule, and the loss steers)",
+        description="what heads the result and steers it (absent: a rule, and the loss steers)",
         examples=["auroc"],
     )
     rehearsed: Annotated[str, Field(max_length=2000)] | None = Field(
