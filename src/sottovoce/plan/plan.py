@@ -20,8 +20,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import PlanError
 from sottovoce.models.custom import resolve_beside
-from sottovoce.models.person import ROWS_PER_PERSON
 from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
+from sottovoce.models.person import ROWS_PER_PERSON
 from sottovoce.plan.base import (
     TABLES,
     Section,
