@@ -270,8 +270,8 @@ def test_what_has_no_persons_is_refused(tmp_path):
 # A device.
 
 
-def make_node(folder: Path, unit: str = "person", most: int = 4) -> Node:
-    path = table(folder)
+def make_node(folder: Path, unit: str = "person", most: int = 4, seed: int = 0) -> Node:
+    path = table(folder, seed)
     persons = f'person = "patient"\nrows_per_person = {most}\n' if unit == "person" else ""
     (folder / "node.toml").write_text(
         f'''schema = 1
@@ -354,10 +354,10 @@ def test_a_node_file_names_persons_and_their_unit_together(tmp_path):
 
 def test_rows_have_one_ledger_whatever_is_protected(tmp_path):
     """Records in one vault and persons in another would add up unseen."""
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    make_node(tmp_path / "one", "record")
-    node = make_node(tmp_path / "two", "person")
-    node.vault.unlink()
+    node = make_node(tmp_path, "record", seed=77)
+    text = (tmp_path / "node.toml").read_text().replace("A.vault", "B.vault")
+    text = text.replace('unit = "record"', 'unit = "person"')
+    (tmp_path / "two.toml").write_text(text.replace("[policy]", 'person = "patient"\n[policy]'))
+    assert Node.load(tmp_path / "two.toml").read_rows().fingerprint == node.read_rows().fingerprint
     with pytest.raises(VaultRefusal, match="have a ledger on this machine already"):
-        ledger.create_from_node(tmp_path / "two" / "node.toml")
+        ledger.create_from_node(tmp_path / "two.toml")
