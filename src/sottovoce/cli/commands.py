@@ -278,6 +278,37 @@ def calibrate(
 
 
 @app.command()
+def check(
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan (TOML) that names your table or arrays.")
+    ] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check your rows before training: missing, clipped, unknown, constant and repeated values.
+
+    It reads all rows once, prints what it found by column and client, and trains nothing. The
+    numbers are computed without noise, for whoever holds the rows: do not publish them. The exit
+    code is 2 if a column cannot be used as the plan says.
+
+    \b
+    Examples:
+      sottovoce check plan.toml
+      sottovoce check plan.toml --json
+    """
+    from sottovoce.data.check import check_plan
+    from sottovoce.plan import Plan
+
+    report = check_plan(Plan.load(plan, settings or []))
+    if as_json:
+        click.echo(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        click.echo("\n".join(report.format_lines()))
+    if report.errors:
+        raise typer.Exit(2)
+
+
+@app.command()
 def train(
     plan: Annotated[
         Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")

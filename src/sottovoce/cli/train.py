@@ -8,13 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sottovoce.data import tables
+from sottovoce.data.check import check_plan
 from sottovoce.data.files import require_empty
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
+
+MOST_FINDINGS = 5  # warnings about the rows that `train` prints
 
 SIMULATION = (
     "Simulation: this is what a deployment of this plan would guarantee; "
@@ -55,8 +57,8 @@ def train(
     if seed is not None:
         seeds.refuse_seed(plan.noise, seed)
         seeds.check_seed(seed)
-    if plan.data.path is not None and not plan.data.is_array_file:
-        tables.check_source(tables.Source(**plan.data.table()))
+    if plan.data.path is not None and not resume:
+        print_findings(plan, path)
     folder = out if out is not None else progress.name_new_folder(plan)
     if resume:
         plan = Plan(**checkpoint.load(folder)[2]["plan"])
@@ -91,6 +93,19 @@ def train(
         print(json.dumps(done.record, ensure_ascii=False))
     else:
         show.say(progress.summarize_run(done.record, folder, page))
+
+
+def print_findings(plan: Plan, path: Path | None) -> None:
+    """Print the first warnings about the rows on stderr; refuse rows that cannot be used."""
+    report = check_plan(plan)
+    more = f"sottovoce check {shlex.quote(str(path or 'plan.toml'))} shows all"
+    if report.errors:
+        raise InputError(f"{report.errors[0]} ({more})")
+    for _, _, text in report.findings[:MOST_FINDINGS]:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+    if len(report.findings) > MOST_FINDINGS:
+        left = len(report.findings) - MOST_FINDINGS
+        print(f"warning: {left} more about these rows; {more}", file=sys.stderr, flush=True)
 
 
 def _describe_run(plan: Plan) -> str:

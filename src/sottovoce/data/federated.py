@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import datasets, tables
+from sottovoce.data.check import describe_scale
 from sottovoce.data.files import read_npy, read_npz, why, write_file
 from sottovoce.data.partition import Split, deal_persons, size_clients_in_order, split_rows
 from sottovoce.data.streaming import Stored, is_stored, is_streamed
@@ -46,6 +48,8 @@ from sottovoce.privacy.seeds import Purpose
 
 if TYPE_CHECKING:
     from sottovoce.runs.record import BudgetGroup, Fairness
+
+log = logging.getLogger("sottovoce.data")
 
 PUBLIC_SETS = ("validation", "test")
 
@@ -299,6 +303,10 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
                 "give one (X, y) and person=ids",
             )
         held = _deal_arrays(plan, data, seed) if is_pair(data.train) else _join_client_arrays(data)
+        rows = data.train[0] if is_pair(data.train) else data.train[0][0]  # type: ignore[index]
+        scale = describe_scale(rows) if isinstance(rows, np.ndarray) else None
+        if scale is not None and not is_stored(held.train.x):
+            log.warning("data: %s", scale)
     return held if len(held.validation.y) else replace(held, validation=held.test)
 
 

@@ -22,12 +22,13 @@ from __future__ import annotations
 import csv
 import difflib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +166,18 @@ def _take_count(
     return rng.permutation(np.flatnonzero(spare))[: int(wanted)]
 
 
-Kind: TypeAlias = Literal["number", "text"]
+Kind: TypeAlias = Literal["number", "text", "id", "date", "prose", "levels"]
+
+#: Why the draft of a plan leaves a column out, by its kind.
+LEFT_OUT: dict[str, str] = {
+    "id": "it looks like an id (if its values are the clients, name it as client above)",
+    "date": "dates are no categories; make a number of it, such as a year or days since an event",
+    "prose": "it looks like free text, which no column of categories holds",
+    "levels": "it has very many different texts; group them into a few categories first",
+}
+MOST_LEVELS = 50  # different texts among the first rows, above which a column is no category
+LONG_TEXT = 40  # characters, on average, above which a text is prose
+_DATE = r"^\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|^\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
 
 BATCH = 65_536  # rows in memory besides the encoded matrix
 SAMPLE = 1_000  # rows that `guess_kinds` reads
@@ -179,6 +191,7 @@ class Scan:
     path: Path
     frame: pl.LazyFrame
     schema: dict[str, pl.DataType]
+    separator: str = ","
 
     def count_rows(self) -> int:
         """Return the number of rows; refuse a table without any."""
@@ -220,8 +233,6 @@ class Scan:
         near = difflib.get_close_matches(column.strip().casefold(), folded, 1)
         if near:
             return f"did you mean {folded[near[0]][:60]!a}?"
-        if len(known) == 1 and any(mark in known[0] for mark in ";\t|"):
-            return "its header has no commas: save it with commas between the columns"
         listed = ", ".join(f"{other[:30]!a}" for other in known[:5])
         return f"its columns are {listed}{', …' if len(known) > 5 else ''}"
 
@@ -230,18 +241,19 @@ def open_table(path: str | Path, key: str = "data.path") -> Scan:
     """Open a table and check what can be checked from its header and schema."""
     import polars as pl
 
-    path = Path(path)
+    path, separator = Path(path), ","
     head = _read_first_bytes(path, key)
     if path.suffix.lower() == ".csv":
-        _check_header(path, head)
-        frame = pl.scan_csv(path, infer_schema=False, glob=False)
+        separator = _find_separator(head)
+        _check_header(path, head, separator)
+        frame = pl.scan_csv(path, infer_schema=False, glob=False, separator=separator)
     else:
         frame = pl.scan_parquet(path, glob=False)
     with translate_errors(path):
         schema = dict(frame.collect_schema())
     if not schema:
         raise DataError(f"{path.name} has no columns; save it with a header")
-    return Scan(path, frame, schema)
+    return Scan(path, frame, schema, separator)
 
 
 def guess_kinds(path: str | Path) -> dict[str, Kind]:
@@ -252,11 +264,46 @@ def guess_kinds(path: str | Path) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
     for column in opened.schema:
         cells = sample[column]
-        usable = not (cells.dtype.is_temporal() or cells.dtype.is_nested())
-        texts = as_text(cells).drop_nulls() if usable else cells.head(0)
-        numbers = as_number(cells).drop_nulls() if usable else cells.head(0)
-        kinds[column] = "number" if len(texts) and len(numbers) == len(texts) else "text"
+        if cells.dtype.is_nested():
+            kinds[column] = "prose"
+        elif cells.dtype.is_temporal():
+            kinds[column] = "date"
+        else:
+            kinds[column] = _guess_kind(column, cells)
     return kinds
+
+
+def _guess_kind(column: str, cells: pl.Series) -> Kind:
+    texts = as_text(cells).drop_nulls()
+    if not len(texts):
+        return "text"
+    different, is_number = texts.n_unique(), len(as_number(cells).drop_nulls()) == len(texts)
+    if looks_like_id(column) and different > MOST_NUMBERS:
+        return "id"
+    if is_number:
+        return "number"
+    if texts.str.contains(_DATE).mean() > 0.9:  # type: ignore[operator]  # of booleans
+        return "date"
+    if float(np.mean(texts.str.len_chars().to_numpy())) > LONG_TEXT:
+        return "prose"
+    if different == len(texts) > MOST_NUMBERS:
+        return "id"
+    return "levels" if different > MOST_LEVELS else "text"
+
+
+_ID_NAME = re.compile(
+    r"(^|[^a-z])(id|uuid|guid|mrn|ssn|pid)$|patient|person|subject|participant|customer|user",
+    re.IGNORECASE,
+)
+
+
+def looks_like_id(column: str) -> bool:
+    """Return whether a column's name is that of an id.
+
+    >>> [looks_like_id(name) for name in ("patient_id", "caseID", "age", "paid", "user")]
+    [True, True, False, False, True]
+    """
+    return _ID_NAME.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column)) is not None
 
 
 def as_text(cells: pl.Series) -> pl.Series:
@@ -316,11 +363,42 @@ def translate_errors(path: Path) -> Iterator[None]:
         yield
     except pl.exceptions.PolarsError as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else "no reason is given"
+        if path.suffix.lower() == ".csv" and (found := find_ragged_rows(path)).longer:
+            raise DataError(
+                f"row {found.first_longer} of {path.name} has more than {found.cells} cells; "
+                "correct it (a text with a separator needs quotes)"
+            ) from None
         kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV in UTF-8"
         raise DataError(f"{path.name} cannot be read as {kind}: {ascii(why[:120])[1:-1]}") from None
     except OSError as error:
         why = error.strerror or "the system refused"
         raise DataError(f"{path.name} cannot be read: {why}") from None
+
+
+class RaggedRows(NamedTuple):
+    """Rows of a CSV with more or fewer cells than its header: how many, and the first from 1."""
+
+    cells: int  # of the header
+    longer: int = 0
+    first_longer: int = 0
+    shorter: int = 0  # the cells that they lack are read as missing
+    first_shorter: int = 0
+
+
+def find_ragged_rows(path: Path) -> RaggedRows:
+    """Return which rows of a CSV have other cells than its header; empty lines are not counted."""
+    with path.open("rb") as head:
+        separator = _find_separator(head.read(LONGEST_HEADER))
+    found = {"longer": [0, 0], "shorter": [0, 0]}
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        lines = csv.reader(file, delimiter=separator)
+        wide = len(next(lines, []))
+        with suppress(csv.Error):  # an open quote: polars says so
+            for row, cells in enumerate(lines, start=1):
+                if cells and len(cells) != wide:
+                    counts = found["longer" if len(cells) > wide else "shorter"]
+                    counts[:] = counts[0] + 1, counts[1] or row
+    return RaggedRows(wide, *found["longer"], *found["shorter"])
 
 
 def _read_first_bytes(path: Path, key: str) -> bytes:
@@ -342,10 +420,21 @@ def _read_first_bytes(path: Path, key: str) -> bytes:
     raise PlanError(f"{key} {shown} cannot be read: {why}")
 
 
-def _check_header(path: Path, head: bytes) -> None:
+def _find_separator(head: bytes) -> str:
+    """Return what separates the columns of a header: a comma, or else ;, a tab or |.
+
+    >>> [_find_separator(head) for head in (b"a,b;c\\n1,2", b"a;b\\n1,5;2", b"a\\n1;2")]
+    [',', ';', ',']
+    """
+    line = head.splitlines()[0]
+    others = [mark for mark in (";", "\t", "|") if mark.encode() in line]
+    return "," if b"," in line or not others else others[0]
+
+
+def _check_header(path: Path, head: bytes, separator: str) -> None:
     line = head.splitlines()[0]
     try:
-        names = next(csv.reader([line.decode("utf-8-sig")]), [])
+        names = next(csv.reader([line.decode("utf-8-sig")], delimiter=separator), [])
     except (UnicodeDecodeError, csv.Error):
         raise DataError(
             f"the header of {path.name} is not CSV in UTF-8; save the table as that"
@@ -489,7 +578,7 @@ def check_source(source: Source) -> Scan:
 def read_table(source: Source) -> Table:
     """Read and encode the whole table; first infer what the plan lacks, if it asks for that."""
     opened = check_source(source)
-    layout = _make_layout(opened, source)
+    layout = make_layout(opened, source)
     return _read_rows(opened, layout, client=source.client, person=source.person)
 
 
@@ -580,13 +669,14 @@ def _encode_batch(
 def _scale_column(cells: pl.Series, bounds: Any, start: _BatchStart) -> NDArray[np.float64]:
     low, high = bounds
     numbers = as_number(cells)
-    bad = numbers.is_null() & _is_text(cells)
+    bad = numbers.is_null() & is_text(cells)
     if bad.any():
         first, row = start.find_row(bad)
+        cell = str(cells[first])[:60]
+        hint = " (3.5 and not 3,5)" if "," in cell else ""
         raise DataError(
-            f"column {cells.name[:60]!a} of {start.file} has {str(cells[first])[:60]!a} in row "
-            f"{row}, which is no number; correct it, empty the cell, or list the column's "
-            "categories"
+            f"column {cells.name[:60]!a} of {start.file} has {cell!a} in row {row}, which is no "
+            f"number; correct it{hint}, empty the cell, or list the column's categories"
         )
     if not high > low:  # inferred from a column that is always the same
         return np.full(len(cells), 0.5)
@@ -594,7 +684,7 @@ def _scale_column(cells: pl.Series, bounds: Any, start: _BatchStart) -> NDArray[
     return np.asarray(scaled.fill_null(0.5), np.float64)
 
 
-def _is_text(cells: pl.Series) -> pl.Series:
+def is_text(cells: pl.Series) -> pl.Series:
     """Return which cells hold a text other than "nan"."""
     if cells.dtype.is_numeric():
         return cells.is_null() & False
@@ -643,7 +733,8 @@ def _encode_names(
     return texts.replace_strict(table, return_dtype=pl.Int32).to_numpy()
 
 
-def _make_layout(opened: Scan, source: Source) -> Layout:
+def make_layout(opened: Scan, source: Source) -> Layout:
+    """Return how the rows become numbers; what the plan leaves to the data is taken from them."""
     label, file = source.label, opened.path.name
     listed = {c: spec for c, spec in source.columns.items() if spec and c != label}
     classes: Any = source.columns.get(label, ())
@@ -691,7 +782,7 @@ class _ColumnSummary:
         """Add the cells of one batch."""
         if self.number:
             numbers = as_number(cells)
-            self.number = not (numbers.is_null() & _is_text(cells)).any()
+            self.number = not (numbers.is_null() & is_text(cells)).any()
             finite = numbers.filter(numbers.is_finite().fill_null(False)).to_numpy()
             self.low = min(self.low, finite.min(initial=np.inf))
             self.high = max(self.high, finite.max(initial=-np.inf))
@@ -766,14 +857,14 @@ def draft_plan(table: Path, plan: Path) -> str:
         raise InputError.of(
             "--from", str(table), "a .csv or .parquet file", "save the table as one of these"
         )
-    kinds = guess_kinds(table)
-    lines = []
+    kinds, lines = guess_kinds(table), []
     for column, kind in kinds.items():
         if not column:  # the row number that other programs write
             continue
         # This is not valid TOML, so that it must be filled in.
-        public = "[LOW, HIGH]" if kind == "number" else "[TEXT, TEXT]"
-        lines.append(f"# {format_key(column)} = {public}")
+        public = {"number": "[LOW, HIGH]", "text": "[TEXT, TEXT]"}.get(kind)
+        key = format_key(column)
+        lines.append(f"# {key} = {public}" if public else f"# {key} is left out: {LEFT_OUT[kind]}")
     # The plan finds the table from its own folder, with slashes on every system.
     path = Path(os.path.relpath(table, plan.parent)).as_posix()
     head = DRAFT_HEAD.format(

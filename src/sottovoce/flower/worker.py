@@ -241,9 +241,15 @@ def check_node(path: Path) -> None:
     """Check what a message would meet, and print that all is well or raise what is not."""
     from sottovoce.client import device
     from sottovoce.client.node import Node
+    from sottovoce.data.check import check_node_rows
 
     node = Node.load(path)
+    report = check_node_rows(node)
+    if report.findings:  # for the operator's eyes alone: nothing of it leaves the machine
+        print("\n".join(report.format_lines()), flush=True)
     device.check_node(node)
+    if report.errors:
+        raise InputError(report.errors[0])
     print(f"{path} is in order: its rows, its policy and {node.vault} fit each other")
 
 

@@ -206,7 +206,7 @@ def advise(
         enough = (
             f"{math.ceil(size * ratio**2):,} clients would do"
             if unit == "client"
-            else f"{math.ceil(size * ratio):,} rows per client would do, or more clients"
+            else f"{math.ceil(size * ratio):,} {unit}s per client would do, or more clients"
         )
         found.append(
             f"the noise moves the model {noise:.2g} times as far as the data can, and little is "

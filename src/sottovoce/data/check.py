@@ -1,0 +1,395 @@
+"""Check rows before they are trained on: missing, clipped, unknown and repeated values, by client.
+
+`check_table` and `check_arrays` read all rows once; of a table they keep a batch, and eight bytes
+per row to find repeats. The result is for whoever holds the rows: `sottovoce check`, the first
+lines of `train`, and on a client's own machine `worker --check`. It is computed from private rows
+without noise, so that nothing of it is written to a run or sent to a server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.data import tables
+from sottovoce.data.files import read_npz, why
+from sottovoce.data.tables import Layout, Source, Spec, is_bounds, looks_like_id
+from sottovoce.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from sottovoce.client.node import Node
+    from sottovoce.plan import Plan
+
+#: A warning is given where more than this share of a client's rows is touched, and more than a few.
+TOUCHED, FEW_ROWS = 0.05, 3
+RARE = 0.05  # the share of a class below which accuracy misleads
+LARGEST = 50.0  # larger numbers in arrays are taken for unscaled ones
+LEAST_WIDE = 5  # columns from which equal rows are no coincidence
+SHOWN = 20  # clients or classes on one line, columns of a list
+_WORDS = {
+    "missing": "missing and become {middle}",
+    "outside": "outside {spec} and are clipped to it",
+    "unknown": "not among the categories {spec} and become none of them",
+    "unreadable": "",
+}
+
+Counts = dict[str, Counter[str]]  # by kind, by client
+
+
+@dataclass
+class Report:
+    """What was found; `findings` are (level, column, sentence)."""
+
+    file: str
+    rows: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
+    labels: Counts = field(default_factory=lambda: defaultdict(Counter))  # by client, by class
+    columns: dict[str, Counts] = field(default_factory=dict)
+    specs: dict[str, Spec] = field(default_factory=dict)
+    findings: list[tuple[Literal["error", "warning"], str, str]] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[str]:
+        """The sentences that stop a training."""
+        return [text for level, _, text in self.findings if level == "error"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        clients = [
+            {"name": name, "rows": rows, "labels": dict(self.labels[name])}
+            for name, rows in self.clients.items()
+        ]
+        columns = [
+            {
+                "name": name,
+                "public": list(self.specs[name]),
+                **{k: dict(v) for k, v in kinds.items()},
+            }
+            for name, kinds in self.columns.items()
+        ]
+        keys = ("level", "column", "text")
+        findings = [dict(zip(keys, found, strict=True)) for found in self.findings]
+        return {
+            "file": self.file,
+            "rows": self.rows,
+            "clients": clients,
+            "columns": columns,
+            "findings": findings,
+        }
+
+    def format_lines(self) -> list[str]:
+        """Return the report for people."""
+        named = [f"{name} {rows:,}" for name, rows in self.clients.items() if name]
+        by = f", {len(named)} clients ({_shorten(named)})" if named else ""
+        lines = [f"{self.file}: {self.rows:,} rows{by}"]
+        total: Counter[str] = sum(self.labels.values(), Counter())
+        shares = [f"{name} {count / self.rows:.1%}" for name, count in sorted(total.items())]
+        lines += [f"label: {_shorten(shares)}"] if shares else []
+        touched = {c: kinds for c, kinds in self.columns.items() if any(kinds.values())}
+        if touched:
+            lines += ["", f"{'column':<24}{'missing':>10}{'outside':>10}{'unknown':>10}"]
+        for column, kinds in list(touched.items())[:SHOWN]:
+            cells = [sum(counts.values()) / self.rows for counts in list(kinds.values())[:3]]
+            lines.append(f"{column[:23]:<24}" + "".join(f"{cell:>10.1%}" for cell in cells))
+        findings = sorted(self.findings, key=lambda found: found[0])  # errors first
+        found = [f"{level}: {text}" for level, _, text in findings]
+        return [*lines, "", *(found or ["nothing to warn of"])]
+
+    def add(self, level: Literal["error", "warning"], column: str, text: str) -> None:
+        """Add a finding."""
+        self.findings.append((level, column, f"{column}: {text}" if column else text))
+
+
+def _shorten(items: list[str]) -> str:
+    return ", ".join(items[:SHOWN]) + (", …" if len(items) > SHOWN else "")
+
+
+def check_plan(plan: Plan) -> Report:
+    """Check the table or the arrays that a plan names."""
+    data = plan.data
+    if data.path is None:
+        raise InputError.of(
+            "data.path",
+            None,
+            "your own table or arrays",
+            f"name a plan; {data.name} needs no check",
+        )
+    if not data.is_array_file:
+        return check_table(Source(**data.table()), plan.rows_per_person)
+    from sottovoce.data.federated import read_array_file
+
+    arrays = read_array_file(data.path, str(data.label), data.client)
+    return check_arrays(Path(data.path).name, arrays["x"], arrays["y"], arrays.get("client"))
+
+
+def check_node_rows(node: Node) -> Report:
+    """Check the rows of a node file, on the client's own machine."""
+    path, table = node.data, node.table
+    if table is not None:
+        source = Source(path, table["label"], columns=table["columns"], person=node.person)
+        return check_table(source, node.rows_per_person)
+    try:
+        x, y = read_npz(path, "x", "y").values()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as arrays x and y: {why(error)}") from None
+    return check_arrays(path.name, x, y)
+
+
+def check_table(source: Source, rows_per_person: int = 0) -> Report:
+    """Check a CSV or Parquet file against what the plan or the node file says about it.
+
+    `rows_per_person` is how many rows of a person are used where persons are protected, else 0.
+    """
+    opened = tables.check_source(source)
+    report = Report(opened.path.name)
+    if opened.path.suffix.lower() == ".csv":
+        ragged = tables.find_ragged_rows(opened.path)
+        if ragged.longer:
+            report.add(
+                "error",
+                "",
+                f"rows with more than {ragged.cells} cells: {ragged.longer:,}, the first is row "
+                f"{ragged.first_longer}; correct them (a text with a separator needs quotes)",
+            )
+            return report
+        if ragged.shorter:
+            report.add(
+                "warning",
+                "",
+                f"rows with fewer than {ragged.cells} cells: {ragged.shorter:,}, the first is row "
+                f"{ragged.first_shorter}; the cells that they lack are read as missing",
+            )
+    layout = tables.make_layout(opened, source)
+    used = {layout.label, source.client, *layout.columns}
+    reader = _TableReader(report, layout, source.client)
+    reader.ids = [name for name in opened.schema if name not in used and looks_like_id(name)]
+    if source.person is not None:
+        reader.ids = [source.person]
+    wanted = [name for name, kind in opened.schema.items() if name and not kind.is_nested()]
+    for batch in opened.batches(wanted):
+        reader.add_batch(batch)
+    reader.conclude(len(wanted), rows_per_person)
+    return report
+
+
+class _TableReader:
+    """Counts over the batches of a table."""
+
+    def __init__(self, report: Report, layout: Layout, client: str | None) -> None:
+        self.report, self.layout, self.client, self.ids = report, layout, client, list[str]()
+        self.values: dict[str, set[str]] = defaultdict(set)  # a few texts of each column
+        self.ranges: dict[str, tuple[float, float]] = {}  # of numbers
+        self.first: dict[str, tuple[int, str]] = {}  # the row and cell of a kind and column
+        self.hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
+        report.specs = {**layout.columns, layout.label: layout.classes}
+        report.columns = {name: {kind: Counter() for kind in _WORDS} for name in report.specs}
+
+    def add_batch(self, batch: pl.DataFrame) -> None:
+        """Count one batch."""
+        import polars as pl
+
+        report, flags = self.report, dict[str, pl.Series]()
+        names = pl.Series("client", [""] * len(batch))
+        if self.client is not None:
+            names = tables.as_text(batch[self.client]).fill_null("(none)").alias("client")
+        for column, spec in report.specs.items():
+            cells = batch[column]
+            for kind, mask in _mark_cells(cells, spec).items():
+                flags[f"{kind}:{column}"] = mask
+                if mask.any():
+                    row = int(mask.arg_max() or 0)
+                    found = report.rows + row + 1, str(cells[row])[:40]
+                    self.first.setdefault(f"{kind}:{column}", found)
+            if is_bounds(spec) and len(numbers := tables.as_number(cells).drop_nulls()):
+                low, high = self.ranges.get(column, (np.inf, -np.inf))
+                found_range = float(numbers.to_numpy().min()), float(numbers.to_numpy().max())
+                self.ranges[column] = min(low, found_range[0]), max(high, found_range[1])
+            if len(self.values[column]) <= SHOWN:
+                texts = tables.as_text(cells).drop_nulls().unique().head(SHOWN + 1)
+                self.values[column].update(texts.to_list())
+        counted = pl.DataFrame([names, *(mask.alias(key) for key, mask in flags.items())])
+        counted = counted.group_by("client", maintain_order=True).agg(
+            pl.len().alias(""), pl.all().sum()
+        )
+        for line in counted.iter_rows(named=True):
+            client = line.pop("client")
+            report.clients[client] += line.pop("")
+            for key, count in line.items():
+                kind, _, column = key.partition(":")
+                report.columns[column][kind] += Counter({client: count} if count else {})
+        labels = tables.as_text(batch[self.layout.label]).alias("label")
+        pairs = pl.DataFrame([names, labels]).drop_nulls().group_by(pl.all()).len()
+        for client, label, count in pairs.rows():
+            report.labels[client][label] += count
+        self.hashes[""].append(batch.hash_rows(seed=1).to_numpy())
+        for column in self.ids:
+            pairs = pl.DataFrame([names, tables.as_text(batch[column]).alias("id")]).drop_nulls()
+            self.hashes[column].append(pairs.hash_rows(seed=1).to_numpy())
+        report.rows += len(batch)
+
+    def conclude(self, wide: int, rows_per_person: int) -> None:
+        """Add what the counts say."""
+        report, label = self.report, self.layout.label
+        for column, spec in self.layout.columns.items():
+            self._judge_column(column, spec)
+        for kind, words in (("missing", "no label"), ("unknown", "a label that is no class")):
+            if count := sum(report.columns[label][kind].values()):
+                row, cell = self.first[f"{kind}:{label}"]
+                report.add(
+                    "error",
+                    label,
+                    f"rows with {words}: {count:,}, the first is row {row} ({cell!a}); correct "
+                    "them, remove them, or list the class in data.columns",
+                )
+        _judge_labels(report)
+        rows = np.concatenate(self.hashes.pop(""))
+        if wide >= LEAST_WIDE:
+            _judge_repeats(report, len(rows) - len(np.unique(rows)))
+        for column, hashes in self.hashes.items():
+            _, counts = np.unique(np.concatenate(hashes), return_counts=True)
+            most = int(counts.max(initial=0))
+            if most > max(1, rows_per_person):
+                where = " at a client" if self.client else ""
+                report.add(
+                    "warning",
+                    "",
+                    f"{column} repeats: one person has up to {most:,} rows{where}; "
+                    + (
+                        f"{rows_per_person} of them are used (data.rows_per_person)"
+                        if rows_per_person
+                        else "a person with k rows is protected k times less, unless data.person "
+                        'names it with local.unit = "person"'
+                    ),
+                )
+
+    def _judge_column(self, column: str, spec: Spec) -> None:
+        report, kinds = self.report, self.report.columns[column]
+        shown = f"[{spec[0]:g}, {spec[1]:g}]" if is_bounds(spec) else _shorten([*map(str, spec)])
+        if count := sum(kinds["unreadable"].values()):
+            row, cell = self.first[f"unreadable:{column}"]
+            report.add(
+                "error",
+                column,
+                f"cells that are no number: {count:,}, the first is {cell!a} in row {row}; correct "
+                "them (3.5 and not 3,5), empty them, or list the column's categories",
+            )
+        kind = "outside" if is_bounds(spec) else "unknown"
+        count, missing = (sum(kinds[name].values()) for name in (kind, "missing"))
+        if count and count + missing == report.rows:
+            found = ", ".join(f"{text!a}" for text in sorted(self.values[column])[:5])
+            if is_bounds(spec):
+                found = "{:g} to {:g}".format(*self.ranges[column])
+            wrong = f"outside {shown}" if kind == "outside" else f"none of its categories {shown}"
+            report.add(
+                "error",
+                column,
+                f"every value is {wrong}: the file has {found}; correct data.columns",
+            )
+        else:
+            self._warn_of(column, kind, shown)
+        self._warn_of(column, "missing", shown)
+        if len(self.values[column]) <= 1:
+            report.add("warning", column, "all rows have the same value; it can be left out")
+
+    def _warn_of(self, column: str, kind: str, shown: str) -> None:
+        counts, clients = self.report.columns[column][kind], self.report.clients
+        shares = {name: counts[name] / clients[name] for name in counts if counts[name] > FEW_ROWS}
+        if not shares or max(shares.values()) <= TOUCHED:
+            return
+        worst = max(shares, key=lambda client: shares[client])
+        by = f" (most at {worst}: {shares[worst]:.1%})" if worst and len(clients) > 1 else ""
+        share = sum(counts.values()) / self.report.rows
+        middle = f"the middle of {shown}" if shown.startswith("[") else "none of the categories"
+        words = _WORDS[kind].format(spec=shown, middle=middle)
+        self.report.add("warning", column, f"{share:.1%} of the rows are {words}{by}")
+
+
+def _mark_cells(cells: pl.Series, spec: Spec) -> dict[str, pl.Series]:
+    """Return which cells are missing, outside of the bounds, unknown or no number."""
+    if not is_bounds(spec):
+        texts = tables.as_text(cells)
+        return {"missing": texts.is_null(), "unknown": ~texts.is_in(list(spec)).fill_null(True)}
+    numbers = tables.as_number(cells)
+    unreadable = numbers.is_null() & tables.is_text(cells)
+    outside = ((numbers < spec[0]) | (numbers > spec[1])).fill_null(False)
+    missing = numbers.is_null() & ~unreadable
+    return {"missing": missing, "outside": outside, "unreadable": unreadable}
+
+
+def _judge_labels(report: Report) -> None:
+    total: Counter[str] = sum(report.labels.values(), Counter())
+    name, count = min(total.items(), key=lambda pair: pair[1], default=("", 0))
+    if 2 <= len(total) <= SHOWN and count < RARE * report.rows:
+        share = count / report.rows
+        report.add(
+            "warning",
+            "",
+            f"the class {name} has {share:.1%} of the rows: a model that never names it can be "
+            f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy",
+        )
+    single = [client for client, found in report.labels.items() if client and len(found) == 1]
+    if single and len(total) > 1:
+        report.add("warning", "", f"clients with rows of one class only: {_shorten(single)}")
+
+
+def _judge_repeats(report: Report, repeated: int) -> None:
+    if repeated > max(FEW_ROWS, TOUCHED * report.rows):
+        report.add(
+            "warning",
+            "",
+            f"{repeated / report.rows:.1%} of the rows are copies of another row; if a record is "
+            "there twice, remove one, because the promise is for a row",
+        )
+
+
+def check_arrays(file: str, x: Any, y: Any, owner: Any = None) -> Report:
+    """Check arrays x[n, …] and y[n], with the client of each row if there is one."""
+    report = Report(file, rows=len(y))
+    rows, labels = np.asarray(x).reshape(len(x), -1), np.asarray(y).astype(str)
+    names = np.full(len(labels), "") if owner is None else np.asarray(owner).astype(str)
+    for client in np.unique(names).tolist():
+        report.clients[client] = int((names == client).sum())
+        report.labels[client].update(labels[names == client].tolist())
+    finite = np.isfinite(rows).all(axis=1) if rows.dtype.kind == "f" else np.ones(len(rows), bool)
+    if not finite.all():
+        report.add(
+            "error",
+            "x",
+            f"{int((~finite).sum()):,} rows hold a number that is missing or not finite, the first "
+            f"is row {int(finite.argmin())}; fill them in with a public value or remove them",
+        )
+    if (sentence := describe_scale(rows[finite])) is not None:
+        report.add("warning", "x", sentence)
+    constant = int((rows.min(axis=0) == rows.max(axis=0)).sum())
+    if constant > TOUCHED * rows.shape[1]:
+        report.add("warning", "x", f"{constant:,} of {rows.shape[1]:,} columns are constant")
+    _judge_labels(report)
+    if rows.shape[1] >= LEAST_WIDE:
+        _judge_repeats(report, len(rows) - len({hash(row.tobytes()) for row in rows}))
+    return report
+
+
+def describe_scale(x: NDArray[Any]) -> str | None:
+    """Return a sentence where numbers are not scaled: pixels as bytes, or large ones.
+
+    >>> describe_scale(np.array([[0, 255]], np.uint8))
+    'whole numbers from 0 to 255 are used as they are; divide pixels by 255'
+    >>> describe_scale(np.array([[0.0, 1.0]])) is None
+    True
+    """
+    low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
+    if x.dtype.kind in "iu" and low >= 0 and LARGEST < high <= 255:
+        return f"whole numbers from {low:g} to {high:g} are used as they are; divide pixels by 255"
+    if max(-low, high) > LARGEST:
+        return (
+            f"numbers from {low:g} to {high:g} are used as they are; scale them to about [-1, 1] "
+            "by public constants, or clipping and step do not fit them"
+        )
+    return None

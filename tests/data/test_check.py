@@ -1,0 +1,343 @@
+"""The check of rows before training: every count against one by hand, and what is said of it."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sottovoce import Plan, simulate
+from sottovoce.cli.commands import app
+from sottovoce.data import tables
+from sottovoce.data.check import check_arrays, check_plan, check_table
+from sottovoce.data.tables import Source
+from sottovoce.errors import DataError, InputError
+from sottovoce.flower import worker
+
+ROWS = 900
+SPECS = {"age": (0.0, 100.0), "smoker": ("Y", "N"), "bmi": (10.0, 60.0), "ill": ("no", "yes")}
+PLAN = """\
+[data]
+path = "people.csv"
+label = "ill"
+client = "site"
+[data.columns]
+age = [0, 100]
+smoker = ["Y", "N"]
+bmi = [10, 60]
+ill = ["no", "yes"]
+[model]
+name = "softmax"
+[rounds]
+rounds = 2
+schedule = "fixed"
+"""
+
+
+def make_rows(seed=0):
+    """Return rows as lists of texts, with every fault that the check counts."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(ROWS):
+        site = str(rng.choice(["east", "west", "north"]))
+        lost = rng.random() < (0.5 if site == "north" else 0.02)
+        rows.append(
+            {
+                "patient_id": str(rng.integers(300)),
+                "site": site,
+                "age": str(rng.integers(0, 130)),
+                "smoker": str(rng.choice(["Y", "N", "?"], p=[0.3, 0.6, 0.1])),
+                "bmi": "" if lost else f"{rng.normal(25, 4):.2f}",
+                "ill": "yes" if rng.random() < 0.03 else "no",
+            }
+        )
+    return rows
+
+
+def write_csv(path, rows, separator=","):
+    lines = [separator.join(rows[0]), *(separator.join(row.values()) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "people.csv", make_rows())
+    (tmp_path / "plan.toml").write_text(PLAN)
+    return tmp_path
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize("batch", [7, 65_536])
+def test_every_count_is_that_of_a_count_by_hand(folder, monkeypatch, batch):
+    monkeypatch.setattr(tables, "BATCH", batch)
+    rows, report = make_rows(), check_plan(Plan.load(folder / "plan.toml"))
+    assert report.rows == ROWS
+    for site in ("east", "west", "north"):
+        here = [row for row in rows if row["site"] == site]
+        assert report.clients[site] == len(here)
+        assert report.columns["age"]["outside"][site] == sum(int(r["age"]) > 100 for r in here)
+        assert report.columns["smoker"]["unknown"][site] == sum(r["smoker"] == "?" for r in here)
+        assert report.columns["bmi"]["missing"][site] == sum(not r["bmi"] for r in here)
+        assert report.labels[site]["yes"] == sum(r["ill"] == "yes" for r in here)
+    persons = {}
+    for row in rows:
+        key = row["patient_id"], row["site"]
+        persons[key] = persons.get(key, 0) + 1
+    text = "\n".join(report.format_lines())
+    assert (
+        f"patient_id repeats: one person has up to {max(persons.values())} rows at a client" in text
+    )
+
+
+def test_the_command_prints_findings_and_ends_in_zero(folder):
+    done = run("check", "plan.toml")
+    assert done.exit_code == 0, done.output
+    for words in (
+        "people.csv: 900 rows, 3 clients (",
+        "age: ",
+        "outside [0, 100] and are clipped to it",
+        "missing and become the middle of [10, 60] (most at north: ",
+        "not among the categories Y, N and become none of them",
+        "judge by AUROC or balanced accuracy",
+    ):
+        assert words in done.output
+    found = json.loads(run("check", "plan.toml", "--json").output)
+    assert found["rows"] == ROWS
+    assert {finding["level"] for finding in found["findings"]} == {"warning"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("age = [0, 100]", "age = [1000, 2000]", "age: every value is outside [1000, 2000]"),
+        ('smoker = ["Y", "N"]', 'smoker = ["yes", "no"]', "none of its categories yes, no"),
+        ('ill = ["no", "yes"]', 'ill = ["no", "maybe"]', "a label that is no class"),
+        ("bmi = [10, 60]", "smoker_ = []\npatient_id = [0, 9]\nsite_ = []", None),
+    ],
+)
+def test_a_column_that_cannot_be_used_is_an_error_before_training(folder, before, after, said):
+    (folder / "plan.toml").write_text(PLAN.replace(before, after))
+    checked, trained = run("check", "plan.toml"), run("train", "plan.toml", "--out", "run")
+    assert checked.exit_code == 2 or said is None
+    if said is not None:
+        assert said in checked.output
+        assert isinstance(trained.exception, InputError)
+        assert said in str(trained.exception)
+    assert not (folder / "run").exists()
+
+
+def test_train_says_it_first_and_its_record_holds_none_of_it(folder):
+    done = run("train", "plan.toml", "--quiet", "--seed", "1", "--out", "run")
+    assert done.exit_code == 0, done.output
+    assert "warning: age: " in done.stderr
+    for name in ("record.json", "report.html", "rounds.jsonl"):
+        content = (folder / "run" / name).read_text("utf-8")
+        assert "clipped to it" not in content
+        assert "repeats" not in content
+
+
+def test_rows_without_fault_have_nothing_to_warn_of(tmp_path):
+    rng = np.random.default_rng(1)
+    rows = [
+        {"age": f"{rng.uniform(0, 100):.4f}", "bmi": f"{rng.uniform(10, 60):.4f}", "ill": label}
+        for label in ["no", "yes"] * 50
+    ]
+    specs = {key: SPECS[key] for key in rows[0]}
+    report = check_table(Source(write_csv(tmp_path / "a.csv", rows), "ill", columns=specs))
+    assert report.findings == []
+    assert report.format_lines()[-1] == "nothing to warn of"
+
+
+def test_a_few_rows_are_no_reason_for_a_warning(tmp_path):
+    rows = [
+        {"age": "50" if i > 3 else "700", "bmi": str(20 + i % 9), "ill": "no"} for i in range(60)
+    ]
+    rows[1]["ill"] = "yes"
+    specs = {key: SPECS[key] for key in rows[0]}
+    path = write_csv(tmp_path / "a.csv", rows)
+    texts = [text for _, _, text in check_table(Source(path, "ill", columns=specs)).findings]
+    assert any(text.startswith("age: 6.7% of the rows are outside") for text in texts)
+    rows[3]["age"] = "50"
+    write_csv(path, rows)
+    texts = [text for _, _, text in check_table(Source(path, "ill", columns=specs)).findings]
+    assert not any(text.startswith("age") for text in texts)
+
+
+def test_copies_and_constant_columns_are_said(tmp_path):
+    rows = make_rows()[:200]
+    for row in rows:
+        row["bmi"] = "20"
+    path = write_csv(tmp_path / "a.csv", rows + rows[:50])
+    texts = [text for _, _, text in check_table(Source(path, "ill", columns=SPECS)).findings]
+    assert "bmi: all rows have the same value; it can be left out" in texts
+    assert any(text.startswith("20.0% of the rows are copies of another row") for text in texts)
+
+
+def test_a_client_with_one_class_is_named(tmp_path):
+    rows = make_rows()
+    for row in rows:
+        row["ill"] = "no" if row["site"] == "west" else row["ill"]
+    source = Source(write_csv(tmp_path / "a.csv", rows), "ill", client="site", columns=SPECS)
+    texts = [text for _, _, text in check_table(source).findings]
+    assert "clients with rows of one class only: west" in texts
+
+
+# --- files that are no plain CSV
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_other_separators_are_read(tmp_path, separator):
+    rows = make_rows()
+    plain = Source(write_csv(tmp_path / "a.csv", rows), "ill", client="site", columns=SPECS)
+    other = Source(
+        write_csv(tmp_path / "b.csv", rows, separator), "ill", client="site", columns=SPECS
+    )
+    assert np.array_equal(tables.read_table(plain).x, tables.read_table(other).x)
+    assert check_table(plain).columns == check_table(other).columns
+
+
+def test_a_decimal_comma_is_named(tmp_path):
+    rows = make_rows()
+    rows[4]["bmi"] = "23,5"
+    source = Source(write_csv(tmp_path / "a.csv", rows, ";"), "ill", columns=SPECS)
+    report = check_table(source)
+    assert any("the first is '23,5' in row 5; correct them (3.5" in text for text in report.errors)
+    with pytest.raises(DataError, match=r"'23,5' in row 5.*3\.5 and not 3,5"):
+        tables.read_table(source)
+
+
+def test_a_row_with_more_cells_is_named_with_its_number(folder):
+    lines = (folder / "people.csv").read_text().splitlines()
+    lines[17] += ",extra"
+    (folder / "people.csv").write_text("\n".join(lines) + "\n")
+    done = run("check", "plan.toml")
+    assert done.exit_code == 2
+    assert "rows with more than 6 cells: 1, the first is row 17" in done.output
+    trained = run("train", "plan.toml", "--out", "run")
+    assert isinstance(trained.exception, InputError)
+    assert not (folder / "run").exists()
+
+
+def test_a_row_with_fewer_cells_is_a_warning(tmp_path):
+    path = write_csv(tmp_path / "a.csv", [{k: r[k] for k in ("ill", "age")} for r in make_rows()])
+    path.write_text(path.read_text() + "no\nno\n\n")
+    specs = {key: SPECS[key] for key in ("ill", "age")}
+    texts = [text for _, _, text in check_table(Source(path, "ill", columns=specs)).findings]
+    assert any(f"rows with fewer than 2 cells: 2, the first is row {ROWS + 1}" in t for t in texts)
+
+
+# --- arrays
+
+
+def test_arrays_are_checked_for_numbers_that_are_missing_and_for_their_scale():
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(0, 256, (90, 8, 8), dtype=np.uint8), np.arange(90) % 3
+    (finding,) = check_arrays("x.npz", x, y).findings
+    assert finding[::2] == (
+        "warning",
+        "x: whole numbers from 0 to 255 are used as they are; divide pixels by 255",
+    )
+    assert check_arrays("x.npz", x / 255, y).findings == []
+    broken = x / 255
+    broken[[4, 40], 0, 0] = np.nan
+    (error,) = check_arrays("x.npz", broken, y).errors
+    assert re.match(r"x: 2 rows hold a number that is missing .* the first is row 4", error)
+
+
+def test_bytes_given_from_python_are_said(caplog):
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(0, 256, (90, 6), dtype=np.uint8), np.arange(90) % 2
+    plan = Plan(
+        data={"clients": 2}, model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 1}
+    )
+    simulate(plan, data=(x, y), seed=1)
+    assert "to 255 are used as they are" in caplog.text
+    caplog.clear()
+    simulate(plan, data=(x / 255, y), seed=1)
+    assert caplog.text == ""
+
+
+def test_the_check_of_a_plan_with_arrays_and_of_a_dataset(folder):
+    np.savez("x.npz", x=np.full((40, 6), np.inf), y=np.arange(40) % 2)
+    (folder / "plan.toml").write_text('[data]\npath = "x.npz"\n')
+    assert run("check", "plan.toml").exit_code == 2
+    with pytest.raises(InputError, match=r"data\.path must be your own table"):
+        check_plan(Plan())
+
+
+# --- a client's own side
+
+
+def write_node(folder, columns, vault="w.vault"):
+    (folder / "node.toml").write_text(
+        f'schema = 1\nname = "ward"\nvault = "{vault}"\n[data]\npath = "people.csv"\n'
+        f'label = "ill"\n{columns}\n[policy]\nepsilon = 8.0\ndelta = 1e-5\nclip = 1.0\n'
+    )
+    return folder / "node.toml"
+
+
+def test_a_client_checks_its_rows_on_its_own_machine(folder, capsys):
+    listed = 'columns = { age = [0, 100], bmi = [10, 60], ill = ["no", "yes"] }'
+    path = write_node(folder, listed)
+    from sottovoce.client import ledger
+
+    ledger.create_from_node(path, second_ledger=True)
+    worker.main(["--check", str(path)])
+    said = capsys.readouterr().out
+    assert "warning: age: " in said
+    assert "patient_id repeats" in said
+    assert "is in order" in said
+    wrong = write_node(folder, listed.replace("[0, 100]", "[1000, 2000]"), "other.vault")
+    ledger.create_from_node(wrong, second_ledger=True)
+    with pytest.raises(InputError, match=r"every value is outside \[1000, 2000\]"):
+        worker.main(["--check", str(wrong)])
+
+
+# --- drafts
+
+
+def test_a_draft_says_which_columns_are_no_features(folder):
+    rows = [
+        {
+            "patient_id": str(i % 150),
+            "visit": f"{1 + i % 28:02d}.{1 + i % 12:02d}.{2000 + i % 20}",
+            "age": str(i % 90),
+            "notes": f"came with a cough and a fever, number {i}, sent home",
+            "ward": "ABC"[i % 3],
+            "diagnosis": f"code {i % 99}",
+            "reference": f"R-{i}",
+            "ill": "yn"[i % 2],
+        }
+        for i in range(300)
+    ]
+    write_csv(folder / "mess.csv", rows, ";")
+    assert run("init", "--from", "mess.csv", "mess.toml").exit_code == 0
+    text = (folder / "mess.toml").read_text()
+    for column, words in {
+        "patient_id": "is left out: it looks like an id",
+        "visit": "is left out: dates are no categories",
+        "notes": "is left out: it looks like free text",
+        "diagnosis": "is left out: it has very many different texts",
+        "reference": "is left out: it looks like an id",
+        "age": "= [LOW, HIGH]",
+        "ward": "= [TEXT, TEXT]",
+        "ill": "= [TEXT, TEXT]",
+    }.items():
+        assert re.search(rf"^# {column} {re.escape(words)}", text, re.MULTILINE), column
+
+
+def test_repeats_of_persons_who_are_protected_are_said_only_beyond_their_rows(folder):
+    named = PLAN.replace('client = "site"', 'client = "site"\nperson = "patient_id"')
+    (folder / "plan.toml").write_text(named)
+    assert "protected k times less" in run("check", "plan.toml").output
+    (folder / "plan.toml").write_text(named + '[local]\nunit = "person"\n')
+    plain = run("check", "plan.toml", "--set", "data.rows_per_person=50")
+    assert "repeats" not in plain.output
+    few = run("check", "plan.toml", "--set", "data.rows_per_person=2")
+    assert "2 of them are used (data.rows_per_person)" in few.output
