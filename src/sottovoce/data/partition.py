@@ -135,8 +135,8 @@ def split_rows(
             counts = _draw_counts(classes[rest], sizes, alpha or 1.0, rng=rng)
             dealt = _deal_counts(rows[rest], classes[rest], counts, rng=rng)
         case _:
-            ends = [0, *np.cumsum(sizes).tolist()]
-            dealt = tuple(rows[rest][a:b] for a, b in pairwise(ends))
+            ends, left = [0, *np.cumsum(sizes).tolist()], rows[rest]
+            dealt = tuple(left[a:b] for a, b in pairwise(ends))
     return Split(
         clients=dealt,
         validation=rows[shared[:validation]],
