@@ -106,4 +106,4 @@ def fill(folder: Path, chosen: tuple[str, ...] = ()) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in chosen or list_figures():
         result(name).save(folder)
-    return reproduce.write(folder)
+    return reproduce.write_page(folder)

@@ -496,9 +496,9 @@ def report(
       sottovoce report results
     """
     if folder.is_dir() and not (folder / "record.json").exists():
-        from sottovoce.studies.paper.reproduce import write
+        from sottovoce.studies.paper.reproduce import write_page
 
-        click.echo(write(folder))
+        click.echo(write_page(folder))
         return
     from sottovoce import reports
 

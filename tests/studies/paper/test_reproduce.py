@@ -286,7 +286,7 @@ def test_runs_are_shared_by_figures_and_folders_are_merged_by_copying(tmp_path):
     fill(tmp_path / "a", ("fig8",))
     fill(tmp_path / "b", ("fig15",))
     shutil.copy(tmp_path / "b" / "fig15.json", tmp_path / "a")
-    both = reproduce.write(tmp_path / "a").read_text("utf-8")
+    both = reproduce.write_page(tmp_path / "a").read_text("utf-8")
     assert 'id="fig8"' in both
     assert 'id="fig15"' in both
 
@@ -321,7 +321,7 @@ def test_quick_and_full_results_never_mix(tmp_path):
 
 def test_a_folder_of_neither_kind_has_no_page(tmp_path):
     with pytest.raises(RunError, match="neither a run nor figures"):
-        reproduce.write(tmp_path)
+        reproduce.write_page(tmp_path)
 
 
 # --- the command and the documents -------------------------------------------------------------

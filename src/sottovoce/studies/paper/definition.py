@@ -73,10 +73,10 @@ def expand(figure: Figure, quick: bool) -> list[Cell]:
     >>> len(cells), cells[0].plan.rounds.beta
     (50, 0.5)
     """
-    return [cell for variant in figure.variants for cell in _variant(figure, variant, quick)]
+    return [cell for variant in figure.variants for cell in _expand_variant(figure, variant, quick)]
 
 
-def _variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[Cell]:
+def _expand_variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[Cell]:
     base, known = load_setting(figure.setting), load_methods()
     corrections = figure.corrected if variant == "corrected" else {}
     places = list(product(*(values_of(figure, axis, variant, quick) for axis in AXES)))
@@ -105,7 +105,7 @@ def _variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[Cell]:
         tried = (method.quick if quick else method.search) or (None,)
         for search in tried:
             now = changes | swept | ({} if search is None else {SEARCHED: search})
-            yield Cell(variant, panel, line, x, search, _plan(now, method, len(tried)))
+            yield Cell(variant, panel, line, x, search, _make_plan(now, method, len(tried)))
 
 
 def values_of(figure: Figure, name: str, variant: Variant, quick: bool) -> tuple[Any, ...]:
@@ -121,7 +121,7 @@ def values_of(figure: Figure, name: str, variant: Variant, quick: bool) -> tuple
     return axis.of(variant)
 
 
-def _plan(changes: dict[str, Any], method: Method, runs: int) -> Plan:
+def _make_plan(changes: dict[str, Any], method: Method, runs: int) -> Plan:
     tables = nest_keys(changes)
     if tables["rounds"].get("schedule") is not None:
         _drop_what_has_no_effect(tables["rounds"])

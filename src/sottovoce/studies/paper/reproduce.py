@@ -54,7 +54,7 @@ def train(jobs: Sequence[Job], folder: Path, progress: Progress) -> list[str]:
     """Run these and store each as it comes; where data are missing, the sentences that say so."""
     total = sum(cell.plan.rounds.rounds for cell, _, _ in jobs)
     done, absent = 0, []
-    for batch in _portions(jobs):
+    for batch in _group_jobs(jobs):
         try:
             for cell, seed, outcome in _train(batch):
                 outcomes.append_run(folder, cell.key, seed, outcome)
@@ -79,7 +79,7 @@ def list_missing(
     ]
 
 
-def _portions(jobs: Sequence[Job]) -> list[list[Job]]:
+def _group_jobs(jobs: Sequence[Job]) -> list[list[Job]]:
     """Group jobs with the same data and seeds, which are simulated in one call."""
     by_plan: dict[str, list[Job]] = {}
     for job in jobs:
@@ -191,31 +191,30 @@ def compute_moments(what: Moments) -> list[dict[str, Any]]:
     orders = np.arange(first, last + 1)
     panels = []
     for panel in what.panels:
-        sampled = {"sampling": float(panel["sampling"]), "ratio": _ratio(what, panel, what.clip)}
-        breaks = {}
-        for clip in what.other_clips:
-            end = first_break(sampling=sampled["sampling"], ratio=_ratio(what, panel, clip))
-            breaks[str(clip)] = end
+        q, ratio = float(panel["sampling"]), _compute_ratio(what, panel, what.clip)
         panels.append(
             {
                 **panel,
-                "ratio": sampled["ratio"],
+                "ratio": ratio,
                 "order": orders.tolist(),
-                "bound": _short(log_paper_bound(orders, **sampled)),
-                "truth": _short(log_moment(orders, **sampled)),
-                "breaks": breaks,
+                "bound": _shorten(log_paper_bound(orders, sampling=q, ratio=ratio)),
+                "truth": _shorten(log_moment(orders, sampling=q, ratio=ratio)),
+                "breaks": {
+                    str(clip): first_break(sampling=q, ratio=_compute_ratio(what, panel, clip))
+                    for clip in what.other_clips
+                },
             }
         )
     return panels
 
 
-def _ratio(what: Moments, panel: Any, clip: float) -> float:
+def _compute_ratio(what: Moments, panel: Any, clip: float) -> float:
     """Return Δ/σ with Δ = 2ηC/n."""
     recipe = Recipe(what.learning_rate, clip)
     return float(recipe.sensitivity([panel["samples"]])[0]) / what.sigma
 
 
-def _short(values: Any) -> list[float]:
+def _shorten(values: Any) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
@@ -312,7 +311,7 @@ def reproduce(
     says which.
     """
     wanted = choose_figures(names)
-    folder = _folder(out, quick)
+    folder = _open_folder(out, quick)
     command = " ".join(
         ["sottovoce reproduce", *names, *(["--quick"] if quick else []), f"--out {out.name}"]
     )
@@ -324,7 +323,7 @@ def reproduce(
     runs = outcomes.read_runs(folder)
     skipped = []
     for figure in wanted:
-        result = _result(figure, quick, runs, command)
+        result = _make_result(figure, quick, runs, command)
         if result is None:
             skipped.append(figure.name)
             continue
@@ -332,7 +331,7 @@ def reproduce(
         write_drawing(result, folder)
     if not absent:
         store.remove_journal(folder)
-    write(folder)
+    write_page(folder)
     if not quiet:
         made = f"{len(wanted) - len(skipped)} figures in {time.monotonic() - began:.0f} s"
         print(made, file=sys.stderr, flush=True)
@@ -345,7 +344,7 @@ def reproduce_frontier(
     *, quick: bool = False, out: Path = Path("results"), quiet: bool = False
 ) -> Path:
     """Make `out/frontier`: records, picture and table; what is there already is not run again."""
-    folder, show = _folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
+    folder, show = _open_folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
     try:
         progress = partial(_show_progress, show)
         frontier.reproduce(quick=quick, out=folder, train=partial(train, progress=progress))
@@ -378,7 +377,7 @@ def write_drawing(result: Result, folder: Path) -> None:
     write_file(folder / f"{result.figure.name}.svg", draw_file(drawn).encode())
 
 
-def write(folder: Path) -> Path:
+def write_page(folder: Path) -> Path:
     """Write index.html from the figures in the folder; nothing is trained."""
     path = folder / "index.html"
     write_file(path, render_figures(load_finished(folder)).encode())
@@ -395,7 +394,7 @@ def load_finished(folder: Path) -> list[Judged]:
     return found
 
 
-def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> Result | None:
+def _make_result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> Result | None:
     if figure.moments is not None:
         panels = compute_moments(figure.moments)
         return Result(figure, quick, command=command, moments=panels)
@@ -405,7 +404,7 @@ def _result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> R
     return outcomes.gather_result(figure, quick, cells, runs, command)
 
 
-def _folder(out: Path, quick: bool) -> Path:
+def _open_folder(out: Path, quick: bool) -> Path:
     """Make the folder if need be; refuse one with quick results for full ones, and vice versa."""
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -249,9 +249,6 @@ def _draw_column(
     return out
 
 
-Whole = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class RealFederation:
     """What is public about the real federation: how many rows each client trains on."""
