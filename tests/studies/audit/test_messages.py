@@ -21,7 +21,6 @@ from sottovoce.studies.audit.ceiling import (
     bound_rate,
     choose_far_threshold,
     choose_threshold,
-    compute_auc,
     count_rates,
 )
 from sottovoce.studies.audit.messages import (
@@ -55,11 +54,8 @@ def test_a_proven_mu_is_seldom_above_the_true_one():
     assert wrong <= stats.binom.ppf(1 - 1e-6, 4000, 0.05)
 
 
-def test_areas_thresholds_and_guesses():
-    rng = np.random.default_rng(1)
-    yes, no = rng.normal(1.0, size=500), rng.normal(size=700)
-    wanted = np.mean(yes[:, None] > no[None, :])
-    assert compute_auc(yes, no) == pytest.approx(wanted, rel=1e-12)
+def test_thresholds_and_guesses():
+    no = np.random.default_rng(1).normal(size=700)
     assert np.mean(no > choose_threshold(no, 0.1)) == pytest.approx(0.1)
     assert bound_guess_rate(10, 0.0) == pytest.approx(0.1)
     assert Rates(5, 10, 5, 10).mu == 0.0

@@ -58,6 +58,7 @@ from sottovoce.client import release
 from sottovoce.client.release import Parameters
 from sottovoce.data.federated import Given
 from sottovoce.models.base import Form, Params, flatten_parameters, gradient_matrix, sample_losses
+from sottovoce.models.metrics import compute_auroc
 from sottovoce.models.mlp import Mlp
 from sottovoce.plan import Plan
 from sottovoce.privacy import grid
@@ -74,7 +75,6 @@ from sottovoce.studies.audit.ceiling import (
     Rates,
     bound_mean,
     choose_threshold,
-    compute_auc,
     compute_capacity,
     compute_mu,
 )
@@ -505,7 +505,7 @@ class Attack:
     def areas(self) -> Floats:
         """The area under the ROC curve of each judged run."""
         runs = zip(self.scores[1::2], self.members[1::2], strict=True)
-        return np.array([compute_auc(scores[there], scores[~there]) for scores, there in runs])
+        return np.array([compute_auroc(there, scores) for scores, there in runs])
 
     @property
     def auc(self) -> float:
@@ -565,7 +565,7 @@ def compute_ratios(statistic: Floats, members: Members) -> Floats:
     >>> rng = np.random.default_rng(0)
     >>> there = rng.random((200, 50)) < 0.5
     >>> scores = compute_ratios(rng.standard_normal((200, 50)) + 2 * there, there)[1::2]
-    >>> bool(abs(compute_auc(scores[there[1::2]], scores[~there[1::2]]) - 0.921) < 0.02)
+    >>> bool(abs(compute_auroc(there[1::2].ravel(), scores.ravel()) - 0.921) < 0.02)
     True
     """
     taught = np.arange(len(statistic)) % 2 == 0

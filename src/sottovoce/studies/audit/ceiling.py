@@ -234,19 +234,6 @@ def _compute_kl(x: float, p: float) -> float:
     return float(sum(a * np.log(a / max(b, _TINY)) for a, b in pairs if a > 0))
 
 
-def compute_auc(positive: object, negative: object) -> float:
-    """Return the area under the ROC curve: how often a positive scores above a negative.
-
-    >>> compute_auc([2.0, 3.0], [1.0, 2.0])
-    0.875
-    """
-    from scipy.stats import rankdata
-
-    yes, no = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
-    ranks = rankdata(np.concatenate([yes, no]))
-    return float((ranks[: yes.size].mean() - (yes.size + 1) / 2) / no.size)
-
-
 def choose_threshold(negative: object, fpr: float) -> float:
     """Return the threshold that at most this share of the negatives exceeds.
 
