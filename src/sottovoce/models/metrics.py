@@ -200,9 +200,12 @@ def _measure_order(
     ordered = order_scores(scores)
     areas, precisions, errors, binomial = [], [], [], []
     for k in judged:
-        is_positive, many = labels == k, int(counts[k])
-        areas.append(float(compute_auroc(is_positive, ordered[:, k])))
-        precisions.append(float(compute_auprc(is_positive, ordered[:, k])))
+        many = int(counts[k])
+        # `compute_auroc` and `compute_auprc` of one sort, with what every threshold adds.
+        found, false = _count_above(labels == k, ordered[:, k])
+        more, alarms = np.diff(found, prepend=0), np.diff(false, prepend=0)
+        areas.append(float(alarms @ (found - more / 2)) / (many * (rows - many)))
+        precisions.append(float(more @ (found / (found + false))) / many)
         # Of a ranking at random (Mann and Whitney): what it must be told apart from.
         errors.append(math.sqrt((rows + 1) / (12 * many * (rows - many))))
         binomial.append(float(_binomial_error(precisions[-1], many)))
@@ -356,16 +359,16 @@ def _log_softmax(scores: Floats) -> Floats:
 def fit_calibration(labels: NDArray[Any], scores: Floats) -> Calibration | None:
     """Return temperature and biases that make public rows most likely; None with too few of them.
 
-    Every class needs ten rows. The targets are Platt's (2000): a row of a class of n rows counts
-    as (n + 1)/(n + K) of it, so that classes that are told apart without an error do not lead to
-    certainty; with two classes this is Platt scaling. The likelihood is concave in 1/T and b.
+    Every class needs ten rows. With two classes this is Platt scaling (2000). As in his targets, no
+    row counts wholly as its class: of n rows each is 1/(n + 2) of the others, so that classes that
+    are told apart without an error do not lead to certainty. It is concave in 1/T and b.
     """
     rows, classes = scores.shape
     counts = np.bincount(labels, minlength=classes)
     if counts.min() < CALIBRATION_ROWS or not np.isfinite(scores).all():
         return None
-    targets = np.repeat(1 / (counts[labels] + classes), classes).reshape(rows, classes)
-    targets[np.arange(rows), labels] *= counts[labels] + 1
+    targets = np.full((rows, classes), 1 / (rows + 2) / (classes - 1))
+    targets[np.arange(rows), labels] = (rows + 1) / (rows + 2)
     scale = max(float(np.std(scores - scores.mean(axis=1, keepdims=True))), 1e-12)
     scaled = (scores - scores.mean(axis=1, keepdims=True)) / scale
     found = _maximise(scaled, targets, slope=None)

@@ -246,7 +246,7 @@ def _draw_shares(
         ax.plot(x, y, "-" if constant else "o", color=BLUE, markersize=4, label="model")
         ax.set(xlabel=xlabel, ylabel=ylabel, xlim=(-2, 102), ylim=(-2, 104))
         if not constant:  # few bins may be near 0: show where they are
-            top = max(float(x.max()), float(y.max())) * 1.1 + 1
+            top = min(103, max(float(x.max()), float(y.max())) * 1.1 + 1)
             ax.set(xlim=(-top / 50, top), ylim=(-top / 50, top))
         ax.legend(loc="best", handlelength=1.6)
 
