@@ -341,3 +341,14 @@ def test_repeats_of_persons_who_are_protected_are_said_only_beyond_their_rows(fo
     assert "repeats" not in plain.output
     few = run("check", "plan.toml", "--set", "data.rows_per_person=2")
     assert "2 of them are used (data.rows_per_person)" in few.output
+
+
+def test_no_rows_and_misshapen_arrays_are_refused_in_words(tmp_path):
+    (tmp_path / "a.csv").write_text("age,bmi,ill\n")
+    with pytest.raises(DataError, match="no complete row below its header"):
+        check_table(
+            Source(tmp_path / "a.csv", "ill", columns={k: SPECS[k] for k in ("age", "ill")})
+        )
+    for x, y in ((np.zeros((0, 3)), np.zeros(0)), (np.zeros((4, 3)), np.zeros(5))):
+        (error,) = check_arrays("x.npz", x, y).errors
+        assert "must be x[n, …] and y[n]" in error

@@ -63,26 +63,17 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
         clients = [
-            {"name": name, "rows": rows, "labels": dict(self.labels[name])}
+            {"name": name, "rows": rows, "labels": self.labels[name]}
             for name, rows in self.clients.items()
         ]
         columns = [
-            {
-                "name": name,
-                "public": list(self.specs[name]),
-                **{k: dict(v) for k, v in kinds.items()},
-            }
+            {"name": name, "public": list(self.specs[name]), **kinds}
             for name, kinds in self.columns.items()
         ]
         keys = ("level", "column", "text")
         findings = [dict(zip(keys, found, strict=True)) for found in self.findings]
-        return {
-            "file": self.file,
-            "rows": self.rows,
-            "clients": clients,
-            "columns": columns,
-            "findings": findings,
-        }
+        head = {"file": self.file, "rows": self.rows}
+        return {**head, "clients": clients, "columns": columns, "findings": findings}
 
     def format_lines(self) -> list[str]:
         """Return the report for people."""
@@ -102,9 +93,13 @@ class Report:
         found = [f"{level}: {text}" for level, _, text in findings]
         return [*lines, "", *(found or ["nothing to warn of"])]
 
-    def add(self, level: Literal["error", "warning"], column: str, text: str) -> None:
-        """Add a finding."""
-        self.findings.append((level, column, f"{column}: {text}" if column else text))
+    def warn(self, column: str, text: str) -> None:
+        """Add a warning."""
+        self.findings.append(("warning", column, f"{column}: {text}" if column else text))
+
+    def fail(self, column: str, text: str) -> None:
+        """Add an error."""
+        self.findings.append(("error", column, f"{column}: {text}" if column else text))
 
 
 def _shorten(items: list[str]) -> str:
@@ -115,12 +110,8 @@ def check_plan(plan: Plan) -> Report:
     """Check the table or the arrays that a plan names."""
     data = plan.data
     if data.path is None:
-        raise InputError.of(
-            "data.path",
-            None,
-            "your own table or arrays",
-            f"name a plan; {data.name} needs no check",
-        )
+        remedy = f"name a plan with one; {data.name} needs no check"
+        raise InputError.of("data.path", None, "your own table or arrays", remedy)
     if not data.is_array_file:
         return check_table(Source(**data.table()), plan.rows_per_person)
     from sottovoce.data.federated import read_array_file
@@ -152,16 +143,14 @@ def check_table(source: Source, rows_per_person: int = 0) -> Report:
     if opened.path.suffix.lower() == ".csv":
         ragged = tables.find_ragged_rows(opened.path)
         if ragged.longer:
-            report.add(
-                "error",
+            report.fail(
                 "",
                 f"rows with more than {ragged.cells} cells: {ragged.longer:,}, the first is row "
                 f"{ragged.first_longer}; correct them (a text with a separator needs quotes)",
             )
             return report
         if ragged.shorter:
-            report.add(
-                "warning",
+            report.warn(
                 "",
                 f"rows with fewer than {ragged.cells} cells: {ragged.shorter:,}, the first is row "
                 f"{ragged.first_shorter}; the cells that they lack are read as missing",
@@ -175,6 +164,8 @@ def check_table(source: Source, rows_per_person: int = 0) -> Report:
     wanted = [name for name, kind in opened.schema.items() if name and not kind.is_nested()]
     for batch in opened.batches(wanted):
         reader.add_batch(batch)
+    if not report.rows:
+        opened.count_rows()  # it says what to do
     reader.conclude(len(wanted), rows_per_person)
     return report
 
@@ -207,10 +198,10 @@ class _TableReader:
                     row = int(mask.arg_max() or 0)
                     found = report.rows + row + 1, str(cells[row])[:40]
                     self.first.setdefault(f"{kind}:{column}", found)
-            if is_bounds(spec) and len(numbers := tables.as_number(cells).drop_nulls()):
+            if is_bounds(spec):
                 low, high = self.ranges.get(column, (np.inf, -np.inf))
-                found_range = float(numbers.to_numpy().min()), float(numbers.to_numpy().max())
-                self.ranges[column] = min(low, found_range[0]), max(high, found_range[1])
+                numbers = tables.as_number(cells).drop_nulls().to_numpy()
+                self.ranges[column] = numbers.min(initial=low), numbers.max(initial=high)
             if len(self.values[column]) <= SHOWN:
                 texts = tables.as_text(cells).drop_nulls().unique().head(SHOWN + 1)
                 self.values[column].update(texts.to_list())
@@ -242,8 +233,7 @@ class _TableReader:
         for kind, words in (("missing", "no label"), ("unknown", "a label that is no class")):
             if count := sum(report.columns[label][kind].values()):
                 row, cell = self.first[f"{kind}:{label}"]
-                report.add(
-                    "error",
+                report.fail(
                     label,
                     f"rows with {words}: {count:,}, the first is row {row} ({cell!a}); correct "
                     "them, remove them, or list the class in data.columns",
@@ -257,8 +247,7 @@ class _TableReader:
             most = int(counts.max(initial=0))
             if most > max(1, rows_per_person):
                 where = " at a client" if self.client else ""
-                report.add(
-                    "warning",
+                report.warn(
                     "",
                     f"{column} repeats: one person has up to {most:,} rows{where}; "
                     + (
@@ -274,8 +263,7 @@ class _TableReader:
         shown = f"[{spec[0]:g}, {spec[1]:g}]" if is_bounds(spec) else _shorten([*map(str, spec)])
         if count := sum(kinds["unreadable"].values()):
             row, cell = self.first[f"unreadable:{column}"]
-            report.add(
-                "error",
+            report.fail(
                 column,
                 f"cells that are no number: {count:,}, the first is {cell!a} in row {row}; correct "
                 "them (3.5 and not 3,5), empty them, or list the column's categories",
@@ -287,16 +275,13 @@ class _TableReader:
             if is_bounds(spec):
                 found = "{:g} to {:g}".format(*self.ranges[column])
             wrong = f"outside {shown}" if kind == "outside" else f"none of its categories {shown}"
-            report.add(
-                "error",
-                column,
-                f"every value is {wrong}: the file has {found}; correct data.columns",
-            )
+            text = f"every value is {wrong}: the file has {found}; correct data.columns"
+            report.fail(column, text)
         else:
             self._warn_of(column, kind, shown)
         self._warn_of(column, "missing", shown)
         if len(self.values[column]) <= 1:
-            report.add("warning", column, "all rows have the same value; it can be left out")
+            report.warn(column, "all rows have the same value; it can be left out")
 
     def _warn_of(self, column: str, kind: str, shown: str) -> None:
         counts, clients = self.report.columns[column][kind], self.report.clients
@@ -308,7 +293,7 @@ class _TableReader:
         share = sum(counts.values()) / self.report.rows
         middle = f"the middle of {shown}" if shown.startswith("[") else "none of the categories"
         words = _WORDS[kind].format(spec=shown, middle=middle)
-        self.report.add("warning", column, f"{share:.1%} of the rows are {words}{by}")
+        self.report.warn(column, f"{share:.1%} of the rows are {words}{by}")
 
 
 def _mark_cells(cells: pl.Series, spec: Spec) -> dict[str, pl.Series]:
@@ -328,48 +313,50 @@ def _judge_labels(report: Report) -> None:
     name, count = min(total.items(), key=lambda pair: pair[1], default=("", 0))
     if 2 <= len(total) <= SHOWN and count < RARE * report.rows:
         share = count / report.rows
-        report.add(
-            "warning",
+        report.warn(
             "",
             f"the class {name} has {share:.1%} of the rows: a model that never names it can be "
             f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy",
         )
     single = [client for client, found in report.labels.items() if client and len(found) == 1]
     if single and len(total) > 1:
-        report.add("warning", "", f"clients with rows of one class only: {_shorten(single)}")
+        report.warn("", f"clients with rows of one class only: {_shorten(single)}")
 
 
 def _judge_repeats(report: Report, repeated: int) -> None:
     if repeated > max(FEW_ROWS, TOUCHED * report.rows):
-        report.add(
-            "warning",
+        report.warn(
             "",
             f"{repeated / report.rows:.1%} of the rows are copies of another row; if a record is "
             "there twice, remove one, because the promise is for a row",
         )
 
 
-def check_arrays(file: str, x: Any, y: Any, owner: Any = None) -> Report:
+def check_arrays(
+    file: str, x: NDArray[Any], y: NDArray[Any], owner: NDArray[Any] | None = None
+) -> Report:
     """Check arrays x[n, …] and y[n], with the client of each row if there is one."""
     report = Report(file, rows=len(y))
-    rows, labels = np.asarray(x).reshape(len(x), -1), np.asarray(y).astype(str)
-    names = np.full(len(labels), "") if owner is None else np.asarray(owner).astype(str)
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not x.size:
+        report.fail("x", f"x{list(x.shape)} and y{list(y.shape)} must be x[n, …] and y[n], n ≥ 1")
+        return report
+    rows, labels = x.reshape(len(x), -1), y.astype(str)
+    names = np.full(len(labels), "") if owner is None else owner.astype(str)
     for client in np.unique(names).tolist():
         report.clients[client] = int((names == client).sum())
         report.labels[client].update(labels[names == client].tolist())
     finite = np.isfinite(rows).all(axis=1) if rows.dtype.kind == "f" else np.ones(len(rows), bool)
     if not finite.all():
-        report.add(
-            "error",
+        report.fail(
             "x",
             f"{int((~finite).sum()):,} rows hold a number that is missing or not finite, the first "
             f"is row {int(finite.argmin())}; fill them in with a public value or remove them",
         )
     if (sentence := describe_scale(rows[finite])) is not None:
-        report.add("warning", "x", sentence)
+        report.warn("x", sentence)
     constant = int((rows.min(axis=0) == rows.max(axis=0)).sum())
     if constant > TOUCHED * rows.shape[1]:
-        report.add("warning", "x", f"{constant:,} of {rows.shape[1]:,} columns are constant")
+        report.warn("x", f"{constant:,} of {rows.shape[1]:,} columns are constant")
     _judge_labels(report)
     if rows.shape[1] >= LEAST_WIDE:
         _judge_repeats(report, len(rows) - len({hash(row.tobytes()) for row in rows}))

@@ -304,8 +304,8 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
             )
         held = _deal_arrays(plan, data, seed) if is_pair(data.train) else _join_client_arrays(data)
         rows = data.train[0] if is_pair(data.train) else data.train[0][0]  # type: ignore[index]
-        scale = describe_scale(rows) if isinstance(rows, np.ndarray) else None
-        if scale is not None and not is_stored(held.train.x):
+        is_read = isinstance(rows, np.ndarray) and not is_stored(held.train.x)
+        if is_read and (scale := describe_scale(cast(Any, rows))) is not None:
             log.warning("data: %s", scale)
     return held if len(held.validation.y) else replace(held, validation=held.test)
 

@@ -255,7 +255,7 @@ def build(
     plan = add_client_count(plan, held)
     if plan.noise == "secure" and held.counted:
         bound = "simulated where the classes are counted on the clients' labels"
-        remedy = "give validation and test rows, which are public, beside the data"
+        remedy = "give public validation and test rows, or list the classes in data.columns"
         raise InputError.of("noise", "secure", bound, remedy)
     _check_class_weights(plan, held)
     model = _build_model(plan, held) if model is None else model
