@@ -14,6 +14,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from sottovoce.client.vault import Policy, Vault, chain, chest, resume
 from sottovoce.client.vault.policy import LIMITS
 from sottovoce.errors import PolicyRefusal, VaultRefusal
 from sottovoce.models import base, features
-from sottovoce.models.base import Form
+from sottovoce.models.base import Form, Regression
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.server.members import Account, Member
@@ -851,3 +852,27 @@ def test_the_memory_of_a_release_is_taken_before_it_is_paid_for(tmp_path, form):
     said = subprocess.run(words, env=here, capture_output=True, text=True, check=True).stdout
     at_debit, at_end = map(int, said.split())
     assert at_end <= at_debit + 16  # MB: interpreter, vault and message
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn"])
+def test_a_number_is_answered_in_its_range_alone(ram, name):
+    """The client's own range holds: targets that are scaled otherwise would be other data."""
+    x, _ = rows(0)
+    node = make_node(ram, (x, np.linspace(0, 50, len(x))), target=[0.0, 40.0])
+
+    def send(high=40.0, **more):
+        form = replace(FORMS[name], classes=1, target=Regression("huber", 0.0, high))
+        params = {leaf: np.full(shape, 0.1, np.float32) for leaf, shape in form.shapes().items()}
+        return device.answer_request(ask(form=form, params=params, **more).to_blob(), node)
+
+    assert told(device.make_greeting(node))["classes"] == 1
+    before = books_hold(node).spent
+    for answer in (
+        send(high=41.0),
+        send(recipe=Recipe(1.0, 1.0, class_weights=(1.0,))),
+        device.answer_request(ask(name).to_blob(), node),
+    ):
+        assert kind(answer) in ("policy", "malformed")
+    assert books_hold(node).spent == before
+    assert kind(send(loss_bound=2.0)) == "upload"
+    assert books_hold(node).spent > before

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sottovoce.client.node import Node
+from sottovoce.client.vault.chain import fingerprint_file
 from sottovoce.errors import DataError, InputError
 from support.devices import rows
 
@@ -60,6 +61,15 @@ MALFORMED = {
     "classes 3.0": ("data.classes", instead("classes = 3", "classes = 3.0")),
     "classes true": ("data.classes", instead("classes = 3", "classes = true")),
     "classes as a text": ("data.classes", instead("classes = 3", 'classes = "3"')),
+    "target a number": ("data.target", instead("classes = 3", "target = 3")),
+    "a target that is empty": ("data.target", instead("classes = 3", "target = [9, 9]")),
+    "a target of texts": ("data.target", instead("classes = 3", 'target = ["0", "9"]')),
+    "a target without end": ("data.target", instead("classes = 3", "target = [0, inf]")),
+    "classes and target": ("data.classes", instead("classes = 3", "classes = 3\ntarget = [0, 9]")),
+    "a column and target": (
+        "data.columns",
+        instead('label = "ill"', 'label = "ill"\ntarget = [0, 9]', HEAD + TABLE + POLICY),
+    ),
     "far too many classes": ("data.classes", instead("classes = 3", "classes = 9999999999")),
     "a label of arrays": ("data.label", instead("classes = 3", 'classes = 3\nlabel = "ill"')),
     "columns of arrays": ("data.columns", instead("classes = 3", "classes = 3\ncolumns = {}")),
@@ -215,3 +225,21 @@ def test_rows_are_read_as_they_are_and_the_order_does_not_matter(tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.where(x == x.max(), np.nan, x), y=y)
     prints.add(Node.load(path).read_rows().fingerprint)
     assert len(prints) == 2
+
+
+def test_targets_are_cut_and_scaled_and_the_fingerprint_is_that_of_the_file(tmp_path):
+    path, (x, _) = tmp_path / "node.toml", rows(0)
+    y = np.linspace(-5, 25, len(x))
+    np.savez(tmp_path / "rows.npz", x=x, y=y)
+    prints = set()
+    for high in (10, 20):
+        path.write_text(instead("classes = 3", f"target = [0, {high}]"), "utf-8")
+        read = Node.load(path).read_rows()
+        wanted = np.clip(y, 0, high) / high * 2 - 1
+        np.testing.assert_allclose(read.y, wanted, atol=1e-6)
+        assert read.classes == 1
+        prints.add(read.fingerprint)
+    assert prints == {fingerprint_file(tmp_path / "rows.npz")[0]}
+    np.savez(tmp_path / "rows.npz", x=x, y=np.where(y > 20, np.nan, y))
+    with pytest.raises(DataError, match="missing or not finite"):
+        Node.load(path).read_rows()

@@ -15,11 +15,7 @@ from sottovoce.client.release import Price, Upload
 from sottovoce.errors import InputError
 from sottovoce.models import base
 from sottovoce.models.base import Form
-from sottovoce.models.cnn import Cnn
 from sottovoce.models.custom import custom
-from sottovoce.models.mlp import Mlp
-from sottovoce.models.softmax import Softmax
-from sottovoce.models.svm import Svm
 from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 from support.mutated_module import mutated
@@ -31,6 +27,7 @@ from support.neighbours import (
     falsify,
     form_of,
     furthest,
+    labels,
     own_of,
     reach,
     rows,
@@ -65,7 +62,7 @@ def test_a_worst_case_pair_reaches_the_sensitivity(name, n, unit):
 def test_the_sum_knows_neither_order_nor_blocks(name, kind, monkeypatch):
     rng = np.random.default_rng(3)
     params, n = weights(name, kind, rng), 23
-    x, y = rows("normal", n, rng), rng.integers(0, classes_of(name), n)
+    x, y = rows("normal", n, rng), labels(name, n, rng)
     x[5], x[11, 2], x[17] = np.nan, np.inf, 1e300
     whole = units(name, params, x, y, 0.3)
     count = whole.size
@@ -80,7 +77,7 @@ def test_the_sum_knows_neither_order_nor_blocks(name, kind, monkeypatch):
 def test_losses_know_neither_order_nor_neighbours(name):
     rng = np.random.default_rng(4)
     params, n = weights(name, "normal", rng), 9
-    x, y = rows("normal", n, rng), rng.integers(0, classes_of(name), n)
+    x, y = rows("normal", n, rng), labels(name, n, rng)
     form, own, order = form_of(name), own_of(name), rng.permutation(n)
     told = base.sample_losses(form, params, x, y, own)
     assert (
@@ -95,9 +92,7 @@ def test_losses_know_neither_order_nor_neighbours(name):
 
 def oracle(name):
     """jax.grad of one row's loss in float64, flat in the order of the names."""
-    built = {"svm": Svm(6, 0.05), "softmax": Softmax(6, 4), "mlp": Mlp(6, 5, 4)}
-    model = {**built, "cnn": Cnn((3, 2, 1), 2, 3)}.get(name)
-    model = own_of(name) if model is None else model
+    model = form_of(name).model() if own_of(name) is None else own_of(name)
     gradient = jax.jit(jax.grad(lambda p, row, label: model.loss(p, row[None], label[None])[0]))
 
     def one(params, row, label):
@@ -115,7 +110,7 @@ def test_every_row_is_the_gradient_of_its_own_loss(name):
     rng, slow, n = np.random.default_rng(5), oracle(name), 12
     for kind, scale in (("normal", 1.0), ("normal", 1e3), ("zero", 1.0)):
         params = weights(name, kind, rng)
-        x, y = scale * rng.standard_normal((n, 6)), rng.integers(0, classes_of(name), n)
+        x, y = scale * rng.standard_normal((n, 6)), labels(name, n, rng)
         block = base.gradient_matrix(form_of(name), params, x, y, own_of(name))
         for i in range(n):
             wanted = slow(params, x[i], y[i])
@@ -128,7 +123,7 @@ def test_every_row_is_the_gradient_of_its_own_loss(name):
 def test_a_bad_row_changes_no_bit_of_another(name, bad):
     rng = np.random.default_rng(6)
     n = 7
-    x, y = rng.standard_normal((n, 6)), rng.integers(0, classes_of(name), n)
+    x, y = rng.standard_normal((n, 6)), labels(name, n, rng)
     for kind in WEIGHTS:
         params = weights(name, kind, rng)
         clean = base.gradient_matrix(form_of(name), params, x, y, own_of(name))
@@ -284,7 +279,7 @@ def test_every_uploaded_value_lies_on_a_grid_that_no_data_set_moves(name, steps)
     )
     for n, recipe in ((5, Recipe(0.7, 1.3, steps=steps)), (7, Recipe(0.3, 2.5, steps=steps))):
         params = weights(name, "normal", rng)
-        x, y = rows("normal", n, rng), rng.integers(0, classes_of(name), n)
+        x, y = rows("normal", n, rng), labels(name, n, rng)
         around = (form_of(name), params, x, y, recipe, own_of(name))
         assert attack_upload(release, *around).all()
         found.append(attack_upload(rounded, *around))
@@ -364,7 +359,7 @@ def test_the_work_of_a_release_does_not_depend_on_a_record(name, kind):
     """Line by line and array by array the same, whatever a record is and the server has sent."""
     rng = np.random.default_rng(5)
     params, n = weights(name, kind, rng), 70  # two groups of rows
-    x, y = rows("normal", n, rng), rng.integers(0, classes_of(name), n)
+    x, y = rows("normal", n, rng), labels(name, n, rng)
     recipe = Recipe(learning_rate=1e-15, clip=1e3, steps=2)
     paid = Price(units=(1, 1), noise=(2**31, 2**31), loss_noise=2**31)
 

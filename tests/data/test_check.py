@@ -352,3 +352,24 @@ def test_no_rows_and_misshapen_arrays_are_refused_in_words(tmp_path):
     for x, y in ((np.zeros((0, 3)), np.zeros(0)), (np.zeros((4, 3)), np.zeros(5))):
         (error,) = check_arrays("x.npz", x, y).errors
         assert "must be x[n, …] and y[n]" in error
+
+
+def test_a_label_that_is_a_number_is_held_to_its_range(tmp_path):
+    y = np.linspace(0, 100, 200)
+    lines = ["age,y", *(f"{i % 90},{value}" for i, value in enumerate(y)), "7,", "8,high"]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    np.savez(tmp_path / "rows.npz", x=np.zeros((200, 1)), y=y)
+    number = {"label": "y", "target": [0, 80], "clients": 2}
+    of_table = number | {"path": str(tmp_path / "rows.csv"), "columns": {"age": [0, 90]}}
+    report = check_plan(Plan(data=of_table, model={"loss": "squared"}))
+    assert sum(report.columns["y"]["outside"].values()) == int((y > 80).sum())
+    assert any("outside [0, 80] and are clipped" in text for _, _, text in report.findings)
+    assert [text.split(":")[1] for text in report.errors] == [
+        " rows with no label",
+        " rows with a label that is no number",
+    ]
+    assert not report.labels
+    of_arrays = number | {"path": str(tmp_path / "rows.npz")}
+    report = check_plan(Plan(data=of_arrays, model={"loss": "squared"}))
+    assert any("20.0% of the rows are outside [0, 80]" in text for _, _, text in report.findings)
+    assert not any(report.labels.values())

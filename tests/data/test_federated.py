@@ -230,3 +230,64 @@ def test_the_command_after_a_rehearsal_of_arrays_works(tmp_path, monkeypatch):
     command = said.output.split("train  sottovoce ")[1].split()
     trained = CliRunner().invoke(app, [*command, "--quiet", "--out", "run"])
     assert trained.exit_code == 0, trained.output
+
+
+NUMBER = SHORT.replace(**{"model.loss": "squared", "data.target": [0, 50], "data.name": "arrays"})
+
+
+@pytest.mark.parametrize("kind", ["pair", "clients", "npz", "table", "stored"])
+def test_numbers_are_cut_to_their_range_and_scaled_alike_wherever_they_come_from(tmp_path, kind):
+    y = RNG.uniform(-10, 70, len(X))
+    wanted = np.sort((np.clip(y, 0, 50) / 25 - 1).astype(np.float32))
+    plan, given = (
+        NUMBER.replace(**{"data.validation": 20, "data.test": 20, "data.clients": 4}),
+        None,
+    )
+    if kind == "pair":
+        given = Given((X, y))
+    if kind == "stored":
+        np.save(tmp_path / "x.npy", X)
+        given = Given((np.load(tmp_path / "x.npy", mmap_mode="r"), y))
+    if kind == "clients":
+        parts = [(X[i::6], y[i::6]) for i in range(4)]
+        given = Given(parts, validation=(X[4::6], y[4::6]), test=(X[5::6], y[5::6]))
+    if kind in ("npz", "table"):
+        np.savez(tmp_path / "rows.npz", x=X, y=y)
+        cells = [f"{a},{b},{c}" for (a, b), c in zip(X[:, :2], y, strict=True)]
+        (tmp_path / "rows.csv").write_text("\n".join(["a,b,y", *cells]))
+        file = "rows.npz" if kind == "npz" else "rows.csv"
+        data = {"path": str(tmp_path / file), "label": "y", "target": [0, 50], "clients": 4}
+        columns = {"columns": {"a": [-9, 9], "b": [-9, 9]}} if kind == "table" else {}
+        plan = Plan(data=data | columns | {"validation": 20, "test": 20}, model={"loss": "huber"})
+    held = load_holdings(plan, seed=1, data=given)
+    assert (held.classes, held.counted, held.class_names) == (1, False, ())
+    assert held.target == plan.regression
+    sets = (held.train, held.validation, held.test)
+    dealt = np.concatenate([np.asarray(rows.y) for rows in sets])
+    assert dealt.dtype == np.float32
+    np.testing.assert_allclose(np.sort(dealt), wanted, atol=1e-6)
+    save_public(tmp_path / "public.npz", held)
+    public = load_public(tmp_path / "public.npz")
+    assert public.target == held.target
+    np.testing.assert_allclose(public.test.y, np.asarray(held.test.y), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.where(np.arange(120) == 3, np.nan, 1.0), "row 3 of data targets is no number"),
+        (np.array(["low", "high"])[BIT], "data targets must be numbers"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_its_row(labels, message):
+    with pytest.raises(InputError, match=message):
+        load_holdings(NUMBER, seed=1, data=Given((X, labels)))
+    with pytest.raises(InputError, match=r"absent with data\.name = digits"):
+        load_holdings(NUMBER.replace(**{"data.name": "digits"}), seed=1)
+
+
+def test_a_table_with_a_missing_number_is_refused_with_its_row(tmp_path):
+    (tmp_path / "rows.csv").write_text("a,y\n1,2\n2,\n3,high\n")
+    data = {"path": str(tmp_path / "rows.csv"), "label": "y", "columns": {"a": [0, 9], "y": [0, 9]}}
+    with pytest.raises(DataError, match=r"row 2 of rows\.csv has 'None' in column 'y'"):
+        load_holdings(Plan(data=data, model={"loss": "squared"}), seed=1)

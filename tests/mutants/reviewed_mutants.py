@@ -89,8 +89,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/models/test_person.py::test_rows_have_one_ledger_whatever_is_protected",
         (
             (
-                "return fingerprint(self.x, self.y) if self.rows is None else self.rows.fingerprint",
-                "return fingerprint(self.x, self.y)",
+                "        if self.rows is not None:\n            return self.rows.fingerprint\n",
+                "",
             ),
         ),
     ),
@@ -289,8 +289,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_promises.py::test_the_number_of_classes_of_clients_arrays_comes_from_public_rows",
         (
             (
-                "    classes = find_classes([validation.y, test.y])\n",
-                "    classes = find_classes([validation.y, test.y, *(held.y for held, _ in clients)])\n",
+                "    classes = _find_classes([validation, test], target)\n",
+                "    classes = _find_classes([validation, test, *(h for h, _ in clients)], target)\n",
             ),
         ),
     ),

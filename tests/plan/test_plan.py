@@ -79,6 +79,27 @@ MALFORMED = [
         "[data]\nprevalence = [0.5, 0.4]\n[model]\nclass_weights = 'balanced'",
         "data.prevalence must be shares that add up to 1, got [0.5, 0.4]",
     ),
+    # a label that is a number
+    ("[data]\ntarget = [0, 9]", "data.target has no effect without model.loss"),
+    ("[model]\nloss = 'squared'", "data.target must be [low, high] with model.loss = squared"),
+    ("[model]\nloss = 'square'", "model.loss must be squared, huber or own, got 'square'; did you"),
+    ("[data]\ntarget = [0]\n[model]\nloss = 'squared'", "data.target must be a list of numbers"),
+    ("[data]\ntarget = [9, 0]\n[model]\nloss = 'squared'", "[low, high] with low < high"),
+    ("[data]\ntarget = [0, 1e31]\n[model]\nloss = 'squared'", "finite bounds up to 1e+30"),
+    ("[data]\ntarget = [0, 9]\n[model]\nloss = 'own'", "squared or huber with model.name = mlp"),
+    ("[data]\ntarget = [0, 9]\n[model]\nloss = 'huber'\nname = 'custom'", "must be own with"),
+    (
+        "[data]\nname = 'adult'\ntarget = [0, 9]\n[model]\nloss = 'huber'\nname = 'svm'",
+        "the svm tells classes",
+    ),
+    (
+        "[data]\ntarget = [0, 9]\nsplit = 'labels'\n[model]\nloss = 'huber'",
+        "data.split must be iid, sizes, order or column with model.loss, got 'labels'",
+    ),
+    (
+        "[data]\ntarget = [0, 9]\n[model]\nloss = 'huber'\nclass_weights = [1, 2]",
+        "model.class_weights must be absent with model.loss",
+    ),
     # of a later version: unknown as yet
     ("[model]\nlenses = 'pca'", "unknown key model.lenses"),
     ("[server]\nloss_bound = 3", "server.loss_bound has no effect with server.signal = public"),
@@ -395,6 +416,22 @@ def test_class_weights_are_divided_by_the_largest() -> None:
     table = {"path": "a.csv", "label": "y", "columns": {"x": [0, 1], "y": ["a", "b", "c"]}}
     with pytest.raises(PlanError, match="class_weights must be 3 numbers"):
         Plan(data=table, model={"class_weights": [1, 4]})
+
+
+def test_the_range_of_a_number_stands_in_target_or_with_the_columns() -> None:
+    table = {"path": "a.csv", "label": "y", "columns": {"x": [0, 1], "y": [-2.5, 90]}}
+    plan = Plan(data=table, model={"loss": "huber"})
+    assert plan.regression == ("huber", -2.5, 90.0)
+    assert plan.local.learning_rate == 0.2  # the squared loss diverges with 2, which classes take
+    assert Plan.from_toml(plan.to_toml()) == plan
+    assert Plan(model={"loss": "huber"}, data=table, local={"learning_rate": 3}).local == (
+        Plan(local={"learning_rate": 3}).local
+    )
+    alone = {**table, "columns": {"x": [0, 1]}, "target": [-2.5, 90]}
+    assert Plan(data=alone, model={"loss": "huber"}).regression == plan.regression
+    assert Plan(data=table).regression is None
+    with pytest.raises(PlanError, match="both give the label's range"):
+        Plan(data=table | {"target": [0, 1]}, model={"loss": "huber"})
 
 
 def test_schedules_and_recipe() -> None:

@@ -20,15 +20,16 @@ from sottovoce import Plan, reports, simulate
 from sottovoce.client import device, ledger, messages
 from sottovoce.client.messages import Request, make_refusal
 from sottovoce.client.vault import Vault
+from sottovoce.data.federated import Samples
 from sottovoce.errors import InputError, RunError
-from sottovoce.models.base import Form
+from sottovoce.models.base import Form, Regression
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports.progress import summarize_run
 from sottovoce.runs import checkpoint
 from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
-from support.devices import ask, books_hold, kind
+from support.devices import ask, books_hold, kind, make_node
 from support.federations import SCHEMA, go, replayed, same, settled
 from support.in_process import FEATURES, HIDDEN, Direct, clients, draw, plan, public
 
@@ -47,6 +48,7 @@ RUNS = {
     "precision": {"server.weights": "precision"},
     "losses": {"server.signal": "clients", "server.loss_bound": 3.0,
                "rounds.schedule": "discounted", "rounds.rounds": 6},
+    "class weights": {"model.class_weights": [1.0, 0.2, 0.5]},
 }  # fmt: skip
 
 
@@ -70,6 +72,34 @@ def test_a_run_is_what_its_uploads_make_of_it(name, tmp_path):
         assert used < own.rounds.rounds
     if name == "losses":
         assert all(entry["signal"] is not None for entry in record["rounds"])
+
+
+def test_clients_that_predict_a_number_make_a_run(tmp_path):
+    """Of its range alone: a client with another one declines, and one with classes is left out."""
+    target, nodes = Regression("squared", -3.0, 3.0), dict(clients(tmp_path / "classes", 1))
+    for i, high in enumerate((3.0, 3.0, 9.0)):
+        x, _ = draw(200, 50 + i)
+        rows = x, x[:, 0] - x[:, 1]
+        name = f"number-{i}"
+        nodes[name] = make_node(tmp_path / name, rows, name=name, target=[-3.0, high], epsilon=50.0)
+    held = [
+        Samples(rows.x, target.scale(rows.x[:, 0] - rows.x[:, 1]))
+        for rows in (public().validation, public().test)
+    ]
+    server = replace(public(), classes=1, target=target, validation=held[0], test=held[1])
+    own = plan(**{"model.loss": "squared", "data.target": [-3, 3], "model.hidden": HIDDEN,
+                  "local.learning_rate": 0.15, "rounds.rounds": 8})  # fmt: skip
+    patience = Patience(3, gathering=0.5, minimum=2)
+    with pytest.raises(InputError, match="public rows, which hold"):  # before anything is spent
+        conduct(plan(), server, Direct(nodes), patience, out=tmp_path / "other")
+    done = conduct(own, server, Direct(nodes), patience, out=tmp_path / "run")
+    record = done.record
+    jsonschema.validate(record, SCHEMA)
+    assert [client["participations"] for client in record["clients"]] == [8, 8, 0]
+    assert record["result"]["test_accuracy"] is None
+    assert record["result"]["metrics"].keys() == {"mae", "rmse", "r2"}
+    last, first = record["rounds"][-1], record["initial"]
+    assert last["validation_loss"] < 0.95 * first["validation_loss"]
 
 
 @pytest.mark.parametrize("kind", ["trimmed", "bounded"])

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sottovoce.client import release
-from sottovoce.models.base import as_device
+from sottovoce.models.base import flatten_parameters
 from sottovoce.models.mlp import Mlp
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import average, weigh_by_samples
 from sottovoce.simulation.compiled import play_round
-from support.samples import MODELS, SIZES, orders, rows_of, samples
+from support.samples import MODELS, NUMBERS, SIZES, device_of, orders, rows_of, samples
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -45,24 +45,26 @@ WEIGHTS = (0.03, 1.0, 0.5, 0.2)  # of the classes
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("clip", [0.05, 1.0, np.inf])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *NUMBERS])
 def test_the_noiseless_mean_is_the_mean_of_the_clients_own_steps(name, clip, weighted):
     """Unbalanced clients, some absent: simulation and `release.step` agree to 1e-6 in float64."""
-    model = MODELS[name]
+    model = (MODELS | NUMBERS)[name]
     x, y = samples(model, seed=3)
     present = np.array([True, False, True, True, True])
     p = weigh_by_samples(SIZES, present)
     with jax.enable_x64(True):
         start = jax.tree.map(lambda w: w.astype(jnp.float64), model.init(jax.random.key(2)))
         batch = jax.tree.map(lambda w: w[None], start)
-        by_class = WEIGHTS if weighted else None
+        by_class = WEIGHTS if weighted and name in MODELS else None
         asked = orders(p, 0.7, clip=clip, class_weights=by_class)
         ours = play_round(model, rows_of(x, y), batch, asked, 0).params
-        ours = {k: np.asarray(v[0]) for k, v in ours.items()}
-    numpy_start = {k: np.asarray(v) for k, v in start.items()}
+        ours, start = (
+            flatten_parameters(tree) for tree in (jax.tree.map(lambda w: w[0], ours), start)
+        )
+    numpy_start = start
     # an infinite clip has no sensitivity, so the recipe takes one that never cuts
     recipe = Recipe(0.7, 30.0 if np.isinf(clip) else clip, class_weights=by_class)
-    device = as_device(model)
+    device = device_of(name)
     ends = np.cumsum(SIZES)
     uploads = [
         release.step(
@@ -152,7 +154,7 @@ def test_several_noiseless_steps_are_the_clients_own(name):
         outcome = play_round(model, rows_of(x, y), batch, plan, 0, longest=int(SIZES.max()))
         ours = {k: np.asarray(v[0]) for k, v in outcome.params.items()}
     recipe = Recipe(0.4, 0.8, class_weights=WEIGHTS)
-    ends, uploads, device = np.cumsum(SIZES), [], as_device(model)
+    ends, uploads, device = np.cumsum(SIZES), [], device_of(name)
     for end, n, here in zip(ends, SIZES, present, strict=True):
         own = {k: np.asarray(v) for k, v in start.items()}
         for _ in range(steps):

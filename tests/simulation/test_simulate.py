@@ -671,3 +671,108 @@ def test_a_run_with_class_weights_is_loaded_like_any_other(tmp_path):
     assert again.predict(rows).tolist() == run.predict(rows).tolist()
     with pytest.raises(InputError, match="class_weights must be 10 numbers"):
         simulate(SHORT.replace(**{"model.class_weights": [1.0, 2.0]}), seed=1)
+
+
+def make_line(rows, seed):
+    """Six columns in [0, 1] and a number of about 0 to 110, with noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(0, 1, (rows, 6)).astype(np.float32)
+    return x, 50 + x @ np.array([30.0, -20, 10, 5, 0, 0]) + 4 * rng.standard_normal(rows)
+
+
+def compute_r2(y, predicted):
+    return 1 - np.sum((y - predicted) ** 2) / np.sum((y - y.mean()) ** 2)
+
+
+LINE = Plan(
+    data={"name": "arrays", "clients": 4, "target": [0, 110]},
+    model={"name": "softmax", "loss": "squared"},
+    rounds={"schedule": "fixed", "rounds": 80},
+    local={"learning_rate": 0.5},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "least"),
+    [
+        ({"privacy.epsilon": 1000}, 0.99),
+        ({}, 0.98),
+        ({"model.loss": "huber"}, 0.97),
+        ({"model.name": "mlp", "local.learning_rate": 0.2}, 0.9),
+        ({"noise": "secure"}, 0.98),
+        ({"rounds.schedule": "discounted", "server.signal": "clients"}, 0.9),
+        ({"rounds.schedule": "discounted", "metric": "r2"}, 0.9),
+    ],
+)
+def test_a_number_is_learnt_nearly_as_well_as_by_least_squares(tmp_path, change, least):
+    """R² as a part of that of ordinary least squares without privacy, on rows of its own."""
+    (x, y), (test_x, test_y) = make_line(4000, 1), make_line(1000, 2)
+    given = {"data": (x, y), "validation": make_line(500, 3), "test": (test_x, test_y)}
+    plan = LINE.replace(**change)
+    run = simulate(plan, seed=None if plan.noise == "secure" else 1, out=tmp_path / "run", **given)
+    best = np.linalg.lstsq(np.c_[x, np.ones(len(x))], y, rcond=None)[0]
+    oracle = compute_r2(test_y, np.c_[test_x, np.ones(len(test_x))] @ best)
+    predicted = run.predict(test_x)
+    assert predicted.dtype == np.float64
+    assert compute_r2(test_y, predicted) >= least * oracle
+    assert load(tmp_path / "run").predict(test_x).tolist() == predicted.tolist()
+    record = run.record
+    assert record["model"]["target"] == {"loss": plan.model.loss, "low": 0.0, "high": 110.0}
+    assert record["result"]["test_accuracy"] is None
+    assert {entry["validation_accuracy"] for entry in record["rounds"]} == {None}
+    found = record["result"]["metrics"]
+    assert found["mae"]["value"] == pytest.approx(np.abs(test_y - predicted).mean(), rel=1e-4)
+    assert found["r2"]["value"] == pytest.approx(compute_r2(test_y, predicted), rel=1e-4)
+    assert "always the mean" in record["result"]["headline"]["text"]
+    page = reports.render_report(record)
+    assert ("R²" if plan.metric else "mean absolute error") in page
+    assert "Validation accuracy" not in page
+
+
+@pytest.mark.slow
+def test_a_number_is_streamed_and_learnt_by_models_of_ones_own(tmp_path):
+    x, y = make_line(1500, 1)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    plan = LINE.replace(**{"rounds.rounds": 12, "data.validation": 100, "data.test": 200})
+    near, far = (simulate(plan, data=(rows, y), seed=1) for rows in (x, mapped))
+    np.testing.assert_allclose(near.predict(x[:50]), far.predict(x[:50]), rtol=1e-5)
+    own = custom(
+        init=lambda key: {"w": jnp.zeros(6), "b": jnp.zeros(())},
+        apply=lambda p, x: x @ p["w"] + p["b"],
+        loss=lambda scores, y: (scores - y) ** 2 / 2,
+    )
+    brought = plan.replace(**{"model.name": "custom", "model.loss": "own"})
+    same = simulate(brought, data=(x, y), seed=1, model=own)
+    assert compute_r2(y, same.predict(x)) == pytest.approx(compute_r2(y, near.predict(x)), abs=0.05)
+    secure = simulate(brought.replace("noise=secure"), data=(x, y), model=own)
+    assert compute_r2(y, secure.predict(x)) > 0.3
+    persons = plan.replace("local.unit=person", "privacy.epsilon=100")
+    for noise, seed in (("simulated", 1), ("secure", None)):
+        of_persons = persons.replace(noise=noise)
+        run = simulate(of_persons, data=(x, y), person=np.arange(len(x)) // 2, seed=seed)
+        assert compute_r2(y, run.predict(x)) > 0.3
+    several = custom(
+        init=lambda key: jnp.zeros((6, 3)),
+        apply=lambda w, x: x @ w,
+        loss=lambda scores, y: (scores[:, 0] - y) ** 2,
+    )
+    with pytest.raises(InputError, match="one a row where a number is predicted"):
+        simulate(brought, data=(x, y), seed=1, model=several)
+
+
+@pytest.mark.slow
+def test_a_torch_model_learns_a_number():
+    torch = pytest.importorskip("torch")
+    from sottovoce.models.torch_model import TorchModel
+
+    x, y = make_line(600, 1)
+    model = TorchModel(
+        lambda: torch.nn.Linear(6, 1), loss=lambda scores, y: (scores[:, 0] - y) ** 2 / 2
+    )
+    plan = LINE.replace(
+        **{"model.name": "custom", "model.loss": "own", "noise": "secure", "rounds.rounds": 25}
+    ).replace(**{"data.validation": 60, "data.test": 100, "privacy.epsilon": 100})
+    run = simulate(plan, data=(x, y), model=model)
+    assert compute_r2(y, run.predict(x)) > 0.3

@@ -56,6 +56,7 @@ def make_node(
     name: str = "ward",
     own: str | None = None,
     vault: bool = True,
+    target: list[float] | None = None,
     **policy: Any,
 ) -> Node:
     """A node in a folder: its rows, its file and, if wanted, its vault."""
@@ -70,7 +71,7 @@ def make_node(
         f'vault = "{name}.vault"',
         "[data]",
         f'path = "{name}.npz"',
-        f"classes = {classes}",
+        f"classes = {classes}" if target is None else f"target = {target}",
         "[policy]",
         *(f"{key} = {json.dumps(value)}" for key, value in terms.items()),
         "[policy.limits]",

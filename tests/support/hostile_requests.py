@@ -9,7 +9,7 @@ import numpy as np
 
 from sottovoce.client import messages
 from sottovoce.client.messages import Request
-from sottovoce.models.base import Form
+from sottovoce.models.base import Form, Regression
 from sottovoce.privacy.sensitivity import Recipe
 from support.devices import ask, model, opened, sealed, written
 
@@ -171,6 +171,34 @@ MALFORMED: dict[str, bytes] = {
         [4, 2**31],
     ),
     **each("model.classes", 1, 0, 3.0, True, None, 2**31),
+    **each(
+        "model.target",
+        None,
+        True,
+        [],
+        ["squared", 0.0, 1.0],
+        ["own", 0.0, 1.0],
+        {"loss": "squared"},
+    ),
+    **{
+        f"a number with target {target!r}": head(
+            "model", {"name": "softmax", "shape": [4], "classes": 1, "target": target}
+        )
+        for target in (
+            ["squared", 1.0, 0.0],
+            ["squared", 0.0, 0.0],
+            ["squared", 0.0],
+            ["hinge", 0.0, 1.0],
+            [["squared"], 0.0, 1.0],
+            ["squared", "0", 1.0],
+            ["squared", True, 9.0],
+            ["squared", 0.0, 10**400],
+        )
+    },
+    "a number of an svm": head(
+        "model",
+        {"name": "svm", "shape": [4], "classes": 1, "kappa": 0.0, "target": ["squared", 0, 1]},
+    ),
     "an svm of three classes": head("model.classes", 3, "svm"),
     **each("model.kappa", -0.1, 1e7, "0", None, True, [0], 10**400, form="svm"),
     "a flat cnn": head("model", {"name": "cnn", "shape": [4], "classes": 3, "channels": 2}),
@@ -237,6 +265,9 @@ NOT_ALLOWED: dict[str, bytes] = {
     "a million steps": ask(recipe=Recipe(1.0, 1.0, steps=10**6)).to_blob(),
     "a billion steps": ask(recipe=Recipe(1.0, 1.0, steps=10**9)).to_blob(),
     "more features": ask(form=Form("mlp", (5,), 3, {"hidden": 3}), params={}).to_blob(),
+    "a number where there are classes": ask(
+        form=Form("mlp", (4,), 1, {"hidden": 3}, target=Regression("squared", 0.0, 1.0)), params={}
+    ).to_blob(),
     "more classes": ask(form=Form("mlp", (4,), 4, {"hidden": 3}), params={}).to_blob(),
     "the features of another shape": ask(form=Form("mlp", (4, 2), 3, {"hidden": 3})).to_blob(),
     "an svm where there are three classes": ask("svm").to_blob(),

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from sottovoce.client import release
 from sottovoce.models import base, mlp, person, softmax, svm
-from sottovoce.models.base import Form, as_device
+from sottovoce.models.base import Form, Regression, as_device
 from sottovoce.models.cnn import Cnn
 from sottovoce.models.custom import custom
 from sottovoce.models.person import join_persons
@@ -46,6 +46,8 @@ FORMS = {
     "softmax": Form("softmax", (6,), 4),
     "mlp": Form("mlp", (6,), 4, {"hidden": 5}),
     "cnn": Form("cnn", PIXELS, 3, {"channels": 2}),
+    "line": Form("softmax", (6,), 1, target=Regression("squared", -1.0, 1.0)),
+    "mlp-number": Form("mlp", (6,), 1, {"hidden": 5}, target=Regression("huber", -1.0, 1.0)),
 }
 MODELS = (*FORMS, *OWN)
 EVERY = (*MODELS, *(["torch"] if find_spec("torch") else []))  # torch is an extra
@@ -83,6 +85,14 @@ def shapes_of(name):
 
 def classes_of(name):
     return form_of(name).classes
+
+
+def labels(name, n, rng, odd=0.0):
+    """Labels of a model: classes, or numbers, of which a share is odd."""
+    if form_of(name).target is None:
+        return rng.integers(0, classes_of(name), n)
+    factor = np.where(rng.random(n) < odd, rng.choice([np.nan, np.inf, -1e300, 1e30], n), 1.0)
+    return rng.uniform(-1, 1, n) * factor
 
 
 def weights(name, kind, rng):
@@ -141,9 +151,9 @@ def units(name, params, x, y, clip, class_weights=None, rows_per_person=0):
 
 
 def people(kind, n, classes, rng, most=3):
-    """Persons with one to five rows of a kind, as samples of at most three rows each."""
+    """Persons with one to five rows of a kind, as samples of at most three; 0 classes: numbers."""
     person = np.repeat(np.arange(n), rng.integers(1, 6, n))
-    y = rng.integers(0, classes, len(person))
+    y = rng.integers(0, classes, len(person)) if classes else rng.uniform(-1, 1, len(person))
     return join_persons(rows(kind, len(person), rng), y, person, most)
 
 
@@ -175,7 +185,8 @@ class Case:
         params = weights(self.name, self.weights, rng)
         n, classes = self.samples, classes_of(self.name)
         if self.unit == "person":
-            x, other = (people(kind, n, classes, rng) for kind in self.rows)
+            number = form_of(self.name).target is not None
+            x, other = (people(kind, n, 0 if number else classes, rng) for kind in self.rows)
             who = int(rng.integers(n))
             other[np.arange(n) != who] = x[np.arange(n) != who]
             sums = [
@@ -183,7 +194,7 @@ class Case:
                 for people_of in (x, other)
             ]
             return sums[0] - sums[1], grid.grid_sensitivity("person", n)
-        x, y = rows(self.rows[0], n, rng), rng.integers(0, classes, n)
+        x, y = rows(self.rows[0], n, rng), labels(self.name, n, rng, odd=0.1)
         other_x, other_y = x.copy(), y.copy()
         which = slice(None) if self.unit == "client" else slice(int(rng.integers(n)), None)
         if self.unit == "record":
@@ -191,8 +202,9 @@ class Case:
         drawn = rows(self.rows[1], n, rng)
         if self.rows[1] != "normal" and rng.random() < 0.2:
             drawn = -x  # opposite gradients, where the model is odd
-        other_x[which], other_y[which] = drawn[which], rng.integers(0, classes, n)[which]
-        by_class = 10.0 ** -rng.uniform(0, 6, classes) if rng.random() < 0.5 else None
+        other_x[which], other_y[which] = drawn[which], labels(self.name, n, rng, odd=0.1)[which]
+        weighted = classes > 1 and rng.random() < 0.5
+        by_class = 10.0 ** -rng.uniform(0, 6, classes) if weighted else None
         if by_class is not None:
             by_class[rng.integers(classes)] = 1.0
         one = units(self.name, params, x, y, self.clip, by_class)
@@ -206,7 +218,7 @@ def furthest(name, n, unit):
     params = {leaf: np.zeros(shape) for leaf, shape in shapes_of(name).items()}
     if name == "softmax":
         params["b"][2:] = -1e4
-    if name == "mlp":
+    if name in ("mlp", "mlp-number"):
         params["b2"][2:], params["b1"][:] = -1e4, 1.0
     if name == "cnn":
         params["b"][2:], params["bias"][:] = -1e4, 1.0
@@ -218,9 +230,11 @@ def furthest(name, n, unit):
     if name == "own-conv":
         params["b"][:], params["bias"][:] = 0.5, 1.0
     x, y = np.tile(np.abs(rng.standard_normal(6)), (n, 1)), np.zeros(n, dtype=int)
+    if classes_of(name) == 1:
+        y = np.full(n, -1.0)
     other = y.copy()
     other[: n if unit == "client" else 1] = 1
-    one, two = (units(name, params, x, labels, 0.01) for labels in (y, other))
+    one, two = (units(name, params, x, answers, 0.01) for answers in (y, other))
     return one - two, grid.grid_sensitivity(unit, n)
 
 

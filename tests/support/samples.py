@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sottovoce.models.base import Regression, as_device
 from sottovoce.models.cnn import Cnn
 from sottovoce.models.custom import custom
 from sottovoce.models.mlp import Mlp
@@ -29,9 +30,33 @@ MODELS = {
 }
 
 
+#: Models that predict a number in [−1, 1], and how a device sees their target.
+NUMBERS = {
+    "line": Softmax(12, 1, "squared"),
+    "mlp of a number": Mlp(12, 7, 1, "huber"),
+    "cnn of a number": Cnn((2, 3, 2), 3, 1, "squared"),
+    "custom of a number": custom(
+        init=lambda key: jax.random.normal(key, (12,)),
+        apply=lambda w, x: jnp.tanh(x @ w),
+        loss=lambda scores, y: jnp.abs(scores - y) ** 1.5,
+    ),
+}
+
+
+def device_of(name):
+    """How a device sees one of these models."""
+    if name in MODELS:
+        return as_device(MODELS[name])
+    model = NUMBERS[name]
+    target = Regression(getattr(model, "number_loss", "own"), -1.0, 1.0)
+    return as_device(model, shape=(12,), classes=1, target=target)
+
+
 def samples(model, seed=0):
     rng = np.random.default_rng(seed)
     n = int(SIZES.sum())
+    if model in NUMBERS.values():
+        return rng.standard_normal((n, 12)), rng.uniform(-1, 1, n)
     classes = 2 if isinstance(model, Svm) else 4
     return rng.standard_normal((n, 12)), rng.integers(0, classes, n)
 

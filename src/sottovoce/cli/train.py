@@ -114,7 +114,7 @@ def _describe_run(plan: Plan) -> str:
         return SECURE
     paper = (plan.privacy.calibration, plan.server.signal, plan.local.clip)
     only = {"paper", "raw", "median"} & {*paper} or plan.data.infer or plan.evaluates_on_unit
-    only = only or plan.data.counts_classes
+    only = only or (plan.data.counts_classes and plan.regression is None)
     return IN_SIMULATION_ONLY if only else SIMULATION
 
 

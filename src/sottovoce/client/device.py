@@ -218,7 +218,8 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
                 )
         if own_model is not None:  # tried on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
-            base.require_rows(own_model, params, policy.samples, request.form.features)
+            label = np.int64 if rows.target is None else np.float64
+            base.require_rows(own_model, params, policy.samples, request.form.features, label)
         vault.require_running()
         if node.vault.stat().st_size + _bound_upload_bytes(request) > policy.max_bytes:
             raise RequestDeclined(
@@ -312,8 +313,14 @@ def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
             f"the model is for {request.form.numbers} features and {request.form.classes} "
             f"classes, and this client has {rows.features} and {rows.classes}",
         )
+    if request.form.target is not None and rows.target is not None:
+        low, high = rows.target[1:]
+        if request.form.target[1:] != (low, high):
+            raise RequestDeclined(
+                "policy", f"the target's range must be [{low:g}, {high:g}], as in the node file"
+            )
     weights = request.recipe.class_weights
-    if weights is not None and len(weights) != rows.classes:
+    if weights is not None and (len(weights) != rows.classes or rows.classes == 1):
         raise Malformed(f"the request's class_weights are not {rows.classes}, one for each class")
     if request.form.rows_per_person != rows.rows_per_person:
         raise RequestDeclined(
@@ -357,7 +364,7 @@ def _require_memory(request: Request, rows: Rows) -> None:
     width = (width + 2) * rows.rows_per_person if rows.rows_per_person else width
     if request.form.needs_jax:
         params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
-        zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), np.int64)
+        zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), rows.y.dtype)
         block = next(base.gradient_blocks(request.form, params, *zeros))
     largest = min(base.BLOCK_NUMBERS, max(64, len(rows.y)) * count)  # sums go by 64 rows
     numbers = 2 * len(rows.y) * width + 3 * largest + 10 * count

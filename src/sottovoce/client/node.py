@@ -8,6 +8,7 @@
     [data]
     path = "rows.npz"            # arrays x and y; or a table (.csv, .parquet)
     classes = 10                 # public; of a table they are the categories of its label
+    # target = [0, 100]          # instead of classes: the public range of a label that is a number
     # label = "readmitted"       # a table's label, and
     # columns = { age = [0, 120], sex = ["f", "m"], readmitted = ["no", "yes"] }
     # person = "patient"         # the column, or array, of person ids, for unit = "person", and
@@ -47,7 +48,7 @@ from sottovoce.client.vault.policy import LIMITS
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import DataError, InputError
 from sottovoce.models import custom
-from sottovoce.models.base import OwnModel
+from sottovoce.models.base import WIDEST, OwnModel, Regression
 from sottovoce.models.features import Hog
 from sottovoce.models.person import (
     MOST_ROWS_PER_PERSON,
@@ -71,7 +72,7 @@ _POLICY = (
 ANSWER_EVERY = 0.5  # seconds: longer than the difference between two datasets of a client
 _KEYS = {
     "": ("schema", "name", "vault", "answer_every", "data", "policy", "model"),
-    "data": ("path", "classes", "label", "columns", "person", "rows_per_person"),
+    "data": ("path", "classes", "label", "columns", "target", "person", "rows_per_person"),
     "policy": (*_POLICY, "limits"),
     "policy.limits": LIMITS,
     "model": ("own",),
@@ -83,10 +84,12 @@ class Rows:
     """A client's samples, as numbers: rows, or persons (`models.person`), whose y is 0."""
 
     x: NDArray[np.floating[Any]]
-    y: NDArray[np.int64]
+    y: NDArray[Any]  # classes, or numbers scaled to [−1, 1]
     classes: int
     rows_per_person: int = 0  # 0: a sample is one row
     rows: Rows | None = None  # of persons: the rows as they were read
+    target: Regression | None = None  # with its range; the request names the loss
+    labels: NDArray[Any] | None = None  # y as the file has it, where it was scaled
 
     @property
     def features(self) -> int:
@@ -100,7 +103,9 @@ class Rows:
 
         Rows have one ledger on a machine, whether records or persons are protected.
         """
-        return fingerprint(self.x, self.y) if self.rows is None else self.rows.fingerprint
+        if self.rows is not None:
+            return self.rows.fingerprint
+        return fingerprint(self.x, self.y if self.labels is None else self.labels)
 
     def apply_features(self, lens: Hog | None) -> NDArray[Any]:
         """Return the samples with these features instead of pictures."""
@@ -123,6 +128,7 @@ class Node:
     answer_every: float = ANSWER_EVERY
     person: str | None = None
     rows_per_person: int = 0
+    target: Regression | None = None  # the public range of a label that is a number
 
     @classmethod
     def load(cls, path: str | Path) -> Node:
@@ -155,12 +161,13 @@ class Node:
             name=_require_text("name", values.get("name")),
             vault=folder / _require_text("vault", values.get("vault")),
             data=rows,
-            classes=None if is_table else _require_classes(data.get("classes")),
+            classes=None if is_table else _require_classes(data),
             table=_check_table(data, is_table),
             terms={**values["policy"], **limits},
             own=_locate_model(values.get("model", {}), folder),
             answer_every=_require_seconds(values.get("answer_every", ANSWER_EVERY)),
             **_read_persons(data, values["policy"]),
+            target=_read_target(data),
         )
         node.make_policy(samples=1)  # its errors are raised now, not at the first request
         return node
@@ -180,13 +187,15 @@ class Node:
     def read_rows(self) -> Rows:
         """Read the client's samples. Only the device does."""
         if self.table is not None:
-            rows, person = _read_table(self.data, self.table, self.person)
+            rows, person = _read_table(self.data, self.table, self.person, self.target)
         else:
-            rows, person = _read_arrays(self.data, cast(int, self.classes), self.person)
+            classes = cast(int, self.classes)
+            rows, person = _read_arrays(self.data, classes, self.person, self.target)
         if person is None:
             return rows
         x = join_persons(rows.x, rows.y, person, self.rows_per_person)
-        return Rows(x, np.zeros(len(x), np.int64), rows.classes, self.rows_per_person, rows)
+        y = np.zeros(len(x), np.int64)
+        return Rows(x, y, rows.classes, self.rows_per_person, rows, rows.target)
 
     def load_own_model(self) -> OwnModel | None:
         """Import the model that `model.own` names; None where the file names none."""
@@ -201,7 +210,7 @@ class Node:
 
 
 def _read_arrays(
-    path: Path, classes: int, person: str | None
+    path: Path, classes: int, person: str | None, target: Regression | None = None
 ) -> tuple[Rows, NDArray[np.int64] | None]:
     names = ("x", "y") if person is None else ("x", "y", person)
     try:
@@ -210,28 +219,37 @@ def _read_arrays(
         raise DataError(
             f"{path} cannot be read as arrays {', '.join(names)}: {why(error)}"
         ) from None
-    if x.dtype.kind not in "fiu" or x.ndim < 2 or y.dtype.kind not in "iu" or y.ndim != 1:
-        raise DataError(f"{path}: x must be numbers with a row a sample, and y whole numbers")
+    kinds, words = ("iu", "whole numbers") if target is None else ("fiu", "numbers")
+    if x.dtype.kind not in "fiu" or x.ndim < 2 or y.dtype.kind not in kinds or y.ndim != 1:
+        raise DataError(f"{path}: x must be numbers with a row a sample, and y {words}")
     if len(x) != len(y) or len(y) == 0:
         raise DataError(f"{path}: x has {len(x)} rows and y {len(y)}; they must be equal, not 0")
-    if y.min() < 0 or y.max() >= classes:
-        raise DataError(f"{path}: a label of y is not from 0 to {classes - 1} (data.classes)")
     if any(array.ndim != 1 or len(array) != len(y) or array.dtype.kind == "O" for array in ids):
         raise DataError(f"{path}: {person} must have one id for each of the {len(y)} rows")
     rows = x.reshape(len(x), -1)
     rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
     numbered = np.unique(ids[0], return_inverse=True)[1].reshape(-1) if ids else None
+    if target is not None:
+        if not np.isfinite(y).all():
+            raise DataError(f"{path}: a target of y is missing or not finite")
+        return Rows(rows, target.scale(y), 1, target=target, labels=y), numbered
+    if y.min() < 0 or y.max() >= classes:
+        raise DataError(f"{path}: a label of y is not from 0 to {classes - 1} (data.classes)")
     return Rows(rows, y.astype(int), classes), numbered
 
 
 def _read_table(
-    path: Path, table: Mapping[str, Any], person: str | None
+    path: Path, table: Mapping[str, Any], person: str | None, target: Regression | None
 ) -> tuple[Rows, NDArray[np.int64] | None]:
     from sottovoce.data.tables import Source, read_table
 
-    read = read_table(Source(path, table["label"], columns=table["columns"], person=person))
+    columns = table["columns"]
+    source = Source(path, table["label"], columns=columns, person=person, target=target)
+    read = read_table(source)
     if len(read.y) == 0:
         raise DataError(f"{path} has no rows; a client without samples takes no part")
+    if target is not None:
+        return Rows(read.x, read.y, 1, target=target), read.person
     return Rows(read.x, read.y.astype(np.int64), len(read.layout.classes)), read.person
 
 
@@ -282,7 +300,25 @@ def _require_seconds(value: Any) -> float:
     return float(value)
 
 
-def _require_classes(value: Any) -> int:
+def _read_target(data: Mapping[str, Any]) -> Regression | None:
+    bounds = data.get("target")
+    if bounds is None:
+        return None
+    is_pair = isinstance(bounds, list) and len(bounds) == 2
+    if not is_pair or not all(type(b) in (int, float) and abs(b) <= WIDEST for b in bounds):
+        remedy = "it is the public range of the number to be predicted"
+        raise InputError.of("data.target", bounds, "[low, high]", remedy)
+    if not bounds[0] < bounds[1]:
+        raise InputError.of("data.target", bounds, "[low, high] with low < high", "swap them")
+    return Regression("", float(bounds[0]), float(bounds[1]))
+
+
+def _require_classes(data: Mapping[str, Any]) -> int:
+    value = data.get("classes")
+    if "target" in data:
+        if value is not None:
+            raise InputError("data.classes has no effect beside data.target; remove one of the two")
+        return 1
     if type(value) is not int or not 2 <= value <= 2**30:
         raise InputError.of(
             "data.classes", value, "a whole number ≥ 2", "it is public: how many labels there are"
@@ -302,7 +338,9 @@ def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] |
     if "classes" in data:
         raise InputError("data.classes is that of the label's categories; leave it out")
     label = _require_text("data.label", data["label"])
-    if not isinstance(data["columns"], dict) or label not in data["columns"]:
+    if "target" in data and label in data["columns"]:
+        raise InputError(f"data.columns lists {label}, whose range is data.target; remove one")
+    if not isinstance(data["columns"], dict) or not ("target" in data or label in data["columns"]):
         raise InputError(
             f"data.columns must say what is public of every column, {label} included; "
             "a node infers nothing from its data"

@@ -20,6 +20,7 @@ from sottovoce.data import tables
 from sottovoce.data.files import read_npz, why
 from sottovoce.data.tables import Layout, Source, Spec, is_bounds, looks_like_id
 from sottovoce.errors import DataError, InputError
+from sottovoce.models.base import Regression
 
 if TYPE_CHECKING:
     import polars as pl
@@ -113,24 +114,27 @@ def check_plan(plan: Plan) -> Report:
         remedy = f"name a plan with one; {data.name} needs no check"
         raise InputError.of("data.path", None, "your own table or arrays", remedy)
     if not data.is_array_file:
-        return check_table(Source(**data.table()), plan.rows_per_person)
+        source = Source(**data.table(), target=plan.regression)
+        return check_table(source, plan.rows_per_person)
     from sottovoce.data.federated import read_array_file
 
     arrays = read_array_file(data.path, str(data.label), data.client)
-    return check_arrays(Path(data.path).name, arrays["x"], arrays["y"], arrays.get("client"))
+    owner = arrays.get("client")
+    return check_arrays(Path(data.path).name, arrays["x"], arrays["y"], owner, plan.regression)
 
 
 def check_node_rows(node: Node) -> Report:
     """Check the rows of a node file, on the client's own machine."""
     path, table = node.data, node.table
     if table is not None:
-        source = Source(path, table["label"], columns=table["columns"], person=node.person)
+        label, columns = table["label"], table["columns"]
+        source = Source(path, label, columns=columns, person=node.person, target=node.target)
         return check_table(source, node.rows_per_person)
     try:
         x, y = read_npz(path, "x", "y").values()
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as arrays x and y: {why(error)}") from None
-    return check_arrays(path.name, x, y)
+    return check_arrays(path.name, x, y, target=node.target)
 
 
 def check_table(source: Source, rows_per_person: int = 0) -> Report:
@@ -179,7 +183,8 @@ class _TableReader:
         self.ranges: dict[str, tuple[float, float]] = {}  # of numbers
         self.first: dict[str, tuple[int, str]] = {}  # the row and cell of a kind and column
         self.hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
-        report.specs = {**layout.columns, layout.label: layout.classes}
+        label: Spec = layout.classes if layout.target is None else layout.target[1:]
+        report.specs = {**layout.columns, layout.label: label}
         report.columns = {name: {kind: Counter() for kind in _WORDS} for name in report.specs}
 
     def add_batch(self, batch: pl.DataFrame) -> None:
@@ -217,7 +222,7 @@ class _TableReader:
                 report.columns[column][kind] += Counter({client: count} if count else {})
         labels = tables.as_text(batch[self.layout.label]).alias("label")
         pairs = pl.DataFrame([names, labels]).drop_nulls().group_by(pl.all()).len()
-        for client, label, count in pairs.rows():
+        for client, label, count in pairs.rows() if self.layout.target is None else ():
             report.labels[client][label] += count
         self.hashes[""].append(batch.hash_rows(seed=1).to_numpy())
         for column in self.ids:
@@ -230,13 +235,20 @@ class _TableReader:
         report, label = self.report, self.layout.label
         for column, spec in self.layout.columns.items():
             self._judge_column(column, spec)
-        for kind, words in (("missing", "no label"), ("unknown", "a label that is no class")):
+        target = self.layout.target
+        if target is not None:
+            self._warn_of(label, "outside", f"[{target.low:g}, {target.high:g}]")
+        for kind, words in (
+            ("missing", "no label"),
+            ("unknown", "a label that is no class"),
+            ("unreadable", "a label that is no number"),
+        ):
             if count := sum(report.columns[label][kind].values()):
                 row, cell = self.first[f"{kind}:{label}"]
                 report.fail(
                     label,
                     f"rows with {words}: {count:,}, the first is row {row} ({cell!a}); correct "
-                    "them, remove them, or list the class in data.columns",
+                    "them, remove them" + ", or list the class in data.columns" * (target is None),
                 )
         _judge_labels(report)
         rows = np.concatenate(self.hashes.pop(""))
@@ -333,7 +345,11 @@ def _judge_repeats(report: Report, repeated: int) -> None:
 
 
 def check_arrays(
-    file: str, x: NDArray[Any], y: NDArray[Any], owner: NDArray[Any] | None = None
+    file: str,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    owner: NDArray[Any] | None = None,
+    target: Regression | None = None,
 ) -> Report:
     """Check arrays x[n, …] and y[n], with the client of each row if there is one."""
     report = Report(file, rows=len(y))
@@ -344,7 +360,14 @@ def check_arrays(
     names = np.full(len(labels), "") if owner is None else owner.astype(str)
     for client in np.unique(names).tolist():
         report.clients[client] = int((names == client).sum())
-        report.labels[client].update(labels[names == client].tolist())
+        if target is None:
+            report.labels[client].update(labels[names == client].tolist())
+    if target is not None and y.dtype.kind in "fiu":
+        outside = float(np.mean((y < target.low) | (y > target.high)))
+        if outside > TOUCHED:
+            shown = f"[{target.low:g}, {target.high:g}]"
+            words = _WORDS["outside"].format(spec=shown)
+            report.warn("y", f"{outside:.1%} of the rows are {words}")
     finite = np.isfinite(rows).all(axis=1) if rows.dtype.kind == "f" else np.ones(len(rows), bool)
     if not finite.all():
         report.fail(

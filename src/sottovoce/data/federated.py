@@ -6,9 +6,10 @@ guarantee says so.
 
 The server of a real federation holds public rows for validation and test. `save_public` writes them
 as one `.npz` file: `validation_x`, `validation_y`, `test_x`, `test_y`; `shape` (of one sample) and
-`classes`; for a table also `layout`, how its rows became numbers; `class_names`, if the labels of
-arrays were not 0, 1, …; `fresh_vaults`, if the clients were dealt together with them and have
-vaults for one run only. It has no pickle and no training rows.
+`classes`, or `target` (loss, low, high) if a number is predicted; for a table `layout`, how its
+rows became numbers; `class_names`, if the labels of arrays were not 0, 1, …; `fresh_vaults`, if the
+clients were dealt together with them and have vaults for one run only. It has no pickle and no
+training rows.
 
 `summarise_fairness` gives the accuracy by client and by budget. It uses test rows only, and only if
 they are clients' own rows (a table with a client column, from which the test rows are taken), which
@@ -39,6 +40,7 @@ from sottovoce.data.streaming import Stored, is_stored, is_streamed
 from sottovoce.data.tables import Layout, split_by_column
 from sottovoce.errors import DataError, InputError
 from sottovoce.models import features
+from sottovoce.models.base import Regression
 from sottovoce.models.features import Hog
 from sottovoce.models.person import join_persons
 from sottovoce.plan import Plan
@@ -60,9 +62,12 @@ def save_public(path: Path, held: Holdings) -> None:
         "shape": np.array(held.shape, dtype=np.int64),
         "classes": np.array(held.classes, dtype=np.int64),
     }
+    if held.target is not None:
+        arrays["target"] = np.array(held.target)
     for name in PUBLIC_SETS:
         rows: Samples = getattr(held, name)
-        arrays |= {f"{name}_x": rows.x, f"{name}_y": rows.y}
+        y = rows.y if held.target is None else held.target.restore(rows.y)
+        arrays |= {f"{name}_x": rows.x, f"{name}_y": y}
     if held.layout is not None:
         text = json.dumps(held.layout.to_json()).encode()
         arrays["layout"] = np.frombuffer(text, dtype=np.uint8)
@@ -80,9 +85,13 @@ def load_public(path: Path) -> Holdings:
     try:
         arrays = read_npz(path)
         shape = tuple(int(size) for size in arrays["shape"].reshape(-1))
-        classes = int(arrays["classes"])
+        target = None
+        if "target" in arrays:
+            loss, low, high = arrays["target"].tolist()
+            target = Regression(loss, float(low), float(high))
+        classes = int(arrays["classes"]) if target is None else 1
         validation, test = (
-            _read_public_samples(arrays, name, shape, classes) for name in PUBLIC_SETS
+            _read_public_samples(arrays, name, shape, classes, target) for name in PUBLIC_SETS
         )
         text = arrays["layout"].tobytes() if "layout" in arrays else None
         layout = None if text is None else Layout.from_json(json.loads(text))
@@ -98,18 +107,28 @@ def load_public(path: Path) -> Holdings:
     held = Holdings(
         none, nobody, validation, test, None, shape, classes, layout, fresh_vaults=fresh
     )
-    return replace(held, class_names=names if len(names) == classes else ())
+    return replace(held, class_names=names if len(names) == classes else (), target=target)
 
 
 def _read_public_samples(
-    arrays: dict[str, NDArray[np.generic]], name: str, shape: tuple[int, ...], classes: int
+    arrays: dict[str, NDArray[np.generic]],
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    target: Regression | None,
 ) -> Samples:
     x, y = arrays[f"{name}_x"], arrays[f"{name}_y"]
-    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu" or y.ndim != 1 or len(y) == 0:
+    kinds = "iu" if target is None else "fiu"
+    if x.dtype.kind not in "fiu" or y.dtype.kind not in kinds or y.ndim != 1 or len(y) == 0:
         raise ValueError(f"{name}_x must be numbers and {name}_y whole numbers, one row or more")
     rows = x.astype(np.float32).reshape(len(x), -1)
     if len(rows) != len(y) or rows.shape[1] != int(np.prod(shape, dtype=int)):
         raise ValueError(f"{name}_x and {name}_y are no rows of shape {shape}")
+    if target is not None:
+        scaled = target.scale(y)
+        if not np.isfinite(rows).all() or not np.isfinite(scaled).all():
+            raise ValueError(f"{name} has a number that is not finite")
+        return Samples(rows, scaled)
     if y.min() < 0 or y.max() >= classes or not np.isfinite(rows).all():
         raise ValueError(f"{name} has a label beyond {classes - 1}, or a number that is not finite")
     return Samples(rows, y.astype(np.int32))
@@ -178,13 +197,13 @@ NUMBERS = "numbers:"  # the start of a fingerprint that does not depend on rows
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Rows and labels: x[n, features] float32, y[n] int32.
+    """Rows and labels: x[n, features] float32, y[n] int32; float32 if it is a scaled number.
 
     Clients' rows may be `Stored` views, which return the same by slices and are never read whole.
     """
 
     x: NDArray[np.float32]
-    y: NDArray[np.int32]
+    y: NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,6 +235,7 @@ class Holdings:
     names: tuple[str, ...] = ()  # the names of the clients, from a column of a table
     class_names: tuple[str, ...] = ()  # of arrays whose labels are not 0, 1, …
     person: NDArray[np.int64] | None = None  # of each row of `train`; None: samples are not rows
+    target: Regression | None = None  # the number that is predicted; `classes` is then 1
 
     def fingerprint(self, *, rows: bool = True) -> str:
         """Return a digest of who holds which rows, to the last bit.
@@ -295,18 +315,21 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
                 "absent with one array per client",
                 "the arrays say themselves who holds what",
             )
-        if plan.local.unit == "person" and not is_pair(data.train):
+        together = is_pair(data.train)
+        if plan.local.unit == "person" and not together:
             raise InputError.of(
                 "local.unit",
                 "person",
                 "record or client with one array per client",
                 "give one (X, y) and person=ids",
             )
-        held = _deal_arrays(plan, data, seed) if is_pair(data.train) else _join_client_arrays(data)
-        rows = data.train[0] if is_pair(data.train) else data.train[0][0]  # type: ignore[index]
+        held = _deal_arrays(plan, data, seed) if together else _join_client_arrays(plan, data)
+        rows = data.train[0] if together else data.train[0][0]  # type: ignore[index]
         is_read = isinstance(rows, np.ndarray) and not is_stored(held.train.x)
         if is_read and (scale := describe_scale(cast(Any, rows))) is not None:
             log.warning("data: %s", scale)
+    if (target := plan.regression) is not None:
+        held = replace(held, target=target, classes=1, class_names=(), counted=False)
     return held if len(held.validation.y) else replace(held, validation=held.test)
 
 
@@ -338,6 +361,11 @@ def _join_persons(plan: Plan, held: Holdings) -> Holdings:
 
 
 def _deal_dataset(plan: Plan, seed: int) -> Holdings:
+    if plan.regression is not None:
+        remedy = "its labels are classes; give a table or arrays"
+        raise InputError.of(
+            "model.loss", plan.model.loss, f"absent with data.name = {plan.data.name}", remedy
+        )
     arrays = datasets.load(str(plan.data.name))
     dealt = _split_rows(plan, seed, arrays.train_y, own_test=len(arrays.test_y))
     train = Samples(arrays.train_x, arrays.train_y)
@@ -346,7 +374,7 @@ def _deal_dataset(plan: Plan, seed: int) -> Holdings:
 
 
 def _deal_table(plan: Plan, seed: int) -> Holdings:
-    table = tables.read_table(tables.Source(**plan.data.table()))
+    table = tables.read_table(tables.Source(**plan.data.table(), target=plan.regression))
     layout = table.layout
     steering = _read_evaluation_file(plan.data.validation, layout, "data.validation")
     tested = _read_evaluation_file(plan.data.test, layout, "data.test")
@@ -359,16 +387,18 @@ def _deal_array_file(plan: Plan, seed: int) -> Holdings:
     """Deal the rows of an .npz or .npy file like arrays given from Python."""
     data, label = plan.data, str(plan.data.label)
     arrays = read_array_file(str(data.path), label, data.client, data.person)
-    train, shape = _check_pair("data", (arrays["x"], arrays["y"]))
+    target = plan.regression
+    train, shape = _check_pair("data", (arrays["x"], arrays["y"]), target=target)
     public: dict[str, Samples] = {}
     for key in PUBLIC_SETS:
         if isinstance(file := getattr(data, key), str):
             other = read_array_file(file, label, key=f"data.{key}")
-            public[key] = _check_pair(f"data.{key}", (other["x"], other["y"]), shape)[0]
-    declared = tuple(map(str, data.columns[label])) if data.columns else ()
+            pair = other["x"], other["y"]
+            public[key] = _check_pair(f"data.{key}", pair, shape, target=target)[0]
+    declared = tuple(map(str, data.columns[label])) if data.columns and not target else ()
     classes = Classes(len(declared), declared)
     if not declared:
-        classes = find_classes([samples.y for samples in public.values() or [train]])
+        classes = _find_classes([*public.values()] or [train], target)
     public = {key: _encode_samples(rows, classes, f"data.{key}") for key, rows in public.items()}
     owner, names = None, tuple[str, ...]()
     if data.client is not None:
@@ -481,11 +511,12 @@ def _count_rows(wanted: int | float, rows: int) -> int:
 def _deal_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
     if is_streamed(data.train[0]):
         _require_streamable(plan)
-    train, shape = _check_pair("data", data.train, stream=True)
-    validation = _check_evaluation("validation", data.validation, shape)
-    test = _check_evaluation("test", data.test, shape)
+    target = plan.regression
+    train, shape = _check_pair("data", data.train, stream=True, target=target)
+    validation = _check_evaluation("validation", data.validation, shape, target)
+    test = _check_evaluation("test", data.test, shape, target)
     public = [samples for samples in (validation, test) if samples is not None]
-    classes = find_classes([samples.y for samples in public or [train]])
+    classes = _find_classes(public or [train], target)
     train = _encode_samples(train, classes, "data")
     validation = validation and _encode_samples(validation, classes, "validation")
     test = test and _encode_samples(test, classes, "test")
@@ -589,23 +620,24 @@ def _require_streamable(plan: Plan) -> None:
             )
 
 
-def _join_client_arrays(data: Given) -> Holdings:
-    clients = [_check_pair(f"data[{i}]", pair) for i, pair in enumerate(data.train)]
+def _join_client_arrays(plan: Plan, data: Given) -> Holdings:
+    target = plan.regression
+    clients = [_check_pair(f"data[{i}]", pair, target=target) for i, pair in enumerate(data.train)]
     shape = clients[0][1]
     for i, (_, other) in enumerate(clients):
         if other != shape:
             raise InputError.of(
                 f"data[{i}]", other, f"rows of shape {shape} as in data[0]", "make them alike"
             )
-    validation = _check_evaluation("validation", data.validation, shape)
-    test = _check_evaluation("test", data.test, shape)
+    validation = _check_evaluation("validation", data.validation, shape, target)
+    test = _check_evaluation("test", data.test, shape, target)
     if validation is None or test is None:
         missing = "validation" if validation is None else "test"
         raise InputError(
             f"{missing} must be given with one array per client, got none; pass "
             f"{missing}=(X, y) with rows that belong to no client"
         )
-    classes = find_classes([validation.y, test.y])
+    classes = _find_classes([validation, test], target)
     dealt = [
         _encode_samples(samples, classes, f"data[{i}]") for i, (samples, _) in enumerate(clients)
     ]
@@ -687,10 +719,14 @@ def find_classes(sets: Sequence[Any]) -> Classes:
     return Classes(len(names), tuple(tables.sort_texts(names)))
 
 
+def _find_classes(sets: Sequence[Samples], target: Regression | None) -> Classes:
+    return Classes(1) if target is not None else find_classes([samples.y for samples in sets])
+
+
 def _encode_samples(samples: Samples, classes: Classes, name: str) -> Samples:
-    y = classes.encode(samples.y, name)
+    y = classes.encode(samples.y, name) if classes.count > 1 else samples.y
     if is_stored(samples.x) and not is_stored(y):
-        return _make_samples(samples.x, Stored.of(y, np.int32))
+        return _make_samples(samples.x, Stored.of(y, y.dtype))
     return Samples(samples.x, y)
 
 
@@ -716,14 +752,16 @@ def read_labels(name: str, labels: Any) -> NDArray[Any]:
     return y.astype(np.int64) if kind == "f" and (y % 1 == 0).all() else y
 
 
-def _check_evaluation(name: str, pair: Pair | None, shape: tuple[int, ...]) -> Samples | None:
-    return None if pair is None else _check_pair(name, pair, shape)[0]
+def _check_evaluation(
+    name: str, pair: Pair | None, shape: tuple[int, ...], target: Regression | None
+) -> Samples | None:
+    return None if pair is None else _check_pair(name, pair, shape, target=target)[0]
 
 
 def _split_rows(
     plan: Plan,
     seed: int,
-    labels: NDArray[np.int32],
+    labels: NDArray[Any],
     *,
     own_test: int,
     validation: int | None = None,
@@ -733,6 +771,8 @@ def _split_rows(
     validation = int(data.validation) if validation is None else validation
     public = data.public or 0  # the first rows: validation is drawn from them, no client gets any
     steering = rng.permutation(public)[:validation]
+    if plan.regression is not None:  # its splits look at no label
+        labels = np.zeros(len(labels), np.int32)
     dealt = split_rows(
         labels[public:],
         ids=np.arange(public, len(labels)),
@@ -787,7 +827,12 @@ def is_pair(train: Any) -> bool:
 
 
 def _check_pair(
-    name: str, pair: Any, shape: tuple[int, ...] | None = None, *, stream: bool = False
+    name: str,
+    pair: Any,
+    shape: tuple[int, ...] | None = None,
+    *,
+    stream: bool = False,
+    target: Regression | None = None,
 ) -> tuple[Samples, tuple[int, ...]]:
     try:
         rows, labels = pair
@@ -809,8 +854,10 @@ def _check_pair(
         raise InputError.of(name, x.shape[1:], f"rows of shape {shape}", "as in the training data")
     # Stored whole numbers from 0 need no table in memory: they are their classes.
     whole = np.issubdtype(y.dtype, np.integer)
-    if stored and whole and Stored.of(y, np.int32).min() == 0:
-        y_rows: Any = Stored.of(y, np.int32)
+    if target is not None:
+        y_rows: Any = _read_numbers(f"{name} targets", y, target)
+    elif stored and whole and Stored.of(y, np.int32).min() == 0:
+        y_rows = Stored.of(y, np.int32)
     else:
         y_rows = read_labels(f"{name} labels", y)
         if y.dtype.kind in "fiu":
@@ -822,6 +869,18 @@ def _check_pair(
         return _make_samples(rows, y_rows), tuple(x.shape[1:])
     _require_finite(name, [x])
     return Samples(x.reshape(len(x), -1), y_rows), x.shape[1:]
+
+
+def _read_numbers(name: str, labels: Any, target: Regression) -> NDArray[np.float32]:
+    """Return targets scaled to [−1, 1]; refuse missing ones."""
+    y = np.asarray(labels)
+    if y.dtype.kind not in "fiub":
+        raise InputError.of(name, y.dtype.name, "numbers", "or leave model.loss out")
+    scaled = target.scale(y)
+    if not np.isfinite(scaled).all():
+        row = int((~np.isfinite(scaled)).argmax())
+        raise InputError(f"row {row} of {name} is no number; give it one or leave the row out")
+    return scaled
 
 
 def _require_finite(name: str, pieces: Iterable[NDArray[np.float32]]) -> None:

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from sottovoce.data import files
 from sottovoce.data.partition import Split
 from sottovoce.errors import DataError, InputError, PlanError
+from sottovoce.models.base import Regression
 
 if TYPE_CHECKING:
     import polars as pl
@@ -495,6 +496,7 @@ class Source:
     person: str | None = None  # the column of person ids
     validation: str | Path | None = None  # another table with the same columns
     test: str | Path | None = None  # another one
+    target: Regression | None = None  # how the label is a number
 
 
 @dataclass(frozen=True)
@@ -505,6 +507,7 @@ class Layout:
     classes: tuple[str, ...]
     columns: Mapping[str, Spec]  # the features alone, in the order of the inputs
     inferred: tuple[str, ...] = ()  # columns whose bounds or categories were taken from the data
+    target: Regression | None = None  # how the label is a number; it then has no classes
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -546,10 +549,10 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Encoded rows: x[n, features], the class y[n] of each, and the client of each."""
+    """Encoded rows: x[n, features], class or scaled number y[n] of each, the client of each."""
 
     x: NDArray[np.float32]
-    y: NDArray[np.int32]  # empty if labels were not asked for
+    y: NDArray[Any]  # int32 or float32; empty if labels were not asked for
     owner: NDArray[np.int32] | None  # an index into `clients`, if a client column was named
     clients: tuple[str, ...]  # as `sort_texts` sorts them
     layout: Layout
@@ -609,7 +612,7 @@ def _read_rows(
 ) -> Table:
     rows, wide = opened.count_rows(), len(layout.features)
     x = np.zeros((rows, wide), np.float32)
-    y = np.zeros(rows if labels else 0, np.int32)
+    y = np.zeros(rows if labels else 0, np.int32 if layout.target is None else np.float32)
     owner = np.zeros(rows if client is not None else 0, np.int32)
     known: dict[str, int] = {}  # clients, in the order in which they appear
     persons, known_persons = np.zeros(rows if person is not None else 0, np.int64), dict[str, int]()
@@ -699,9 +702,19 @@ def _encode_categories(texts: pl.Series, categories: Any) -> NDArray[np.int32]:
     return texts.replace_strict(table, default=-1, return_dtype=pl.Int32).to_numpy()
 
 
-def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDArray[np.int32]:
+def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDArray[Any]:
     import polars as pl
 
+    if layout.target is not None:
+        numbers = as_number(cells)
+        bad = ~numbers.is_finite().fill_null(False)
+        if bad.any():
+            first, row = start.find_row(bad)
+            raise DataError(
+                f"row {row} of {start.file} has {str(cells[first])[:60]!a} in column "
+                f"{layout.label[:60]!a}, which is no number; correct it or remove the row"
+            )
+        return layout.target.scale(numbers.to_numpy())
     codes = _encode_categories(as_text(cells), layout.classes)
     if codes.size and codes.min() < 0:
         first, row = start.find_row(pl.Series(codes < 0))
@@ -737,9 +750,9 @@ def make_layout(opened: Scan, source: Source) -> Layout:
     """Return how the rows become numbers; what the plan leaves to the data is taken from them."""
     label, file = source.label, opened.path.name
     listed = {c: spec for c, spec in source.columns.items() if spec and c != label}
-    classes: Any = source.columns.get(label, ())
+    classes: Any = () if source.target is not None else source.columns.get(label, ())
     if not source.infer:
-        return Layout(label, tuple(classes), listed)
+        return Layout(label, tuple(classes), listed, target=source.target)
     ours = {label, source.client, source.person, *source.columns}
     # The column without a name is the row number that other programs write.
     lacking = [column for column in opened.schema if column not in ours and column]
@@ -748,12 +761,15 @@ def make_layout(opened: Scan, source: Source) -> Layout:
     if not (listed or lacking):
         raise PlanError(f"{file} has no column beside the label {label[:60]!a}; add features")
     seen = {
-        c: _ColumnSummary(c, file, number=c != label) for c in lacking + [label] * (not classes)
+        c: _ColumnSummary(c, file, number=c != label)
+        for c in lacking + [label] * (not classes and source.target is None)
     }
     for batch in opened.batches(list(seen)) if seen else ():
         for column, found in seen.items():
             found.add_batch(batch[column])
     specs = {column: found.spec() for column, found in seen.items()}
+    if source.target is not None:
+        return Layout(label, (), listed | specs, tuple(seen), source.target)
     classes = classes or specs.pop(label)
     if label in seen and len(classes) > MOST_NUMBERS and _are_numbers(list(classes)):
         raise InputError.of(

@@ -42,6 +42,7 @@ from sottovoce.data.federated import Holdings
 from sottovoce.data.files import make_folder, require_empty, write_file
 from sottovoce.errors import FederationError, InputError, RunError
 from sottovoce.models import custom
+from sottovoce.models.base import Regression
 from sottovoce.plan import Plan
 from sottovoce.plan.base import write_toml
 from sottovoce.privacy import seeds
@@ -98,7 +99,9 @@ def make_paths_absolute(plan: Plan) -> Plan:
     return plan.replace(**changes) if changes else plan
 
 
-def format_node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
+def format_node_file(
+    plan: Plan, i: int, *, name: str, classes: int, target: Regression | None = None
+) -> str:
     """Return client `i`'s terms as a node file: what the plan promises it."""
     epsilon, delta = (float(values[i]) for values in plan.budgets())
     values: dict[str, Any] = {
@@ -106,7 +109,8 @@ def format_node_file(plan: Plan, i: int, *, name: str, classes: int) -> str:
         "name": name,
         "vault": "client.vault",
         "answer_every": 0.0,  # server and clients have one owner here: nobody else measures time
-        "data": {"path": "rows.npz", "classes": classes},
+        "data": {"path": "rows.npz"}
+        | ({"classes": classes} if target is None else {"target": list(target[1:])}),
         "policy": {
             "epsilon": epsilon,
             "delta": delta,
@@ -139,12 +143,17 @@ def _make_node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:
     folder.mkdir(mode=0o700)
     end = int(held.samples[: i + 1].sum())
     mine = slice(end - int(held.samples[i]), end)
-    rows: dict[str, NDArray[Any]] = {"x": held.train.x[mine], "y": held.train.y[mine]}
+    y = held.train.y[mine]
+    rows: dict[str, NDArray[Any]] = {
+        "x": held.train.x[mine],
+        "y": y if held.target is None else held.target.restore(y),
+    }
     if plan.rows_per_person and held.person is not None:
         rows["person"] = held.person[mine]
     _write_rows(folder / "rows.npz", rows)
     file = folder / NODE
-    file.write_text(format_node_file(plan, i, name=folder.name, classes=held.classes), "utf-8")
+    text = format_node_file(plan, i, name=folder.name, classes=held.classes, target=held.target)
+    file.write_text(text, "utf-8")
     ledger.create_from_node(file, second_ledger=True)  # made for this run; the record says so
     return file
 

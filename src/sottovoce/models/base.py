@@ -151,6 +151,45 @@ class Model(ABC):
         return block
 
 
+class Regression(NamedTuple):
+    """A target that is a number: its loss, and its public range, which is scaled to [−1, 1].
+
+    The loss is `squared`, `huber`, or `own` where a custom model brings it.
+    """
+
+    loss: str
+    low: float
+    high: float
+
+    def scale(self, values: Any) -> NDArray[np.float32]:
+        """Return targets cut to the range and scaled to [−1, 1]; NaN stays NaN.
+
+        >>> Regression("squared", 0.0, 100.0).scale([0.0, 75.0, 999.0]).tolist()
+        [-1.0, 0.5, 1.0]
+        """
+        cut = np.clip(np.asarray(values, np.float64), self.low, self.high)
+        return (2 * ((cut - self.low) / (self.high - self.low)) - 1).astype(np.float32)
+
+    def restore(self, scaled: Any) -> Floats:
+        """Return what was scaled, or predictions of it, in the target's unit and range.
+
+        >>> Regression("squared", 0.0, 100.0).restore([-3.0, 0.5]).tolist()
+        [0.0, 75.0]
+        """
+        share = (np.clip(np.asarray(scaled, np.float64), -1, 1) + 1) / 2
+        return np.asarray(self.low + share * (self.high - self.low))
+
+
+def predict_numbers(model: Model, params: Params, x: Any) -> Floats:
+    """Return the one score of every row, a number on the scale of `Regression`."""
+    scores = model.answer(params, x)[1]
+    if scores is None or scores.shape[1] != 2:
+        found = None if scores is None else scores.shape[1]
+        remedy = "give the model one output"
+        raise InputError.of("scores", found, "one a row where a number is predicted", remedy)
+    return np.asarray(scores[:, 1])
+
+
 class Inspected(NamedTuple):
     """Rows ready for products, with facts that do not change from round to round."""
 
@@ -336,6 +375,8 @@ class NamedModel(JaxModel):
     options: ClassVar[tuple[Option, ...]] = ()
     most_classes: ClassVar[int | None] = None  # the most that it tells apart; None: any number
     takes_pictures: ClassVar[bool] = False  # whether rows must be (height, width, colours)
+    #: Whether it can predict a number: it then has a field `number_loss`, and one output.
+    predicts_numbers: ClassVar[bool] = False
     #: Whether a device computes it with JAX, whose memory must be tried before a debit.
     needs_jax: ClassVar[bool] = True
 
@@ -369,15 +410,22 @@ def find_model(name: str) -> type[NamedModel]:
 
 
 def build(
-    name: str, *, shape: tuple[int, ...], classes: int, **options: float | None
+    name: str,
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    number_loss: str | None = None,
+    **options: float | None,
 ) -> NamedModel:
     """Return the model `name` for rows of `shape`, which is (features,) or (H, W, colours).
+
+    With `number_loss` (squared or huber) it predicts a number, and `classes` is 1.
 
     An option that is absent or None has the model's default; one that the model does not have is
     refused, not ignored.
 
     >>> build("mlp", shape=(8, 8, 1), classes=10, hidden=32)
-    Mlp(features=64, hidden=32, classes=10)
+    Mlp(features=64, hidden=32, classes=10, number_loss=None)
     """
     found = find_model(name)
     names = [option.name for option in found.options]
@@ -387,7 +435,10 @@ def build(
             raise InputError.of(key, value, f"absent for the model {name}", remedy)
     for size in shape:
         _require_at_least("every number of shape", size, 1, "give the sizes of one sample")
-    _require_at_least("classes", classes, 2, "count the kinds of labels")
+    if number_loss is not None and not found.predicts_numbers:
+        remedy = "choose softmax, mlp or cnn, which predict numbers, too"
+        raise InputError.of("model.loss", number_loss, f"absent for the {name}", remedy)
+    _require_at_least("classes", classes, 2 - (number_loss is not None), "count the labels")
     if found.takes_pictures and len(shape) != 3:
         raise InputError.of(
             "shape", shape, f"(height, width, colours) for the {name}", "choose another model"
@@ -397,7 +448,9 @@ def build(
             "classes", classes, f"{found.most_classes} for the model {name}", "choose another model"
         )
     chosen = {option.name: option.choose(options.get(option.name)) for option in found.options}
-    return found.create(shape, classes, **chosen)
+    model: Any = found.create(shape, classes, **chosen)
+    made: NamedModel = model if number_loss is None else replace(model, number_loss=number_loss)
+    return made
 
 
 def _require_at_least(name: str, value: float, least: int, remedy: str) -> None:
@@ -518,6 +571,7 @@ _HOG_KEYS = {"features": "name", "cell": "cell", "upright": "upright", "colours"
 _PERSON_KEY = "rows_per_person"
 _LARGEST_SIZE = 1 << 30
 _LARGEST_WEIGHT = 1e6
+WIDEST = 1e30  # bounds of a number that are larger may not fit into float32
 BLOCK_NUMBERS = 1 << 22  # float64 numbers of one block: 32 MiB
 SLAB_NUMBERS = 1 << 16  # of a matrix that all rows are multiplied by before the next
 
@@ -555,6 +609,7 @@ class Form:
     options: Mapping[str, int | float] = field(default_factory=dict)
     hog: Hog | None = None  # the features that the client computes of its samples first
     rows_per_person: int = 0  # a sample is at most so many rows of one person; 0: it is one row
+    target: Regression | None = None  # the number that is predicted; `classes` is then 1
 
     @property
     def numbers(self) -> int:
@@ -569,7 +624,8 @@ class Form:
     def model(self) -> NamedModel:
         """Return the named model."""
         shape = self.shape if self.hog is None else (self.hog.width,)
-        return build(self.name, shape=shape, classes=self.classes, **self.options)
+        loss = None if self.target is None else self.target.loss
+        return build(self.name, shape=shape, classes=self.classes, number_loss=loss, **self.options)
 
     def shapes(self) -> Shapes:
         """Return names and shapes of the named model's parameters, sorted by name."""
@@ -583,11 +639,14 @@ class Form:
     def to_json(self) -> dict[str, Any]:
         """Return the form as it stands in a message.
 
-        >>> Form.from_json(Form("svm", (3,), 2, {"kappa": 0.01}).to_json())
-        Form(name='svm', shape=(3,), classes=2, options={'kappa': 0.01}, hog=None, rows_per...)
+        >>> Form.from_json(Form("svm", (3,), 2, {"kappa": 0.01}).to_json()).options
+        {'kappa': 0.01}
         """
+        values: dict[str, Any]
         values = {"name": self.name, "shape": list(self.shape), "classes": self.classes}
         values |= dict(self.options)
+        if self.target is not None:
+            values["target"] = list(self.target)
         if self.hog is not None:
             values |= {key: getattr(self.hog, name) for key, name in _HOG_KEYS.items()}
         if self.rows_per_person:
@@ -602,6 +661,7 @@ class Form:
             raise Malformed(f"the message's model is not one of {', '.join((*MODELS, OWN))}")
         options = () if name == OWN else find_model(name).options
         keys = {"name", "shape", "classes", *(option.name for option in options)}
+        keys |= {"target"} & values.keys()  # a client of before refuses a key it does not know
         rows_per_person = values.get(_PERSON_KEY, 1)
         if values.keys() - {_PERSON_KEY} not in (keys, keys | _HOG_KEYS.keys()):
             raise Malformed(f"the message's model {name} has not the keys of one")
@@ -611,7 +671,8 @@ class Form:
         sizes += [*shape, *(values[option.name] for option in options if option.is_size)]
         if not all(type(size) is int and 1 <= size <= _LARGEST_SIZE for size in sizes):
             raise Malformed("the message's model has a size that is no whole number from 1 to 2³⁰")
-        if math.prod(shape) > _LARGEST_SIZE or values["classes"] < 2:
+        target = _read_target(values)
+        if math.prod(shape) > _LARGEST_SIZE or (values["classes"] == 1) != (target is not None):
             raise Malformed("the message's model has samples too large or fewer than two classes")
         if name != OWN and not find_model(name).fits(values["classes"], len(shape) == 3):
             raise Malformed(f"the message's model {name} does not fit its samples")
@@ -621,7 +682,21 @@ class Form:
                 raise Malformed(f"the message's {option.name} is no number from 0 to 1e6")
         given = {option.name: values[option.name] for option in options}
         hog, persons = _read_features(values), values.get(_PERSON_KEY, 0)
-        return cls(name, tuple(shape), values["classes"], given, hog, persons)
+        return cls(name, tuple(shape), values["classes"], given, hog, persons, target)
+
+
+def _read_target(values: Mapping[str, Any]) -> Regression | None:
+    if "target" not in values:
+        return None
+    name, target = values["name"], values["target"]
+    losses = ("own",) if name == OWN else ("squared", "huber")
+    if not isinstance(target, list) or len(target) != 3 or target[0] not in losses:
+        raise Malformed("the message's target has no loss that its model knows, and no range")
+    if not all(type(bound) in (int, float) and abs(bound) <= WIDEST for bound in target[1:]):
+        raise Malformed("the message's target has no range of finite numbers up to 1e30")
+    if (name != OWN and not find_model(name).predicts_numbers) or not target[1] < target[2]:
+        raise Malformed("the message's target is none that its model predicts")
+    return Regression(target[0], float(target[1]), float(target[2]))
 
 
 def _read_features(values: Mapping[str, Any]) -> Hog | None:
@@ -655,13 +730,14 @@ def as_device(
     shape: tuple[int, ...] = (1,),
     classes: int = 2,
     rows_per_person: int = 0,
+    target: Regression | None = None,
 ) -> DeviceModel:
     """Return how a device sees a model. `shape` and `classes` say what an own model cannot.
 
-    >>> as_device(build("mlp", shape=(64,), classes=10, hidden=32)).form
-    Form(name='mlp', shape=(64,), classes=10, options={'hidden': 32}, hog=None, rows_per_person=0)
+    >>> as_device(build("mlp", shape=(64,), classes=10, hidden=32)).form.options
+    {'hidden': 32}
     """
-    form = replace(model.form(shape, classes), rows_per_person=rows_per_person)
+    form = replace(model.form(shape, classes), rows_per_person=rows_per_person, target=target)
     return DeviceModel(form, None if isinstance(model.code, NamedModel) else model.code)
 
 
@@ -720,7 +796,7 @@ def _find_code(form: Form, own_model: OwnModel | None) -> NamedModel | IsolatedM
         return code
     from sottovoce.models.person import PersonCode
 
-    return PersonCode(code, form.rows_per_person)
+    return PersonCode(code, form.rows_per_person, form.target is not None)
 
 
 def rows_per_block(numbers: int) -> int:
@@ -786,14 +862,16 @@ def sample_losses(
     return np.concatenate(losses)
 
 
-def require_rows(own_model: OwnModel, params: Arrays, samples: int, features: int) -> None:
+def require_rows(
+    own_model: OwnModel, params: Arrays, samples: int, features: int, label: Any = np.int64
+) -> None:
     """Raise if a client's own model does not give every row its own gradient and loss.
 
     It is asked on rows of zeros before anything is booked, so that the answer cannot depend on the
     client's samples.
     """
     count = min(samples, rows_per_block(_count(params)))
-    x, y = _copy(np.zeros((count, features))), _copy(np.zeros(count, np.int64))
+    x, y = _copy(np.zeros((count, features))), _copy(np.zeros(count, label))
     copies = _copy_all(params)  # as a release gives them
     with np.errstate(all="ignore"):
         _fill_block(np.empty((count, _count(params))), params, own_model.gradients(copies, x, y))

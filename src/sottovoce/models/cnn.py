@@ -38,12 +38,14 @@ class Cnn(NamedModel):
     shape: tuple[int, int, int]
     channels: int
     classes: int
+    number_loss: str | None = None  # where it predicts a number, with one output
 
     name = "cnn"
     options = (base.Option("channels", 8, "8 is the default"),)
     takes_pictures = True
     cleans_rows = True
     uses_bfloat16 = True
+    predicts_numbers = True
 
     @classmethod
     def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
@@ -85,7 +87,7 @@ class Cnn(NamedModel):
         return scores
 
     def loss(self, params: Params, x: Array, y: Array) -> Array:
-        return softmax.cross_entropy(self.apply(params, x), y)
+        return softmax.compute_loss(self.apply(params, x), y, self.number_loss)
 
     # Sums over many rows, tile by tile
 
@@ -122,7 +124,8 @@ class Cnn(NamedModel):
 
     def judge(self, prepared: Tiled, x: Array, y: Array) -> tuple[Array, Array]:
         scores = compute_scores(self, prepared, x)
-        return softmax.cross_entropy(scores, y), jnp.argmax(scores, axis=1) == y
+        losses = softmax.compute_loss(scores, y, self.number_loss)
+        return losses, jnp.argmax(scores, axis=1) == y
 
     def sample_gradient(self, prepared: Tiled, row: Array, label: Array) -> Params:
         """Return the gradient of one sample; it has NaN where the row or a map is not finite."""
@@ -327,7 +330,7 @@ def find_factors(model: Cnn, params: Tiled, rows: Inspected, y: Array) -> Factor
     """Return the convolution's gradient of every row, and the two factors of the dense layer's."""
     windows, kind = cut_windows(model, rows.x), params.w.dtype
     hidden = base.relu_finite(convolve(windows, params), windows.dtype)
-    error2 = softmax.score_errors(apply_dense(hidden, params), y)
+    error2 = softmax.score_errors(apply_dense(hidden, params), y, model.number_loss)
     error1 = jnp.where(hidden > 0, jnp.tensordot(error2, params.back, 1), 0)
     kernels = kernel_gradients(model, windows, error1, kind)
     by_place = jnp.sum(error1, axis=1).reshape(y.shape[0], -1, model.channels)

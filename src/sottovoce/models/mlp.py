@@ -32,6 +32,7 @@ class Mlp(NamedModel):
     features: int
     hidden: int
     classes: int
+    number_loss: str | None = None  # where it predicts a number, with one output
 
     name = "mlp"
     options = (base.Option("hidden", 256, "256 is the paper's"),)
@@ -39,6 +40,7 @@ class Mlp(NamedModel):
     keeps_factors = True
     cleans_rows = True
     uses_bfloat16 = True
+    predicts_numbers = True
 
     @classmethod
     def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
@@ -65,7 +67,7 @@ class Mlp(NamedModel):
         return scores
 
     def loss(self, params: Params, x: Array, y: Array) -> Array:
-        return softmax.cross_entropy(self.apply(params, x), y)
+        return softmax.compute_loss(self.apply(params, x), y, self.number_loss)
 
     def numbers_per_row(self) -> int:
         return self.features + 2 * self.hidden
@@ -78,7 +80,7 @@ class Mlp(NamedModel):
     ) -> Params:
         params, (x, is_clean, squared) = prepared, rows
         hidden = base.relu_finite(multiply(x, params["w1"]) + params["b1"], params["w1"].dtype)
-        error2 = softmax.score_errors(hidden @ params["w2"] + params["b2"], y)
+        error2 = softmax.score_errors(hidden @ params["w2"] + params["b2"], y, self.number_loss)
         error1 = jnp.where(hidden > 0, error2 @ params["w2"].T, 0)
         norms = base.squared_norms(error1) * squared + base.squared_norms(error2) * (
             base.squared_norms(hidden) + 1
@@ -95,11 +97,11 @@ class Mlp(NamedModel):
     # In numpy, as a device computes it
 
     def losses(self, params: Arrays, x: Floats, y: Any) -> Floats:
-        return softmax.cross_entropy_numpy(self._forward(params, x)[1], y)
+        return softmax.compute_loss_numpy(self._forward(params, x)[1], y, self.number_loss)
 
     def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Products:
         hidden, scores = self._forward(params, x)
-        error2 = softmax.score_errors_numpy(scores, y)
+        error2 = softmax.score_errors_numpy(scores, y, self.number_loss)
         error1 = np.where(hidden > 0, base.multiply_rows(error2, params["w2"].T), 0.0)
         ones = np.ones((len(y), 1))
         return Products(((ones, error1), (ones, error2), (x, error1), (hidden, error2)))

@@ -62,10 +62,14 @@ def join_persons(
     return joined.reshape(len(first), -1)
 
 
-def split_persons(x: Any, rows_per_person: int) -> tuple[Any, Any, Any]:
-    """Return the rows of samples, their labels and weights; of numpy's arrays or JAX's."""
+def split_persons(x: Any, rows_per_person: int, is_number: bool = False) -> tuple[Any, Any, Any]:
+    """Return the rows of samples, their labels and weights; of numpy's arrays or JAX's.
+
+    Labels are classes, or numbers.
+    """
     cells = x.reshape(x.shape[0] * rows_per_person, -1)
-    return cells[:, :-2], cells[:, -2].astype(int), cells[:, -1]
+    labels = cells[:, -2] if is_number else cells[:, -2].astype(int)
+    return cells[:, :-2], labels, cells[:, -1]
 
 
 def apply_to_rows(
@@ -87,6 +91,7 @@ class PersonCode:
 
     code: Model | IsolatedModel
     rows_per_person: int
+    is_number: bool = False  # whether a number is predicted
 
     keeps_factors: ClassVar[bool] = False
 
@@ -95,7 +100,7 @@ class PersonCode:
 
         Each person's mean is a product of its own: one product of all would round by position.
         """
-        rows, labels, weight = split_persons(x, self.rows_per_person)
+        rows, labels, weight = split_persons(x, self.rows_per_person, self.is_number)
         block = Products.of(self.code.gradient_block(params, rows, labels)).flush_tiny()
         means = []
         for left, right in block.pieces:
@@ -106,7 +111,7 @@ class PersonCode:
 
     def losses(self, params: Arrays, x: Floats, y: Any) -> Floats:
         """Return the mean loss of each person's rows."""
-        rows, labels, weight = split_persons(x, self.rows_per_person)
+        rows, labels, weight = split_persons(x, self.rows_per_person, self.is_number)
         losses = self.code.losses(params, rows, labels) * weight
         return np.asarray(losses.reshape(len(x), self.rows_per_person).sum(axis=1))
 
@@ -122,6 +127,7 @@ class PersonModel(JaxModel):
     model: JaxModel
     rows_per_person: int
     features: int  # of a row
+    is_number: bool = False  # whether a number is predicted
 
     def init(self, key: Array) -> Params:
         return self.model.init(key)
@@ -135,7 +141,7 @@ class PersonModel(JaxModel):
     def loss(self, params: Params, x: Array, y: Array) -> Array:
         if x.shape[-1] == self.features:
             return self.model.loss(params, x, y)
-        rows, labels, weight = split_persons(x, self.rows_per_person)
+        rows, labels, weight = split_persons(x, self.rows_per_person, self.is_number)
         losses = self.model.loss(params, rows, labels) * weight
         return jnp.sum(losses.reshape(-1, self.rows_per_person), axis=1)
 

@@ -1,4 +1,8 @@
-"""Softmax regression, and the cross-entropy that mlp and cnn end with, in JAX and in numpy."""
+"""Softmax regression, and the losses that mlp and cnn end with, too, in JAX and in numpy.
+
+Where the target is a number, scaled to [−1, 1], there is one score s, and the loss of r = s − y is
+r²/2 (`squared`), or |r|·h − h²/2 beyond h = 0.2, a tenth of the range (`huber`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from sottovoce.privacy.grid import Products
 if TYPE_CHECKING:
     from jax import Array
 
+HUBER = 0.2  # from here on the Huber loss grows linearly
 LEAST_SCORE = -500.0  # below the largest of a row: e⁻⁵⁰⁰ is far from subnormal, which takes longer
 
 
@@ -34,11 +39,13 @@ class Softmax(NamedModel):
 
     features: int
     classes: int
+    number_loss: str | None = None  # where it predicts a number: linear regression
 
     name = "softmax"
     needs_jax = False
     keeps_factors = True
     cleans_rows = True
+    predicts_numbers = True
 
     @classmethod
     def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
@@ -60,7 +67,7 @@ class Softmax(NamedModel):
         return scores
 
     def loss(self, params: Params, x: Array, y: Array) -> Array:
-        return cross_entropy(self.apply(params, x), y)
+        return compute_loss(self.apply(params, x), y, self.number_loss)
 
     def numbers_per_row(self) -> int:
         return self.features + 2 * self.classes
@@ -69,7 +76,7 @@ class Softmax(NamedModel):
         self, prepared: Params, clip: Array, rows: Inspected, y: Array, weight: Array
     ) -> Params:
         x, is_clean, squared = rows
-        error = score_errors(x @ prepared["w"] + prepared["b"], y)
+        error = score_errors(x @ prepared["w"] + prepared["b"], y, self.number_loss)
         factor = base.clip_factors(base.squared_norms(error) * squared, is_clean, weight, clip)
         error = base.scale_counted(error, factor)
         return {"w": x.T @ error, "b": jnp.sum(error, axis=0)}
@@ -77,11 +84,28 @@ class Softmax(NamedModel):
     # In numpy, as a device computes it
 
     def losses(self, params: Arrays, x: Floats, y: Any) -> Floats:
-        return cross_entropy_numpy(base.multiply_rows(x, params["w"]) + params["b"], y)
+        scores = base.multiply_rows(x, params["w"]) + params["b"]
+        return compute_loss_numpy(scores, y, self.number_loss)
 
     def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Products:
-        error = score_errors_numpy(base.multiply_rows(x, params["w"]) + params["b"], y)
+        scores = base.multiply_rows(x, params["w"]) + params["b"]
+        error = score_errors_numpy(scores, y, self.number_loss)
         return Products(((np.ones((len(y), 1)), error), (x, error)))
+
+
+def compute_loss(scores: Array, y: Array, number_loss: str | None) -> Array:
+    """Return the loss of every row: the cross-entropy, or that of a number.
+
+    >>> compute_loss(jnp.array([[0.5]]), jnp.array([-0.5]), "squared").tolist()
+    [0.5]
+    """
+    if number_loss is None:
+        return cross_entropy(scores, y)
+    missed = scores[:, 0] - y
+    if number_loss == "squared":
+        return missed**2 / 2
+    near = jnp.clip(jnp.abs(missed), 0, HUBER)
+    return near * (jnp.abs(missed) - near / 2)
 
 
 def cross_entropy(scores: Array, y: Array) -> Array:
@@ -94,14 +118,26 @@ def cross_entropy(scores: Array, y: Array) -> Array:
     return -jnp.take_along_axis(logs, y[:, None], axis=1)[:, 0]
 
 
-def score_errors(scores: Array, y: Array) -> Array:
-    """Return softmax − one-hot, the derivative of the cross-entropy by every row's scores.
+def score_errors(scores: Array, y: Array, number_loss: str | None = None) -> Array:
+    """Return the derivative of the loss by every row's scores; of the cross-entropy p − one-hot.
 
     At the label p − 1 is written −Σ of the others: it keeps its digits where p is nearly 1.
     """
+    if number_loss is not None:
+        missed = scores - y[:, None]
+        return missed if number_loss == "squared" else jnp.clip(missed, -HUBER, HUBER)
     is_label = jnp.arange(scores.shape[-1]) == y[:, None]
     others = jnp.where(is_label, 0, jax.nn.softmax(scores))
     return jnp.where(is_label, -jnp.sum(others, axis=1, keepdims=True), others)
+
+
+def compute_loss_numpy(scores: Floats, y: NDArray[Any], number_loss: str | None) -> Floats:
+    """Return `compute_loss` in numpy."""
+    if number_loss is None:
+        return cross_entropy_numpy(scores, y)
+    missed = np.abs(scores[:, 0] - y)
+    near = missed if number_loss == "squared" else np.minimum(missed, HUBER)
+    return np.asarray(near * (missed - near / 2))
 
 
 def cross_entropy_numpy(scores: Floats, y: NDArray[Any]) -> Floats:
@@ -115,12 +151,16 @@ def cross_entropy_numpy(scores: Floats, y: NDArray[Any]) -> Floats:
     return np.asarray(np.log(np.sum(np.exp(np.maximum(scores, LEAST_SCORE)), axis=1)) - picked)
 
 
-def score_errors_numpy(scores: Floats, y: NDArray[Any]) -> Floats:
+def score_errors_numpy(scores: Floats, y: NDArray[Any], number_loss: str | None = None) -> Floats:
     """Return `score_errors` in numpy.
 
     >>> score_errors_numpy(np.zeros((1, 2)), np.array([1])).tolist()
     [[0.5, -0.5]]
     """
+    if number_loss is not None:
+        missed = scores - y[:, None]
+        most = np.inf if number_loss == "squared" else HUBER
+        return np.asarray(np.clip(missed, -most, most))
     error = np.exp(np.maximum(scores - np.max(scores, axis=1, keepdims=True), LEAST_SCORE))
     error /= np.sum(error, axis=1, keepdims=True)
     error[np.arange(len(y)), y] = 0

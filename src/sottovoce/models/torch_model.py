@@ -127,7 +127,8 @@ class TorchModel(Model):
         rows = torch.tensor(np.asarray(x, np.float64))
         if self._shape is not None:
             rows = rows.reshape(len(rows), *self._shape)
-        return weights, rows, torch.tensor(np.asarray(y, np.int64))
+        kind = np.float64 if np.asarray(y).dtype.kind == "f" else np.int64
+        return weights, rows, torch.tensor(np.asarray(y, kind))
 
 
 def _cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

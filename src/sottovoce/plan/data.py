@@ -22,12 +22,12 @@ from pydantic import (
 )
 
 from sottovoce.errors import PlanError
+from sottovoce.models.base import WIDEST
 from sottovoce.models.person import MOST_ROWS_PER_PERSON, ROWS_PER_PERSON
 from sottovoce.plan.base import MOST, Number, Section, When, Whole, WholeOrZero, format_name
 
 Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
 
-WIDEST = 1e30  # larger bounds may not fit into float32
 MOST_CATEGORIES = 10_000
 
 
@@ -97,6 +97,11 @@ def _check_spec(column: str, given: Any, is_label: bool) -> Spec:
             "[low, high] for a number or a list of texts for categories",
             "put categories that are numbers into quotes",
         )
+    return check_bounds(where, items)
+
+
+def check_bounds(where: str, items: Any) -> tuple[float, float]:
+    """Check public bounds [low, high] of a number."""
     low, high = float(items[0]), float(items[1])
     if not (math.isfinite(low) and math.isfinite(high) and max(abs(low), abs(high)) <= WIDEST):
         raise PlanError.of(
@@ -271,6 +276,11 @@ class Data(Section):
         default=None,
         description="your declaration that the clients' own validation and test rows are public",
         examples=["public"],
+    )
+    target: Annotated[tuple[Number, ...], Field(min_length=2, max_length=2)] | None = Field(
+        default=None,
+        description="the public range [low, high] of a label that is a number, with model.loss",
+        examples=[[0.0, 100.0]],
     )
     prevalence: tuple[Annotated[Number, Field(ge=1e-6, le=1)], ...] | None = Field(
         default=None,
@@ -469,7 +479,7 @@ class Data(Section):
             self._check_arrays(columns, label)
         if self.infer or self.is_array_file:
             return
-        if label not in columns:
+        if label not in columns and self.target is None:
             raise PlanError(
                 f"data.columns lacks the label {label[:60]!a}; list its categories there, which "
                 "are public, or choose data.infer = true"

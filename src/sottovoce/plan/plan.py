@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import PlanError
+from sottovoce.models.base import Regression, find_model
 from sottovoce.models.custom import resolve_beside
 from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
 from sottovoce.models.person import ROWS_PER_PERSON
@@ -34,8 +35,8 @@ from sottovoce.plan.base import (
     split_key,
     write_toml,
 )
-from sottovoce.plan.data import TABLE_KEYS, Data
-from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
+from sottovoce.plan.data import TABLE_KEYS, Columns, Data, check_bounds
+from sottovoce.plan.sections import CUSTOM, Local, Model, Privacy, Rounds, Server
 from sottovoce.privacy.budget import LARGER_UNITS
 from sottovoce.privacy.sensitivity import LEAST_WEIGHT, Recipe
 from sottovoce.schedules.base import Schedule
@@ -43,6 +44,7 @@ from sottovoce.schedules.base import Schedule
 Metric: TypeAlias = Literal[
     "accuracy", "balanced_accuracy", "auroc", "auprc", "log_loss", "brier", "mae", "rmse", "r2"
 ]
+NUMBER_RATE = 0.2  # η where a number is predicted: the squared loss diverges with larger ones
 
 
 def _check_version(value: Any) -> Any:
@@ -101,6 +103,10 @@ class Plan(Section):
     def _make_tables(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        model, local = values.get("model"), values.get("local", {})
+        predicts_number = isinstance(model, Mapping) and model.get("loss") is not None
+        if predicts_number and isinstance(local, Mapping):
+            values = values | {"local": {"learning_rate": NUMBER_RATE, **local}}
         return {key: _make_table(key, value) for key, value in values.items()}
 
     @model_validator(mode="after")
@@ -108,6 +114,7 @@ class Plan(Section):
         self._check_clients()
         self._check_model()
         self._check_class_weights()
+        self._check_regression()
         if self.server.signal == "clients" and self.rounds.schedule != "discounted":
             raise PlanError(
                 "server.signal = clients pays for losses that rounds.schedule = "
@@ -131,9 +138,11 @@ class Plan(Section):
             raise PlanError(
                 "data.rows_per_person has no effect without local.unit = person; remove it"
             )
-        if self.metric in REGRESSION_METRICS:
-            names = " or ".join(CLASS_METRICS)
-            raise PlanError.of("metric", self.metric, f"{names} for classes", "choose one of them")
+        fitting = CLASS_METRICS if self.model.loss is None else REGRESSION_METRICS
+        if self.metric is not None and self.metric not in fitting:
+            kind = "classes" if self.model.loss is None else "a number (model.loss)"
+            bound = f"{' or '.join(fitting)} for {kind}"
+            raise PlanError.of("metric", self.metric, bound, "choose one of them")
         if self.noise == "secure":
             self._check_release()
         elif self.server.aggregation not in (None, "mean"):
@@ -240,6 +249,62 @@ class Plan(Section):
             raise PlanError.of(
                 key, list(listed), "numbers that differ at most by 1e6", "raise the smallest"
             )
+
+    def _check_regression(self) -> None:
+        loss, name = self.model.loss, self.model.name
+        if loss is None:
+            if self.data.target is not None:
+                raise PlanError(
+                    "data.target has no effect without model.loss = squared or huber; "
+                    "remove it, or say how the number is predicted"
+                )
+            return
+        is_named = name != CUSTOM
+        if is_named == (loss == "own"):
+            wanted = "squared or huber with" if is_named else "own with"
+            remedy = "a custom model brings its loss, which gets numbers, and no other does"
+            raise PlanError.of("model.loss", loss, f"{wanted} model.name = {name}", remedy)
+        if is_named and not find_model(name).predicts_numbers:
+            remedy = f"the {name} tells classes apart; choose softmax, mlp or cnn"
+            raise PlanError.of("model.loss", loss, f"absent with model.name = {name}", remedy)
+        for key, value, bound in (
+            ("model.class_weights", self.model.class_weights, None),
+            ("data.split", self.data.split, "iid, sizes, order or column"),
+        ):
+            if value is not None and (bound is None or value in ("labels", "dirichlet")):
+                remedy = "a number has no classes"
+                raise PlanError.of(key, value, f"{bound or 'absent'} with model.loss", remedy)
+        if self.data.target is not None and self.data.label in (self.data.columns or ()):
+            raise PlanError(
+                f"data.columns.{self.data.label} and data.target both give the label's range; "
+                "remove one of the two"
+            )
+        if self.regression is None:
+            raise PlanError.of(
+                "data.target",
+                None,
+                f"[low, high] with model.loss = {loss}",
+                "give the public range of the label, never one taken from the rows",
+            )
+
+    @property
+    def regression(self) -> Regression | None:
+        """The number that is predicted, with its loss and public range; None: classes are.
+
+        The range of a table's label may also stand in `data.columns`.
+
+        >>> Plan(model={"loss": "squared"}, data={"target": [0, 120]}).regression
+        Regression(loss='squared', low=0.0, high=120.0)
+        """
+        if self.model.loss is None:
+            return None
+        label, columns = str(self.data.label), self.data.columns or Columns()
+        where = "data.target" if self.data.target is not None else f"data.columns.{label}"
+        try:  # a label's column is read as categories: here they are two numbers
+            low, high = map(float, self.data.target or columns.get(label, ()))
+        except ValueError:
+            return None
+        return Regression(self.model.loss, *check_bounds(where, (low, high)))
 
     def _check_clients(self) -> None:
         clients = self.data.clients

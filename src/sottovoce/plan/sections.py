@@ -80,6 +80,11 @@ class Model(Section):
         description="where your own model is: file.py:name or package.module:name",
         examples=["net.py:model"],
     )
+    loss: Literal["squared", "huber", "own"] | None = Field(
+        default=None,
+        description="the loss where the label is a number (own: that of a custom model)",
+        examples=["squared"],
+    )
     class_weights: (
         Literal["balanced"] | tuple[Annotated[Number, Field(ge=1e-6, le=1e6)], ...] | None
     ) = Field(

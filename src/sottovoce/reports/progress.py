@@ -123,6 +123,10 @@ def _format_sigma(done: RoundDone) -> str:
     return "–" if math.isnan(done.sigma) else f"{done.sigma:.4g}"  # nobody discloses it
 
 
+def _format_accuracy(done: RoundDone) -> str:
+    return "–" if math.isnan(done.accuracy) else f"{done.accuracy:.1%}"  # a number is predicted
+
+
 def name_new_folder(plan: Plan) -> Path:
     """Return a new folder below runs/ for a run that names none."""
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
@@ -174,7 +178,8 @@ class LineDisplay(SilentDisplay):
         shrunk = f"  T {done.horizon} → {done.next_horizon}" * (done.next_horizon < done.horizon)
         self.say(
             f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}  "
-            f"accuracy {done.accuracy:.1%}  σ {_format_sigma(done)}  fuel {done.fuel:.1%}{shrunk}"
+            f"accuracy {_format_accuracy(done)}  "
+            f"σ {_format_sigma(done)}  fuel {done.fuel:.1%}{shrunk}"
         )
 
 
@@ -227,7 +232,7 @@ class TableDisplay(SilentDisplay):
                 f"{done.t + 1}",
                 horizon,
                 f"{done.loss:.4f}",
-                f"{done.accuracy:.1%}",
+                _format_accuracy(done),
                 _format_sigma(done),
                 f"{done.fuel:.0%}",
                 style="yellow" if shrunk else None,

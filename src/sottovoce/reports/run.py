@@ -590,7 +590,7 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
         sigma = "Standard deviation on one coordinate of one upload."
         drawn += [
             ("Validation loss", watched + marked, charts.draw_loss(run)),
-            ("Validation accuracy", f"On unprotected records.{marked}", charts.draw_accuracy(run)),
+            *_draw_accuracy(run, marked),
             ("The horizon", _describe_horizon(run), charts.draw_horizon(run)),
             ("Noise", sigma, charts.draw_noise(run)),
         ]
@@ -602,6 +602,13 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
         caption = "The most any attacker finds, against its false alarms."
         drawn.append(("The attacker’s view", caption, charts.draw_attacker(mu)))
     return drawn
+
+
+def _draw_accuracy(run: CheckedRun, marked: str) -> list[tuple[str, str, str]]:
+    if not np.isfinite(run.accuracy).any():  # a number is predicted
+        return []
+    caption = f"On unprotected records.{marked}"
+    return [("Validation accuracy", caption, charts.draw_accuracy(run))]
 
 
 def _describe_horizon(run: CheckedRun) -> str:

@@ -71,6 +71,15 @@ def _to_whole(value: object) -> object:
 Whole = Annotated[Count, BeforeValidator(_to_whole)]
 
 
+class NumberTarget(TypedDict):
+    """A number that is predicted: its loss, and its public range."""
+
+    loss: str
+    """squared, huber, or own: that of a custom model."""
+    low: float
+    high: float
+
+
 class ModelEntry(TypedDict):
     """The form of the model, needed to load it."""
 
@@ -79,6 +88,8 @@ class ModelEntry(TypedDict):
     classes: AtLeastOne
     parameters: Count
     """How many numbers are trained."""
+    target: NotRequired[NumberTarget]
+    """What is predicted, where it is a number and not a class."""
     labels: NotRequired[list[str]]
     """The names of the classes, in their order, where the labels of arrays were not 0, 1, …"""
 
@@ -87,8 +98,8 @@ class TableEntry(TypedDict):
     """How the user's own table was encoded: what predictions need."""
 
     label: str
-    classes: Annotated[list[str], Field(min_length=2)]
-    """The label's categories, in the order of the classes."""
+    classes: list[str]
+    """The label's categories, in the order of the classes; empty where it is a number."""
     columns: dict[str, list[int | float | str]]
     """Features in the order of the inputs: [low, high], or categories."""
     inferred: list[str]
@@ -467,7 +478,8 @@ class Record(BaseModel):
         codes = list(federation.not_covered(*not_covered))
         guarantee = federation.guarantee(*not_covered)
         loss, accuracy, signal = state.initial
-        initial: Initial = {"validation_loss": loss, "validation_accuracy": accuracy}
+        known = accuracy if federation.held.target is None else None
+        initial: Initial = {"validation_loss": loss, "validation_accuracy": known}
         if plan.is_steered_otherwise:
             initial["signal"] = signal
         result = dict(measured) | {"rounds_used": done, "model_sha256": model_sha256(params)}
@@ -481,6 +493,8 @@ class Record(BaseModel):
             "classes": federation.held.classes,
             "parameters": int(sum(leaf.size for leaf in params.values())),
         }
+        if (target := federation.held.target) is not None:
+            form["target"] = {"loss": target.loss, "low": target.low, "high": target.high}
         if federation.held.class_names:
             form["labels"] = list(federation.held.class_names)
         try:

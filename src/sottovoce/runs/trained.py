@@ -14,7 +14,14 @@ from sottovoce.data import tables
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models import features
-from sottovoce.models.base import JaxModel, Model, Params, find_model
+from sottovoce.models.base import (
+    JaxModel,
+    Model,
+    Params,
+    Regression,
+    find_model,
+    predict_numbers,
+)
 from sottovoce.models.base import build as build_model
 from sottovoce.models.custom import load_own_model
 from sottovoce.models.features import Hog
@@ -53,8 +60,8 @@ class Trained:
             return describe_undisclosed(self.record.get("not_covered", ()))
         return str(guarantee["text"])
 
-    def predict(self, x: ArrayLike, threshold: float | None = None) -> NDArray[np.int64]:
-        """Return the class of each row of x[n, …], scaled as the training data were.
+    def predict(self, x: ArrayLike, threshold: float | None = None) -> NDArray[Any]:
+        """Return the class of each row of x[n, …], scaled as the training data were; or its number.
 
         Rows are samples as they were read: features (`model.features`) are made here. With a
         threshold it is the rarer of two classes, `positive`, where its probability is at least so.
@@ -66,7 +73,9 @@ class Trained:
             is_positive = self.predict_proba(x)[:, self.positive] >= threshold
             return np.where(is_positive, self.positive, 1 - self.positive)
         if len(rows := self._prepare_rows(x)) == 0:
-            return np.zeros(0, dtype=np.int64)
+            return np.zeros(0, dtype=np.int64 if self.target is None else np.float64)
+        if self.target is not None:
+            return self.target.restore(predict_numbers(self.model, self.params, rows))
         return np.asarray(self.model.predict(self.params, rows), dtype=np.int64)
 
     def predict_proba(self, x: ArrayLike) -> NDArray[np.float64]:
@@ -74,6 +83,10 @@ class Trained:
 
         It is calibrated where `result.calibration` of the record says how.
         """
+        if self.target is not None:
+            raise InputError(
+                "this model predicts a number, which has no probabilities; use predict"
+            )
         classes, rows = self.record["model"]["classes"], self._prepare_rows(x)
         if len(rows) == 0:
             return np.zeros((0, classes))
@@ -110,20 +123,27 @@ class Trained:
         return jnp.asarray(flat) if isinstance(self.model, JaxModel) else flat
 
     @property
+    def target(self) -> Regression | None:
+        """The loss and the public range of the number that is predicted; None: a class is."""
+        target = self.record["model"].get("target")
+        return None if target is None else Regression(**target)
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes: a table's categories, or labels of arrays other than 0, 1, …
 
         `predict` returns places in this list.
         """
         if (table := self.record.get("table")) is not None:
-            return tuple(table["classes"])
+            return tuple(table["classes"]) or None
         labels = (self.record.get("model") or {}).get("labels")
         return None if labels is None else tuple(labels)
 
-    def predict_table(self, path: str | Path) -> list[str]:
+    def predict_table(self, path: str | Path) -> list[Any]:
         """Return the label of each row of a CSV or Parquet file; see `read_table`."""
-        labels = self.predict(self.read_table(path)).tolist()
-        return [self.record["table"]["classes"][label] for label in labels]
+        labels: list[Any] = self.predict(self.read_table(path)).tolist()
+        names = self.record["table"]["classes"]
+        return labels if self.target is not None else [names[label] for label in labels]
 
     def read_table(self, path: str | Path) -> NDArray[np.float32]:
         """Return the rows of a CSV or Parquet file, encoded as the training table was.
@@ -178,7 +198,8 @@ def _rebuild_model(record: dict[str, Any], folder: Path) -> Model:
     known = [option.name for option in find_model(name).options]
     options = {key: value for key, value in options.items() if key in known}
     shape = tuple(form["shape"]) if extractor is None else (extractor.width,)
-    return build_model(name, shape=shape, classes=form["classes"], **options)
+    loss = (form.get("target") or {}).get("loss")
+    return build_model(name, shape=shape, classes=form["classes"], number_loss=loss, **options)
 
 
 def _read_calibration(record: dict[str, Any]) -> Calibration | None:

@@ -85,6 +85,8 @@ def find_misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> s
     """
     features, recipe = int(np.prod(public.shape)), plan.recipe()
     if (member.features, member.classes) != (features, public.classes):
+        if 1 in (member.classes, public.classes) and member.classes != public.classes:
+            return "predicts classes where the plan predicts a number, or the other way round"
         return (
             f"has {member.features} features and {member.classes} classes, "
             f"the plan's data {features} and {public.classes}"
@@ -289,6 +291,7 @@ def _describe_model(federation: Federation) -> Form:
     form = federation.model.form(held.inputs, held.classes)
     form = replace(form, rows_per_person=federation.plan.rows_per_person)
     lens = held.features
+    form = replace(form, target=held.target)
     return form if lens is None else replace(form, shape=lens.shape, hog=lens)
 
 

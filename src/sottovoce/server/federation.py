@@ -29,7 +29,7 @@ from sottovoce.data.federated import (
 )
 from sottovoce.errors import InputError
 from sottovoce.models import metrics
-from sottovoce.models.base import JaxModel, Model, Params, find_model
+from sottovoce.models.base import JaxModel, Model, Params, find_model, predict_numbers
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import find_shortfall, gradient_norms
 from sottovoce.models.custom import load_own_model
@@ -113,6 +113,8 @@ class Federation:
         """The metric that heads the result; where the plan names none, public labels decide."""
         if self.plan.metric is not None:
             return self.plan.metric
+        if self.held.target is not None:
+            return "mae"
         labels = np.concatenate([self.held.validation.y, self.held.test.y])
         return metrics.choose_metric(labels, self.held.classes)
 
@@ -260,7 +262,8 @@ def build(
     _check_class_weights(plan, held)
     model = _build_model(plan, held) if model is None else model
     if plan.rows_per_person and isinstance(model, JaxModel):
-        model = PersonModel(model, plan.rows_per_person, math.prod(held.inputs))
+        is_number = held.target is not None
+        model = PersonModel(model, plan.rows_per_person, math.prod(held.inputs), is_number)
     median = _measure_median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
     return Federation(
@@ -293,6 +296,13 @@ def build_from_members(
     plan = plan.replace(**changes | _read_budgets(plan, known))
     recipe, held = plan.recipe(), add_features(plan, held)
     _check_class_weights(plan, held)
+    if plan.regression != held.target:
+        said = (
+            "classes" if held.target is None else "a number in another range or with another loss"
+        )
+        raise InputError.of(
+            "model.loss", plan.model.loss, f"that of the public rows, which hold {said}", "mend it"
+        )
     model = _build_model(plan, held) if model is None else model
     samples = np.array([member.samples for member in members], dtype=np.int64)
     sizes = plan.data.samples
@@ -347,7 +357,13 @@ def _build_model(plan: Plan, held: Holdings) -> Model:
         return load_own_model(section.own)
     names = [option.name for option in find_model(section.name).options]
     options = {name: getattr(section, name, None) for name in names}
-    return build_model(section.name, shape=held.inputs, classes=held.classes, **options)
+    return build_model(
+        section.name,
+        shape=held.inputs,
+        classes=held.classes,
+        number_loss=section.loss,
+        **options,
+    )
 
 
 def _check_class_weights(plan: Plan, held: Holdings) -> None:
@@ -485,6 +501,8 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
     The calibration is fitted on the validation rows; where these are the test rows, there is none.
     """
     held, model, plan = federation.held, federation.model, federation.plan
+    if held.target is not None:
+        return _measure_numbers(federation, params)
     names = held.class_names if held.layout is None else held.layout.classes
     names = names or tuple(map(str, range(held.classes)))
     loss, accuracy = score_model(model, params, held.test)
@@ -535,6 +553,32 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
     return result
 
 
+def _measure_numbers(federation: Federation, params: Params) -> dict[str, Any]:
+    """Return what a record says of a model that predicts a number, in the unit of the target."""
+    model, test, target = federation.model, federation.held.test, federation.held.target
+    assert target is not None
+    rows, _ = _rows_for(model, test)
+    predicted = target.restore(predict_numbers(model, params, rows))
+    found = metrics.measure_regression(target.restore(test.y), predicted)
+    metric, loss = federation.metric, score_model(model, params, test)[0]
+    chosen = found[metric]
+    words = metrics.describe_headline(
+        metric, chosen, rows=len(test.y), most_frequent="the mean", only=None
+    )
+    return {
+        "test_loss": loss,
+        "test_accuracy": None,
+        "headline": {
+            "metric": metric,
+            **chosen._asdict(),
+            "is_better": chosen.is_better(metric),
+            "text": words,
+        },
+        "metrics": {name: measured._asdict() for name, measured in found.items()},
+        "fairness": {"shown": False, "why": "a number is predicted, which has no accuracy"},
+    }
+
+
 def _measure_client(
     i: int, names: Sequence[str], metric: str, owner: NDArray[np.int32], *arrays: Any
 ) -> ClientResult:
@@ -553,5 +597,6 @@ def _answer(
     """Return classes and scores of the rows; scores that are not of these classes count as none."""
     model = federation.model
     predicted, scores = model.answer(params, _rows_for(model, samples)[0])
-    is_fit = scores is not None and scores.shape[1] == federation.held.classes
+    # One score a row stands for two classes, and is a number where that is predicted.
+    is_fit = scores is not None and scores.shape[1] == max(2, federation.held.classes)
     return predicted, scores if is_fit else None

@@ -376,7 +376,7 @@ def close_round(
         "uploads": len(uploads),
         "sigma": _summarize_sigma(prepared.sigma[:, uploads]),
         "validation_loss": loss if math.isfinite(loss) else None,
-        "validation_accuracy": played.accuracy,
+        "validation_accuracy": played.accuracy if federation.held.target is None else None,
     }
     if many:
         del entry["cohort"]

@@ -39,6 +39,7 @@ def average_uploads(
         shape=held.inputs,
         classes=held.classes,
         rows_per_person=plan.rows_per_person,
+        target=held.target,
     )
     bound = plan.server.loss_bound if plan.server.signal == "clients" else None
     uploads, losses, sigma = [], [], prepared.sigma.copy()

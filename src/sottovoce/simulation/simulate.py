@@ -17,7 +17,13 @@ from numpy.typing import ArrayLike
 from sottovoce.data.federated import NUMBERS, Given, Holdings, Pair, is_pair, load_holdings
 from sottovoce.data.files import make_folder, require_empty
 from sottovoce.errors import InputError, RunError
-from sottovoce.models.base import JaxModel, Model, Params, flatten_parameters
+from sottovoce.models.base import (
+    JaxModel,
+    Model,
+    Params,
+    flatten_parameters,
+    predict_numbers,
+)
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.runs import checkpoint, record
@@ -273,6 +279,8 @@ def start_run(
 def _score_first_model(federation: Federation, seed: int) -> First:
     params = federation.model.draw_parameters(seed)
     held, signal = federation.held, federation.plan.server.signal
+    if held.target is not None:  # refuse a custom model of several outputs before it trains
+        predict_numbers(federation.model, params, held.test.x[:1])
     loss, accuracy, public = judge_model(federation, params)
     signal_loss = {"public": public, "clients": None}.get(signal, 0.0)
     if signal == "raw":

@@ -43,7 +43,7 @@ class Block(NamedTuple):
     """A block of rows where JAX computes; every block has the same shape."""
 
     x: Any  # [rows, features] float32
-    y: Any  # [rows] int32
+    y: Any  # [rows] int32, or float32 where it is a number
     weight: Any  # [rows] float32: c_i of the row's client, 0 beyond the last row
 
 
@@ -238,7 +238,7 @@ def _make_buffer(federation: Federation) -> Block:
     rows, features = choose_block_rows(federation), int(federation.held.train.x.shape[1])
     return Block(
         _make_aligned((rows, features), np.float32),
-        _make_aligned((rows,), np.int32),
+        _make_aligned((rows,), federation.held.train.y.dtype),
         _make_aligned((rows,), np.float32),
     )
 

@@ -287,6 +287,9 @@ def load_target(path: Path | None) -> Target:
             "record or client in an audit",
             "audit the plan with record: Δ of n persons is that of n records",
         )
+    if plan.regression is not None:
+        remedy = "its attacks name classes; the guarantee is the same for numbers"
+        raise InputError.of("model.loss", plan.model.loss, "absent in an audit", remedy)
     federation = build(plan, seed=SEED)
     held = federation.held
     model, own_model = federation.model, isinstance(federation.model, Mlp)

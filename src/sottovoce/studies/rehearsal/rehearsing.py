@@ -565,6 +565,9 @@ def rehearse(
     continued. `told` is called before the first federation and after each.
     """
     plan = Plan.load() if plan is None else plan
+    if plan.regression is not None:
+        remedy = "stand-in rows have classes; try T₀ and η with sottovoce train on public rows"
+        raise InputError.of("model.loss", plan.model.loss, "absent in a rehearsal", remedy)
     seeds.check_seed(seed)
     if isinstance(runs, bool) or not isinstance(runs, int) or not LEAST <= runs <= 100_000:
         raise InputError.of(
