@@ -174,6 +174,16 @@ def test_what_steers_is_what_is_missing_of_the_metric(metric: str, classes: int)
     assert np.isnan(find_shortfall(metric, jnp.asarray(labels), predicted, jnp.asarray(scores)))
 
 
+@pytest.mark.parametrize("metric", metrics.REGRESSION_METRICS)
+def test_what_steers_numbers_is_the_error_or_what_is_not_explained(metric: str) -> None:
+    rng = np.random.default_rng(8)
+    targets, scores = rng.normal(size=100), rng.normal(size=(100, 2))
+    found = metrics.measure_regression(targets, scores[:, 1])[metric].value
+    steering = find_shortfall(metric, jnp.asarray(targets), jnp.zeros(100), jnp.asarray(scores))
+    expected = 1 - found if metric == "r2" else found
+    assert float(steering) == pytest.approx(expected, rel=1e-5)
+
+
 ENGINES = {"compiled": {}, "secure": {"noise": "secure"}, "several": {"local.steps": 2}}
 
 
