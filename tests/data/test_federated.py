@@ -105,8 +105,12 @@ def test_streamed_rows_are_looked_through_and_their_labels_named(tmp_path):
     broken = X.copy()
     broken[99, 0] = np.nan
     np.save(tmp_path / "y.npy", broken)
+    held = hold(BIT, x=np.load(tmp_path / "y.npy", mmap_mode="r"))
+    with pytest.raises(InputError, match="row 99 of data holds"):  # when it is read, and not before
+        np.asarray(held.train.x)
+    run = {"data": (np.load(tmp_path / "y.npy", mmap_mode="r"), BIT)}
     with pytest.raises(InputError, match="row 99 of data holds"):
-        hold(BIT, x=np.load(tmp_path / "y.npy", mmap_mode="r"))
+        simulate(SHORT.replace("data.validation=5", "data.test=5"), **run, seed=1)
 
 
 def test_names_are_kept_in_record_page_prediction_and_public_rows(tmp_path):

@@ -23,7 +23,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -36,7 +36,7 @@ from sottovoce.data import datasets, tables
 from sottovoce.data.check import describe_scale
 from sottovoce.data.files import read_npy, read_npz, why, write_file
 from sottovoce.data.partition import Split, deal_persons, size_clients_in_order, split_rows
-from sottovoce.data.streaming import Stored, is_stored, is_streamed
+from sottovoce.data.streaming import Stored, is_stored, is_streamed, require_finite
 from sottovoce.data.tables import Layout, split_by_column
 from sottovoce.errors import DataError, InputError
 from sottovoce.models import features
@@ -863,11 +863,8 @@ def _check_pair(
         if y.dtype.kind in "fiu":
             tables.refuse_measurement(f"{name} labels", y)
     if stored:
-        rows = Stored.of(x, np.float32)
-        if x.dtype.kind not in "biu":
-            _require_finite(name, rows.pieces())
-        return _make_samples(rows, y_rows), tuple(x.shape[1:])
-    _require_finite(name, [x])
+        return _make_samples(Stored.of(x, np.float32), y_rows), tuple(x.shape[1:])
+    require_finite(x, 0, name)
     return Samples(x.reshape(len(x), -1), y_rows), x.shape[1:]
 
 
@@ -881,15 +878,3 @@ def _read_numbers(name: str, labels: Any, target: Regression) -> NDArray[np.floa
         row = int((~np.isfinite(scaled)).argmax())
         raise InputError(f"row {row} of {name} is no number; give it one or leave the row out")
     return scaled
-
-
-def _require_finite(name: str, pieces: Iterable[NDArray[np.float32]]) -> None:
-    before = 0
-    for x in pieces:
-        if not np.isfinite(x.min()) or not np.isfinite(x.max()):  # without an array of that size
-            bad = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
-            raise InputError(
-                f"row {before + int(bad.argmax())} of {name} holds a number that is missing or not "
-                "finite; fill it in with a public value (numpy.nan_to_num) or leave the row out"
-            )
-        before += len(x)

@@ -16,6 +16,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.errors import InputError
+
 #: An array larger than 1 / MEMORY_SHARE of the machine's memory is streamed, not copied.
 MEMORY_SHARE = 4
 BYTES = 8 << 20  # bytes read at a time where everything is read: labels, fingerprints
@@ -106,6 +108,7 @@ class Stored:
             if self.ids is None:
                 self._copy(first, last, out)
                 _release_pages(self.source)
+                require_finite(out, first)
                 return
             rows = self.ids[first:last]
         else:
@@ -119,6 +122,7 @@ class Stored:
                 if a < b:
                     self._copy(int(rows[a]), int(rows[b - 1]) + 1, out[a:b])
         _release_pages(self.source)
+        require_finite(out, rows)
 
     def _copy(self, first: int, last: int, out: NDArray[Any]) -> None:
         np.copyto(out, np.asarray(self.source[first:last]).reshape(out.shape), casting="unsafe")
@@ -142,6 +146,18 @@ class Stored:
 def is_stored(rows: object) -> TypeGuard[Stored]:
     """Return whether these rows are a view of stored rows."""
     return isinstance(rows, Stored)
+
+
+def require_finite(x: NDArray[Any], rows: int | NDArray[Any], name: str = "data") -> None:
+    """Refuse a number that is missing or not finite; `rows` number the rows, or only the first."""
+    if not x.size or (np.isfinite(x.min()) and np.isfinite(x.max())):  # no array of that size
+        return
+    bad = int((~np.isfinite(x.reshape(len(x), -1)).all(axis=1)).argmax())
+    row = rows + bad if isinstance(rows, int) else rows[bad]
+    raise InputError(
+        f"row {row} of {name} holds a number that is missing or not finite; fill it in with a "
+        "public value (numpy.nan_to_num) or leave the row out"
+    )
 
 
 def _release_pages(source: Any) -> None:
