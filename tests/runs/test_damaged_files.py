@@ -31,7 +31,7 @@ from sottovoce.runs.record import SECTIONS, model_sha256
 from sottovoce.schedules.base import Progress
 from sottovoce.studies import store
 from sottovoce.studies.paper import checks, outcomes
-from sottovoce.studies.paper.reproduce import _folder
+from sottovoce.studies.paper.reproduce import _open_folder
 from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.example_record import example
 from support.example_results import result
@@ -289,7 +289,11 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
     whole["plan"] = {}
     for content in damaged(whole, others=(None, "text")):
         path.write_text(json.dumps(content), "utf-8")
-        for read in (outcomes.read_runs, checks.judge_folder, lambda folder: _folder(folder, True)):
+        for read in (
+            outcomes.read_runs,
+            checks.judge_folder,
+            lambda folder: _open_folder(folder, True),
+        ):
             try:
                 read(tmp_path)
             except SottovoceError:
