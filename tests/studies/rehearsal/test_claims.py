@@ -317,7 +317,8 @@ def clock(monkeypatch):
     def each(plans, *, seeds, **_):
         for i in range(len(plans) * len(seeds)):
             now[0] += 1.0
-            record = {"seed": seeds[i % len(seeds)]}
+            result = {"headline": {"metric": "accuracy"}}
+            record = {"seed": seeds[i % len(seeds)], "result": result}
             yield (
                 i,
                 SimpleNamespace(
