@@ -16,7 +16,7 @@ others. Everything is numpy and a function of labels and scores; nothing is draw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -413,8 +413,19 @@ def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
 # What heads a result.
 
 
+def describe_metrics(metric: str, found: Mapping[str, Measured], **about: Any) -> dict[str, Any]:
+    """Return `headline` and `metrics` of a record; `about` is that of `describe_headline`."""
+    chosen = found[metric]
+    headline = {"metric": metric, **chosen._asdict(), "is_better": chosen.is_better(metric)}
+    headline["text"] = describe_headline(metric, chosen, **about)
+    return {
+        "headline": headline,
+        "metrics": {name: measured._asdict() for name, measured in found.items()},
+    }
+
+
 def describe_headline(
-    metric: str, measured: Measured, *, rows: int, most_frequent: str, only: str | None
+    metric: str, measured: Measured, *, rows: int, most_frequent: str = "", only: str | None = None
 ) -> str:
     """Return the words that head a result; `only` is the class that every row was given, if any.
 

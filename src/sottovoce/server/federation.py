@@ -522,22 +522,14 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
     found = metrics.measure_classes(labels, predicted, scores, calibrated)
     counts = np.bincount(labels, minlength=held.classes)
     metric = federation.metric if federation.metric in found else "balanced_accuracy"
-    chosen = found[metric]
     only = [name for k, name in enumerate(names) if (predicted == k).all()]
-    words = metrics.describe_headline(
+    result |= metrics.describe_metrics(
         metric,
-        chosen,
+        found,
         rows=len(labels),
         most_frequent=names[int(np.argmax(counts))],
         only=only[0] if only else None,
     )
-    result["headline"] = {
-        "metric": metric,
-        **chosen._asdict(),
-        "is_better": chosen.is_better(metric),
-        "text": words,
-    }
-    result["metrics"] = {name: measured._asdict() for name, measured in found.items()}
     if fitted is not None:
         result["calibration"] = {**fitted._asdict(), "rows": len(held.validation.y)}
     if calibrated is not None and np.isfinite(calibrated).all():
@@ -560,22 +552,11 @@ def _measure_numbers(federation: Federation, params: Params) -> dict[str, Any]:
     rows, _ = _rows_for(model, test)
     predicted = target.restore(predict_numbers(model, params, rows))
     found = metrics.measure_regression(target.restore(test.y), predicted)
-    metric, loss = federation.metric, score_model(model, params, test)[0]
-    chosen = found[metric]
-    words = metrics.describe_headline(
-        metric, chosen, rows=len(test.y), most_frequent="the mean", only=None
-    )
     return {
-        "test_loss": loss,
+        "test_loss": score_model(model, params, test)[0],
         "test_accuracy": None,
-        "headline": {
-            "metric": metric,
-            **chosen._asdict(),
-            "is_better": chosen.is_better(metric),
-            "text": words,
-        },
-        "metrics": {name: measured._asdict() for name, measured in found.items()},
         "fairness": {"shown": False, "why": "a number is predicted, which has no accuracy"},
+        **metrics.describe_metrics(federation.metric, found, rows=len(test.y)),
     }
 
 
