@@ -22,6 +22,7 @@ from sottovoce.plan import Plan
 from sottovoce.plan.base import MOST
 from sottovoce.plan.data import DATASETS, Data
 from sottovoce.plan.sections import Model, Privacy, Rounds
+from sottovoce.privacy.calibration import capacity
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds
 from sottovoce.schedules.fixed import FixedRounds
@@ -160,7 +161,7 @@ MALFORMED = [
     ("[data]\nsamples = 'all'", "data.samples must be a whole number from 1 to 1000000 or a list"),
     ("[data]\nsamples = [1, 'a']", "data.samples[1] must be a whole number"),
     ("[data]\nsamples = [[1]]", "data.samples[0] must be a whole number"),
-    ("[local]\nlearning_rate = '1'", "local.learning_rate must be a number, got '1'"),
+    ("[local]\nlearning_rate = '1'", "local.learning_rate must be a number or auto, got '1'"),
     ("[local]\nclip = true", "local.clip must be a number or median, got True"),
     ("[privacy]\nepsilon = 'eight'", "privacy.epsilon must be a number"),
     ("[privacy]\nepsilon = true", "privacy.epsilon must be a number"),
@@ -197,7 +198,7 @@ MALFORMED = [
         "[local]\nlearning_rate = 0",
         "local.learning_rate must be a number from 1e-15 to 1e+15, got 0.0",
     ),
-    ("[local]\nlearning_rate = nan", "local.learning_rate must be a number, got nan"),
+    ("[local]\nlearning_rate = nan", "local.learning_rate must be a number or auto, got nan"),
     ("[local]\nclip = -1", "local.clip must be a number from 1e-15 to 1e+15, got -1.0"),
     ("[local]\nclip = inf", "local.clip must be a number or median, got inf"),
     ("[local]\nclip = 1e300\nlearning_rate = 1e300", "local.learning_rate must be a number"),
@@ -697,3 +698,55 @@ def test_any_value_is_taken_or_refused(changes: dict[str, Any]) -> None:
     said = outcome(lambda: Plan.load().replace(**changes))
     assert said.isprintable()
     assert 0 < len(said) <= 300
+
+
+# Defaults of the user's own rows.
+
+OWN_TABLE = {"path": "a.csv", "label": "y", "infer": True, "clients": 5}
+
+
+def test_a_table_has_defaults_of_its_own() -> None:
+    plan = Plan(data=OWN_TABLE)
+    assert (plan.model.name, plan.local.learning_rate) == ("softmax", "auto")
+    assert (plan.rounds.schedule, plan.rounds.rounds) == ("fixed", 200)
+    digits = Plan()
+    assert (digits.model.name, digits.local.learning_rate, digits.rounds.rounds) == (
+        "mlp",
+        2.0,
+        120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [("model", {"hidden": 16}), ("model", {"name": "mlp"}), ("rounds", {"beta": 0.9}),
+     ("rounds", {"schedule": "decaying"}), ("local", {"learning_rate": 3.0}),
+     ("rounds", {"rounds": 7}), ("server", {"signal": "clients"})],
+)  # fmt: skip
+def test_what_is_chosen_beats_the_defaults_of_a_table(section: str, value: dict[str, Any]) -> None:
+    plan = Plan(**{"data": OWN_TABLE, section: value})
+    found = getattr(plan, section)
+    assert {key: getattr(found, key) for key in value} == value
+    assert Plan(**plan.to_dict()).to_dict() == plan.to_dict()
+
+
+def test_the_chosen_step_keeps_the_noise_of_a_run_at_one_size() -> None:
+    """2ηTC√U/(μN) is the same whatever ε, T, C and the sizes are, below the largest step."""
+    for epsilon, rounds, clip, sizes in (
+        (1.0, 200, 1.0, [2000] * 5),
+        (8.0, 400, 2.0, [500] * 20),
+        (2.0, 50, 0.5, [100, 300]),
+    ):
+        plan = Plan(
+            data=OWN_TABLE | {"clients": len(sizes)},
+            privacy={"epsilon": epsilon},
+            local={"clip": clip},
+            rounds={"rounds": rounds},
+        )
+        rate = plan.choose_learning_rate(sizes, clip).local.rate
+        mu = float(capacity(epsilon, 1e-5, calibration="exact")) ** 0.5
+        assert 2 * rate * rounds * clip * len(sizes) ** 0.5 / (mu * sum(sizes)) == pytest.approx(
+            1.2
+        )
+    assert Plan(data=OWN_TABLE).choose_learning_rate([10**9] * 5, 1.0).local.rate == 32
+    assert Plan().choose_learning_rate([10], 1.0) == Plan()

@@ -850,8 +850,10 @@ infer = false
 """
 
 DRAFT_TAIL = """
+# A linear model learns most from a table of a few thousand rows; an mlp needs more. For a rare
+# class see docs/models.md: class_weights and the published prevalence.
 [model]
-name = "mlp"
+name = "softmax"
 
 [privacy]
 epsilon = 8.0

@@ -8,6 +8,7 @@ The tables and their keys are in `data` and `sections`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -107,6 +108,7 @@ class Plan(Section):
         predicts_number = isinstance(model, Mapping) and model.get("loss") is not None
         if predicts_number and isinstance(local, Mapping):
             values = values | {"local": {"learning_rate": NUMBER_RATE, **local}}
+        values = _add_table_defaults(values)
         return {key: _make_table(key, value) for key, value in values.items()}
 
     @model_validator(mode="after")
@@ -433,6 +435,29 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
             raise PlanError("data.clients follows from the column data.client; read the table")
         return self.data.clients
 
+    def choose_learning_rate(self, samples: Sequence[int] | NDArray[np.int64], clip: float) -> Plan:
+        """Return the plan with a number for `local.learning_rate = "auto"`, by public numbers.
+
+        The noise of all T rounds adds up in each parameter of the model to about 2ηTC√U/(μN), for U
+        clients with N samples in all and budgets worth μ. η makes that a fixed size: a linear
+        model of inputs from 0 to 1 starts at 0 and has weights of a few units, a larger model has
+        smaller ones. docs/own-data.md has what this reaches.
+
+        >>> plan = Plan(data={"path": "a.csv", "label": "y", "infer": True, "clients": 5})
+        >>> round(plan.choose_learning_rate([2000] * 5, 1.0).local.learning_rate, 2)
+        22.36
+        """
+        if self.local.learning_rate != "auto":
+            return self
+        from sottovoce.privacy.calibration import capacity  # which takes a while to load
+
+        worth = capacity(self.privacy.epsilon, self.privacy.delta, calibration="exact")
+        sizes = np.ones(len(samples)) if self.local.unit == "client" else np.asarray(samples)
+        noise = TOTAL_NOISE if self.model.name in ("softmax", "svm") else TOTAL_NOISE_DEEP
+        steps = 2 * clip * self.rounds.rounds * self.local.steps * math.sqrt(len(sizes))
+        rate = noise * math.sqrt(float(np.median(worth))) * float(sizes.sum()) / steps
+        return self.replace(**{"local.learning_rate": min(max(rate, 1e-6), LARGEST_RATE)})
+
     @property
     def rows_per_person(self) -> int:
         """How many rows a sample has at most where persons are protected; 0: a sample is a row."""
@@ -518,6 +543,40 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
             about = (table.__doc__ or "").strip()
             lines += ["", f"[{title}]  # {about}", *_explain_keys(table, values[title])]
         return "\n".join(lines) + "\n"
+
+
+#: What `choose_learning_rate` lets the noise of a run add up to in a parameter.
+TOTAL_NOISE, TOTAL_NOISE_DEEP = 1.2, 0.25
+LARGEST_RATE = 32.0
+
+#: Defaults of plans for the user's own rows, unless keys beside them choose otherwise.
+TABLE_DEFAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "model": ({"name": "softmax"}, ("hidden", "channels", "kappa", "own")),
+    "local": ({"learning_rate": "auto"}, ()),
+    "rounds": ({"schedule": "fixed"}, ("beta", "zeta", "window", "slope")),
+}
+
+
+def _add_table_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a plan with the defaults for the user's own rows, if it has any.
+
+    A linear model, a fixed number of rounds and a step by a public rule: on tables the loss that
+    shortens a run of larger steps says little about a rare class.
+    """
+    data, server = values.get("data"), values.get("server")
+    if not isinstance(data, Mapping) or data.get("path") is None:
+        return values
+    changed = dict(values)
+    for title, (defaults, others) in TABLE_DEFAULTS.items():
+        section = values.get(title, {})
+        signal = isinstance(server, Mapping) and server.get("signal") == "clients"
+        if not isinstance(section, Mapping) or {*others} & {*section}:
+            continue
+        if title == "rounds":
+            section = {"rounds": 200} | dict(section)
+            defaults = {} if signal else defaults
+        changed[title] = defaults | dict(section)
+    return changed
 
 
 def _make_table(key: str, value: Any) -> Any:

@@ -146,7 +146,10 @@ class Model(Section):
 class Local(Section):
     """What a client does with a model before it uploads it."""
 
-    learning_rate: Number = Field(default=2.0, description="the length η of a step, above 0")
+    learning_rate: Number | Literal["auto"] = Field(
+        default=2.0,
+        description="the length η of a step, above 0 (auto, of your own table: by a public rule)",
+    )
     clip: Number | Literal["median"] = Field(
         default=1.0,
         description="the norm C a record's gradient is cut to (median: of raw norms, not covered)",
@@ -165,10 +168,15 @@ class Local(Section):
         self._check_with(lambda: self.recipe(1.0).sensitivity([1, MOST]))
         return self
 
+    @property
+    def rate(self) -> float:
+        """η as a number; 1 in place of "auto", until `Plan.choose_learning_rate` has the data."""
+        return 1.0 if self.learning_rate == "auto" else self.learning_rate
+
     def recipe(self, median: float) -> Recipe:
         """Return the recipe; `median` is C where the plan says "median"."""
         clip = median if self.clip == "median" else self.clip
-        return Recipe(self.learning_rate, clip, unit=self.unit, steps=self.steps)
+        return Recipe(self.rate, clip, unit=self.unit, steps=self.steps)
 
 
 class Privacy(Section):

@@ -265,6 +265,7 @@ def build(
         is_number = held.target is not None
         model = PersonModel(model, plan.rows_per_person, math.prod(held.inputs), is_number)
     median = _measure_median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
+    plan = plan.choose_learning_rate(held.samples, plan.recipe(median).clip)
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
     return Federation(
         plan=plan,
@@ -294,6 +295,7 @@ def build_from_members(
     if len(set(kinds)) == 1:
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
     plan = plan.replace(**changes | _read_budgets(plan, known))
+    plan = plan.choose_learning_rate([member.samples for member in members], plan.recipe().clip)
     recipe, held = plan.recipe(), add_features(plan, held)
     _check_class_weights(plan, held)
     if plan.regression != held.target:

@@ -352,7 +352,7 @@ def weigh_uploads(federation: Federation, uploads: NDArray[np.bool_], sigma: Flo
         uploads,
         sigma=sigma * (federation.samples / samples) * math.sqrt(plan.local.steps),
         dimension=federation.dimension,
-        learning_rate=plan.local.learning_rate,
+        learning_rate=plan.local.rate,
         clip=federation.recipe.clip,
         divergence=federation.divergence,
     )

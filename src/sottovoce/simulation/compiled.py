@@ -520,7 +520,7 @@ def collect_constants(
     weights = [federation.recipe.class_weights for federation in federations]
     return {
         **({} if weights[0] is None else {"class_weights": np.array(weights, np.float32)}),
-        "rate": np.array([plan.local.learning_rate for plan in plans], np.float32),
+        "rate": np.array([plan.local.rate for plan in plans], np.float32),
         "clip": np.array([federation.recipe.clip for federation in federations], np.float32),
         "bound": np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
         "key": np.stack([seeding.make_key_words(seed, Purpose.NOISE) for seed in seeds]),

@@ -104,7 +104,7 @@ def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[
     The losses are computed, clipped to [0, B], only where clients upload theirs; else they are 0.
     """
     plan, model = federation.plan, cast(JaxModel, federation.model)
-    rate = plan.local.learning_rate
+    rate = plan.local.rate
     coefficient = weight * rate / federation.samples
     with_loss = plan.server.signal == "clients"
     clip, bound = np.float32(federation.recipe.clip), np.float32(plan.server.loss_bound or 0.0)

@@ -313,7 +313,9 @@ def load_target(path: Path | None) -> Target:
         model={
             name: np.asarray(leaf, np.float64) for name, leaf in flatten_parameters(params).items()
         },
-        recipe=Recipe(plan.local.learning_rate, federation.recipe.clip, unit=plan.local.unit),
+        recipe=Recipe(
+            federation.recipe.learning_rate, federation.recipe.clip, unit=plan.local.unit
+        ),
         epsilon=float(np.max(federation.epsilon)),
         delta=float(np.max(federation.delta)),
         x=rows.x.astype(np.float64),

@@ -71,7 +71,7 @@ def describe_choice(result: Rehearsal) -> str:
     rounds = format_count(round(prediction.rounds), "round")
     return (
         f"Rehearsed for {name}: {plan.model.name}{features}, {rounds} of "
-        f"η = {format_number(plan.local.learning_rate)}; {prediction.summarise()}; "
+        f"η = {format_number(plan.local.rate)}; {prediction.summarise()}; "
         f"{result.cost.short}."
     )
 
@@ -143,7 +143,7 @@ def find_points(result: Rehearsal, measure: str) -> dict[tuple[float, float], fl
 def _find_coordinates(setting: Any, result: Rehearsal) -> tuple[float, float]:
     return (
         float(setting.get(ROUNDS, result.plan.rounds.rounds)),
-        float(setting.get(RATE, result.plan.local.learning_rate)),
+        float(setting.get(RATE, result.plan.local.rate)),
     )
 
 

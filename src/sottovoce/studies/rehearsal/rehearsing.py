@@ -576,6 +576,7 @@ def rehearse(
     if minutes is not None and not 0 < minutes < 1e6:
         raise InputError.of("--minutes", minutes, "a number above 0", "how long it may take")
     real = announce_federation(plan, clients, samples)
+    plan = plan.choose_learning_rate(real.sizes, plan.recipe().clip)
     folder = None if out is None else _prepare_folder(Path(out), resume)
     rows = make_stand_in(plan, real, public, seed=seed)
     stage, factor = fit_plan(plan, real, len(rows.train[1]))

@@ -107,7 +107,7 @@ def estimate_theory(federation: Federation, seed: int) -> Theory | None:
         gap = float(losses[0]) - least
         head = len(losses) // 2
         slopes = squares[:head] / (2 * np.maximum(losses[:head] - least, 1e-12))
-        eta = min(federation.plan.local.learning_rate, 1 / smoothness * (1 - 1e-6))
+        eta = min(federation.plan.local.rate, 1 / smoothness * (1 - 1e-6))
         loss = Landscape(
             smoothness=smoothness,
             curvature=min(float(slopes.min()), smoothness),
@@ -115,7 +115,7 @@ def estimate_theory(federation: Federation, seed: int) -> Theory | None:
             learning_rate=eta,
             divergence=_estimate_divergence(federation, first),
         )
-        share = eta / federation.plan.local.learning_rate
+        share = eta / federation.plan.local.rate
         bound = Bound.from_derivation(
             loss,
             sensitivity=federation.sensitivity * share,

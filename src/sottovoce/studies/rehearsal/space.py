@@ -165,7 +165,8 @@ class Space:
         """Return the setting that leaves the plan as it is."""
         setting: dict[str, Any] = {fork.key: AS_PLANNED for fork in self.forks}
         for ladder in self.ladders:
-            setting[ladder.key] = float(_get_value(self.plan, ladder.key))
+            value = _get_value(self.plan, ladder.key)
+            setting[ladder.key] = float(self.plan.local.rate if value == "auto" else value)
         return setting
 
     def list_changes(self, setting: Setting) -> Changes:

@@ -361,6 +361,7 @@ def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
     >>> plan.data.samples, round(f, 2), round(plan.privacy.epsilon, 1)
     (71, 2.01, 19.3)
     """
+    plan = plan.choose_learning_rate(real.sizes, plan.recipe().clip)
     least, rows = plan.data.labels_per_client or 1, rows // choose_spare_factor(plan)
     if rows < least * len(real.sizes):
         raise InputError(

@@ -1,0 +1,110 @@
+"""Measure what a user reaches on six tables: the defaults beside central training.
+
+    python benchmarks/own_data.py [--rehearse MINUTES]
+
+The tables and the scores of scikit-learn and diffprivlib come from `peers/own_tables.py`, in an
+environment of its own. Ours are means over seeds of plans that name the table, its label, its
+public columns, five clients (or the sites of the table) and ε, and nothing else; δ is 1e-5, one
+record is protected. Writes results/own_data.json and the table in docs/own-data.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import environments
+import numpy as np
+
+from sottovoce import Plan, simulate_many
+from sottovoce.studies.rehearsal.rehearsing import rehearse
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+EPSILON, SEEDS = (1.0, 4.0, 8.0), range(1, 6)
+PAGE = ROOT / "docs" / "own-data.md"
+BEGIN, END = "<!-- the table of benchmarks/own_data.py -->", "<!-- end -->"
+TASKS = {"auroc": "AUROC", "accuracy": "accuracy", "r2": "R²"}
+
+
+def make_plan(folder: Path, name: str, facts: dict[str, Any], epsilon: float) -> Plan:
+    """Return the plan that a user would write for a table: what is public, and a budget."""
+    data: dict[str, Any] = {
+        "path": str(folder / f"{name}.csv"),
+        "test": str(folder / f"{name}_test.csv"),
+        "label": "label",
+        "columns": facts["columns"],
+    }
+    data |= {"client": "site", "evaluation": "public"} if facts["sites"] else {"clients": 5}
+    model = {"model": {"loss": "squared"}} if facts["task"] == "r2" else {}
+    return Plan(data=data, privacy={"epsilon": epsilon}, **model)
+
+
+def score_plan(plan: Plan, task: str) -> tuple[float, float, int]:
+    """Return the mean and deviation of the task's metric over seeds, and how many are headed as
+    better than a constant answer."""
+    runs = [run.record["result"] for run in simulate_many([plan], seeds=SEEDS)]
+    values = [run["metrics"][task]["value"] for run in runs]
+    better = sum(run["headline"]["is_better"] for run in runs)
+    return float(np.mean(values)), float(np.std(values, ddof=1)), better
+
+
+def measure_tables(folder: Path, minutes: float | None) -> list[dict[str, Any]]:
+    """Return one entry for each table and ε."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        facts = json.loads(file.read_text("utf-8"))
+        for epsilon in EPSILON:
+            plan = make_plan(folder, file.stem, facts, epsilon)
+            mean, deviation, better = score_plan(plan, facts["task"])
+            entry = {
+                "table": file.stem, "task": facts["task"], "rows": facts["rows"],
+                "epsilon": epsilon, "default": mean, "deviation": deviation, "better": better,
+                "plain": facts["plain"], "central": facts[f"central {epsilon:g}"],
+            }  # fmt: skip
+            if minutes and facts["task"] != "r2":
+                sizes = {"clients": 5, "samples": facts["rows"]} if facts["sites"] else {}
+                chosen = rehearse(plan, minutes=minutes, **sizes).plan
+                entry["rehearsed"] = score_plan(chosen, facts["task"])[0]
+            found.append(entry)
+            print(json.dumps(entry), flush=True)
+    return found
+
+
+def format_table(entries: list[dict[str, Any]]) -> str:
+    """Return the entries as a table of the page."""
+    lines = [
+        "| table | metric | ε | defaults (sd) | rehearsed | diffprivlib, all rows in one place | "
+        "without privacy | headed as better than a constant answer |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in entries:
+        rehearsed = f"{entry['rehearsed']:.3f}" if "rehearsed" in entry else "–"
+        central = f"{entry['central']:.3f}" if entry["central"] > -10 else "below −10"
+        lines.append(
+            f"| {entry['table']}, {entry['rows']:,} rows | {TASKS[entry['task']]} | "
+            f"{entry['epsilon']:g} | {entry['default']:.3f} ({entry['deviation']:.3f}) | "
+            f"{rehearsed} | {central} | {entry['plain']:.3f} | {entry['better']} of {len(SEEDS)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--rehearse", type=float, metavar="MINUTES")
+    minutes = parser.parse_args().rehearse
+    folder = environments.FOLDER / "own-tables"
+    python = environments.python_of("sklearn")
+    subprocess.run([python, HERE / "peers" / "own_tables.py", folder], check=True)
+    entries = measure_tables(folder, minutes)
+    (ROOT / "results" / "own_data.json").write_text(json.dumps(entries, indent=1) + "\n", "utf-8")
+    page = PAGE.read_text("utf-8")
+    head, tail = page.split(BEGIN)[0], page.split(END)[1]
+    PAGE.write_text(f"{head}{BEGIN}\n{format_table(entries)}\n{END}{tail}", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
