@@ -21,6 +21,7 @@ from sottovoce.studies.paper import definition as experiments
 from sottovoce.studies.rehearsal import rehearsing, search
 from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.rehearsing import (
+    Prediction,
     Rehearsal,
     count_test_rows,
     format_summary,
@@ -410,3 +411,13 @@ def test_the_papers_plans_are_searched_as_when_their_regret_was_measured(setting
     told += [[f.key, [[name, o(120.0)] for name, o in f.options.items()]] for f in space.forks]
     text = json.dumps(told, sort_keys=True)
     assert hashlib.sha256(text.encode()).hexdigest().startswith(digest), text
+
+
+def test_runs_without_noise_that_collapsed_are_no_negative_price():
+    """Settings chosen for noise may suit no run without it: then nothing is said of a price."""
+    told = Prediction((0.7, 0.8), 0.75, 0.07, None, None, 9.0, None, unnoised=(0.5, 0.6))
+    assert told.lost < 0
+    for words in (told.describe(), told.summarise()):
+        assert "-" not in words.replace("stand-in", "").replace("stand-in's", "")
+        assert "cannot" in words
+    assert "55.0 %, less than the 75.0 % with it" in told.describe()

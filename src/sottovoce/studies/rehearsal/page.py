@@ -82,7 +82,10 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
     if prediction.low is None or prediction.high is None:
         noiseless = format_percent(prediction.mean + prediction.lost)
         reached = [
-            ("the budget costs, on the stand-in", f"{100 * prediction.lost:.1f} points"),
+            (
+                "the budget costs, on the stand-in",
+                "unknown" if prediction.lost < 0 else f"{100 * prediction.lost:.1f} points",
+            ),
             ("with and without its noise", f"{mean} / {noiseless}"),
         ]
     else:

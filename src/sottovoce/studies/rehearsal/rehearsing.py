@@ -231,6 +231,14 @@ class Prediction:
         >>> print(prediction.describe())  # doctest: +ELLIPSIS
         Predicted on the stand-in: 75.0 ± 7.0 %, 95 % of runs between 60.0 % and 90.0 % if the ...
         """
+        if (self.low is None or self.high is None) and self.lost < 0:
+            return (
+                "What the budget costs cannot be said on this stand-in: without noise the same "
+                f"settings reach {100 * (self.mean + self.lost):.1f} %, less than the "
+                f"{100 * self.mean:.1f} % with it, because steps and rounds that suit the noise do "
+                "not suit a run without it. Synthetic rows cannot say how accurate your plan will "
+                "be."
+            )
         if self.low is None or self.high is None:
             return (
                 f"On the stand-in the budget costs {100 * self.lost:.1f} ± "
@@ -251,6 +259,8 @@ class Prediction:
 
     def summarise(self) -> str:
         """Summarise the prediction for a headline."""
+        if self.low is None and self.lost < 0:
+            return "the stand-in cannot say what the budget costs"
         if self.low is None:
             return f"the budget costs {100 * self.lost:.1f} points on the stand-in"
         return f"{100 * self.mean:.1f} % predicted on the stand-in"
