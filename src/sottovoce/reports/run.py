@@ -490,7 +490,7 @@ def _render(run: CheckedRun) -> str:
 def describe_run(run: CheckedRun) -> str:
     """Return status, accuracy, data and model, rounds and ε in one sentence."""
     data, model = run.section("data"), run.section("model")
-    dataset = str(data.get("name") or data.get("path") or "your data")
+    dataset = str(data.get("name") or Path(data.get("path") or "your data").name)
     name = model.get("name")
     with_model = f"{_choose_article(name)} {name}" if name else "your model"
     after = f"after {run.used:,} of {format_count(run.planned, 'round')}"
@@ -504,14 +504,16 @@ def describe_run(run: CheckedRun) -> str:
         holds += " for the clients that disclose it"
     if any(code in run.not_covered for code in LEAKS):
         holds += ", but for what it does not cover"
+    caveat = ""
     if "headline" in run.result:
-        reached = run.result["headline"]["text"].replace("%", "\u00a0%")
+        reached, _, but = run.result["headline"]["text"].replace("%", "\u00a0%").partition(", but ")
+        caveat = f" {but[:1].upper()}{but[1:]}." if but else ""
     elif np.isfinite(run.test_accuracy):
         reached = f"{format_percent(run.test_accuracy)} test accuracy"
     else:
         reached = "no test accuracy"
     status = run.status.capitalize()
-    return f"{status}: {reached} on {dataset} with {with_model}, {after}, at {holds}."
+    return f"{status}: {reached} on {dataset} with {with_model}, {after}, at {holds}.{caveat}"
 
 
 def _choose_article(name: object) -> str:
