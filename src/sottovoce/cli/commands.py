@@ -428,7 +428,7 @@ def init(
             "PATH", str(path), "a file that can be written", f"{error.strerror}: name another"
         ) from None
     todo = "edit it" if table is None else "fill in the label and what is public about the columns"
-    click.echo(f"{path} is written; {todo}, then run: sottovoce train {path}")
+    click.echo(f"{path} is written; {todo}, then run: sottovoce check {path}, and train")
 
 
 @app.command()
@@ -465,12 +465,16 @@ def predict(
     model = load(run)
     is_table = arrays is None and model.record.get("table") is not None
     rows = model.read_table(file) if is_table else read_samples(file) if arrays is None else arrays
-    labels = model.predict(rows, threshold).tolist()
+    found = model.predict_proba(rows) if proba else None
+    # Beside probabilities the answer is the most probable class, so that both say the same.
+    if found is not None and threshold is None:
+        labels = found.argmax(axis=1).tolist()
+    else:
+        labels = model.predict(rows, threshold).tolist()
     answer = labels if model.classes is None else [model.classes[label] for label in labels]
-    if not proba:
+    if found is None:
         click.echo(json.dumps({"predictions": answer}) if as_json else "\n".join(map(str, answer)))
         return
-    found = model.predict_proba(rows)
     names = model.classes or tuple(map(str, range(found.shape[1])))
     if as_json:
         shown = {"predictions": answer, "classes": names, "probabilities": found.tolist()}

@@ -25,7 +25,8 @@ SIMULATION = (
 
 IN_SIMULATION_ONLY = (
     "Simulation of what no deployment does (the paper's noise, or something of the clients' data "
-    "that nobody pays for); do not publish this model as private."
+    "that nobody pays for, as validation rows of a protected client or person: name files for "
+    "them); do not publish this model as private."
 )
 
 SECURE = (

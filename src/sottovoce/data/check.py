@@ -33,6 +33,9 @@ TOUCHED, FEW_ROWS = 0.05, 3
 RARE = 0.05  # the share of a class below which accuracy misleads
 LARGEST = 50.0  # larger numbers in arrays are taken for unscaled ones
 LEAST_WIDE = 5  # columns from which equal rows are no coincidence
+LABEL_REMEDY = (
+    ", or list the class in data.columns; a number to predict needs model.loss = squared or huber"
+)
 SHOWN = 20  # clients or classes on one line, columns of a list
 _WORDS = {
     "missing": "missing and become {middle}",
@@ -64,8 +67,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
         clients = [
-            {"name": name, "rows": rows, "labels": self.labels[name]}
-            for name, rows in self.clients.items()
+            {"name": name, "rows": self.clients[name], "labels": self.labels[name]}
+            for name in tables.sort_texts(self.clients)
         ]
         columns = [
             {"name": name, "public": list(self.specs[name]), **kinds}
@@ -78,7 +81,9 @@ class Report:
 
     def format_lines(self) -> list[str]:
         """Return the report for people."""
-        named = [f"{name} {rows:,}" for name, rows in self.clients.items() if name]
+        named = [
+            f"{name} {self.clients[name]:,}" for name in tables.sort_texts(self.clients) if name
+        ]
         by = f", {len(named)} clients ({_shorten(named)})" if named else ""
         lines = [f"{self.file}: {self.rows:,} rows{by}"]
         total: Counter[str] = sum(self.labels.values(), Counter())
@@ -248,7 +253,7 @@ class _TableReader:
                 report.fail(
                     label,
                     f"rows with {words}: {count:,}, the first is row {row} ({cell!a}); correct "
-                    "them, remove them" + ", or list the class in data.columns" * (target is None),
+                    "them, remove them" + ("" if target is not None else LABEL_REMEDY),
                 )
         _judge_labels(report)
         rows = np.concatenate(self.hashes.pop(""))
@@ -332,7 +337,8 @@ def _judge_labels(report: Report) -> None:
         )
     single = [client for client, found in report.labels.items() if client and len(found) == 1]
     if single and len(total) > 1:
-        report.warn("", f"clients with rows of one class only: {_shorten(single)}")
+        listed = _shorten(tables.sort_texts(single))
+        report.warn("", f"clients with rows of one class only: {listed}")
 
 
 def _judge_repeats(report: Report, repeated: int) -> None:

@@ -171,7 +171,7 @@ Kind: TypeAlias = Literal["number", "text", "id", "date", "prose", "levels"]
 
 #: Why the draft of a plan leaves a column out, by its kind.
 LEFT_OUT: dict[str, str] = {
-    "id": "it looks like an id (if its values are the clients, name it as client above)",
+    "id": "it looks like an id (if it names clients or persons, write client or person above)",
     "date": "dates are no categories; make a number of it, such as a year or days since an event",
     "prose": "it looks like free text, which no column of categories holds",
     "levels": "it has very many different texts; group them into a few categories first",
@@ -835,6 +835,9 @@ path = {path}
 label = ""
 # A column whose values are the clients; with it, remove the line with clients.
 # client = ""
+# A column of person ids: nobody is then both trained and tested on; unit = "person" below [local]
+# protects all rows of a person together.
+# person = ""
 clients = 10
 # Parts of each client's rows that are never trained on, or other tables with these columns. With
 # client they are clients' own rows, which the server has as they are: they are not protected.

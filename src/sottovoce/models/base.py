@@ -441,7 +441,10 @@ def build(
     _require_at_least("classes", classes, 2 - (number_loss is not None), "count the labels")
     if found.takes_pictures and len(shape) != 3:
         raise InputError.of(
-            "shape", shape, f"(height, width, colours) for the {name}", "choose another model"
+            "shape",
+            shape,
+            f"(height, width, colours) for the {name}",
+            "add an axis for the colours, X[..., None], or choose another model",
         )
     if found.most_classes is not None and classes > found.most_classes:
         raise InputError.of(

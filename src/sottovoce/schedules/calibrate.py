@@ -316,7 +316,8 @@ def format_expected(answer: Calibrated) -> str:
             f"{ask.parameters:,} parameters) has the noise ratio {answer.noise:.2g}:",
             f"the {NEAREST} measured ones nearest to it ({min(near):.2g} to {max(near):.2g}) kept "
             f"{min(kept):.0%} to {max(kept):.0%} of what they gain without noise",
-            "over always naming the most frequent class.",
+            "over always naming the most frequent class. This is about noise, and about classes of",
+            "similar size: a rare class, or a number to predict, needs more rows.",
         ]
     )
 

@@ -106,6 +106,10 @@ def simulate(
     (2, 'finished')
     """
     plan = Plan() if plan is None else plan
+    if not isinstance(plan, Plan):
+        raise InputError.of(
+            "plan", type(plan).__name__, "a Plan", "read a file with Plan.load(path)"
+        )
     seeding.refuse_seed(plan.noise, seed)
     seed = seeding.draw_seed() if seed is None else seeding.check_seed(seed)
     given = None if data is None else Given(data, validation, test, person)
