@@ -361,3 +361,101 @@ def test_rows_have_one_ledger_whatever_is_protected(tmp_path):
     assert Node.load(tmp_path / "two.toml").read_rows().fingerprint == node.read_rows().fingerprint
     with pytest.raises(VaultRefusal, match="have a ledger on this machine already"):
         ledger.create_from_node(tmp_path / "two.toml")
+
+
+# Found by a reviewer who tried to break the promise.
+
+
+ARRAYS = {"name": "arrays", "clients": 3, "validation": 6, "test": 6}
+
+
+def draw_arrays(persons=40, rows_each=5):
+    rng = np.random.default_rng(4)
+    n = persons * rows_each
+    return rng.random((n, 3)).astype(np.float32), rng.integers(0, 2, n)
+
+
+def test_streamed_rows_and_single_arrays_promise_no_persons(tmp_path):
+    """Rows that are dealt without their persons must not be called persons."""
+    x, y = draw_arrays()
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    stored = np.load(tmp_path / "x.npy", mmap_mode="r")
+    plan = Plan(
+        data=ARRAYS | {"split": "order"}, local={"unit": "person"}, model={"name": "softmax"}
+    )
+    with pytest.raises(InputError, match="person must be given"):
+        simulate(plan, data=(stored, y), seed=1)
+    with pytest.raises(InputError, match="no effect on streamed rows"):
+        simulate(plan, data=(stored, y), person=np.arange(len(y)) // 5, seed=1)
+    with pytest.raises(PlanError, match=r"data\.person needs an \.npz"):
+        Plan(data={"path": "x.npy", "label": "y.npy", "person": "who", "clients": 2})
+
+
+def test_first_rows_are_not_public_where_persons_are_named():
+    x, y = draw_arrays()
+    plan = Plan(data=ARRAYS | {"public": 20}, model={"name": "softmax"})
+    with pytest.raises(InputError, match=r"data\.public must be absent with person ids"):
+        simulate(plan, data=(x, y), person=np.arange(len(y)) // 5, seed=1)
+
+
+def test_another_id_of_one_person_deals_nobody_else_anew():
+    x, y = draw_arrays()
+    ids = np.arange(len(y)) // 5
+    plan = Plan(data=ARRAYS, local={"unit": "person"}, model={"name": "softmax"})
+    other = np.where(ids == 3, 10**6, ids)
+    found = [deal_rows(plan, seed=2, data=Given((x, y), person=who)) for who in (ids, other)]
+    for before, after in zip(found[0].split.clients, found[1].split.clients, strict=True):
+        assert np.array_equal(before, after)
+
+
+@pytest.mark.parametrize("gap", [np.nan, "", " "])
+def test_a_row_without_a_person_is_refused(gap):
+    x, y = draw_arrays()
+    ids = [gap if i == 7 else (f"p{i // 5}" if isinstance(gap, str) else i // 5)
+           for i in range(len(y))]  # fmt: skip
+    plan = Plan(data=ARRAYS, local={"unit": "person"}, model={"name": "softmax"})
+    with pytest.raises(InputError, match=r"person must be .* without gaps"):
+        simulate(plan, data=(x, y), person=np.array(ids), seed=1)
+
+
+def test_labels_of_short_floats_are_kept():
+    y = np.array([4093, 4095])
+    joined = join_persons(np.zeros((2, 1), np.float16), y, np.arange(2), 1)
+    assert split_persons(joined, 1)[1].tolist() == [4093, 4095]
+
+
+def test_the_run_folder_does_not_tell_how_many_rows_a_person_has(tmp_path):
+    x, y = draw_arrays()
+    plan = Plan(
+        noise="secure", data=ARRAYS | {"validation": 20, "test": 20}, local={"unit": "person"},
+        model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 1},
+    )  # fmt: skip
+    test = draw_arrays(8, 3)
+    simulate(plan, data=(x, y), validation=test, test=test, person=np.arange(len(y)) // 5,
+             out=tmp_path / "run")  # fmt: skip
+    with np.load(tmp_path / "run" / "splits.npz") as stored:
+        assert "rows" not in stored.files
+        assert stored["samples"].tolist() == [13] * 3
+
+
+def test_a_vault_for_persons_needs_a_node_file(tmp_path):
+    x, y = draw_arrays()
+    np.savez(tmp_path / "rows.npz", x=x, y=y)
+    with pytest.raises(InputError, match="unit must be record or client without a node file"):
+        ledger.create_from_data(tmp_path / "a.vault", data=tmp_path / "rows.npz", epsilon=1.0,
+                                delta=1e-5, clip=1.0, unit="person")  # fmt: skip
+
+
+def test_memory_for_all_rows_of_a_person_is_tried_before_the_debit(tmp_path, monkeypatch):
+    """A wide model on a person of many rows takes more than a block of rows would."""
+    node, tried = make_node(tmp_path, most=1000), []
+    empty = np.empty
+
+    def note(shape, *args, **options):
+        tried.append(int(np.prod(shape)))
+        return empty(shape, *args, **options)
+
+    monkeypatch.setattr(device.np, "empty", note)
+    assert ask(node, rows_per_person=1000)["kind"] == "upload"
+    assert max(tried) >= 4 * 1000 * (2 + 2 + 2)

@@ -368,6 +368,9 @@ def _require_memory(request: Request, rows: Rows) -> None:
         block = next(base.gradient_blocks(request.form, params, *zeros))
     largest = min(base.BLOCK_NUMBERS, max(64, len(rows.y)) * count)  # sums go by 64 rows
     numbers = 2 * len(rows.y) * width + 3 * largest + 10 * count
+    if rows.rows_per_person:  # a block has all rows of a person at least
+        factors = sum(sum(leaf.shape) for leaf in request.params.values())
+        numbers += 4 * rows.rows_per_person * (count if request.form.name == OWN else factors)
     np.empty(numbers)[:: mmap.PAGESIZE // 8] = 0
     del block
 

@@ -54,6 +54,7 @@ from sottovoce.models.person import (
     MOST_ROWS_PER_PERSON,
     ROWS_PER_PERSON,
     apply_to_rows,
+    has_ids,
     join_persons,
 )
 
@@ -193,7 +194,7 @@ class Node:
             rows, person = _read_arrays(self.data, classes, self.person, self.target)
         if person is None:
             return rows
-        x = join_persons(rows.x, rows.y, person, self.rows_per_person)
+        x = join_persons(rows.x.astype(np.float64), rows.y, person, self.rows_per_person)
         y = np.zeros(len(x), np.int64)
         return Rows(x, y, rows.classes, self.rows_per_person, rows, rows.target)
 
@@ -224,7 +225,7 @@ def _read_arrays(
         raise DataError(f"{path}: x must be numbers with a row a sample, and y {words}")
     if len(x) != len(y) or len(y) == 0:
         raise DataError(f"{path}: x has {len(x)} rows and y {len(y)}; they must be equal, not 0")
-    if any(array.ndim != 1 or len(array) != len(y) or array.dtype.kind == "O" for array in ids):
+    if any(array.shape != y.shape or not has_ids(array) for array in ids):
         raise DataError(f"{path}: {person} must have one id for each of the {len(y)} rows")
     rows = x.reshape(len(x), -1)
     rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)

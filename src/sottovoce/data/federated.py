@@ -42,7 +42,7 @@ from sottovoce.errors import DataError, InputError
 from sottovoce.models import features
 from sottovoce.models.base import Regression
 from sottovoce.models.features import Hog
-from sottovoce.models.person import join_persons
+from sottovoce.models.person import has_ids, join_persons
 from sottovoce.plan import Plan
 from sottovoce.plan.data import format_category
 from sottovoce.privacy import seeds
@@ -350,7 +350,11 @@ def add_features(plan: Plan, held: Holdings) -> Holdings:
 
 def _join_persons(plan: Plan, held: Holdings) -> Holdings:
     """Make a sample of all rows of a person at a client, where the plan protects persons."""
-    if not plan.rows_per_person or held.person is None:
+    if not plan.rows_per_person:
+        return held
+    if held.person is None:
+        if len(held.train.y) and held.train.x.shape[1] == int(np.prod(held.inputs)):
+            raise InputError("local.unit = person needs the person of each row; give data.person")
         return held
     persons = int(held.person.max()) + 1
     at_client = held.owner.astype(np.int64) * persons + held.person
@@ -484,7 +488,11 @@ def _deal_file(
 def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first row of each person, and the number of each row's person, from 0."""
     _, first, person = np.unique(ids, return_index=True, return_inverse=True)
-    return first, person.reshape(-1)
+    # By their first rows: sorted by ids, another id of one person would deal everybody anew.
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[person.reshape(-1)]
 
 
 def _add_persons(held: Holdings, person: NDArray[np.int64] | None) -> Holdings:
@@ -520,9 +528,9 @@ def _deal_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
     train = _encode_samples(train, classes, "data")
     validation = validation and _encode_samples(validation, classes, "validation")
     test = test and _encode_samples(test, classes, "test")
+    labels, person = train.y, _check_persons(plan, data, len(train.y))
     if is_stored(train.x) and plan.data.split == "order" and not plan.data.public:
         return _deal_in_order(plan, train, validation, test, shape, classes)
-    labels, person = train.y, _check_persons(plan, data, len(train.y))
     if person is not None:
         first, person = _number_persons(person)
         labels = labels[first]
@@ -551,12 +559,20 @@ def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
         return None
     if is_streamed(data.train[0]):
         raise InputError("person has no effect on streamed rows; bring them into memory first")
+    if plan.data.public is not None:
+        raise InputError.of(
+            "data.public",
+            plan.data.public,
+            "absent with person ids",
+            "the first rows may be of persons whom clients hold, too; give validation=(X, y)",
+        )
     return _check_ids(np.asarray(data.person), rows)
 
 
 def _check_ids(ids: NDArray[Any] | None, rows: int) -> NDArray[Any] | None:
-    if ids is not None and (ids.shape != (rows,) or ids.dtype.kind == "O"):
-        raise InputError.of("person", ids.shape, f"({rows},)", "give one plain id for each row")
+    if ids is not None and (ids.shape != (rows,) or not has_ids(ids)):
+        bound = f"({rows},), numbers or texts without gaps"
+        raise InputError.of("person", ids.shape, bound, "give one id for each row")
     return ids
 
 

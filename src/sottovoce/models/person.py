@@ -51,6 +51,7 @@ def join_persons(
     >>> join_persons(rows, labels, np.array([7, 7, 2]), most=2).tolist()
     [[3.0, 1.0, 1.0, 3.0, 1.0, 0.0], [1.0, 0.0, 0.5, 1.0, 0.0, 0.5]]
     """
+    x = x.astype(np.result_type(x.dtype, np.float32))  # half a float would merge large labels
     cells = np.concatenate([x, np.asarray(y, x.dtype)[:, None]], axis=1)
     digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in cells]
     order = np.lexsort((np.frombuffer(b"".join(digests), np.uint64), person))
@@ -60,6 +61,17 @@ def join_persons(
     joined[..., :-1] = cells[order[first[:, None] + turn % kept]]
     joined[..., -1] = np.where(turn < kept, 1 / kept, 0)
     return joined.reshape(len(first), -1)
+
+
+def has_ids(ids: NDArray[Any]) -> bool:
+    """Return whether every entry of an array is an id: a number or a text, and none is missing.
+
+    >>> [has_ids(np.array(ids)) for ids in ([1, 2], ["a", " "], [1.0, np.nan])]
+    [True, False, False]
+    """
+    if ids.dtype.kind in "US":
+        return bool((np.char.str_len(np.char.strip(ids)) > 0).all())
+    return ids.dtype.kind in "iu" or (ids.dtype.kind == "f" and bool(np.isfinite(ids).all()))
 
 
 def split_persons(x: Any, rows_per_person: int, is_number: bool = False) -> tuple[Any, Any, Any]:

@@ -501,8 +501,11 @@ class Data(Section):
             if not label.lower().endswith(".npy"):
                 remedy = "name the file of the labels, or save x and y together in an .npz"
                 raise PlanError.of("data.label", label, "a .npy file beside data.path", remedy)
-            if self.client is not None:
-                raise PlanError("data.client needs an .npz, which holds the array that it names")
+            for key in ("client", "person"):
+                if getattr(self, key) is not None:
+                    raise PlanError(
+                        f"data.{key} needs an .npz, which holds the array that it names"
+                    )
 
     def _check_samples(self, kept: int, at_least: int) -> None:
         sizes, clients = self.samples, self.clients or 0

@@ -445,7 +445,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
 
         >>> plan = Plan(data={"path": "a.csv", "label": "y", "infer": True, "clients": 5})
         >>> round(plan.choose_learning_rate([2000] * 5, 1.0).local.learning_rate, 2)
-        22.36
+        22.35
         """
         if self.local.learning_rate != "auto":
             return self
@@ -520,7 +520,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         """Return the JSON Schema of a plan, which is schemas/plan.json.
 
         >>> sorted(Plan.json_schema()["properties"])[:3]
-        ['data', 'local', 'model']
+        ['data', 'local', 'metric']
         """
         dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
         about = {"title": "sottovoce plan", "description": "Everything that will run."}

@@ -635,6 +635,8 @@ def write_run(
             "test": split.test,
             "test_from": np.array(split.test_from),
         }
+        if federation.plan.rows_per_person:  # how many rows a person has is not public
+            del splits["rows"]
     _save(folder / "splits.npz", splits)
     write_rounds(folder, state)
     record.write(folder)

@@ -295,7 +295,21 @@ def build_from_members(
     if len(set(kinds)) == 1:
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
     plan = plan.replace(**changes | _read_budgets(plan, known))
-    plan = plan.choose_learning_rate([member.samples for member in members], plan.recipe().clip)
+    sizes = plan.data.samples
+    counted = limit_samples(
+        [member.samples for member in members],
+        [member.registered for member in members],
+        planned=max(sizes) if isinstance(sizes, tuple) else sizes or 0,
+    )
+    if plan.local.learning_rate == "auto":
+        # The step stands in the record: it must not tell the samples of a client that hides.
+        shown = [member for member in members if member.account is not None]
+        if not shown:
+            raise InputError.of(
+                "local.learning_rate", "auto", "a number where no client discloses", "choose η"
+            )
+        claims = limit_samples([m.samples for m in shown], [m.registered for m in shown])
+        plan = plan.choose_learning_rate(np.resize(claims, len(members)), plan.recipe().clip)
     recipe, held = plan.recipe(), add_features(plan, held)
     _check_class_weights(plan, held)
     if plan.regression != held.target:
@@ -307,12 +321,6 @@ def build_from_members(
         )
     model = _build_model(plan, held) if model is None else model
     samples = np.array([member.samples for member in members], dtype=np.int64)
-    sizes = plan.data.samples
-    counted = limit_samples(
-        [member.samples for member in members],
-        [member.registered for member in members],
-        planned=max(sizes) if isinstance(sizes, tuple) else sizes or 0,
-    )
     return Federation(
         plan=plan,
         held=replace(held, samples=samples),

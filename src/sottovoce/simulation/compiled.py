@@ -176,8 +176,8 @@ def compute_round(
     now: Array,
     *,
     signal: Signal,
-    metric: str | None,
     longest: int,
+    metric: str | None = None,
 ) -> RoundResult:
     """Compute a round inside a compiled program: of this file, or of `accelerator`.
 
