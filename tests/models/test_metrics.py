@@ -241,3 +241,14 @@ def test_the_words_of_a_headline() -> None:
     )
     assert words("rmse", 2.0, 3.0, 0.1) == "RMSE 2 (always the mean: 3)"
     assert "no better than always saying the mean" in words("r2", -0.1, 0.0, 0.1)
+
+
+def test_many_rows_are_calibrated_on_some_of_them():
+    """Every k-th row, unless a class would then have too few."""
+    labels = np.arange(100_000) % 7
+    some = metrics.choose_calibration_rows(labels, 7)
+    assert metrics.ENOUGH_ROWS / 2 <= len(labels[some]) <= metrics.ENOUGH_ROWS
+    rare = np.zeros(100_000, int)
+    rare[:12] = 1
+    assert len(rare[metrics.choose_calibration_rows(rare, 2)]) == len(rare)
+    assert len(labels[:50][metrics.choose_calibration_rows(labels[:50], 7)]) == 50

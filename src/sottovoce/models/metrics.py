@@ -41,6 +41,7 @@ LESS_IS_BETTER = frozenset({"log_loss", "brier", "calibration_error", "mae", "rm
 MOST_OF_TWO = 0.7  # the largest share of one of two classes that counts as balanced
 ERRORS = 2.0  # standard errors by which a model must be better than a constant answer
 CALIBRATION_ROWS = 10  # of each class: fewer say too little of a probability
+ENOUGH_ROWS = 2000  # to fit a temperature and a bias for each class
 BINS = 10  # of equal counts, for calibration
 POINTS = 60  # of a curve
 _FLATTEST = 1e-6  # 1/T where the order of the scores tells nothing; above 0, it keeps the order
@@ -356,6 +357,16 @@ def _log_softmax(scores: Floats) -> Floats:
     return np.asarray(scores - np.log1p(np.sum(others, axis=1, keepdims=True)))
 
 
+def choose_calibration_rows(labels: NDArray[Any], classes: int) -> slice:
+    """Return which rows to calibrate on: of many every k-th, if every class still has enough.
+
+    A sweep fits a calibration for each run, and a few numbers need no more rows.
+    """
+    some = slice(None, None, 1 + len(labels) // ENOUGH_ROWS)
+    enough = np.bincount(labels[some], minlength=classes).min() >= CALIBRATION_ROWS
+    return some if enough else slice(None)
+
+
 def fit_calibration(labels: NDArray[Any], scores: Floats) -> Calibration | None:
     """Return temperature and biases that make public rows most likely; None with too few of them.
 
@@ -403,7 +414,7 @@ def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
         step, part = np.linalg.solve(hessian, gradient), 1.0
         while part > 1e-6 and compute_loss(point - part * step) > loss:
             part /= 2
-        if part <= 1e-6 or np.abs(part * step).max() < 1e-9:
+        if part <= 1e-6 or np.abs(part * step).max() < 1e-6:
             break
         point = point - part * step
         loss = compute_loss(point)

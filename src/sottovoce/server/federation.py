@@ -524,10 +524,11 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
         known = (predicted >= 0) & (predicted < held.classes)  # a custom model may say anything
         np.add.at(confusion, (labels[known], predicted[known]), 1)
         result["confusion"] = confusion.tolist()
-    fitted = None
+    fitted, some = None, metrics.choose_calibration_rows(held.validation.y, held.classes)
     if scores is not None and held.validation is not held.test and plan.data.validation != 0:
         _, seen = _answer(federation, params, held.validation)
-        fitted = None if seen is None else metrics.fit_calibration(held.validation.y, seen)
+        if seen is not None:
+            fitted = metrics.fit_calibration(held.validation.y[some], seen[some])
     calibrated = scores if scores is None or fitted is None else fitted.apply(scores)
     found = metrics.measure_classes(labels, predicted, scores, calibrated)
     counts = np.bincount(labels, minlength=held.classes)
@@ -541,7 +542,7 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
         only=only[0] if only else None,
     )
     if fitted is not None:
-        result["calibration"] = {**fitted._asdict(), "rows": len(held.validation.y)}
+        result["calibration"] = {**fitted._asdict(), "rows": len(held.validation.y[some])}
     if calibrated is not None and np.isfinite(calibrated).all():
         result["curves"] = metrics.draw_curves(labels, calibrated)
     owner = held.test_owner
