@@ -11,6 +11,41 @@ Change = tuple[str, str]
 
 REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     (
+        "rows dealt without their persons are called persons",
+        "data.federated",
+        "unit = person is promised only where a sample is a person: here streamed rows are dealt in order before anybody asks for the ids, and each row counts as a person.",
+        "tests/models/test_person.py::test_streamed_rows_and_single_arrays_promise_no_persons",
+        (
+            (
+                '        if plan.local.unit == "person":\n            raise InputError(\n                "person must be given',
+                '        if plan.local.unit == "nobody":\n            raise InputError(\n                "person must be given',
+            ),
+            (
+                "        if len(held.train.y) and held.train.x.shape[1] == int(np.prod(held.inputs)):\n",
+                "        if False:\n",
+            ),
+        ),
+    ),
+    (
+        "ids of persons decide who holds what",
+        "data.federated",
+        "Replacing one person must not deal the others anew: here persons are numbered by their sorted ids, so that one other id moves the rows of every client.",
+        "tests/models/test_person.py::test_another_id_of_one_person_deals_nobody_else_anew",
+        (("    order = np.argsort(first)\n", "    order = np.arange(len(first))\n"),),
+    ),
+    (
+        "the run folder counts the rows of persons",
+        "runs.record",
+        "Of persons only their number is public: here the row numbers in splits.npz tell how many rows somebody has.",
+        "tests/models/test_person.py::test_the_run_folder_does_not_tell_how_many_rows_a_person_has",
+        (
+            (
+                "        if federation.plan.rows_per_person:  # how many rows a person has is not public\n",
+                "        if False:\n",
+            ),
+        ),
+    ),
+    (
         "a person's gradients are added, not averaged, after the clip of each row",
         "models.person",
         "With unit = person the clip must bind all rows of a person together: here each row is its own sample of the block, so that a person with k rows moves the sum k times as far.",
