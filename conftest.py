@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,13 @@ WRITE_ABOVE = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give this worker a folder for what XLA compiles; most of the suite's time was compiling."""
+    """Give this worker a folder for what XLA compiles; most of the suite's time was compiling.
+
+    A shell that starts a command in the background lets it ignore Ctrl-C, and so would every
+    program that a test starts and interrupts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         os.environ[COMPILED] = tempfile.mkdtemp(dir=MEMORY)
     folder = Path(os.environ[COMPILED]) / str(os.getpid())

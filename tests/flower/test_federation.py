@@ -30,7 +30,7 @@ from support.processes import lives, until
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 16
+ROUNDS = 10
 SCHEMA = json.loads(
     resources.files("sottovoce").joinpath("schemas", "record.json").read_text("utf-8")
 )
@@ -51,15 +51,9 @@ def story(tmp_path_factory):
         answers = tuple(local.is_answering(link) for link in links(out / "flower" / "1"))
         os.kill(nodes[0], signal.SIGKILL)
         done = out / "rounds.jsonl"  # rounds may be shown late, several at once
-        assert until(lambda: done.read_text("utf-8").count("\n") >= 2, 900.0)
-
-        def find_nodes():
-            return {*running(first.below(), "flower-supernode")} - {nodes[0]}
-
-        assert until(lambda: len(find_nodes()) == 3, 900.0)
-        back = find_nodes()
-        # A vault that the test holds makes every further round last as long as a device waits for
-        # its vault, 20 seconds: so many rounds are left that the run is stopped on its way.
+        assert until(lambda: done.read_text("utf-8").count("\n") >= 4, 900.0)
+        back = running(first.below(), "flower-supernode")
+        # A vault that the test holds keeps the run in the middle of a round until it is stopped.
         with Vault.open(nodes_of(out)[0].vault, dataset=None, wait=900.0):
             first.process.send_signal(signal.SIGINT)
             assert until(lambda: (out / "record.json").exists(), 900.0), first.log.read_text()
@@ -133,7 +127,7 @@ def ctrl_c_leaves_no_process_and_a_run_that_can_go_on(story):
     assert story.left == []
     assert [pid for pid in story.again.seen if lives(pid)] == []
     assert story.stopped["status"] == "interrupted"
-    assert 2 <= story.stopped["result"]["rounds_used"] < ROUNDS
+    assert story.stopped["result"]["rounds_used"] >= 4
     assert {"checkpoint.npz", "model.npz", "report.html"} <= story.files
     assert f"sottovoce federate --resume --out {shlex.quote(str(story.out))}" in story.said
     assert "Traceback" not in story.said

@@ -329,7 +329,10 @@ def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path)
     held = federated.load_public(tmp_path / "run" / "public.npz")
     found = build_from_members(plan, [member(0, account(8.0))], held)
     assert OWN_ROWS in found.guarantee().text
-    hidden = build_from_members(plan, [member(0, None)], held)
+    with pytest.raises(InputError, match=r"local\.learning_rate must be a number where no client"):
+        build_from_members(plan, [member(0, None)], held)  # it would tell how many rows it has
+    fixed = plan.replace(**{"local.learning_rate": 1.0})
+    hidden = build_from_members(fixed, [member(0, None)], held)
     assert hidden.guarantee() is None
     assert OWN_ROWS in describe_undisclosed(hidden.not_covered())
 
