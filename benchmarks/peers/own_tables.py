@@ -4,8 +4,8 @@
 
 In an environment of its own: scikit-learn has four of the tables and the regressions without
 privacy, diffprivlib the central private ones. A table is NAME.csv and NAME_test.csv; NAME.json has
-its columns, its task, and the scores of the others. Bounds are those of the tables' descriptions
-(scikit-learn) or of the program that draws them (the two of hospitals).
+its columns, its task, and the scores of the others. Bounds are the smallest and largest values
+of the published tables (scikit-learn), or chosen as a codebook would (the two of hospitals).
 """
 
 from __future__ import annotations

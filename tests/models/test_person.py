@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -459,3 +460,11 @@ def test_memory_for_all_rows_of_a_person_is_tried_before_the_debit(tmp_path, mon
     monkeypatch.setattr(device.np, "empty", note)
     assert ask(node, rows_per_person=1000)["kind"] == "upload"
     assert max(tried) >= 4 * 1000 * (2 + 2 + 2)
+
+
+def test_the_page_speaks_of_persons_and_shows_no_rounding_errors(tmp_path):
+    simulate(plan_for(table(tmp_path)), seed=1, out=tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text("utf-8")
+    asked = " ".join(page.split()).partition("asks whether a ")[2]
+    assert asked.startswith("person was this one")
+    assert not re.search(r"0\.\d{12,}", page)  # σ is the same in every round, but for rounding

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import sottovoce
-from mutants.reviewed_mutants import REVIEWED
+from mutants.reviewed_mutants import AUTHORED, REVIEWED
 from support import ROOT, TESTS
 
 PACKAGE = Path(str(sottovoce.__file__)).parent
@@ -636,7 +636,7 @@ MUTANTS = [
     _bug("public numbers that hash the rows", "data.federated", "tests/simulation/test_secure.py::test_the_checkpoint_of_a_release_confirms_no_guessed_record",
          ("if not rows and array is not self.samples:", "if not rows and array.ndim > 2:")),
     _bug("a loose δ goes uncertified", "client.vault.policy", "tests/client/test_ledger.py::test_a_delta_that_would_allow_a_record_to_be_published_is_warned_of_and_certified",
-         ('*(["loose-delta"] if self.describe_loose_delta() else [])', "*[]")),
+         ('*(["loose-delta"] if self.delta * self.units >= 1 else [])', "*[]")),
     _bug("a loose δ goes unsaid in a run", "server.federation", "tests/server/test_guarantee.py::test_a_run_says_where_its_delta_would_allow_a_unit_to_be_published",
          ('missing.append("loose-delta")', "pass")),
     _bug("a run led outside its folder", "flower.server_worker", "tests/flower/test_server_worker.py::test_a_run_is_led_inside_its_folder_and_by_known_keys",
@@ -646,4 +646,7 @@ MUTANTS = [
     _bug("a reply read before its size is looked at", "flower.server_worker", "tests/flower/test_server_worker.py::test_a_reply_is_refused_before_it_is_read",
          ('if int(response.headers.get("content-length", limit + 1)) > limit:', "if len(response.read()) > limit:")),
 ]  # fmt: skip
-MUTANTS += [Mutant(name, module, killer, changes) for name, module, _, killer, changes in REVIEWED]
+MUTANTS += [
+    Mutant(name, module, killer, changes)
+    for name, module, _, killer, changes in REVIEWED + AUTHORED
+]

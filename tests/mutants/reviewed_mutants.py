@@ -2,7 +2,7 @@
 
 They belong to `privacy_mutants.MUTANTS`, which turns each into a mutant: its name, the module, the
 promise that it breaks, the property named for it, and the changes. docs/audit.md says how many of
-them the tests of that day noticed.
+them the tests of that day noticed. `AUTHORED` are no such bugs: their authors knew the tests.
 """
 
 from __future__ import annotations
@@ -10,125 +10,6 @@ from __future__ import annotations
 Change = tuple[str, str]
 
 REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
-    (
-        "rows dealt without their persons are called persons",
-        "data.federated",
-        "unit = person is promised only where a sample is a person: here streamed rows are dealt in order before anybody asks for the ids, and each row counts as a person.",
-        "tests/models/test_person.py::test_streamed_rows_and_single_arrays_promise_no_persons",
-        (
-            (
-                '        if plan.local.unit == "person":\n            raise InputError(\n                "person must be given',
-                '        if plan.local.unit == "nobody":\n            raise InputError(\n                "person must be given',
-            ),
-            (
-                "        if len(held.train.y) and held.train.x.shape[1] == int(np.prod(held.inputs)):\n",
-                "        if False:\n",
-            ),
-        ),
-    ),
-    (
-        "ids of persons decide who holds what",
-        "data.federated",
-        "Replacing one person must not deal the others anew: here persons are numbered by their sorted ids, so that one other id moves the rows of every client.",
-        "tests/models/test_person.py::test_another_id_of_one_person_deals_nobody_else_anew",
-        (("    order = np.argsort(first)\n", "    order = np.arange(len(first))\n"),),
-    ),
-    (
-        "the run folder counts the rows of persons",
-        "runs.record",
-        "Of persons only their number is public: here the row numbers in splits.npz tell how many rows somebody has.",
-        "tests/models/test_person.py::test_the_run_folder_does_not_tell_how_many_rows_a_person_has",
-        (
-            (
-                "        if federation.plan.rows_per_person:  # how many rows a person has is not public\n",
-                "        if False:\n",
-            ),
-        ),
-    ),
-    (
-        "a person's gradients are added, not averaged, after the clip of each row",
-        "models.person",
-        "With unit = person the clip must bind all rows of a person together: here each row is its own sample of the block, so that a person with k rows moves the sum k times as far.",
-        "tests/models/test_person.py::test_the_mean_gradient_of_a_person_is_clipped",
-        (
-            (
-                "            means.append(np.matmul(left.swapaxes(1, 2), right).reshape(len(x), -1))\n        return np.concatenate(means, axis=1)",
-                "            means.append(np.einsum('pka,pkb->pkab', left, right).reshape(len(weight), -1))\n        return np.concatenate(means, axis=1)",
-            ),
-        ),
-    ),
-    (
-        "a person with few rows is padded with nothing",
-        "models.person",
-        "Work must not tell how many rows a person has: here only rows with a weight are computed.",
-        "tests/models/test_person.py::test_work_does_not_tell_how_many_rows_a_person_has",
-        (
-            (
-                "        block = Products.of(self.code.gradient_block(params, rows, labels)).flush_tiny()\n",
-                "        used = weight > 0\n        found = Products.of(self.code.gradient_block(params, rows[used], labels[used])).write_out()\n        whole = np.zeros((len(used), found.shape[1]))\n        whole[used] = found\n        block = Products.of(whole).flush_tiny()\n",
-            ),
-        ),
-    ),
-    (
-        "the rows of a person beyond the limit are those of the file's end",
-        "models.person",
-        "What a person contributes depends on its own rows alone: here the choice depends on the position in the file, which other persons' rows decide.",
-        "tests/models/test_person.py::test_a_sample_is_a_person_whatever_the_order_of_rows",
-        (
-            (
-                'order = np.lexsort((np.frombuffer(b"".join(digests), np.uint64), person))',
-                "order = np.lexsort((-np.arange(len(person)), person))",
-            ),
-        ),
-    ),
-    (
-        "a server may ask a client of persons for records",
-        "client.device",
-        "The client's policy decides what is protected: here a request for unit record is answered, and its text promises less than the vault.",
-        "tests/models/test_person.py::test_a_server_cannot_have_less_protected",
-        (
-            (
-                "    if UNITS.index(unit) < UNITS.index(policy.unit):\n",
-                '    if policy.unit == "client" and unit != "client":\n',
-            ),
-        ),
-    ),
-    (
-        "persons are split row by row",
-        "data.federated",
-        "A person who is validated or tested on is shown to the server raw: with unit = person nobody may be both trained and tested on.",
-        "tests/models/test_person.py::test_nobody_is_both_trained_and_tested_on",
-        (
-            (
-                "        dealt = deal_persons(dealt, whose, owner)\n",
-                "        dealt = replace(deal_persons(dealt, whose, owner), validation=np.arange(5))\n",
-            ),
-        ),
-    ),
-    (
-        "a client's Δ counts rows where persons are protected",
-        "data.federated",
-        "n is the number of persons: with the number of rows Δ would be too small by the rows of a person, and the noise with it.",
-        "tests/models/test_person.py::test_nobody_is_both_trained_and_tested_on",
-        (
-            (
-                "    samples = np.bincount(np.unique(at_client) // persons, minlength=len(held.samples))\n",
-                "    samples = np.bincount(at_client // persons, minlength=len(held.samples))\n",
-            ),
-        ),
-    ),
-    (
-        "persons and records have ledgers of their own",
-        "client.node",
-        "Identical rows have one ledger on a machine: with another fingerprint for persons two budgets for the same rows add up unseen.",
-        "tests/models/test_person.py::test_rows_have_one_ledger_whatever_is_protected",
-        (
-            (
-                "        if self.rows is not None:\n            return self.rows.fingerprint\n",
-                "",
-            ),
-        ),
-    ),
     (
         "the ε that holds is no longer rounded up",
         "privacy.gaussian",
@@ -703,27 +584,6 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         ),
     ),
     (
-        "results by client are named without a declaration",
-        "server.federation",
-        "A client's results are listed by its name only where the plan declares its evaluation rows public.",
-        "tests/server/test_federation.py::test_sites_keep_their_names_and_results_where_rows_are_declared_public",
-        ((' and plan.data.evaluation == "public" and ', " and "),),
-    ),
-    (
-        "test rows calibrate the probabilities that they test",
-        "server.federation",
-        "Log loss, Brier score and calibration error on rows that the calibration was fitted on are too good.",
-        "tests/server/test_federation.py::test_test_rows_that_steer_do_not_calibrate",
-        ((" and held.validation is not held.test and plan.data.validation != 0:", ":"),),
-    ),
-    (
-        "a model within the noise is called better",
-        "models.metrics",
-        "A model that has learnt nothing would be headed as better than always the same answer in half of all runs.",
-        "tests/models/test_metrics.py::test_a_model_of_chance_is_seldom_called_better",
-        (("gain > ERRORS * self.error + ", "gain > "),),
-    ),
-    (
         "the plan's own table is refused by its spelling",
         "studies.rehearsal.standin",
         "Settings are never chosen on the clients' rows: named by another path or a link, the private table itself is rehearsed on, and every chosen setting is an unpaid release.",
@@ -865,5 +725,149 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "What is said at the start must hold: of an --insecure run it is said that every message is encrypted, and an operator who believes it listens to nobody's warning.",
         "tests/server/test_promises.py::test_a_demonstration_in_plaintext_does_not_call_itself_encrypted",
         (("show.say(INSECURE if options.insecure else SECURE)", "show.say(SECURE)"),),
+    ),
+]
+
+# By those who wrote the code and its tests: persons, and what results show.
+AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
+    (
+        "rows dealt without their persons are called persons",
+        "data.federated",
+        "unit = person is promised only where a sample is a person: here streamed rows are dealt in order before anybody asks for the ids, and each row counts as a person.",
+        "tests/models/test_person.py::test_streamed_rows_and_single_arrays_promise_no_persons",
+        (
+            (
+                '        if plan.local.unit == "person":\n            raise InputError(\n                "person must be given',
+                '        if plan.local.unit == "nobody":\n            raise InputError(\n                "person must be given',
+            ),
+            (
+                "        if len(held.train.y) and held.train.x.shape[1] == int(np.prod(held.inputs)):\n",
+                "        if False:\n",
+            ),
+        ),
+    ),
+    (
+        "ids of persons decide who holds what",
+        "data.federated",
+        "Replacing one person must not deal the others anew: here persons are numbered by their sorted ids, so that one other id moves the rows of every client.",
+        "tests/models/test_person.py::test_another_id_of_one_person_deals_nobody_else_anew",
+        (("    order = np.argsort(first)\n", "    order = np.arange(len(first))\n"),),
+    ),
+    (
+        "the run folder counts the rows of persons",
+        "runs.record",
+        "Of persons only their number is public: here the row numbers in splits.npz tell how many rows somebody has.",
+        "tests/models/test_person.py::test_the_run_folder_does_not_tell_how_many_rows_a_person_has",
+        (
+            (
+                "        if federation.plan.rows_per_person:  # how many rows a person has is not public\n",
+                "        if False:\n",
+            ),
+        ),
+    ),
+    (
+        "a person's gradients are added, not averaged, after the clip of each row",
+        "models.person",
+        "With unit = person the clip must bind all rows of a person together: here each row is its own sample of the block, so that a person with k rows moves the sum k times as far.",
+        "tests/models/test_person.py::test_the_mean_gradient_of_a_person_is_clipped",
+        (
+            (
+                "            means.append(np.matmul(left.swapaxes(1, 2), right).reshape(len(x), -1))\n        return np.concatenate(means, axis=1)",
+                "            means.append(np.einsum('pka,pkb->pkab', left, right).reshape(len(weight), -1))\n        return np.concatenate(means, axis=1)",
+            ),
+        ),
+    ),
+    (
+        "a person with few rows is padded with nothing",
+        "models.person",
+        "Work must not tell how many rows a person has: here only rows with a weight are computed.",
+        "tests/models/test_person.py::test_work_does_not_tell_how_many_rows_a_person_has",
+        (
+            (
+                "        block = Products.of(self.code.gradient_block(params, rows, labels)).flush_tiny()\n",
+                "        used = weight > 0\n        found = Products.of(self.code.gradient_block(params, rows[used], labels[used])).write_out()\n        whole = np.zeros((len(used), found.shape[1]))\n        whole[used] = found\n        block = Products.of(whole).flush_tiny()\n",
+            ),
+        ),
+    ),
+    (
+        "the rows of a person beyond the limit are those of the file's end",
+        "models.person",
+        "What a person contributes depends on its own rows alone: here the choice depends on the position in the file, which other persons' rows decide.",
+        "tests/models/test_person.py::test_a_sample_is_a_person_whatever_the_order_of_rows",
+        (
+            (
+                'order = np.lexsort((np.frombuffer(b"".join(digests), np.uint64), person))',
+                "order = np.lexsort((-np.arange(len(person)), person))",
+            ),
+        ),
+    ),
+    (
+        "a server may ask a client of persons for records",
+        "client.device",
+        "The client's policy decides what is protected: here a request for unit record is answered, and its text promises less than the vault.",
+        "tests/models/test_person.py::test_a_server_cannot_have_less_protected",
+        (
+            (
+                "    if UNITS.index(unit) < UNITS.index(policy.unit):\n",
+                '    if policy.unit == "client" and unit != "client":\n',
+            ),
+        ),
+    ),
+    (
+        "persons are split row by row",
+        "data.federated",
+        "A person who is validated or tested on is shown to the server raw: with unit = person nobody may be both trained and tested on.",
+        "tests/models/test_person.py::test_nobody_is_both_trained_and_tested_on",
+        (
+            (
+                "        dealt = deal_persons(dealt, whose, owner)\n",
+                "        dealt = replace(deal_persons(dealt, whose, owner), validation=np.arange(5))\n",
+            ),
+        ),
+    ),
+    (
+        "a client's Δ counts rows where persons are protected",
+        "data.federated",
+        "n is the number of persons: with the number of rows Δ would be too small by the rows of a person, and the noise with it.",
+        "tests/models/test_person.py::test_nobody_is_both_trained_and_tested_on",
+        (
+            (
+                "    samples = np.bincount(np.unique(at_client) // persons, minlength=len(held.samples))\n",
+                "    samples = np.bincount(at_client // persons, minlength=len(held.samples))\n",
+            ),
+        ),
+    ),
+    (
+        "persons and records have ledgers of their own",
+        "client.node",
+        "Identical rows have one ledger on a machine: with another fingerprint for persons two budgets for the same rows add up unseen.",
+        "tests/models/test_person.py::test_rows_have_one_ledger_whatever_is_protected",
+        (
+            (
+                "        if self.rows is not None:\n            return self.rows.fingerprint\n",
+                "",
+            ),
+        ),
+    ),
+    (
+        "results by client are named without a declaration",
+        "server.federation",
+        "A client's results are listed by its name only where the plan declares its evaluation rows public.",
+        "tests/server/test_federation.py::test_sites_keep_their_names_and_results_where_rows_are_declared_public",
+        ((' and plan.data.evaluation == "public" and ', " and "),),
+    ),
+    (
+        "test rows calibrate the probabilities that they test",
+        "server.federation",
+        "Log loss, Brier score and calibration error on rows that the calibration was fitted on are too good.",
+        "tests/server/test_federation.py::test_test_rows_that_steer_do_not_calibrate",
+        ((" and held.validation is not held.test and plan.data.validation != 0:", ":"),),
+    ),
+    (
+        "a model within the noise is called better",
+        "models.metrics",
+        "A model that has learnt nothing would be headed as better than always the same answer in half of all runs.",
+        "tests/models/test_metrics.py::test_a_model_of_chance_is_seldom_called_better",
+        (("gain > ERRORS * self.error + ", "gain > "),),
     ),
 ]

@@ -750,3 +750,10 @@ def test_the_chosen_step_keeps_the_noise_of_a_run_at_one_size() -> None:
         )
     assert Plan(data=OWN_TABLE).choose_learning_rate([10**9] * 5, 1.0).local.rate == 32
     assert Plan().choose_learning_rate([10], 1.0) == Plan()
+
+
+def test_a_section_that_is_an_object_keeps_its_keys() -> None:
+    plan = Plan(data=OWN_TABLE, model=Model(name="mlp"))
+    assert (plan.model.name, plan.local.learning_rate) == ("mlp", "auto")
+    number = Plan(data=OWN_TABLE | {"target": [0, 9]}, model={"loss": "squared"})
+    assert (number.local.learning_rate, number.rounds.rounds) == (0.2, 200)

@@ -47,7 +47,10 @@ def create(
     ] = None,
     unit: Annotated[
         str | None,
-        typer.Option(help="What is protected: record (default) | person | client.", metavar="UNIT"),
+        typer.Option(
+            help="What is protected: record (default) | person (in a node file) | client.",
+            metavar="UNIT",
+        ),
     ] = None,
     calibration: Annotated[
         str | None, typer.Option(help="exact (default) | zcdp.", metavar="NAME")

@@ -826,7 +826,7 @@ DRAFT_HEAD = """\
 # A plan for sottovoce train, drafted from the header of {file}.
 # It does not run yet. Fill in the label, and what is public about each column you want to use:
 # from a codebook, the law or common sense, never by looking at the rows.
-# All other keys have their defaults; sottovoce init explains every one.
+# All other keys have their defaults for tables; sottovoce init explains every key.
 schema = 1
 
 [data]

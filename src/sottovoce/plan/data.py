@@ -482,7 +482,8 @@ class Data(Section):
         if label not in columns and self.target is None:
             raise PlanError(
                 f"data.columns lacks the label {label[:60]!a}; list its categories there, which "
-                "are public, or choose data.infer = true"
+                "are public (of a number to predict its [low, high], with model.loss), or choose "
+                "data.infer = true"
             )
         if not any(spec for name, spec in columns.items() if name != label):
             raise PlanError(

@@ -104,11 +104,7 @@ class Plan(Section):
     def _make_tables(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        model, local = values.get("model"), values.get("local", {})
-        predicts_number = isinstance(model, Mapping) and model.get("loss") is not None
-        if predicts_number and isinstance(local, Mapping):
-            values = values | {"local": {"learning_rate": NUMBER_RATE, **local}}
-        values = _add_table_defaults(values)
+        values = _add_defaults(values)
         return {key: _make_table(key, value) for key, value in values.items()}
 
     @model_validator(mode="after")
@@ -549,34 +545,38 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
 TOTAL_NOISE, TOTAL_NOISE_DEEP = 1.2, 0.25
 LARGEST_RATE = 32.0
 
-#: Defaults of plans for the user's own rows, unless keys beside them choose otherwise.
-TABLE_DEFAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "model": ({"name": "softmax"}, ("hidden", "channels", "kappa", "own")),
-    "local": ({"learning_rate": "auto"}, ()),
-    "rounds": ({"schedule": "fixed"}, ("beta", "zeta", "window", "slope")),
+#: Keys that choose a section's main key by themselves: its default for tables is then left out.
+CHOOSING = {
+    "model": {"hidden", "channels", "kappa", "own"},
+    "rounds": {"beta", "zeta", "window", "slope"},
 }
 
 
-def _add_table_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a plan with the defaults for the user's own rows, if it has any.
+def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a plan with the defaults that depend on other keys.
 
-    A linear model, a fixed number of rounds and a step by a public rule: on tables the loss that
-    shortens a run of larger steps says little about a rare class.
+    A number to predict has a short step. The user's own rows have a linear model, a fixed number of
+    rounds and a step by a public rule: on tables the loss that shortens a run of larger steps says
+    little about a rare class.
     """
-    data, server = values.get("data"), values.get("server")
-    if not isinstance(data, Mapping) or data.get("path") is None:
-        return values
-    changed = dict(values)
-    for title, (defaults, others) in TABLE_DEFAULTS.items():
-        section = values.get(title, {})
-        signal = isinstance(server, Mapping) and server.get("signal") == "clients"
-        if not isinstance(section, Mapping) or {*others} & {*section}:
-            continue
-        if title == "rounds":
-            section = {"rounds": 200} | dict(section)
-            defaults = {} if signal else defaults
-        changed[title] = defaults | dict(section)
-    return changed
+    # A section that is given as an object has all its keys.
+    given = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    data, model = given.get("data", {}), given.get("model", {})
+    defaults: dict[str, dict[str, Any]] = {}
+    if data.get("path") is not None:
+        rounds, signal = given.get("rounds", {}), given.get("server", {}).get("signal")
+        defaults = {"local": {"learning_rate": "auto"}, "rounds": {"rounds": 200}}
+        if not CHOOSING["model"] & model.keys():
+            defaults["model"] = {"name": "softmax"}
+        if signal != "clients" and not CHOOSING["rounds"] & rounds.keys():
+            defaults["rounds"]["schedule"] = "fixed"
+    if model.get("loss") is not None:
+        defaults["local"] = {"learning_rate": NUMBER_RATE}
+    absent: dict[str, Any] = {title: {} for title in defaults if title not in values}
+    sections = given | absent
+    return values | {
+        title: {**keys, **sections[title]} for title, keys in defaults.items() if title in sections
+    }
 
 
 def _make_table(key: str, value: Any) -> Any:

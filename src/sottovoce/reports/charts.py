@@ -187,6 +187,9 @@ def draw_noise(run: CheckedRun) -> Markup:
         _draw_band(ax, np.arange(1.0, run.used + 1), values, ORANGE, step="mid")
         _mark_triggers(ax, run)
         _set_log_if_wide(ax, values)
+        known = values[np.isfinite(values)]
+        if known.size and np.ptp(known) < 1e-6 * known.max():  # else the axis shows rounding errors
+            ax.set_ylim(0, 2 * float(known.max()))
         ax.set(xlabel="round", ylabel="noise σ (model units)")
         _note_missing_values(ax, values)
 

@@ -23,7 +23,6 @@ from sottovoce.privacy.budget import (
     advise,
     format_claim,
     list_always_not_covered,
-    warn_of_delta,
 )
 from sottovoce.privacy.tank import FULL
 
@@ -145,18 +144,18 @@ formula does not keep its promise, so a vault does not take it
             calibration=self.calibration,
             not_covered=(
                 *list_always_not_covered(self.unit),
-                *(["loose-delta"] if self.describe_loose_delta() else []),
+                *(["loose-delta"] if self.delta * self.units >= 1 else []),
             ),
         )
 
-    def describe_loose_delta(self) -> str | None:
-        """Return a warning where δ promises too little to the records of this client."""
-        units = 1 if self.unit == "client" else self.samples
-        return warn_of_delta(self.delta, units, unit=self.unit)
+    @property
+    def units(self) -> int:
+        """How many records or persons are protected; 1 where the whole dataset is."""
+        return 1 if self.unit == "client" else self.samples
 
     def advise(self) -> list[str]:
-        """Return advice where ε or δ promise too little to the records of this client."""
-        units = 1 if self.unit == "client" else self.samples
+        """Return advice where ε or δ promise too little to the units of this client."""
+        units = self.units
         return advise(self.epsilon, self.delta, units, unit=self.unit, noise=0.0, size=units)
 
     def to_json(self) -> dict[str, Any]:
