@@ -31,7 +31,8 @@ SAMPLES = 9
 PIXELS = [f"p{i}" for i in range(16)]
 PEOPLE = {"age": [0, 120], "dose": [-1.0, 5.5], "sex": ["f", "m"], "ill": ["no", "yes"]}
 PICTURES = {**{pixel: [0, 255] for pixel in PIXELS}, "ill": ["no", "yes"]}
-LENSES = {"people": None, "pictures": None, "hog": Hog((4, 4, 1), 2)}
+LENSES = {"people": None, "flagged": None, "pictures": None, "hog": Hog((4, 4, 1), 2)}
+OF_PEOPLE = ("people", "flagged")
 Row = dict[str, Any]
 
 
@@ -42,7 +43,7 @@ def ram():
 
 
 def columns_of(what: str) -> dict[str, list[Any]]:
-    return PEOPLE if what == "people" else PICTURES
+    return PEOPLE if what in OF_PEOPLE else PICTURES
 
 
 def table(what: str, seed: int) -> list[Row]:
@@ -51,13 +52,13 @@ def table(what: str, seed: int) -> list[Row]:
     rows = []
     for _ in range(SAMPLES):
         label = {"ill": str(rng.choice(["no", "yes"])), "note": float(rng.normal())}
-        if what == "people":
+        if what in OF_PEOPLE:
             own = {"age": int(rng.integers(20, 60)), "dose": float(rng.uniform(0, 2)),
                    "sex": str(rng.choice(["f", "m"]))}  # fmt: skip
         else:
             own = {pixel: int(rng.integers(60, 190)) for pixel in PIXELS}
         rows.append({**own, **label})
-    for place, name in ((5, "age"), (7, "dose")) if what == "people" else ((5, "p1"), (7, "p9")):
+    for place, name in ((5, "age"), (7, "dose")) if what in OF_PEOPLE else ((5, "p1"), (7, "p9")):
         rows[place][name] = None
     return rows
 
@@ -66,7 +67,7 @@ def odd_rows(what: str) -> list[Row]:
     """What a replaced row may become."""
     names = [name for name in columns_of(what) if name != "ill"]
     rest: Row = {"ill": "yes", "note": 1e9}
-    if what == "people":
+    if what in OF_PEOPLE:
         return [
             {"age": 119, "dose": 5.4, "sex": "m", **rest},
             {"age": 10**6, "dose": -1e30, "sex": "nobody", **rest},
@@ -87,11 +88,15 @@ def encoded(what: str, row: Row) -> list[float]:
             continue
         if isinstance(spec[0], str):
             numbers += [float(row[name] == category) for category in spec]
-        elif row[name] is None:
-            numbers.append(0.5)
+            continue
+        missing = row[name] is None
+        if missing:
+            numbers.append(0.0 if what == "flagged" else 0.5)
         else:
             low, high = spec
             numbers.append((min(max(row[name], low), high) - low) / (high - low))
+        if what == "flagged":
+            numbers.append(float(missing))
     return numbers
 
 
@@ -112,6 +117,8 @@ def make_table_node(folder: Path, what: str, kind: str, rows: list[Row]) -> Node
             frame.write_parquet(path)
         listed = ", ".join(f"{name} = {json.dumps(spec)}" for name, spec in columns.items())
         data += ['label = "ill"', f"columns = {{ {listed} }}"]
+        if what == "flagged":
+            data.append('missing = "flag"')
     policy = ["[policy]", "epsilon = 8.0", "delta = 1e-5", "clip = 1.0"]
     head = ["schema = 1", 'name = "ward"', 'vault = "ward.vault"', "[data]"]
     (folder / "ward.toml").write_text("\n".join([*head, *data, *policy]) + "\n", "utf-8")
@@ -122,7 +129,9 @@ def make_table_node(folder: Path, what: str, kind: str, rows: list[Row]) -> Node
 
 def form_of(what: str, name: str = "softmax") -> Form:
     lens = LENSES[what]
-    shape = (4,) if what == "people" else (16,) if lens is None else (4, 4, 1)
+    shape = (16,) if lens is None else (4, 4, 1)
+    if what in OF_PEOPLE:
+        shape = (4 if what == "people" else 6,)
     return Form(name, shape, 2, {"hidden": 3} if name == "mlp" else {}, hog=lens)
 
 
@@ -169,13 +178,14 @@ def test_replacing_a_row_changes_no_other_row_that_a_node_reads(ram, what, kind)
 def equal_rows(what: str) -> list[tuple[Row, Row]]:
     """Rows that are the same row by what is public of their columns."""
     base = table(what, 5)[0]
-    if what == "people":
+    if what in OF_PEOPLE:
+        age = 60 if what == "people" else None  # a flag tells a missing number from the middle
         return [
             (base, {**base, "note": 1e9}),  # no node reads it
             ({**base, "age": 121}, {**base, "age": 10**6}),
             ({**base, "dose": -1.5}, {**base, "dose": -1e30}),
             ({**base, "sex": "nobody"}, {**base, "sex": None}),
-            ({**base, "age": 60}, {**base, "age": None}),
+            ({**base, "age": age}, {**base, "age": None}),
         ]
     return [
         (base, {**base, "note": None}),

@@ -154,6 +154,14 @@ def test_rows_without_fault_have_nothing_to_warn_of(tmp_path):
     assert report.format_lines()[-1] == "nothing to warn of"
 
 
+def test_a_missing_number_that_is_flagged_needs_no_warning(folder):
+    said = run("check", "plan.toml").output
+    assert re.search(r'become the middle of .*%\); with data.missing = "flag" an input', said)
+    said = run("check", "plan.toml", "--set", "data.missing=flag").output
+    assert "bmi: " not in said
+    assert re.search(r"^bmi +\d\d\.\d%", said, re.MULTILINE)
+
+
 def test_a_few_rows_are_no_reason_for_a_warning(tmp_path):
     rows = [
         {"age": "50" if i > 3 else "700", "bmi": str(20 + i % 9), "ill": "no"} for i in range(60)

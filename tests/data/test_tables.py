@@ -63,6 +63,9 @@ MALFORMED_PLANS: list[tuple[dict[str, Any], str]] = [
     ({"label": "rich"}, "data.label has no effect without data.path"),
     ({"client": "town"}, "data.client has no effect without data.path"),
     ({"infer": True}, "data.infer has no effect without data.path"),
+    ({"missing": "flag"}, "data.missing has no effect without data.path"),
+    (GOOD | {"missing": "mean"}, "data.missing must be middle or flag"),
+    ({"path": "x.npz", "missing": "flag"}, "data.missing has no effect with arrays"),
     ({"columns": {"age": [0, 1]}}, "data.columns has no effect without data.path"),
     ({"validation": 0.1}, "data.validation must be a whole number with data.name = digits"),
     ({"test": "t.csv"}, "data.test must be a whole number with data.name = digits"),
@@ -315,6 +318,12 @@ def test_encoding_equals_a_naive_loop(
     assert csv.layout.features == ("n", "kind=a", "kind=b c", "kind=é,x", "kind=7")
     np.testing.assert_array_equal(csv.x, parquet.x)
     np.testing.assert_array_equal(csv.y, parquet.y)
+    flagged = read_table(Source(folder / "t.csv", "y", columns=own, missing="flag"))
+    assert flagged.layout.features == ("n", "n missing", *csv.layout.features[1:])
+    missing = np.array([row[0] is None for row in rows])
+    np.testing.assert_array_equal(flagged.x[:, 1], missing)
+    np.testing.assert_array_equal(flagged.x[:, 0], np.where(missing, 0, csv.x[:, 0]))
+    np.testing.assert_array_equal(flagged.x[:, 2:], csv.x[:, 1:])
 
 
 def test_odd_but_valid_tables(tmp_path: Path) -> None:
@@ -506,6 +515,33 @@ def test_a_run_is_loaded_and_predicts_a_table(table: Path, tmp_path: Path) -> No
     done = sottovoce(*words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == again.predict_table(table)
+
+
+def test_flags_of_missing_numbers_reach_the_model_and_its_predictions(tmp_path: Path) -> None:
+    """Where only a missing age tells the label, a model with flags learns it, another cannot."""
+    rng, rows = np.random.default_rng(4), 1200
+    ill = rng.random(rows) < 0.5
+    seen = rng.integers(0, 100, rows)
+    frame = pl.DataFrame(
+        {
+            "age": [None if out else int(age) for out, age in zip(ill, seen, strict=True)],
+            "ill": np.where(ill, "yes", "no"),
+        }
+    )
+    frame.write_csv(tmp_path / "a.csv")
+    own = {"path": tmp_path / "a.csv", "label": "ill", "clients": 2, "missing": "flag"}
+    own |= {"columns": {"age": [0, 100], "ill": ["no", "yes"]}}
+    rounds = {"schedule": "fixed", "rounds": 20}
+    found = {}
+    for missing in ("middle", "flag"):
+        out = tmp_path / missing
+        simulate(Plan(data=own | {"missing": missing}, rounds=rounds), seed=1, out=out)
+        model = load(out)
+        assert model.record["model"]["shape"] == [1 + (missing == "flag")]
+        assert model.record["table"].get("missing", "middle") == missing
+        answers = model.predict_table(tmp_path / "a.csv")
+        found[missing] = np.mean(np.array(answers) == frame["ill"].to_numpy())
+    assert found["flag"] > 0.95 > 0.8 > found["middle"]
 
 
 @pytest.mark.slow

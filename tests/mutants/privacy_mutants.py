@@ -590,7 +590,7 @@ MUTANTS = [
           "return Rows(read.x - read.x.mean(axis=0), read.y.astype(np.int64)")),
     _bug("a node that infers its columns", "client.node",
          "tests/client/test_table_nodes.py::test_frozen_noise_and_equal_rows_give_equal_bytes",
-         ("columns=columns, person", "columns=columns, infer=True, person")),
+         ("**table, person", "**table, infer=True, person")),
     _bug("features less their mean", "client.node",
          "tests/client/test_table_nodes.py::test_what_a_row_contributes_does_not_depend_on_the_others",
          ("return apply_to_rows(lens.apply, self.x, self.rows_per_person)",

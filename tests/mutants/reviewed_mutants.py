@@ -169,7 +169,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/client/test_table_nodes.py::test_replacing_a_row_changes_no_other_row_that_a_node_reads",
         (
             (
-                "return np.asarray(scaled.fill_null(0.5), np.float64)",
+                "return np.asarray(scaled.fill_null(np.nan), np.float64)",
                 'return np.asarray(scaled.fill_null(strategy="mean").fill_null(0.5), np.float64)',
             ),
         ),

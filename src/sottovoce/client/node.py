@@ -11,6 +11,7 @@
     # target = [0, 100]          # instead of classes: the public range of a label that is a number
     # label = "readmitted"       # a table's label, and
     # columns = { age = [0, 120], sex = ["f", "m"], readmitted = ["no", "yes"] }
+    # missing = "flag"           # as the plan says: a missing number is 0 and has a flag
     # person = "patient"         # the column, or array, of person ids, for unit = "person", and
     # rows_per_person = 8        # the most rows of one person that are used; public
 
@@ -73,7 +74,16 @@ _POLICY = (
 ANSWER_EVERY = 0.5  # seconds: longer than the difference between two datasets of a client
 _KEYS = {
     "": ("schema", "name", "vault", "answer_every", "data", "policy", "model"),
-    "data": ("path", "classes", "label", "columns", "target", "person", "rows_per_person"),
+    "data": (
+        "path",
+        "classes",
+        "label",
+        "columns",
+        "missing",
+        "target",
+        "person",
+        "rows_per_person",
+    ),
     "policy": (*_POLICY, "limits"),
     "policy.limits": LIMITS,
     "model": ("own",),
@@ -244,9 +254,7 @@ def _read_table(
 ) -> tuple[Rows, NDArray[np.int64] | None]:
     from sottovoce.data.tables import Source, read_table
 
-    columns = table["columns"]
-    source = Source(path, table["label"], columns=columns, person=person, target=target)
-    read = read_table(source)
+    read = read_table(Source(path, **table, person=person, target=target))
     if len(read.y) == 0:
         raise DataError(f"{path} has no rows; a client without samples takes no part")
     if target is not None:
@@ -329,7 +337,7 @@ def _require_classes(data: Mapping[str, Any]) -> int:
 
 def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
     if not is_table:
-        for key in ("label", "columns"):
+        for key in ("label", "columns", "missing"):
             if key in data:
                 raise InputError(f"data.{key} belongs to a table; data.path names arrays")
         return None
@@ -348,7 +356,11 @@ def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] |
         )
     from sottovoce.plan.data import check_columns
 
-    return {"label": label, "columns": check_columns(data["columns"], label)}
+    missing = data.get("missing", "middle")
+    if missing not in ("middle", "flag"):
+        remedy = "it says what a missing number becomes"
+        raise InputError.of("data.missing", missing, '"middle" or "flag"', remedy)
+    return {"label": label, "columns": check_columns(data["columns"], label), "missing": missing}
 
 
 def _locate_model(model: Mapping[str, Any], folder: Path) -> str | None:

@@ -132,8 +132,7 @@ def check_node_rows(node: Node) -> Report:
     """Check the rows of a node file, on the client's own machine."""
     path, table = node.data, node.table
     if table is not None:
-        label, columns = table["label"], table["columns"]
-        source = Source(path, label, columns=columns, person=node.person, target=node.target)
+        source = Source(path, **table, person=node.person, target=node.target)
         return check_table(source, node.rows_per_person)
     try:
         x, y = read_npz(path, "x", "y").values()
@@ -296,7 +295,8 @@ class _TableReader:
             report.fail(column, text)
         else:
             self._warn_of(column, kind, shown)
-        self._warn_of(column, "missing", shown)
+        if not (is_bounds(spec) and self.layout.missing == "flag"):
+            self._warn_of(column, "missing", shown)
         if len(self.values[column]) <= 1:
             report.warn(column, "all rows have the same value; it can be left out")
 
@@ -308,9 +308,12 @@ class _TableReader:
         worst = max(shares, key=lambda client: shares[client])
         by = f" (most at {worst}: {shares[worst]:.1%})" if worst and len(clients) > 1 else ""
         share = sum(counts.values()) / self.report.rows
-        middle = f"the middle of {shown}" if shown.startswith("[") else "none of the categories"
+        middle, remedy = "none of the categories", ""
+        if shown.startswith("["):
+            middle = f"the middle of {shown}"
+            remedy = '; with data.missing = "flag" an input says so' * (kind == "missing")
         words = _WORDS[kind].format(spec=shown, middle=middle)
-        self.report.warn(column, f"{share:.1%} of the rows are {words}{by}")
+        self.report.warn(column, f"{share:.1%} of the rows are {words}{by}{remedy}")
 
 
 def _mark_cells(cells: pl.Series, spec: Spec) -> dict[str, pl.Series]:

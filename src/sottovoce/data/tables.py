@@ -1,6 +1,7 @@
 """Read your own table: a CSV or Parquet file as the float32 matrix that models are trained on.
 
 - A number is cut to its public bounds and scaled to [0, 1]; a missing one is 0.5, their middle.
+  With `missing = "flag"` a missing one is 0, and a second input of the column is 1.
 - A text becomes one 0/1 input for each of its public categories; missing or unknown: all are 0.
 - The label must be one of its categories in every row, and every row must name its client.
 
@@ -167,6 +168,7 @@ def _take_count(
     return rng.permutation(np.flatnonzero(spare))[: int(wanted)]
 
 
+Missing: TypeAlias = Literal["middle", "flag"]  # what becomes of a number that is missing
 Kind: TypeAlias = Literal["number", "text", "id", "date", "prose", "levels"]
 
 #: Why the draft of a plan leaves a column out, by its kind.
@@ -497,6 +499,7 @@ class Source:
     validation: str | Path | None = None  # another table with the same columns
     test: str | Path | None = None  # another one
     target: Regression | None = None  # how the label is a number
+    missing: Missing = "middle"
 
 
 @dataclass(frozen=True)
@@ -508,28 +511,35 @@ class Layout:
     columns: Mapping[str, Spec]  # the features alone, in the order of the inputs
     inferred: tuple[str, ...] = ()  # columns whose bounds or categories were taken from the data
     target: Regression | None = None  # how the label is a number; it then has no classes
+    missing: Missing = "middle"
 
     @property
     def features(self) -> tuple[str, ...]:
         """The name of each input.
 
-        >>> Layout("y", ("0", "1"), {"age": (0.0, 120.0), "sex": ("f", "m")}).features
+        >>> layout = Layout("y", ("0", "1"), {"age": (0.0, 120.0), "sex": ("f", "m")})
+        >>> layout.features
         ('age', 'sex=f', 'sex=m')
+        >>> replace(layout, missing="flag").features
+        ('age', 'age missing', 'sex=f', 'sex=m')
         """
         names = []
         for column, spec in self.columns.items():
-            bounded = is_bounds(spec)
-            names += [column] if bounded else [f"{column}={category}" for category in spec]
+            if is_bounds(spec):
+                names += [column, f"{column} missing"][: 1 + (self.missing == "flag")]
+            else:
+                names += [f"{column}={category}" for category in spec]
         return tuple(names)
 
     def to_json(self) -> TableEntry:
         """Return the layout as it stands in a run record."""
-        return {
+        entry: TableEntry = {
             "label": self.label,
             "classes": list(self.classes),
             "columns": {column: list(spec) for column, spec in self.columns.items()},
             "inferred": list(self.inferred),
         }
+        return entry if self.missing == "middle" else {**entry, "missing": self.missing}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Layout:
@@ -544,6 +554,7 @@ class Layout:
             classes=tuple(values["classes"]),
             columns={column: tuple(spec) for column, spec in values["columns"].items()},
             inferred=tuple(values["inferred"]),
+            missing=values.get("missing", "middle"),
         )
 
 
@@ -624,7 +635,7 @@ def _read_rows(
         if span.stop > rows:
             break
         start = _BatchStart(opened.path.name, done)
-        _encode_batch(batch, layout.columns, x[span], start)
+        _encode_batch(batch, layout, x[span], start)
         if labels:
             y[span] = _encode_labels(batch[layout.label], layout, start)
         if client is not None:
@@ -655,13 +666,17 @@ class _BatchStart:
 
 
 def _encode_batch(
-    batch: pl.DataFrame, columns: Mapping[str, Spec], x: NDArray[np.float32], start: _BatchStart
+    batch: pl.DataFrame, layout: Layout, x: NDArray[np.float32], start: _BatchStart
 ) -> None:
     at = 0
-    for column, spec in columns.items():
+    for column, spec in layout.columns.items():
         if is_bounds(spec):
-            x[:, at] = _scale_column(batch[column], spec, start)
+            scaled = _scale_column(batch[column], spec, start)
+            x[:, at] = np.nan_to_num(scaled, nan=0.5 if layout.missing == "middle" else 0.0)
             at += 1
+            if layout.missing == "flag":
+                x[:, at] = np.isnan(scaled)
+                at += 1
             continue
         codes = _encode_categories(as_text(batch[column]), spec)
         (seen,) = np.nonzero(codes >= 0)
@@ -670,6 +685,7 @@ def _encode_batch(
 
 
 def _scale_column(cells: pl.Series, bounds: Any, start: _BatchStart) -> NDArray[np.float64]:
+    """Return numbers scaled to [0, 1]; missing ones are NaN."""
     low, high = bounds
     numbers = as_number(cells)
     bad = numbers.is_null() & is_text(cells)
@@ -682,9 +698,10 @@ def _scale_column(cells: pl.Series, bounds: Any, start: _BatchStart) -> NDArray[
             f"number; correct it{hint}, empty the cell, or list the column's categories"
         )
     if not high > low:  # inferred from a column that is always the same
-        return np.full(len(cells), 0.5)
-    scaled = (numbers.clip(low, high) - low) / (high - low)
-    return np.asarray(scaled.fill_null(0.5), np.float64)
+        scaled = numbers * 0 + 0.5
+    else:
+        scaled = (numbers.clip(low, high) - low) / (high - low)
+    return np.asarray(scaled.fill_null(np.nan), np.float64)
 
 
 def is_text(cells: pl.Series) -> pl.Series:
@@ -752,7 +769,7 @@ def make_layout(opened: Scan, source: Source) -> Layout:
     listed = {c: spec for c, spec in source.columns.items() if spec and c != label}
     classes: Any = () if source.target is not None else source.columns.get(label, ())
     if not source.infer:
-        return Layout(label, tuple(classes), listed, target=source.target)
+        return Layout(label, tuple(classes), listed, (), source.target, source.missing)
     ours = {label, source.client, source.person, *source.columns}
     # The column without a name is the row number that other programs write.
     lacking = [column for column in opened.schema if column not in ours and column]
@@ -769,7 +786,7 @@ def make_layout(opened: Scan, source: Source) -> Layout:
             found.add_batch(batch[column])
     specs = {column: found.spec() for column, found in seen.items()}
     if source.target is not None:
-        return Layout(label, (), listed | specs, tuple(seen), source.target)
+        return Layout(label, (), listed | specs, tuple(seen), source.target, source.missing)
     classes = classes or specs.pop(label)
     if label in seen and len(classes) > MOST_NUMBERS and _are_numbers(list(classes)):
         raise InputError.of(
@@ -783,7 +800,7 @@ def make_layout(opened: Scan, source: Source) -> Layout:
             f"the label {label[:60]!a} of {file} has {len(classes)} different values; "
             "there must be two or more to tell apart"
         )
-    return Layout(label, tuple(classes), listed | specs, tuple(seen))
+    return Layout(label, tuple(classes), listed | specs, tuple(seen), missing=source.missing)
 
 
 class _ColumnSummary:

@@ -156,7 +156,7 @@ SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "order", "
 Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
 
 # Keys that apply only with data.path.
-TABLE_KEYS = ("label", "client", "person", "columns", "infer", "evaluation")
+TABLE_KEYS = ("label", "client", "person", "columns", "infer", "missing", "evaluation")
 TABLE_FILES = (".csv", ".parquet")
 ARRAY_FILES = (".npz", ".npy")  # x.npz with x and y, or x.npy with data.label = "y.npy"
 
@@ -245,6 +245,11 @@ class Data(Section):
         strict=True,
         description="whether what columns lacks is taken from the data, which is not covered",
         examples=[False],
+    )
+    missing: Literal["middle", "flag"] | None = Field(
+        default=None,
+        description="a missing number: the middle of its bounds, or 0 and an input that says so",
+        examples=["flag"],
     )
     clients: Whole | None = Field(default=10, description="how many clients share the data (U)")
     samples: Whole | tuple[Whole, ...] | None = Field(
@@ -408,6 +413,7 @@ class Data(Section):
             "person": self.person,
             "columns": dict(self.columns or {}),
             "infer": bool(self.infer),
+            "missing": self.missing or "middle",
             "validation": self.validation if isinstance(self.validation, str) else None,
             "test": self.test if isinstance(self.test, str) else None,
         }
@@ -492,8 +498,10 @@ class Data(Section):
             )
 
     def _check_arrays(self, columns: Columns, label: str) -> None:
-        if self.infer or columns.keys() - {label}:
-            key = "data.infer" if self.infer else f"data.columns.{min(columns.keys() - {label})}"
+        if self.infer or self.missing or columns.keys() - {label}:
+            key = "data.infer" if self.infer else "data.missing"
+            if not (self.infer or self.missing):
+                key = f"data.columns.{min(columns.keys() - {label})}"
             raise PlanError(
                 f"{key} has no effect with arrays, which are used as they are; remove it "
                 "(the label's classes may be listed)"

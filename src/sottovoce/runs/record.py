@@ -104,6 +104,8 @@ class TableEntry(TypedDict):
     """Features in the order of the inputs: [low, high], or categories."""
     inferred: list[str]
     """Columns whose bounds or categories were taken from the data."""
+    missing: NotRequired[Literal["flag"]]
+    """Every number has a second input, which is 1 (and the first 0) where the cell is missing."""
 
 
 class Initial(TypedDict):

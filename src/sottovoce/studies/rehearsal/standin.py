@@ -157,7 +157,9 @@ class Field:
         self.width, self.categories = width, categories
 
 
-def list_fields(name: str | None, columns: Mapping[str, Spec], label: str | None) -> list[Field]:
+def list_fields(
+    name: str | None, columns: Mapping[str, Spec], label: str | None, missing: str | None = None
+) -> list[Field]:
     """List the columns of a census table by its name, or those that a plan declares.
 
     >>> sum(field.width for field in list_fields("acs", {}, None))
@@ -165,6 +167,8 @@ def list_fields(name: str | None, columns: Mapping[str, Spec], label: str | None
     >>> found = list_fields(None, {"age": (0.0, 9.0), "sex": ("f", "m"), "y": ("0", "1")}, "y")
     >>> [(field.width, field.categories) for field in found]
     [(1, 0), (2, 2)]
+    >>> [field.width for field in list_fields(None, {"age": (0.0, 9.0)}, "y", missing="flag")]
+    [2]
     """
     known = {"acs": census.ACS, "adult": census.ADULT}
     if name in known:
@@ -172,7 +176,8 @@ def list_fields(name: str | None, columns: Mapping[str, Spec], label: str | None
     if name in NUMBERED:
         return [Field(1, 0) for _ in range(NUMBERED[name])]
     specs = [spec for column, spec in columns.items() if column != label and spec]
-    return [Field(1, 0) if is_bounds(spec) else Field(len(spec), len(spec)) for spec in specs]
+    number = Field(2 if missing == "flag" else 1, 0)
+    return [number if is_bounds(spec) else Field(len(spec), len(spec)) for spec in specs]
 
 
 def _make_field(column: Choice | Number) -> Field:
@@ -540,7 +545,7 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
             "data.infer = true leaves the columns to the table, which a rehearsal does not open; "
             "declare them in data.columns, or give public rows with --public"
         )
-    fields = list_fields(data.name, data.columns or {}, data.label)
+    fields = list_fields(data.name, data.columns or {}, data.label, data.missing)
     classes = data.classes or 2
     judges = _count_judges(wanted)
     x, y = make_rows(fields, classes, wanted + 2 * judges, rng)
@@ -636,7 +641,7 @@ def _find_shape(plan: Plan) -> tuple[int, ...] | None:
         return None if data.name == "arrays" else datasets.DATASETS[data.name].shape
     if data.infer or data.is_array_file:
         return None
-    fields = list_fields(None, data.columns or {}, data.label)
+    fields = list_fields(None, data.columns or {}, data.label, data.missing)
     return (sum(field.width for field in fields),)
 
 
