@@ -8,6 +8,7 @@ of them become a ValueError that says why; errors of the system stay OSErrors. N
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,65 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{folder} cannot be made: {error.strerror}; name another") from None
+
+
+HOLD_SECONDS = 10.0  # whoever asks `is_held` has the lock for a moment, and a run waits for it
+
+
+@contextmanager
+def hold_folder(folder: Path | None) -> Iterator[None]:
+    """Make the folder of a run, and be the only process that plays it; of None nothing is held.
+
+    The lock is on the folder itself, so that nothing is written, and the system ends it with the
+    process, even after kill -9. Where the system has no such lock, nothing is held.
+    """
+    if folder is None:
+        yield
+        return
+    make_folder(folder)
+    descriptor, until = None, time.monotonic() + HOLD_SECONDS
+    while descriptor is None:
+        try:
+            descriptor = _lock_folder(folder, "LOCK_EX")
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise RunError(
+                    f"the run in {folder} goes on in another process; wait for its end or stop it"
+                ) from None
+            time.sleep(0.05)
+        except OSError:
+            break
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool | None:
+    """Return whether a living process plays the run of this folder; None where it is not known."""
+    try:
+        os.close(_lock_folder(folder, "LOCK_SH"))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def _lock_folder(folder: Path, kind: str) -> int:
+    """Return a descriptor that holds the lock; raise BlockingIOError if another process has it."""
+    try:
+        import fcntl
+    except ImportError:
+        raise OSError("this system has no flock") from None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, getattr(fcntl, kind) | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def write_file(path: Path, content: bytes) -> None:

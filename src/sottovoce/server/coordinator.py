@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from sottovoce.client.messages import Request
 from sottovoce.data.federated import Holdings, add_features
-from sottovoce.data.files import make_folder, write_file
+from sottovoce.data.files import hold_folder, write_file
 from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
 from sottovoce.models.base import Form, flatten_parameters
 from sottovoce.plan import Plan
@@ -411,7 +411,6 @@ def conduct(
         # After a resume a request must be the same to the last byte: the server's name is stored.
         header = {"run": secrets.token_hex(16), "seed": seed, "server": server, "not_covered": []}
         header |= {"public": rows, "plan": federation.plan.to_dict()} | roll.to_json()
-        make_folder(out)
     if patience.minimum > federation.terms.per_round:
         bound = f"at most {federation.terms.per_round}, the clients of a round"
         remedy = "ask for fewer, or raise rounds.per_round"
@@ -423,7 +422,6 @@ def conduct(
     header["not_covered"] = list(codes)
     for name, why in explain_limits(federation, roll.members).items():
         log.warning("client %s %s, and counts for fewer", name, why)
-    record.write_rounds(out, state)
     began = datetime.now(UTC)
     run = rounds.Run(federation, header["seed"], (state, params, memory))
     engine = RealClients(run, roll, header, transport, patience, out, keep_uploads, check)
@@ -449,7 +447,9 @@ def conduct(
         model = run.federation.model
         return Trained(made.to_dict(), model, model.unflatten(final), out)
 
-    return rounds.play_to_end(rounds.play_rounds([run], engine, after_round), write_outcome)
+    with hold_folder(out):
+        record.write_rounds(out, state)
+        return rounds.play_to_end(rounds.play_rounds([run], engine, after_round), write_outcome)
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sottovoce.data.federated import NUMBERS, Given, Holdings, Pair, is_pair, load_holdings
-from sottovoce.data.files import make_folder, require_empty
+from sottovoce.data.files import hold_folder, require_empty
 from sottovoce.errors import InputError, RunError
 from sottovoce.models.base import (
     JaxModel,
@@ -118,8 +118,10 @@ def simulate(
     plan = adapt_plan(plan, given, model)
     folder = None if out is None else require_empty(Path(out))
     with Interrupts() as interrupts:
-        federation = build(plan, seed=seed, data=given, model=model)
-        return _play_run(start_run(federation, seed), on_round, folder, interrupts)
+        run = start_run(build(plan, seed=seed, data=given, model=model), seed)
+        interrupts.check()
+        with hold_folder(folder):
+            return _play_run(run, on_round, folder, interrupts)
 
 
 def resume(
@@ -137,10 +139,11 @@ def resume(
     With secure noise it cannot: the round that was under way is debited and asked again.
     """
     folder = Path(out)
-    state, arrays, header, kept = checkpoint.load(folder)
-    plan, seed = Plan(**header["plan"]), int(header["seed"])
+    checkpoint.require_stopped(folder)
     given = None if data is None else Given(data, validation, test, person)
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, hold_folder(folder):
+        state, arrays, header, kept = checkpoint.load(folder)  # after another process let go of it
+        plan, seed = Plan(**header["plan"]), int(header["seed"])
         federation = build(plan, seed=seed, data=given, model=model)
         by_rows = not header["data"].startswith(NUMBERS)
         if federation.held.fingerprint(rows=by_rows) != header["data"]:
@@ -175,7 +178,6 @@ def _play_run(
     saved = time.monotonic()
     interrupts.check()
     if folder is not None:
-        make_folder(folder)
         record.write_rounds(folder, run.state)
         _save_checkpoint(run, folder, header)
 
