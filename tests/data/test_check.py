@@ -177,6 +177,86 @@ def test_a_few_rows_are_no_reason_for_a_warning(tmp_path):
     assert not any(text.startswith("age") for text in texts)
 
 
+def warn_of(tmp_path, values, bounds):
+    rows = [
+        {"age": f"{value:g}", "ill": "no" if i % 2 else "yes"} for i, value in enumerate(values)
+    ]
+    specs = {"age": bounds, "ill": SPECS["ill"]}
+    path = write_csv(tmp_path / "a.csv", rows)
+    return [text for _, _, text in check_table(Source(path, "ill", columns=specs)).findings]
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "narrow"),
+    [
+        (np.linspace(20, 90, 500), (0.0, 100.0), False),
+        (np.linspace(20, 90, 500), (0.0, 1000.0), "98% of the values fill 7.0% of [0, 1000]"),
+        ([*np.linspace(20, 90, 500), 1000.0], (0.0, 1000.0), "98% of the values fill 7.0%"),
+        ([0.0] * 997 + [1.0] * 3, (0.0, 1.0), False),  # a rare flag
+        ([1.0, 2.0, 3.0] * 99, (0.0, 1e6), "100% of the values fill 0.5%"),
+        (np.exp(np.linspace(0, 10, 500)), (0.0, np.exp(10.0)), False),
+    ],
+)
+def test_bounds_that_are_far_too_wide_are_said(tmp_path, values, bounds, narrow):
+    texts = warn_of(tmp_path, values, bounds)
+    found = [text for text in texts if "which costs accuracy" in text]
+    assert len(found) == bool(narrow)
+    if narrow:
+        assert narrow in found[0]
+        assert "not bounds of these rows, which are private" in found[0]
+
+
+@pytest.mark.parametrize(("outside", "level"), [(94, "warning"), (96, "error"), (100, "error")])
+def test_a_column_almost_entirely_outside_its_bounds_is_an_error(tmp_path, outside, level):
+    rows = [
+        {"age": f"{i % 100 + 1000 * (i % 100 < outside)}", "ill": "no" if i % 2 else "yes"}
+        for i in range(1000)
+    ]
+    rows += [{"age": "", "ill": "no"}] * 1000  # missing cells are not counted
+    specs = {"age": (0.0, 100.0), "ill": SPECS["ill"]}
+    path = write_csv(tmp_path / "a.csv", rows)
+    found = check_table(Source(path, "ill", columns=specs)).findings
+    levels = {level for level, _, text in found if "outside [0, 100]" in text}
+    assert levels == {level}
+
+
+def test_ids_that_infer_makes_features_of_are_named(folder):
+    plan = PLAN.split("[data.columns]")[0] + 'infer = true\n[model]\nname = "softmax"\n'
+    (folder / "plan.toml").write_text(plan)
+    said = run("check", "plan.toml").output
+    assert "patient_id: it looks like an id, and data.infer makes a feature of it" in said
+    assert "patient_id repeats: one person has up to" in said
+    left = run("check", "plan.toml", "--set", "data.columns.patient_id=[]").output
+    assert "looks like an id" not in left
+
+
+def test_evaluation_files_are_checked_too(folder):
+    rows = [row for row in make_rows(1) if int(row["age"]) <= 100 and row["bmi"]]
+    for row in rows:
+        row["smoker"] = "Y"
+    write_csv(folder / "steer.csv", rows)
+    rows = [row | {"age": "4000"} for row in rows]
+    rows[3]["ill"] = "perhaps"
+    write_csv(folder / "later.csv", rows)
+    files = 'label = "ill"\nvalidation = "steer.csv"\ntest = "later.csv"\n'
+    (folder / "plan.toml").write_text(PLAN.replace('label = "ill"\n', files))
+    done = run("check", "plan.toml")
+    assert done.exit_code == 2
+    assert f"later.csv: {len(rows)} rows to evaluate on" in done.output
+    assert "error: later.csv: age: every value is outside [0, 100]" in done.output
+    assert "error: later.csv: ill: rows with a label that is no class: 1, the first is row 4" in (
+        done.output
+    )
+    assert "error: steer.csv" not in done.output
+    np.savez("x.npz", x=np.zeros((40, 6)), y=np.arange(40) % 2)
+    np.savez("t.npz", x=np.full((9, 6), np.nan), y=np.arange(9) % 2)
+    (folder / "arrays.toml").write_text('[data]\npath = "x.npz"\ntest = "t.npz"\n')
+    assert (
+        "error: t.npz: x: 9 rows hold a number that is missing"
+        in run("check", "arrays.toml").output
+    )
+
+
 def test_copies_and_constant_columns_are_said(tmp_path):
     rows = make_rows()[:200]
     for row in rows:

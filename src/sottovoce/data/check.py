@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sottovoce.data import tables
 from sottovoce.data.files import read_npz, why
-from sottovoce.data.tables import Layout, Source, Spec, is_bounds, looks_like_id
+from sottovoce.data.tables import Layout, Scan, Source, Spec, is_bounds, looks_like_id
 from sottovoce.errors import DataError, InputError
 from sottovoce.models.base import Regression
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: A warning is given where more than this share of a client's rows is touched, and more than a few.
 TOUCHED, FEW_ROWS = 0.05, 3
+ALMOST_ALL = 0.95  # of a column's numbers outside its bounds: the bounds are wrong
+NARROW, BINS = 0.1, 200  # the part of its public range that a column should fill
 RARE = 0.05  # the share of a class below which accuracy misleads
 LARGEST = 50.0  # larger numbers in arrays are taken for unscaled ones
 LEAST_WIDE = 5  # columns from which equal rows are no coincidence
@@ -57,6 +59,7 @@ class Report:
     labels: Counts = field(default_factory=lambda: defaultdict(Counter))  # by client, by class
     columns: dict[str, Counts] = field(default_factory=dict)
     specs: dict[str, Spec] = field(default_factory=dict)
+    evaluation: dict[str, int] = field(default_factory=dict)  # the rows of its evaluation files
     findings: list[tuple[Literal["error", "warning"], str, str]] = field(default_factory=list)
 
     @property
@@ -76,7 +79,7 @@ class Report:
         ]
         keys = ("level", "column", "text")
         findings = [dict(zip(keys, found, strict=True)) for found in self.findings]
-        head = {"file": self.file, "rows": self.rows}
+        head = {"file": self.file, "rows": self.rows, "evaluation": self.evaluation}
         return {**head, "clients": clients, "columns": columns, "findings": findings}
 
     def format_lines(self) -> list[str]:
@@ -86,6 +89,7 @@ class Report:
         ]
         by = f", {len(named)} clients ({_shorten(named)})" if named else ""
         lines = [f"{self.file}: {self.rows:,} rows{by}"]
+        lines += [f"{file}: {rows:,} rows to evaluate on" for file, rows in self.evaluation.items()]
         total: Counter[str] = sum(self.labels.values(), Counter())
         shares = [f"{name} {count / self.rows:.1%}" for name, count in sorted(total.items())]
         lines += [f"label: {_shorten(shares)}"] if shares else []
@@ -107,6 +111,11 @@ class Report:
         """Add an error."""
         self.findings.append(("error", column, f"{column}: {text}" if column else text))
 
+    def add_evaluation(self, other: Report) -> None:
+        """Add the findings about a file of evaluation rows, whose name each of them begins with."""
+        self.evaluation[other.file] = other.rows
+        self.findings += [(level, c, f"{other.file}: {text}") for level, c, text in other.findings]
+
 
 def _shorten(items: list[str]) -> str:
     return ", ".join(items[:SHOWN]) + (", …" if len(items) > SHOWN else "")
@@ -124,8 +133,15 @@ def check_plan(plan: Plan) -> Report:
     from sottovoce.data.federated import read_array_file
 
     arrays = read_array_file(data.path, str(data.label), data.client)
-    owner = arrays.get("client")
-    return check_arrays(Path(data.path).name, arrays["x"], arrays["y"], owner, plan.regression)
+    owner, target = arrays.get("client"), plan.regression
+    report = check_arrays(Path(data.path).name, arrays["x"], arrays["y"], owner, target)
+    for key, file in (("data.validation", data.validation), ("data.test", data.test)):
+        if isinstance(file, str):
+            other = read_array_file(file, str(data.label), key=key)
+            report.add_evaluation(
+                check_arrays(Path(file).name, other["x"], other["y"], None, target)
+            )
+    return report
 
 
 def check_node_rows(node: Node) -> Report:
@@ -146,36 +162,57 @@ def check_table(source: Source, rows_per_person: int = 0) -> Report:
 
     `rows_per_person` is how many rows of a person are used where persons are protected, else 0.
     """
-    opened = tables.check_source(source)
-    report = Report(opened.path.name)
-    if opened.path.suffix.lower() == ".csv":
-        ragged = tables.find_ragged_rows(opened.path)
+    opened, report = tables.check_source(source), Report(Path(source.path).name)
+    if not _check_ragged_rows(opened.path, report):
+        return report
+    layout = tables.make_layout(opened, source)
+    reader = _TableReader(report, layout, source.client)
+    used = {layout.label, source.client, *layout.columns} - {*layout.inferred}
+    reader.ids = [name for name in opened.schema if name not in used and looks_like_id(name)]
+    if source.person is not None:
+        reader.ids = [source.person]
+    wanted = [name for name, kind in opened.schema.items() if name and not kind.is_nested()]
+    reader.read(opened, wanted)
+    reader.conclude()
+    reader.judge_rows(len(wanted), rows_per_person)
+    kinds = tables.guess_kinds(opened.path) if source.infer else {}
+    for column in layout.inferred:
+        if kinds[column] == "id" and column != layout.label:
+            report.warn(
+                column,
+                "it looks like an id, and data.infer makes a feature of it; leave it out with "
+                f"{column[:30]!a} = [] in data.columns, or name it in data.person or data.client",
+            )
+    for file in (source.validation, source.test):
+        if file is None or Path(file).name in report.evaluation:
+            continue
+        other = Report(Path(file).name)
+        if _check_ragged_rows(Path(file), other):
+            reader = _TableReader(other, layout, None)
+            reader.read(tables.open_table(file), [layout.label, *layout.columns])
+            reader.conclude()
+        report.add_evaluation(other)
+    return report
+
+
+def _check_ragged_rows(path: Path, report: Report) -> bool:
+    """Return whether a CSV can be read on: no row has more cells than the header."""
+    if path.suffix.lower() == ".csv":
+        ragged = tables.find_ragged_rows(path)
         if ragged.longer:
             report.fail(
                 "",
                 f"rows with more than {ragged.cells} cells: {ragged.longer:,}, the first is row "
                 f"{ragged.first_longer}; correct them (a text with a separator needs quotes)",
             )
-            return report
+            return False
         if ragged.shorter:
             report.warn(
                 "",
                 f"rows with fewer than {ragged.cells} cells: {ragged.shorter:,}, the first is row "
                 f"{ragged.first_shorter}; the cells that they lack are read as missing",
             )
-    layout = tables.make_layout(opened, source)
-    used = {layout.label, source.client, *layout.columns}
-    reader = _TableReader(report, layout, source.client)
-    reader.ids = [name for name in opened.schema if name not in used and looks_like_id(name)]
-    if source.person is not None:
-        reader.ids = [source.person]
-    wanted = [name for name, kind in opened.schema.items() if name and not kind.is_nested()]
-    for batch in opened.batches(wanted):
-        reader.add_batch(batch)
-    if not report.rows:
-        opened.count_rows()  # it says what to do
-    reader.conclude(len(wanted), rows_per_person)
-    return report
+    return True
 
 
 class _TableReader:
@@ -185,11 +222,19 @@ class _TableReader:
         self.report, self.layout, self.client, self.ids = report, layout, client, list[str]()
         self.values: dict[str, set[str]] = defaultdict(set)  # a few texts of each column
         self.ranges: dict[str, tuple[float, float]] = {}  # of numbers
+        self.bins: dict[str, NDArray[Any]] = defaultdict(lambda: np.zeros(BINS, np.int64))
         self.first: dict[str, tuple[int, str]] = {}  # the row and cell of a kind and column
         self.hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
         label: Spec = layout.classes if layout.target is None else layout.target[1:]
         report.specs = {**layout.columns, layout.label: label}
         report.columns = {name: {kind: Counter() for kind in _WORDS} for name in report.specs}
+
+    def read(self, opened: Scan, columns: list[str]) -> None:
+        """Count all rows of a table that has these columns."""
+        for batch in opened.batches(columns):
+            self.add_batch(batch)
+        if not self.report.rows:
+            opened.count_rows()  # it says what to do
 
     def add_batch(self, batch: pl.DataFrame) -> None:
         """Count one batch."""
@@ -211,6 +256,8 @@ class _TableReader:
                 low, high = self.ranges.get(column, (np.inf, -np.inf))
                 numbers = tables.as_number(cells).drop_nulls().to_numpy()
                 self.ranges[column] = numbers.min(initial=low), numbers.max(initial=high)
+                bounds: Any = spec
+                self.bins[column] += np.histogram(np.clip(numbers, *bounds), BINS, bounds)[0]
             if len(self.values[column]) <= SHOWN:
                 texts = tables.as_text(cells).drop_nulls().unique().head(SHOWN + 1)
                 self.values[column].update(texts.to_list())
@@ -234,14 +281,14 @@ class _TableReader:
             self.hashes[column].append(pairs.hash_rows(seed=1).to_numpy())
         report.rows += len(batch)
 
-    def conclude(self, wide: int, rows_per_person: int) -> None:
-        """Add what the counts say."""
+    def conclude(self) -> None:
+        """Add what the counts say of columns and labels."""
         report, label = self.report, self.layout.label
         for column, spec in self.layout.columns.items():
             self._judge_column(column, spec)
         target = self.layout.target
         if target is not None:
-            self._warn_of(label, "outside", f"[{target.low:g}, {target.high:g}]")
+            self._judge_values(label, (target.low, target.high))
         for kind, words in (
             ("missing", "no label"),
             ("unknown", "a label that is no class"),
@@ -254,6 +301,10 @@ class _TableReader:
                     f"rows with {words}: {count:,}, the first is row {row} ({cell!a}); correct "
                     "them, remove them" + ("" if target is not None else LABEL_REMEDY),
                 )
+
+    def judge_rows(self, wide: int, rows_per_person: int) -> None:
+        """Add what the counts say of classes, copies and persons."""
+        report = self.report
         _judge_labels(report)
         rows = np.concatenate(self.hashes.pop(""))
         if wide >= LEAST_WIDE:
@@ -276,7 +327,6 @@ class _TableReader:
 
     def _judge_column(self, column: str, spec: Spec) -> None:
         report, kinds = self.report, self.report.columns[column]
-        shown = f"[{spec[0]:g}, {spec[1]:g}]" if is_bounds(spec) else _shorten([*map(str, spec)])
         if count := sum(kinds["unreadable"].values()):
             row, cell = self.first[f"unreadable:{column}"]
             report.fail(
@@ -284,21 +334,43 @@ class _TableReader:
                 f"cells that are no number: {count:,}, the first is {cell!a} in row {row}; correct "
                 "them (3.5 and not 3,5), empty them, or list the column's categories",
             )
-        kind = "outside" if is_bounds(spec) else "unknown"
-        count, missing = (sum(kinds[name].values()) for name in (kind, "missing"))
-        if count and count + missing == report.rows:
-            found = ", ".join(f"{text!a}" for text in sorted(self.values[column])[:5])
-            if is_bounds(spec):
-                found = "{:g} to {:g}".format(*self.ranges[column])
-            wrong = f"outside {shown}" if kind == "outside" else f"none of its categories {shown}"
-            text = f"every value is {wrong}: the file has {found}; correct data.columns"
-            report.fail(column, text)
-        else:
-            self._warn_of(column, kind, shown)
+        self._judge_values(column, spec)
         if not (is_bounds(spec) and self.layout.missing == "flag"):
-            self._warn_of(column, "missing", shown)
+            self._warn_of(column, "missing", _show_spec(spec))
         if len(self.values[column]) <= 1:
             report.warn(column, "all rows have the same value; it can be left out")
+
+    def _judge_values(self, column: str, spec: Spec) -> None:
+        """Say where bounds or categories do not fit the values, or are too wide for them."""
+        report, shown, key = self.report, _show_spec(spec), "data.columns"
+        if column == self.layout.label:
+            key = "the target's range"
+        kind, most = ("outside", ALMOST_ALL) if is_bounds(spec) else ("unknown", 1.0)
+        found = report.columns[column]
+        count, present = sum(found[kind].values()), report.rows - sum(found["missing"].values())
+        if count and (count == present or count > most * present):
+            listed = ", ".join(f"{text!a}" for text in sorted(self.values[column])[:5])
+            if is_bounds(spec):
+                listed = "{:g} to {:g}".format(*self.ranges[column])
+            wrong = f"outside {shown}" if kind == "outside" else f"none of its categories {shown}"
+            part = "every value is" if count == present else f"{count / present:.1%} are"
+            report.fail(column, f"{part} {wrong}: the file has {listed}; correct {key}")
+            return
+        self._warn_of(column, kind, shown)
+        bins = self.bins[column].cumsum()
+        if not is_bounds(spec) or column in self.layout.inferred or len(self.values[column]) <= 1:
+            return
+        # A few numbers, as 0 and 1, are judged by all of them: 1 may be rare.
+        tail = 0.01 if len(self.values[column]) > SHOWN else 0.0
+        first = np.searchsorted(bins, tail * bins[-1], side="right")
+        last = np.searchsorted(bins, (1 - tail) * bins[-1])
+        if (fill := (last - first + 1) / BINS) < NARROW:
+            report.warn(
+                column,
+                f"{1 - 2 * tail:.0%} of the values fill {fill:.1%} of {shown}, which costs "
+                "accuracy; if a codebook or common sense gives narrower bounds, write those (not "
+                "bounds of these rows, which are private), or store its logarithm",
+            )
 
     def _warn_of(self, column: str, kind: str, shown: str) -> None:
         counts, clients = self.report.columns[column][kind], self.report.clients
@@ -314,6 +386,10 @@ class _TableReader:
             remedy = '; with data.missing = "flag" an input says so' * (kind == "missing")
         words = _WORDS[kind].format(spec=shown, middle=middle)
         self.report.warn(column, f"{share:.1%} of the rows are {words}{by}{remedy}")
+
+
+def _show_spec(spec: Spec) -> str:
+    return f"[{spec[0]:g}, {spec[1]:g}]" if is_bounds(spec) else _shorten([*map(str, spec)])
 
 
 def _mark_cells(cells: pl.Series, spec: Spec) -> dict[str, pl.Series]:
