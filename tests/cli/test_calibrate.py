@@ -1,4 +1,4 @@
-"""`sottovoce calibrate` and `schema` as a user meets them: processes, exit codes, sentences."""
+"""`sottovoce calibrate` and `schema` as a user meets them: exit codes, sentences, pipes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ import pytest
 
 from sottovoce.schedules.calibrate import calibrate, format_table
 from support import ROOT
+from support.command_line import run_command as sottovoce
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
-
-
-def sottovoce(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    command = [sys.executable, "-W", "error", "-m", "sottovoce", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
 SETTING = [
@@ -207,7 +202,7 @@ def test_help(arguments):
 
 def test_version_and_a_closed_pipe():
     assert sottovoce("--version").stdout.startswith("sottovoce 0.")
-    command = f"{sys.executable} -m sottovoce calibrate | head -1"
+    command = f"{sys.executable} -W error -m sottovoce calibrate | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=900)
     assert done.stderr == ""
 

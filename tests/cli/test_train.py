@@ -1,4 +1,5 @@
-"""`sottovoce train` and its companions as a user meets them: processes, signals, folders."""
+"""`sottovoce train` and its companions as a user meets them: streams, folders, and processes
+that are interrupted or killed."""
 
 from __future__ import annotations
 
@@ -19,34 +20,11 @@ from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
 from sottovoce.plan.sections import Model
+from support.command_line import run_command as sottovoce
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
 COMMAND = [sys.executable, "-m", "sottovoce"]
-
-
-def sottovoce(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=900, cwd=cwd
-    )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled_once(tmp_path_factory):
-    """What XLA made for a first run is read by the others: it is half of their time.
-
-    They only read: a writer that is killed, as some are here, would leave half a file.
-    """
-    folder = tmp_path_factory.mktemp("compiled")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "kept"))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        done = sottovoce("train", "--out", folder / "run", "--set", "rounds.rounds=2")
-        assert (done.returncode, done.stderr) == (0, "")
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1e9")
-        yield
 
 
 @pytest.fixture(scope="module")

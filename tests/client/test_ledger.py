@@ -7,7 +7,6 @@ import math
 import shutil
 import sqlite3
 import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
@@ -23,6 +22,7 @@ from sottovoce.client.vault import Policy, Vault, fingerprint, fingerprint_file
 from sottovoce.errors import DatasetChanged, InputError, PolicyRefusal, RunError, VaultRefusal
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports.certificate import export_certificate
+from support.command_line import run_command
 from support.vault_damage import unguarded_file
 from support.vault_play import request
 
@@ -65,8 +65,7 @@ def place(tmp_path, rows):
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-W", "error", "-m", "sottovoce", "ledger", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=900)
+    return run_command("ledger", *words)
 
 
 # The statement

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from sottovoce.data import tables as scanning
 from sottovoce.data.tables import Layout, Source, Table, read_rows, read_table, split_by_column
 from sottovoce.errors import DataError, InputError, PlanError, SottovoceError
 from sottovoce.server.federation import build
+from support.command_line import run_command as sottovoce
 
 COLUMNS = {"age": [0, 100], "sex": ["f", "m"], "rich": ["no", "yes"]}
 FIXED = {"schedule": "fixed", "rounds": 2}
@@ -574,11 +573,6 @@ def test_arrays_have_no_table(table: Path) -> None:
 
 
 # --- the command line --------------------------------------------------------------------------
-
-
-def sottovoce(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sottovoce", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=cwd)
 
 
 @pytest.mark.slow

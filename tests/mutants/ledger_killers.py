@@ -38,8 +38,12 @@ def chance(epsilon, mu):
     return ndtr(mu / 2 - epsilon / mu) - second
 
 
+FOLDERS = tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+
+
 def folder():
-    return Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    """A new folder, which is removed with the others when the process ends."""
+    return Path(tempfile.mkdtemp(dir=FOLDERS.name))
 
 
 def _spent(node):

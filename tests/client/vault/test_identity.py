@@ -62,24 +62,31 @@ def id_of(place: Path) -> str:
 # An old file under its name.
 
 
-@pytest.mark.parametrize("where", ["the test's own disk", "/dev/shm"])
-def test_an_old_state_is_refused_whatever_its_inode(tmp_path, monkeypatch, where):
+@pytest.mark.parametrize("where", ["the disk", "/dev/shm"])
+def test_an_old_state_is_refused_whatever_its_inode(monkeypatch, where):
     monkeypatch.setenv("SOTTOVOCE_STATE", "")  # put back afterwards
     if where == "/dev/shm" and not os.access(where, os.W_OK):
         pytest.skip("this machine has no /dev/shm")
-    home = tempfile.mkdtemp(dir=tmp_path if where != "/dev/shm" else where)
+    home = tempfile.mkdtemp(dir=where if where == "/dev/shm" else None)
     try:
         assert refuse_old_states(Path(home))["written_over"]  # at least one way keeps the inode
     finally:
         shutil.rmtree(home)
 
 
-def test_an_old_state_is_refused_on_an_overlay(tmp_path):
+@pytest.fixture
+def disk():
+    """A folder on the machine's disk; `tmp_path` may lie in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_an_old_state_is_refused_on_an_overlay(disk):
     """As in a container. In a mount namespace of its own, where the system allows one."""
     if shutil.which("unshare") is None:
         pytest.skip("this machine has no unshare")
     for name in ("lower", "upper", "work", "merged"):
-        (tmp_path / name).mkdir()
+        (disk / name).mkdir()
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\nfrom pathlib import Path\n"
         "from support.old_states import refuse_old_states\n"
@@ -89,7 +96,7 @@ def test_an_old_state_is_refused_on_an_overlay(tmp_path):
     script = f'{mount} || exit 77; exec "$0" -c "$1" "$2"'
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script, sys.executable, code, str(TESTS)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        cwd=disk, capture_output=True, text=True, timeout=600,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     if done.returncode == 77 or "unshare" in done.stderr:
