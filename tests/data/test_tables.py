@@ -514,6 +514,27 @@ def test_a_run_is_loaded_and_predicts_a_table(table: Path, tmp_path: Path) -> No
     done = sottovoce(*words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == again.predict_table(table)
+    assert done.stderr == ""
+
+
+def test_predictions_count_the_cells_that_do_not_fit(
+    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulate(plan_of(table), seed=1, out=tmp_path / "run")
+    age, sex = [*[150] * 7, None, *[50] * 12], [*["?"] * 3, None, *["f"] * 16]
+    pl.DataFrame({"age": age, "sex": sex}).write_csv(tmp_path / "new.csv")
+    model = load(tmp_path / "run")
+    assert len(model.predict_table(tmp_path / "new.csv")) == 20
+    said = "of 20 rows, numbers outside their bounds were clipped"
+    assert f"new.csv: {said}" in caplog.text
+    assert "age 7, sex 3" in caplog.text
+    caplog.clear()
+    model.predict_table(table)
+    assert caplog.text == ""
+    done = sottovoce("predict", str(tmp_path / "run"), str(tmp_path / "new.csv"))
+    assert len(done.stdout.split()) == 20
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
 
 
 def test_flags_of_missing_numbers_reach_the_model_and_its_predictions(tmp_path: Path) -> None:

@@ -388,6 +388,24 @@ class _TableReader:
         self.report.warn(column, f"{share:.1%} of the rows are {words}{by}{remedy}")
 
 
+def describe_unfit_cells(path: str | Path, layout: Layout) -> str | None:
+    """Return a sentence about cells outside the bounds and unknown categories; None: all fit."""
+    counts, rows = Counter[str](), 0
+    for batch in tables.open_table(path, "FILE").batches(list(layout.columns)):
+        rows += len(batch)
+        for column, spec in layout.columns.items():
+            marks = _mark_cells(batch[column], spec)
+            counts[column] += int(marks["outside" if is_bounds(spec) else "unknown"].sum())
+    listed = [f"{column} {count:,}" for column, count in counts.items() if count]
+    return (
+        listed
+        and (
+            f"{Path(path).name}: of {rows:,} rows, numbers outside their bounds were clipped, and "
+            f"unknown categories read as none: {_shorten(listed)}"
+        )
+    ) or None
+
+
 def _show_spec(spec: Spec) -> str:
     return f"[{spec[0]:g}, {spec[1]:g}]" if is_bounds(spec) else _shorten([*map(str, spec)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import tables
+from sottovoce.data.check import describe_unfit_cells
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models import features
@@ -149,6 +151,7 @@ class Trained:
         """Return the rows of a CSV or Parquet file, encoded as the training table was.
 
         The file needs the columns that the model uses, in any order; a label column is not read.
+        Cells outside the bounds and unknown categories are logged as a warning, with their number.
         """
         table = self.record.get("table")
         if table is None:
@@ -156,7 +159,10 @@ class Trained:
                 "this model was not trained on a table; use predict with an array of samples"
             )
         layout = tables.Layout.from_json(table)
-        return tables.read_rows(path, layout, labels=False, key="FILE").x
+        rows = tables.read_rows(path, layout, labels=False, key="FILE").x
+        if (sentence := describe_unfit_cells(path, layout)) is not None:
+            logging.getLogger("sottovoce").warning("%s", sentence)
+        return rows
 
 
 def load(folder: str | Path, model: Model | None = None) -> Trained:
