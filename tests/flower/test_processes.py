@@ -127,10 +127,9 @@ class TestCertificates:
 class TestRenewal:
     """A certificate ends after a year; the authority that clients trust stays."""
 
-    def made(self, folder, *words):
-        certificates.main(["server", str(folder), *words])
-        return certificates.ServerKeys(
-            *(folder / name for name in ("ca.crt", "server.crt", "server.key"))
+    def made(self, folder, *names):
+        return certificates.make_server_keys(
+            folder, certificates.make_authority(folder), names=names
         )
 
     def valid(self, server):
@@ -142,14 +141,14 @@ class TestRenewal:
         server = self.made(tmp_path, "link.example.org", "192.0.2.7")
         keys = {name: (tmp_path / name).read_bytes() for name in ("ca.crt", "ca.key", "server.key")}
         old, names = self.valid(server)
-        assert self.made(tmp_path, "--renew") == server
+        assert certificates.renew_certificate(tmp_path) == server
         new, same = self.valid(server)
         assert new.serial_number != old.serial_number
         assert new.not_valid_after_utc >= old.not_valid_after_utc
         assert same == names
         assert keys == {name: (tmp_path / name).read_bytes() for name in keys}
         assert server.certificate.stat().st_mode & 0o777 == 0o600
-        self.made(tmp_path, "other.example.org", "--renew")  # names may be changed with it
+        certificates.renew_certificate(tmp_path, names=["other.example.org"])
         greet = TestCertificates().greet
         assert greet(server, trust=server.authority, name="other.example.org") == b"well"
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -161,8 +160,10 @@ class TestRenewal:
     def test_nothing_is_overwritten_unasked(self, tmp_path):
         self.made(tmp_path)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        with pytest.raises(InputError, match="--renew"):
+        with pytest.raises(InputError, match="never overwritten"):
             self.made(tmp_path, "link.example.org")
+        with pytest.raises(InputError, match="never overwritten"):
+            certificates.make_server_keys(tmp_path, certificates.find_authority(tmp_path))
         assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def test_an_authority_that_is_there_signs_for_a_new_server(self, tmp_path):
@@ -170,26 +171,28 @@ class TestRenewal:
         authority = server.authority.read_bytes()
         server.certificate.unlink()
         server.key.unlink()
-        assert self.made(tmp_path, "link.example.org").authority.read_bytes() == authority
+        again = certificates.find_authority(tmp_path)
+        certificates.make_server_keys(tmp_path, again, names=["link.example.org"])
+        assert server.authority.read_bytes() == authority
         greet = TestCertificates().greet
         assert greet(server, trust=server.authority, name="link.example.org") == b"well"
 
     def test_a_renewal_that_cannot_be_signed_is_a_sentence(self, tmp_path):
         with pytest.raises(InputError, match=r"server\.crt"):
-            self.made(tmp_path / "empty", "--renew")
+            certificates.renew_certificate(tmp_path / "empty")
         server = self.made(tmp_path)
         key = (tmp_path / "ca.key").read_bytes()
         (tmp_path / "ca.key").unlink()
         with pytest.raises(InputError, match=r"ca\.key.*bring it back"):
-            self.made(tmp_path, "--renew")
+            certificates.renew_certificate(tmp_path)
         (tmp_path / "ca.key").write_bytes(server.key.read_bytes())
         with pytest.raises(InputError, match="another key"):
-            self.made(tmp_path, "--renew")
+            certificates.renew_certificate(tmp_path)
         (tmp_path / "ca.key").write_bytes(b"no key")
         with pytest.raises(InputError, match="cannot be read"):
-            self.made(tmp_path, "--renew")
+            certificates.renew_certificate(tmp_path)
         (tmp_path / "ca.key").write_bytes(key)
-        self.made(tmp_path, "--renew")
+        certificates.renew_certificate(tmp_path)
 
     def test_no_certificate_outlives_its_authority(self, tmp_path):
         made = certificates.make_authority(tmp_path, days=100)
@@ -203,19 +206,22 @@ class TestRenewal:
             read = x509.load_pem_x509_certificate(file.read_bytes())
             assert read.not_valid_before_utc < datetime.now(UTC) - timedelta(hours=12)
 
-    def test_the_program_ends_in_a_sentence(self, tmp_path):
-        (tmp_path / "file").touch()
-        for folder, code, words in (
-            (tmp_path, 2, "exists already"),
-            (tmp_path / "file", 1, "refused"),
-        ):
-            for _ in range(2):
-                done = subprocess.run(
-                    [sys.executable, "-m", "sottovoce.flower.certificates", "node", folder, "a"],
-                    capture_output=True, text=True, timeout=900,
-                )  # fmt: skip
-            assert (done.returncode, words in done.stderr) == (code, True)
-            assert len(done.stderr.splitlines()) == 1
+    @pytest.mark.parametrize(
+        ("error", "code", "words"),
+        [
+            (InputError("keys exist already"), 2, "exist already"),
+            (NotADirectoryError(20, "Not a directory", "file"), 1, "file: the system refused"),
+        ],
+    )
+    def test_a_program_ends_in_a_sentence(self, capsys, error, code, words):
+        def fail():
+            raise error
+
+        with pytest.raises(SystemExit) as ended:
+            processes.run_command(fail)
+        said = capsys.readouterr().err
+        assert (ended.value.code, words in said) == (code, True)
+        assert len(said.splitlines()) == 1
 
 
 STUBBORN = """

@@ -310,7 +310,7 @@ def test_a_worker_that_cannot_begin_says_so_in_a_sentence(tmp_path, capsys, monk
     assert run(capsys, *at) == (
         2,
         "sottovoce: secret must be at least 32 bytes long, got 5; make one with "
-        "`python -m sottovoce.flower.certificates node`",
+        "`sottovoce node init`",
     )
     secret.write_bytes(b"s" * 32)
     for app in ("", "nowhere:app", "json:none", "json:loads", ".x:y"):

@@ -200,9 +200,10 @@ def mallory(deployment):
     """The stranger, registered: what it is, and how it is started."""
     stranger, server = deployment.stranger, deployment.server
     stranger.write("/srv/admin/ca.crt", server.read("/etc/sottovoce/authority/ca.crt"))
-    stranger.run(
-        "python", "-m", "sottovoce.flower.certificates", "node", "/srv/admin/keys", "mallory"
-    )
+    make = "from pathlib import Path; from sottovoce.flower import certificates as c; "
+    make += "c.make_node_key(Path('/srv/admin/keys'), 'mallory')"
+    stranger.run("mkdir", "-p", "/srv/admin/keys")
+    stranger.run("python", "-c", make)
     server.write("/srv/admin/mallory.pub", stranger.read("/srv/admin/keys/mallory.pub"))
     deployment.flwr("supernode", "register", "/srv/admin/mallory.pub", "federation")
     return ("node", DOOR, "/srv/admin/ca.crt", "/srv/admin/keys/mallory")

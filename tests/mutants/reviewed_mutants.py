@@ -702,8 +702,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/flower/test_worker.py::test_a_formatter_keeps_the_kind_of_an_exception_alone",
         (
             (
-                'line += f" ({record.exc_info[0].__name__})"',
-                'line += "\\n" + self.formatException(record.exc_info)',
+                '            words["error"] = record.exc_info[0].__name__\n',
+                '            words["error"] = self.formatException(record.exc_info)\n',
             ),
         ),
     ),

@@ -14,7 +14,7 @@ import signal
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -95,23 +95,11 @@ def rehearse(
       sottovoce rehearse plan.toml --public survey.csv --keep model
       sottovoce rehearse plan.toml --resume --out rehearsed
     """
+    given = dict(locals())
     from sottovoce.studies.rehearsal.rehearsing import run_command
 
-    run_command(
-        plan,
-        settings or [],
-        public=public,
-        keep=keep or [],
-        runs=runs,
-        minutes=minutes,
-        clients=clients,
-        samples=samples,
-        seed=seed,
-        out=out,
-        resume=resume,
-        as_json=as_json,
-        quiet=quiet,
-    )
+    del given["plan"], given["settings"], given["keep"]
+    run_command(plan, settings or [], keep=keep or [], **given)
 
 
 # With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
@@ -248,31 +236,16 @@ def calibrate(
       sottovoce calibrate --unit client --json
       sottovoce calibrate --expect --epsilon 4 --clients 5 --samples 400 --parameters 120
     """
-    from sottovoce.schedules.calibrate import (
-        calibrate,
-        format_expected,
-        format_table,
-        load_expected,
-    )
+    given: dict[str, Any] = dict(locals())
+    from sottovoce.schedules import calibrate as library
 
-    answer = calibrate(
-        epsilon=epsilon,
-        delta=delta,
-        rounds=rounds,
-        clients=clients,
-        per_round=per_round,
-        samples=samples,
-        clip=clip,
-        learning_rate=learning_rate,
-        unit=cast(Any, unit),
-        calibration=cast(Any, calibration),
-        parameters=parameters,
-    )
+    del given["expect"], given["as_json"]
+    answer = library.calibrate(**given)
     if as_json:
-        more = {"expected": load_expected()} if expect else {}
+        more = {"expected": library.load_expected()} if expect else {}
         click.echo(json.dumps({**answer.to_json(), **more}, ensure_ascii=False))
     else:
-        click.echo(format_expected(answer) if expect else format_table(answer))
+        click.echo((library.format_expected if expect else library.format_table)(answer))
     for sentence in answer.advice:
         click.echo(f"warning: {sentence}", err=True)
 
@@ -378,21 +351,11 @@ def federate(
       sottovoce federate plan.toml --clients 5 --out runs/five
       sottovoce federate --resume --out runs/five
     """
+    given = dict(locals())
     from sottovoce.flower.federate import federate
 
-    federate(
-        plan,
-        settings or [],
-        clients=clients,
-        out=out,
-        resume=resume,
-        as_json=as_json,
-        quiet=quiet,
-        insecure=insecure,
-        keep_uploads=keep_uploads,
-        deadline=deadline,
-        minimum=minimum,
-    )
+    del given["plan"], given["settings"]
+    federate(plan, settings or [], **given)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,16 +61,12 @@ def init_server(
     Example (as root):
       sottovoce server init server.example.org 192.0.2.7
     """
+    given = _drop_absent(locals(), "names", "passphrase_file")
     from sottovoce.flower import deploy
 
-    options = _drop_absent(folder=folder, state=state, runs=runs, units=units, authority=authority,
-        user=user, port=port, link_port=link_port, parameters=parameters,
-        clients=clients)  # fmt: skip
-    places = deploy.ServerPlaces(**options)
-    new = not (places.authority / "ca.crt").exists()
-    click.echo(
-        deploy.init_server(names, places, _read_passphrase(passphrase_file, new=new)), nl=False
-    )
+    places = deploy.ServerPlaces(**given)
+    passphrase = _read_passphrase(passphrase_file, new=not (places.authority / "ca.crt").exists())
+    click.echo(deploy.init_server(names, places, passphrase), nl=False)
 
 
 @server_app.command("renew")
@@ -84,9 +81,10 @@ def renew_server(
     Example (as root, with ca.key back in its place):
       sottovoce server renew
     """
+    given = _drop_absent(locals(), "passphrase_file")
     from sottovoce.flower import deploy
 
-    places = deploy.ServerPlaces(**_drop_absent(folder=folder, authority=authority))
+    places = deploy.ServerPlaces(**given)
     click.echo(deploy.renew_server(places, _read_passphrase(passphrase_file, new=False)), nl=False)
 
 
@@ -110,19 +108,18 @@ def init_node(
     Example (as root):
       sottovoce node init ward-3 --server server.example.org:8000 --ca ca.crt
     """
+    given = _drop_absent(locals())
     from sottovoce.flower import deploy
 
-    options = _drop_absent(folder=folder, data=data, state=state, units=units, user=user, port=port)
-    places = deploy.NodePlaces(name=name, server=server, ca=ca, **options)
-    click.echo(deploy.init_node(places), nl=False)
+    click.echo(deploy.init_node(deploy.NodePlaces(**given)), nl=False)
 
 
-def _drop_absent(**options: Any) -> dict[str, Any]:
-    """Return the given options with absolute paths, as service files need them."""
+def _drop_absent(options: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """Return the options that were given, with absolute paths, as service files need them."""
     return {
         key: value.absolute() if isinstance(value, Path) else value
         for key, value in options.items()
-        if value is not None
+        if value is not None and key not in others
     }
 
 

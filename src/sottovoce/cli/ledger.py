@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
@@ -99,30 +100,14 @@ def create(
       sottovoce ledger create ward.vault --data rows.csv --samples 1200 --epsilon 4 --delta 1e-6 \\
         --clip 1 --unit client --no-disclose
     """
+    terms = {name: value for name, value in locals().items() if value is not None}
     from sottovoce.client import ledger
 
+    for name in ("vault", "node", "user", "state", "second_ledger", "as_json"):
+        terms.pop(name, None)
     ledger.act_as(user, state, beside=node or vault)
-    terms = {
-        "data": data,
-        "samples": samples,
-        "epsilon": epsilon,
-        "delta": delta,
-        "clip": clip,
-        "unit": unit,
-        "calibration": calibration,
-        "floor": floor,
-        "max_rounds": max_rounds,
-        "max_steps": max_steps,
-        "run_share": run_share,
-        "disclose": disclose,
-    }
-    given = {name: value for name, value in terms.items() if value is not None}
-    summary = ledger.create_vault(vault, node, second_ledger=second_ledger, **given)
-    click.echo(
-        json.dumps(summary.to_json(), ensure_ascii=False)
-        if as_json
-        else ledger.format_statement(summary)
-    )
+    summary = ledger.create_vault(vault, node, second_ledger=second_ledger, **terms)
+    _print_result(summary.to_json() if as_json else ledger.format_statement(summary))
     for sentence in summary.policy.advise():
         click.echo(f"warning: {sentence}", err=True)
 
@@ -145,8 +130,7 @@ def show(
     from sottovoce.client import ledger
 
     summary, most = ledger.read_statement(vault), None if everything else 20
-    shown = json.dumps(summary.to_json(), ensure_ascii=False)
-    click.echo(shown if as_json else ledger.format_statement(summary, most=most))
+    _print_result(summary.to_json() if as_json else ledger.format_statement(summary, most=most))
 
 
 @ledger_app.command()
@@ -162,7 +146,7 @@ def verify(vault: VaultFile, as_json: AsJson = False) -> None:
     from sottovoce.client import ledger
 
     found = ledger.verify(vault)
-    click.echo(json.dumps(found.to_json(), ensure_ascii=False) if as_json else found)
+    _print_result(found.to_json() if as_json else str(found))
     found.require()
 
 
@@ -182,7 +166,7 @@ def export(
 
     summary, folder = certificate.export_certificate(vault, out)
     said = f"{folder / 'certificate.html'} and certificate.json are written"
-    click.echo(json.dumps(summary.to_json(), ensure_ascii=False) if as_json else said)
+    _print_result(summary.to_json() if as_json else said)
 
 
 @ledger_app.command()
@@ -197,7 +181,7 @@ def resume(vault: VaultFile, as_json: AsJson = False) -> None:
 
     receipt = vaults.resume(vault)
     said = f"{vault} continues; what was burnt stays spent"
-    click.echo(json.dumps(receipt.to_proof()) if as_json else said)
+    _print_result(receipt.to_proof() if as_json else said)
 
 
 @ledger_app.command()
@@ -216,7 +200,7 @@ def backup(
 
     receipt = vaults.backup(vault, out)
     said = f"{out} is a backup of {vault} up to line {receipt.seq:,}"
-    click.echo(json.dumps(receipt.to_proof()) if as_json else said)
+    _print_result(receipt.to_proof() if as_json else said)
 
 
 @ledger_app.command()
@@ -271,19 +255,14 @@ def rebind(
       sottovoce ledger rebind ward.vault --moved --nothing-since
       sottovoce ledger rebind ward.vault --restored --receipt newest.json
     """
+    given = dict(locals())
     from sottovoce.client import ledger
 
-    done = ledger.rebind(
-        vault,
-        data=data,
-        node=node,
-        overlap=overlap,
-        samples=samples,
-        moved=moved,
-        restored=restored,
-        receipts=receipt or [],
-        burn_rest=burn_rest,
-        nothing_since=nothing_since,
-        second_ledger=second_ledger,
-    )
-    click.echo(json.dumps(done.to_json(), ensure_ascii=False) if as_json else done.text)
+    del given["vault"], given["receipt"], given["as_json"]
+    done = ledger.rebind(vault, receipts=receipt or [], **given)
+    _print_result(done.to_json() if as_json else done.text)
+
+
+def _print_result(result: str | Mapping[str, Any]) -> None:
+    """Print a text, or an object as JSON."""
+    click.echo(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))

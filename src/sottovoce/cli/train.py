@@ -48,7 +48,12 @@ def train(
     """Run a plan, or continue a run, and print the result for people or as JSON."""
     stream = sys.stderr if as_json else sys.stdout
     if resume:
-        _refuse_with_resume(path, settings, out, seed)
+        checkpoint.require_out(out)
+        if path is not None or settings or seed is not None:
+            raise InputError(
+                "--resume continues with the plan and the seed of the run; "
+                "leave PLAN, --set and --seed out"
+            )
     plan = Plan.load(path, settings)
     if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
         raise InputError(
@@ -117,14 +122,3 @@ def _describe_run(plan: Plan) -> str:
     only = {"paper", "raw", "median"} & {*paper} or plan.data.infer or plan.evaluates_on_unit
     only = only or (plan.data.counts_classes and plan.regression is None)
     return IN_SIMULATION_ONLY if only else SIMULATION
-
-
-def _refuse_with_resume(
-    path: Path | None, settings: Sequence[str], out: Path | None, seed: int | None
-) -> None:
-    checkpoint.require_out(out)
-    if path is not None or settings or seed is not None:
-        raise InputError(
-            "--resume continues with the plan and the seed of the run; "
-            "leave PLAN, --set and --seed out"
-        )

@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -122,7 +122,7 @@ def _encode_head(head: dict[str, Any], described: Any) -> bytes:
 
 def _decode_head(text: bytes) -> tuple[dict[str, Any], Any]:
     try:
-        read = json.loads(text, parse_constant=_refuse_constant)
+        read = json.loads(text, parse_constant=int)  # which refuses NaN and infinities
     except (ValueError, RecursionError):
         _refuse("the message's head is not JSON")
     if not isinstance(read, dict) or read.keys() != {"arrays", "head"}:
@@ -156,10 +156,6 @@ def _read_shapes(described: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
 def _refuse(sentence: str) -> NoReturn:
     raise Malformed(sentence)
 
@@ -172,6 +168,9 @@ MOST = 10**9  # clients, rounds, steps: beyond it a number is nonsense
 _OLD_CODES = ("vault", "data", "internal")  # which older clients send for `unavailable`
 CODES = ("empty", "policy", "replay", "malformed", "version", "unavailable", *_OLD_CODES)
 
+_KEYS = ("schema", "run", "round", "terms", "local", "model", "loss_bound", "receipt", "server")
+_TERMS = ("clients", "per_round", "cohort")
+_LOCAL = ("learning_rate", "clip", "steps", "unit")
 _RUN = re.compile(r"[0-9a-f]{8,64}")
 SERVER = re.compile(r"[A-Za-z0-9 ._:-]{0,80}")
 
@@ -192,7 +191,7 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return the receipt as a message holds it."""
-        return {"vault": self.vault, "seq": self.seq, "hash": self.hash}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: Any) -> Receipt:
@@ -236,27 +235,15 @@ class Request:
 
     def to_blob(self) -> bytes:
         """Return the bytes of the message."""
+        local = {key: getattr(self.recipe, key) for key in _LOCAL}
+        if self.recipe.class_weights is not None:
+            local["class_weights"] = list(self.recipe.class_weights)
         head = {
             "schema": REQUEST,
             "run": self.run,
-            "round": {
-                "t": self.round.t,
-                "horizon": self.round.horizon,
-                "scale": float(self.round.scale),
-                "spread": self.round.spread,
-            },
-            "terms": {
-                "clients": self.clients,
-                "per_round": self.per_round,
-                "cohort": self.cohort,
-            },
-            "local": {
-                "learning_rate": self.recipe.learning_rate,
-                "clip": self.recipe.clip,
-                "steps": self.recipe.steps,
-                "unit": self.recipe.unit,
-            }
-            | _list_weights(self.recipe),
+            "round": {**asdict(self.round), "scale": float(self.round.scale)},
+            "terms": {key: getattr(self, key) for key in _TERMS},
+            "local": local,
             "model": self.form.to_json(),
             "loss_bound": self.loss_bound,
             "receipt": None if self.receipt is None else self.receipt.to_json(),
@@ -273,28 +260,13 @@ class Request:
         """Read a request; raise `Malformed` for anything else."""
         head, params = unpack(blob, limit=LARGEST)
         require_version(head, REQUEST)
-        _require_keys(
-            head,
-            "request",
-            (
-                "schema",
-                "run",
-                "round",
-                "terms",
-                "local",
-                "model",
-                "loss_bound",
-                "receipt",
-                "server",
-            ),
-        )
+        _require_keys(head, "request", _KEYS)
         turn, terms, local = head["round"], head["terms"], head["local"]
         _require_keys(turn, "round", ("t", "horizon", "scale", "spread"))
-        _require_keys(terms, "terms", ("clients", "per_round", "cohort"))
+        _require_keys(terms, "terms", _TERMS)
         # Absent without weights: a client of before refuses a key that it does not know.
         weighted = isinstance(local, Mapping) and "class_weights" in local
-        known = ("learning_rate", "clip", "steps", "unit")
-        _require_keys(local, "local", (*known, "class_weights") if weighted else known)
+        _require_keys(local, "local", (*_LOCAL, "class_weights") if weighted else _LOCAL)
         for name, value, least in (
             ("round.t", turn["t"], 0),
             ("round.horizon", turn["horizon"], 1),
@@ -343,11 +315,6 @@ class Request:
             receipt=None if head["receipt"] is None else Receipt.from_json(head["receipt"]),
             server=head["server"],
         )
-
-
-def _list_weights(recipe: Recipe) -> dict[str, list[float]]:
-    weights = recipe.class_weights
-    return {} if weights is None else {"class_weights": list(weights)}
 
 
 def make_refusal(code: str, text: str) -> bytes:

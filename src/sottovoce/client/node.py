@@ -278,11 +278,9 @@ def _read_persons(data: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[st
         return {}
     most = data.get("rows_per_person", ROWS_PER_PERSON)
     if type(most) is not int or not 1 <= most <= MOST_ROWS_PER_PERSON:
-        raise InputError.of(
-            "data.rows_per_person",
-            most,
-            f"a whole number from 1 to {MOST_ROWS_PER_PERSON}",
-            "it is public: the most rows of one person that are used",
+        raise InputError(
+            f"data.rows_per_person must be a whole number from 1 to {MOST_ROWS_PER_PERSON}, got "
+            f"{most!r:.60}; it is public: the most rows of one person that are used"
         )
     return {"person": _require_text("data.person", person), "rows_per_person": most}
 

@@ -20,7 +20,6 @@ for which no budget paid; so elsewhere the record says why it is not shown.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import datasets, tables
 from sottovoce.data.check import describe_scale
-from sottovoce.data.files import read_npy, read_npz, why, write_file
+from sottovoce.data.files import read_npy, read_npz, why, write_npz
 from sottovoce.data.partition import Split, deal_persons, size_clients_in_order, split_rows
 from sottovoce.data.streaming import Stored, is_stored, is_streamed, require_finite
 from sottovoce.data.tables import Layout, split_by_column
@@ -75,9 +74,7 @@ def save_public(path: Path, held: Holdings) -> None:
         arrays["class_names"] = np.array(held.class_names)
     if held.fresh_vaults:
         arrays["fresh_vaults"] = np.array(True)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_file(path, buffer.getvalue())
+    write_npz(path, arrays)
 
 
 def load_public(path: Path) -> Holdings:
@@ -309,19 +306,15 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
         held = (_deal_array_file if plan.data.is_array_file else deal)(plan, seed)
     else:
         if plan.data.public is not None and not is_pair(data.train):
-            raise InputError.of(
-                "data.public",
-                plan.data.public,
-                "absent with one array per client",
-                "the arrays say themselves who holds what",
+            raise InputError(
+                "data.public must be absent with one array per client, got "
+                f"{plan.data.public!r:.60}; the arrays say themselves who holds what"
             )
         together = is_pair(data.train)
         if plan.local.unit == "person" and not together:
-            raise InputError.of(
-                "local.unit",
-                "person",
-                "record or client with one array per client",
-                "give one (X, y) and person=ids",
+            raise InputError(
+                "local.unit must be record or client with one array per client, got 'person'; "
+                "give one (X, y) and person=ids"
             )
         held = _deal_arrays(plan, data, seed) if together else _join_client_arrays(plan, data)
         rows = data.train[0] if together else data.train[0][0]  # type: ignore[index]
@@ -560,11 +553,9 @@ def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
     if is_streamed(data.train[0]):
         raise InputError("person has no effect on streamed rows; bring them into memory first")
     if plan.data.public is not None:
-        raise InputError.of(
-            "data.public",
-            plan.data.public,
-            "absent with person ids",
-            "the first rows may be of persons whom clients hold, too; give validation=(X, y)",
+        raise InputError(
+            f"data.public must be absent with person ids, got {plan.data.public!r:.60}; the first "
+            "rows may be of persons whom clients hold, too; give validation=(X, y)"
         )
     return _check_ids(np.asarray(data.person), rows)
 
@@ -702,11 +693,10 @@ class Classes:
         encoded = np.array([codes.get(str(value), -1) for value in found.tolist()], np.int32)
         if encoded.min() < 0:
             listed = ", ".join(known[:5]) + (", …" if len(known) > 5 else "")
-            raise InputError.of(
-                f"{name} labels",
-                str(found[encoded.argmin()])[:60],
-                f"one of {listed}, as in the public validation and test rows or the plan",
-                "show every class there, so that the classes are public",
+            raise InputError(
+                f"{name} labels must be one of {listed}, as in the public validation and test rows "
+                f"or the plan, got {str(found[encoded.argmin()])[:60]!r:.60}; show every class "
+                "there, so that the classes are public"
             )
         return encoded[where.reshape(-1)]
 

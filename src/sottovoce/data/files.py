@@ -7,9 +7,10 @@ of them become a ValueError that says why; errors of the system stay OSErrors. N
 
 from __future__ import annotations
 
+import io
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -148,6 +149,13 @@ def _lock_folder(folder: Path, kind: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def write_npz(path: Path, arrays: Mapping[str, Any], *, compressed: bool = True) -> None:
+    """Write arrays to an .npz, whole or not at all."""
+    buffer = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(buffer, **arrays)
+    write_file(path, buffer.getvalue())
 
 
 def write_file(path: Path, content: bytes) -> None:

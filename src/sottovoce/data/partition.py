@@ -366,12 +366,10 @@ def _check_sizes(
     spare = max(0, rows - set_aside)
     if samples is None and kind != "sizes":
         if spare < clients * at_least:
-            raise InputError.of(
-                "data.clients",
-                clients,
-                f"at most {spare // at_least} for the {rows} rows less {set_aside} for validation "
-                "and test",
-                "lower it, or data.validation or data.test",
+            raise InputError(
+                f"data.clients must be at most {spare // at_least} for the {rows} rows less "
+                f"{set_aside} for validation and test, got {clients!r:.60}; lower it, or "
+                "data.validation or data.test"
             )
         return np.full(clients, spare // clients)
     listed = _list_sizes(samples, kind=kind, clients=clients)
@@ -381,12 +379,10 @@ def _check_sizes(
         )
     total = sum(int(n) for n in listed) * (clients // len(listed))
     if total > spare:
-        raise InputError.of(
-            "data.samples",
-            samples,
-            f"at most {spare} rows for all {clients} clients together, which is {rows} less "
-            f"{set_aside} for validation and test",
-            f"these are {total}: lower data.samples, data.clients, data.validation or data.test",
+        raise InputError(
+            f"data.samples must be at most {spare} rows for all {clients} clients together, which "
+            f"is {rows} less {set_aside} for validation and test, got {samples!r:.60}; these are "
+            f"{total}: lower data.samples, data.clients, data.validation or data.test"
         )
     return np.repeat(np.asarray(listed, np.int64), clients // len(listed))
 

@@ -3,13 +3,8 @@
 Flower wants three things on disk: a PEM authority that clients trust, a PEM certificate and key of
 the SuperLink whose names include the address clients dial, and for every SuperNode an OpenSSH
 ECDSA key pair. All keys are on P-384. Every file is made new (an existing one is never
-overwritten) and is readable by its owner alone.
-
-    python -m sottovoce.flower.certificates server DIR NAME…     # ca.crt, ca.key, server.crt, .key
-    python -m sottovoce.flower.certificates server DIR --renew   # server.crt for another year
-    python -m sottovoce.flower.certificates node DIR NAME        # NAME, NAME.pub, NAME.secret
-
-An authority that is in DIR already signs for the server; a renewal keeps every key.
+overwritten) and is readable by its owner alone. `sottovoce server init` and `sottovoce node init`
+make those of a federation between machines; a renewal keeps every key.
 
 >>> import tempfile
 >>> from pathlib import Path
@@ -25,7 +20,6 @@ An authority that is in DIR already signs for the server; a renewal keeps every 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ipaddress
 import os
@@ -49,7 +43,6 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sottovoce.errors import InputError
-from sottovoce.flower import processes
 
 LOOPBACK = ("localhost", "127.0.0.1")
 YEAR = 365
@@ -237,47 +230,6 @@ def make_worker_secret(folder: Path, name: str) -> Path:
     return _write_new(folder / f"{name}.secret", secrets.token_hex(32).encode())
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Make the files of a server or of a node, and say which."""
-    parser = argparse.ArgumentParser(prog="python -m sottovoce.flower.certificates")
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    for kind, names, about in (
-        ("server", "*", "an authority and a server certificate for these names and addresses"),
-        ("node", None, "a node's key pair and its worker's secret"),
-    ):
-        subparser = kinds.add_parser(kind, help=about)
-        subparser.add_argument("folder", type=Path)
-        subparser.add_argument("name", nargs=names)
-        if kind == "server":
-            subparser.add_argument(
-                "--renew", action="store_true", help="a new server.crt, the same keys"
-            )
-    given = parser.parse_args(words)
-    given.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if given.kind == "server":
-        made = _make_or_renew(given.folder, given.name, renewed=given.renew)
-        files = [made.authority, made.certificate, made.key]
-    else:
-        key = make_node_key(given.folder, given.name)
-        files = [key.private, key.public, make_worker_secret(given.folder, given.name)]
-    print("\n".join(map(str, files)))
-
-
-def _make_or_renew(folder: Path, names: Sequence[str], *, renewed: bool) -> ServerKeys:
-    if renewed:
-        return renew_certificate(folder, names=names)
-    for path in (folder / "server.crt", folder / "server.key"):
-        if path.exists():
-            raise InputError(
-                f"{path} exists already and is not overwritten; add --renew for a certificate of "
-                "another year, or choose another folder"
-            )
-    there = (folder / "ca.crt").exists() or (folder / "ca.key").exists()
-    return make_server_keys(
-        folder, find_authority(folder) if there else make_authority(folder), names=names
-    )
-
-
 def _start_certificate(
     subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, ends: datetime
 ) -> x509.CertificateBuilder:
@@ -344,7 +296,3 @@ def _write_new(path: Path, content: bytes) -> Path:
     with os.fdopen(handle, "wb") as file:
         file.write(content)
     return path
-
-
-if __name__ == "__main__":
-    processes.run_command(main)

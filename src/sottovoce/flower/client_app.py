@@ -14,6 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,31 +53,29 @@ class Installed:
         """Return who this is and what it discloses."""
         from sottovoce.client import device
 
-        found = _load_node(node)
-        return device.refuse_unavailable() if found is None else device.make_greeting(found)
+        return _with_node(node, device.make_greeting)
 
     def answer(self, request: bytes, node: Path) -> bytes:
         """Answer one request."""
         from sottovoce.client import device
 
-        found = _load_node(node)
-        return (
-            device.refuse_unavailable() if found is None else device.answer_request(request, found)
-        )
+        return _with_node(node, partial(device.answer_request, request))
 
 
-def _load_node(path: Path) -> Node | None:
-    """Read the node file; where it is wrong, log why in words and return None.
+def _with_node(path: Path, work: Callable[[Node], bytes]) -> bytes:
+    """Read the node file and answer with it; where it is wrong, log why in words and refuse.
 
     The words are about the file alone: no rows have been read.
     """
+    from sottovoce.client import device
     from sottovoce.client.node import Node
 
     try:
-        return Node.load(path)
+        node = Node.load(path)
     except InputError as error:
         log.error("the node file cannot be used: %s", str(error))
-        return None
+        return device.refuse_unavailable()
+    return work(node)
 
 
 def build_app(device: Answerer) -> ClientApp:

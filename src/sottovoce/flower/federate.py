@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
 import os
 import re
@@ -33,13 +32,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client import ledger
 from sottovoce.data import federated, tables
 from sottovoce.data.federated import Holdings
-from sottovoce.data.files import make_folder, require_empty, write_file
+from sottovoce.data.files import make_folder, require_empty, write_file, write_npz
 from sottovoce.errors import FederationError, InputError, RunError
 from sottovoce.models import custom
 from sottovoce.models.base import Regression
@@ -150,18 +148,12 @@ def _make_node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:
     }
     if plan.rows_per_person and held.person is not None:
         rows["person"] = held.person[mine]
-    _write_rows(folder / "rows.npz", rows)
+    write_npz(folder / "rows.npz", rows)
     file = folder / NODE
     text = format_node_file(plan, i, name=folder.name, classes=held.classes, target=held.target)
     file.write_text(text, "utf-8")
     ledger.create_from_node(file, second_ledger=True)  # made for this run; the record says so
     return file
-
-
-def _write_rows(path: Path, rows: dict[str, NDArray[Any]]) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **rows)  # type: ignore[arg-type]
-    write_file(path, buffer.getvalue())
 
 
 # Where no plan is given: the embedded one with fewer clients and rounds, and all rows dealt.
@@ -225,9 +217,12 @@ def federate(
     given |= {"keep_uploads": keep_uploads or None, "insecure": insecure or None}
     given = {key: value for key, value in given.items() if value is not None}
     if resume:
-        _refuse_with_resume(path, settings, clients, out, insecure)
-        assert out is not None
-        folder = out
+        folder = checkpoint.require_out(out)
+        if path is not None or settings or clients is not None or insecure:
+            raise InputError(
+                "--resume goes on with the plan, the clients and the transport of the run; "
+                "leave PLAN, --set, --clients and --insecure out"
+            )
         plan, options = _load_stopped(folder, given)
     else:
         plan, options = load_plan(path, settings, clients), Options(**given)
@@ -280,10 +275,7 @@ def load_plan(path: Path | None, settings: Sequence[str], clients: int | None) -
     (3, 'fixed', 8, 'secure')
     """
     more = [*settings, *([] if clients is None else [f"data.clients={clients}"]), "noise=secure"]
-    if path is None:
-        plan = Plan(**EMBEDDED).replace(*more)
-    else:
-        plan = Plan.load(path, more)
+    plan = Plan(**EMBEDDED).replace(*more) if path is None else Plan.load(path, more)
     if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
         raise InputError(
             "data.name = arrays and model.name = custom are given from Python; "
@@ -465,18 +457,3 @@ def _load_stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
 
 def _describe_stop(folder: Path, what: str) -> str:
     return f"{what}; go on with: sottovoce federate --resume --out {shlex.quote(os.fspath(folder))}"
-
-
-def _refuse_with_resume(
-    path: Path | None,
-    settings: Sequence[str],
-    clients: int | None,
-    out: Path | None,
-    insecure: bool,
-) -> None:
-    checkpoint.require_out(out)
-    if path is not None or settings or clients is not None or insecure:
-        raise InputError(
-            "--resume goes on with the plan, the clients and the transport of the run; "
-            "leave PLAN, --set, --clients and --insecure out"
-        )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import math
 import os
 import random
@@ -181,11 +180,6 @@ class SuperNodeProcess:
     starts: int = 0
     falls: int = 0  # of its worker
 
-    def count_fall(self) -> bool:
-        """Count one more unexpected end of its worker; return whether there were few."""
-        self.falls += 1
-        return self.falls < AT_ONCE
-
 
 @dataclass(eq=False)
 class LocalFederation:
@@ -326,31 +320,33 @@ class LocalFederation:
         """Restart SuperNodes and workers that ended unasked, until the federation closes."""
         due: dict[str, float] = {}
 
-        def is_due(name: str, soon: Callable[[], bool]) -> bool:
-            if name not in due:
-                due[name] = time.monotonic() + (0.0 if soon() else RETRY)
-            if time.monotonic() < due[name]:
+        def is_due(process: Process | None, soon: Callable[[], bool] = lambda: False) -> bool:
+            """Return whether a process that ended unasked is to be started again now."""
+            if process is None or process.code is None or process.asked:
                 return False
-            del due[name]
+            if process.name not in due:
+                due[process.name] = time.monotonic() + (0.0 if soon() else RETRY)
+            if time.monotonic() < due[process.name]:
+                return False
+            del due[process.name]
             return True
 
+        def count_fall(node: SuperNodeProcess) -> bool:
+            node.falls += 1
+            return node.falls < AT_ONCE
+
         def watch() -> None:
-            while not self._closing.wait(BEAT):
-                if _has_fallen(self._server) and is_due("server", lambda: False):
-                    self.start_server()
-                for node in self.nodes:
-                    if _has_fallen(node.worker) and is_due(f"{node.name}.worker", node.count_fall):
-                        self.start_worker(node)
-                    if _has_fallen(node.process) and is_due(
-                        node.name, partial(self._release_session, node)
-                    ):
-                        self.start_node(node)
-
-        def until_the_end() -> None:
             with contextlib.suppress(FederationError):  # the keeper is gone: nothing to supervise
-                watch()
+                while not self._closing.wait(BEAT):
+                    if is_due(self._server):
+                        self.start_server()
+                    for node in self.nodes:
+                        if is_due(node.worker, partial(count_fall, node)):
+                            self.start_worker(node)
+                        if is_due(node.process, partial(self._release_session, node)):
+                            self.start_node(node)
 
-        self._supervisor = threading.Thread(target=until_the_end, daemon=True)
+        self._supervisor = threading.Thread(target=watch, daemon=True)
         self._supervisor.start()
 
     def close(self) -> None:
@@ -412,7 +408,9 @@ def start_federation(
                 key = None if insecure else certificates.make_node_key(folder / "keys", name)
                 running.nodes.append(SuperNodeProcess(name, config, key, None, port))
             running.start_server()
-            _wait_for_link(running, ready)
+            if not wait_for(lambda: is_answering(link), ready, check=running.check):
+                words = f"the SuperLink did not answer in {ready:.0f} s"
+                raise FederationError(_quote_log(processes.all["superlink"], words))
             for node in running.nodes:
                 if node.key is not None:
                     node.id = register_node(link, node.key.public, node.name)
@@ -427,28 +425,13 @@ def start_federation(
 
 def is_answering(link: Link) -> bool:
     """Return whether the SuperLink reports that it is healthy."""
-    host, _, port = link.address.rpartition(":")
+    url = f"http{'s' if link.authority else ''}://{link.address}/health"
     try:
-        if link.authority is None:
-            connection = http.client.HTTPConnection(host, int(port), timeout=5)
-        else:
-            trust = ssl.create_default_context(cafile=str(link.authority))
-            connection = http.client.HTTPSConnection(host, int(port), timeout=5, context=trust)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        finally:
-            connection.close()
-    except (OSError, http.client.HTTPException):
+        trust = link.authority and ssl.create_default_context(cafile=str(link.authority))
+        answer = httpx.get(url, timeout=5, trust_env=False, verify=trust or False)
+    except (OSError, httpx.HTTPError):
         return False
-
-
-def _wait_for_link(running: LocalFederation, seconds: float) -> None:
-    if not wait_for(lambda: is_answering(running.link), seconds, check=running.check):
-        process = running.processes.all["superlink"]
-        raise FederationError(
-            _quote_log(process, f"the SuperLink did not answer in {seconds:.0f} s")
-        )
+    return answer.status_code == 200
 
 
 def _wait_for_nodes(running: LocalFederation, seconds: float) -> None:
@@ -486,11 +469,6 @@ def _write_connection(home: Path, link: Link) -> None:
         f"[superlink.{CONNECTION}]\naddress = '{link.address}'\n{trust}\n",
         "utf-8",
     )
-
-
-def _has_fallen(process: Process | None) -> bool:
-    """Return whether a process ended without having been asked to."""
-    return process is not None and process.code is not None and not process.asked
 
 
 def _find_tool(name: str) -> str:

@@ -46,65 +46,45 @@ def run_command(work: Callable[[], None]) -> NoReturn:
     """
     try:
         work()
-    except InputError as error:
-        _exit_with(str(error), 2)
+        sys.exit(0)
     except SottovoceError as error:
-        _exit_with(str(error), 1)
+        sentence, code = str(error), 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
-        _exit_with("interrupted", 130)
+        sentence, code = "interrupted", 130
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _exit_with(f"{where}the system refused: {error.strerror or error}", 1)
-    sys.exit(0)
-
-
-def _exit_with(sentence: str, code: int) -> NoReturn:
+        sentence, code = f"{where}the system refused: {error.strerror or error}", 1
     sys.stderr.write(f"sottovoce: {sentence}\n")
     sys.exit(code)
 
 
-class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, event, and the kind of error where there was one.
+class EventFormatter(logging.Formatter):
+    """A line of time, level, event, and the kind of error where there was one; plain or as JSON.
 
     >>> line = logging.LogRecord("sottovoce", 40, "", 0, "no answer: %s", (KeyError("x"),), None)
     >>> line.created = 0.0
-    >>> print(JsonFormatter().format(line))
+    >>> print(EventFormatter(as_json=False).format(line))
+    1970-01-01T00:00:00Z ERROR no answer: KeyError
+    >>> print(EventFormatter(as_json=True).format(line))
     {"time": "1970-01-01T00:00:00Z", "level": "ERROR", "logger": "sottovoce", \
 "event": "no answer: KeyError"}
     """
 
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self.as_json = as_json
+
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        words = {
-            "time": _format_time(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "event": _format_event(record),
-        }
+        when = datetime.fromtimestamp(int(record.created), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        words = {"time": when, "level": record.levelname, "logger": record.name}
+        words["event"] = _format_event(record)
         if record.exc_info and record.exc_info[0] is not None:
             words["error"] = record.exc_info[0].__name__
-        return json.dumps(words, ensure_ascii=False)
-
-
-class PlainFormatter(logging.Formatter):
-    """The same for reading: time, level, event, and the kind of error where there was one.
-
-    >>> line = logging.LogRecord("sottovoce", 40, "", 0, "no answer: %s", (KeyError("x"),), None)
-    >>> line.created = 0.0
-    >>> print(PlainFormatter().format(line))
-    1970-01-01T00:00:00Z ERROR no answer: KeyError
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        line = f"{_format_time(record)} {record.levelname} {_format_event(record)}"
-        if record.exc_info and record.exc_info[0] is not None:
-            line += f" ({record.exc_info[0].__name__})"
-        return line
-
-
-def _format_time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(int(record.created), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if self.as_json:
+            return json.dumps(words, ensure_ascii=False)
+        line = f"{when} {record.levelname} {words['event']}"
+        return line + (f" ({words['error']})" if "error" in words else "")
 
 
 def _format_event(record: logging.LogRecord) -> str:
@@ -124,7 +104,7 @@ def _hide_words(value: object) -> object:
 def start_logging(*, as_json: bool) -> None:
     """Log events of sottovoce, and errors, to standard error, plainly or as JSON."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())
+    handler.setFormatter(EventFormatter(as_json=as_json))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("sottovoce").setLevel(logging.INFO)
 

@@ -158,14 +158,9 @@ class BoundedGrid(HttpGrid):
                 reply.metadata.__dict__["_message_id"] = metadata.message_id
             except httpx.HTTPError:  # of the SuperLink, not of the reply: the next poll decides
                 raise
-            except ObjectPullError:
-                reply = _make_failure(
-                    run, metadata.reply_to_message_id, metadata.src_node_id, UNAVAILABLE
-                )
-            except Exception:  # too large, or nothing that can be decoded
-                reply = _make_failure(
-                    run, metadata.reply_to_message_id, metadata.src_node_id, REFUSED
-                )
+            except Exception as error:  # too large, or nothing that can be decoded, or not there
+                code = UNAVAILABLE if isinstance(error, ObjectPullError) else REFUSED
+                reply = _make_failure(run, metadata, code)
             # Received or refused, the SuperLink need not keep it.
             self._runtime_client.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(
@@ -207,16 +202,17 @@ def _list_parts(tree: ObjectTree) -> list[str]:
     return parts
 
 
-def _make_failure(run: int, reply_to: str, node: int, code: int) -> Message:
+def _make_failure(run: int, reply: Any, code: int) -> Message:
+    """Make the message that stands for a reply that is not read, from the reply's metadata."""
     metadata = Metadata(
         run_id=run,
         message_id="",
-        src_node_id=node,
-        dst_node_id=node,
+        src_node_id=reply.src_node_id,
+        dst_node_id=reply.src_node_id,
         message_type=SYSTEM_MESSAGE_TYPE,
         group_id="",
         ttl=0,
-        reply_to_message_id=reply_to,
+        reply_to_message_id=reply.reply_to_message_id,
         created_at=now().timestamp(),
     )
     return make_message(metadata=metadata, error=Error(code=code, reason=""))

@@ -288,7 +288,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def read_secret(path: Path) -> bytes:
     """Return what a worker is known by; refuse a file that is missing or too short."""
-    remedy = "make one with `python -m sottovoce.flower.certificates node`"
+    remedy = "make one with `sottovoce node init`"
     try:
         secret = path.read_bytes()
     except OSError as error:

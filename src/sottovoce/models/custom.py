@@ -46,11 +46,9 @@ class Custom(JaxModel):
         losses = self.loss_of_scores(self.apply(params, x), y)
         if losses.shape != x.shape[:1]:
             # A mean over the batch would make every sample's gradient depend on its neighbours.
-            raise InputError.of(
-                "the loss of a custom model",
-                losses.shape,
-                f"an array of shape {x.shape[:1]}",
-                "return one loss per row and leave out the mean",
+            raise InputError(
+                f"the loss of a custom model must be an array of shape {x.shape[:1]}, got "
+                f"{losses.shape!r:.60}; return one loss per row and leave out the mean"
             )
         return losses
 

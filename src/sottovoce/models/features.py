@@ -139,11 +139,9 @@ def build(
     if name not in NAMES:
         raise InputError.of("features", name, " or ".join(NAMES), "or leave it out")
     if len(shape) not in (2, 3):
-        raise InputError.of(
-            "model.features",
-            name,
-            f"absent for rows of shape {shape}",
-            "gradient histograms are of pictures (height, width, colours)",
+        raise InputError(
+            f"model.features must be absent for rows of shape {shape}, got {name!r:.60}; gradient "
+            "histograms are of pictures (height, width, colours)"
         )
     most = min(shape[:2])
     if cell is None or not 1 <= cell <= most:

@@ -67,11 +67,9 @@ def check_columns(value: Any, label: str | None = None) -> Columns:
 got [120, 0]; swap them
     """
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise PlanError.of(
-            "data.columns",
-            value,
-            "a table of columns",
-            "write [data.columns] and below it age = [0, 120] or sex = ['f', 'm']",
+        raise PlanError(
+            f"data.columns must be a table of columns, got {value!r:.60}; write [data.columns] and "
+            "below it age = [0, 120] or sex = ['f', 'm']"
         )
     return Columns({name: _check_spec(name, items, name == label) for name, items in value.items()})
 
@@ -318,20 +316,16 @@ class Data(Section):
         facts = DATASETS[self.name]
         for key, value in (("validation", self.validation), ("test", self.test)):
             if not isinstance(value, int):
-                raise PlanError.of(
-                    f"data.{key}",
-                    value,
-                    f"a whole number with data.name = {self.name}",
-                    "parts and files are for tables, which data.path names",
+                raise PlanError(
+                    f"data.{key} must be a whole number with data.name = {self.name}, got "
+                    f"{value!r:.60}; parts and files are for tables, which data.path names"
                 )
         validation, test = int(self.validation), int(self.test)
         clients = self.clients or 0
         if self.split == "column":
-            raise PlanError.of(
-                "data.split",
-                "column",
-                f"iid, labels, sizes or dirichlet with data.name = {self.name}",
-                "a client column is for tables, which data.path names",
+            raise PlanError(
+                f"data.split must be iid, labels, sizes or dirichlet with data.name = {self.name}, "
+                "got 'column'; a client column is for tables, which data.path names"
             )
         if test == 0 and facts.own_test == 0:
             raise PlanError.of(
@@ -339,11 +333,9 @@ class Data(Section):
             )
         k = self.labels_per_client or 1
         if k > facts.classes:
-            raise PlanError.of(
-                "data.labels_per_client",
-                k,
-                f"at most {facts.classes}",
-                f"{self.name} has {facts.classes} classes",
+            raise PlanError(
+                f"data.labels_per_client must be at most {facts.classes}, got {k!r:.60}; "
+                f"{self.name} has {facts.classes} classes"
             )
         self._check_public(validation)
         aside = validation if self.public is None else self.public
@@ -360,11 +352,9 @@ class Data(Section):
 
     def _check_public(self, validation: int) -> None:
         if self.public is not None and not 1 <= validation <= self.public:
-            raise PlanError.of(
-                "data.validation",
-                validation,
-                f"from 1 to data.public = {self.public}",
-                "the rows the server steers by are drawn from the public ones",
+            raise PlanError(
+                f"data.validation must be from 1 to data.public = {self.public}, got "
+                f"{validation!r:.60}; the rows the server steers by are drawn from the public ones"
             )
 
     @property
@@ -432,11 +422,9 @@ class Data(Section):
         if self.test == 0:
             raise PlanError.of("data.test", 0, "≥ 1, a part or a file", "a table has no test set")
         if self.validation == 0:
-            raise PlanError.of(
-                "data.validation",
-                0,
-                "≥ 1, a part or a file",
-                "a table's test rows are kept for the test",
+            raise PlanError(
+                "data.validation must be ≥ 1, a part or a file, got 0; a table's test rows are "
+                "kept for the test"
             )
         if self.evaluation is not None and not self.evaluates_on_clients:
             raise PlanError(
@@ -451,11 +439,9 @@ class Data(Section):
             )
         k, classes = self.labels_per_client or 1, self.classes
         if classes is not None and k > classes:
-            raise PlanError.of(
-                "data.labels_per_client",
-                k,
-                f"at most {classes}",
-                f"{self.label} has {classes} categories",
+            raise PlanError(
+                f"data.labels_per_client must be at most {classes}, got {k!r:.60}; {self.label} "
+                f"has {classes} categories"
             )
         if self.client is None:
             self._check_samples(10**12, k)
@@ -528,11 +514,9 @@ class Data(Section):
                     + (", or as many as divide them evenly" if self.split == "sizes" else "")
                 )
         elif self.split == "sizes":
-            raise PlanError.of(
-                "data.samples",
-                sizes,
-                "a list with data.split = sizes",
-                "list the rows of each client, or choose iid",
+            raise PlanError(
+                f"data.samples must be a list with data.split = sizes, got {sizes!r:.60}; list the "
+                "rows of each client, or choose iid"
             )
         if sizes is None:
             return
@@ -543,11 +527,10 @@ class Data(Section):
             )
         total = sum(listed) * clients // len(listed)
         if total > kept:
-            raise PlanError.of(
-                "data.samples",
-                list(listed) if len(listed) > 1 else listed[0],
-                f"at most {kept} for all {clients} clients together",
-                f"these are {total}: lower it, data.clients, data.validation or data.test",
+            raise PlanError(
+                f"data.samples must be at most {kept} for all {clients} clients together, got "
+                f"{list(listed) if len(listed) > 1 else listed[0]!r:.60}; these are {total}: lower "
+                "it, data.clients, data.validation or data.test"
             )
 
 

@@ -119,18 +119,14 @@ class Plan(Section):
                 f"{self.rounds.schedule} never looks at; choose public, or discounted"
             )
         if self.server.choose == "best" and self.data.validation == 0:
-            raise PlanError.of(
-                "server.choose",
-                "best",
-                "last with data.validation = 0",
-                "the test rows would choose the model that they test",
+            raise PlanError(
+                "server.choose must be last with data.validation = 0, got 'best'; the test rows "
+                "would choose the model that they test"
             )
         if self.local.unit == "person" and self.data.person is None and self.data.name != "arrays":
-            raise PlanError.of(
-                "data.person",
-                None,
-                "the column of person ids with local.unit = person",
-                "name it, or protect records or clients",
+            raise PlanError(
+                "data.person must be the column of person ids with local.unit = person, got None; "
+                "name it, or protect records or clients"
             )
         if self.local.unit != "person" and self.data.rows_per_person is not None:
             raise PlanError(
@@ -278,11 +274,9 @@ class Plan(Section):
                 "remove one of the two"
             )
         if self.regression is None:
-            raise PlanError.of(
-                "data.target",
-                None,
-                f"[low, high] with model.loss = {loss}",
-                "give the public range of the label, never one taken from the rows",
+            raise PlanError(
+                f"data.target must be [low, high] with model.loss = {loss}, got None; give the "
+                "public range of the label, never one taken from the rows"
             )
 
     @property

@@ -117,11 +117,9 @@ class Model(Section):
                     f"model.{key} has no effect without model.features; remove it or add features"
                 )
         if self.features is not None and self.takes_pictures:
-            raise PlanError.of(
-                "model.features",
-                self.features,
-                f"absent for the {self.name}",
-                "it takes pictures; a softmax layer takes features",
+            raise PlanError(
+                f"model.features must be absent for the {self.name}, got {self.features!r:.60}; it "
+                "takes pictures; a softmax layer takes features"
             )
         return self
 

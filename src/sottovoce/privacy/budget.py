@@ -234,18 +234,14 @@ may be learnt about one unit, 1 is strong and 8 is usual
     def __post_init__(self) -> None:
         epsilon, delta = _to_float(self.epsilon), _to_float(self.delta)
         if not 1e-6 <= epsilon < math.inf:
-            raise InputError.of(
-                "epsilon",
-                self.epsilon,
-                "a finite number ≥ 1e-06",
-                "choose how much may be learnt about one unit, 1 is strong and 8 is usual",
+            raise InputError(
+                f"epsilon must be a finite number ≥ 1e-06, got {self.epsilon!r:.60}; choose how "
+                "much may be learnt about one unit, 1 is strong and 8 is usual"
             )
         if not 1e-100 <= delta <= 0.5:
-            raise InputError.of(
-                "delta",
-                self.delta,
-                "a number from 1e-100 to 0.5",
-                "choose what may be added to a probability beyond epsilon, well below 1 / samples",
+            raise InputError(
+                f"delta must be a number from 1e-100 to 0.5, got {self.delta!r:.60}; choose what "
+                "may be added to a probability beyond epsilon, well below 1 / samples"
             )
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", delta)
@@ -279,11 +275,9 @@ class Guarantee:
                 "unit", self.unit, " or ".join(UNITS), "name what one difference is"
             )
         if self.calibration not in CALIBRATIONS:
-            raise InputError.of(
-                "calibration",
-                self.calibration,
-                "exact, zcdp or paper",
-                "exact gives the least noise that keeps the promise",
+            raise InputError(
+                f"calibration must be exact, zcdp or paper, got {self.calibration!r:.60}; exact "
+                "gives the least noise that keeps the promise"
             )
         unknown = sorted(set(self.not_covered) - NOT_COVERED.keys())
         if unknown:

@@ -50,11 +50,9 @@ def capacity(
             "calibration", calibration, "exact, zcdp or paper", "exact is the default"
         )
     if not np.all((np.asarray(epsilon) >= 1e-6) & (np.asarray(epsilon) <= LOOSEST[0])):
-        raise InputError.of(
-            "epsilon",
-            np.asarray(epsilon).tolist(),
-            "from 1e-06 to 1e+06",
-            "outside this range the calibration is not checked against 50 digits",
+        raise InputError(
+            f"epsilon must be from 1e-06 to 1e+06, got {np.asarray(epsilon).tolist()!r:.60}; "
+            "outside this range the calibration is not checked against 50 digits"
         )
     if not np.all((np.asarray(delta) >= 1e-100) & (np.asarray(delta) <= LOOSEST[1])):
         raise InputError.of(
@@ -100,11 +98,9 @@ def vault_capacity(
 a vault keeps promises, and the paper's formula does not always
     """
     if calibration == "paper":
-        raise InputError.of(
-            "calibration",
-            calibration,
-            "exact or zcdp",
-            "a vault keeps promises, and the paper's formula does not always",
+        raise InputError(
+            f"calibration must be exact or zcdp, got {calibration!r:.60}; a vault keeps promises, "
+            "and the paper's formula does not always"
         )
     continuous = capacity(epsilon, delta, calibration=calibration)
     if calibration == "zcdp":

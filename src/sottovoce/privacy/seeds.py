@@ -36,11 +36,9 @@ def check_seed(seed: object) -> int:
 def refuse_seed(noise: str, seed: object) -> None:
     """Refuse a seed with secure noise, which cannot be repeated."""
     if noise == "secure" and seed is not None:
-        raise InputError.of(
-            "seed",
-            seed,
-            "absent with noise = secure",
-            "its noise comes from the operating system alone; leave the seed out",
+        raise InputError(
+            f"seed must be absent with noise = secure, got {seed!r:.60}; its noise comes from the "
+            "operating system alone; leave the seed out"
         )
 
 

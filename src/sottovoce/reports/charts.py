@@ -99,6 +99,17 @@ def draw_svg(
     return Markup(drawing)  # matplotlib escapes the texts that it draws, `_embed` the label
 
 
+def draw_axes(name: str, label: str, paint: Callable[[Any], None], **how: Any) -> Markup:
+    """Draw a figure of one pair of axes, which `paint` is given; `how` is that of `draw_svg`."""
+
+    def paint_figure(figure: Any) -> None:
+        ax = figure.add_subplot()
+        paint(ax)
+        tidy_axes(ax)
+
+    return draw_svg(name, label, paint_figure, **how)
+
+
 def tidy_axes(ax: Any) -> None:
     """Draw axes without ticks and with few numbers."""
     ax.tick_params(length=0)
@@ -140,7 +151,7 @@ def draw_loss(run: CheckedRun) -> Markup:
         ax.set(xlabel="rounds done", ylabel="validation loss")
         _note_missing_values(ax, values)
 
-    return _draw_axes(
+    return draw_axes(
         "loss", "Validation loss over the rounds. " + _describe_ends(run.loss, "{:.3g}"), paint
     )
 
@@ -155,7 +166,7 @@ def draw_accuracy(run: CheckedRun) -> Markup:
         _note_missing_values(ax, run.accuracy)
 
     label = "Validation accuracy over the rounds. " + _describe_ends(run.accuracy, "{:.1%}")
-    return _draw_axes("accuracy", label, paint)
+    return draw_axes("accuracy", label, paint)
 
 
 def draw_horizon(run: CheckedRun) -> Markup:
@@ -176,7 +187,7 @@ def draw_horizon(run: CheckedRun) -> Markup:
         f"Horizon T over the rounds: from {steps[0]} to {steps[-1]}, lowered {len(at)} times; "
         f"{run.used} rounds were done."
     )
-    return _draw_axes("horizon", label, paint)
+    return draw_axes("horizon", label, paint)
 
 
 def draw_noise(run: CheckedRun) -> Markup:
@@ -194,7 +205,7 @@ def draw_noise(run: CheckedRun) -> Markup:
         _note_missing_values(ax, values)
 
     median = run.sigma[:, 1]
-    return _draw_axes(
+    return draw_axes(
         "noise", "Noise σ over the rounds, median. " + _describe_ends(median, "{:.3g}"), paint
     )
 
@@ -207,7 +218,7 @@ def draw_fuel(left: Floats, run: CheckedRun) -> Markup:
         _mark_triggers(ax, run)
         ax.set(xlabel="rounds done", ylabel="fuel left (% of capacity)", ylim=(0, 104))
 
-    return _draw_axes(
+    return draw_axes(
         "fuel", "Fuel left over the rounds, median. " + _describe_ends(left[:, 1], "{:.0%}"), paint
     )
 
@@ -253,7 +264,7 @@ def _draw_shares(
             ax.set(xlim=(-top / 50, top), ylim=(-top / 50, top))
         ax.legend(loc="best", handlelength=1.6)
 
-    return _draw_axes(name, label, paint)
+    return draw_axes(name, label, paint)
 
 
 def draw_attacker(mu: float) -> Markup:
@@ -275,7 +286,7 @@ def draw_attacker(mu: float) -> Markup:
         "Share an attacker finds against its share of false alarms: at most "
         f"{round_up(float(gaussian.tpr(0.01, mu)), 3):.1%} at 1 % false alarms; a coin finds 1 %."
     )
-    return _draw_axes("attacker", label, paint)
+    return draw_axes("attacker", label, paint)
 
 
 def _drop_huge(values: Floats) -> Floats:
@@ -328,12 +339,3 @@ def _describe_ends(values: Floats, form: str) -> str:
         return "No finite values."
     first, last = (form.format(v) for v in (finite[0], finite[-1]))
     return f"First {first}, last {last}."
-
-
-def _draw_axes(name: str, label: str, paint: Callable[[Any], None]) -> Markup:
-    def paint_figure(figure: Any) -> None:
-        ax = figure.add_subplot()
-        paint(ax)
-        tidy_axes(ax)
-
-    return draw_svg(name, label, paint_figure)

@@ -6,7 +6,6 @@ seed and state, so that going on from any checkpoint ends in the same model.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.files import read_npz, write_file
+from sottovoce.data.files import read_npz, write_npz
 from sottovoce.errors import InputError, RunError
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.base import Progress
@@ -183,9 +182,7 @@ def save(
         "memory": [*(memory or {})],
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    write_file(folder / NAME, buffer.getvalue())
+    write_npz(folder / NAME, arrays, compressed=False)
 
 
 def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]:

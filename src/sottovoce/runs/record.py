@@ -14,7 +14,6 @@ report.html   the page
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import platform
@@ -29,7 +28,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from typing_extensions import TypedDict
 
 from sottovoce._version import __version__
-from sottovoce.data.files import why, write_file
+from sottovoce.data.files import why, write_file, write_npz
 from sottovoce.errors import RunError
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.schedules.aggregate import describe
@@ -475,6 +474,8 @@ class Record(BaseModel):
         `not_covered` are codes that the engine adds to the guarantee's, `versions` those of its
         parts, `identities` what it knows of each client beside its numbers.
         """
+        import jax  # whoever has trained has loaded it
+
         require_private(federation, state)
         plan, done = federation.plan, len(state.rounds)
         codes = list(federation.not_covered(*not_covered))
@@ -512,7 +513,13 @@ class Record(BaseModel):
                 rounds=_without_nan(state.rounds),
                 result=_without_nan(result),
                 guarantee=None if guarantee is None else guarantee.to_json(),
-                versions=_versions() | dict(versions or {}),
+                versions={
+                    "sottovoce": __version__,
+                    "python": platform.python_version(),
+                    "numpy": np.__version__,
+                    "jax": jax.__version__,
+                    **(versions or {}),
+                },
                 timing={
                     "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
                     "seconds": state.seconds,
@@ -616,7 +623,7 @@ def write_run(
     params: Parameters,
 ) -> None:
     """Write all files of a run folder but the page; the record last: it vouches for the others."""
-    _save(folder / "model.npz", params)
+    write_npz(folder / "model.npz", params)
     clients = len(state.asked)
     trace = {"sigma": np.array(state.sigma).reshape(len(state.sigma), clients)}
     if clients > MANY_CLIENTS:
@@ -627,7 +634,7 @@ def write_run(
     elif federation.plan.local.steps > 1 or federation.plan.server.signal == "clients":
         # σ alone no longer says what was spent: there are several releases a round.
         trace["mu2"] = np.array(state.mu2).reshape(len(state.mu2), clients)
-    _save(folder / "trace.npz", trace)
+    write_npz(folder / "trace.npz", trace)
     # Arrays given client by client have no row numbers, nor have real clients.
     splits = {"samples": _columns(federation, state)["samples"]}
     if (split := federation.held.split) is not None:
@@ -639,15 +646,9 @@ def write_run(
         }
         if federation.plan.rows_per_person:  # how many rows a person has is not public
             del splits["rows"]
-    _save(folder / "splits.npz", splits)
+    write_npz(folder / "splits.npz", splits)
     write_rounds(folder, state)
     record.write(folder)
-
-
-def _save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_file(path, buffer.getvalue())
 
 
 def write_rounds(folder: Path, state: ServerState) -> None:
@@ -660,17 +661,6 @@ def append_round(folder: Path, state: ServerState) -> None:
     """Append the newest round as one more line, for whoever follows the run."""
     with (folder / ROUNDS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(_without_nan(state.rounds[-1])) + "\n")
-
-
-def _versions() -> dict[str, str]:
-    import jax
-
-    return {
-        "sottovoce": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "jax": jax.__version__,
-    }
 
 
 _AS_THEY_ARE = {int, str, bool, type(None)}

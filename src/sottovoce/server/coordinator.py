@@ -33,7 +33,7 @@ from sottovoce.client.messages import Request
 from sottovoce.data.federated import Holdings, add_features
 from sottovoce.data.files import hold_folder, write_file
 from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
-from sottovoce.models.base import Form, flatten_parameters
+from sottovoce.models.base import flatten_parameters
 from sottovoce.plan import Plan
 from sottovoce.plan.base import read_text
 from sottovoce.privacy import calibration, seeds
@@ -270,7 +270,14 @@ def _wait_until(when: float) -> None:
 def _make_request(
     federation: Federation, params: Arrays, turn: Round, header: Mapping[str, Any]
 ) -> Request:
-    terms, plan = federation.terms, federation.plan
+    terms, plan, held = federation.terms, federation.plan, federation.held
+    form = replace(
+        federation.model.form(held.inputs, held.classes),
+        rows_per_person=plan.rows_per_person,
+        target=held.target,
+    )
+    if (lens := held.features) is not None:  # the model's input is the images that clients hold
+        form = replace(form, shape=lens.shape, hog=lens)
     return Request(
         run=header["run"],
         round=turn,
@@ -278,21 +285,11 @@ def _make_request(
         per_round=terms.per_round,
         cohort=terms.cohort,
         recipe=federation.recipe,
-        form=_describe_model(federation),
+        form=form,
         params=params,
         loss_bound=plan.server.loss_bound if plan.server.signal == "clients" else None,
         server=header["server"],
     )
-
-
-def _describe_model(federation: Federation) -> Form:
-    """Return the model's form for clients; with features, its input is the images they hold."""
-    held = federation.held
-    form = federation.model.form(held.inputs, held.classes)
-    form = replace(form, rows_per_person=federation.plan.rows_per_person)
-    lens = held.features
-    form = replace(form, target=held.target)
-    return form if lens is None else replace(form, shape=lens.shape, hog=lens)
 
 
 def _count_answer(
@@ -394,7 +391,9 @@ def conduct(
         params: Arrays = {n: np.asarray(a, np.float32) for n, a in arrays.items()}
         _remove_uploads_since(out, state.progress.done)
     else:
-        _require_unused(out)
+        if any((out / name).exists() for name in (checkpoint.NAME, "record.json")):
+            remedy = "name another, or resume the run that lies in it"
+            raise InputError.of("out", str(out), "a folder without a run", remedy)
         public = add_features(plan, public)
         fits = partial(find_misfit, plan, public, clients=patience.clients)
         roll = gather_members(transport, patience, fits, admitted)
@@ -437,14 +436,23 @@ def conduct(
         if status != "finished":
             checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
             _remove_uploads_since(out, state.progress.done)
-        final = dict(choose_model(memory, params))
-        made = _describe_run(
-            run.federation, roll.members, state, final, status, began, codes, versions or {}
+        final, model = dict(choose_model(memory, params)), run.federation.model
+        made = Record.of_run(
+            run.federation,
+            state,
+            final,
+            seed=None,
+            status=status,
+            started=began,
+            measured=measure_model(run.federation, model.unflatten(dict(final))),
+            engine="flower",
+            not_covered=codes,
+            versions=versions,
+            identities=_identify_members(run.federation, roll.members),
         )
         record.write_run(out, made, run.federation, state, final)
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
-        model = run.federation.model
         return Trained(made.to_dict(), model, model.unflatten(final), out)
 
     with hold_folder(out):
@@ -484,21 +492,21 @@ class RealClients:
             federation, self.roll, state, params, turn, self.header, self.transport, self.patience
         )
         if self.came.uploads and self.keep_uploads:
-            _store_uploads(self.out, turn.t, self.came)
-        run.federation = _follow_budgets(federation, self.roll.members)
+            (self.out / UPLOADS).mkdir(exist_ok=True)
+            for i, blob in self.came.blobs.items():
+                write_file(self.out / UPLOADS / f"{turn.t:05d}-{i:05d}", blob)
+        # Clients may tighten or hide their budgets on the way.
+        members = self.roll.members
+        now = [np.nan if m.account is None else m.account.capacity for m in members]
+        if not np.array_equal(federation.capacity, now, equal_nan=True):
+            run.federation = build_from_members(
+                federation.plan, members, federation.held, federation.model
+            )
         return False
 
     def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Average the uploads that count, and make the next model of them."""
         return [(0, _play_round(self.run, self.roll, opened[0], self.came))]
-
-
-def _require_unused(out: Path) -> None:
-    """Refuse to write a run over another one, which could perhaps be resumed."""
-    for name in (checkpoint.NAME, "record.json"):
-        if (out / name).exists():
-            remedy = "name another, or resume the run that lies in it"
-            raise InputError.of("out", str(out), "a folder without a run", remedy)
 
 
 def _play_round(
@@ -564,14 +572,6 @@ def _play_round(
     return rounds.PlayedRound(prepared, loss, accuracy, signal, offered, models, exceptions)
 
 
-def _follow_budgets(federation: Federation, members: Sequence[Member]) -> Federation:
-    """Return the federation with the budgets as they are now: clients may tighten or hide them."""
-    now = [np.nan if m.account is None else m.account.capacity for m in members]
-    if np.array_equal(federation.capacity, now, equal_nan=True):
-        return federation
-    return build_from_members(federation.plan, members, federation.held, federation.model)
-
-
 def explain_limits(federation: Federation, members: Sequence[Member]) -> dict[str, str]:
     """Return why clients count for fewer samples than they declare, by name.
 
@@ -597,13 +597,6 @@ def combine_uploads(
         return {name: leaf.astype(np.float32) for name, leaf in total.items()}
 
 
-def _store_uploads(out: Path, t: int, answers: RoundAnswers) -> None:
-    folder = out / UPLOADS
-    folder.mkdir(exist_ok=True)
-    for i, blob in answers.blobs.items():
-        write_file(folder / f"{t:05d}-{i:05d}", blob)
-
-
 def _remove_uploads_since(out: Path, t: int) -> None:
     """Remove the uploads of round t, which was cut short, and of any round after it."""
     for path in (out / UPLOADS).glob("?????-?????"):
@@ -627,20 +620,11 @@ def _build_tank(
     return Tank(capacity, units, before.opened, before.debits + counted)
 
 
-def _describe_run(
-    federation: Federation,
-    members: Sequence[Member],
-    state: ServerState,
-    params: Arrays,
-    status: Status,
-    began: datetime,
-    not_covered: Sequence[str],
-    versions: Mapping[str, str],
-) -> Record:
-    """Return the record of a run as it stands; its model is evaluated here."""
+def _identify_members(federation: Federation, members: Sequence[Member]) -> list[Identity]:
+    """Return what the record says of each client beside its numbers."""
     assert federation.counted is not None
     reasons = explain_limits(federation, members)
-    identities: list[Identity] = [
+    return [
         {
             "name": member.name,
             "key": member.key,
@@ -650,16 +634,3 @@ def _describe_run(
         }
         for member, most in zip(members, federation.counted.tolist(), strict=True)
     ]
-    return Record.of_run(
-        federation,
-        state,
-        dict(params),
-        seed=None,
-        status=status,
-        started=began,
-        measured=measure_model(federation, federation.model.unflatten(dict(params))),
-        engine="flower",
-        not_covered=not_covered,
-        versions=versions,
-        identities=identities,
-    )

@@ -59,20 +59,14 @@ class BatchPosition(NamedTuple):
 Launch: TypeAlias = Callable[[BatchPosition, Words, int], RoundResult]
 
 
-def make_first_position(params: Params, memory: dict[str, Params], rounds: int) -> BatchPosition:
-    """Return models [runs, …] as the position where a first stretch starts."""
-    params, memory, score = _repeat_models(params, memory, rounds)
-    return BatchPosition(RoundResult(params, score, memory), 0)
-
-
 @partial(jax.jit, static_argnums=2)
-def _repeat_models(
-    params: Params, memory: dict[str, Params], rounds: int
-) -> tuple[Params, dict[str, Params], Array]:
+def repeat_models(params: Params, memory: dict[str, Params], rounds: int) -> RoundResult:
+    """Return models [runs, …] as the results of the rounds from which a first stretch starts."""
     params, memory = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (rounds, *leaf.shape)), (params, memory)
     )
-    return params, memory, jnp.zeros((rounds, *jax.tree.leaves(params)[0].shape[1:2], 4))
+    score = jnp.zeros((rounds, *jax.tree.leaves(params)[0].shape[1:2], 4))
+    return RoundResult(params, score, memory)
 
 
 def compile_stretch(
@@ -290,21 +284,22 @@ class AheadEngine:
             opened = self.table.prepare_runs(self.live, self.guess)
         words, layout = self._pack_stretch(stretch, seats)
         if self.launch is None:
-            position = make_first_position(*self.table.gather_models(self.seating), self.most)
+            first = repeat_models(*self.table.gather_models(self.seating), self.most)
             self.start, self.index = Future(), 0
-            self.start.set_result(position.stack)
+            self.start.set_result(first)
             self.launch = compile_stretch(
                 self.model,
                 self.table.rows,
-                position,
+                BatchPosition(first, 0),
                 words,
                 layout,
                 signal=self.table.signal,
                 metric=self.table.metric,
                 longest=self.table.longest,
             )
-        stack = self.thread.submit(
-            _launch_stretch, self.launch, self.start, self.index, words, len(stretch)
+        launch, start, index = self.launch, self.start, self.index
+        stack = self.thread.submit(  # that thread has launched the stretch before
+            lambda: launch(BatchPosition(start.result(), index), words, len(stretch))
         )
         self.begun.append(_Stretch(stretch, stack, time.monotonic()))
         self.start, self.index = stack, len(stretch) - 1
@@ -330,10 +325,3 @@ class AheadEngine:
         words = np.zeros((self.most, count, rows.shape[1]), np.uint32)
         words[: len(stretch)] = rows.reshape(len(stretch), count, -1)
         return words, layout
-
-
-def _launch_stretch(
-    launch: Launch, start: Future[RoundResult], index: int, words: Words, count: int
-) -> RoundResult:
-    """Launch a stretch in the other thread, which has launched the one before."""
-    return launch(BatchPosition(start.result(), index), words, count)

@@ -29,7 +29,7 @@ from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data.federated import Samples
-from sottovoce.models.base import Inspected, JaxModel, Model, Params
+from sottovoce.models.base import Inspected, JaxModel, Model, Params, flatten_parameters
 from sottovoce.models.clipping import (
     clipped_sum,
     compute_losses,
@@ -193,22 +193,15 @@ def compute_round(
             new = _take_one_step(model, data, params, order, key, longest)
         else:
             new = _take_several_steps(model, data, params, order, key, longest)
-        if order.finish is not None:
-            new, memory = step_optimizer(params, new, memory, order.finish)
         valid = data.valid_x, data.valid_y
-        loss, accuracy, signal_loss = judge_public(model, new, *valid, metric)
-        offered = signal_loss
+        new, memory, score = finish_step(model, params, new, memory, order.finish, valid, metric)
         if signal == "raw":
             plain, is_clean = _separate_rows(data.x)
-            signal_loss = evaluate(model, new, plain, data.y)[0]
-            signal_loss = jnp.where(jnp.all(is_clean), signal_loss, jnp.nan)
+            loss = evaluate(model, new, plain, data.y)[0]
+            score[2] = jnp.where(jnp.all(is_clean), loss, jnp.nan)
         elif signal == "clients":
-            signal_loss = _average_client_losses(model, data, params, order, key)
-        if order.finish is not None and "best" in memory:
-            if "average" in memory:
-                offered = judge_public(model, memory["average"], *valid, metric)[2]
-            memory = keep_better(memory, new, offered < order.finish.best)
-        return RoundResult(new, jnp.stack([loss, accuracy, signal_loss, offered]), memory)
+            score[2] = _average_client_losses(model, data, params, order, key)
+        return RoundResult(new, jnp.stack(score), memory)
 
     if now.shape[0] > 1:
         return jax.vmap(compute_run)(params, memory, orders, now)
@@ -216,30 +209,41 @@ def compute_round(
     return cast(RoundResult, jax.tree.map(lambda leaf: leaf[None], alone))
 
 
-def step_optimizer(
-    params: Params, averaged: Params, memory: dict[str, Params], numbers: StepInputs
-) -> tuple[Params, dict[str, Params]]:
-    """Apply `optimizer.take_step` to trees of arrays."""
-    kept: optimizer.Memory = {kind: _flatten(tree) for kind, tree in memory.items()}
-    new, kept = optimizer.take_step(numbers, kept, _flatten(params), _flatten(averaged))
-    return _unflatten(params, new), {
-        kind: _unflatten(params, leaves) for kind, leaves in kept.items()
+def finish_step(
+    model: JaxModel,
+    params: Params,
+    averaged: Params,
+    memory: dict[str, Params],
+    numbers: StepInputs | None,
+    valid: tuple[Array, Array],
+    metric: str | None,
+) -> tuple[Params, dict[str, Params], list[Array]]:
+    """Apply the server's optimiser to the averaged upload, and evaluate on the validation rows.
+
+    Returns the next model, the optimiser's models, and loss, accuracy, what steers, and what steers
+    of the model that the run would return now.
+    """
+    if numbers is None:
+        loss, accuracy, signal = judge_public(model, averaged, *valid, metric)
+        return averaged, memory, [loss, accuracy, signal, signal]
+    structure = jax.tree.structure(params)
+    flat = [dict(enumerate(jax.tree.leaves(tree))) for tree in (params, averaged)]
+    kept: optimizer.Memory = {
+        kind: dict(enumerate(jax.tree.leaves(tree))) for kind, tree in memory.items()
     }
-
-
-def keep_better(memory: dict[str, Params], new: Params, better: Array) -> dict[str, Params]:
-    """Apply `optimizer.keep_better` to trees of arrays."""
-    kept: optimizer.Memory = {kind: _flatten(tree) for kind, tree in memory.items()}
-    kept = optimizer.keep_better(kept, _flatten(new), better, jnp.where)
-    return {kind: _unflatten(new, leaves) for kind, leaves in kept.items()}
-
-
-def _flatten(tree: Params) -> dict[int, Array]:
-    return dict(enumerate(jax.tree.leaves(tree)))
-
-
-def _unflatten(tree: Params, leaves: optimizer.Leaves) -> Params:
-    return jax.tree.unflatten(jax.tree.structure(tree), list(leaves.values()))
+    leaves, kept = optimizer.take_step(numbers, kept, *flat)
+    new = jax.tree.unflatten(structure, list(leaves.values()))
+    loss, accuracy, signal = judge_public(model, new, *valid, metric)
+    offered = signal
+    if "best" in kept:
+        if "average" in kept:
+            average = jax.tree.unflatten(structure, list(kept["average"].values()))
+            offered = judge_public(model, average, *valid, metric)[2]
+        kept = optimizer.keep_better(kept, leaves, offered < numbers.best, jnp.where)
+    memory = {
+        kind: jax.tree.unflatten(structure, list(tree.values())) for kind, tree in kept.items()
+    }
+    return new, memory, [loss, accuracy, signal, offered]
 
 
 def _separate_rows(x: Any) -> tuple[Array, Array]:
@@ -552,6 +556,11 @@ class BatchRun(rounds.Run):
     def final_model(self) -> Params:
         """The model that the run returns if it ends here."""
         return optimizer.choose_model(self.memory, self.params)
+
+    def name_models(self) -> tuple[dict[str, NDArray[Any]], optimizer.Memory]:
+        """Return the newest model and the optimiser's, by the names of their parameters."""
+        memory = {kind: flatten_parameters(tree) for kind, tree in self.memory.items()}
+        return flatten_parameters(self.params), cast(optimizer.Memory, memory)
 
 
 AfterRound = Callable[[BatchRun], None]

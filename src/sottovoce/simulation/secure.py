@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client import release
-from sottovoce.models.base import as_device, flatten_parameters
+from sottovoce.models.base import as_device
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import Tank
 from sottovoce.runs.checkpoint import ServerState
-from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import combine
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, judge_model
@@ -45,7 +44,8 @@ def average_uploads(
     uploads, losses, sigma = [], [], prepared.sigma.copy()
     present = np.flatnonzero(prepared.uploads)
     for i in present:
-        tank, rows = _take_tank(before, int(i)), held.client(int(i))
+        rows = held.client(int(i))
+        tank = Tank(before.capacity[i], before.spent[i], before.opened[i], before.debits[i])
         paid = release.price(
             tank,
             prepared.turn,
@@ -78,10 +78,6 @@ def average_uploads(
     return new, replace(prepared, sigma=sigma), signal
 
 
-def _take_tank(tank: Tank, i: int) -> Tank:
-    return Tank(tank.capacity[i], tank.spent[i], tank.opened[i], tank.debits[i])
-
-
 class SecureEngine:
     """The engine of one run whose clients make their uploads themselves, with secure noise.
 
@@ -111,10 +107,7 @@ class SecureEngine:
         run, paid, federation = self.run, opened[0], self.run.federation
         if not paid.uploads.any():
             return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
-        params = flatten_parameters(run.params)
-        memory: optimizer.Memory = {
-            kind: flatten_parameters(tree) for kind, tree in run.memory.items()
-        }
+        params, memory = run.name_models()
         averaged, paid, client_signal = average_uploads(federation, self.tank, paid, params)
         params, memory, offered = apply_optimizer(
             federation, run.state, paid.turn, memory, params, averaged

@@ -30,7 +30,6 @@ from sottovoce.runs import checkpoint, record
 from sottovoce.runs.checkpoint import OnRound, ServerState, describe_last_round
 from sottovoce.runs.record import Record, Status
 from sottovoce.runs.trained import Trained
-from sottovoce.schedules import optimizer
 from sottovoce.server import rounds
 from sottovoce.server.federation import (
     Federation,
@@ -176,10 +175,16 @@ def _play_run(
         "not_covered": list(run.federation.not_covered(*not_covered)),
     }
     saved = time.monotonic()
+
+    def save_checkpoint(state: ServerState) -> None:
+        if folder is not None:
+            params, memory = run.name_models()
+            checkpoint.save(folder, state, params, header, memory)
+
     interrupts.check()
     if folder is not None:
         record.write_rounds(folder, run.state)
-        _save_checkpoint(run, folder, header)
+    save_checkpoint(run.state)
 
     def after_round(run: BatchRun) -> None:
         nonlocal saved
@@ -189,22 +194,14 @@ def _play_run(
         if folder is not None:
             record.append_round(folder, run.state)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                _save_checkpoint(run, folder, header)
+                save_checkpoint(run.state)
                 saved = time.monotonic()
         if on_round is not None:
             on_round(done)
         interrupts.check()
 
-    def before_release(debited: ServerState) -> None:
-        """Write the debits to disk before anything is released: a crash must not return them."""
-        if folder is not None:
-            checkpoint.save(
-                folder, debited, flatten_parameters(run.params), header, _name_memory(run)
-            )
-
     def write_outcome(status: Status) -> Trained:
-        if folder is not None:
-            _save_checkpoint(run, folder, header)
+        save_checkpoint(run.state)
         made, params = describe_run(run, status, began, header["not_covered"]), run.final_model
         if folder is not None:
             record.write_run(folder, made, run.federation, run.state, flatten_parameters(params))
@@ -212,7 +209,8 @@ def _play_run(
                 (folder / checkpoint.NAME).unlink()
         return Trained(made.to_dict(), run.federation.model, params, folder)
 
-    played = play_batch([run], after_round, before_release=before_release)
+    # The debits are on disk before anything is released: a crash must not return them.
+    played = play_batch([run], after_round, before_release=save_checkpoint)
     return rounds.play_to_end(played, write_outcome)
 
 
@@ -294,10 +292,6 @@ def _score_first_model(federation: Federation, seed: int) -> First:
     return First(jax.tree.map(np.asarray, params), loss, accuracy, signal_loss)
 
 
-def _name_memory(run: BatchRun) -> optimizer.Memory:
-    return {kind: flatten_parameters(tree) for kind, tree in run.memory.items()}
-
-
 def describe_run(
     run: BatchRun, status: Status, began: datetime, not_covered: Sequence[str] = ()
 ) -> Record:
@@ -314,10 +308,6 @@ def describe_run(
         identities=[{"name": name} for name in federation.held.names],
         not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
     )
-
-
-def _save_checkpoint(run: BatchRun, folder: Path, header: dict[str, Any]) -> None:
-    checkpoint.save(folder, run.state, flatten_parameters(run.params), header, _name_memory(run))
 
 
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway

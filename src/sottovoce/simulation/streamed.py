@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sottovoce.data.federated import Holdings
 from sottovoce.data.streaming import is_stored
 from sottovoce.models.base import JaxModel, Params
-from sottovoce.models.clipping import clipped_sum, compute_losses, judge_public
+from sottovoce.models.clipping import clipped_sum, compute_losses
 from sottovoce.privacy import seeds
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
@@ -32,7 +32,7 @@ from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, put_on_device
 from sottovoce.server.rounds import check_interrupts
 from sottovoce.simulation import compiled
-from sottovoce.simulation.compiled import BatchRun, keep_better, stack_numbers, step_optimizer
+from sottovoce.simulation.compiled import BatchRun, finish_step, stack_numbers
 
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
 # Which rows, and the weight of each.
@@ -85,17 +85,15 @@ class StreamedEngine:
         noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
         metric = federation.plan.metric
         new, memory, score = _close_round(
-            model, metric, params, memory, step, noise, alone, *self.valid
+            model, metric, params, memory, step, noise, alone, self.valid
         )
         loss, accuracy, signal, offered = np.asarray(score).tolist()
         if federation.plan.server.signal == "clients":
-            signal = _add_signal_noise(client_loss, noise[0], noise[1], paid.signal_std)
-        models = (_stack_tree(new), 0, {kind: _stack_tree(tree) for kind, tree in memory.items()})
-        return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]
-
-
-def _stack_tree(tree: Params) -> Params:
-    return jax.tree.map(lambda leaf: leaf[None], tree)
+            key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(self.key)), noise[1])
+            drawn = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)))
+            signal = float(client_loss) + paid.signal_std * float(drawn)
+        new, memory = jax.tree.map(lambda leaf: leaf[None], (new, memory))
+        return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, (new, 0, memory)))]
 
 
 def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[Params, Array]:
@@ -111,6 +109,7 @@ def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[
     weights = federation.recipe.class_weights
     by_class = None if weights is None else np.array(weights, np.float32)
     carried: Any = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+    wait: Any = jax.block_until_ready
     # One buffer is read into while the other is computed on; reusing both next round was slower.
     free, filled = _make_buffer(federation), _make_buffer(federation)
     selections = plan_blocks(federation.samples, coefficient, len(free.y))
@@ -118,7 +117,7 @@ def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[
         waiting = [reader.submit(_fill_buffer, federation.held, free, next(selections))]
         while waiting:
             block = waiting.pop().result()
-            _wait_for(carried)  # only now the other buffer may be overwritten
+            wait(carried)  # only now the other buffer may be overwritten
             free, filled = filled, free
             if (selection := next(selections, None)) is not None:
                 waiting.append(reader.submit(_fill_buffer, federation.held, free, selection))
@@ -126,13 +125,9 @@ def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[
                 model, carried, params, block, clip, bound, by_class, with_loss=with_loss
             )
             check_interrupts()
-        _wait_for(carried)
+        wait(carried)
     step, loss = carried
     return step, loss / rate
-
-
-def _wait_for(carried: Any) -> None:
-    jax.block_until_ready(carried)  # type: ignore[no-untyped-call]
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="with_loss", donate_argnums=1)
@@ -167,8 +162,7 @@ def _close_round(
     step: Params,
     noise: tuple[Array, Array, Array],
     inputs: StepInputs | None,
-    valid_x: Array,
-    valid_y: Array,
+    valid: tuple[Array, Array],
 ) -> tuple[Params, dict[str, Params], Array]:
     """Add the noise, apply the optimiser, and return the models with four scores, as `compiled`.
 
@@ -179,21 +173,8 @@ def _close_round(
         jax.random.fold_in(jax.random.wrap_key_data(words), t), params, std
     )
     new = jax.tree.map(lambda w, g, z: w - g + z, params, step, drawn)
-    if inputs is not None:
-        new, memory = step_optimizer(params, new, memory, inputs)
-    loss, accuracy, signal = judge_public(model, new, valid_x, valid_y, metric)
-    offered = signal
-    if inputs is not None and "best" in memory:
-        if "average" in memory:
-            offered = judge_public(model, memory["average"], valid_x, valid_y, metric)[2]
-        memory = keep_better(memory, new, offered < inputs.best)
-    return new, memory, jnp.stack([loss, accuracy, signal, offered])
-
-
-def _add_signal_noise(client_loss: Array, words: Any, t: Any, std: float) -> float:
-    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(words)), t)
-    noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), jnp.float32)
-    return float(client_loss) + std * float(noise)
+    new, memory, score = finish_step(model, params, new, memory, inputs, valid, metric)
+    return new, memory, jnp.stack(score)
 
 
 def choose_block_rows(federation: Federation) -> int:

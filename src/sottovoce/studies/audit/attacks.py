@@ -44,6 +44,7 @@ contradicted by a mean over runs (`ceiling.bound_mean`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,12 +62,8 @@ from sottovoce.models.base import Form, Params, flatten_parameters, gradient_mat
 from sottovoce.models.metrics import compute_auroc
 from sottovoce.models.mlp import Mlp
 from sottovoce.plan import Plan
-from sottovoce.privacy import grid
 from sottovoce.privacy.gaussian import cdf
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.privacy.tank import Tank
-from sottovoce.schedules.base import Round
-from sottovoce.schedules.pricing import Terms
 from sottovoce.server.federation import build
 from sottovoce.simulation.simulate import simulate_each
 from sottovoce.studies.audit.ceiling import (
@@ -77,6 +74,7 @@ from sottovoce.studies.audit.ceiling import (
     choose_threshold,
     compute_capacity,
     compute_mu,
+    price_run,
 )
 from sottovoce.studies.audit.messages import flatten
 
@@ -111,21 +109,18 @@ class Victim:
         With noise they are made by `client.release` and together spend all of ε. Without noise they
         are `release.step`, which no client may send.
         """
-        tank = None
-        if level.epsilon is not None:
-            tank = Tank.full(compute_capacity(level.epsilon, level.delta, level.calibration))
-        terms = Terms(clients=1, per_round=1, calibration=level.calibration)
-        change = grid.grid_sensitivity(self.recipe.unit, len(self.y))
-        for t, model in zip(range(count), models, strict=False):
-            if tank is None:
+        if level.epsilon is None:
+            for model in itertools.islice(models, count):
                 yield release.step(self.form, model, self.x, self.y, self.recipe)
-                continue
-            paid = release.price(tank, Round(t, count), terms, change=change)
-            tank = tank.spend(sum(paid.units))
+            return
+        capacity = compute_capacity(level.epsilon, level.delta, level.calibration)
+        unit, samples = self.recipe.unit, len(self.y)
+        prices = price_run(capacity, count, level.calibration, unit=unit, samples=samples)
+        for t, (paid, model) in enumerate(zip(prices, models, strict=False)):
+            head = {"kind": "upload", "t": t}
             sent = release.release(
-                self.form, model, self.x, self.y,
-                recipe=self.recipe, paid=paid, head={"kind": "upload", "t": t},
-            )  # fmt: skip
+                self.form, model, self.x, self.y, recipe=self.recipe, paid=paid, head=head
+            )
             yield {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
 
     def read_gradient(self, level: Level, model: Parameters) -> Parameters:
@@ -669,7 +664,8 @@ def attack_uploads(
         rows = rng.permutation(len(y))[:half]
         members[run, rows] = True
         victim, models = Victim(form, recipe, x[rows], y[rows]), [start]
-        for t, upload in enumerate(victim.send_uploads(level, _yield_newest(models), rounds)):
+        newest = iter(lambda models=models: models[-1], None)
+        for t, upload in enumerate(victim.send_uploads(level, newest, rounds)):
             # The inner product of the upload's step with each record's clipped gradient.
             step = flatten(models[-1]) - flatten(upload)
             projections[t, run] = clip_gradients(form, models[-1], x, y, recipe.clip) @ step
@@ -680,8 +676,3 @@ def attack_uploads(
         Attack("LiRA, one upload", level, compute_ratios(first, members), members),
         Attack("LiRA, whole transcript", level, compute_ratios(every, members), members),
     ]
-
-
-def _yield_newest(models: list[Parameters]) -> Iterator[Parameters]:
-    while True:
-        yield models[-1]

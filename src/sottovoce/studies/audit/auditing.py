@@ -281,11 +281,9 @@ def load_target(path: Path | None) -> Target:
     if plan.data.name == "arrays":
         raise InputError.of("data.name", "arrays", "data that can be read", "audit a plan or table")
     if plan.local.unit == "person":
-        raise InputError.of(
-            "local.unit",
-            "person",
-            "record or client in an audit",
-            "audit the plan with record: Δ of n persons is that of n records",
+        raise InputError(
+            "local.unit must be record or client in an audit, got 'person'; audit the plan with "
+            "record: Δ of n persons is that of n records"
         )
     if plan.regression is not None:
         remedy = "its attacks name classes; the guarantee is the same for numbers"

@@ -16,10 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sottovoce.client import release
+from sottovoce.client.release import Price
 from sottovoce.errors import InputError
-from sottovoce.privacy import calibration, gaussian
-from sottovoce.privacy.budget import Calibration
+from sottovoce.privacy import calibration, gaussian, grid
+from sottovoce.privacy.budget import Calibration, Unit
 from sottovoce.privacy.gaussian import cdf, quantile
+from sottovoce.privacy.tank import Tank
+from sottovoce.schedules.base import Round
+from sottovoce.schedules.pricing import Terms
 
 CONFIDENCE = 0.999  # of every bound that is shown
 WRONG = 1e-3  # the probability that an audit contradicts a promise that holds, at most
@@ -37,6 +42,19 @@ def compute_capacity(epsilon: float, delta: float, by: Calibration) -> float:
     if by == "paper":  # with cohorts of q·U clients μ² is 1/q of this, and q of it is released
         return float(calibration.capacity(epsilon, delta, calibration=by))
     return float(calibration.vault_capacity(epsilon, delta, calibration=by))
+
+
+def price_run(
+    capacity: float, rounds: int, by: Calibration, *, unit: Unit, samples: int, loss: bool = False
+) -> list[Price]:
+    """Return the prices of a run's rounds, as a client computes them from its tank."""
+    tank, prices = Tank.full(capacity), []
+    terms = Terms(clients=1, per_round=1, calibration=by)
+    change = grid.grid_sensitivity(unit, samples)
+    for t in range(rounds):
+        prices.append(release.price(tank, Round(t, rounds), terms, change=change, loss=loss))
+        tank = tank.spend(sum(prices[-1].units))
+    return prices
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,6 @@ from sottovoce.models.base import Form, sample_losses
 from sottovoce.privacy import gaussian, grid
 from sottovoce.privacy.budget import Calibration
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.privacy.tank import Tank
-from sottovoce.schedules.base import Round
-from sottovoce.schedules.pricing import Terms
 from sottovoce.studies.audit.ceiling import (
     CONFIDENCE,
     WRONG,
@@ -49,6 +46,7 @@ from sottovoce.studies.audit.ceiling import (
     choose_far_threshold,
     compute_capacity,
     count_rates,
+    price_run,
 )
 
 Floats = NDArray[np.float64]
@@ -203,16 +201,11 @@ def _score_canaries(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
     recipe, canaries = setting.recipe, len(coins)
     form = Form("mlp", (canaries,), 2, {"hidden": 1})
     x = np.eye(canaries) * 1000.0 * max(1.0, recipe.clip)
-    tank, scores = Tank.full(setting.capacity()), np.zeros(canaries)
-    terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
-    for t in range(setting.rounds):
-        change = grid.grid_sensitivity("record", canaries)
-        paid = release.price(tank, Round(t, setting.rounds), terms, change=change)
-        tank, sign = tank.spend(sum(paid.units)), -1.0 if t % 2 else 1.0
-        sent = release.release(
-            form, make_model(form, sign), x, coins, recipe=recipe, paid=paid,
-            head={"kind": "upload"},
-        )  # fmt: skip
+    scores = np.zeros(canaries)
+    for t, paid in enumerate(setting.price_rounds(canaries)):
+        model = make_model(form, sign := -1.0 if t % 2 else 1.0)
+        head = {"kind": "upload"}
+        sent = release.release(form, model, x, coins, recipe=recipe, paid=paid, head=head)
         scores -= sign * sent.params["w1"][:, 0].astype(np.float64) / sent.sigma[0]
     return scores
 
@@ -236,6 +229,13 @@ class AuditSetting:
     def capacity(self) -> float:
         """Return the μ² that the calibration lets the run spend."""
         return compute_capacity(self.epsilon, self.delta, self.calibration)
+
+    def price_rounds(self, samples: int) -> list[Price]:
+        """Return what the rounds cost a client with so many samples."""
+        unit, loss = self.recipe.unit, self.loss_bound is not None
+        return price_run(
+            self.capacity(), self.rounds, self.calibration, unit=unit, samples=samples, loss=loss
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,15 +356,7 @@ class Duel:
         """Compute the prices as a client does from its tank, and the answers without noise."""
         recipe = replace(setting.recipe, steps=1)
         x, y, other = make_neighbours(recipe)
-        tank, paid = Tank.full(setting.capacity()), []
-        terms = Terms(clients=1, per_round=1, calibration=setting.calibration)
-        change, bound = grid.grid_sensitivity(recipe.unit, SAMPLES), setting.loss_bound
-        for t in range(setting.rounds):
-            price = release.price(
-                tank, Round(t, setting.rounds), terms, change=change, loss=bound is not None
-            )
-            tank = tank.spend(sum(price.units))
-            paid.append(price)
+        paid, bound = setting.price_rounds(SAMPLES), setting.loss_bound
         signs = (1.0, -1.0) * (setting.rounds // 2 + 1)
         models = tuple(make_model(FORM, sign, bound) for sign in signs[: setting.rounds])
         ends = [

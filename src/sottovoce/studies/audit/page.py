@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sottovoce._version import __version__
 from sottovoce.data.files import write_file
 from sottovoce.privacy import gaussian
-from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
+from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_axes, draw_svg
 from sottovoce.reports.pages import format_duration, format_number, format_percent, render_page
 from sottovoce.studies.audit.attacks import Reconstructions, choose_one_per_class
 from sottovoce.studies.audit.ceiling import CONFIDENCE, WRONG, format_lower_bound
@@ -38,8 +38,7 @@ def draw_claims(found: Findings, *, inline: bool = True) -> Markup:
     """Draw ε as claimed, and the interval that uploads prove, for every setting."""
     measured = _list_measurements(found)
 
-    def paint(figure: Any) -> None:
-        ax = figure.add_subplot()
+    def paint(ax: Any) -> None:
         for height, measurement in enumerate(reversed(measured)):
             low, high = measurement.epsilon
             colour = ORANGE if measurement.contradicts else BLUE
@@ -55,13 +54,12 @@ def draw_claims(found: Findings, *, inline: bool = True) -> Markup:
         ax.set(xlabel="ε", xlim=(0, _FURTHEST), ylim=(-0.6, len(measured) - 0.4))
         ax.legend(loc="upper right", handlelength=1.2)
         ax.grid(visible=False, axis="y")
-        tidy_axes(ax)
 
     label = " ".join(
         f"{_name_noise(m)}, ε = {m.setting.epsilon:g}: measured {m.epsilon[0]:.1f} or more."
         for m in measured
     )
-    return draw_svg("claimed", label, paint, size=_TALL, inline=inline)
+    return draw_axes("claimed", label, paint, size=_TALL, inline=inline)
 
 
 def _name_noise(measurement: Measurement) -> str:
@@ -72,8 +70,7 @@ def _name_noise(measurement: Measurement) -> str:
 def draw_scores(measurement: Measurement, *, inline: bool = True) -> Markup:
     """Draw the scores of uploads for both neighbours, and where the claim would put them."""
 
-    def paint(figure: Any) -> None:
-        ax = figure.add_subplot()
+    def paint(ax: Any) -> None:
         ends = np.linspace(-3 - measurement.true / 2, 3 + measurement.true / 2, 70)
         for scores, colour, name in (
             (measurement.without, BLUE, "record is D’s"),
@@ -87,11 +84,10 @@ def draw_scores(measurement: Measurement, *, inline: bool = True) -> Markup:
             ax.plot(ends, bell, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.1, label=name)
         ax.set(xlabel="score of a run’s uploads (σ)", ylabel="density", ylim=(0, 0.62))
         ax.legend(loc="upper center", ncols=2, handlelength=1.2, columnspacing=1.0)
-        tidy_axes(ax)
 
     promised = measurement.setting.promised
     label = f"Two bells {measurement.true:.2f} σ apart, where {promised:.2f} was promised."
-    return draw_svg("bells", label, paint, size=_TALL, inline=inline)
+    return draw_axes("bells", label, paint, size=_TALL, inline=inline)
 
 
 def draw_roc(found: Findings, name: str, *, inline: bool = True) -> Markup:
@@ -100,8 +96,7 @@ def draw_roc(found: Findings, name: str, *, inline: bool = True) -> Markup:
     lowest = 1 / int(np.sum(~attacks[0].members))
     fpr = np.logspace(np.log10(lowest), 0, 80)
 
-    def paint(figure: Any) -> None:
-        ax = figure.add_subplot()
+    def paint(ax: Any) -> None:
         for attack, colour in zip(attacks, _COLOURS, strict=False):
             alarms, hits = attack.compute_curve()
             seen = alarms > 0
@@ -115,15 +110,10 @@ def draw_roc(found: Findings, name: str, *, inline: bool = True) -> Markup:
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
         ax.legend(loc="lower right", handlelength=1.4)
-        tidy_axes(ax)
 
     areas = ", ".join(f"{attack.level.name}: {attack.auc:.2f}" for attack in attacks)
-    return draw_svg(
-        re.sub("[^a-z]+", "-", f"roc {name}".lower()),
-        f"Area under the curve {areas}.",
-        paint,
-        inline=inline,
-    )
+    slug = re.sub("[^a-z]+", "-", f"roc {name}".lower())
+    return draw_axes(slug, f"Area under the curve {areas}.", paint, inline=inline)
 
 
 def draw_reconstructions(
@@ -132,12 +122,9 @@ def draw_reconstructions(
 ) -> Markup:  # fmt: skip
     """Draw originals above what the attack made of them at every level."""
     first = found[0]
-    indices = list(range(len(first.truth)))
-    few = (
-        indices
-        if len(indices) <= _MOST_PICTURES + 1
-        else choose_one_per_class(first.truth, classes)
-    )
+    few = list(range(len(first.truth)))
+    if len(few) > _MOST_PICTURES + 1:
+        few = choose_one_per_class(first.truth, classes)
     few = few[:_MOST_PICTURES]
     rows = [("original", first.originals[few])]
     rows += [(reconstructions.level.name, reconstructions.found[few]) for reconstructions in found]
@@ -192,19 +179,20 @@ def format_table(found: Findings) -> str:
         "one run", "canaries", "guesses", "right", "ε measured, Gaussian", "ε measured, free",
     ]  # fmt: skip
     one_runs = [list_guess_cells(run) for run in found.one_runs]
+    bounds = (
+        f"Bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand; “Gaussian” assumes the "
+        "noise's shape."
+    )
     return "\n".join(
         [
             _fill(explain_brackets(found)),
             *_align_columns(head, rows),
             "",
-            f"Bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand; “Gaussian” assumes "
-            "the noise's shape.",
+            bounds,
             *_align_columns(proved, uploads),
             *(["", *_align_columns(guessed, one_runs)] if one_runs else []),
             "",
-            _fill(found.judgement),
-            "",
-            _fill(found.verdict),
+            f"{_fill(found.judgement)}\n\n{_fill(found.verdict)}",
         ]
     )
 
