@@ -32,9 +32,7 @@ Settings = Annotated[
 RunFolder = Annotated[
     Path | None, typer.Option(help="A new or empty folder for the run (default: runs/…).")
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue the run that was stopped in --out.")
-]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that stopped in --out.")]
 RecordAsJson = Annotated[bool, typer.Option("--json", help="The record on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A smaller version that takes less time.")]

@@ -126,7 +126,5 @@ def _drop_absent(options: Mapping[str, Any], *others: str) -> dict[str, Any]:
 def _read_passphrase(path: Path | None, *, new: bool) -> bytes:
     if path is not None:
         return path.read_bytes().strip()
-    answer = click.prompt(
-        "Passphrase of ca.key", hide_input=True, confirmation_prompt=new, err=True
-    )
-    return str(answer).encode()
+    said = click.prompt("Passphrase of ca.key", hide_input=True, confirmation_prompt=new, err=True)
+    return str(said).encode()

@@ -115,10 +115,8 @@ def _answer_or_refuse(say: Callable[[], bytes], what: Callable[[], str]) -> byte
         return say()
     except RequestDeclined as no:
         return log_and_refuse(no.code, str(no))
-    except Malformed as error:
-        return log_and_refuse(
-            "version" if isinstance(error, OtherVersion) else "malformed", str(error)
-        )
+    except Malformed as no:
+        return log_and_refuse("version" if isinstance(no, OtherVersion) else "malformed", str(no))
     except TankEmpty:
         return log_and_refuse("empty", "the privacy budget has nothing left for this release")
     except PolicyRefusal as error:  # its text may contain what the policy hides
@@ -339,9 +337,7 @@ def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
     if count > MOST_PARAMETERS:
         raise RequestDeclined("policy", "the model has more than 2³⁰ parameters")
     if _bound_upload_bytes(request) > MOST_BYTES:  # after the reserve it would burn budget
-        raise RequestDeclined(
-            "policy", "the model is larger than an answer that this client can keep"
-        )
+        raise RequestDeclined("policy", "the model is larger than an answer this client can keep")
     if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
         raise Malformed("the request's model is not finite")
 

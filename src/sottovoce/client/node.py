@@ -226,10 +226,8 @@ def _read_arrays(
     names = ("x", "y") if person is None else ("x", "y", person)
     try:
         x, y, *ids = read_npz(path, *names).values()
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be read as arrays {', '.join(names)}: {why(error)}"
-        ) from None
+    except (OSError, ValueError) as bad:
+        raise DataError(f"{path} cannot be read as arrays {', '.join(names)}: {why(bad)}") from None
     kinds, words = ("iu", "whole numbers") if target is None else ("fiu", "numbers")
     if x.dtype.kind not in "fiu" or x.ndim < 2 or y.dtype.kind not in kinds or y.ndim != 1:
         raise DataError(f"{path}: x must be numbers with a row a sample, and y {words}")

@@ -147,9 +147,7 @@ def _load_columns(table: str, unknown: str | None = None) -> tuple[Column, ...]:
     )
 
 
-_PUBLIC = tomllib.loads(
-    resources.files("sottovoce.data").joinpath("census.toml").read_text("utf-8")
-)
+_PUBLIC = tomllib.loads((resources.files("sottovoce.data") / "census.toml").read_text("utf-8"))
 ACS, ADULT = _load_columns("acs"), _load_columns("adult", unknown="?")
 ACS_HEADER, ADULT_HEADER = (_PUBLIC["header"][table].split() for table in ("acs", "adult"))
 

@@ -645,9 +645,7 @@ def _join_client_arrays(plan: Plan, data: Given) -> Holdings:
             f"{missing}=(X, y) with rows that belong to no client"
         )
     classes = _find_classes([validation, test], target)
-    dealt = [
-        _encode_samples(samples, classes, f"data[{i}]") for i, (samples, _) in enumerate(clients)
-    ]
+    dealt = [_encode_samples(rows, classes, f"data[{i}]") for i, (rows, _) in enumerate(clients)]
     return Holdings(
         samples=np.array([len(samples.y) for samples in dealt], dtype=np.int64),
         train=Samples(

@@ -461,9 +461,7 @@ def _wait_for_nodes(running: LocalFederation, seconds: float) -> None:
 def _write_connection(home: Path, link: Link) -> None:
     """Write the connection that `flwr run APP federation` uses, with this folder as FLWR_HOME."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    trust = (
-        "insecure = true" if link.authority is None else f"root-certificates = '{link.authority}'"
-    )
+    trust = f"root-certificates = '{link.authority}'" if link.authority else "insecure = true"
     (home / "config.toml").write_text(
         f"[superlink]\ndefault = '{CONNECTION}'\n\n"
         f"[superlink.{CONNECTION}]\naddress = '{link.address}'\n{trust}\n",

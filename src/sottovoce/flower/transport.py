@@ -306,9 +306,7 @@ class NodeDirectory:
             return None
         key = self._keys.get(node)
         if key is not None and self._owner.setdefault(client, key) != key:
-            log.warning(
-                "node %d (%s) greets as %s, as another key did before it", node, key, client
-            )
+            log.warning("node %d (%s) greets as %s, as another key did before", node, key, client)
             client = f"{client} {key}"
         if client not in self.seats or self.seats[client].node == node:
             return client

@@ -280,9 +280,7 @@ def write_toml(values: Mapping[str, Any]) -> str:
     name = "digits"
     samples = [3, 4]
     """
-    lines = [
-        f"{key} = {format_value(v)}" for key, v in values.items() if not isinstance(v, Mapping)
-    ]
+    lines = [f"{k} = {format_value(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
     for section, keys in values.items():
         if isinstance(keys, Mapping):
             flat = {key: v for key, v in keys.items() if not isinstance(v, Mapping)}

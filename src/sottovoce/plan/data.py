@@ -498,9 +498,7 @@ class Data(Section):
                 raise PlanError.of("data.label", label, "a .npy file beside data.path", remedy)
             for key in ("client", "person"):
                 if getattr(self, key) is not None:
-                    raise PlanError(
-                        f"data.{key} needs an .npz, which holds the array that it names"
-                    )
+                    raise PlanError(f"data.{key} needs an .npz, which holds the array it names")
 
     def _check_samples(self, kept: int, at_least: int) -> None:
         sizes, clients = self.samples, self.clients or 0

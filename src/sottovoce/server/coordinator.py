@@ -128,9 +128,7 @@ def read_admitted(path: str | Path) -> dict[str, int]:
     A client is its name or, where Flower authenticates it, the fingerprint of its key as
     `ssh-keygen -l` prints it (SHA256:…).
     """
-    rows = [
-        [c.strip() for c in row] for row in csv.reader(read_text(path, "admitted").splitlines())
-    ]
+    rows = [[c.strip() for c in r] for r in csv.reader(read_text(path, "admitted").splitlines())]
     found: dict[str, int] = {}
     for number, cells in enumerate(rows or [[""]], start=1):
         if number == 1:

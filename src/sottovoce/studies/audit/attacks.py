@@ -664,7 +664,7 @@ def attack_uploads(
         rows = rng.permutation(len(y))[:half]
         members[run, rows] = True
         victim, models = Victim(form, recipe, x[rows], y[rows]), [start]
-        newest = iter(lambda models=models: models[-1], None)
+        newest = (models[-1] for _ in range(rounds))
         for t, upload in enumerate(victim.send_uploads(level, newest, rounds)):
             # The inner product of the upload's step with each record's clipped gradient.
             step = flatten(models[-1]) - flatten(upload)

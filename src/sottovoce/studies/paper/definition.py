@@ -89,9 +89,7 @@ def _expand_variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[C
             if (axis := getattr(figure, name)) is not None
         }
         if x == REFERENCE:
-            swept = {k: v for k, v in swept.items() if v != REFERENCE} | {
-                "method": figure.reference
-            }
+            swept = {k: v for k, v in swept.items() if v != x} | {"method": figure.reference}
         changes = {**base.plan, **getattr(base, variant), **figure.plan, **corrections}
         # A method is named by the figure, by its corrected part or by an axis, the last one wins.
         named = swept.pop("method", changes.pop("method", None))
@@ -378,9 +376,7 @@ def parse_figure(text: str, name: str) -> Figure:
     if figure.kind != "moments" and not figure.setting:
         raise InputError(f"{name} names no setting; one of those in settings/ is needed")
     if figure.kind != "sweep" and getattr(figure, figure.kind) is None:
-        raise InputError(
-            f"{name} is of kind {figure.kind} and has no table [{figure.kind}]; add it"
-        )
+        raise InputError(f"{name} is of kind {figure.kind} without a table [{figure.kind}]; add it")
     return figure
 
 

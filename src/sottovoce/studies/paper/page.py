@@ -65,18 +65,14 @@ def render_figures(found: Sequence[Judged]) -> str:
         own_claims=_count_words(list(own_claims)),
         promise=describe_promise(found),
         broken_orders=_find_broken_orders(found),
+        # The paper's claims first, then ours.
         claims=[
-            [
-                {"words": words, "ours": ours},
-                figure,
-                _split_verdict(printed),
-                _split_verdict(corrected),
-            ]
-            # The paper's claims first, then ours.
-            for words, figure, printed, corrected, ours in sorted(
-                list_claims(found), key=lambda r: r[-1]
-            )
+            [(words, ours), *cells]
+            for words, *cells, ours in sorted(list_claims(found), key=lambda row: row[-1])
         ],
+        words=_WORDS,
+        variants=_VARIANTS,
+        format_verdict=format_verdict,
         figures=[_describe_figure(one) for one in found],
     )
 
@@ -147,63 +143,24 @@ def _find_broken_orders(found: Sequence[Judged]) -> list[str]:
     return ["never" if order is None else str(order) for order in orders]
 
 
-def _split_verdict(text: str) -> dict[str, str]:
-    """Return the word and the numbers of a formatted verdict."""
-    word, _, numbers = text.partition(" ")
-    return {"text": text, "word": word if word in _WORDS else "", "numbers": numbers}
-
-
 def _describe_figure(one: Judged) -> dict[str, Any]:
     """Return what the template shows of one figure."""
-    figure, result = one.figure, one.result
-    both = len(one.tables) > 1
+    figure, both = one.figure, len(one.tables) > 1
+    pictures = enumerate(list_pictures(figure, one.tables, one.result.moments))
     # Figures of one panel are shown in both variants: they fit beside one another.
     panels = len(figure.panel.values) if figure.panel is not None else 1
-    paper = figure.paper if figure.paper != "ours" else ""
     return {
-        "name": figure.name,
-        "link": paper or figure.name,
-        "title": f"{paper}: {figure.title}" if paper else figure.title,
-        "caption": figure.caption,
+        "judged": one,
+        "paper": figure.paper if figure.paper != "ours" else "",
         "variants": [*((v, _VARIANTS[v]) for v in one.tables), ("both", "both")] if both else [],
         "shown_first": "printed" if panels > 1 else "both",
-        "pictures": _draw_pictures(one),
-        "claims": [
-            {
-                "variant": variant,
-                "variant_name": _VARIANTS[variant],
-                "word": verdict.word,
-                "words": claim.words,
-                "ours": claim.ours,
-                "numbers": format_verdict(verdict).partition(" ")[2],
-            }
-            for claim, verdicts in one.verdicts
-            for variant, verdict in verdicts.items()
-        ],
+        "pictures": [(p, draw_panel(p, f"{figure.name}-{i}")) for i, p in pictures],
         "guarantees": [tabulate_guarantees(table) for table in one.tables.values()],
-        "breaks": _tabulate_breaks(result.moments),
+        "breaks": _tabulate_breaks(one.result.moments),
         "points": _list_points(one),
         "choices": _list_choices(one),
         "files": _list_files(one),
-        "command": result.command,
-        "made": result.made,
     }
-
-
-def _draw_pictures(one: Judged) -> list[dict[str, str]]:
-    both = len(one.tables) > 1
-    pictures = []
-    for i, picture in enumerate(list_pictures(one.figure, one.tables, one.result.moments)):
-        variant = _VARIANTS[picture.variant] if both else ""
-        pictures.append(
-            {
-                "variant": picture.variant if both else "",
-                "title": picture.title or variant,
-                "hint": variant if picture.title else "",
-                "drawing": draw_panel(picture, f"{one.figure.name}-{i}"),
-            }
-        )
-    return pictures
 
 
 def tabulate_guarantees(table: PointTable) -> dict[str, Any]:
@@ -233,7 +190,6 @@ def tabulate_guarantees(table: PointTable) -> dict[str, Any]:
     delta = format_ceiling(next(iter(table.points.values())).delta)
     return {
         "variant": table.variant,
-        "variant_name": _VARIANTS[table.variant],
         "caption": f"ε that holds at δ = {delta} for one record, against the server",
         "head": ["", *("ε that holds" if a is None else f"ε = {a:g} asked" for a in asked)],
         "rows": [[name, *(line.get(a, "–") for a in asked)] for name, line in lines.items()],
