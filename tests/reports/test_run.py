@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
 from statistics import NormalDist
@@ -23,7 +24,9 @@ from markupsafe import Markup
 from sottovoce.errors import RunError
 from sottovoce.privacy.budget import LEAKS, NOT_COVERED
 from sottovoce.reports import charts, render_report, write_report
+from sottovoce.reports.progress import LineDisplay
 from sottovoce.reports.run import CheckedRun, _choose_article, group_by_budget
+from sottovoce.runs.checkpoint import RoundDone
 from support.example_record import example
 
 BANNER = (
@@ -101,6 +104,42 @@ def test_the_headline_says_all_and_stands_first(default_page):
     )
     assert f"<h1>{sentence}</h1>" in default_page
     assert f"<title>{sentence}</title>" in default_page
+
+
+@pytest.mark.parametrize(
+    ("metric", "title", "first"),
+    [("auroc", "Validation AUROC", "First 0.75"), ("mae", "Validation mean absolute", "First 5")],
+)
+def test_the_plans_metric_is_drawn_by_round(metric, title, first):
+    record, trace = example(stop_after=4)
+    for state in (record["initial"], *record["rounds"]):
+        state["signal"] = 0.25
+    page = render_report(record, trace)
+    assert "Validation accuracy" in page
+    assert title not in page
+    record["plan"]["metric"] = metric
+    if metric == "mae":
+        record["model"] = {"name": "softmax", "shape": [3], "classes": 1, "parameters": 4}
+        record["model"]["target"] = {"loss": "squared", "low": -20.0, "high": 20.0}
+    page = render_report(record, trace)
+    assert "Validation accuracy" not in page
+    assert f"{title}" in page
+    assert first in page
+
+
+def test_a_line_shows_the_metric_and_no_horizon_below_the_rounds_done(capsys):
+    done = RoundDone(45, 46, 45, 3, 0.5, 0.25, 0.75, 0.0)
+    show = LineDisplay(sys.stdout)
+    show.round(done)
+    show.round(replace(done, horizon=50, next_horizon=40))
+    show.round(replace(done, t=9, metric="auroc", score=0.8125))
+    show.round(replace(done, t=9, horizon=45, accuracy=math.nan))
+    assert capsys.readouterr().out.splitlines() == [
+        "round 46 of 46  loss 0.2500  accuracy 75.0%  σ 0.5  fuel 0.0%",
+        "round 46 of 50  loss 0.2500  accuracy 75.0%  σ 0.5  fuel 0.0%  T 50 → 46",
+        "round 10 of 46  loss 0.2500  AUROC 0.812  σ 0.5  fuel 0.0%  T 46 → 45",
+        "round 10 of 45  loss 0.2500  σ 0.5  fuel 0.0%",
+    ]
 
 
 def test_metrics_stand_beside_what_a_constant_answer_scores(no_drawing):

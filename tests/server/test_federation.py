@@ -204,7 +204,12 @@ def test_the_metric_of_the_plan_steers_every_engine_and_chooses_the_model(engine
     rows: Any = AsFile(x[:600]) if engine == "streamed" else x[:600]
     options = {} if engine == "secure" else {"seed": 1}
     public = {"validation": (x[600:750], y[600:750]), "test": (x[750:], y[750:])}
-    run = simulate(plan, data=(rows, y[:600]), **public, **options)
+    seen: list[Any] = []
+    run = simulate(plan, data=(rows, y[:600]), **public, **options, on_round=seen.append)
+    assert {done.metric for done in seen} == {"auroc"}
+    assert [1 - done.score for done in seen] == pytest.approx(
+        [entry["signal"] for entry in run.record["rounds"]]
+    )
     signals = [run.record["initial"]["signal"]] + [e["signal"] for e in run.record["rounds"]]
     assert signals[0] == 0.5  # the first model gives every row the same score
     margins = np.diff(run.model.scores(run.params, jnp.asarray(x[600:750])), axis=1)[:, 0]

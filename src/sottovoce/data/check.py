@@ -397,13 +397,12 @@ def describe_unfit_cells(path: str | Path, layout: Layout) -> str | None:
             marks = _mark_cells(batch[column], spec)
             counts[column] += int(marks["outside" if is_bounds(spec) else "unknown"].sum())
     listed = [f"{column} {count:,}" for column, count in counts.items() if count]
+    if not listed:
+        return None
     return (
-        listed
-        and (
-            f"{Path(path).name}: of {rows:,} rows, numbers outside their bounds were clipped, and "
-            f"unknown categories read as none: {_shorten(listed)}"
-        )
-    ) or None
+        f"{Path(path).name}: of {rows:,} rows, numbers outside their bounds were clipped, and "
+        f"unknown categories read as none: {_shorten(listed)}"
+    )
 
 
 def _show_spec(spec: Spec) -> str:

@@ -77,6 +77,19 @@ def to_gain(metric: str, value: float) -> float:
     return 0.0 if math.isnan(gain) else gain
 
 
+def restore_metric(metric: str, shortfall: float, unit: float = 1.0) -> float:
+    """Return the metric of which this is missing, as `find_shortfall` computed it.
+
+    `unit` is what 1 of a scaled target is worth: errors are then in the unit of the target.
+
+    >>> restore_metric("auroc", 0.25), restore_metric("brier", 0.25), restore_metric("mae", 0.5, 10)
+    (0.75, 0.25, 5.0)
+    """
+    if metric in ("mae", "rmse"):
+        return shortfall * unit
+    return shortfall if metric in LESS_IS_BETTER else 1 - shortfall
+
+
 def choose_metric(labels: NDArray[Any], classes: int) -> str:
     """Return the metric that heads a result where the plan names none.
 

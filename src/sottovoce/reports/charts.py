@@ -156,17 +156,18 @@ def draw_loss(run: CheckedRun) -> Markup:
     )
 
 
-def draw_accuracy(run: CheckedRun) -> Markup:
-    """Draw the validation accuracy, in per cent."""
+def draw_score(run: CheckedRun, title: str, metric: str, values: Floats) -> Markup:
+    """Draw a metric on the validation rows, shares of rows in per cent."""
+    in_percent = metric in ("accuracy", "balanced_accuracy")
 
     def paint(ax: Any) -> None:
-        _draw_curve(ax, 100 * _drop_huge(run.accuracy), BLUE)
+        _draw_curve(ax, (100 if in_percent else 1) * _drop_huge(values), BLUE)
         _mark_triggers(ax, run)
-        ax.set(xlabel="rounds done", ylabel="validation accuracy (%)")
-        _note_missing_values(ax, run.accuracy)
+        ax.set(xlabel="rounds done", ylabel=title[:1].lower() + title[1:] + " (%)" * in_percent)
+        _note_missing_values(ax, values)
 
-    label = "Validation accuracy over the rounds. " + _describe_ends(run.accuracy, "{:.1%}")
-    return draw_axes("accuracy", label, paint)
+    ends = _describe_ends(values, "{:.1%}" if in_percent else "{:.3g}")
+    return draw_axes("accuracy", f"{title} over the rounds. {ends}", paint)
 
 
 def draw_horizon(run: CheckedRun) -> Markup:

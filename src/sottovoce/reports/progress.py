@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from sottovoce.models.metrics import TITLES, format_metric
 from sottovoce.plan import Plan
 from sottovoce.privacy.budget import describe_undisclosed
 
@@ -123,8 +124,17 @@ def _format_sigma(done: RoundDone) -> str:
     return "–" if math.isnan(done.sigma) else f"{done.sigma:.4g}"  # nobody discloses it
 
 
-def _format_accuracy(done: RoundDone) -> str:
-    return "–" if math.isnan(done.accuracy) else f"{done.accuracy:.1%}"  # a number is predicted
+def _score_round(done: RoundDone) -> tuple[str, str]:
+    """Return name and value of what is shown beside the loss: the plan's metric, or accuracy."""
+    if done.metric is not None and done.metric != "accuracy":
+        return TITLES[done.metric], format_metric(done.metric, done.score)
+    return "accuracy", format_metric("accuracy", done.accuracy)  # NaN where a number is predicted
+
+
+def _find_shrunk(done: RoundDone) -> int | None:
+    """Return the new horizon if the round shortened it, never below the rounds done."""
+    horizon = max(done.next_horizon, done.t + 1)
+    return horizon if horizon < done.horizon else None
 
 
 def name_new_folder(plan: Plan) -> Path:
@@ -175,11 +185,12 @@ class LineDisplay(SilentDisplay):
 
     def round(self, done: RoundDone) -> None:
         """Print the round."""
-        shrunk = f"  T {done.horizon} → {done.next_horizon}" * (done.next_horizon < done.horizon)
+        horizon, (name, score) = _find_shrunk(done), _score_round(done)
         self.say(
             f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}  "
-            f"accuracy {_format_accuracy(done)}  "
-            f"σ {_format_sigma(done)}  fuel {done.fuel:.1%}{shrunk}"
+            + (f"{name} {score}  " if score != "–" else "")
+            + f"σ {_format_sigma(done)}  fuel {done.fuel:.1%}"
+            + ("" if horizon is None else f"  T {done.horizon} → {horizon}")
         )
 
 
@@ -223,19 +234,18 @@ class TableDisplay(SilentDisplay):
 
         last = self.done[-1]
         table = Table(caption=self._caption(last), caption_justify="left", box=box.SIMPLE_HEAD)
-        for name in ("round", "of T", "loss", "accuracy", "noise σ", "fuel left"):
+        for name in ("round", "of T", "loss", _score_round(last)[0], "noise σ", "fuel left"):
             table.add_column(name, justify="right")
         for done in self.done[-self.ROWS :]:
-            shrunk = done.next_horizon < done.horizon
-            horizon = f"{done.horizon} → {done.next_horizon}" if shrunk else f"{done.horizon}"
+            horizon = _find_shrunk(done)
             table.add_row(
                 f"{done.t + 1}",
-                horizon,
+                f"{done.horizon}" + ("" if horizon is None else f" → {horizon}"),
                 f"{done.loss:.4f}",
-                _format_accuracy(done),
+                _score_round(done)[1],
                 _format_sigma(done),
                 f"{done.fuel:.0%}",
-                style="yellow" if shrunk else None,
+                style=None if horizon is None else "yellow",
             )
         return table
 

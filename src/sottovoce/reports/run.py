@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import RunError
-from sottovoce.models.metrics import LESS_IS_BETTER, TITLES, describe_constant, format_metric
+from sottovoce.models.metrics import (
+    LESS_IS_BETTER,
+    TITLES,
+    describe_constant,
+    format_metric,
+    restore_metric,
+)
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import (
@@ -123,6 +129,7 @@ class CheckedRun:
     plan: dict[str, Any]
     loss: Floats
     accuracy: Floats
+    score: Floats  # the plan's metric, NaN where the record does not have it by round
     horizon: NDArray[np.int64]
     next_horizon: NDArray[np.int64]
     sigma: Floats  # one row a round: least, median, most
@@ -192,7 +199,11 @@ class CheckedRun:
             loss=_column(states, "validation_loss"),
             accuracy=_column(states, "validation_accuracy"),
             horizon=np.array([entry["horizon"] for entry in rounds], np.int64),
-            next_horizon=np.array([entry["next_horizon"] for entry in rounds], np.int64),
+            score=_restore_scores(record),
+            # The rule is applied after the last round too, where it may end below the rounds done.
+            next_horizon=np.array(
+                [max(entry["next_horizon"], entry["t"] + 1) for entry in rounds], np.int64
+            ),
             sigma=np.stack([_column(spreads, key) for key in ("min", "median", "max")], axis=1),
             cohorts=cohorts if len(cohorts) == len(rounds) else None,
             test_loss=_to_float(result["test_loss"]),
@@ -407,6 +418,17 @@ def _replace_guarantee(record: Record) -> GuaranteeEntry:
     }
 
 
+def _restore_scores(record: Record) -> Floats:
+    """Return the plan's metric before the first and after every round, on the validation rows."""
+    metric, states = record.plan.get("metric"), [record.initial, *record.rounds]
+    if metric not in TITLES or record.plan.get("server", {}).get("signal") != "public":
+        return np.full(len(states), math.nan)
+    target = None if record.model is None else record.model.get("target")
+    unit = 1.0 if target is None else (target["high"] - target["low"]) / 2
+    signals = [_to_float(state.get("signal")) for state in states]
+    return np.array([restore_metric(metric, signal, unit) for signal in signals])
+
+
 def _column(rows: Sequence[Any], key: str) -> Floats:
     return np.array([_to_float(row[key]) for row in rows], dtype=np.float64)
 
@@ -607,10 +629,16 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
 
 
 def _draw_accuracy(run: CheckedRun, marked: str) -> list[tuple[str, str, str]]:
-    if not np.isfinite(run.accuracy).any():  # a number is predicted
+    metric, caption = "accuracy", f"On unprotected records.{marked}"
+    if np.isfinite(run.score).any():
+        metric = run.plan["metric"]
+    elif not np.isfinite(run.accuracy).any():  # a number is predicted
         return []
-    caption = f"On unprotected records.{marked}"
-    return [("Validation accuracy", caption, charts.draw_accuracy(run))]
+    elif "headline" in run.result and run.result["headline"]["metric"] != metric:
+        caption += " The metric of the heading is computed at the end only."
+    title = f"Validation {TITLES[metric].removeprefix('test ')}"
+    values = run.accuracy if metric == "accuracy" else run.score
+    return [(title, caption, charts.draw_score(run, title, metric, values))]
 
 
 def _describe_horizon(run: CheckedRun) -> str:
@@ -618,9 +646,7 @@ def _describe_horizon(run: CheckedRun) -> str:
     if not times:
         return "T, the number of rounds planned, did not change."
     often = "once" if times == 1 else f"{times} times"
-    # The rule is applied after the last round too, where it may end below the rounds done.
-    end = max(run.next_horizon[-1], len(run.next_horizon))
-    return f"Learning stopped paying: T shrank {often}, to {end:,}."
+    return f"Learning stopped paying: T shrank {often}, to {run.next_horizon[-1]:,}."
 
 
 def _format_pair(name: str, entry: MetricEntry) -> tuple[str, str]:

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from sottovoce.data.files import read_npz, write_npz
 from sottovoce.errors import InputError, RunError
+from sottovoce.models.metrics import restore_metric
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.base import Progress
 from sottovoce.schedules.optimizer import NO_MARKS, Marks, Memory
 
 if TYPE_CHECKING:
+    from sottovoce.plan import Plan
     from sottovoce.runs.record import RoundEntry
 
 # What is kept of each client round by round, and of very many clients only of all rounds together.
@@ -81,15 +83,22 @@ class RoundDone:
     loss: float
     accuracy: float
     fuel: float  # the least any client has left: 1 is full, 0 is empty
+    metric: str | None = None  # the plan's, where it is computed in every round
+    score: float = math.nan  # its value on the validation rows
 
 
-def describe_last_round(state: ServerState) -> RoundDone | None:
+def describe_last_round(state: ServerState, plan: Plan) -> RoundDone | None:
     """Return the newest round for `on_round`; None where the last one had no upload."""
     if not state.rounds or state.exhausted:
         return None
     last = state.rounds[-1]
     found = last["sigma"]["median"], last["validation_loss"], last["validation_accuracy"]
     sigma, loss, accuracy = (math.nan if number is None else number for number in found)
+    metric, score = plan.metric if plan.server.signal == "public" else None, math.nan
+    if metric is not None and (shortfall := last.get("signal")) is not None:
+        target = plan.regression
+        unit = 1.0 if target is None else (target.high - target.low) / 2
+        score = restore_metric(metric, shortfall, unit)
     return RoundDone(
         t=last["t"],
         horizon=last["horizon"],
@@ -99,6 +108,8 @@ def describe_last_round(state: ServerState) -> RoundDone | None:
         loss=loss,
         accuracy=accuracy,
         fuel=float(state.tank.left_fraction.min()),
+        metric=metric,
+        score=score,
     )
 
 

@@ -426,7 +426,8 @@ def conduct(
     def after_round(run: rounds.Run) -> None:
         if not run.state.exhausted:
             record.append_round(out, run.state)
-            if on_round is not None and (done := describe_last_round(run.state)) is not None:
+            done = describe_last_round(run.state, federation.plan)
+            if on_round is not None and done is not None:
                 on_round(done)
 
     def write_outcome(status: Status) -> Trained:

@@ -188,7 +188,7 @@ def _play_run(
 
     def after_round(run: BatchRun) -> None:
         nonlocal saved
-        done = describe_last_round(run.state)
+        done = describe_last_round(run.state, run.federation.plan)
         if done is None:
             return
         if folder is not None:
