@@ -55,9 +55,9 @@ def train(
                 "leave PLAN, --set and --seed out"
             )
     plan = Plan.load(path, settings)
-    if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
+    if plan.needs_python:
         raise InputError(
-            "data.name = arrays and model.name = custom are given from Python; "
+            "data.name = arrays, model.name = custom and parts are given from Python; "
             "use sottovoce.simulate, or name a dataset and a model (or where yours is: model.own)"
         )
     if seed is not None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -355,6 +355,45 @@ def _join_persons(plan: Plan, held: Holdings) -> Holdings:
     samples = np.bincount(np.unique(at_client) // persons, minlength=len(held.samples))
     train = Samples(x, np.zeros(len(x), np.int32))
     return replace(held, train=train, samples=samples.astype(np.int64), person=None)
+
+
+Partition: TypeAlias = Callable[[NDArray[Any], int, np.random.Generator], ArrayLike]
+
+
+def deal_anew(held: Holdings, partition: Partition, rng: np.random.Generator) -> Holdings:
+    """Deal the clients' rows by a function of the user's, labels × clients × rng → client by row.
+
+    The labels are those of the rows that the plan deals to clients, in the order of the data;
+    validation and test rows stay as they are. A row of client −1 is left out.
+    """
+    if held.split is None or held.names or held.person is not None or is_stored(held.train.x):
+        raise InputError(
+            "partition deals rows that are in memory and belong to nobody yet; leave it out with a "
+            "column of clients, persons, one array per client, or streamed rows"
+        )
+    rows, clients = np.concatenate(held.split.clients), len(held.samples)
+    order = np.argsort(rows)
+    y = held.train.y[order]
+    labels = y if held.target is None else held.target.restore(y)
+    found = np.asarray(partition(labels.copy(), clients, rng))
+    bound = f"{len(rows)} whole numbers from -1 to {clients - 1}, the client of each row"
+    if found.shape != (len(rows),) or found.dtype.kind not in "iu":
+        what = f"{found.dtype} of shape {found.shape}"
+        raise InputError.of("the answer of partition", what, bound, "return such an array")
+    if found.min() < -1 or found.max() >= clients:
+        worst = int(found.max() if found.max() >= clients else found.min())
+        raise InputError.of("the answer of partition", worst, bound, "number the clients from 0")
+    dealt = [order[found == i] for i in range(clients)]
+    if not all(map(len, dealt)):
+        empty = next(i for i, part in enumerate(dealt) if not len(part))
+        raise InputError(f"partition leaves client {empty} (from 0) without a row; give it one")
+    every = np.concatenate(dealt)
+    return replace(
+        held,
+        train=Samples(held.train.x[every], held.train.y[every]),
+        samples=np.array([len(part) for part in dealt], dtype=np.int64),
+        split=replace(held.split, clients=tuple(rows[part] for part in dealt)),
+    )
 
 
 def _deal_dataset(plan: Plan, seed: int) -> Holdings:

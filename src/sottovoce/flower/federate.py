@@ -276,9 +276,9 @@ def load_plan(path: Path | None, settings: Sequence[str], clients: int | None) -
     """
     more = [*settings, *([] if clients is None else [f"data.clients={clients}"]), "noise=secure"]
     plan = Plan(**EMBEDDED).replace(*more) if path is None else Plan.load(path, more)
-    if plan.data.name == "arrays" or (plan.model.name == "custom" and plan.model.own is None):
+    if plan.needs_python:
         raise InputError(
-            "data.name = arrays and model.name = custom are given from Python; "
+            "data.name = arrays, model.name = custom and parts are given from Python; "
             "name a data set, and where your model is (model.own)"
         )
     return plan

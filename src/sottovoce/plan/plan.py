@@ -83,6 +83,11 @@ class Plan(Section):
         description="how settings were chosen; sottovoce rehearse writes it, the card shows it",
         examples=["local.clip by sottovoce rehearse on rows.npz"],
     )
+    parts: tuple[Annotated[str, Field(max_length=200)], ...] | None = Field(
+        default=None,
+        description="parts given from Python, which a plan cannot hold; simulate writes it",
+        examples=[["schedule: study.Patience"]],
+    )
     data: Data = Field(default_factory=lambda: Data())
     model: Model = Field(default_factory=lambda: Model())
     local: Local = Field(default_factory=lambda: Local())
@@ -150,6 +155,12 @@ class Plan(Section):
             remedy = "the paper's theorem knows one step a round"
             raise PlanError.of("local.steps", self.local.steps, bound, remedy)
         return self
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether something of this plan can only be given from Python."""
+        own_model = self.model.name == CUSTOM and self.model.own is None
+        return self.data.name == "arrays" or own_model or bool(self.parts)
 
     @property
     def is_steered_otherwise(self) -> bool:

@@ -667,8 +667,9 @@ def _list_metrics(run: CheckedRun) -> list[list[str]]:
             format_number(_to_float(entry["error"]), 2),
             better[name in LESS_IS_BETTER],
         ]
-        for name, entry in run.result.get("metrics", {}).items()
         if name in TITLES
+        else [name, format_number(_to_float(entry["value"])), "–", "–", "given from Python"]
+        for name, entry in run.result.get("metrics", {}).items()
     ]
 
 
@@ -801,5 +802,6 @@ def _list_origin(run: CheckedRun) -> list[tuple[str, Any]]:
         ("time", format_duration(run.seconds)),
         ("time per round", format_duration(run.seconds_per_round)),
         ("model (SHA-256)", run.model_sha256 or "–"),
+        *(("given from Python", part) for part in run.plan.get("parts", ())),
         *((f"{name} version", version) for name, version in run.versions.items()),
     ]

@@ -21,7 +21,7 @@ from sottovoce.errors import InputError, RunError
 from sottovoce.models.metrics import restore_metric
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.base import Progress
-from sottovoce.schedules.optimizer import NO_MARKS, Marks, Memory
+from sottovoce.schedules.optimizer import NO_MARKS, OPTIMIZER, Marks, Memory
 
 if TYPE_CHECKING:
     from sottovoce.plan import Plan
@@ -221,7 +221,8 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
         )
         params = _select_arrays(arrays, "param")
         memory: Memory = {slot: _select_arrays(arrays, slot) for slot in meta.get("memory", ())}
-        if any(leaves.keys() != params.keys() for leaves in memory.values()):
+        models = [leaves for slot, leaves in memory.items() if slot != OPTIMIZER]
+        if any(leaves.keys() != params.keys() for leaves in models):
             raise ValueError("what the server keeps is not of the model's form")
     except (KeyError, ValueError, OSError, TypeError, AttributeError, RecursionError):
         raise RunError(f"{path} is damaged; start the run anew in another folder") from None

@@ -13,9 +13,10 @@ budget, never overspend it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from numbers import Integral
-from typing import Protocol
+import math
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any, NoReturn, Protocol
 
 from sottovoce.errors import InputError
 
@@ -75,7 +76,113 @@ class Schedule(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CheckedSchedule:
+    """A schedule of the user's, with a check of every answer: it cannot lengthen a run.
+
+    `given` has T₀ as `rounds`, and the methods `round(progress)` and `advance(progress, loss)`; a
+    method `start(loss)` is optional. They see `Progress` and losses, and nothing else of a run. The
+    same arguments must give the same answer, because rounds are also planned ahead and resumed.
+
+    >>> class TwoRounds:
+    ...     rounds = 2
+    ...     def round(self, progress):
+    ...         return Round(progress.done, 2) if progress.done < 2 else None
+    ...     def advance(self, progress, loss):
+    ...         return Progress(progress.done + 1, 3)  # more than the two announced
+    >>> schedule = CheckedSchedule(TwoRounds())
+    >>> schedule.advance(schedule.start(2.3), 2.1)
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: the answer of TwoRounds.advance must be a Progress with done = 1 \
+and a horizon of at most 2, got Progress(done=1, horizon=3, recent=(), last_discount=0); a horizon \
+never grows
+    """
+
+    given: Any
+
+    def __post_init__(self) -> None:
+        missing = [name for name in ("round", "advance") if not hasattr(self.given, name)]
+        if missing or isinstance(self.given, type):
+            bound = "an object with rounds, round(progress) and advance(progress, loss)"
+            raise InputError.of("schedule", self.given, bound, "see sottovoce.schedules.base")
+        require_rounds(getattr(self.given, "rounds", None))
+
+    @property
+    def rounds(self) -> int:
+        """T₀."""
+        return int(self.given.rounds)
+
+    @property
+    def steady(self) -> bool:
+        """Whether no loss changes the horizon: not known of a user's schedule, so false."""
+        return False
+
+    def start(self, loss: float | None) -> Progress:
+        """Start as the user's schedule does, or with T = T₀ and the first loss."""
+        if hasattr(self.given, "start"):
+            return self._check_progress("start", 0, self.rounds, loss)
+        return Progress(0, self.rounds, recent=() if loss is None else (loss,))
+
+    def round(self, progress: Progress) -> Round | None:
+        """Return the next round; refuse one that is not the next, or that lengthens the run."""
+        found = self._ask("round", progress)
+        if found is None:
+            return None
+        t, horizon = progress.done, progress.horizon
+        if (
+            not isinstance(found, Round)
+            or not _is_whole(found.horizon, t + 1, horizon)
+            or not _is_whole(found.t, t, t)
+            or not _is_number(found.scale, 1e-6, 1e6)
+            or not (found.spread is None or _is_whole(found.spread, 1, self.rounds))
+        ):
+            self._refuse("round", found, f"None or a Round with t = {t} and a horizon", horizon)
+        return replace(found, scale=float(found.scale))
+
+    def advance(self, progress: Progress, loss: float) -> Progress:
+        """Return the progress after one more round; refuse one that lengthens the run."""
+        return self._check_progress("advance", progress.done + 1, progress.horizon, progress, loss)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        found, again = (getattr(self.given, method)(*arguments) for _ in range(2))
+        if repr(found) != repr(again):  # a NaN does not equal itself, its text does
+            name = f"{type(self.given).__name__}.{method}"
+            raise InputError(
+                f"{name} must give the same answer to the same arguments, got {found!r:.60} and "
+                f"then {again!r:.60}; keep what it needs in Progress.recent, not in the object"
+            )
+        return found
+
+    def _check_progress(self, method: str, done: int, horizon: int, *arguments: Any) -> Progress:
+        found = self._ask(method, *arguments)
+        if (
+            not isinstance(found, Progress)
+            or not _is_whole(found.done, done, done)
+            or not _is_whole(found.horizon, 0, horizon)
+            or not isinstance(found.recent, tuple)
+            or not all(_is_number(loss) for loss in found.recent)
+            or not _is_whole(found.last_discount, -math.inf, math.inf)
+        ):
+            self._refuse(method, found, f"a Progress with done = {done} and a horizon", horizon)
+        return replace(found, recent=tuple(map(float, found.recent)))
+
+    def _refuse(self, method: str, found: object, bound: str, horizon: int) -> NoReturn:
+        name = f"the answer of {type(self.given).__name__}.{method}"
+        text = f"{name} must be {bound} of at most {horizon}, got {found!r:.90}"
+        raise InputError(f"{text}; a horizon never grows")
+
+
+def _is_whole(value: Any, least: float, most: float) -> bool:
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_number and bool(least <= value <= most)
+
+
+def _is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    return isinstance(value, Real) and not float(value) < least and not float(value) > most
+
+
 def require_rounds(rounds: object) -> None:
     """Refuse a T₀ that is not a whole number ≥ 1."""
-    if isinstance(rounds, bool) or not isinstance(rounds, Integral) or rounds < 1:
+    if not _is_whole(rounds, 1, math.inf):
         raise InputError.of("rounds", rounds, "a whole number ≥ 1", "say how often clients upload")

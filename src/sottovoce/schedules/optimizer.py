@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -97,6 +97,28 @@ class TailAverage:
         return 1 / (1 + averaged) if self.counts(t, horizon) else 1
 
 
+OPTIMIZER = "optimizer"  # the name of a transformation's state among the models that are kept
+
+
+class Transformation(Protocol):
+    """A server step of the user's, with a state of arrays that is no model."""
+
+    @property
+    def name(self) -> str:
+        """What the record calls it."""
+        ...
+
+    def begin(self, first: Leaves) -> Leaves:
+        """Return the state before the first round."""
+        ...
+
+    def step(
+        self, state: Leaves, previous: Leaves, averaged: Leaves
+    ) -> tuple[dict[Any, Any], Leaves]:
+        """Return the next model and the next state."""
+        ...
+
+
 class StepInputs(NamedTuple):
     """Inputs of the server step: scalars for one run, arrays for a batch."""
 
@@ -104,6 +126,7 @@ class StepInputs(NamedTuple):
     scale: Any  # s_t, or 1
     share: Any  # weight of the newest iterate in the average, or 1
     best: Any  # the smallest public loss so far
+    transformation: Transformation | None = None  # in place of momentum and scale
 
 
 class Marks(NamedTuple):
@@ -137,8 +160,14 @@ class Finish:
     decay: Decay | None = None
     average: ExponentialAverage | TailAverage | None = None
     best: bool = False
+    transformation: Transformation | None = None
 
     def __post_init__(self) -> None:
+        if self.transformation is not None and (self.momentum, self.decay) != (None, None):
+            raise InputError(
+                "optimizer takes the place of server.momentum and server.decay; leave them out and "
+                "put them into the transformation"
+            )
         if self.momentum is not None and not 0 < self.momentum < 1:
             remedy = "0.5 doubles a step in the long run"
             raise InputError.of("momentum", self.momentum, "above 0 and below 1", remedy)
@@ -150,20 +179,24 @@ class Finish:
 
     @property
     def memory_names(self) -> tuple[str, ...]:
-        """The names of the models that are kept besides the newest."""
-        kept = {"velocity": self.momentum, "average": self.average, "best": self.best or None}
+        """The names of what is kept besides the newest model."""
+        kept: dict[str, Any] = {"velocity": self.momentum, "average": self.average}
+        kept |= {"best": self.best or None, OPTIMIZER: self.transformation}
         return tuple(name for name, setting in kept.items() if setting is not None)
 
     def begin(self, first: Leaves) -> Memory:
         """Return the memory before the first round."""
         zero = {name: np.zeros_like(leaf) for name, leaf in first.items()}
-        return {name: zero if name == "velocity" else dict(first) for name in self.memory_names}
+        memory = {name: zero if name == "velocity" else dict(first) for name in self.memory_names}
+        if self.transformation is not None:
+            memory[OPTIMIZER] = dict(self.transformation.begin(first))
+        return dict(memory)
 
     def step_inputs(self, marks: Marks, t: int, horizon: int) -> StepInputs:
         """Return the inputs of the step of round t.
 
         >>> Finish(decay=Decay("linear")).step_inputs(Marks(), 1, 4)
-        StepInputs(momentum=0.0, scale=0.75, share=1.0, best=inf)
+        StepInputs(momentum=0.0, scale=0.75, share=1.0, best=inf, transformation=None)
         """
         average = self.average
         return StepInputs(
@@ -171,6 +204,7 @@ class Finish:
             scale=1.0 if self.decay is None else self.decay.scale(t, horizon),
             share=1.0 if average is None else float(average.share(marks.averaged, t, horizon)),
             best=marks.best,
+            transformation=self.transformation,
         )
 
     def update_marks(self, marks: Marks, t: int, horizon: int, offered: float) -> Marks:
@@ -216,6 +250,8 @@ class Finish:
         'the model is the mean of the last 3 iterates'
         """
         said = []
+        if self.transformation is not None:
+            said.append(f"steps are taken by {self.transformation.name}")
         if self.momentum is not None:
             said.append(f"steps carry on with momentum {self.momentum:g}")
         if self.decay is not None:
@@ -246,7 +282,11 @@ def take_step(
         old = memory["velocity"]
         moved = {name: numbers.momentum * old[name] + leaf for name, leaf in moved.items()}
         memory["velocity"] = moved
-    new = {name: leaf + numbers.scale * moved[name] for name, leaf in previous.items()}
+    if numbers.transformation is None:
+        new = {name: leaf + numbers.scale * moved[name] for name, leaf in previous.items()}
+    else:
+        state = memory[OPTIMIZER]
+        new, memory[OPTIMIZER] = numbers.transformation.step(state, previous, averaged)
     if "average" in memory:
         old = memory["average"]
         memory["average"] = {

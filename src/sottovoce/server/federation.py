@@ -8,10 +8,11 @@ federation also knows how good a model is: `score_model`,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from numbers import Real
+from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import jax
@@ -24,6 +25,7 @@ from sottovoce.data.federated import (
     Holdings,
     Samples,
     add_features,
+    deal_anew,
     load_holdings,
     summarise_fairness,
 )
@@ -51,14 +53,124 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.runs.record import MOST_CONFUSED, MOST_NAMED, ClientResult
 from sottovoce.schedules.aggregate import limit_samples
-from sottovoce.schedules.base import Schedule
+from sottovoce.schedules.base import CheckedSchedule, Schedule
+from sottovoce.schedules.decaying import DecayingNoise
+from sottovoce.schedules.discounted import DiscountedRounds
 from sottovoce.schedules.fixed import FixedRounds
-from sottovoce.schedules.optimizer import Finish
+from sottovoce.schedules.optimizer import Finish, Leaves
 from sottovoce.schedules.pricing import Terms, plan_turns
 from sottovoce.server.members import Account, Member
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
 MEDIAN_OF = 4096  # rows that a median clip looks at
+
+
+UserMetric: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], float]  # labels × scores
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a run that are given from Python, where a plan has words.
+
+    They get public values only: a schedule losses, an optimiser averaged uploads, a metric public
+    rows. A partition deals rows before anything is promised about them.
+    """
+
+    schedule: Schedule | None = None
+    optimizer: Any = None  # an optax.GradientTransformation
+    partition: Any = None  # a `Partition`
+    metrics: Mapping[str, UserMetric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.schedule is not None and type(self.schedule) not in BUILT_IN_SCHEDULES:
+            object.__setattr__(self, "schedule", CheckedSchedule(self.schedule))
+        if self.partition is not None and not callable(self.partition):
+            remedy = "it returns the client of each row"
+            raise InputError.of(
+                "partition", self.partition, "a function of (labels, clients, rng)", remedy
+            )
+        known = isinstance(self.metrics, Mapping) and all(map(callable, self.metrics.values()))
+        if not known or {*self.metrics} & {*metrics.TITLES} or not all(map(str, self.metrics)):
+            bound = "functions of (labels, scores) by names that are not those of a plan's metrics"
+            raise InputError.of("metrics", self.metrics, bound, "give {name: function}")
+
+    def list_names(self) -> tuple[str, ...]:
+        """Return the qualified names, as the record's plan has them.
+
+        >>> Parts(metrics={"worst": np.min}).list_names()
+        ('metrics: worst = numpy.min',)
+        """
+        schedule = getattr(self.schedule, "given", self.schedule)
+        found = {
+            "schedule": None if schedule is None else type(schedule),
+            "optimizer": getattr(self.optimizer, "update", self.optimizer),
+            "partition": self.partition,
+        }
+        named = [f"{kind}: {_name_part(part)}" for kind, part in found.items() if part is not None]
+        own = (f"metrics: {name} = {_name_part(part)}" for name, part in self.metrics.items())
+        return tuple(text[:200] for text in (*named, *own))
+
+
+def _name_part(part: Any) -> str:
+    named = part if hasattr(part, "__qualname__") or hasattr(part, "__name__") else type(part)
+    return f"{named.__module__}.{getattr(named, '__qualname__', named.__name__)}"
+
+
+BUILT_IN_SCHEDULES = (FixedRounds, DiscountedRounds, DecayingNoise)
+NO_PARTS = Parts()
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class OptaxStep:
+    """The server's step by an optax transformation, whose gradient is w − w̄.
+
+    The transformation sees the parameters as a tuple of arrays. `optax.sgd(1.0)` gives w̄.
+    """
+
+    transformation: Any
+
+    @property
+    def name(self) -> str:
+        """The qualified name of its update."""
+        return _name_part(self.transformation.update)
+
+    def begin(self, first: Leaves) -> Leaves:
+        """Return the state before the first round, its leaves by number."""
+        state = self.transformation.init(tuple(jnp.asarray(leaf) for leaf in first.values()))
+        return {f"{i:06d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+
+    def step(
+        self, state: Leaves, previous: Leaves, averaged: Leaves
+    ) -> tuple[dict[Any, Any], Leaves]:
+        """Return the next model and state; numpy's arrays where the models are numpy's."""
+        is_numpy = isinstance(next(iter(previous.values())), np.ndarray)
+        params = tuple(jnp.asarray(leaf) for leaf in previous.values())
+        gradient = tuple(w - averaged[name] for name, w in zip(previous, params, strict=True))
+        tree = jax.tree.structure(jax.eval_shape(self.transformation.init, params))
+        before = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in state.values()])
+        updates, after = self.transformation.update(gradient, before, params)
+        new = dict(zip(previous, jax.tree.map(jnp.add, params, updates), strict=True))
+        kept = dict(zip(state, jax.tree.leaves(after), strict=True))
+        return jax.tree.map(np.asarray, (new, kept)) if is_numpy else (new, kept)
+
+    def require_fit(self, model: Model) -> None:
+        """Refuse what is no transformation, or changes the form of the model or of its state."""
+        try:
+            first = {name: np.zeros(form, np.float32) for name, form in model.shapes().items()}
+            state = self.begin(first)
+            forms = jax.eval_shape(self.step, state, first, first)
+            fits = [leaf.shape for leaf in jax.tree.leaves(forms)] == [
+                leaf.shape for leaf in jax.tree.leaves((first, state))
+            ]
+        except Exception as error:  # the user's code may raise anything
+            fits, why = False, f"{type(error).__name__}: {error}".splitlines()[0][:120]
+        else:
+            why = "its update changes the shape of the parameters or of its state"
+        if not fits:
+            raise InputError.of(
+                "optimizer", self.transformation, "an optax.GradientTransformation", why
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +189,7 @@ class Federation:
     terms: Terms
     calibrations: tuple[Calibration, ...] = ()  # of real clients' vaults; empty: the plan's
     counted: NDArray[np.int64] | None = None  # samples that an upload counts for; None: all
+    parts: Parts = NO_PARTS
 
     @property
     def samples(self) -> NDArray[np.int64]:
@@ -101,12 +214,14 @@ class Federation:
         if self.plan.server.divergence is not None:
             return self.plan.server.divergence
         alike = self.held.split is not None and self.plan.data.split in ("iid", "sizes")
+        alike = alike and self.parts.partition is None
         return 0.0 if alike else self.recipe.clip**2
 
     @cached_property
     def finish(self) -> Finish:
         """The server's optimiser."""
-        return self.plan.server.finish()
+        finish, given = self.plan.server.finish(), self.parts.optimizer
+        return finish if given is None else replace(finish, transformation=OptaxStep(given))
 
     @cached_property
     def metric(self) -> str:
@@ -245,15 +360,21 @@ def build(
     data: Given | None = None,
     model: Model | None = None,
     held: Holdings | None = None,
+    parts: Parts = NO_PARTS,
 ) -> Federation:
     """Build the federation of a plan. The seed decides who holds what, unless `held` is given.
+
+    A plan that names `parts` is built with the same parts only.
 
     >>> federation = build(Plan(), seed=1)
     >>> federation.samples.tolist()[:3], len(federation.held.test.y)
     ([143, 143, 143], 184)
     """
     _refuse_what_only_python_can_give(plan, data, model)
+    _require_same_parts(plan, parts)
     held = load_holdings(plan, seed=seed, data=data) if held is None else add_features(plan, held)
+    if parts.partition is not None:
+        held = deal_anew(held, parts.partition, seeds.generator(seed, Purpose.SPLIT, 2))
     plan = add_client_count(plan, held)
     if plan.noise == "secure" and held.counted:
         bound = "simulated where the classes are counted on the clients' labels"
@@ -267,6 +388,8 @@ def build(
     median = _measure_median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     plan = plan.choose_learning_rate(held.samples, plan.recipe(median).clip)
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
+    if parts.optimizer is not None:
+        OptaxStep(parts.optimizer).require_fit(model)
     return Federation(
         plan=plan,
         held=held,
@@ -276,8 +399,9 @@ def build(
         delta=delta,
         sensitivity=recipe.sensitivity(held.samples),
         capacity=_compute_capacity(epsilon, delta, plan),
-        schedule=plan.schedule(),
+        schedule=plan.schedule() if parts.schedule is None else parts.schedule,
         terms=_make_terms(plan, recipe),
+        parts=parts,
     )
 
 
@@ -311,6 +435,7 @@ def build_from_members(
         claims = limit_samples([m.samples for m in shown], [m.registered for m in shown])
         plan = plan.choose_learning_rate(np.resize(claims, len(members)), plan.recipe().clip)
     recipe, held = plan.recipe(), add_features(plan, held)
+    _require_same_parts(plan, NO_PARTS)
     _check_class_weights(plan, held)
     if plan.regression != held.target:
         said = (
@@ -461,6 +586,25 @@ def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Mod
         raise InputError.of("model.name", "custom", bound, remedy)
 
 
+def _require_same_parts(plan: Plan, parts: Parts) -> None:
+    """Refuse parts that are not those which the plan names."""
+    if (plan.parts or ()) != (names := parts.list_names()):
+        given = " and ".join(names) or "absent, because none is given from Python here"
+        raise InputError(
+            f"the parts of the plan must be {given}, got {' and '.join(plan.parts or ())}; pass "
+            "the same schedule, optimizer, partition and metrics as at the start of the run"
+        )
+    if parts.partition is None:
+        return
+    if plan.data.split != "iid":
+        bound = "iid with a partition from Python"
+        raise InputError.of("data.split", plan.data.split, bound, "it deals the rows instead")
+    if plan.noise == "secure" and (plan.data.path is not None or plan.data.name == "arrays"):
+        bound = "absent with noise = secure and your own rows"
+        remedy = "dealt by their labels, one person's row moves the rows of every other client"
+        raise InputError.of("partition", parts.partition, bound, remedy)
+
+
 _PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictionary()
 
 
@@ -541,6 +685,9 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
         most_frequent=names[int(np.argmax(counts))],
         only=only[0] if only else None,
     )
+    if federation.parts.metrics:
+        shown = None if calibrated is None else metrics.compute_probabilities(calibrated)
+        result["metrics"] |= measure_by_user(federation.parts, labels, shown)
     if fitted is not None:
         result["calibration"] = {**fitted._asdict(), "rows": len(held.validation.y[some])}
     if calibrated is not None and np.isfinite(calibrated).all():
@@ -562,13 +709,38 @@ def _measure_numbers(federation: Federation, params: Params) -> dict[str, Any]:
     assert target is not None
     rows, _ = _rows_for(model, test)
     predicted = target.restore(predict_numbers(model, params, rows))
-    found = metrics.measure_regression(target.restore(test.y), predicted)
-    return {
+    truth = target.restore(test.y)
+    result = {
         "test_loss": score_model(model, params, test)[0],
         "test_accuracy": None,
         "fairness": {"shown": False, "why": "a number is predicted, which has no accuracy"},
-        **metrics.describe_metrics(federation.metric, found, rows=len(test.y)),
+        **metrics.describe_metrics(
+            federation.metric, metrics.measure_regression(truth, predicted), rows=len(truth)
+        ),
     }
+    result["metrics"] |= measure_by_user(federation.parts, truth, predicted)
+    return result
+
+
+def measure_by_user(
+    parts: Parts, labels: NDArray[Any], scores: NDArray[Any] | None
+) -> dict[str, dict[str, float | None]]:
+    """Return the user's metrics on test rows, from labels and probabilities or numbers.
+
+    >>> parts = Parts(metrics={"mean": lambda labels, scores: scores.mean()})
+    >>> measure_by_user(parts, np.zeros(2), np.ones(2))
+    {'mean': {'value': 1.0, 'baseline': None, 'error': None}}
+    """
+    found: dict[str, dict[str, float | None]] = {}
+    for name, metric in parts.metrics.items():
+        is_known = scores is None or np.isfinite(scores).all()  # else the model has diverged
+        value = metric(labels, scores) if scores is not None and is_known else None
+        if is_known and not isinstance(value, Real):
+            bound = "one number, from labels and scores of public rows"
+            raise InputError.of(f"metrics[{name!r}]", value, bound, "return float(…)")
+        number = float(value) if isinstance(value, Real) else None
+        found[name] = {"value": number, "baseline": None, "error": None}
+    return found
 
 
 def _measure_client(

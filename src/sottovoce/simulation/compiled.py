@@ -45,7 +45,7 @@ from sottovoce.privacy.tank import stack_rows
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.optimizer import Finish, Marks, StepInputs
+from sottovoce.schedules.optimizer import OPTIMIZER, Finish, Marks, StepInputs
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, put_on_device
 
@@ -241,7 +241,8 @@ def finish_step(
             offered = judge_public(model, average, *valid, metric)[2]
         kept = optimizer.keep_better(kept, leaves, offered < numbers.best, jnp.where)
     memory = {
-        kind: jax.tree.unflatten(structure, list(tree.values())) for kind, tree in kept.items()
+        kind: jax.tree.unflatten(jax.tree.structure(memory[kind]), list(leaves.values()))
+        for kind, leaves in kept.items()
     }
     return new, memory, [loss, accuracy, signal, offered]
 
@@ -466,7 +467,11 @@ def stack_numbers(
         else finish.step_inputs(mark, turn.t, turn.horizon)
         for finish, mark, turn in zip(finishes, marks, turns, strict=True)
     ]
-    return StepInputs(*(np.array(column, np.float32) for column in zip(*numbers, strict=True)))
+    columns: dict[str, Any] = {
+        name: np.array([getattr(inputs, name) for inputs in numbers], np.float32)
+        for name in ("momentum", "scale", "share", "best")
+    }
+    return StepInputs(**columns, transformation=finishes[0].transformation)
 
 
 FEW_ROWS = 256  # of a client; with fewer, going client by client costs more than it saves
@@ -575,8 +580,15 @@ def stack_models(
     model: Model, params: optimizer.Leaves, memory: optimizer.Memory
 ) -> tuple[Params, int, dict[str, Params]]:
     """Return models, given by the names of their parameters, as those of a batch of one."""
-    kept = {kind: stack_tree(model.unflatten(dict(leaves))) for kind, leaves in memory.items()}
-    return stack_tree(model.unflatten(dict(params))), 0, kept
+    return stack_tree(model.unflatten(dict(params))), 0, stack_memory(model, memory)
+
+
+def stack_memory(model: Model, memory: optimizer.Memory) -> dict[str, Params]:
+    """Return what the server's optimiser keeps as a batch of one: models, or a state as it is."""
+    return {
+        kind: stack_tree(dict(leaves) if kind == OPTIMIZER else model.unflatten(dict(leaves)))
+        for kind, leaves in memory.items()
+    }
 
 
 Models = tuple[Params, dict[str, Params]]  # of a batch, stacked, with the optimiser's models

@@ -5,16 +5,24 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sottovoce.data.federated import NUMBERS, Given, Holdings, Pair, is_pair, load_holdings
+from sottovoce.data.federated import (
+    NUMBERS,
+    Given,
+    Holdings,
+    Pair,
+    Partition,
+    is_pair,
+    load_holdings,
+)
 from sottovoce.data.files import hold_folder, require_empty
 from sottovoce.errors import InputError, RunError
 from sottovoce.models.base import (
@@ -32,7 +40,10 @@ from sottovoce.runs.record import Record, Status
 from sottovoce.runs.trained import Trained
 from sottovoce.server import rounds
 from sottovoce.server.federation import (
+    NO_PARTS,
     Federation,
+    Parts,
+    UserMetric,
     build,
     judge_model,
     measure_model,
@@ -40,12 +51,63 @@ from sottovoce.server.federation import (
 )
 from sottovoce.server.rounds import Interrupts
 from sottovoce.simulation import accelerator, compiled, streamed
-from sottovoce.simulation.compiled import AfterRound, BatchRun, stack_models, stack_tree
+from sottovoce.simulation.compiled import (
+    AfterRound,
+    BatchRun,
+    stack_memory,
+    stack_models,
+    stack_tree,
+)
+
+# A plan, the path of its TOML file, or its keys.
+PlanLike: TypeAlias = Plan | str | Path | Mapping[str, Any] | None
 
 
-def adapt_plan(plan: Plan, given: Given | None, model: Model | None) -> Plan:
-    """Return the plan changed to fit the arrays and the model that are given from Python."""
+def read_plan(plan: Any) -> Plan:
+    """Return a plan: itself, or that of a TOML file or of a dictionary; None is the embedded one.
+
+    >>> read_plan({"privacy": {"epsilon": 4}}).privacy.epsilon
+    4.0
+    """
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, str | Path):
+        return Plan.load(plan)
+    if plan is None or isinstance(plan, Mapping):
+        return Plan(**(plan or {}))
+    bound = "a Plan, the path of a TOML file, or a dictionary"
+    raise InputError.of("plan", type(plan).__name__, bound, "make one with sottovoce.Plan")
+
+
+class Callbacks:
+    """Calls the user's functions: each `on_round` with a `RoundDone`, each `on_end` at the end."""
+
+    def __init__(
+        self, on_round: OnRound | None, on_end: OnEnd | None, objects: Sequence[Any] = ()
+    ) -> None:
+        self.on_round = [on_round] if on_round is not None else []
+        self.on_end = [on_end] if on_end is not None else []
+        for given in objects:
+            found = getattr(given, "on_round", None), getattr(given, "on_end", None)
+            if found == (None, None):
+                bound = "objects with on_round(done) or on_end(run)"
+                raise InputError.of("callbacks", given, bound, "or pass on_round=, on_end=")
+            self.on_round += [call for call in found[:1] if call is not None]
+            self.on_end += [call for call in found[1:] if call is not None]
+        for call in (*self.on_round, *self.on_end):
+            if not callable(call):
+                raise InputError.of("callbacks", call, "functions", "give a function of one value")
+
+
+def adapt_plan(
+    plan: Plan, given: Given | None, model: Model | None, parts: Parts = NO_PARTS
+) -> Plan:
+    """Return the plan changed to fit what is given from Python: arrays, a model, other parts."""
     changes: dict[str, object] = {}
+    if plan.parts is None and (names := parts.list_names()):
+        changes["parts"] = names
+    if parts.schedule is not None:
+        changes["rounds.rounds"] = parts.schedule.rounds
     if model is not None:
         changes["model.name"] = "custom"
     if given is not None:
@@ -79,8 +141,11 @@ def _count_rows(pair: Any) -> int:
 CHECKPOINT_SECONDS = 0.5  # between checkpoints; a run can be resumed from any of them
 
 
+OnEnd: TypeAlias = Callable[[Trained], None]
+
+
 def simulate(
-    plan: Plan | None = None,
+    plan: PlanLike = None,
     *,
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
@@ -88,39 +153,53 @@ def simulate(
     person: ArrayLike | None = None,
     model: Model | None = None,
     seed: int | None = None,
+    schedule: Any = None,
+    optimizer: Any = None,
+    partition: Partition | None = None,
+    metrics: Mapping[str, UserMetric] | None = None,
     on_round: OnRound | None = None,
+    on_end: OnEnd | None = None,
+    callbacks: Sequence[Any] = (),
     out: str | Path | None = None,
 ) -> Trained:
     """Run one federation to its end and return the trained model with its record.
 
-    `data` is (X, y), to be split as the plan says, or a list with one (X, y) per client, which
-    needs `validation` and `test` beside it. `person` has the id of each row's person: nobody is
-    both trained and tested on, and with `local.unit = "person"` all rows of a person are protected
-    together. `model` is one of your own (`sottovoce.custom`). `out` is a new or empty folder for
-    the run's files. `on_round` is called after each round; a KeyboardInterrupt leaves a valid
-    record and a checkpoint in `out`.
+    `plan` is a `Plan`, the path of a TOML file or a dictionary; without one it is the embedded
+    plan. `data` is (X, y), to be split as the plan says, or a list with one (X, y) per client,
+    which needs `validation` and `test` beside it. `person` has the id of each row's person:
+    nobody is both trained and tested on, and with `local.unit = "person"` all rows of a person are
+    protected together. `model` is one of your own (`sottovoce.custom`). `out` is a new or empty
+    folder for the run's files.
+
+    Parts of your own get public values only, so that they cost no privacy; the record's plan names
+    them, and is refused without them. `schedule` has `rounds`, `round(progress)` and
+    `advance(progress, loss)` (`sottovoce.schedules.base`). `optimizer` is an optax transformation;
+    its gradient is the model minus the averaged upload. `partition(labels, clients, rng)` returns
+    the client of each row. `metrics` are functions of (labels, scores) of the test rows by name;
+    scores are probabilities, or predicted numbers.
+
+    `on_round(done)` is called after each round with a `RoundDone`, `on_end(run)` when the run has
+    ended or was interrupted; `callbacks` are objects with one of these or both. A
+    KeyboardInterrupt leaves a valid record and a checkpoint in `out`.
 
     >>> trained = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
     >>> trained.rounds_used, trained.record["status"]
     (2, 'finished')
     """
-    plan = Plan() if plan is None else plan
-    if not isinstance(plan, Plan):
-        raise InputError.of(
-            "plan", type(plan).__name__, "a Plan", "read a file with Plan.load(path)"
-        )
+    plan, calls = read_plan(plan), Callbacks(on_round, on_end, callbacks)
+    parts = Parts(schedule, optimizer, partition, metrics or {})
     seeding.refuse_seed(plan.noise, seed)
     seed = seeding.draw_seed() if seed is None else seeding.check_seed(seed)
     given = None if data is None else Given(data, validation, test, person)
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
-    plan = adapt_plan(plan, given, model)
+    plan = adapt_plan(plan, given, model, parts)
     folder = None if out is None else require_empty(Path(out))
     with Interrupts() as interrupts:
-        run = start_run(build(plan, seed=seed, data=given, model=model), seed)
+        run = start_run(build(plan, seed=seed, data=given, model=model, parts=parts), seed)
         interrupts.check()
         with hold_folder(folder):
-            return _play_run(run, on_round, folder, interrupts)
+            return _play_run(run, calls, folder, interrupts)
 
 
 def resume(
@@ -131,19 +210,28 @@ def resume(
     test: Pair | None = None,
     person: ArrayLike | None = None,
     model: Model | None = None,
+    schedule: Any = None,
+    optimizer: Any = None,
+    partition: Partition | None = None,
+    metrics: Mapping[str, UserMetric] | None = None,
     on_round: OnRound | None = None,
+    on_end: OnEnd | None = None,
+    callbacks: Sequence[Any] = (),
 ) -> Trained:
     """Resume a run that was stopped; on a CPU it ends in the very same model.
 
-    With secure noise it cannot: the round that was under way is debited and asked again.
+    Data, model and parts of your own are passed again, as to `simulate`. With secure noise the
+    model is another one: the round that was under way is debited and asked again.
     """
+    calls = Callbacks(on_round, on_end, callbacks)
+    parts = Parts(schedule, optimizer, partition, metrics or {})
     folder = Path(out)
     checkpoint.require_stopped(folder)
     given = None if data is None else Given(data, validation, test, person)
     with Interrupts() as interrupts, hold_folder(folder):
         state, arrays, header, kept = checkpoint.load(folder)  # after another process let go of it
         plan, seed = Plan(**header["plan"]), int(header["seed"])
-        federation = build(plan, seed=seed, data=given, model=model)
+        federation = build(plan, seed=seed, data=given, model=model, parts=parts)
         by_rows = not header["data"].startswith(NUMBERS)
         if federation.held.fingerprint(rows=by_rows) != header["data"]:
             raise RunError(
@@ -151,12 +239,12 @@ def resume(
                 "data, so resume with the same, or start a new run"
             )
         run = BatchRun(federation, seed, (state, *stack_models(federation.model, arrays, kept)))
-        return _play_run(run, on_round, folder, interrupts, header.get("not_covered", ()))
+        return _play_run(run, calls, folder, interrupts, header.get("not_covered", ()))
 
 
 def _play_run(
     run: BatchRun,
-    on_round: OnRound | None,
+    calls: Callbacks,
     folder: Path | None,
     interrupts: Interrupts,
     not_covered: Sequence[str] = (),
@@ -196,7 +284,7 @@ def _play_run(
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 save_checkpoint(run.state)
                 saved = time.monotonic()
-        if on_round is not None:
+        for on_round in calls.on_round:
             on_round(done)
         interrupts.check()
 
@@ -207,7 +295,10 @@ def _play_run(
             record.write_run(folder, made, run.federation, run.state, flatten_parameters(params))
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
-        return Trained(made.to_dict(), run.federation.model, params, folder)
+        trained = Trained(made.to_dict(), run.federation.model, params, folder)
+        for on_end in calls.on_end:
+            on_end(trained)
+        return trained
 
     # The debits are on disk before anything is released: a crash must not return them.
     played = play_batch([run], after_round, before_release=save_checkpoint)
@@ -272,11 +363,11 @@ def start_run(
     if key not in known:
         known[key] = _score_first_model(federation, seed)
     start = known[key]
+    if federation.parts.metrics:  # one that fails must not fail after the last round
+        measure_model(federation, start.params)
     state = rounds.make_first_state(federation, start.loss, start.accuracy, start.signal)
     memory = federation.finish.begin(flatten_parameters(start.params))
-    kept = {
-        kind: stack_tree(federation.model.unflatten(dict(tree))) for kind, tree in memory.items()
-    }
+    kept = stack_memory(federation.model, memory)
     return BatchRun(federation, seed, (state, stack_tree(start.params), 0, kept))
 
 

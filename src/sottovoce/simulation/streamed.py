@@ -79,9 +79,7 @@ class StreamedEngine:
         params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
         step, client_loss = sum_blocks(federation, params, paid.weight)
         batch_inputs = stack_numbers([federation.finish], [run.state.marks], [paid.turn])
-        alone = (
-            None if batch_inputs is None else StepInputs(*(column[0] for column in batch_inputs))
-        )
+        alone = jax.tree.map(lambda column: column[0], batch_inputs)
         noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
         metric = federation.plan.metric
         new, memory, score = _close_round(
