@@ -731,6 +731,25 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
 # By those who wrote the code and its tests: persons, and what results show.
 AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     (
+        "a description promises less than it spends",
+        "client.describe",
+        "The ε of a release is that of μ = Δ/σ: here Δ is taken for one record that is added, half of what one that is replaced moves.",
+        "tests/client/test_describe.py::test_the_promise_is_not_better_than_that_of_opendp",
+        (
+            (
+                "    mu = float(recipe.sensitivity(samples)) / sigma\n",
+                "    mu = float(recipe.sensitivity(samples)) / 2 / sigma\n",
+            ),
+        ),
+    ),
+    (
+        "a description takes more than its share",
+        "client.describe",
+        "A description may take the share of the budget that its operator names: here it takes all that one run may.",
+        "tests/client/test_describe.py::test_a_description_takes_its_share_of_the_vault_and_no_more",
+        (("    return Round(0, min(rounds, most))\n", "    return Round(0, 1)\n"),),
+    ),
+    (
         "rows dealt without their persons are called persons",
         "data.federated",
         "unit = person is promised only where a sample is a person: here streamed rows are dealt in order before anybody asks for the ids, and each row counts as a person.",

@@ -393,6 +393,65 @@ def init(
 
 
 @app.command()
+def describe(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="A node file, a plan, or description.json of several clients."),
+    ],
+    settings: Settings = None,
+    share: Annotated[
+        float, typer.Option(help="The share of the privacy budget that it may take at most.")
+    ] = 0.1,
+    bins: Annotated[int, typer.Option(help="The bins of each histogram.")] = 10,
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder: description.json and description.html.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Release means, histograms, counts and correlations of a table's columns, with noise.
+
+    A client describes its own table (a node file): one release, which its vault pays for. With a
+    plan all clients of its table do, on this machine. Several descriptions are combined into one,
+    which costs nothing.
+
+    \b
+    Examples:
+      sottovoce describe ward.toml --out ward-description
+      sottovoce describe people.toml --share 0.05
+      sottovoce describe ward/description.json clinic/description.json --out both
+    """
+    from sottovoce.client import describe as client
+    from sottovoce.data.files import require_empty
+    from sottovoce.reports.certificate import export_description
+
+    if out is not None:  # before anything is paid for
+        require_empty(out, resumable=False)
+    if not 2 <= bins <= 1000:
+        raise InputError.of("bins", bins, "a whole number from 2 to 1000", "10 is the default")
+    if all(file.suffix.lower() == ".json" for file in files):
+        found = client.combine([client.read_description(file) for file in files])
+    elif len(files) > 1:
+        raise InputError.of(
+            "FILES", str(files[1]), "description.json if there are several", "describe one first"
+        )
+    elif client.is_node_file(files[0]):
+        found = client.describe_node(files[0], share=share, bins=bins)
+    else:
+        from sottovoce.plan import Plan
+        from sottovoce.simulation.secure import describe_plan
+
+        found = describe_plan(Plan.load(files[0], settings or []), share=share, bins=bins)
+    if out is not None:
+        export_description(found.to_json(), out)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), ensure_ascii=False))
+        return
+    click.echo("\n".join(found.format_lines()))
+    if out is not None:
+        click.echo(f"\npage   {out / 'description.html'}")
+
+
+@app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     file: Annotated[
@@ -579,7 +638,8 @@ def schema(
     name: Annotated[
         str,
         typer.Argument(
-            help="plan | record | calibrate | certificate | audit | rehearsal", metavar="NAME"
+            help="plan | record | calibrate | certificate | description | audit | rehearsal",
+            metavar="NAME",
         ),
     ],
 ) -> None:

@@ -42,7 +42,7 @@ from sottovoce.models.base import Regression
 if TYPE_CHECKING:
     import polars as pl
 
-    from sottovoce.runs.record import TableEntry
+    from sottovoce.schemas.documents import TableEntry
 
 
 def read_samples(path: Path) -> NDArray[np.float32]:

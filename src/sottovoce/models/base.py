@@ -4,7 +4,8 @@
 |---|---|---|
 | `Model` | parameters, per-sample gradients, losses and predictions in numpy | `TorchModel` |
 | `JaxModel` | the same from three JAX functions; clipped sums that compile | `Custom` |
-| `NamedModel` | a name and options in plans and messages | the models in `MODELS` |
+| `NamedCode` | a name and options in messages, without JAX | `Statistics` |
+| `NamedModel` | both: a name in plans and messages | the models in `MODELS` |
 
 A model is a frozen value that holds sizes, never parameters. It is hashable, so that it is a static
 argument of compiled code; its parameters are a tree of arrays with stable names, saved as npz. Rows
@@ -68,6 +69,8 @@ MODELS = {
     "mlp": "sottovoce.models.mlp:Mlp",
     "cnn": "sottovoce.models.cnn:Cnn",
 }
+#: What a message may name besides: no model to train, but statistics to release.
+_OTHERS = {"statistics": "sottovoce.models.statistics:Statistics"}
 OWN = "own"  # in a message: the client's own code, which its node file names
 EVALUATED_ROWS = 1024  # at a time, where no compiled code chooses
 
@@ -344,11 +347,12 @@ def arrange_scores(scores: NDArray[Any]) -> Floats | None:
 class Option:
     """A number that belongs to a model, and how a bad one is answered.
 
-    It is a size (a whole number from 1) where its default is whole, else a weight (from 0).
+    It is a size (a whole number from 1) where its default is whole, a list of whole numbers from 0
+    where its default is one, else a weight (from 0).
     """
 
     name: str
-    default: int | float
+    default: int | float | tuple[int, ...]
     remedy: str
 
     @property
@@ -356,10 +360,15 @@ class Option:
         """Whether it is a whole number from 1."""
         return isinstance(self.default, int)
 
-    def choose(self, value: float | None) -> float:
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a list of whole numbers from 0."""
+        return isinstance(self.default, tuple)
+
+    def choose(self, value: Any) -> Any:
         """Return the value, or the default for None; raise where the model cannot have it."""
-        if value is None:
-            return self.default
+        if value is None or self.is_list:
+            return self.default if value is None else tuple(value)
         if self.is_size:
             _require_at_least(self.name, value, 1, self.remedy)
             return value
@@ -368,8 +377,8 @@ class Option:
         return float(value)
 
 
-class NamedModel(JaxModel):
-    """A model that plans and messages call by its name in `MODELS`."""
+class NamedCode(Model):
+    """What plans and messages call by its name."""
 
     name: ClassVar[str]
     options: ClassVar[tuple[Option, ...]] = ()
@@ -396,16 +405,20 @@ class NamedModel(JaxModel):
         """Return how messages describe the model: name, shape of a sample, classes, options."""
 
 
-def find_model(name: str) -> type[NamedModel]:
+class NamedModel(NamedCode, JaxModel):
+    """A model that plans and messages call by its name in `MODELS`."""
+
+
+def find_model(name: str) -> type[NamedCode]:
     """Return the class of the model that `MODELS` calls `name`.
 
     >>> find_model("svm").most_classes
     2
     """
-    if name not in MODELS:
+    if name not in (known := MODELS | _OTHERS):
         raise InputError.of("model name", name, f"one of {', '.join(MODELS)}", "choose one")
-    module, _, title = MODELS[name].partition(":")
-    found: type[NamedModel] = getattr(importlib.import_module(module), title)
+    module, _, title = known[name].partition(":")
+    found: type[NamedCode] = getattr(importlib.import_module(module), title)
     return found
 
 
@@ -415,8 +428,8 @@ def build(
     shape: tuple[int, ...],
     classes: int,
     number_loss: str | None = None,
-    **options: float | None,
-) -> NamedModel:
+    **options: Any,
+) -> NamedCode:
     """Return the model `name` for rows of `shape`, which is (features,) or (H, W, colours).
 
     With `number_loss` (squared or huber) it predicts a number, and `classes` is 1.
@@ -452,7 +465,7 @@ def build(
         )
     chosen = {option.name: option.choose(options.get(option.name)) for option in found.options}
     model: Any = found.create(shape, classes, **chosen)
-    made: NamedModel = model if number_loss is None else replace(model, number_loss=number_loss)
+    made: NamedCode = model if number_loss is None else replace(model, number_loss=number_loss)
     return made
 
 
@@ -609,7 +622,7 @@ class Form:
     name: str
     shape: tuple[int, ...]
     classes: int
-    options: Mapping[str, int | float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     hog: Hog | None = None  # the features that the client computes of its samples first
     rows_per_person: int = 0  # a sample is at most so many rows of one person; 0: it is one row
     target: Regression | None = None  # the number that is predicted; `classes` is then 1
@@ -624,7 +637,7 @@ class Form:
         """How many numbers the model takes."""
         return self.numbers if self.hog is None else self.hog.width
 
-    def model(self) -> NamedModel:
+    def model(self) -> NamedCode:
         """Return the named model."""
         shape = self.shape if self.hog is None else (self.hog.width,)
         loss = None if self.target is None else self.target.loss
@@ -647,7 +660,7 @@ class Form:
         """
         values: dict[str, Any]
         values = {"name": self.name, "shape": list(self.shape), "classes": self.classes}
-        values |= dict(self.options)
+        values |= {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
         if self.target is not None:
             values["target"] = list(self.target)
         if self.hog is not None:
@@ -660,8 +673,9 @@ class Form:
     def from_json(cls, values: Any) -> Form:
         """Read a form from a message; anything that is not one is `Malformed`."""
         name = values.get("name") if isinstance(values, Mapping) else None
-        if not isinstance(name, str) or name not in (*MODELS, OWN):
-            raise Malformed(f"the message's model is not one of {', '.join((*MODELS, OWN))}")
+        known = (*MODELS, *_OTHERS, OWN)
+        if not isinstance(name, str) or name not in known:
+            raise Malformed(f"the message's model is not one of {', '.join(known)}")
         options = () if name == OWN else find_model(name).options
         keys = {"name", "shape", "classes", *(option.name for option in options)}
         keys |= {"target"} & values.keys()  # a client of before refuses a key it does not know
@@ -672,6 +686,10 @@ class Form:
         if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
             raise Malformed("the message's model has no shape of a sample")
         sizes += [*shape, *(values[option.name] for option in options if option.is_size)]
+        lists = [values[option.name] for option in options if option.is_list]
+        if not all(isinstance(items, list) for items in lists):
+            raise Malformed("the message's model has a list that is none")
+        sizes += [size + 1 if type(size) is int else size for items in lists for size in items]
         if not all(type(size) is int and 1 <= size <= _LARGEST_SIZE for size in sizes):
             raise Malformed("the message's model has a size that is no whole number from 1 to 2³⁰")
         target = _read_target(values)
@@ -679,13 +697,21 @@ class Form:
             raise Malformed("the message's model has samples too large or fewer than two classes")
         if name != OWN and not find_model(name).fits(values["classes"], len(shape) == 3):
             raise Malformed(f"the message's model {name} does not fit its samples")
+        given = {option.name: values[option.name] for option in options}
         for option in options:
-            weight = 0 if option.is_size else values[option.name]
+            if option.is_list:
+                given[option.name] = tuple(values[option.name])
+            weight = 0 if option.is_size or option.is_list else values[option.name]
             if type(weight) not in (int, float) or not 0 <= weight <= _LARGEST_WEIGHT:
                 raise Malformed(f"the message's {option.name} is no number from 0 to 1e6")
-        given = {option.name: values[option.name] for option in options}
         hog, persons = _read_features(values), values.get(_PERSON_KEY, 0)
-        return cls(name, tuple(shape), values["classes"], given, hog, persons, target)
+        form = cls(name, tuple(shape), values["classes"], given, hog, persons, target)
+        try:
+            if lists:
+                form.model()
+        except InputError as error:
+            raise Malformed(f"the message's {error}") from None
+        return form
 
 
 def _read_target(values: Mapping[str, Any]) -> Regression | None:
@@ -741,7 +767,7 @@ def as_device(
     {'hidden': 32}
     """
     form = replace(model.form(shape, classes), rows_per_person=rows_per_person, target=target)
-    return DeviceModel(form, None if isinstance(model.code, NamedModel) else model.code)
+    return DeviceModel(form, None if isinstance(model.code, NamedCode) else model.code)
 
 
 @dataclass(frozen=True)
@@ -788,8 +814,8 @@ class IsolatedModel:
         return losses
 
 
-def _find_code(form: Form, own_model: OwnModel | None) -> NamedModel | IsolatedModel | PersonCode:
-    code: NamedModel | IsolatedModel
+def _find_code(form: Form, own_model: OwnModel | None) -> NamedCode | IsolatedModel | PersonCode:
+    code: NamedCode | IsolatedModel
     if form.name != OWN:
         code = form.model()
     else:

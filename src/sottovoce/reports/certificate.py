@@ -1,13 +1,14 @@
 """Certify a vault: what was promised and what was released, to print, sign and keep.
 
 A certificate is a JSON object and a page of the same content. The vault is checked from end to end
-first: a damaged one gets none.
+first: a damaged one gets none. `export_description` writes the same two of released statistics.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sottovoce._version import __version__
 from sottovoce.client.ledger import (
@@ -27,6 +28,9 @@ from sottovoce.errors import RunError
 from sottovoce.privacy.budget import NOT_COVERED, format_claim
 from sottovoce.reports.pages import render_page
 
+if TYPE_CHECKING:
+    from sottovoce.schemas.documents import DescriptionDocument
+
 _MOST_LISTED = 500  # releases on the page; all of them are in certificate.json
 
 
@@ -36,14 +40,40 @@ def export_certificate(path: str | Path, out: str | Path) -> tuple[Statement, Pa
     verify(path).require()
     with Vault.open(path, dataset=None) as vault:
         statement = make_statement(vault)
+    _write_both(folder, "certificate", statement.to_json(), render_certificate(statement))
+    return statement, folder
+
+
+def export_description(values: DescriptionDocument, folder: Path) -> None:
+    """Write description.json and description.html into a new or empty folder."""
+    unit = {"person": "persons"}.get(values["unit"], "rows")
+    page = render_page(
+        "description.html.j2",
+        title="Description of a table",
+        headline=f"{values['samples']:,} {unit}, {len(values['columns'])} columns and the label",
+        banner="",
+        version=__version__,
+        clients=", ".join(f"{name} {n:,}" for name, n in values["clients"].items()),
+        columns=values["columns"],
+        label=values["label"],
+        error=values["share_error"],
+        text=values["text"],
+        correlations=[
+            (f"{c['first']}, {c['second']}", f"{c['correlation']:+.2f}", f"{2 * c['error']:.2f}")
+            for c in sorted(values["correlations"], key=lambda c: -abs(c["correlation"]))
+        ],
+    )
+    _write_both(require_empty(folder, resumable=False), "description", values, page)
+
+
+def _write_both(folder: Path, name: str, values: object, page: str) -> None:
     make_folder(folder)
     try:
-        text = json.dumps(statement.to_json(), ensure_ascii=False, indent=1)
-        (folder / "certificate.json").write_text(text + "\n", "utf-8")
-        (folder / "certificate.html").write_text(render_certificate(statement), "utf-8")
+        text = json.dumps(values, ensure_ascii=False, indent=1)
+        (folder / f"{name}.json").write_text(text + "\n", "utf-8")
+        (folder / f"{name}.html").write_text(page, "utf-8")
     except OSError as error:
         raise RunError(f"{folder} cannot be written ({error.strerror}); name another") from None
-    return statement, folder
 
 
 def render_certificate(statement: Statement) -> str:

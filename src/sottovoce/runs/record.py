@@ -44,6 +44,7 @@ from sottovoce.schemas.documents import (
     Positive,
     Sha256,
     Share,
+    TableEntry,
 )
 
 if TYPE_CHECKING:
@@ -91,20 +92,6 @@ class ModelEntry(TypedDict):
     """What is predicted, where it is a number and not a class."""
     labels: NotRequired[list[str]]
     """The names of the classes, in their order, where the labels of arrays were not 0, 1, …"""
-
-
-class TableEntry(TypedDict):
-    """How the user's own table was encoded: what predictions need."""
-
-    label: str
-    classes: list[str]
-    """The label's categories, in the order of the classes; empty where it is a number."""
-    columns: dict[str, list[int | float | str]]
-    """Features in the order of the inputs: [low, high], or categories."""
-    inferred: list[str]
-    """Columns whose bounds or categories were taken from the data."""
-    missing: NotRequired[Literal["flag"]]
-    """Every number has a second input, which is 1 (and the first 0) where the cell is missing."""
 
 
 class Initial(TypedDict):

@@ -11,6 +11,7 @@ from sottovoce.schemas.documents import (
     AuditDocument,
     CalibrationDocument,
     CertificateDocument,
+    DescriptionDocument,
     RehearsalDocument,
     describe_document,
 )
@@ -20,6 +21,7 @@ DOCUMENTS = {
     "audit": (AuditDocument, "What sottovoce audit measured"),
     "calibrate": (CalibrationDocument, "sottovoce calibrate --json"),
     "certificate": (CertificateDocument, "sottovoce.certificate/1"),
+    "description": (DescriptionDocument, "sottovoce describe"),
     "rehearsal": (
         RehearsalDocument,
         "What sottovoce rehearse chose, and every federation it ran",

@@ -109,6 +109,83 @@ class GuaranteeEntry(TypedDict):
     text: str
 
 
+class TableEntry(TypedDict):
+    """How the user's own table was encoded: what predictions need."""
+
+    label: str
+    classes: list[str]
+    """The label's categories, in the order of the classes; empty where it is a number."""
+    columns: dict[str, list[int | float | str]]
+    """Features in the order of the inputs: [low, high], or categories."""
+    inferred: list[str]
+    """Columns whose bounds or categories were taken from the data."""
+    missing: NotRequired[Literal["flag"]]
+    """Every number has a second input, which is 1 (and the first 0) where the cell is missing."""
+
+
+# sottovoce describe
+
+
+class StatisticsEntry(TypedDict):
+    """What was released about one column: of a number or of categories."""
+
+    name: str
+    low: NotRequired[float]
+    high: NotRequired[float]
+    """Public bounds."""
+    missing: NotRequired[Share]
+    """The share of missing cells, where the table has a flag for them."""
+    mean: NotRequired[float]
+    mean_error: NotRequired[NotNegative]
+    """The standard deviation of the mean's noise."""
+    deviation: NotRequired[NotNegative]
+    """The standard deviation of the rows, with noise; absent where the noise hides it."""
+    histogram: NotRequired[list[Share]]
+    """The shares of equal bins between the bounds."""
+    shares: NotRequired[dict[str, Share]]
+    """Of each category."""
+
+
+class CorrelationEntry(TypedDict):
+    """The correlation of two columns of numbers."""
+
+    first: str
+    second: str
+    correlation: Annotated[float, Field(ge=-1, le=1)]
+    error: NotNegative
+    """The standard deviation of its noise, about."""
+
+
+class ReleasedEntry(TypedDict):
+    """What the client uploaded; all else is computed from it."""
+
+    table: TableEntry
+    target: Annotated[list[float], Field(min_length=2, max_length=2)] | None
+    bins: AtLeastOne
+    mean: list[float]
+
+
+class DescriptionDocument(TypedDict):
+    """Statistics of a table, released by its clients with noise."""
+
+    schema: Literal["sottovoce.description/1"]
+    clients: Annotated[dict[str, AtLeastOne], Field(min_length=1)]
+    """The samples of each client."""
+    samples: AtLeastOne
+    unit: Unit
+    epsilon: Positive
+    """Of this release alone."""
+    delta: Delta
+    not_covered: NotCovered
+    text: str
+    columns: list[StatisticsEntry]
+    label: StatisticsEntry
+    share_error: NotNegative
+    """The standard deviation of the noise in each share."""
+    correlations: list[CorrelationEntry]
+    released: ReleasedEntry
+
+
 # sottovoce calibrate --json
 
 

@@ -14,14 +14,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.client import release
+from sottovoce.client import describe, release
+from sottovoce.errors import InputError
 from sottovoce.models.base import as_device
+from sottovoce.models.statistics import BINS, PARAMETER
+from sottovoce.plan import Plan
 from sottovoce.privacy import grid
-from sottovoce.privacy.tank import Tank
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules.aggregate import combine
+from sottovoce.schedules.pricing import Terms
 from sottovoce.server import rounds
-from sottovoce.server.federation import Federation, judge_model
+from sottovoce.server.federation import Federation, build, judge_model
 from sottovoce.server.rounds import PreparedRound, apply_optimizer
 from sottovoce.simulation.compiled import BatchRun, stack_models
 
@@ -117,3 +122,50 @@ class SecureEngine:
         models = stack_models(federation.model, params, memory)
         signal = signal if client_signal is None else client_signal
         return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]
+
+
+def describe_plan(
+    plan: Plan, *, seed: int = 0, share: float = describe.SHARE, bins: int = BINS
+) -> describe.Description:
+    """Let every client of a plan's table release statistics, with secure noise, and combine them.
+
+    Each pays with this share of its budget in the plan; no vault keeps the debit.
+    """
+    describe.require_share(share)
+    if plan.data.path is None or plan.data.is_array_file:
+        remedy = "describe a table: .csv or .parquet"
+        raise InputError.of("data.path", plan.data.path, "a table with declared columns", remedy)
+    federation = build(plan.replace(noise="secure"), seed=seed)
+    plan, held = federation.plan, federation.held
+    assert held.layout is not None
+    model = describe.make_model(held.layout, bins=bins)
+    recipe, turn = Recipe(1.0, 1.0, unit=plan.local.unit), describe.plan_release(FULL, FULL, share)
+    terms, zeros = Terms(1, 1, calibration=plan.privacy.calibration), np.zeros(model.size)
+    form = replace(model.form(), rows_per_person=plan.rows_per_person, target=held.target)
+    codes = describe.list_uncovered(plan.local.unit, *federation.not_covered("unvaulted"))
+    found = []
+    for i, samples in enumerate(held.samples.tolist()):
+        rows, change = held.client(i), grid.grid_sensitivity(plan.local.unit, samples)
+        paid = release.price(Tank.full(federation.capacity[i]), turn, terms, change=change)
+        upload = release.release(
+            form,
+            {PARAMETER: zeros},
+            rows.x,
+            rows.y,
+            recipe=recipe,
+            paid=paid,
+            head={"kind": "upload"},
+        )
+        made = describe.make_description(
+            held.layout,
+            upload.params[PARAMETER],
+            upload.sigma[0],
+            recipe=recipe,
+            unit=plan.local.unit,
+            delta=float(federation.delta[i]),
+            clients={held.names[i] if held.names else f"client {i}": samples},
+            bins=bins,
+            not_covered=codes,
+        )
+        found.append(made)
+    return describe.combine(found)

@@ -1,0 +1,416 @@
+"""Release statistics of a table: means, histograms, counts and correlations in one upload.
+
+`describe_node` asks this client's own device (`client.device`) for one round of the model
+`models.statistics`. So a description is a release like any other: the policy allows it, the vault
+pays for it before anything is computed, and the ledger shows it. `Description` turns the upload
+into a table for people; `combine` adds the descriptions of several clients. Both only process what
+was released, which costs no privacy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sottovoce.client import messages
+from sottovoce.client.device import PATIENCE, answer_request, check_node
+from sottovoce.client.messages import Request
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Vault
+from sottovoce.data import files
+from sottovoce.data.tables import Layout, Source, check_source, is_bounds, make_layout
+from sottovoce.errors import DataError, InputError, Refusal, TankEmpty
+from sottovoce.models.base import Floats, Regression
+from sottovoce.models.statistics import BINS, PARAMETER, Statistics
+from sottovoce.privacy import gaussian
+from sottovoce.privacy.budget import (
+    NOT_COVERED,
+    Unit,
+    format_claim,
+    list_always_not_covered,
+)
+from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.schedules.base import Round
+
+if TYPE_CHECKING:
+    from sottovoce.schemas.documents import DescriptionDocument, StatisticsEntry
+
+SCHEMA: Literal["sottovoce.description/1"] = "sottovoce.description/1"
+SHARE = 0.1  # of the budget, unless the user chooses another
+_BARS = " ▁▂▃▄▅▆▇█"
+_SHOWN = 10  # correlations
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """Released statistics: the noised mean of `models.statistics`, and what is public about it."""
+
+    layout: Layout
+    unit: Unit
+    delta: float
+    epsilon: float  # of this release alone, for the client that it tells most about
+    clients: dict[str, int]  # samples by name
+    mean: Floats  # of s, without the divisor
+    error: float  # the standard deviation of the noise in each number of `mean`
+    bins: int = BINS
+    not_covered: tuple[str, ...] = ()
+    left: float | None = None  # the share of the ledger's budget that is left after it
+
+    @property
+    def model(self) -> Statistics:
+        """The model whose upload this is."""
+        return make_model(self.layout, bins=self.bins)
+
+    @property
+    def samples(self) -> int:
+        """How many samples all clients have together."""
+        return sum(self.clients.values())
+
+    @property
+    def text(self) -> str:
+        """The promise as one paragraph."""
+        about = {"record": "one record", "person": "one person", "client": "all data"}[self.unit]
+        left = "" if self.left is None else f" {self.left:.0%} of the ledger's budget is left."
+        return (
+            f"These statistics are ({format_claim(self.epsilon)}, {format_claim(self.delta, 3)})-"
+            f"differentially private for {about} of each client (adjacency: replace-one), whoever "
+            f"reads them.{left} Not covered: "
+            + "; ".join(NOT_COVERED[code] for code in self.not_covered)
+            + "."
+        )
+
+    def summarise(self) -> tuple[list[StatisticsEntry], StatisticsEntry]:
+        """Return what was released about each column, and about the label."""
+        model, at = self.model, {"numbers": 0, "categories": 0}
+        parts = {name: self.mean[part] for name, part in model.parts.items()}
+        variances = self._variances()
+        columns: list[StatisticsEntry] = []
+        for name, spec in self.layout.columns.items():
+            if is_bounds(spec):
+                i = at["numbers"]
+                bins = parts["bins"][i * self.bins : (i + 1) * self.bins]
+                missing = (
+                    float(np.clip(parts["missing"][i], 0, 1)) if len(parts["missing"]) else 0.0
+                )
+                mean = parts["numbers"][i] / max(1 - missing, self.error)
+                found = self._describe_number(name, spec, mean, variances[i])
+                found["histogram"] = _clean_shares(bins)
+                if self.layout.missing == "flag":
+                    found["missing"] = missing
+                columns.append(found)
+                at["numbers"] += 1
+            else:
+                start = at["categories"]
+                columns.append(self._describe_categories(name, spec, parts["categories"][start:]))
+                at["categories"] += len(spec)
+        label, target = self.layout.label, self.layout.target
+        if target is None:
+            return columns, self._describe_categories(label, self.layout.classes, parts["label"])
+        return columns, self._describe_number(label, target[1:], parts["label"][0], variances[-1])
+
+    def _describe_number(
+        self, name: str, bounds: Any, mean: float, variance: float
+    ) -> StatisticsEntry:
+        low, high = bounds
+        half = (high - low) / 2
+        entry: StatisticsEntry = {
+            "name": name,
+            "low": low,
+            "high": high,
+            "mean": low + half * (1 + float(np.clip(mean, -1, 1))),
+            "mean_error": half * self.error,
+        }
+        if variance > 0:
+            entry["deviation"] = half * math.sqrt(variance)
+        return entry
+
+    def _describe_categories(self, name: str, names: Any, shares: Floats) -> StatisticsEntry:
+        return {
+            "name": name,
+            "shares": dict(zip(names, _clean_shares(shares[: len(names)]), strict=True)),
+        }
+
+    def _covariances(self) -> Floats:
+        """Return the covariances of the numbers on [−1, 1], the label last if it is one."""
+        model = self.model
+        first, second = np.triu_indices(model.correlated)
+        products = np.empty((model.correlated, model.correlated))
+        products[first, second] = products[second, first] = self.mean[model.parts["products"]]
+        label = self.mean[model.parts["label"]]
+        signed = label if model.number_loss is not None else label[1:] - label[:1]
+        means = np.append(self.mean[model.parts["numbers"]], signed)[: model.correlated]
+        return np.asarray(products - np.outer(means, means))
+
+    @property
+    def _product_error(self) -> float:
+        return self.error / self.model.weight
+
+    def _variances(self) -> Floats:
+        """Return the variances of the numbers; NaN where the noise hides one."""
+        found = np.diag(self._covariances()).copy()
+        found[found < 4 * self._product_error] = np.nan
+        return found
+
+    def correlate(self) -> tuple[list[str], Floats, Floats]:
+        """Return names, the correlations of the numbers, and the standard errors of the noise.
+
+        Where the noise hides a column's variance, its correlations are NaN.
+        """
+        names = [name for name, spec in self.layout.columns.items() if is_bounds(spec)]
+        if len(names) < self.model.correlated:
+            two = self.layout.target is None
+            names.append(
+                f"{self.layout.label}={self.layout.classes[1]}" if two else self.layout.label
+            )
+        found, noise = self._covariances(), self.error / self.model.weight
+        variance = np.diag(found).copy()
+        variance[variance < 4 * noise] = np.nan
+        scale = np.sqrt(np.outer(variance, variance))
+        return names, np.clip(found / scale, -1, 1), noise / scale
+
+    def to_json(self) -> DescriptionDocument:
+        """Return the description as plain data, from which `read_description` makes it again."""
+        columns, label = self.summarise()
+        names, matrix, errors = self.correlate()
+        pairs = zip(*np.triu_indices(len(names), 1), strict=True)
+        target = self.layout.target
+        return {
+            "schema": SCHEMA,
+            "clients": self.clients,
+            "samples": self.samples,
+            "unit": self.unit,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "not_covered": list(self.not_covered),
+            "text": self.text,
+            "columns": columns,
+            "label": label,
+            "share_error": self.error,
+            "correlations": [
+                {
+                    "first": names[i],
+                    "second": names[j],
+                    "correlation": float(matrix[i, j]),
+                    "error": float(errors[i, j]),
+                }
+                for i, j in pairs
+                if math.isfinite(matrix[i, j])
+            ],
+            "released": {
+                "table": self.layout.to_json(),
+                "target": None if target is None else [target.low, target.high],
+                "bins": self.bins,
+                "mean": self.mean.tolist(),
+            },
+        }
+
+    def format_lines(self) -> list[str]:
+        """Return the description for people."""
+        columns, label = self.summarise()
+        unit = {"person": "persons"}.get(self.unit, "rows")
+        many = f"{len(self.clients)} clients" if len(self.clients) > 1 else next(iter(self.clients))
+        lines = [f"{self.samples:,} {unit} of {many}", ""]
+        for entry in [*columns, label]:
+            lines += _format_entry(entry, self.error)
+        names, matrix, errors = self.correlate()
+        pairs = [
+            (abs(matrix[i, j]), f"{names[i]} and {names[j]}", matrix[i, j], errors[i, j])
+            for i, j in zip(*np.triu_indices(len(names), 1), strict=True)
+            if abs(matrix[i, j]) > 2 * errors[i, j]
+        ]
+        if pairs:
+            lines += ["", "correlations above twice their error"]
+        for _, pair, value, error in sorted(pairs, reverse=True)[:_SHOWN]:
+            lines.append(f"  {pair:<40} {value:+.2f} ± {2 * error:.2f}")
+        return [*lines, "", self.text]
+
+
+def _clean_shares(shares: Floats) -> list[float]:
+    return [float(share) for share in np.clip(shares, 0, 1)]
+
+
+def _format_entry(entry: StatisticsEntry, error: float) -> list[str]:
+    name = entry["name"][:24]
+    if "shares" in entry:
+        shares = ", ".join(f"{text} {share:.1%}" for text, share in entry["shares"].items())
+        return [f"{name:<24} {shares}  (each ± {2 * error:.1%})"]
+    bars = entry.get("histogram", [])
+    most = max(bars, default=0) or 1
+    drawn = "".join(_BARS[round(share / most * 8)] for share in bars)
+    missing = f", missing {entry['missing']:.1%}" if "missing" in entry else ""
+    spread = f"{entry['deviation']:.3g}" if "deviation" in entry else "hidden by noise"
+    return [
+        f"{name:<24} mean {entry['mean']:.4g} ± {2 * entry['mean_error']:.2g}, standard deviation "
+        f"{spread}{missing}, {entry['low']:g} {drawn} {entry['high']:g}"
+    ]
+
+
+def make_model(layout: Layout, *, bins: int = BINS, norm: float = 1.0) -> Statistics:
+    """Return the model of a table's statistics."""
+    number = int(layout.missing == "flag")
+    counts = tuple(number if is_bounds(s) else len(s) + 1 for s in layout.columns.values())
+    loss = None if layout.target is None else "squared"
+    return Statistics(counts, len(layout.classes) or 1, bins, norm, loss)
+
+
+def make_description(
+    layout: Layout, uploaded: Any, sigma: float, *, recipe: Recipe, **known: Any
+) -> Description:
+    """Return the description that one client's upload is, of the model with `recipe.clip`."""
+    (samples,) = known["clients"].values()
+    if layout.target is not None:
+        layout = replace(layout, target=layout.target._replace(loss=""))
+    model = make_model(layout, bins=known["bins"])
+    scale = np.full(model.size, model.divisor)
+    scale[model.parts["products"]] /= model.weight
+    mu = float(recipe.sensitivity(samples)) / sigma
+    epsilon = float(gaussian.epsilon(known["delta"], mu)) * (1 + 1e-6)  # noise on a grid, too
+    mean = np.asarray(uploaded, np.float64) * scale
+    return Description(
+        layout, epsilon=max(epsilon, 1e-6), mean=mean, error=sigma * model.divisor, **known
+    )
+
+
+def plan_release(left: int, whole: int, share: float, most: int = 10**6) -> Round:
+    """Return the round that takes this share of a budget: the first of so many equal ones.
+
+    >>> plan_release(left=900, whole=1000, share=0.1, most=1000).horizon
+    9
+    """
+    rounds = math.ceil(left / (share * whole) * (1 - 1e-12))
+    if not rounds:
+        raise TankEmpty("the privacy budget has nothing left for a description")
+    return Round(0, min(rounds, most))
+
+
+def require_share(share: float) -> None:
+    """Refuse a share of the budget that is none."""
+    if not 0 < share <= 1:
+        raise InputError.of("share", share, "above 0 and at most 1", "0.1 is a tenth of the budget")
+
+
+def is_node_file(path: Path) -> bool:
+    """Return whether a TOML file is a node file: it names a vault. Another may be a plan."""
+    try:
+        return "vault" in tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False
+
+
+def describe_node(path: Path, *, share: float = SHARE, bins: int = BINS) -> Description:
+    """Release a description of the table that a node file names; the client's vault pays for it."""
+    node = Node.load(path)
+    require_share(share)
+    if node.table is None:
+        raise InputError.of(
+            "data.path", node.data.name, "a table whose columns are declared", "describe a .csv"
+        )
+    check_node(node)
+    rows, source = node.read_rows(), Source(node.data, **node.table, target=node.target)
+    layout, run = make_layout(check_source(source), source), secrets.token_hex(16)
+    with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
+        policy, whole = vault.policy, vault.limit
+        turn = plan_release(vault.count_left(run, ""), whole, share, policy.max_rounds)
+    norm = min(1.0, policy.clip)
+    model = make_model(layout, bins=bins, norm=norm)
+    recipe = Recipe(1 / norm, norm, unit=policy.unit)
+    # A message of a number names a loss, which statistics do not need.
+    target = None if node.target is None else node.target._replace(loss="squared")
+    form = replace(model.form(), rows_per_person=node.rows_per_person, target=target)
+    zeros = {PARAMETER: np.zeros(model.size, np.float32)}
+    request = Request(run, turn, 1, 1, "balanced", recipe, form, zeros)
+    head, arrays = messages.unpack(answer_request(request.to_blob(), node))
+    if head["kind"] != "upload":
+        raise Refusal(f"the client refuses its own description ({head['code']}): {head['text']}")
+    with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
+        left = (vault.limit - vault.spent) / vault.limit if policy.disclose else None
+    return make_description(
+        layout,
+        arrays[PARAMETER],
+        head["sigma"][0],
+        recipe=recipe,
+        unit=policy.unit,
+        delta=policy.delta,
+        clients={node.name: policy.samples},
+        bins=bins,
+        left=left,
+        not_covered=list_uncovered(policy.unit),
+    )
+
+
+def list_uncovered(unit: Unit, *also: str) -> tuple[str, ...]:
+    """Return the codes of what a description's promise does not cover; it evaluates nothing."""
+    codes = (*list_always_not_covered(unit), *also)
+    return tuple(code for code in dict.fromkeys(codes) if not code.startswith("evaluation"))
+
+
+def combine(descriptions: Sequence[Description]) -> Description:
+    """Return one description of all clients together: their means, weighted by their samples."""
+    first = descriptions[0]
+    clients: dict[str, int] = {}
+    for other in descriptions:
+        same = (other.layout, other.bins, other.unit) == (first.layout, first.bins, first.unit)
+        if not same:
+            raise InputError(
+                "descriptions must be of the same columns, bounds, categories, bins and unit to be "
+                "combined; describe each client with the same declarations"
+            )
+        if twice := clients.keys() & other.clients.keys():
+            raise InputError.of("client", sorted(twice)[0], "in one description", "leave one out")
+        clients |= other.clients
+    weight = np.array([other.samples for other in descriptions]) / sum(clients.values())
+    loosest = max(descriptions, key=lambda one: (one.epsilon, one.delta))
+    codes = dict.fromkeys(code for other in descriptions for code in other.not_covered)
+    return replace(
+        first,
+        clients=clients,
+        epsilon=loosest.epsilon,
+        delta=max(other.delta for other in descriptions),
+        mean=np.einsum("i,ij->j", weight, np.stack([other.mean for other in descriptions])),
+        error=math.sqrt(sum((w * o.error) ** 2 for w, o in zip(weight, descriptions, strict=True))),
+        not_covered=tuple(codes),
+        left=None if len(descriptions) > 1 else first.left,
+    )
+
+
+def read_description(path: Path) -> Description:
+    """Read a description that `sottovoce describe` has written."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from sottovoce.schemas.documents import DescriptionDocument
+
+    try:
+        values = TypeAdapter(DescriptionDocument).validate_python(
+            json.loads(path.read_text("utf-8"))
+        )
+        released = values["released"]
+        layout = Layout.from_json(released["table"])
+        if released["target"] is not None:
+            layout = replace(layout, target=Regression("", *released["target"]))
+        found = Description(
+            layout,
+            values["unit"],
+            values["delta"],
+            values["epsilon"],
+            values["clients"],
+            np.array(released["mean"]),
+            values["share_error"],
+            released["bins"],
+            tuple(values["not_covered"]),
+        )
+        if found.mean.shape != (found.model.size,) or not found.clients:
+            raise ValueError("its numbers are not those of its columns")
+        return found
+    except FileNotFoundError:
+        raise InputError.of("FILE", str(path), "a file that exists", "check its name") from None
+    except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
+        why = files.why(error) if not isinstance(error, ValidationError) else "it lacks keys of one"
+        raise DataError(f"{path.name} cannot be read as a description: {why}") from None
