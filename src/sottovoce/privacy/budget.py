@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import textwrap
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from importlib import resources
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -23,36 +25,10 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 LARGER_UNITS = frozenset(UNITS) - {"record"}
 CALIBRATIONS: tuple[Calibration, ...] = get_args(Calibration)
 
-NOT_COVERED: dict[str, str] = {
-    "side-channels": "what remains in the time at which a message leaves, which a device pads to a "
-    "public quantum, and the side channels of the client's own host",
-    "poisoning": "clients that send false updates on purpose",
-    "same-person-twice": "a person whose records lie with several clients or several times with "
-    "one: with k records there, a person is protected k times less",
-    "same-person-elsewhere": "a person whose records lie with several clients, or with one under "
-    "several ids",
-    "public-numbers": "participation, sample counts and budgets, which are public",
-    "evaluation-records": "the validation and test records",
-    "entropy": "the operating system's source of randomness, which is trusted",
-    "simulated-noise": "this run itself: its noise is simulated in floating point from a seed",
-    "insecure-transport": "what a listener on the network sees: the transport was not encrypted",
-    "undisclosed-budgets": "clients that keep their budgets to themselves: their own ledgers bind "
-    "them, this figure does not",
-    "unvaulted": "other runs over the same data: this run's budget is kept in no vault",
-    "fresh-vaults": "other runs over the same data: the vaults were made for this run alone",
-    "paper-calibration": "the (ε, δ) that was asked for: the paper's formula gives another",
-    "raw-signal": "the clients' raw losses, which steered the number of rounds",
-    "median-clip": "the clipping norm, which was taken from raw gradient norms",
-    "inferred-columns": "column bounds and categories, which were taken from the data",
-    "counted-classes": "the number and names of the classes, which were taken from the labels",
-    "evaluation-of-clients": "the clients' own rows among the validation and test records",
-    "evaluation-declared": "the clients' own rows among the validation and test records, which the "
-    "plan declares public",
-    "evaluation-in-unit": "the clients' own rows among the validation and test records, which are "
-    "part of what is protected and which the server has as they are",
-    "loose-delta": "δ itself, which is not below 1 / (the number of records, or clients, that are "
-    "protected) and so would allow one of them to be published outright",
-}
+#: The words for each code of what a promise does not cover.
+NOT_COVERED: dict[str, str] = tomllib.loads(
+    (resources.files("sottovoce.privacy") / "not_covered.toml").read_text("utf-8")
+)
 
 #: Codes of data that left the clients besides their noised uploads: the figures do not hold.
 LEAKS = ("raw-signal", "median-clip", "inferred-columns", "counted-classes", "evaluation-in-unit")

@@ -53,7 +53,6 @@ from sottovoce.runs.record import (
     Fairness,
     MetricEntry,
     Record,
-    ResultEntry,
     RoundEntry,
 )
 from sottovoce.schemas.documents import GuaranteeEntry
@@ -66,18 +65,6 @@ IN_SIMULATION_ONLY = (
     "Simulation of what no deployment does (see what is not covered); "
     "do not publish this model as private."
 )
-_UNITS = {
-    "record": "one record of a client’s data",
-    "person": "all rows of one person in a client’s data",
-    "client": "a client’s whole dataset",
-}
-_ADJACENCIES = {"replace-one": "replace-one: the unit is replaced by any other"}
-_ADVERSARIES = {"server": "the server, which sees every upload and knows who sent it"}
-_CALIBRATIONS = {
-    "exact": "exact (Gaussian differential privacy)",
-    "zcdp": "zcdp (zero-concentrated differential privacy)",
-    "paper": "paper (Theorem 1, which can add too little noise)",
-}
 _MOST_LISTED = 200  # clients in the table
 _MOST_GROUPS = 12  # budget groups; more distinct budgets are gathered into this many
 
@@ -122,11 +109,8 @@ class CheckedRun:
     `cohorts` is None where the record leaves them out, `clients` and `trace` where there are none.
     """
 
-    status: str
-    engine: str
-    noise: str
-    seed: int | None
-    plan: dict[str, Any]
+    record: Record
+    guarantee: GuaranteeEntry  # ε and δ are NaN where every client keeps its budget to itself
     loss: Floats
     accuracy: Floats
     score: Floats  # the plan's metric, NaN where the record does not have it by round
@@ -134,30 +118,10 @@ class CheckedRun:
     next_horizon: NDArray[np.int64]
     sigma: Floats  # one row a round: least, median, most
     cohorts: list[NDArray[np.int64]] | None
-    test_loss: float
-    test_accuracy: float
-    result: ResultEntry  # as the record has it, for what records of earlier versions lack
     fairness: dict[str, Any]
     confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
-    classes: list[str]  # their names, where the record has them
-    advice: list[str]
-    model_sha256: str | None
-    finish: str | None  # what the server made of the uploads
     clients: Clients | None
     who: list[Who]  # the clients of a federation; empty in simulation
-    disclosed: bool  # False: every client keeps its budget to itself, and ε and δ are NaN
-    epsilon: float
-    delta: float
-    unit: str
-    adjacency: str
-    adversary: str
-    calibration: str
-    not_covered: list[str]
-    text: str
-    versions: dict[str, Any]
-    started: str
-    seconds: float
-    seconds_per_round: float
     trace: Mapping[str, Any]
 
     @classmethod
@@ -184,18 +148,13 @@ class CheckedRun:
 
     @classmethod
     def _convert(cls, record: Record, trace: dict[str, Any]) -> Self:
-        rounds, result, timing = record.rounds, record.result, record.timing
-        guarantee = record.guarantee or _replace_guarantee(record)
+        rounds, result = record.rounds, record.result
         states = [record.initial, *rounds]
         spreads = [entry["sigma"] for entry in rounds]
         cohorts = [np.array(entry["cohort"], np.int64) for entry in rounds if "cohort" in entry]
-        after = [result[key] for key in ("aggregation", "finish") if key in result]
         return cls(
-            status=record.status,
-            engine=record.engine,
-            noise=record.noise,
-            seed=record.seed,
-            plan=record.plan,
+            record=record,
+            guarantee=record.guarantee or _replace_guarantee(record),
             loss=_column(states, "validation_loss"),
             accuracy=_column(states, "validation_accuracy"),
             horizon=np.array([entry["horizon"] for entry in rounds], np.int64),
@@ -206,37 +165,18 @@ class CheckedRun:
             ),
             sigma=np.stack([_column(spreads, key) for key in ("min", "median", "max")], axis=1),
             cohorts=cohorts if len(cohorts) == len(rounds) else None,
-            test_loss=_to_float(result["test_loss"]),
-            test_accuracy=_to_float(result["test_accuracy"]),
-            result=result,
             fairness=_convert_fairness(result.get("fairness")),
             confusion=_convert_confusion(result.get("confusion")),
-            classes=record.class_names,
-            advice=record.advice or [],
-            model_sha256=result["model_sha256"],
-            finish="; ".join(after) or None,
             clients=_convert_clients(record.clients, trace),
             who=_identify_clients(record.clients, rounds),
-            disclosed=record.guarantee is not None,
-            epsilon=guarantee["epsilon"],
-            delta=guarantee["delta"],
-            unit=guarantee["unit"],
-            adjacency=guarantee["adjacency"],
-            adversary=guarantee["adversary"],
-            calibration=guarantee["calibration"],
-            not_covered=guarantee["not_covered"],
-            text=guarantee["text"],
-            versions=record.versions,
-            started=timing["started"],
-            seconds=timing["seconds"],
-            seconds_per_round=_to_float(timing["seconds_per_round"]),
             trace=trace,
         )
 
     def _check(self) -> None:
         """Refuse figures that do not belong together."""
-        if self.disclosed and not (1e-6 <= self.epsilon <= 1e13 and 0 < self.delta < 1):
-            raise ValueError(f"({self.epsilon}, {self.delta}) is no (ε, δ)")
+        epsilon, delta = self.guarantee["epsilon"], self.guarantee["delta"]
+        if self.disclosed and not (1e-6 <= epsilon <= 1e13 and 0 < delta < 1):
+            raise ValueError(f"({epsilon}, {delta}) is no (ε, δ)")
         if self.clients is None:
             return
         many = len(self.clients)
@@ -246,6 +186,11 @@ class CheckedRun:
             found = np.shape(self.trace[name]) if name in self.trace else (self.used, many)
             if found != (self.used, many):
                 raise ValueError(f"{name} of trace.npz has shape {found}, not {self.used, many}")
+
+    @property
+    def disclosed(self) -> bool:
+        """Whether a client discloses its budget, so that there is an ε to state."""
+        return self.record.guarantee is not None
 
     @property
     def used(self) -> int:
@@ -267,7 +212,7 @@ class CheckedRun:
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the plan, empty if the plan has none."""
-        section = self.plan.get(name)
+        section = self.record.plan.get(name)
         return section if isinstance(section, dict) else {}
 
     def charges(self) -> Iterator[Floats] | None:
@@ -315,29 +260,26 @@ class CheckedRun:
         """
         if not self.disclosed:
             return math.nan
-        if self.calibration == "paper":
-            return float(gaussian.mu(self.epsilon, self.delta))
+        epsilon, delta = self.guarantee["epsilon"], self.guarantee["delta"]
+        kind = self.guarantee["calibration"]
+        if kind == "paper":
+            return float(gaussian.mu(epsilon, delta))
         if self.clients is not None:
             return math.sqrt(float(np.nanmax(self.clients.capacity)))
-        kind: Any = self.calibration
-        return math.sqrt(float(calibrations.capacity(self.epsilon, self.delta, calibration=kind)))
+        return math.sqrt(float(calibrations.capacity(epsilon, delta, calibration=kind)))
 
 
 def read_run(folder: Path) -> CheckedRun:
     """Read and check the run in a folder: record.json, and trace.npz if it is there."""
-    return CheckedRun.of(Record.read(folder), _trace(folder / "trace.npz"))
-
-
-def _trace(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
+    record, path = Record.read(folder), folder / "trace.npz"
     try:
-        return read_npz(path)
+        trace = read_npz(path) if path.exists() else None
     except (OSError, ValueError) as error:
         raise RunError(
             f"{path} is damaged ({why(error)}); remove it to get the page without the "
             f"course of the fuel, or {AGAIN}"
         ) from error
+    return CheckedRun.of(record, trace)
 
 
 def _convert_confusion(counts: list[list[int]] | None) -> NDArray[np.int64] | None:
@@ -461,80 +403,84 @@ def render_report(record: Mapping[str, Any], trace: Mapping[str, Any] | None = N
 
 
 def _render(run: CheckedRun) -> str:
-    mu, headline = run.attacker_mu(), describe_run(run)
-    in_simulation_only = any(code in run.not_covered for code in ("paper-calibration", *LEAKS))
+    mu, headline, record = run.attacker_mu(), describe_run(run), run.record
+    codes, plan, result = run.guarantee["not_covered"], record.plan, record.result
+    in_simulation_only = any(code in codes for code in ("paper-calibration", *LEAKS))
     banner = IN_SIMULATION_ONLY if in_simulation_only else SIMULATED
     attacker = {
         "found": round_up(float(gaussian.tpr(0.01, mu)), 3),
         "area": round_up(float(gaussian.auc(mu)), 3),
     }
-    sections = [(f"[{key}]", value) for key, value in run.plan.items() if isinstance(value, dict)]
-    general = {key: value for key, value in run.plan.items() if not isinstance(value, dict)}
+    sections = [(f"[{key}]", value) for key, value in plan.items() if isinstance(value, dict)]
+    general = {key: value for key, value in plan.items() if not isinstance(value, dict)}
     if general:
         sections.append(("general", general))
     return render_page(
         "run.html.j2",
         title=headline,
         headline=headline,
-        banner=banner if run.noise == "simulated" else "",
-        version=run.versions.get("sottovoce", ""),
+        banner=banner if record.noise == "simulated" else "",
+        version=record.versions.get("sottovoce", ""),
         run=run,
+        record=record,
+        guarantee=run.guarantee,
+        finish="; ".join(str(result[key]) for key in ("aggregation", "finish") if key in result),
         tiles=_list_tiles(run),
         asked_epsilon=find_asked_epsilon(run),
-        leaks=[NOT_COVERED[code] for code in LEAKS if code in run.not_covered],
+        leaks=[NOT_COVERED[code] for code in LEAKS if code in codes],
         tighter=count_tighter_budgets(run),
-        terms=_list_terms(run),
-        guarantee_text=run.text.partition(" Not covered: ")[0],  # that list stands beside it
+        kind="training data" if {*TRAINING_ONLY} & {*codes} else "data",
         used=float(np.nanmax(run.clients.used)) if run.clients and run.disclosed else None,
         attacker=attacker if run.disclosed else None,
-        this_run_only=bool({*THIS_RUN_ONLY} & {*run.not_covered}),
-        not_covered=[NOT_COVERED.get(code, code) for code in run.not_covered],
+        this_run_only=bool({*THIS_RUN_ONLY} & {*codes}),
+        not_covered=[NOT_COVERED.get(code, code) for code in codes],
         charts=_draw_charts(run, mu),
         metrics=_list_metrics(run),
         curves=_draw_curves(run),
         confusion=_list_confusion(run),
-        epsilon_name="ε asked for" if run.calibration == "paper" else "ε",
+        epsilon_name="ε asked for" if run.guarantee["calibration"] == "paper" else "ε",
         budgets=_list_budgets(run),
         accuracies=[[format_percent(a) for a in run.fairness.get("spread", {}).values()]],
         accuracies_by_budget=_list_accuracies(run),
         by_client=_list_results(run),
-        metric_title=TITLES[run.result["headline"]["metric"]] if "headline" in run.result else "",
+        metric_title=TITLES[result["headline"]["metric"]] if "headline" in result else "",
         plan_sections=sections,
         clients=_list_clients(run),
         names=[
             [w.name, format_whole(w.counted), w.version, w.key, w.remarks or "–"] for w in run.who
         ],
         remarks=sum(1 for w in run.who if w.remarks),
-        origin=_list_origin(run),
     )
 
 
 def describe_run(run: CheckedRun) -> str:
     """Return status, accuracy, data and model, rounds and ε in one sentence."""
     data, model = run.section("data"), run.section("model")
+    guarantee, result = run.guarantee, run.record.result
     dataset = str(data.get("name") or Path(data.get("path") or "your data").name)
     name = model.get("name")
     with_model = f"{_choose_article(name)} {name}" if name else "your model"
     after = f"after {run.used:,} of {format_count(run.planned, 'round')}"
-    holds = f"ε {'up to' if count_tighter_budgets(run) else '='} {format_ceiling(run.epsilon)}"
+    up_to = "up to" if count_tighter_budgets(run) else "="
+    holds = f"ε {up_to} {format_ceiling(guarantee['epsilon'])}"
     if not run.disclosed:
         holds = "budgets that the clients keep to themselves"
     asked = find_asked_epsilon(run)
     if asked is not None:
         holds += f" ({format_number(asked)} was asked for)"
-    if run.disclosed and "undisclosed-budgets" in run.not_covered:
+    if run.disclosed and "undisclosed-budgets" in guarantee["not_covered"]:
         holds += " for the clients that disclose it"
-    if any(code in run.not_covered for code in LEAKS):
+    if any(code in guarantee["not_covered"] for code in LEAKS):
         holds += ", but for what it does not cover"
     caveat = ""
-    if "headline" in run.result:
-        reached, _, but = run.result["headline"]["text"].replace("%", "\u00a0%").partition(", but ")
+    if "headline" in result:
+        reached, _, but = result["headline"]["text"].replace("%", "\u00a0%").partition(", but ")
         caveat = f" {but[:1].upper()}{but[1:]}." if but else ""
-    elif np.isfinite(run.test_accuracy):
-        reached = f"{format_percent(run.test_accuracy)} test accuracy"
+    elif np.isfinite(accuracy := _to_float(result["test_accuracy"])):
+        reached = f"{format_percent(accuracy)} test accuracy"
     else:
         reached = "no test accuracy"
-    status = run.status.capitalize()
+    status = run.record.status.capitalize()
     return f"{status}: {reached} on {dataset} with {with_model}, {after}, at {holds}.{caveat}"
 
 
@@ -546,29 +492,18 @@ def _choose_article(name: object) -> str:
 
 def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
     clients = len(run.clients) if run.clients is not None else run.section("data").get("clients")
-    head = [("test accuracy", format_percent(run.test_accuracy))]
-    if "headline" in run.result:
-        name = run.result["headline"]["metric"]
-        value, baseline = _format_pair(name, run.result["headline"])
+    result = run.record.result
+    head = [("test accuracy", format_percent(_to_float(result["test_accuracy"])))]
+    if "headline" in result:
+        name = result["headline"]["metric"]
+        value, baseline = _format_pair(name, result["headline"])
         head = [(f"{TITLES[name]} ({describe_constant(name)}: {baseline})", value)]
     return [
         *head,
-        ("test loss", format_number(run.test_loss, 3)),
+        ("test loss", format_number(_to_float(result["test_loss"]), 3)),
         (f"rounds used of {run.planned:,}", f"{run.used:,}"),
         ("clients", f"{clients:,}" if isinstance(clients, int) else "–"),
-        ("time", format_duration(run.seconds)),
-    ]
-
-
-def _list_terms(run: CheckedRun) -> list[tuple[str, str]]:
-    unit = _UNITS.get(run.unit, run.unit)
-    if {*TRAINING_ONLY} & {*run.not_covered}:
-        unit = unit.replace("data", "training data")
-    return [
-        ("Unit", unit),
-        ("Adjacency", _ADJACENCIES.get(run.adjacency, run.adjacency)),
-        ("Adversary", _ADVERSARIES.get(run.adversary, run.adversary)),
-        ("Calibration", _CALIBRATIONS.get(run.calibration, run.calibration)),
+        ("time", format_duration(run.record.timing["seconds"])),
     ]
 
 
@@ -577,8 +512,8 @@ def count_tighter_budgets(run: CheckedRun) -> int:
     clients = run.clients
     if clients is None or not run.disclosed:
         return 0
-    loosest = (run.epsilon, run.delta)
-    if run.calibration == "paper":  # what holds is not what was asked for
+    loosest = (run.guarantee["epsilon"], run.guarantee["delta"])
+    if run.guarantee["calibration"] == "paper":  # what holds is not what was asked for
         most = int(np.nanargmax(clients.capacity))
         loosest = (clients.epsilon[most], clients.delta[most])
     known = np.isfinite(clients.epsilon)
@@ -587,7 +522,7 @@ def count_tighter_budgets(run: CheckedRun) -> int:
 
 def find_asked_epsilon(run: CheckedRun) -> float | None:
     """Return the largest ε that was asked for, if another one holds (`paper` only)."""
-    if run.calibration != "paper":
+    if run.guarantee["calibration"] != "paper":
         return None
     if run.clients is not None:
         epsilon = float(np.nanmax(run.clients.epsilon))
@@ -596,7 +531,7 @@ def find_asked_epsilon(run: CheckedRun) -> float | None:
         if isinstance(asked, bool) or not isinstance(asked, int | float):
             return None
         epsilon = float(asked)
-    return epsilon if epsilon != run.epsilon else None
+    return epsilon if epsilon != run.guarantee["epsilon"] else None
 
 
 def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
@@ -609,11 +544,11 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
             watched = (
                 "On the test rows, which steer this run as in the paper: the test is no fresh one."
             )
-        elif "metric" in run.plan and run.section("server").get("signal") == "public":
-            watched = f"The schedule watches {run.plan['metric']} on the same rows instead."
+        elif "metric" in run.record.plan and run.section("server").get("signal") == "public":
+            watched = f"The schedule watches {run.record.plan['metric']} on the same rows instead."
+        drawn.append(("Validation loss", watched + marked, charts.draw_loss(run)))
         sigma = "Standard deviation on one coordinate of one upload."
         drawn += [
-            ("Validation loss", watched + marked, charts.draw_loss(run)),
             *_draw_accuracy(run, marked),
             ("The horizon", _describe_horizon(run), charts.draw_horizon(run)),
             ("Noise", sigma, charts.draw_noise(run)),
@@ -631,10 +566,10 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
 def _draw_accuracy(run: CheckedRun, marked: str) -> list[tuple[str, str, str]]:
     metric, caption = "accuracy", f"On unprotected records.{marked}"
     if np.isfinite(run.score).any():
-        metric = run.plan["metric"]
+        metric = run.record.plan["metric"]
     elif not np.isfinite(run.accuracy).any():  # a number is predicted
         return []
-    elif "headline" in run.result and run.result["headline"]["metric"] != metric:
+    elif run.record.result.get("headline", {"metric": metric})["metric"] != metric:
         caption += " The metric of the heading is computed at the end only."
     title = f"Validation {TITLES[metric].removeprefix('test ')}"
     values = run.accuracy if metric == "accuracy" else run.score
@@ -669,39 +604,40 @@ def _list_metrics(run: CheckedRun) -> list[list[str]]:
         ]
         if name in TITLES
         else [name, format_number(_to_float(entry["value"])), "–", "–", "given from Python"]
-        for name, entry in run.result.get("metrics", {}).items()
+        for name, entry in run.record.result.get("metrics", {}).items()
     ]
 
 
 def _draw_curves(run: CheckedRun) -> list[tuple[str, str, str]]:
     """Return title, caption and drawing of what the test rows show of the probabilities."""
-    if "curves" not in run.result:
+    result, names = run.record.result, run.record.class_names
+    if "curves" not in result:
         return []
-    curves = run.result["curves"]
+    curves = result["curves"]
     of, drawn = "the most likely class", []
     if "positive" in curves:
         k = curves["positive"]
-        of = f"“{run.classes[k]}”" if k < len(run.classes) else f"class {k}"
+        of = f"“{names[k]}”" if k < len(names) else f"class {k}"
         roc, pr = curves["roc"], curves["pr"]
-        share = _to_float(run.result["metrics"]["auprc"]["baseline"])
+        share = _to_float(result["metrics"]["auprc"]["baseline"])
         drawn = [
             ("ROC curve", f"How much of {of} is found, by threshold.", charts.draw_roc(roc)),
             ("Precision and recall", f"Of those called {of}, the share that is.",
              charts.draw_precision(pr, share)),
         ]  # fmt: skip
     how = "as the scores give them: too few validation rows of a class to calibrate"
-    if "calibration" in run.result:
-        how = f"calibrated on {format_count(run.result['calibration']['rows'], 'validation row')}"
+    if "calibration" in result:
+        how = f"calibrated on {format_count(result['calibration']['rows'], 'validation row')}"
     caption = f"Probabilities of {of} against what came true; {how}."
     return [*drawn, ("Reliability", caption, charts.draw_reliability(curves["reliability"]))]
 
 
 def _list_confusion(run: CheckedRun) -> list[tuple[str, list[tuple[int, float]], float]]:
     """Return name, (count, share) of each class it was taken for, and the share that is right."""
-    table = run.confusion
+    table, names = run.confusion, run.record.class_names
     if table is None or not table.sum():
         return []
-    names = run.classes if len(run.classes) == len(table) else [str(i) for i in range(len(table))]
+    names = names if len(names) == len(table) else [str(i) for i in range(len(table))]
     shares = table / np.maximum(1, table.sum(axis=1, keepdims=True))
     return [
         (name, list(zip(counts.tolist(), row.tolist(), strict=True)), float(row[i]))
@@ -765,7 +701,7 @@ def _list_results(run: CheckedRun) -> list[list[str]]:
         [
             entry.get("name", f"{entry['client']}"),
             format_whole(entry["rows"]),
-            *_format_pair(run.result["headline"]["metric"], entry),
+            *_format_pair(run.record.result["headline"]["metric"], entry),
             format_percent(_to_float(entry["accuracy"])),
         ]
         for entry in run.fairness.get("by_client", ())
@@ -789,19 +725,4 @@ def _list_clients(run: CheckedRun) -> list[list[str]]:
             format_percent(clients.used[i]),
         ]
         for i in range(len(clients))
-    ]
-
-
-def _list_origin(run: CheckedRun) -> list[tuple[str, Any]]:
-    started = run.started.replace("T", " ").removesuffix("Z").removesuffix("+00:00")
-    return [
-        ("engine", run.engine),
-        ("noise", run.noise),
-        ("seed", "none: the operating system’s entropy" if run.seed is None else run.seed),
-        ("started (UTC)", started),
-        ("time", format_duration(run.seconds)),
-        ("time per round", format_duration(run.seconds_per_round)),
-        ("model (SHA-256)", run.model_sha256 or "–"),
-        *(("given from Python", part) for part in run.plan.get("parts", ())),
-        *((f"{name} version", version) for name, version in run.versions.items()),
     ]

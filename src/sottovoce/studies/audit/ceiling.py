@@ -12,6 +12,7 @@ turn that μ into an ε assumes that the noise has the Gaussian shape. Without a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -236,20 +237,20 @@ def bound_mean(values: object, confidence: float = CONFIDENCE) -> tuple[float, f
         raise InputError.of("values", shares, "numbers from 0 to 1", "give the share of each run")
     mean, room = float(shares.mean()), float(-np.log((1 - confidence) / 2)) / shares.size
 
-    def find_end(furthest: float) -> float:
-        near, far = mean, furthest
-        for _ in range(60):
-            middle = (near + far) / 2
-            near, far = (middle, far) if _compute_kl(mean, middle) <= room else (near, middle)
-        return far
+    def is_near(p: float) -> bool:
+        """Return whether KL(mean ‖ p), in nats, is small enough."""
+        pairs = [(mean, p), (1 - mean, 1 - p)]
+        return sum(a * math.log(a / max(b, _TINY)) for a, b in pairs if a > 0) <= room
 
-    return find_end(0.0), find_end(1.0)
+    return find_edge(is_near, mean, 0.0)[1], find_edge(is_near, mean, 1.0)[1]
 
 
-def _compute_kl(x: float, p: float) -> float:
-    """Return the Kullback–Leibler divergence of two coins, in nats."""
-    pairs = [(x, p), (1 - x, 1 - p)]
-    return float(sum(a * np.log(a / max(b, _TINY)) for a, b in pairs if a > 0))
+def find_edge(holds: Callable[[float], bool], inside: float, outside: float) -> tuple[float, float]:
+    """Bisect for the edge of where something holds; return its neighbours, inside and outside."""
+    for _ in range(60):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
+    return inside, outside
 
 
 def choose_threshold(negative: object, fpr: float) -> float:

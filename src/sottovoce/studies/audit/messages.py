@@ -46,6 +46,7 @@ from sottovoce.studies.audit.ceiling import (
     choose_far_threshold,
     compute_capacity,
     count_rates,
+    find_edge,
     price_run,
 )
 
@@ -148,13 +149,7 @@ def _is_refuted(canaries: int, guesses: int, right: int, mu: float, wrong: float
 
 def _find_largest(is_refuted: Callable[[float], bool]) -> float:
     """Return the largest refuted number below _MOST, by bisection."""
-    if not is_refuted(0.0):
-        return 0.0
-    low, high = 0.0, _MOST
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_refuted(middle) else (low, middle)
-    return low
+    return find_edge(is_refuted, 0.0, _MOST)[0] if is_refuted(0.0) else 0.0
 
 
 def choose_guess_count(canaries: int, mu: float) -> int:

@@ -376,7 +376,9 @@ def parse_figure(text: str, name: str) -> Figure:
     if figure.kind != "moments" and not figure.setting:
         raise InputError(f"{name} names no setting; one of those in settings/ is needed")
     if figure.kind != "sweep" and getattr(figure, figure.kind) is None:
-        raise InputError(f"{name} is of kind {figure.kind} without a table [{figure.kind}]; add it")
+        raise InputError(
+            f"{name} is of kind {figure.kind} and has no table [{figure.kind}]; add it"
+        )
     return figure
 
 

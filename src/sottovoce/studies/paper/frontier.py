@@ -370,19 +370,16 @@ def fit_layer(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:
     """
     from scipy.optimize import minimize
 
+    from sottovoce.models.softmax import cross_entropy_numpy, score_errors_numpy
+
     rows = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
-    one_hot = np.zeros((len(y), classes))
-    one_hot[np.arange(len(y)), y] = 1
 
     def objective(flat: Floats) -> tuple[float, Floats]:
         w = flat.reshape(rows.shape[1], classes)
-        scores = rows @ w
-        scores -= scores.max(axis=1, keepdims=True)
-        total = np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        held = w.copy()
+        scores, held = rows @ w, w.copy()
         held[-1] = 0
-        loss = float(np.mean(total[:, 0] - np.sum(one_hot * scores, axis=1)))
-        slope = rows.T @ (np.exp(scores - total) - one_hot) / len(rows) + PENALTY * held
+        loss = float(np.mean(cross_entropy_numpy(scores, y)))
+        slope = rows.T @ score_errors_numpy(scores, y) / len(rows) + PENALTY * held
         return loss + PENALTY / 2 * float(np.sum(held**2)), slope.ravel()
 
     start = np.zeros(rows.shape[1] * classes)
