@@ -6,11 +6,17 @@ The names here are the public API. Each is loaded on first use, so that `import 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sottovoce._version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers, which read no table
+    from sottovoce.client.device import answer_request as answer_request
+    from sottovoce.client.node import Node as Node
+    from sottovoce.client.release import release as release
+    from sottovoce.client.vault import Policy as Policy
+    from sottovoce.client.vault import Vault as Vault
     from sottovoce.errors import DataError as DataError
     from sottovoce.errors import InputError as InputError
     from sottovoce.errors import PlanError as PlanError
@@ -18,36 +24,59 @@ if TYPE_CHECKING:  # for type checkers, which read no table
     from sottovoce.errors import RunError as RunError
     from sottovoce.errors import SottovoceError as SottovoceError
     from sottovoce.errors import TankEmpty as TankEmpty
+    from sottovoce.flower.federate import federate as federate
+    from sottovoce.models.clipping import clipped_sum as clipped_sum
     from sottovoce.models.custom import custom as custom
+    from sottovoce.models.torch_model import TorchModel as TorchModel
     from sottovoce.plan import Plan as Plan
     from sottovoce.privacy.budget import Budget as Budget
     from sottovoce.privacy.budget import Guarantee as Guarantee
+    from sottovoce.privacy.tank import Tank as Tank
     from sottovoce.runs.checkpoint import RoundDone as RoundDone
     from sottovoce.runs.trained import Trained as Trained
     from sottovoce.runs.trained import load as load
+    from sottovoce.schedules.base import Progress as Progress
+    from sottovoce.schedules.base import Round as Round
     from sottovoce.schedules.calibrate import calibrate as calibrate
+    from sottovoce.server.federation import Federation as Federation
     from sottovoce.simulation.simulate import resume as resume
     from sottovoce.simulation.simulate import simulate as simulate
     from sottovoce.simulation.simulate import simulate_many as simulate_many
+    from sottovoce.studies.audit.auditing import audit as audit
+    from sottovoce.studies.paper.reproduce import reproduce as reproduce
     from sottovoce.studies.rehearsal.rehearsing import rehearse as rehearse
 
 _HOMES = {
     "Budget": "privacy.budget",
     "DataError": "errors",
+    "Federation": "server.federation",
     "Guarantee": "privacy.budget",
     "InputError": "errors",
+    "Node": "client.node",
     "Plan": "plan",
     "PlanError": "errors",
+    "Policy": "client.vault",
+    "Progress": "schedules.base",
     "Refusal": "errors",
+    "Round": "schedules.base",
     "RoundDone": "runs.checkpoint",
     "RunError": "errors",
     "SottovoceError": "errors",
+    "Tank": "privacy.tank",
     "TankEmpty": "errors",
+    "TorchModel": "models.torch_model",
     "Trained": "runs.trained",
+    "Vault": "client.vault",
+    "answer_request": "client.device",
+    "audit": "studies.audit.auditing",
     "calibrate": "schedules.calibrate",
+    "clipped_sum": "models.clipping",
     "custom": "models.custom",
+    "federate": "flower.federate",
     "load": "runs.trained",
     "rehearse": "studies.rehearsal.rehearsing",
+    "release": "client.release",
+    "reproduce": "studies.paper.reproduce",
     "resume": "simulation.simulate",
     "simulate": "simulation.simulate",
     "simulate_many": "simulation.simulate",
@@ -59,6 +88,8 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sottovoce' has no attribute '{name}'")
+    if name == "TorchModel" and find_spec("torch") is None:
+        raise ImportError("TorchModel needs torch; run: pip install 'sottovoce[torch]'")
     return getattr(import_module(f"sottovoce.{_HOMES[name]}"), name)
 
 

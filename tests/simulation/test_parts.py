@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 
 import jax
@@ -22,6 +23,7 @@ from sottovoce.schedules.optimizer import Finish, Marks
 from sottovoce.server.federation import OptaxStep, Parts, build
 from sottovoce.simulation import compiled
 from sottovoce.simulation.simulate import resume, simulate, simulate_many
+from support import ROOT
 
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 4})
 
@@ -322,3 +324,15 @@ def test_a_record_with_parts_is_no_plan_that_reproduces_itself():
 
 def test_checked_schedules_of_the_same_object_are_equal():
     assert CheckedSchedule(Patience()) == CheckedSchedule(Patience())
+
+
+def test_the_code_of_the_python_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(SHORT.to_toml())
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 4)).astype(np.float32)
+    names = {"x": x, "y": (x[:, 0] > 0).astype(int), "optax": optax, "plan": SHORT}
+    text = (ROOT / "docs" / "python.md").read_text("utf-8")
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert names["upload"].sigma[0] > 0

@@ -27,7 +27,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,11 +198,11 @@ class Options:
 
 
 def federate(
-    path: Path | None,
-    settings: Sequence[str],
+    path: Plan | str | Path | Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
     *,
     clients: int | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     resume: bool = False,
     as_json: bool = False,
     quiet: bool = False,
@@ -210,8 +210,13 @@ def federate(
     keep_uploads: bool = False,
     deadline: float | None = None,
     minimum: int | None = None,
-) -> None:
-    """Run a plan between real processes, or resume such a run, and print the result."""
+) -> Path:
+    """Run a plan between real processes, or resume such a run, and print the result.
+
+    `path` is that of a TOML file, a `Plan`, or a dictionary. Returns the run's folder: from Python,
+    `load(federate(plan, out="runs/five", quiet=True))` is the trained model.
+    """
+    out = None if out is None else Path(out)
     stream = sys.stderr if as_json else sys.stdout
     given: dict[str, Any] = {"deadline": deadline, "minimum": minimum}
     given |= {"keep_uploads": keep_uploads or None, "insecure": insecure or None}
@@ -265,17 +270,18 @@ def federate(
         print(json.dumps(record, ensure_ascii=False))
     else:
         show.say(progress.summarize_run(record, folder, page))
+    return folder
 
 
-def load_plan(path: Path | None, settings: Sequence[str], clients: int | None) -> Plan:
-    """Return the plan, for real clients; without a file a small one with all rows of the digits.
+def load_plan(path: Any, settings: Sequence[str], clients: int | None) -> Plan:
+    """Return the plan, for real clients; without one a small one with all rows of the digits.
 
     >>> plan = load_plan(None, ["privacy.epsilon=4"], None)
     >>> plan.clients, plan.rounds.schedule, plan.rounds.rounds, plan.noise
     (3, 'fixed', 8, 'secure')
     """
     more = [*settings, *([] if clients is None else [f"data.clients={clients}"]), "noise=secure"]
-    plan = Plan(**EMBEDDED).replace(*more) if path is None else Plan.load(path, more)
+    plan = Plan.read(EMBEDDED if path is None else path, more)
     if plan.needs_python:
         raise InputError(
             "data.name = arrays, model.name = custom and parts are given from Python; "

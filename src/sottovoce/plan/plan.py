@@ -381,6 +381,22 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         # A file without a data section means the default data, not arrays from Python.
         return cls(**_apply_changes({"data": {}} | values, changes))
 
+    @classmethod
+    def read(cls, given: Any, overrides: Sequence[str] = ()) -> Self:
+        """Return a plan: itself, or that of a TOML file, or of a dictionary; None is all defaults.
+
+        >>> Plan.read({"privacy": {"epsilon": 4}}, ["data.clients=5"]).budgets()[0].tolist()
+        [4.0, 4.0, 4.0, 4.0, 4.0]
+        """
+        if isinstance(given, str | Path):
+            return cls.load(given, overrides)
+        if given is None or isinstance(given, Mapping):
+            given = cls(**(given or {}))
+        if not isinstance(given, cls):
+            bound = "a Plan, the path of a TOML file, or a dictionary"
+            raise PlanError.of("plan", type(given).__name__, bound, "make one with sottovoce.Plan")
+        return given.replace(*overrides) if overrides else given
+
     def replace(self, *settings: str, **values: object) -> Self:
         """Return this plan with other values, given as for `--set` or by dotted names.
 

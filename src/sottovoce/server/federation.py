@@ -175,7 +175,12 @@ class OptaxStep:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """All that a run needs: plan, rows, model, schedule, and what each client may spend."""
+    """All that a run needs: plan, rows, model, schedule, and what each client may spend.
+
+    >>> federation = Federation.of(Plan(), seed=1)
+    >>> federation.dimension, federation.guarantee().budget
+    (2410, Budget(epsilon=8.0, delta=1e-05))
+    """
 
     plan: Plan
     held: Holdings
@@ -190,6 +195,11 @@ class Federation:
     calibrations: tuple[Calibration, ...] = ()  # of real clients' vaults; empty: the plan's
     counted: NDArray[np.int64] | None = None  # samples that an upload counts for; None: all
     parts: Parts = NO_PARTS
+
+    @staticmethod
+    def of(plan: Plan, *, seed: int, data: Given | None = None) -> Federation:
+        """Return the federation of a plan before its first round; the seed deals the rows."""
+        return build(plan, seed=seed, data=data)
 
     @property
     def samples(self) -> NDArray[np.int64]:

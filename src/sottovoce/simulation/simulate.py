@@ -63,22 +63,6 @@ from sottovoce.simulation.compiled import (
 PlanLike: TypeAlias = Plan | str | Path | Mapping[str, Any] | None
 
 
-def read_plan(plan: Any) -> Plan:
-    """Return a plan: itself, or that of a TOML file or of a dictionary; None is the embedded one.
-
-    >>> read_plan({"privacy": {"epsilon": 4}}).privacy.epsilon
-    4.0
-    """
-    if isinstance(plan, Plan):
-        return plan
-    if isinstance(plan, str | Path):
-        return Plan.load(plan)
-    if plan is None or isinstance(plan, Mapping):
-        return Plan(**(plan or {}))
-    bound = "a Plan, the path of a TOML file, or a dictionary"
-    raise InputError.of("plan", type(plan).__name__, bound, "make one with sottovoce.Plan")
-
-
 class Callbacks:
     """Calls the user's functions: each `on_round` with a `RoundDone`, each `on_end` at the end."""
 
@@ -186,7 +170,7 @@ def simulate(
     >>> trained.rounds_used, trained.record["status"]
     (2, 'finished')
     """
-    plan, calls = read_plan(plan), Callbacks(on_round, on_end, callbacks)
+    plan, calls = Plan.read(plan), Callbacks(on_round, on_end, callbacks)
     parts = Parts(schedule, optimizer, partition, metrics or {})
     seeding.refuse_seed(plan.noise, seed)
     seed = seeding.draw_seed() if seed is None else seeding.check_seed(seed)

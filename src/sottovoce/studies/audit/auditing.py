@@ -63,14 +63,20 @@ QUICK = Sizes(1_000, 1_000, 40, 32, 40, 80, 8, 3, 3, 800, 500)
 
 
 def audit(
-    path: Path | None, *, quick: bool = False, out: Path | None = None, as_json: bool = False
+    path: str | Path | None = None,
+    *,
+    quick: bool = False,
+    out: str | Path | None = None,
+    as_json: bool = False,
 ) -> int:
     """Audit a plan or a run folder; return 1 if a measurement contradicts the promise, else 0.
 
+    `audit("plan.toml", quick=True, out="audit")` writes the numbers into audit/audit.json.
     Exit code 1 means only that a promise is contradicted. Whatever stops an audit before its end
     raises `InputError`, which is exit code 2.
     """
     try:
+        path, out = (None if place is None else Path(place) for place in (path, out))
         return _run_audit(path, quick, out, as_json)
     except BrokenPipeError:
         raise  # whoever reads our output has closed it
