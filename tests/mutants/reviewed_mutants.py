@@ -396,7 +396,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "reports.certificate",
         "A vault is checked from end to end before it is certified: here uploads that were exchanged on the disk are certified as those that were sent.",
         "tests/server/test_promises.py::test_a_damaged_vault_gets_no_certificate",
-        (("    verify(path).require()\n", "    verify(path)\n"),),
+        (("    ledger.verify(path).require()\n", "    ledger.verify(path)\n"),),
     ),
     (
         "the certificate's head has the tightened budget",

@@ -29,18 +29,12 @@ from sottovoce.plan.base import (
 from sottovoce.plan.data import Data
 from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import Aggregation
 from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.decaying import DecayingNoise
 from sottovoce.schedules.discounted import DiscountedRounds
 from sottovoce.schedules.fixed import FixedRounds
-from sottovoce.schedules.optimizer import (
-    Decay,
-    DecayKind,
-    ExponentialAverage,
-    Finish,
-    TailAverage,
-)
 from sottovoce.schedules.pricing import CohortKind
 
 
@@ -316,7 +310,7 @@ class Server(Section):
         description="how much of its last step the server keeps, above 0 and below 1 (free)",
         examples=[0.5],
     )
-    decay: DecayKind | None = Field(
+    decay: optimizer.DecayKind | None = Field(
         default=None,
         description="how the server's steps get shorter round by round (free)",
         examples=["cosine"],
@@ -354,18 +348,18 @@ class Server(Section):
         self._check_with(self.finish)
         return self
 
-    def finish(self) -> Finish:
+    def finish(self) -> optimizer.Finish:
         """Build the server's optimiser, which costs no privacy."""
-        average: ExponentialAverage | TailAverage | None = None
+        average: optimizer.ExponentialAverage | optimizer.TailAverage | None = None
         if self.average is not None:
             average = (
-                ExponentialAverage(self.keep or 0.0)
+                optimizer.ExponentialAverage(self.keep or 0.0)
                 if self.average == "exponential"
-                else TailAverage(self.tail or 0.0)
+                else optimizer.TailAverage(self.tail or 0.0)
             )
-        return Finish(
+        return optimizer.Finish(
             momentum=self.momentum,
-            decay=None if self.decay is None else Decay(self.decay),
+            decay=None if self.decay is None else optimizer.Decay(self.decay),
             average=average,
             best=self.choose == "best",
         )

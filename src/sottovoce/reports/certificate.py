@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce._version import __version__
-from sottovoce.client.ledger import (
-    Statement,
-    describe_other_ledgers,
-    describe_term,
-    describe_tightening,
-    describe_turns,
-    format_left,
-    format_time,
-    make_statement,
-    verify,
-)
+from sottovoce.client import ledger
 from sottovoce.client.vault import Vault
 from sottovoce.data.files import make_folder, require_empty
 from sottovoce.errors import RunError
@@ -34,12 +24,12 @@ if TYPE_CHECKING:
 _MOST_LISTED = 500  # releases on the page; all of them are in certificate.json
 
 
-def export_certificate(path: str | Path, out: str | Path) -> tuple[Statement, Path]:
+def export_certificate(path: str | Path, out: str | Path) -> tuple[ledger.Statement, Path]:
     """Write certificate.json and certificate.html into a new or empty folder."""
     folder = require_empty(Path(out), resumable=False)
-    verify(path).require()
+    ledger.verify(path).require()
     with Vault.open(path, dataset=None) as vault:
-        statement = make_statement(vault)
+        statement = ledger.make_statement(vault)
     _write_both(folder, "certificate", statement.to_json(), render_certificate(statement))
     return statement, folder
 
@@ -76,13 +66,13 @@ def _write_both(folder: Path, name: str, values: object, page: str) -> None:
         raise RunError(f"{folder} cannot be written ({error.strerror}); name another") from None
 
 
-def render_certificate(statement: Statement) -> str:
+def render_certificate(statement: ledger.Statement) -> str:
     """Return the certificate as one page."""
     promised, releases = statement.promised, statement.releases[-_MOST_LISTED:]
     budget = f"({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)})"
     unit = "the whole data set" if promised.unit == "client" else f"any one {promised.unit}"
     promise = f"{budget}-differential privacy for {unit}"
-    others = "" if statement.only_ledger else describe_other_ledgers(statement)
+    others = "" if statement.only_ledger else ledger.describe_other_ledgers(statement)
     scope = "from this data set, to all servers and in all runs together"
     if others:
         scope = f"under this ledger, to all servers and in all runs; {others}"
@@ -93,17 +83,17 @@ def render_certificate(statement: Statement) -> str:
         version=__version__,
         statement=statement,
         scope=scope,
-        made=format_time(statement.made),
-        issued=format_time(statement.issued),
-        clip=describe_term(statement, "clip", "at most {:g}"),
-        floor=describe_term(statement, "floor", "at least {:g}"),
+        made=ledger.format_time(statement.made),
+        issued=ledger.format_time(statement.issued),
+        clip=ledger.describe_term(statement, "clip", "at most {:g}"),
+        floor=ledger.describe_term(statement, "floor", "at least {:g}"),
         other_ledgers=others,
-        tightened=describe_tightening(statement),
-        left=format_left(statement).replace(" ", "\u00a0"),
-        turns=describe_turns(statement),
+        tightened=ledger.describe_tightening(statement),
+        left=ledger.format_left(statement).replace(" ", "\u00a0"),
+        turns=ledger.describe_turns(statement),
         guarantee_text=statement.guarantee.text.partition(" Not covered: ")[0],
         not_covered=[NOT_COVERED[code] for code in statement.guarantee.not_covered],
-        releases=[(format_time(release["time"]), release) for release in releases],
+        releases=[(ledger.format_time(release["time"]), release) for release in releases],
         hidden=len(statement.releases) - len(releases),
-        notes=[(format_time(note["time"]), note["text"]) for note in statement.notes],
+        notes=[(ledger.format_time(note["time"]), note["text"]) for note in statement.notes],
     )

@@ -19,13 +19,7 @@ from numpy.typing import NDArray
 
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import RunError
-from sottovoce.models.metrics import (
-    LESS_IS_BETTER,
-    TITLES,
-    describe_constant,
-    format_metric,
-    restore_metric,
-)
+from sottovoce.models import metrics
 from sottovoce.privacy import calibration as calibrations
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import (
@@ -363,12 +357,12 @@ def _replace_guarantee(record: Record) -> GuaranteeEntry:
 def _restore_scores(record: Record) -> Floats:
     """Return the plan's metric before the first and after every round, on the validation rows."""
     metric, states = record.plan.get("metric"), [record.initial, *record.rounds]
-    if metric not in TITLES or record.plan.get("server", {}).get("signal") != "public":
+    if metric not in metrics.TITLES or record.plan.get("server", {}).get("signal") != "public":
         return np.full(len(states), math.nan)
     target = None if record.model is None else record.model.get("target")
     unit = 1.0 if target is None else (target["high"] - target["low"]) / 2
     signals = [_to_float(state.get("signal")) for state in states]
-    return np.array([restore_metric(metric, signal, unit) for signal in signals])
+    return np.array([metrics.restore_metric(metric, signal, unit) for signal in signals])
 
 
 def _column(rows: Sequence[Any], key: str) -> Floats:
@@ -443,7 +437,7 @@ def _render(run: CheckedRun) -> str:
         accuracies=[[format_percent(a) for a in run.fairness.get("spread", {}).values()]],
         accuracies_by_budget=_list_accuracies(run),
         by_client=_list_results(run),
-        metric_title=TITLES[result["headline"]["metric"]] if "headline" in result else "",
+        metric_title=metrics.TITLES[result["headline"]["metric"]] if "headline" in result else "",
         plan_sections=sections,
         clients=_list_clients(run),
         names=[
@@ -497,7 +491,7 @@ def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
     if "headline" in result:
         name = result["headline"]["metric"]
         value, baseline = _format_pair(name, result["headline"])
-        head = [(f"{TITLES[name]} ({describe_constant(name)}: {baseline})", value)]
+        head = [(f"{metrics.TITLES[name]} ({metrics.describe_constant(name)}: {baseline})", value)]
     return [
         *head,
         ("test loss", format_number(_to_float(result["test_loss"]), 3)),
@@ -571,7 +565,7 @@ def _draw_accuracy(run: CheckedRun, marked: str) -> list[tuple[str, str, str]]:
         return []
     elif run.record.result.get("headline", {"metric": metric})["metric"] != metric:
         caption += " The metric of the heading is computed at the end only."
-    title = f"Validation {TITLES[metric].removeprefix('test ')}"
+    title = f"Validation {metrics.TITLES[metric].removeprefix('test ')}"
     values = run.accuracy if metric == "accuracy" else run.score
     return [(title, caption, charts.draw_score(run, title, metric, values))]
 
@@ -587,7 +581,7 @@ def _describe_horizon(run: CheckedRun) -> str:
 def _format_pair(name: str, entry: MetricEntry) -> tuple[str, str]:
     """Return a metric and that of the constant answer as they are read."""
     value, baseline = (
-        format_metric(name, _to_float(number)).replace("%", "\u00a0%")
+        metrics.format_metric(name, _to_float(number)).replace("%", "\u00a0%")
         for number in (entry["value"], entry["baseline"])
     )
     return value, baseline
@@ -597,12 +591,12 @@ def _list_metrics(run: CheckedRun) -> list[list[str]]:
     better = {True: "less is better", False: "more is better"}
     return [
         [
-            TITLES[name],
+            metrics.TITLES[name],
             *_format_pair(name, entry),
             format_number(_to_float(entry["error"]), 2),
-            better[name in LESS_IS_BETTER],
+            better[name in metrics.LESS_IS_BETTER],
         ]
-        if name in TITLES
+        if name in metrics.TITLES
         else [name, format_number(_to_float(entry["value"])), "–", "–", "given from Python"]
         for name, entry in run.record.result.get("metrics", {}).items()
     ]

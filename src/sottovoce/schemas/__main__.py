@@ -7,23 +7,16 @@ from pathlib import Path
 
 from sottovoce.plan import Plan
 from sottovoce.runs.record import Record
-from sottovoce.schemas.documents import (
-    AuditDocument,
-    CalibrationDocument,
-    CertificateDocument,
-    DescriptionDocument,
-    RehearsalDocument,
-    describe_document,
-)
+from sottovoce.schemas import documents
 
 #: The documents beside plans and records: the class with their keys, and a title.
 DOCUMENTS = {
-    "audit": (AuditDocument, "What sottovoce audit measured"),
-    "calibrate": (CalibrationDocument, "sottovoce calibrate --json"),
-    "certificate": (CertificateDocument, "sottovoce.certificate/1"),
-    "description": (DescriptionDocument, "sottovoce describe"),
+    "audit": (documents.AuditDocument, "What sottovoce audit measured"),
+    "calibrate": (documents.CalibrationDocument, "sottovoce calibrate --json"),
+    "certificate": (documents.CertificateDocument, "sottovoce.certificate/1"),
+    "description": (documents.DescriptionDocument, "sottovoce describe"),
     "rehearsal": (
-        RehearsalDocument,
+        documents.RehearsalDocument,
         "What sottovoce rehearse chose, and every federation it ran",
     ),
 }
@@ -32,7 +25,8 @@ DOCUMENTS = {
 def generate_schemas() -> dict[str, str]:
     """Return the text of every schema by the name of its file."""
     schemas = {
-        name: describe_document(document, title) for name, (document, title) in DOCUMENTS.items()
+        name: documents.describe_document(document, title)
+        for name, (document, title) in DOCUMENTS.items()
     }
     schemas |= {"plan": Plan.json_schema(), "record": Record.json_schema()}
     return {

@@ -37,16 +37,7 @@ from sottovoce.models.clipping import find_shortfall, gradient_norms
 from sottovoce.models.custom import load_own_model
 from sottovoce.models.person import PersonModel
 from sottovoce.plan import Plan
-from sottovoce.privacy import calibration, gaussian, seeds
-from sottovoce.privacy.budget import (
-    Budget,
-    Calibration,
-    Guarantee,
-    advise,
-    evaluation_code,
-    list_always_not_covered,
-    weigh_noise,
-)
+from sottovoce.privacy import budget, calibration, gaussian, seeds
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.sensitivity import Recipe
@@ -192,7 +183,7 @@ class Federation:
     capacity: Floats
     schedule: Schedule
     terms: Terms
-    calibrations: tuple[Calibration, ...] = ()  # of real clients' vaults; empty: the plan's
+    calibrations: tuple[budget.Calibration, ...] = ()  # of real clients' vaults; empty: the plan's
     counted: NDArray[np.int64] | None = None  # samples that an upload counts for; None: all
     parts: Parts = NO_PARTS
 
@@ -262,7 +253,7 @@ class Federation:
         worth[disclosed] = _compute_distinct(pairs, "exact", 1.0)[where.reshape(-1)]
         return worth
 
-    def _find_true_budget(self, client: int) -> Budget:
+    def _find_true_budget(self, client: int) -> budget.Budget:
         """Return the (ε, δ) that holds for a client: what was asked for, except under `paper`.
 
         Under `paper` a client is charged in every round, and so never releases more than its
@@ -276,12 +267,12 @@ class Federation:
                 rounds, clients = self.schedule.rounds, self.terms.clients
                 mu2 *= -(-self.terms.per_round * rounds // clients) / rounds
             epsilon = max(float(gaussian.epsilon(delta, np.sqrt(mu2))), 1e-6)
-        return Budget(epsilon, delta)
+        return budget.Budget(epsilon, delta)
 
     def not_covered(self, *also: str) -> tuple[str, ...]:
         """Return codes of what the promise does not cover; `also` are those of the engine."""
         plan, hidden = self.plan, np.isnan(self.capacity)
-        missing = [*list_always_not_covered(plan.local.unit), *also]
+        missing = [*budget.list_always_not_covered(plan.local.unit), *also]
         if self.held.fresh_vaults:
             missing.append("fresh-vaults")
         if hidden.any() and not hidden.all():  # if all are hidden, no figure is stated
@@ -300,7 +291,7 @@ class Federation:
             missing.append("paper-calibration")
         if plan.data.evaluates_on_clients:
             declared = plan.data.evaluation == "public"
-            missing.append(evaluation_code(plan.local.unit, declared_public=declared))
+            missing.append(budget.evaluation_code(plan.local.unit, declared_public=declared))
         if np.any(self.delta * (hidden.size if plan.local.unit == "client" else self.samples) >= 1):
             missing.append("loose-delta")
         return tuple(dict.fromkeys(missing))
@@ -323,14 +314,14 @@ class Federation:
         steps = self.recipe.releases
         sigma2 = self.sensitivity[known] ** 2 * turns * steps / self.capacity[known]
         share = samples / samples.sum()
-        noise = weigh_noise(
+        noise = budget.weigh_noise(
             math.sqrt(float((share**2 * sigma2).sum()) * len(known)),
             rounds=rounds * steps,
             per_round=plan.per_round,
             parameters=self.dimension,
             step=self.recipe.learning_rate * self.recipe.clip,
         )
-        return advise(
+        return budget.advise(
             float(self.epsilon[known].max()),
             float(self.delta[known][loosest]),
             int(units[loosest]),
@@ -339,7 +330,7 @@ class Federation:
             size=len(known) if is_client else float(samples.mean()),
         )
 
-    def guarantee(self, *also: str) -> Guarantee | None:
+    def guarantee(self, *also: str) -> budget.Guarantee | None:
         """Return what the loosest client is promised; None where every client hides its budget.
 
         `also` are codes of what else is not covered, which only the engine knows.
@@ -353,7 +344,7 @@ class Federation:
             tightest = self._find_true_budget(int(np.nanargmin(worth)))
         kinds = self.calibrations
         kind = kinds[loosest] if kinds else plan.privacy.calibration
-        return Guarantee(
+        return budget.Guarantee(
             self._find_true_budget(loosest),
             unit=plan.local.unit,
             calibration=kind,
@@ -548,7 +539,7 @@ def _compute_capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
     return worth[where.reshape(-1)]
 
 
-def _compute_distinct(pairs: Floats, kind: Calibration, sampling: float) -> Floats:
+def _compute_distinct(pairs: Floats, kind: budget.Calibration, sampling: float) -> Floats:
     """Return the μ² of each (ε, δ); a few budgets are cached for the next run of a sweep."""
     if len(pairs) <= FEW_BUDGETS:
         return _compute_cached(tuple(map(tuple, pairs.tolist())), kind, sampling)
@@ -557,7 +548,7 @@ def _compute_distinct(pairs: Floats, kind: Calibration, sampling: float) -> Floa
 
 @lru_cache(256)
 def _compute_cached(
-    pairs: tuple[tuple[float, ...], ...], kind: Calibration, sampling: float
+    pairs: tuple[tuple[float, ...], ...], kind: budget.Calibration, sampling: float
 ) -> Floats:
     budgets = np.array(pairs).reshape(-1, 2)
     return calibration.capacity(budgets[:, 0], budgets[:, 1], calibration=kind, sampling=sampling)

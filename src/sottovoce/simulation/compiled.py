@@ -29,16 +29,8 @@ from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data.federated import Samples
+from sottovoce.models import clipping
 from sottovoce.models.base import Inspected, JaxModel, Model, Params, flatten_parameters
-from sottovoce.models.clipping import (
-    clipped_sum,
-    compute_losses,
-    evaluate,
-    inspect,
-    judge_public,
-    product_type,
-    rows_per_chunk,
-)
 from sottovoce.privacy import seeds as seeding
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import stack_rows
@@ -197,7 +189,7 @@ def compute_round(
         new, memory, score = finish_step(model, params, new, memory, order.finish, valid, metric)
         if signal == "raw":
             plain, is_clean = _separate_rows(data.x)
-            loss = evaluate(model, new, plain, data.y)[0]
+            loss = clipping.evaluate(model, new, plain, data.y)[0]
             score[2] = jnp.where(jnp.all(is_clean), loss, jnp.nan)
         elif signal == "clients":
             score[2] = _average_client_losses(model, data, params, order, key)
@@ -224,7 +216,7 @@ def finish_step(
     of the model that the run would return now.
     """
     if numbers is None:
-        loss, accuracy, signal = judge_public(model, averaged, *valid, metric)
+        loss, accuracy, signal = clipping.judge_public(model, averaged, *valid, metric)
         return averaged, memory, [loss, accuracy, signal, signal]
     structure = jax.tree.structure(params)
     flat = [dict(enumerate(jax.tree.leaves(tree))) for tree in (params, averaged)]
@@ -233,12 +225,12 @@ def finish_step(
     }
     leaves, kept = optimizer.take_step(numbers, kept, *flat)
     new = jax.tree.unflatten(structure, list(leaves.values()))
-    loss, accuracy, signal = judge_public(model, new, *valid, metric)
+    loss, accuracy, signal = clipping.judge_public(model, new, *valid, metric)
     offered = signal
     if "best" in kept:
         if "average" in kept:
             average = jax.tree.unflatten(structure, list(kept["average"].values()))
-            offered = judge_public(model, average, *valid, metric)[2]
+            offered = clipping.judge_public(model, average, *valid, metric)[2]
         kept = optimizer.keep_better(kept, leaves, offered < numbers.best, jnp.where)
     memory = {
         kind: jax.tree.unflatten(jax.tree.structure(memory[kind]), list(leaves.values()))
@@ -264,13 +256,13 @@ def _take_one_step(
     coefficient = order.weight * order.rate / rows.samples
     if order.members is None:
         weight = weigh_rows(coefficient[rows.owner], rows.y, order.class_weights)
-        step = clipped_sum(model, params, rows.x, rows.y, weight, order.clip)
+        step = clipping.clipped_sum(model, params, rows.x, rows.y, weight, order.clip)
     else:
 
         def client(total: Params, i: Array) -> tuple[Params, None]:
             x, y, mine = _slice_client(rows, i, longest)
             weight = weigh_rows(jnp.where(mine, coefficient[i], 0), y, order.class_weights)
-            client_sum = clipped_sum(model, params, x, y, weight, order.clip)
+            client_sum = clipping.clipped_sum(model, params, x, y, weight, order.clip)
             return jax.tree.map(jnp.add, total, client_sum), None
 
         step = jax.lax.scan(client, jax.tree.map(jnp.zeros_like, params), order.members)[0]
@@ -307,7 +299,7 @@ def _take_several_steps(
         weight = weigh_rows(weight, y, order.class_weights)
 
         def step(e: Array, w: Params) -> Params:
-            moved = clipped_sum(model, w, x, y, weight, order.clip)
+            moved = clipping.clipped_sum(model, w, x, y, weight, order.clip)
             noise = draw_simulated_noise(
                 jax.random.fold_in(key, e * clients + i), w, order.sigma[e, i]
             )
@@ -327,7 +319,7 @@ def _average_client_losses(
 ) -> Array:
     """Return Σ_i p_i·(mean of client i's losses before the step, clipped to [0, B]) + noise."""
     plain, is_clean = _separate_rows(rows.x)
-    row_losses = jnp.where(is_clean, compute_losses(model, params, plain, rows.y), jnp.inf)
+    row_losses = jnp.where(is_clean, clipping.compute_losses(model, params, plain, rows.y), jnp.inf)
     row_losses = jnp.clip(jnp.nan_to_num(row_losses, nan=jnp.inf, posinf=jnp.inf), 0, order.bound)
     mean = jnp.sum((order.weight / rows.samples)[rows.owner] * row_losses)
     noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)
@@ -368,7 +360,7 @@ def inspect_rows(model: JaxModel, samples: Samples) -> Inspected:
     """Return the rows prepared for `clipped_sum`, once for all runs that train on them."""
     known = _INSPECTED.setdefault(samples, {})
     x, dtype = put_on_device(samples)[0], jnp.zeros(()).dtype
-    dtype_of_products = product_type(model, dtype)
+    dtype_of_products = clipping.product_type(model, dtype)
     kind = (dtype_of_products, model.cleans_rows)
     if kind not in known:
         is_clean, squared = _inspect_by_pieces(model, x)
@@ -382,19 +374,19 @@ def inspect_rows(model: JaxModel, samples: Samples) -> Inspected:
 
 @partial(jax.jit, static_argnums=0)
 def _inspect(model: JaxModel, x: jax.Array) -> Inspected:
-    return inspect(model, x)
+    return clipping.inspect(model, x)
 
 
 @partial(jax.jit, static_argnums=0)
 def _inspect_by_pieces(model: JaxModel, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return what `inspect` says of the rows, in pieces: at once it would copy all of them."""
     n = x.shape[0]
-    rows = min(n, rows_per_chunk(2 * max(1, x.size // n), x.dtype.itemsize))
+    rows = min(n, clipping.rows_per_chunk(2 * max(1, x.size // n), x.dtype.itemsize))
     first = np.arange(0, n, rows)
     starts = np.minimum(first, n - rows)  # the last piece ends with the data, as in `fold`
 
     def of(start: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return inspect(model, jax.lax.dynamic_slice_in_dim(x, start, rows))[1:]
+        return clipping.inspect(model, jax.lax.dynamic_slice_in_dim(x, start, rows))[1:]
 
     def join_pieces(pieces: jax.Array) -> jax.Array:
         return jnp.concatenate([pieces[:-1].reshape(-1), pieces[-1, first[-1] - starts[-1] :]])

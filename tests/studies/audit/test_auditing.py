@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
+from sottovoce.reports import charts
 from sottovoce.studies.audit import auditing, page
 from sottovoce.studies.audit.auditing import load_target
 from sottovoce.studies.audit.ceiling import COMPARISONS, WRONG_PER_COMPARISON, Level
@@ -28,7 +29,8 @@ pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 @pytest.fixture
 def rendered(monkeypatch):
     """The text of an audit's page, without its drawings."""
-    monkeypatch.setattr(page, "draw_svg", lambda *args, **options: Markup("<svg></svg>"))
+    for module in (charts, page):
+        monkeypatch.setattr(module, "draw_svg", lambda *args, **options: Markup("<svg></svg>"))
     return lambda found: html.unescape(page.render_audit(found))
 
 

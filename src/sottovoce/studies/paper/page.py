@@ -17,18 +17,7 @@ import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.plan import Plan
-from sottovoce.reports.charts import (
-    AMBER,
-    BLUE,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    PURPLE,
-    SKY,
-    draw_svg,
-    tidy_axes,
-)
+from sottovoce.reports import charts
 from sottovoce.reports.pages import format_ceiling, format_number, render_page
 from sottovoce.studies.paper.checks import Judged, compute_interval, format_verdict, list_claims
 from sottovoce.studies.paper.definition import Figure, load_methods, load_setting
@@ -283,24 +272,24 @@ _DASHED, _DOTTED = (0, (5, 2)), (0, (1.5, 1.5))
 _SOLID = "solid"
 Look = tuple[str, str, Any]  # colour, marker, stroke
 _METHODS: dict[str, Look] = {
-    "udp": (MUTED, "s", _SOLID),
-    "lei": (GREEN, "^", _SOLID),
-    "crd": (ORANGE, "o", _SOLID),
-    "smoothed": (BLUE, "D", _SOLID),
-    "optimal": (INK, "x", _DASHED),
-    "paid": (PURPLE, "v", _DOTTED),
-    "crd-paper": (ORANGE, "o", _DASHED),
-    "smoothed-paper": (BLUE, "D", _DASHED),
-    "unequal": (ORANGE, "o", _SOLID),
-    "precision": (BLUE, "D", _SOLID),
+    "udp": (charts.MUTED, "s", _SOLID),
+    "lei": (charts.GREEN, "^", _SOLID),
+    "crd": (charts.ORANGE, "o", _SOLID),
+    "smoothed": (charts.BLUE, "D", _SOLID),
+    "optimal": (charts.INK, "x", _DASHED),
+    "paid": (charts.PURPLE, "v", _DOTTED),
+    "crd-paper": (charts.ORANGE, "o", _DASHED),
+    "smoothed-paper": (charts.BLUE, "D", _DASHED),
+    "unequal": (charts.ORANGE, "o", _SOLID),
+    "precision": (charts.BLUE, "D", _SOLID),
 }
 _LEVELS: tuple[Look, ...] = (
-    (ORANGE, "o", _SOLID),
-    (AMBER, "s", _DASHED),
-    (GREEN, "^", _SOLID),
-    (SKY, "D", _DASHED),
-    (BLUE, "v", _SOLID),
-    (PURPLE, "x", _DASHED),
+    (charts.ORANGE, "o", _SOLID),
+    (charts.AMBER, "s", _DASHED),
+    (charts.GREEN, "^", _SOLID),
+    (charts.SKY, "D", _DASHED),
+    (charts.BLUE, "v", _SOLID),
+    (charts.PURPLE, "x", _DASHED),
 )
 _NAMES = {
     "loss": "test loss",
@@ -346,7 +335,9 @@ def list_pictures(
 def draw_panel(picture: Picture, name: str) -> Markup:
     """Draw a panel as an element of the page."""
     size = _RASTER if picture.raster else _SIZE
-    return draw_svg(name, picture.words, lambda page: _paint_picture(page, picture), size=size)
+    return charts.draw_svg(
+        name, picture.words, lambda page: _paint_picture(page, picture), size=size
+    )
 
 
 def draw_file(pictures: list[Picture]) -> str:
@@ -366,11 +357,11 @@ def draw_file(pictures: list[Picture]) -> str:
             for subfigure, picture in zip(row, panels, strict=False):
                 variant = _VARIANTS.get(picture.variant, "")
                 titles = [text for text in (picture.title, variant) if text]
-                subfigure.suptitle(", ".join(titles), fontsize=9.6, color=INK)
+                subfigure.suptitle(", ".join(titles), fontsize=9.6, color=charts.INK)
                 _paint_picture(subfigure, picture)
 
     size = (4.3 * columns, (tall + 0.25) * len(rows))
-    return draw_svg("figure", "", paint, size=size, inline=False)
+    return charts.draw_svg("figure", "", paint, size=size, inline=False)
 
 
 def _paint_picture(page: Any, picture: Picture) -> None:
@@ -379,7 +370,7 @@ def _paint_picture(page: Any, picture: Picture) -> None:
         return
     ax = page.add_subplot()
     picture.paint(ax)
-    tidy_axes(ax)
+    charts.tidy_axes(ax)
     _draw_legend(page, ax)
 
 
@@ -469,7 +460,7 @@ def _paint_horizons(ax: Any, table: PointTable, panel: Any) -> None:
         ax.plot(t, T, color=colour, linestyle=stroke, drawstyle="steps-post", label=name)
         ax.plot(done, T[-1], marker=marker, color=colour, markersize=5)
         longest = max(longest, done)
-    ax.plot((0, longest), (0, longest), color=MUTED, linewidth=0.9, linestyle=_DOTTED)
+    ax.plot((0, longest), (0, longest), color=charts.MUTED, linewidth=0.9, linestyle=_DOTTED)
     ax.set(xlabel="rounds done", ylabel=_NAMES["horizon"], ylim=(0, None), xlim=(0, None))
 
 
@@ -479,17 +470,17 @@ def _make_moment_picture(i: int, panel: dict[str, Any]) -> Picture:
     below = order[bound < truth]
 
     def paint(ax: Any) -> None:
-        ax.plot(order, bound, color=BLUE, label="the paper’s bound")
-        ax.plot(order, truth, color=ORANGE, linestyle=_DASHED, label="true log moment")
+        ax.plot(order, bound, color=charts.BLUE, label="the paper’s bound")
+        ax.plot(order, truth, color=charts.ORANGE, linestyle=_DASHED, label="true log moment")
         if len(below):
-            ax.axvspan(below[0] - 0.5, order[-1], color=ORANGE, alpha=0.13, linewidth=0)
+            ax.axvspan(below[0] - 0.5, order[-1], color=charts.ORANGE, alpha=0.13, linewidth=0)
             ax.text(
                 0.98,
                 0.06,
                 f"no bound from λ = {below[0]}",
                 transform=ax.transAxes,
                 ha="right",
-                color=INK,
+                color=charts.INK,
                 fontsize=8.6,
             )
         ax.set(xlabel="order λ", ylabel="log moment", yscale="log", xlim=(order[0], order[-1]))
