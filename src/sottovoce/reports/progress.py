@@ -176,6 +176,37 @@ class SilentDisplay:
         """Ignore a round."""
 
 
+class ProgressBar:
+    """A bar of the rounds, for scripts and notebooks: a callback of `simulate`."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+
+    def on_round(self, done: RoundDone) -> None:
+        """Move the bar on; its end is the horizon, which may shrink."""
+        if self.bar is None:
+            from rich.progress import Progress
+
+            self.bar = Progress()
+            self.task = self.bar.add_task("")
+            self.bar.start()
+        score = "" if math.isnan(done.accuracy) else f"  accuracy {done.accuracy:.1%}"
+        text = f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}{score}"
+        total = max(done.t + 1, done.next_horizon)
+        self.bar.update(self.task, completed=done.t + 1, total=total, description=text)
+
+    def on_end(self, run: object) -> None:
+        """End the bar."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def is_notebook() -> bool:
+    """Return whether this runs in a notebook, where nobody sees a terminal."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
 class LineDisplay(SilentDisplay):
     """Prints one plain line a round, for logs and pipes."""
 

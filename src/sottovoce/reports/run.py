@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from sottovoce.data.files import read_npz, why
@@ -394,6 +395,19 @@ def write_report(folder: Path) -> Path:
 def render_report(record: Mapping[str, Any], trace: Mapping[str, Any] | None = None) -> str:
     """Return the page of a record, and of its trace.npz if there is one; nothing is read."""
     return _render(CheckedRun.of(record, trace))
+
+
+def render_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
+    """Return headline, guarantee, loss curve and a link to the page, for a notebook."""
+    run = CheckedRun.of(record)
+    page = None if folder is None else folder / "report.html"
+    link = Markup("")
+    if page is not None and page.exists():
+        link = Markup('<p><a href="{}">{}</a></p>').format(page.resolve().as_uri(), page)
+    return Markup(
+        '<div style="max-width: 42em"><p><strong>{}</strong></p><p>{}</p>'
+        '<div style="max-width: 28em">{}</div>{}</div>'
+    ).format(describe_run(run), run.guarantee["text"], charts.draw_loss(run), link)
 
 
 def _render(run: CheckedRun) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,84 @@ from sottovoce.privacy.budget import describe_undisclosed
 from sottovoce.runs.record import Record, model_sha256
 
 
-@dataclass(frozen=True, eq=False)
+class Page(str):
+    """A page of HTML; a notebook shows it in a frame."""
+
+    def _repr_html_(self) -> str:
+        frame = 'style="width: 100%; height: 42em; border: 0"'
+        return f'<iframe {frame} srcdoc="{escape(self)}"></iframe>'
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Trained:
     """A model with the record of how it was trained.
 
-    `record` is the content of `record.json`; `folder` is where it lies, if it was written.
+    `record` is the content of `record.json`; `folder` is where it lies, if it was written. A
+    notebook shows headline, guarantee and curve.
     """
 
     record: dict[str, Any]
     model: Model
     params: Params
     folder: Path | None = None
+
+    def __repr__(self) -> str:
+        """Return status, result and where the run lies, in a line."""
+        record, result = self.record, self.record["result"]
+        said = result.get("headline", {}).get("text") or f"test loss {result['test_loss']}"
+        rounds = f"{self.rounds_used} rounds of {record['plan']['rounds']['rounds']}"
+        where = "" if self.folder is None else f", in {self.folder}"
+        return f"<Trained: {record['status']}, {said}, {rounds}, {record['noise']} noise{where}>"
+
+    def _repr_html_(self) -> str:
+        from sottovoce.reports.run import render_card
+
+        return render_card(self.record, self.folder)
+
+    def report(self) -> Page:
+        """Return the page of the run, as `sottovoce report` writes it; a notebook shows it."""
+        from sottovoce.reports.run import render_report
+
+        path = None if self.folder is None else self.folder / "trace.npz"
+        trace = read_npz(path) if path is not None and path.exists() else None
+        return Page(render_report(self.record, trace))
+
+    @property
+    def history(self) -> Any:
+        """The rounds as a polars DataFrame, a row each; `.to_pandas()` makes it one of pandas.
+
+        Its columns are those of `rounds` in the record, with the three numbers of σ side by side.
+        """
+        import polars
+
+        rows = [
+            {key: value for key, value in entry.items() if not isinstance(value, dict | list)}
+            | {f"sigma_{name}": value for name, value in entry["sigma"].items()}
+            for entry in self.record["rounds"]
+        ]
+        return polars.DataFrame(rows, infer_schema_length=None)
+
+    def plot(self) -> Any:
+        """Draw loss and accuracy on the validation rows with pyplot, and return the axes."""
+        import matplotlib.pyplot as plt
+
+        names = ["loss"] if self.target is not None else ["loss", "accuracy"]
+        _, axes = plt.subplots(
+            1, len(names), figsize=(4.5 * len(names), 3), layout="constrained", squeeze=False
+        )
+        entries = [self.record["initial"], *self.record["rounds"]]
+        for ax, name in zip(axes[0], names, strict=True):
+            values = [np.nan if (v := e[f"validation_{name}"]) is None else v for e in entries]
+            ax.plot(range(len(values)), values)
+            ax.set(xlabel="rounds done", ylabel=f"validation {name}")
+            ax.grid(alpha=0.3)
+        return axes[0]
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Every metric on the test rows by name; None where it is not known."""
+        found = self.record["result"].get("metrics", {})
+        return {name: entry["value"] for name, entry in found.items()}
 
     @property
     def accuracy(self) -> float:

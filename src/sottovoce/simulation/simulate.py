@@ -34,6 +34,7 @@ from sottovoce.models.base import (
 )
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
+from sottovoce.reports.progress import ProgressBar, is_notebook
 from sottovoce.runs import checkpoint, record
 from sottovoce.runs.checkpoint import OnRound, ServerState, describe_last_round
 from sottovoce.runs.record import Record, Status
@@ -144,6 +145,7 @@ def simulate(
     on_round: OnRound | None = None,
     on_end: OnEnd | None = None,
     callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
     out: str | Path | None = None,
 ) -> Trained:
     """Run one federation to its end and return the trained model with its record.
@@ -163,13 +165,16 @@ def simulate(
     scores are probabilities, or predicted numbers.
 
     `on_round(done)` is called after each round with a `RoundDone`, `on_end(run)` when the run has
-    ended or was interrupted; `callbacks` are objects with one of these or both. A
-    KeyboardInterrupt leaves a valid record and a checkpoint in `out`.
+    ended or was interrupted; `callbacks` are objects with one of these or both.
+    `progress` shows a bar; by default in a notebook only. A KeyboardInterrupt leaves a valid record
+    and a checkpoint in `out`.
 
     >>> trained = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
     >>> trained.rounds_used, trained.record["status"]
     (2, 'finished')
     """
+    if is_notebook() if progress is None else progress:
+        callbacks = [*callbacks, ProgressBar()]
     plan, calls = Plan.read(plan), Callbacks(on_round, on_end, callbacks)
     parts = Parts(schedule, optimizer, partition, metrics or {})
     seeding.refuse_seed(plan.noise, seed)
