@@ -20,6 +20,7 @@ from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
 from sottovoce.plan.sections import Model
+from sottovoce.reports import progress
 from support.command_line import run_command as sottovoce
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -59,6 +60,75 @@ def test_what_no_client_would_take_part_in_is_not_called_a_forecast_of_a_deploym
     paper = ("privacy.calibration=paper", "server.signal=raw", "local.clip=median")
     for setting in paper:
         assert _describe_run(Plan().replace(setting)) == IN_SIMULATION_ONLY
+
+
+def test_an_option_that_is_a_key_of_the_plan_is_answered_with_set():
+    for command, option, said in (
+        ("train", "--epsilon", "no such option --epsilon: write --set privacy.epsilon=…; see "),
+        ("rehearse", "--per-round", "write --set rounds.per_round=…; see "),
+        ("train", "--colour", "No such option: --colour"),
+        ("predict", "--epsilon", "No such option: --epsilon"),
+    ):
+        done = sottovoce(command, option, "4")
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def write_table(folder, label="yes"):
+    rows = "".join(f"{i % 90},{'no' if i % 3 else label}\n" for i in range(300))
+    (folder / "people.csv").write_text("age,ill\n" + rows)
+    (folder / "plan.toml").write_text(
+        '[data]\npath = "people.csv"\nlabel = "ill"\nclients = 2\n[data.columns]\n'
+        'age = [0, 90]\nill = ["no", "yes"]\n[rounds]\nrounds = 2\n'
+    )
+
+
+def test_a_refusal_says_nothing_of_the_run_before(tmp_path):
+    """Neither that it is a simulation, nor a traceback; a label's case is hinted at."""
+    write_table(tmp_path, label="YES")
+    done = sottovoce("train", "plan.toml", "--out", "run", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    hint = "row 1 ('YES') (did you mean 'yes'? upper and lower case differ); correct them"
+    assert hint in done.stderr
+    write_table(tmp_path)
+    done = sottovoce(
+        "train", "plan.toml", "--out", "run", "--set", "privacy.epsilon=[1,2,3]", cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    done = sottovoce("train", "plan.toml", "--out", "run", "--seed", 1, cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == SIMULATION
+
+
+def test_a_large_table_is_announced(tmp_path, monkeypatch):
+    write_table(tmp_path)
+    monkeypatch.setattr(progress, "LARGE", 1000)
+    for words in (("check", "plan.toml"), ("train", "plan.toml", "--out", "run")):
+        assert "reading people.csv (0 MiB) …" in sottovoce(*words, cwd=tmp_path).stderr
+    quiet = sottovoce("train", "plan.toml", "--out", "other", "--quiet", cwd=tmp_path)
+    assert "reading" not in quiet.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("custom(init, apply, loss)", "(TypeError in line 5 of net.py: dot_general requires"),
+        ("custom(init, loss, apply)", "does not fit rows of 64 numbers, scores and labels"),
+        ("custom(init, lambda w, x: x[:, :10, None], lambda s, y: s[:, 0, 0])", "got (20,)"),
+    ],
+)
+def test_a_model_of_the_wrong_shape_is_refused_in_one_sentence(tmp_path, model, said):
+    code = (
+        "import jax.numpy as jnp\nfrom sottovoce import custom\n"
+        "def init(key): return jnp.zeros((10, 10))\n"
+        "def loss(scores, y): return scores[:, 0]\ndef apply(w, x): return x @ w\n"
+        f"model = {model}\n"
+    )
+    (tmp_path / "net.py").write_text(code)
+    (tmp_path / "plan.toml").write_text('[model]\nname = "custom"\nown = "net.py:model"\n')
+    done = sottovoce("train", "plan.toml", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_json_is_one_object_on_stdout_and_progress_on_stderr(tmp_path):

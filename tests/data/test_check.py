@@ -257,6 +257,17 @@ def test_evaluation_files_are_checked_too(folder):
     )
 
 
+def test_categories_that_differ_in_case_only_are_hinted_at(folder):
+    for before, said in (
+        ('smoker = ["Y", "N"]', "(did you mean 'y'? upper and lower case differ); correct"),
+        ('ill = ["no", "yes"]', "(did you mean 'No'? upper and lower case differ); correct"),
+    ):
+        after = before.replace('"Y", "N"', '"y", "n", "-"').replace('"no"', '"No"')
+        (folder / "plan.toml").write_text(PLAN.replace(before, after))
+        found = run("check", "plan.toml").output
+        assert said in found or said.replace("'y'", "'n'") in found
+
+
 def test_copies_and_constant_columns_are_said(tmp_path):
     rows = make_rows()[:200]
     for row in rows:
@@ -400,6 +411,8 @@ def test_a_draft_says_which_columns_are_no_features(folder):
             "ward": "ABC"[i % 3],
             "diagnosis": f"code {i % 99}",
             "reference": f"R-{i}",
+            "number": str(1 + i),
+            "laboratory": str(4 * i),
             "ill": "yn"[i % 2],
         }
         for i in range(300)
@@ -413,6 +426,8 @@ def test_a_draft_says_which_columns_are_no_features(folder):
         "notes": "is left out: it looks like free text",
         "diagnosis": "is left out: it has very many different texts",
         "reference": "is left out: it looks like an id",
+        "number": "is left out: it looks like an id",
+        "laboratory": "= [LOW, HIGH]",
         "age": "= [LOW, HIGH]",
         "ward": "= [TEXT, TEXT]",
         "ill": "= [TEXT, TEXT]",

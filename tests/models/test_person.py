@@ -271,7 +271,9 @@ def test_what_has_no_persons_is_refused(tmp_path):
 # A device.
 
 
-def make_node(folder: Path, unit: str = "person", most: int = 4, seed: int = 0) -> Node:
+def make_node(
+    folder: Path, unit: str = "person", most: int = 4, seed: int = 0, limits: str = ""
+) -> Node:
     path = table(folder, seed)
     persons = f'person = "patient"\nrows_per_person = {most}\n' if unit == "person" else ""
     (folder / "node.toml").write_text(
@@ -288,7 +290,7 @@ epsilon = 8.0
 delta = 1e-3
 clip = 1.0
 unit = "{unit}"
-limits = {{ run_share = 1.0 }}
+limits = {{ run_share = 1.0{limits} }}
 '''
     )
     ledger.create_from_node(folder / "node.toml", second_ledger=True)
@@ -331,6 +333,12 @@ def test_a_server_cannot_have_less_protected(tmp_path, unit, most, why):
     assert answer["kind"] == "refusal"
     assert why in answer["text"]
     assert messages.unpack(device.make_greeting(node))[0]["budget"]["spent"] == 0
+
+
+def test_a_limit_of_work_counts_the_rows_of_a_person(tmp_path):
+    node = make_node(tmp_path, limits=", max_work = 6")
+    text = ask(node)["text"]
+    assert "parameters × steps × persons × 4 rows must be at most 6, got 2880" in text
 
 
 def test_a_node_of_records_answers_for_no_persons(tmp_path):

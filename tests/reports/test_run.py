@@ -160,6 +160,19 @@ def test_a_model_has_the_article_that_its_name_is_spoken_with():
     assert [(name, _choose_article(name)) for name, _ in spoken] == spoken
 
 
+def test_a_number_is_not_predicted_by_a_softmax():
+    record, trace = example(stop_after=2)
+    record["plan"]["model"] = {"name": "softmax", "loss": "squared"}
+    assert "with a linear model, after" in render_report(record, trace)
+
+
+def test_the_gauge_shows_what_is_left(no_drawing):
+    record, trace = example(stop_after=2)
+    (share,) = {1 - client["spent"] / client["capacity"] for client in record["clients"]}
+    page = render_report(record, trace)
+    assert f'of the fuel is left"><span style="width:{100 * share:.2f}%">' in page
+
+
 def test_parts_stand_in_their_order(default_page):
     parts = ["<h1>", BANNER, 'id="guarantee"', "<svg", 'id="plan"', 'id="clients"', 'id="origin"']
     places = [default_page.index(part) for part in parts]

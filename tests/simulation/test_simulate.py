@@ -730,6 +730,18 @@ def test_a_number_is_learnt_nearly_as_well_as_by_least_squares(tmp_path, change,
     assert "Validation accuracy" not in page
 
 
+def test_targets_beyond_their_range_are_said_in_the_heading():
+    given = {"data": make_line(400, 1), "validation": make_line(100, 3), "test": make_line(200, 2)}
+    plan = LINE.replace(**{"rounds.rounds": 2, "data.target": [20, 60]})
+    record = simulate(plan, seed=1, **given).record
+    share = np.mean((given["test"][1] <= 20) | (given["test"][1] >= 60))
+    said = f"but {share:.0%} of the test targets lie at the ends of [20, 60] or beyond"
+    assert said in record["result"]["headline"]["text"]
+    assert "confusion" not in record["guarantee"]["text"]
+    wide = simulate(plan.replace(**{"data.target": [-500, 500]}), seed=1, **given).record
+    assert "but" not in wide["result"]["headline"]["text"]
+
+
 @pytest.mark.slow
 def test_a_number_is_streamed_and_learnt_by_models_of_ones_own(tmp_path):
     x, y = make_line(1500, 1)

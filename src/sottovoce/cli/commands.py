@@ -130,7 +130,7 @@ def main() -> NoReturn:
         code = 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "sottovoce"
-        message = " ".join(error.format_message().split()).rstrip(".")
+        message = _suggest_setting(error) or " ".join(error.format_message().split()).rstrip(".")
         code = _print_error(f"{message}; see {command} --help", 2)
     except InputError as error:
         code = _print_error(str(error), 2)
@@ -149,6 +149,19 @@ def main() -> NoReturn:
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code or 0)
+
+
+def _suggest_setting(error: click.UsageError) -> str | None:
+    """Return a sentence for an option that is a key of the plan, as --epsilon; None for others."""
+    takes_settings = error.ctx and any(p.name == "settings" for p in error.ctx.command.params)
+    if not isinstance(error, click.NoSuchOption) or not takes_settings:
+        return None
+    import sottovoce.plan  # noqa: F401 - it fills TABLES
+    from sottovoce.plan.base import TABLES
+
+    key = error.option_name.lstrip("-").replace("-", "_")
+    found = [f"{title}.{key}" for title, table in TABLES.items() if key in table.model_fields]
+    return f"no such option {error.option_name}: write --set {found[0]}=…" if found else None
 
 
 def _find_system_error(error: OSError | SystemExit) -> OSError:
@@ -269,8 +282,11 @@ def check(
     """
     from sottovoce.data.check import check_plan
     from sottovoce.plan import Plan
+    from sottovoce.reports.progress import announce_reading
 
-    report = check_plan(Plan.load(plan, settings or []))
+    loaded = Plan.load(plan, settings or [])
+    announce_reading(loaded.data.path)
+    report = check_plan(loaded)
     if as_json:
         click.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:

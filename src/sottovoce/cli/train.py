@@ -15,6 +15,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
+from sottovoce.runs.checkpoint import RoundDone
 
 MOST_FINDINGS = 5  # warnings about the rows that `train` prints
 
@@ -64,6 +65,7 @@ def train(
         seeds.refuse_seed(plan.noise, seed)
         seeds.check_seed(seed)
     if plan.data.path is not None and not resume:
+        progress.announce_reading(plan.data.path, quiet=quiet)
         print_findings(plan, path)
     folder = out if out is not None else progress.name_new_folder(plan)
     if resume:
@@ -76,13 +78,19 @@ def train(
     from sottovoce.simulation import simulate as engine
 
     show = progress.choose_display(stream, quiet=quiet, waiting="compiling the round …")
-    show.say(_describe_run(plan))
+    heading = [_describe_run(plan)]  # said once rounds are played, not before a refusal
+
+    def show_round(done: RoundDone) -> None:
+        while heading:
+            show.say(heading.pop())
+        show.round(done)
+
     try:
         with show:
             if resume:
-                done = engine.resume(folder, on_round=show.round)
+                done = engine.resume(folder, on_round=show_round)
             else:
-                done = engine.simulate(plan, seed=seed, out=folder, on_round=show.round)
+                done = engine.simulate(plan, seed=seed, out=folder, on_round=show_round)
     except KeyboardInterrupt:
         if (folder / "record.json").exists():
             print(
@@ -98,7 +106,7 @@ def train(
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))
     else:
-        show.say(progress.summarize_run(done.record, folder, page))
+        show.say("\n".join([*heading, progress.summarize_run(done.record, folder, page)]))
 
 
 def print_findings(plan: Plan, path: Path | None) -> None:

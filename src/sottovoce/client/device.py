@@ -374,6 +374,7 @@ def _require_memory(request: Request, rows: Rows) -> None:
 def _require_allowed(request: Request, policy: Policy) -> None:
     """Refuse a request that asks for more than the client's policy allows (R5)."""
     count = sum(leaf.size for leaf in request.params.values())
+    rows = request.form.rows_per_person
     if request.recipe.clip > policy.clip:
         raise RequestDeclined(
             "policy", f"clip must be at most {policy.clip:g}, got {request.recipe.clip:g}"
@@ -385,8 +386,8 @@ def _require_allowed(request: Request, policy: Policy) -> None:
         ("rounds", request.round.horizon, policy.max_rounds),
         ("steps", request.recipe.steps, min(policy.max_steps, policy.max_rounds)),
         (
-            "parameters × steps × samples",
-            count * request.recipe.steps * policy.samples * max(1, request.form.rows_per_person),
+            "parameters × steps × " + (f"persons × {rows} rows" if rows else "samples"),
+            count * request.recipe.steps * policy.samples * max(1, rows),
             policy.max_work,
         ),
     ):

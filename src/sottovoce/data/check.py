@@ -296,10 +296,11 @@ class _TableReader:
         ):
             if count := sum(report.columns[label][kind].values()):
                 row, cell = self.first[f"{kind}:{label}"]
+                hint = tables.suggest_case(cell, self.layout.classes) if kind == "unknown" else ""
                 report.fail(
                     label,
-                    f"rows with {words}: {count:,}, the first is row {row} ({cell!a}); correct "
-                    "them, remove them" + ("" if target is not None else LABEL_REMEDY),
+                    f"rows with {words}: {count:,}, the first is row {row} ({cell!a}){hint}; "
+                    "correct them, remove them" + ("" if target is not None else LABEL_REMEDY),
                 )
 
     def judge_rows(self, wide: int, rows_per_person: int) -> None:
@@ -354,7 +355,8 @@ class _TableReader:
                 listed = "{:g} to {:g}".format(*self.ranges[column])
             wrong = f"outside {shown}" if kind == "outside" else f"none of its categories {shown}"
             part = "every value is" if count == present else f"{count / present:.1%} are"
-            report.fail(column, f"{part} {wrong}: the file has {listed}; correct {key}")
+            hint = self._suggest_case(column, spec)
+            report.fail(column, f"{part} {wrong}: the file has {listed}{hint}; correct {key}")
             return
         self._warn_of(column, kind, shown)
         bins = self.bins[column].cumsum()
@@ -372,6 +374,10 @@ class _TableReader:
                 "bounds of these rows, which are private), or store its logarithm",
             )
 
+    def _suggest_case(self, column: str, spec: Spec) -> str:
+        cell = self.first.get(f"unknown:{column}", (0, ""))[1]
+        return tables.suggest_case(cell, spec)
+
     def _warn_of(self, column: str, kind: str, shown: str) -> None:
         counts, clients = self.report.columns[column][kind], self.report.clients
         shares = {name: counts[name] / clients[name] for name in counts if counts[name] > FEW_ROWS}
@@ -381,6 +387,8 @@ class _TableReader:
         by = f" (most at {worst}: {shares[worst]:.1%})" if worst and len(clients) > 1 else ""
         share = sum(counts.values()) / self.report.rows
         middle, remedy = "none of the categories", ""
+        if kind == "unknown":
+            remedy = self._suggest_case(column, self.report.specs[column])
         if shown.startswith("["):
             middle = f"the middle of {shown}"
             remedy = '; with data.missing = "flag" an input says so' * (kind == "missing")

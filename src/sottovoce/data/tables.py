@@ -284,7 +284,7 @@ def _guess_kind(column: str, cells: pl.Series) -> Kind:
     if looks_like_id(column) and different > MOST_NUMBERS:
         return "id"
     if is_number:
-        return "number"
+        return "id" if _are_running(as_number(cells).drop_nulls()) else "number"
     if texts.str.contains(_DATE).mean() > 0.9:  # type: ignore[operator]  # of booleans
         return "date"
     if float(np.mean(texts.str.len_chars().to_numpy())) > LONG_TEXT:
@@ -292,6 +292,20 @@ def _guess_kind(column: str, cells: pl.Series) -> Kind:
     if different == len(texts) > MOST_NUMBERS:
         return "id"
     return "levels" if different > MOST_LEVELS else "text"
+
+
+def _are_running(numbers: pl.Series) -> bool:
+    """Return whether whole numbers grow from row to row by one or two on average, as row numbers.
+
+    >>> import polars as pl
+    >>> [_are_running(pl.Series(rows)) for rows in (range(7, 90), [1, 3, 4] * 9, [0.5, 1.5])]
+    [True, False, False]
+    """
+    values = numbers.to_numpy()
+    if len(values) <= MOST_NUMBERS or (values % 1 != 0).any():
+        return False
+    steps = np.diff(values)
+    return bool(steps.min() > 0 and steps.mean() <= 2)
 
 
 _ID_NAME = re.compile(
@@ -517,11 +531,10 @@ class Layout:
     def features(self) -> tuple[str, ...]:
         """The name of each input.
 
-        >>> layout = Layout("y", ("0", "1"), {"age": (0.0, 120.0), "sex": ("f", "m")})
-        >>> layout.features
+        >>> Layout("y", ("0", "1"), {"age": (0.0, 120.0), "sex": ("f", "m")}).features
         ('age', 'sex=f', 'sex=m')
-        >>> replace(layout, missing="flag").features
-        ('age', 'age missing', 'sex=f', 'sex=m')
+        >>> Layout("y", ("0", "1"), {"age": (0.0, 120.0)}, missing="flag").features
+        ('age', 'age missing')
         """
         names = []
         for column, spec in self.columns.items():
@@ -741,9 +754,21 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
         listed += ", …" if len(layout.classes) > 5 else ""
         raise DataError(
             f"row {row} of {start.file} has {shown} in column {layout.label[:60]!a}; "
-            f"it must be one of {listed}: correct it, remove the row, or list it in data.columns"
+            f"it must be one of {listed}{suggest_case(str(value), layout.classes)}: correct it, "
+            "remove the row, or list it in data.columns"
         )
     return codes
+
+
+def suggest_case(text: str, categories: Iterable[Any]) -> str:
+    """Return a hint at the category that differs in upper and lower case only, else "".
+
+    >>> suggest_case("YES", ("no", "yes")), suggest_case("maybe", ("no", "yes"))
+    (" (did you mean 'yes'? upper and lower case differ)", '')
+    """
+    folded = {str(category).casefold(): str(category) for category in categories}
+    near = folded.get(text.strip().casefold())
+    return "" if near is None else f" (did you mean {near[:60]!a}? upper and lower case differ)"
 
 
 def _encode_names(

@@ -235,7 +235,6 @@ def federate(
         require_empty(folder)
     warm = _check_plan(plan, options, folder)
     show = progress.choose_display(stream, quiet=quiet, waiting="starting the nodes …")
-    show.say(INSECURE if options.insecure else SECURE)
 
     from sottovoce import reports
 
@@ -249,6 +248,7 @@ def federate(
             # It was new or empty, and half of a federation can neither be started nor resumed.
             shutil.rmtree(folder, ignore_errors=True)
             raise
+    show.say(INSECURE if options.insecure else SECURE)
     # A service manager's SIGTERM is treated as Ctrl-C: the server writes its record first.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -109,10 +110,10 @@ got 'json'; name the file or package, a colon, and the model in it
     except SottovoceError:  # sottovoce.custom says itself what is wrong
         raise
     except (Exception, SystemExit) as error:  # its code may raise anything
-        raise InputError.of(key, where, _BOUND, _explain(error)) from None
+        raise InputError.of(key, where, _BOUND, explain_error(error)) from None
 
 
-def _explain(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """Return what went wrong; in the model's code also the kind of error, file and line."""
     said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:120]
     origin = None
@@ -121,7 +122,8 @@ def _explain(error: BaseException) -> str:
     else:
         for frame, line in traceback.walk_tb(error.__traceback__):
             code = frame.f_code.co_filename
-            if not code.startswith("<frozen") and code not in (__file__, importlib.__file__):
+            is_library = code.startswith("<frozen") or f"{os.sep}jax{os.sep}" in code
+            if not is_library and code not in (__file__, importlib.__file__):
                 origin = code, line
     if origin is None or origin[0] is None:
         return said

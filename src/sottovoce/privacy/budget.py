@@ -103,8 +103,7 @@ def describe_evaluation(codes: Iterable[str]) -> str:
     by_client = " (by client, too, where shown)" if whose.startswith("The") else ""
     return (
         f"{whose} are not protected: the server has them as they are, and a run's losses, "
-        f"metrics{by_client}, curves, calibrated probabilities and confusion matrix are computed "
-        "on them without noise."
+        f"metrics{by_client} and all else that its report shows of them are computed without noise."
     )
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -26,6 +27,17 @@ def choose_display(stream: TextIO, *, quiet: bool, waiting: str) -> SilentDispla
     return (SilentDisplay if quiet else TableDisplay if stream.isatty() else LineDisplay)(
         stream, waiting
     )
+
+
+LARGE = 64 * 2**20  # bytes: a file that takes seconds to read
+
+
+def announce_reading(path: str | None, *, quiet: bool = False) -> None:
+    """Print on stderr that a large file is read, which is silent for seconds or minutes."""
+    with suppress(OSError):  # the reader says what is wrong
+        if path and not quiet and (size := Path(path).stat().st_size) >= LARGE:
+            text = f"reading {Path(path).name} ({size / 2**20:,.0f} MiB) …"
+            print(text, file=sys.stderr, flush=True)
 
 
 class ProgressLine:
@@ -247,6 +259,13 @@ class TableDisplay(SilentDisplay):
 
     def __exit__(self, *error: object) -> None:
         self.live.__exit__(None, None, None)
+
+    def say(self, text: str) -> None:
+        """Print, above the table while it is shown."""
+        if self.live.is_started:
+            self.live.console.print(text, markup=False, highlight=False)
+        else:
+            super().say(text)
 
     def note(self, text: str) -> None:
         """Show what happens before the first round in the place of the table."""

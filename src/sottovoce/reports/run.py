@@ -467,6 +467,8 @@ def describe_run(run: CheckedRun) -> str:
     guarantee, result = run.guarantee, run.record.result
     dataset = str(data.get("name") or Path(data.get("path") or "your data").name)
     name = model.get("name")
+    if name == "softmax" and "loss" in model:  # a number is predicted
+        name = "linear model"
     with_model = f"{_choose_article(name)} {name}" if name else "your model"
     after = f"after {run.used:,} of {format_count(run.planned, 'round')}"
     up_to = "up to" if count_tighter_budgets(run) else "="

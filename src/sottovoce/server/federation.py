@@ -29,12 +29,12 @@ from sottovoce.data.federated import (
     load_holdings,
     summarise_fairness,
 )
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, SottovoceError
 from sottovoce.models import metrics
 from sottovoce.models.base import JaxModel, Model, Params, find_model, predict_numbers
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import find_shortfall, gradient_norms
-from sottovoce.models.custom import load_own_model
+from sottovoce.models.custom import Custom, explain_error, load_own_model
 from sottovoce.models.person import PersonModel
 from sottovoce.plan import Plan
 from sottovoce.privacy import budget, calibration, gaussian, seeds
@@ -54,6 +54,7 @@ from sottovoce.server.members import Account, Member
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
 MEDIAN_OF = 4096  # rows that a median clip looks at
+MANY_CUT = 0.05  # the share of test targets at the ends of their range from which a heading says it
 
 
 UserMetric: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], float]  # labels × scores
@@ -383,6 +384,7 @@ def build(
         raise InputError.of("noise", "secure", bound, remedy)
     _check_class_weights(plan, held)
     model = _build_model(plan, held) if model is None else model
+    _require_fitting(model, math.prod(held.inputs), is_number=held.target is not None)
     if plan.rows_per_person and isinstance(model, JaxModel):
         is_number = held.target is not None
         model = PersonModel(model, plan.rows_per_person, math.prod(held.inputs), is_number)
@@ -485,6 +487,27 @@ def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
         calibration=plan.privacy.calibration,
         releases=recipe.releases,
     )
+
+
+def _require_fitting(model: Model, features: int, *, is_number: bool) -> None:
+    """Refuse own functions that do not fit rows of so many numbers; only shapes are computed."""
+    if not isinstance(model, Custom):
+        return
+    x, y = jnp.zeros((2, features)), jnp.zeros(2, "float32" if is_number else "int32")
+    try:
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        jax.eval_shape(model.loss, params, x, y)
+        found = jax.eval_shape(model.predict, params, x).shape
+    except SottovoceError:
+        raise
+    except Exception as error:  # its code may raise anything
+        raise InputError(
+            f"your own model does not fit rows of {features} numbers, scores and labels; correct "
+            f"it ({explain_error(error)})"
+        ) from None
+    if found != (2,):
+        bound, remedy = "one number for each of 2 rows, shape (2,)", "correct apply or predict"
+        raise InputError.of("predict of your own model", found, bound, remedy)
 
 
 def _build_model(plan: Plan, held: Holdings) -> Model:
@@ -711,13 +734,18 @@ def _measure_numbers(federation: Federation, params: Params) -> dict[str, Any]:
     rows, _ = _rows_for(model, test)
     predicted = target.restore(predict_numbers(model, params, rows))
     truth = target.restore(test.y)
+    found = metrics.measure_regression(truth, predicted)
+    described = metrics.describe_metrics(federation.metric, found, rows=len(truth))
+    if (cut := float(np.mean(np.abs(test.y) >= 1))) > MANY_CUT:
+        described["headline"]["text"] += (
+            f", but {cut:.0%} of the test targets lie at the ends of [{target.low:g}, "
+            f"{target.high:g}] or beyond, and are cut to it"
+        )
     result = {
         "test_loss": score_model(model, params, test)[0],
         "test_accuracy": None,
         "fairness": {"shown": False, "why": "a number is predicted, which has no accuracy"},
-        **metrics.describe_metrics(
-            federation.metric, metrics.measure_regression(truth, predicted), rows=len(truth)
-        ),
+        **described,
     }
     result["metrics"] |= measure_by_user(federation.parts, truth, predicted)
     return result
