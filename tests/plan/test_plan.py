@@ -23,9 +23,7 @@ from sottovoce.plan.base import MOST
 from sottovoce.plan.data import DATASETS, Data
 from sottovoce.plan.sections import Model, Privacy, Rounds
 from sottovoce.privacy.calibration import capacity
-from sottovoce.schedules.decaying import DecayingNoise
-from sottovoce.schedules.discounted import DiscountedRounds
-from sottovoce.schedules.fixed import FixedRounds
+from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
 
 DEFAULT = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
 HUGE = "0x" + "f" * 5000  # an integer that Python itself refuses to print

@@ -17,10 +17,8 @@ from sottovoce.errors import TankEmpty
 from sottovoce.privacy import tank as real_tank
 from sottovoce.privacy.calibration import capacity, charges_absent
 from sottovoce.privacy.tank import FULL
+from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
 from sottovoce.schedules.base import Round
-from sottovoce.schedules.decaying import DecayingNoise
-from sottovoce.schedules.discounted import DiscountedRounds
-from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.pricing import Terms, pick_cohort
 from sottovoce.schedules.pricing import price_release as price
 from support.mutated_module import mutated

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.tank import Tank
+from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
 from sottovoce.schedules.base import Progress
-from sottovoce.schedules.decaying import DecayingNoise
-from sottovoce.schedules.discounted import DiscountedRounds
-from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.pricing import Terms, price_release
 
 schedules = st.one_of(

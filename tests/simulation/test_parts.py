@@ -16,9 +16,8 @@ from sottovoce.errors import InputError
 from sottovoce.models.svm import Svm
 from sottovoce.plan import Plan
 from sottovoce.runs.record import Record
+from sottovoce.schedules.algorithms import DiscountedRounds, FixedRounds
 from sottovoce.schedules.base import CheckedSchedule, Progress, Round
-from sottovoce.schedules.discounted import DiscountedRounds
-from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.optimizer import Finish, Marks
 from sottovoce.server.federation import OptaxStep, Parts, build
 from sottovoce.simulation import compiled

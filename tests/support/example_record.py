@@ -13,7 +13,7 @@ from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import ALWAYS_NOT_COVERED, Budget, Guarantee
 from sottovoce.privacy.calibration import capacity
 from sottovoce.privacy.tank import Tank
-from sottovoce.schedules.discounted import DiscountedRounds
+from sottovoce.schedules.algorithms import DiscountedRounds
 
 
 def example(

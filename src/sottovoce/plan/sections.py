@@ -31,10 +31,8 @@ from sottovoce.privacy.budget import Budget, Calibration, Unit
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import Aggregation
+from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
 from sottovoce.schedules.base import Schedule
-from sottovoce.schedules.decaying import DecayingNoise
-from sottovoce.schedules.discounted import DiscountedRounds
-from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.pricing import CohortKind
 
 

@@ -44,10 +44,8 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.runs.record import MOST_CONFUSED, MOST_NAMED, ClientResult
 from sottovoce.schedules.aggregate import limit_samples
+from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
 from sottovoce.schedules.base import CheckedSchedule, Schedule
-from sottovoce.schedules.decaying import DecayingNoise
-from sottovoce.schedules.discounted import DiscountedRounds
-from sottovoce.schedules.fixed import FixedRounds
 from sottovoce.schedules.optimizer import Finish, Leaves
 from sottovoce.schedules.pricing import Terms, plan_turns
 from sottovoce.server.members import Account, Member
