@@ -39,6 +39,12 @@ if TYPE_CHECKING:  # for type checkers, which read no table
     from sottovoce.schedules.base import Round as Round
     from sottovoce.schedules.calibrate import calibrate as calibrate
     from sottovoce.server.federation import Federation as Federation
+    from sottovoce.simulation.estimators import (
+        PrivateFederatedClassifier as PrivateFederatedClassifier,
+    )
+    from sottovoce.simulation.estimators import (
+        PrivateFederatedRegressor as PrivateFederatedRegressor,
+    )
     from sottovoce.simulation.simulate import resume as resume
     from sottovoce.simulation.simulate import simulate as simulate
     from sottovoce.simulation.simulate import simulate_many as simulate_many
@@ -56,6 +62,8 @@ _HOMES = {
     "Plan": "plan",
     "PlanError": "errors",
     "Policy": "client.vault",
+    "PrivateFederatedClassifier": "simulation.estimators",
+    "PrivateFederatedRegressor": "simulation.estimators",
     "Progress": "schedules.base",
     "Refusal": "errors",
     "Round": "schedules.base",

@@ -188,7 +188,7 @@ def simulate(
         run = start_run(build(plan, seed=seed, data=given, model=model, parts=parts), seed)
         interrupts.check()
         with hold_folder(folder):
-            return _play_run(run, calls, folder, interrupts)
+            return play_run(run, calls, folder, interrupts)
 
 
 def resume(
@@ -228,10 +228,10 @@ def resume(
                 "data, so resume with the same, or start a new run"
             )
         run = BatchRun(federation, seed, (state, *stack_models(federation.model, arrays, kept)))
-        return _play_run(run, calls, folder, interrupts, header.get("not_covered", ()))
+        return play_run(run, calls, folder, interrupts, header.get("not_covered", ()))
 
 
-def _play_run(
+def play_run(
     run: BatchRun,
     calls: Callbacks,
     folder: Path | None,

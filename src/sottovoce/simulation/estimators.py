@@ -1,0 +1,214 @@
+"""The face for scikit-learn: estimators that simulate a federation in `fit`.
+
+    from sottovoce import PrivateFederatedClassifier
+    model = PrivateFederatedClassifier(epsilon=4, clients=20).fit(X, y)
+    model.predict(X), model.guarantee_
+
+scikit-learn is optional: without it this module loads, and its classes say what to install.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.data.federated import Given, Holdings, Samples
+from sottovoce.errors import InputError
+from sottovoce.plan import Plan
+from sottovoce.server.federation import build
+from sottovoce.server.rounds import Interrupts
+from sottovoce.simulation.simulate import Callbacks, play_run, start_run
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
+except ModuleNotFoundError:  # an optional extra
+    BaseEstimator = ClassifierMixin = RegressorMixin = object
+
+
+class _PrivateFederatedModel:
+    """What both estimators share; see `PrivateFederatedClassifier`."""
+
+    classes_: NDArray[Any]
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 8.0,
+        delta: float = 1e-5,
+        clients: int = 10,
+        rounds: int = 100,
+        model: str = "softmax",
+        learning_rate: float | str = "auto",
+        clip: float = 1.0,
+        held_out: float = 0.1,
+        settings: tuple[str, ...] = (),
+        random_state: Any = None,
+    ) -> None:
+        if BaseEstimator is object:
+            raise ImportError("this needs scikit-learn; run: pip install 'sottovoce[sklearn]'")
+        self.epsilon, self.delta, self.clients, self.rounds = epsilon, delta, clients, rounds
+        self.model, self.learning_rate, self.clip = model, learning_rate, clip
+        self.held_out, self.settings, self.random_state = held_out, settings, random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        for kind in (tags.classifier_tags, tags.regressor_tags):
+            if kind is not None:
+                kind.poor_score = True  # noise; the data of scikit-learn's checks are tiny
+        return tags
+
+    def _fit(self, X: NDArray[Any], y: NDArray[Any], client: Any, target: Any = None) -> Self:
+        """Deal the rows, play the run, and keep what came of it."""
+        if not 0 < self.held_out < 1:
+            raise InputError.of("held_out", self.held_out, "above 0 and below 1", "0.1 is usual")
+        random = check_random_state(self.random_state)
+        # An order of one's own for each draw: rows are set aside, then dealt.
+        order, seed = random.permutation(len(y)), int(random.randint(2**31))
+        if client is None:
+            names, few = np.arange(max(1, min(self.clients, len(y) - 1))), len(y)
+            owner = np.empty(few, np.int64)
+            owner[order] = np.arange(few) % len(names)
+        else:
+            names, owner = np.unique(np.asarray(client), return_inverse=True)
+            if owner.shape != y.shape:
+                shape = np.shape(client)
+                raise InputError.of("client", shape, f"({len(y)},)", "give one name for each row")
+        left, aside = np.bincount(owner), np.zeros(len(y), bool)
+        for row in order:  # every client keeps a row to train on
+            if aside.sum() < max(1, round(self.held_out * len(y))) and left[owner[row]] > 1:
+                aside[row], left[owner[row]] = True, left[owner[row]] - 1
+        if not aside.any():
+            bound = "so many that a client has a row to spare for the evaluation"
+            raise InputError.of("n_samples", len(y), bound, "give more rows or fewer clients")
+        train = np.flatnonzero(~aside)
+        train = train[np.argsort(owner[train], kind="stable")]
+        public = Samples(X[aside], y[aside])
+        loss = {} if target is None else {"loss": "squared"}
+        plan = Plan(
+            data={
+                "name": "arrays",
+                "clients": len(names),
+                "validation": 0,
+                "test": int(aside.sum()),
+            }
+            | ({} if target is None else {"target": list(target)}),
+            model={"name": self.model} | loss,
+            local={"learning_rate": self.learning_rate, "clip": self.clip},
+            privacy={"epsilon": self.epsilon, "delta": self.delta},
+            rounds={"schedule": "fixed", "rounds": self.rounds},
+        ).replace(*self.settings)
+        held = Holdings(
+            samples=left,
+            train=Samples(X[train], y[train]),
+            validation=public,
+            test=public,
+            split=None,
+            shape=X.shape[1:],
+            classes=1 if target is not None else max(2, len(self.classes_)),
+            counted=target is None,
+            test_owner=None if client is None else owner[aside].astype(np.int32),
+            names=() if client is None else tuple(map(str, names.tolist())),
+            target=plan.regression,
+        )
+        codes = () if client is None else ("evaluation-of-clients",)
+        if plan.noise == "secure":
+            bound = "simulated in an estimator, which counts the classes on its rows"
+            raise InputError.of("noise", "secure", bound, "train with sottovoce.simulate")
+        with Interrupts() as interrupts:
+            federation = build(plan, seed=seed, data=Given((X, y)), held=held)
+            run = start_run(federation, seed)
+            self.run_ = play_run(run, Callbacks(None, None), None, interrupts, codes)
+        self.guarantee_ = self.run_.guarantee
+        return self
+
+    def _check_rows(self, X: Any) -> NDArray[Any]:
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, X, dtype=np.float32, reset=False))
+
+
+class PrivateFederatedClassifier(_PrivateFederatedModel, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Simulates a private federation that learns classes, behind scikit-learn's interface.
+
+    `fit(X, y, client=ids)` trains on the rows of `client`'s sites, or deals them to `clients`
+    equal clients (at most one a row). Every record that is trained on has (ε, δ) toward the
+    server; a share `held_out` is set aside to evaluate, and is not protected. It is a simulation:
+    `guarantee_` says what a deployment would promise and what it would not cover, as that classes
+    were taken from `y`. `run_` is the `Trained` with its record. Scale features with public
+    numbers first. `settings` are further keys of the plan, as ("model.hidden=32",).
+
+        model = PrivateFederatedClassifier(epsilon=4, clients=20, random_state=0)
+        model.fit(X, y, client=ward).score(X_test, y_test)
+    """
+
+    def fit(self, X: Any, y: Any, client: Any = None) -> Self:
+        """Train on rows X with classes y; `client` names the site of each row."""
+        X, y = validate_data(self, X, y, dtype=np.float32, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError.of("y", "1 class", "of two classes or more", "show every class")
+        return self._fit(X, codes.astype(np.int32), client)
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the probability of each class of `classes_` for each row."""
+        rows = self._check_rows(X)
+        return self.run_.predict_proba(rows)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the class of each row."""
+        rows = self._check_rows(X)
+        return np.asarray(self.classes_[self.run_.predict(rows)])
+
+
+class PrivateFederatedRegressor(_PrivateFederatedModel, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Simulates a private federation that predicts a number in the public range `target`.
+
+    Labels beyond the range are cut to it. Everything else is as in `PrivateFederatedClassifier`.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: tuple[float, float] = (-1.0, 1.0),
+        epsilon: float = 8.0,
+        delta: float = 1e-5,
+        clients: int = 10,
+        rounds: int = 100,
+        model: str = "softmax",
+        learning_rate: float | str = 0.2,
+        clip: float = 1.0,
+        held_out: float = 0.1,
+        settings: tuple[str, ...] = (),
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            epsilon=epsilon,
+            delta=delta,
+            clients=clients,
+            rounds=rounds,
+            model=model,
+            learning_rate=learning_rate,
+            clip=clip,
+            held_out=held_out,
+            settings=settings,
+            random_state=random_state,
+        )
+        self.target = target
+
+    def fit(self, X: Any, y: Any, client: Any = None) -> Self:
+        """Train on rows X with numbers y; `client` names the site of each row."""
+        X, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True, ensure_min_samples=2)
+        plan = Plan(
+            model={"name": "softmax", "loss": "squared"}, data={"target": list(self.target)}
+        )
+        assert plan.regression is not None
+        return self._fit(X, plan.regression.scale(y), client, self.target)
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Return the number of each row."""
+        rows = self._check_rows(X)
+        return np.asarray(self.run_.predict(rows))

@@ -1,0 +1,104 @@
+"""The estimators of scikit-learn's interface: its own checks, and what they promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sottovoce.errors import InputError
+from sottovoce.simulation.estimators import PrivateFederatedClassifier, PrivateFederatedRegressor
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(900, 3)).astype(np.float32)
+Y = np.where(X[:, 0] + X[:, 1] > 0, "yes", "no")
+
+try:
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MinMaxScaler
+    from sklearn.utils.estimator_checks import check_estimator
+except ModuleNotFoundError:
+    check_estimator = None
+
+needs_sklearn = pytest.mark.skipif(
+    check_estimator is None, reason="scikit-learn, of the extra `test`, is not installed"
+)
+
+
+@pytest.mark.skipif(check_estimator is not None, reason="scikit-learn is installed")
+def test_without_scikit_learn_the_error_says_what_to_install():
+    with pytest.raises(ImportError, match=r"pip install 'sottovoce\[sklearn\]'"):
+        PrivateFederatedClassifier()
+
+
+@needs_sklearn
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "estimator",
+    [PrivateFederatedClassifier(rounds=3), PrivateFederatedRegressor(rounds=3)],
+    ids=["classifier", "regressor"],
+)
+def test_scikit_learns_own_checks(estimator):
+    known = {"check_methods_subset_invariance": "scores are sums of float32"}
+    check_estimator(estimator, on_skip=None, expected_failed_checks=known)
+
+
+@needs_sklearn
+def test_a_classifier_learns_and_says_what_it_promises():
+    model = PrivateFederatedClassifier(clients=3, rounds=20, random_state=1).fit(X, Y)
+    assert model.score(X, Y) > 0.8
+    assert model.classes_.tolist() == ["no", "yes"]
+    assert set(model.predict(X[:9])) <= {"no", "yes"}
+    assert np.allclose(model.predict_proba(X[:9]).sum(axis=1), 1)
+    record = model.run_.record
+    assert "counted-classes" in record["guarantee"]["not_covered"]
+    assert "simulated-noise" in record["guarantee"]["not_covered"]
+    assert "evaluation-of-clients" not in record["guarantee"]["not_covered"]
+    assert (record["guarantee"]["epsilon"], len(record["clients"])) == (8.0, 3)
+    again = PrivateFederatedClassifier(clients=3, rounds=20, random_state=1).fit(X, Y)
+    assert again.run_.record["result"] == record["result"]
+
+
+@needs_sklearn
+def test_sites_keep_their_rows_and_their_evaluation_rows_are_named():
+    site = np.array(["a", "b", "c"])[np.arange(900) % 3]
+    model = PrivateFederatedClassifier(rounds=3, random_state=1).fit(X, Y, client=site)
+    record = model.run_.record
+    assert [client["name"] for client in record["clients"]] == ["a", "b", "c"]
+    assert sum(client["samples"] for client in record["clients"]) == 810
+    assert "evaluation-of-clients" in record["guarantee"]["not_covered"]
+    with pytest.raises(InputError, match="give one name for each row"):
+        PrivateFederatedClassifier(rounds=3).fit(X, Y, client=site[:5])
+
+
+@needs_sklearn
+def test_a_regressor_predicts_in_the_public_range():
+    y = 50 + 20 * X[:, 0]
+    model = PrivateFederatedRegressor(target=(0, 100), rounds=40, clients=3, random_state=1)
+    assert model.fit(X, y).score(X, y) > 0.5
+    assert model.predict(100 * X).min() >= 0
+    assert model.predict(100 * X).max() <= 100
+    assert "counted-classes" not in model.run_.record["guarantee"]["not_covered"]
+
+
+@needs_sklearn
+@pytest.mark.slow
+def test_pipelines_and_cross_validation_take_them():
+    model = PrivateFederatedClassifier(clients=3, rounds=10, random_state=1)
+    assert len(cross_val_score(make_pipeline(MinMaxScaler(), model), X, Y, cv=2)) == 2
+
+
+@needs_sklearn
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"epsilon": -1}, "privacy.epsilon must be"),
+        ({"held_out": 1.0}, "held_out must be above 0"),
+        ({"settings": ("noise=secure",)}, "noise must be simulated"),
+        ({"model": "svn"}, "model.name must be"),
+    ],
+)
+def test_bad_settings_are_refused_as_in_a_plan(settings, words):
+    with pytest.raises(ValueError, match=words):
+        PrivateFederatedClassifier(**settings).fit(X, Y)
