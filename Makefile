@@ -93,4 +93,4 @@ bench-tune: $(VENV)/.dev  ## how many rows each peer best takes at once (WORKS=m
 	@$(BIN)/python benchmarks/pages.py
 
 clean:          ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) build/compiled .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

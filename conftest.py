@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import platform
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,39 @@ ROOMY = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 
 MEMORY = "/dev/shm" if ROOMY else None
 COMPILED = "SOTTOVOCE_TEST_COMPILED"  # the folder with one folder of compiled programs a worker
 WRITE_ABOVE = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+SHARED = "shared"  # among the workers' folders: what goes to the next run
+MOST = 8000  # programs; the whole suite has some 1,500
+WAITING = (
+    "tests/hostile/test_deploy.py",
+    "tests/flower/test_federation.py",
+    "tests/flower/test_transport.py",
+)
+KNOWN = set[str]()  # programs that this worker's folder had after its last test
+
+
+def find_kept() -> Path:
+    """Return where compiled programs stay between runs: for this processor and this JAX alone.
+
+    JAX names a program by a hash of all that it was compiled from.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    mark = f"{platform.machine()} {flags} {version('jax')} {version('jaxlib')}"
+    name = hashlib.sha256(mark.encode()).hexdigest()[:16]
+    return Path(__file__).parent / "build" / "compiled" / name
+
+
+def list_programs(folder: Path) -> set[str]:
+    """Return the names of the programs in a folder."""
+    return {path.name for path in folder.iterdir()}
+
+
+def link_programs(names: Iterable[str], source: Path, target: Path) -> None:
+    """Link programs, each whole, into another folder; one that is there was compiled there, too."""
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            os.link(source / name, target / name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,13 +67,28 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         os.environ[COMPILED] = tempfile.mkdtemp(dir=MEMORY)
+        shared = Path(os.environ[COMPILED]) / SHARED
+        shutil.copytree(find_kept(), shared) if find_kept().is_dir() else shared.mkdir()
         if MEMORY is not None:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
-    folder = Path(os.environ[COMPILED]) / str(os.getpid())
+    shared = Path(os.environ[COMPILED]) / SHARED
+    folder = shared.with_name(str(os.getpid()))
     folder.mkdir()
+    KNOWN.update(list_programs(shared))
+    link_programs(KNOWN, shared, folder)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    # Else the folder's path is a part of every program's name, and no other worker finds it.
+    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
     os.environ[WRITE_ABOVE] = "0"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what mostly waits for processes first: one worker waits, and the others compute.
+
+    Workers take each other's last tests, so no second worker deploys a federation of its own.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
 
 
 def pytest_collection_finish() -> None:
@@ -46,20 +97,28 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """Link the programs of the test that has ended into the other workers' folders, each whole."""
+    """Link the programs of the test that has ended into the other workers' folders."""
     own = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    others = [folder for folder in own.parent.iterdir() if folder != own]
-    for program in own.iterdir():
-        if program.stat().st_nlink == 1:
-            for folder in others:
-                with contextlib.suppress(FileExistsError):  # it was compiled there, too
-                    os.link(program, folder / program.name)
+    new = list_programs(own) - KNOWN
+    KNOWN.update(new)
+    for folder in own.parent.iterdir() if new else ():
+        if folder != own:
+            link_programs(new, own, folder)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the folders when the last worker has ended."""
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ[COMPILED], ignore_errors=True)
+    """Keep what was compiled and remove the folders when the last worker has ended."""
+    if hasattr(config, "workerinput"):
+        return
+    shared, kept = Path(os.environ[COMPILED]) / SHARED, find_kept()
+    kept.mkdir(parents=True, exist_ok=True)
+    if len(list_programs(kept)) > MOST:  # of code that is no more
+        shutil.rmtree(kept)
+        kept.mkdir()
+    for name in list_programs(shared) - list_programs(kept):
+        part = shutil.copy(shared / name, kept.with_name(f"{name}.{os.getpid()}"))
+        Path(part).replace(kept / name)
+    shutil.rmtree(os.environ[COMPILED], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

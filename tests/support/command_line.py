@@ -18,8 +18,10 @@ from sottovoce.cli import commands
 from support.drawings import leave_drawings_blank
 
 
-def run_command(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end; the charts of its pages are left blank."""
+def run_command(
+    *words: object, cwd: Path | None = None, draw: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end; the charts of its pages are left blank unless asked for."""
     line = ["sottovoce", *map(str, words)]
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     before = signal.getsignal(signal.SIGINT)
@@ -28,7 +30,7 @@ def run_command(*words: object, cwd: Path | None = None) -> subprocess.Completed
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        leave_drawings_blank(),
+        contextlib.nullcontext() if draw else leave_drawings_blank(),
     ):
         patch.setattr("sys.argv", line)
         try:

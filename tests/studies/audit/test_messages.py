@@ -135,10 +135,13 @@ def test_the_noise_that_is_audited_is_the_noise_that_was_bought():
 
 @pytest.mark.slow
 def test_the_measured_mu_is_the_promised_one():
-    """20,000 messages a side at μ = 1.67: proven ≥ 0.85 μ (false alarm < 1e-9), ≤ μ (1e-3)."""
-    found = measure(AuditSetting(8.0, 1e-5, RECIPE), 10_000)
+    """8,000 messages a side at μ = 1.67: proven ≥ 0.8 μ (false alarm < 1e-9), ≤ μ (1e-3).
+
+    `trust/test_audit.py` measures six settings with 40,000 messages a side.
+    """
+    found = measure(AuditSetting(8.0, 1e-5, RECIPE), 4_000)
     low, _, high = found.mu
-    assert 0.85 * found.setting.promised <= low <= found.setting.promised <= high
+    assert 0.8 * found.setting.promised <= low <= found.setting.promised <= high
     assert 0 < found.free_epsilon <= 8.0
     assert found.epsilon[0] <= 8.0
     assert not found.contradicts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
@@ -40,6 +39,7 @@ from sottovoce.studies.rehearsal.standin import (
     make_stand_in,
 )
 from sottovoce.studies.store import JOURNAL
+from support.command_line import run_command
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "job": ["a", "b", "c"], "rich": ["no", "yes"]}
 KEEP = ("rounds.schedule", "server")
@@ -593,26 +593,17 @@ def test_bad_inputs_are_refused_in_one_sentence(plan, given, said, monkeypatch, 
 def test_the_command_says_what_it_chose_and_where(tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(table_plan().to_toml(), "utf-8")
-    words = [sys.executable, "-m", "sottovoce", "rehearse", str(plan), "--runs", "40"]
-    words += ["--keep", "rounds.schedule", "--keep", "server", "--out", str(tmp_path / "out")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=tmp_path)
+    words = ["rehearse", plan, "--runs", 40, "--keep", "rounds.schedule", "--keep", "server"]
+    done = run_command(*words, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "cost in privacy: none" in done.stdout
     assert "On the stand-in the budget costs" in done.stdout
     assert done.stderr.startswith("the first federation is compiled")
-    again = subprocess.run(
-        [*words, "--resume", "--json", "--quiet"],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        cwd=tmp_path,
-    )
+    again = run_command(*words, "--out", tmp_path / "out", "--resume", "--json", "--quiet")
     assert again.stderr == ""
     assert json.loads(again.stdout)["schema"] == "sottovoce.rehearsal/1"
     assert (tmp_path / "out" / "plan.toml").exists()
-    refused = subprocess.run(
-        [*words[:-1], str(plan)], capture_output=True, text=True, timeout=900, cwd=tmp_path
-    )
+    refused = run_command(*words, "--out", plan)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
 
