@@ -104,18 +104,18 @@ class Hog:
         strength = np.sqrt(sum(near, start=np.float32(FLAT * FLAT)))
         edges: Floats = np.asarray(histograms / strength[..., None], np.float32).reshape(n, -1)
         if not self.colours:
-            return _centre_and_scale(edges, NORM)
+            return centre_and_scale(edges, NORM)
         tones = self._pool_cells(pictures)
         norm = NORM / math.sqrt(1 + COLOUR * COLOUR)
-        colours = _centre_and_scale(np.asarray(tones.reshape(n, -1), np.float32), COLOUR * norm)
-        return np.concatenate([_centre_and_scale(edges, norm), colours], axis=1)
+        colours = centre_and_scale(np.asarray(tones.reshape(n, -1), np.float32), COLOUR * norm)
+        return np.concatenate([centre_and_scale(edges, norm), colours], axis=1)
 
     def _pool_cells(self, values: Floats) -> Floats:
         down, across = self.cells
         return _pool_axis(_pool_axis(values, 1, down, self.cell), 2, across, self.cell)
 
 
-def _centre_and_scale(values: Floats, norm: float) -> Floats:
+def centre_and_scale(values: Floats, norm: float) -> Floats:
     """Return every row less its mean, scaled to this norm; a constant row becomes 0."""
     values = values - np.mean(values, axis=1, keepdims=True)
     length = np.sqrt(np.sum(values * values, axis=1, keepdims=True))

