@@ -418,7 +418,7 @@ class Guarded:
 
 
 LENS = features.build("hog", (2, 2, 1), 1)
-SEEN = Form("softmax", (2, 2, 1), 3, hog=LENS)
+SEEN = Form("softmax", (2, 2, 1), 3, lens=LENS)
 
 
 @pytest.mark.parametrize("form", ["softmax", "mlp", "own", "seen"])

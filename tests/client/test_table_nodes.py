@@ -132,7 +132,7 @@ def form_of(what: str, name: str = "softmax") -> Form:
     shape = (16,) if lens is None else (4, 4, 1)
     if what in OF_PEOPLE:
         shape = (4 if what == "people" else 6,)
-    return Form(name, shape, 2, {"hidden": 3} if name == "mlp" else {}, hog=lens)
+    return Form(name, shape, 2, {"hidden": 3} if name == "mlp" else {}, lens=lens)
 
 
 def requests(what: str) -> list[bytes]:

@@ -200,7 +200,7 @@ def test_a_device_sees_what_simulation_sees(tmp_path, monkeypatch, stored):
     monkeypatch.setattr(
         release, "release", lambda form, params, x, *_, **__: given.append(x) or 1 / 0
     )
-    form = Form("softmax", (8, 8, 1), 2, hog=lens)
+    form = Form("softmax", (8, 8, 1), 2, lens=lens)
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
     device.answer_request(ask(form=form, params=params).to_blob(), node)
     assert given[0].tobytes() == held.client(0).x.tobytes() == held.test.x.tobytes()
@@ -209,16 +209,16 @@ def test_a_device_sees_what_simulation_sees(tmp_path, monkeypatch, stored):
 
 
 def test_a_request_says_which_features(tmp_path):
-    form = Form("softmax", (2, 2, 1), 3, hog=Hog((2, 2, 1), 2))
+    form = Form("softmax", (2, 2, 1), 3, lens=Hog((2, 2, 1), 2))
     assert Form.from_json(form.to_json()) == form
     assert form.shapes() == {"b": (3,), "w": (8, 3)}
     node = make_node(tmp_path)  # rows of four numbers
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
     asked = ask(form=form, params=params)
     assert kind(device.answer_request(asked.to_blob(), node)) == "upload"
-    other = replace(asked, form=replace(form, hog=Hog((2, 2, 1), 1)))
+    other = replace(asked, form=replace(form, lens=Hog((2, 2, 1), 1)))
     assert kind(device.answer_request(other.to_blob(), node)) == "malformed"  # other arrays
-    wider = ask(form=Form("softmax", (4, 4, 1), 3, hog=Hog((4, 4, 1), 2)), t=1)
+    wider = ask(form=Form("softmax", (4, 4, 1), 3, lens=Hog((4, 4, 1), 2)), t=1)
     assert told(device.answer_request(wider.to_blob(), node))["code"] == "policy"
 
 
@@ -246,7 +246,7 @@ def test_a_request_says_which_features(tmp_path):
 def test_features_that_are_none_are_malformed(changes):
     good = {"name": "softmax", "shape": [2, 2, 1], "classes": 3, "features": "hog", "cell": 2}
     good |= {"upright": False, "colours": False}
-    assert Form.from_json(good).hog == Hog((2, 2, 1), 2)
+    assert Form.from_json(good).lens == Hog((2, 2, 1), 2)
     with pytest.raises(Malformed):
         Form.from_json({**good, **changes})
     for missing in ("features", "cell", "upright", "colours"):

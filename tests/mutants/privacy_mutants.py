@@ -389,7 +389,7 @@ MUTANTS = [
     _bug("features made before the reserve", "client.device",
          "tests/client/test_device.py::test_no_row_is_looked_at_before_its_debit_is_durable",
          ("        paid = _price_turn(request, policy, vault)\n",
-          "        if request.form.hog is not None:\n            request.form.hog.apply(rows.x)\n"
+          "        if request.form.lens is not None:\n            request.form.lens.apply(rows.x)\n"
           "        paid = _price_turn(request, policy, vault)\n")),
     _bug("a refusal that tells files apart", "client.device",
          "tests/client/test_device.py::test_what_is_wrong_with_the_clients_files_is_not_told_apart",
@@ -593,7 +593,7 @@ MUTANTS = [
          ("**table, person", "**table, infer=True, person")),
     _bug("features less their mean", "client.node",
          "tests/client/test_table_nodes.py::test_what_a_row_contributes_does_not_depend_on_the_others",
-         ("return apply_to_rows(lens.apply, self.x, self.rows_per_person)",
+         ("return apply_to_rows(apply, self.x, self.rows_per_person)",
           "return lens.apply(self.x) - lens.apply(self.x).mean(axis=0)")),
     _bug("a client's loss with a record's Δ in simulation", "server.federation",
          "losses_have_their_whole_sensitivity",

@@ -146,7 +146,14 @@ def test_documents_name_only_what_exists(name):
 # Decisions and CHANGELOG.md name files as they were called on their day.
 CURRENT_PAGES = [name for name in PAGES if name != "CHANGELOG.md" and "decisions/" not in name]
 # Files of a reader's own that the pages name.
-USER_FILES = {"plan.toml", "file.py", "net.py", "/srv/ward-3/node.toml", "models/NAME.py"}
+USER_FILES = {
+    "plan.toml",
+    "torch:FILE.py",
+    "file.py",
+    "net.py",
+    "/srv/ward-3/node.toml",
+    "models/NAME.py",
+}
 
 
 @pytest.mark.parametrize("name", CURRENT_PAGES)
@@ -310,7 +317,7 @@ def test_no_file_names_this_machine_or_a_registry():
     here = str(ROOT)
     for name in listed.stdout.split():
         path = ROOT / name
-        if path.suffix in {".npz", ".gz", ".png"} or not path.exists():
+        if path.suffix in {".npz", ".gz", ".png", ".onnx"} or not path.exists():
             continue
         text = path.read_text("utf-8")
         assert here not in text, name

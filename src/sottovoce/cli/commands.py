@@ -468,6 +468,32 @@ def describe(
 
 
 @app.command()
+def features(
+    file: Annotated[Path, typer.Argument(help="Samples: .npy, or .npz with x (and y).")],
+    network: Annotated[
+        str, typer.Option(help="efficientnet-lite0 | onnx:FILE | torch:FILE.py:NAME")
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write: .npz with x (and y).")],
+    project: Annotated[
+        int | None, typer.Option(help="Dimensions of a fixed random projection (default: none).")
+    ] = None,
+) -> None:
+    """Compute the features of a public, frozen network, one sample at a time.
+
+    The result is a file of arrays that plans and node files take as data. With model.features in a
+    plan the same happens on the way, on every client.
+
+    \b
+    Examples:
+      sottovoce features images.npz --network efficientnet-lite0 --out features.npz
+      sottovoce features rows.npy --network onnx:net.onnx --project 400 --out features.npz
+    """
+    from sottovoce.data.federated import compute_features
+
+    click.echo(compute_features(file, network, out, project=project))
+
+
+@app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     file: Annotated[

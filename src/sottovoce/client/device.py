@@ -43,8 +43,9 @@ from sottovoce.errors import (
     TankEmpty,
     VaultRefusal,
 )
-from sottovoce.models import base
+from sottovoce.models import base, network
 from sottovoce.models.base import OWN, Shapes
+from sottovoce.models.network import Network
 from sottovoce.privacy import grid
 from sottovoce.privacy.budget import UNITS
 from sottovoce.schedules.pricing import Terms
@@ -214,6 +215,14 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
                 raise RequestDeclined(
                     "replay", "this round's answer was received and is kept no longer"
                 )
+        lens = None
+        if isinstance(request.form.lens, Network):  # opened and tried on random numbers
+            try:
+                lens = network.locate(request.form.lens, node.features)
+            except InputError as error:
+                log.error("the network cannot be used: %s", error)  # of public files alone
+                words = "this client has no network for samples like its own with the SHA-256"
+                raise RequestDeclined("policy", f"{words} {request.form.lens.sha256}") from None
         if own_model is not None:  # tried on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
             label = np.int64 if rows.target is None else np.float64
@@ -247,7 +256,7 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
         upload = release.release(
             request.form,
             request.params,
-            rows.apply_features(request.form.hog),
+            rows.apply_features(request.form.lens if lens is None else lens, node.data),
             rows.y,
             recipe=request.recipe,
             paid=paid,

@@ -26,8 +26,9 @@
     # max_work = 1_099_511_627_776   # parameters × steps × samples
     # max_bytes = 17_179_869_184
 
-    [model]                      # only for a model of your own
+    [model]                      # only for a model of your own, or a network of features
     own = "net.py:model"         # or "package.module:name"
+    # features = "onnx:net.onnx" # this client's copy of the plan's network (model.features)
 
 Paths are relative to the file. The server cannot change any of it. No JAX, no pydantic: a device
 process starts in a fraction of a second.
@@ -38,6 +39,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,7 +52,7 @@ from sottovoce.data.files import read_npz, why
 from sottovoce.errors import DataError, InputError
 from sottovoce.models import custom
 from sottovoce.models.base import WIDEST, OwnModel, Regression
-from sottovoce.models.features import Hog
+from sottovoce.models.network import Lens, Network, is_network, resolve_network
 from sottovoce.models.person import (
     MOST_ROWS_PER_PERSON,
     ROWS_PER_PERSON,
@@ -86,7 +88,7 @@ _KEYS = {
     ),
     "policy": (*_POLICY, "limits"),
     "policy.limits": LIMITS,
-    "model": ("own",),
+    "model": ("own", "features"),
 }
 
 
@@ -118,11 +120,14 @@ class Rows:
             return self.rows.fingerprint
         return fingerprint(self.x, self.y if self.labels is None else self.labels)
 
-    def apply_features(self, lens: Hog | None) -> NDArray[Any]:
-        """Return the samples with these features instead of pictures."""
+    def apply_features(self, lens: Lens | None, file: Path | None = None) -> NDArray[Any]:
+        """Return the samples with these features; a network's are kept beside the rows' `file`."""
         if lens is None:
             return self.x
-        return apply_to_rows(lens.apply, self.x, self.rows_per_person)
+        apply = lens.apply
+        if isinstance(lens, Network):
+            apply = partial(lens.load_or_apply, beside=file)
+        return apply_to_rows(apply, self.x, self.rows_per_person)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +141,7 @@ class Node:
     table: Mapping[str, Any] | None
     terms: Mapping[str, Any]  # the policy as written, without the number of samples
     own: str | None
+    features: str | None = None  # this client's copy of a network (`models.network`)
     answer_every: float = ANSWER_EVERY
     person: str | None = None
     rows_per_person: int = 0
@@ -176,6 +182,7 @@ class Node:
             table=_check_table(data, is_table),
             terms={**values["policy"], **limits},
             own=_locate_model(values.get("model", {}), folder),
+            features=_locate_features(values.get("model", {}), folder),
             answer_every=_require_seconds(values.get("answer_every", ANSWER_EVERY)),
             **_read_persons(data, values["policy"]),
             target=_read_target(data),
@@ -360,8 +367,18 @@ def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] |
 
 
 def _locate_model(model: Mapping[str, Any], folder: Path) -> str | None:
-    if not model:
+    if "own" not in model:
         return None
     where = _require_text("model.own", model.get("own"))
     custom.split_name(where, "model.own")
     return custom.resolve_beside(where, folder)
+
+
+def _locate_features(model: Mapping[str, Any], folder: Path) -> str | None:
+    if "features" not in model:
+        return None
+    name = _require_text("model.features", model["features"])
+    if not is_network(name):
+        bound = "efficientnet-lite0, onnx:FILE or torch:FILE.py:NAME"
+        raise InputError.of("model.features", name, bound, "other features need no file")
+    return resolve_network(name, folder)

@@ -38,9 +38,8 @@ from sottovoce.data.partition import Split, deal_persons, size_clients_in_order,
 from sottovoce.data.streaming import Stored, is_stored, is_streamed, require_finite
 from sottovoce.data.tables import Layout, split_by_column
 from sottovoce.errors import DataError, InputError
-from sottovoce.models import features
 from sottovoce.models.base import Regression
-from sottovoce.models.features import Hog
+from sottovoce.models.network import KEYS, Lens, Network, build_lens, build_network
 from sottovoce.models.person import has_ids, join_persons
 from sottovoce.plan import Plan
 from sottovoce.plan.data import format_category
@@ -227,7 +226,7 @@ class Holdings:
     layout: tables.Layout | None = None  # how the rows of a table were encoded
     test_owner: NDArray[np.int32] | None = None  # the client of each test row, if they have one
     counted: bool = False  # whether the number of classes was counted on clients' labels
-    features: Hog | None = None  # which features the rows are, if they are no longer pictures
+    features: Lens | None = None  # which features the rows are, if they are no longer pictures
     fresh_vaults: bool = False  # whether the clients' vaults were made for this run only
     names: tuple[str, ...] = ()  # the names of the clients, from a column of a table
     class_names: tuple[str, ...] = ()  # of arrays whose labels are not 0, 1, …
@@ -270,11 +269,11 @@ class Holdings:
 def load_holdings(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
     """Read the data and deal it to clients, as samples of the plan's model."""
     held = deal_rows(plan, seed=seed, data=data)
-    hog = _build_features(plan, held)
-    if data is not None or hog is None or held.split is None or plan.data.path is not None:
+    lens = _build_features(plan, held)
+    if data is not None or lens is None or held.split is None or plan.data.path is not None:
         return add_features(plan, held)
     # A row's features do not depend on who holds it, so they are computed once for all seeds.
-    train, own_test = _load_features(str(plan.data.name), hog)
+    train, own_test = _load_features(str(plan.data.name), lens)
     split = held.split
     tested = train if split.test_from == "train" else own_test
     test = Samples(tested[split.test], held.test.y)
@@ -282,18 +281,52 @@ def load_holdings(plan: Plan, *, seed: int, data: Given | None = None) -> Holdin
     if len(split.validation):
         validation = Samples(train[split.validation], held.validation.y)
     rows = Samples(train[np.concatenate(split.clients)], held.train.y)
-    return replace(held, train=rows, validation=validation, test=test, features=hog)
+    return replace(held, train=rows, validation=validation, test=test, features=lens)
 
 
 @lru_cache(maxsize=1)
-def _load_features(name: str, hog: Hog) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    arrays = datasets.load(name)
-    return hog.apply(arrays.train_x), hog.apply(arrays.test_x)
+def _load_features(name: str, lens: Lens) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    arrays, folder = datasets.load(name), None
+    if isinstance(lens, Network) and name != "digits":
+        folder = datasets.find(name)
+    return _apply_lens(lens, arrays.train_x, folder), _apply_lens(lens, arrays.test_x, folder)
 
 
-def _build_features(plan: Plan, held: Holdings) -> Hog | None:
-    model = plan.model
-    return features.build(model.features, held.shape, model.cell, model.upright, model.colours)
+def _apply_lens(lens: Lens, x: Any, beside: Path | None) -> NDArray[np.float32]:
+    """Return the features of rows; those of a network are kept beside the rows' own file."""
+    if not isinstance(lens, Network):
+        return lens.apply(x)
+    found = lens.load_or_apply(x, beside)
+    if not np.isfinite(found).all():
+        row = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
+        raise DataError(
+            f"model.features gives row {row} numbers that are not finite; mend the row, or take "
+            "another network"
+        )
+    return found
+
+
+def compute_features(file: Path, network: str, out: Path, *, project: int | None = None) -> str:
+    """Write the features of an array file's samples to another, and say what it holds."""
+    if out.suffix != ".npz" or out.exists():
+        raise InputError.of("out", str(out), "a new .npz file", "name another")
+    stored: dict[str, Any] = {"x": read_npy(file)} if file.suffix == ".npy" else {}
+    try:
+        stored = stored or dict(read_npz(file))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read as arrays: {why(error)}") from None
+    if "x" not in stored or stored["x"].ndim < 2 or stored["x"].dtype.kind not in "fiu":
+        raise InputError.of("x", sorted(stored), "an array of numbers", "a row a sample")
+    x = stored["x"]
+    lens = build_network(network, x.shape[1:], project)
+    stored["x"] = _apply_lens(lens, x.reshape(len(x), -1).astype(np.float32), None)
+    with out.open("xb") as target:
+        np.savez(target, **stored)
+    return f"{out}: {len(x):,} samples of {lens.width} features; network SHA-256 {lens.sha256}"
+
+
+def _build_features(plan: Plan, held: Holdings) -> Lens | None:
+    return build_lens(held.shape, *(getattr(plan.model, key) for key in KEYS))
 
 
 def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
@@ -328,16 +361,17 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
 
 def add_features(plan: Plan, held: Holdings) -> Holdings:
     """Replace the rows by the features that the plan's model uses, if it uses any."""
-    hog = _build_features(plan, held)
-    if hog is None or held.features is not None:
+    lens = _build_features(plan, held)
+    if lens is None or held.features is not None:
         return _join_persons(plan, held)
+    file = None if plan.data.path is None else Path(plan.data.path)
 
     def apply(samples: Samples) -> Samples:
-        return Samples(hog.apply(samples.x), samples.y)
+        return Samples(_apply_lens(lens, samples.x, file), samples.y)
 
     test = apply(held.test)
     validation = test if held.validation is held.test else apply(held.validation)
-    held = replace(held, train=apply(held.train), validation=validation, test=test, features=hog)
+    held = replace(held, train=apply(held.train), validation=validation, test=test, features=lens)
     return _join_persons(plan, held)
 
 

@@ -41,6 +41,7 @@ from sottovoce.data.files import make_folder, require_empty, write_file, write_n
 from sottovoce.errors import FederationError, InputError, RunError
 from sottovoce.models import custom
 from sottovoce.models.base import Regression
+from sottovoce.models.network import is_network, resolve_network
 from sottovoce.plan import Plan
 from sottovoce.plan.base import write_toml
 from sottovoce.privacy import seeds
@@ -91,6 +92,8 @@ def make_paths_absolute(plan: Plan) -> Plan:
     here, changes = Path.cwd(), dict[str, object]()
     if plan.model.own is not None:
         changes["model.own"] = custom.resolve_beside(plan.model.own, here)
+    if plan.model.features is not None:
+        changes["model.features"] = resolve_network(plan.model.features, here)
     for key in ("path", "validation", "test"):
         if isinstance(file := getattr(plan.data, key), str):
             changes[f"data.{key}"] = str(here / file)
@@ -123,8 +126,11 @@ def format_node_file(
     }
     if plan.rows_per_person:
         values["data"] |= {"person": "person", "rows_per_person": plan.rows_per_person}
-    if plan.model.own is not None:
-        values["model"] = {"own": plan.model.own}
+    model = {"own": plan.model.own, "features": plan.model.features}
+    if plan.model.features is None or not is_network(plan.model.features):
+        del model["features"]
+    if any(model.values()):
+        values["model"] = {key: value for key, value in model.items() if value is not None}
     return write_toml(values)
 
 

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError, Malformed
-from sottovoce.models import features
-from sottovoce.models.features import Hog
+from sottovoce.models import features, network
+from sottovoce.models.network import Lens
 from sottovoce.privacy import seeds
 from sottovoce.privacy.grid import Products, flush_tiny
 from sottovoce.privacy.seeds import Purpose
@@ -583,7 +583,11 @@ def _are_all_finite(tree: Params) -> Array:
 # The exact integer sum of `privacy.grid` wants every sample's own gradient. They are formed for as
 # many samples as fit in a fixed amount of memory; samples × parameters never exists as a whole.
 
-_HOG_KEYS = {"features": "name", "cell": "cell", "upright": "upright", "colours": "colours"}
+_LENS_KEYS = {
+    "hog": {"features": "name", "cell": "cell", "upright": "upright", "colours": "colours"},
+    "network": {"features": "name"}
+    | {key: key for key in ("sha256", "width", "project", "project_seed")},
+}
 _PERSON_KEY = "rows_per_person"
 _LARGEST_SIZE = 1 << 30
 _LARGEST_WEIGHT = 1e6
@@ -623,7 +627,7 @@ class Form:
     shape: tuple[int, ...]
     classes: int
     options: Mapping[str, Any] = field(default_factory=dict)
-    hog: Hog | None = None  # the features that the client computes of its samples first
+    lens: Lens | None = None  # the features that the client computes of its samples first
     rows_per_person: int = 0  # a sample is at most so many rows of one person; 0: it is one row
     target: Regression | None = None  # the number that is predicted; `classes` is then 1
 
@@ -635,11 +639,11 @@ class Form:
     @property
     def features(self) -> int:
         """How many numbers the model takes."""
-        return self.numbers if self.hog is None else self.hog.width
+        return self.numbers if self.lens is None else self.lens.width
 
     def model(self) -> NamedCode:
         """Return the named model."""
-        shape = self.shape if self.hog is None else (self.hog.width,)
+        shape = self.shape if self.lens is None else (self.lens.width,)
         loss = None if self.target is None else self.target.loss
         return build(self.name, shape=shape, classes=self.classes, number_loss=loss, **self.options)
 
@@ -663,8 +667,9 @@ class Form:
         values |= {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
         if self.target is not None:
             values["target"] = list(self.target)
-        if self.hog is not None:
-            values |= {key: getattr(self.hog, name) for key, name in _HOG_KEYS.items()}
+        if self.lens is not None:
+            keys = _LENS_KEYS[self.lens.name]
+            values |= {key: getattr(self.lens, name) for key, name in keys.items()}
         if self.rows_per_person:
             values[_PERSON_KEY] = self.rows_per_person
         return values
@@ -680,7 +685,9 @@ class Form:
         keys = {"name", "shape", "classes", *(option.name for option in options)}
         keys |= {"target"} & values.keys()  # a client of before refuses a key it does not know
         rows_per_person = values.get(_PERSON_KEY, 1)
-        if values.keys() - {_PERSON_KEY} not in (keys, keys | _HOG_KEYS.keys()):
+        kind = values.get("features")
+        keys |= _LENS_KEYS.get(kind, {}).keys() if isinstance(kind, str) else set()
+        if values.keys() - {_PERSON_KEY} != keys:
             raise Malformed(f"the message's model {name} has not the keys of one")
         shape, sizes = values["shape"], [values["classes"], rows_per_person]
         if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
@@ -704,8 +711,8 @@ class Form:
             weight = 0 if option.is_size or option.is_list else values[option.name]
             if type(weight) not in (int, float) or not 0 <= weight <= _LARGEST_WEIGHT:
                 raise Malformed(f"the message's {option.name} is no number from 0 to 1e6")
-        hog, persons = _read_features(values), values.get(_PERSON_KEY, 0)
-        form = cls(name, tuple(shape), values["classes"], given, hog, persons, target)
+        lens, persons = _read_features(values), values.get(_PERSON_KEY, 0)
+        form = cls(name, tuple(shape), values["classes"], given, lens, persons, target)
         try:
             if lists:
                 form.model()
@@ -728,16 +735,22 @@ def _read_target(values: Mapping[str, Any]) -> Regression | None:
     return Regression(target[0], float(target[1]), float(target[2]))
 
 
-def _read_features(values: Mapping[str, Any]) -> Hog | None:
+def _read_features(values: Mapping[str, Any]) -> Lens | None:
     if "features" not in values:
         return None
-    name, shape, cell = values["features"], tuple(values["shape"]), values["cell"]
-    flags = ("upright", "colours")
+    name, shape = values["features"], tuple(values["shape"])
+    flags, is_network = ("upright", "colours"), name == "network"
     fits = values["name"] == OWN or not find_model(values["name"]).takes_pictures
     fits = fits and isinstance(name, str)
-    if not fits or type(cell) is not int or any(type(values[f]) is not bool for f in flags):
+    if not fits or not (
+        is_network
+        or (type(values["cell"]) is int and all(type(values[flag]) is bool for flag in flags))
+    ):
         raise Malformed("the message's features are none that its model takes")
     try:
+        if is_network:
+            return network.read_message(shape, values)
+        cell: int = values["cell"]
         lens = features.build(name, shape, cell, *(values[flag] for flag in flags))
     except InputError as error:
         raise Malformed(f"the message's {error}") from None

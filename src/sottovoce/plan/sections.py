@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from sottovoce.errors import InputError, PlanError
+from sottovoce.models import network
 from sottovoce.models.base import MODELS, find_model
 from sottovoce.plan.base import (
     MOST,
@@ -48,7 +49,7 @@ ModelName: TypeAlias = Annotated[
     AfterValidator(_require_model),
     Field(strict=True, json_schema_extra=lambda schema: schema.update(enum=[*MODELS, CUSTOM])),
 ]
-FeatureName: TypeAlias = Literal["hog"]
+FeatureName: TypeAlias = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
 ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
 
 
@@ -86,8 +87,22 @@ class Model(Section):
     )
     features: FeatureName | None = Field(
         default=None,
-        description="the features that replace a picture (hog: gradient histograms; free)",
+        description="free features of a sample: hog (of pictures), efficientnet-lite0, onnx:FILE, "
+        "torch:FILE.py:NAME",
         examples=["hog"],
+    )
+    project: Few | None = Field(
+        default=None,
+        description="the dimensions of a fixed random projection of a network's features",
+        examples=[400],
+    )
+    project_seed: Annotated[int, Field(ge=0, lt=2**30)] | None = Field(
+        default=None, description="another projection, with model.project", examples=[1]
+    )
+    features_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        default=None,
+        description="the SHA-256 of the network (filled in when the run starts)",
+        examples=["0" * 64],
     )
     cell: Annotated[Whole | None, When("features", "hog", 4)] = Field(
         default=None, description="the side of a cell in pixels, with model.features"
@@ -107,6 +122,15 @@ class Model(Section):
             if self.features is None and getattr(self, key) is not None:
                 raise PlanError(
                     f"model.{key} has no effect without model.features; remove it or add features"
+                )
+        is_network = self.features is not None and network.is_network(self.features)
+        if not (is_network or self.features in (None, "hog")):
+            remedy = "or leave it out"
+            raise PlanError.of("model.features", self.features, network.NAMES, remedy)
+        for key in ("project", "project_seed", "features_sha256"):
+            if not is_network and getattr(self, key) is not None:
+                raise PlanError(
+                    f"model.{key} has no effect without a network in model.features; remove it"
                 )
         if self.features is not None and self.takes_pictures:
             raise PlanError(

@@ -16,7 +16,6 @@ from sottovoce.data import tables
 from sottovoce.data.check import describe_unfit_cells
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import InputError, RunError, SottovoceError
-from sottovoce.models import features
 from sottovoce.models.base import (
     JaxModel,
     Model,
@@ -27,8 +26,8 @@ from sottovoce.models.base import (
 )
 from sottovoce.models.base import build as build_model
 from sottovoce.models.custom import load_own_model
-from sottovoce.models.features import Hog
 from sottovoce.models.metrics import Calibration, compute_probabilities
+from sottovoce.models.network import KEYS, Lens, build_lens
 from sottovoce.privacy.budget import describe_undisclosed
 from sottovoce.runs.record import Record, model_sha256
 
@@ -284,8 +283,6 @@ def _read_calibration(record: dict[str, Any]) -> Calibration | None:
     return Calibration(fitted["temperature"], tuple(fitted["bias"]))
 
 
-def _build_features(record: dict[str, Any]) -> Hog | None:
+def _build_features(record: dict[str, Any]) -> Lens | None:
     options = record["plan"]["model"]
-    shape = tuple(record["model"]["shape"])
-    keys = ("cell", "upright", "colours")
-    return features.build(options.get("features"), shape, *(options.get(key) for key in keys))
+    return build_lens(tuple(record["model"]["shape"]), *(options.get(key) for key in KEYS))

@@ -275,7 +275,7 @@ def _make_request(
         target=held.target,
     )
     if (lens := held.features) is not None:  # the model's input is the images that clients hold
-        form = replace(form, shape=lens.shape, hog=lens)
+        form = replace(form, shape=lens.shape, lens=lens)
     return Request(
         run=header["run"],
         round=turn,

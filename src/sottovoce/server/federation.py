@@ -35,6 +35,7 @@ from sottovoce.models.base import JaxModel, Model, Params, find_model, predict_n
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import find_shortfall, gradient_norms
 from sottovoce.models.custom import Custom, explain_error, load_own_model
+from sottovoce.models.network import Network
 from sottovoce.models.person import PersonModel
 from sottovoce.plan import Plan
 from sottovoce.privacy import budget, calibration, gaussian, seeds
@@ -373,6 +374,7 @@ def build(
     _refuse_what_only_python_can_give(plan, data, model)
     _require_same_parts(plan, parts)
     held = load_holdings(plan, seed=seed, data=data) if held is None else add_features(plan, held)
+    plan = _note_network(plan, held)
     if parts.partition is not None:
         held = deal_anew(held, parts.partition, seeds.generator(seed, Purpose.SPLIT, 2))
     plan = add_client_count(plan, held)
@@ -406,6 +408,13 @@ def build(
     )
 
 
+def _note_network(plan: Plan, held: Holdings) -> Plan:
+    """Return the plan with the hash of the network whose features the rows are."""
+    if not isinstance(held.features, Network):
+        return plan
+    return plan.replace(**{"model.features_sha256": held.features.sha256})
+
+
 def build_from_members(
     plan: Plan, members: Sequence[Member], held: Holdings, model: Model | None = None
 ) -> Federation:
@@ -436,6 +445,7 @@ def build_from_members(
         claims = limit_samples([m.samples for m in shown], [m.registered for m in shown])
         plan = plan.choose_learning_rate(np.resize(claims, len(members)), plan.recipe().clip)
     recipe, held = plan.recipe(), add_features(plan, held)
+    plan = _note_network(plan, held)
     _require_same_parts(plan, NO_PARTS)
     _check_class_weights(plan, held)
     if plan.regression != held.target:

@@ -32,6 +32,7 @@ from sottovoce.models.base import (
     flatten_parameters,
     predict_numbers,
 )
+from sottovoce.models.network import KEYS
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.reports.progress import ProgressBar, is_notebook
@@ -454,8 +455,7 @@ def simulate_each(
     held: dict[Any, Holdings] = {}
     for plan in plans:
         for seed in seeds:
-            lens = plan.model
-            seen = (lens.features, lens.cell, lens.upright, lens.colours)
+            seen = tuple(getattr(plan.model, key) for key in KEYS)
             where = (plan.data, seen, seed)
             if where not in held:
                 held[where] = load_holdings(plan, seed=seed, data=given)
