@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -864,48 +865,6 @@ class _ColumnSummary:
         return tuple(sort_texts(self.texts))
 
 
-DRAFT_HEAD = """\
-# A plan for sottovoce train, drafted from the header of {file}.
-# It does not run yet. Fill in the label, and what is public about each column you want to use:
-# from a codebook, the law or common sense, never by looking at the rows.
-# All other keys have their defaults for tables; sottovoce init explains every key.
-schema = 1
-
-[data]
-path = {path}
-# The column to be predicted: {columns}
-label = ""
-# A column whose values are the clients; with it, remove the line with clients.
-# client = ""
-# A column of person ids: nobody is then both trained and tested on; unit = "person" below [local]
-# protects all rows of a person together.
-# person = ""
-clients = 10
-# Parts of each client's rows that are never trained on, or other tables with these columns. With
-# client they are clients' own rows, which the server has as they are: they are not protected.
-validation = 0.1
-test = 0.1
-# true: what is missing below is taken from the data, which the guarantee does not cover.
-infer = false
-
-# Numbers are cut to [low, high]; texts are one of their categories. A column that is not listed is
-# not used. The label needs its categories too. The kinds are guesses from the first rows.
-# Take the # away and write, for example, age = [0, 120] or sex = ["female", "male"].
-[data.columns]
-"""
-
-DRAFT_TAIL = """
-# A linear model learns most from a table of a few thousand rows; an mlp needs more. For a rare
-# class see docs/models.md: class_weights and the published prevalence.
-[model]
-name = "softmax"
-
-[privacy]
-epsilon = 8.0
-delta = 1e-5
-"""
-
-
 def draft_plan(table: Path, plan: Path) -> str:
     """Return the text of a plan for the table, to be saved at `plan`.
 
@@ -930,12 +889,16 @@ def draft_plan(table: Path, plan: Path) -> str:
         lines.append(f"# {key} = {public}" if public else f"# {key} is left out: {LEFT_OUT[kind]}")
     # The plan finds the table from its own folder, with slashes on every system.
     path = Path(os.path.relpath(table, plan.parent)).as_posix()
-    head = DRAFT_HEAD.format(
-        file=" ".join(table.name.split()),
-        path=format_value(path),
-        columns=_list_names([format_key(column) for column in kinds if column]),
+    return (
+        (resources.files("sottovoce.data") / "draft.txt")
+        .read_text("utf-8")
+        .format(
+            file=" ".join(table.name.split()),
+            path=format_value(path),
+            columns=_list_names([format_key(column) for column in kinds if column]),
+            listed="\n".join(lines),
+        )
     )
-    return head + "\n".join(lines) + "\n" + DRAFT_TAIL
 
 
 def _list_names(names: list[str]) -> str:

@@ -29,17 +29,8 @@ if TYPE_CHECKING:
 INK, MUTED, LINE = "#24292f", "#59626c", "#d5d9de"
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
 PURPLE, SKY, AMBER = "#a64d79", "#3a9ad9", "#b8860b"
-_VARIABLES = {
-    INK: "ink",
-    MUTED: "muted",
-    LINE: "line",
-    BLUE: "blue",
-    ORANGE: "orange",
-    GREEN: "green",
-    PURPLE: "purple",
-    SKY: "sky",
-    AMBER: "amber",
-}
+_COLOURS = (INK, MUTED, LINE, BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
+_VARIABLES = ("ink", "muted", "line", "blue", "orange", "green", "purple", "sky", "amber")
 SIZE = (4.3, 2.65)  # inches; narrow, so that the letters stay legible on a phone
 _STYLE: Any = {  # which names there are differs between versions of matplotlib
     "svg.fonttype": "none",
@@ -127,7 +118,7 @@ def _embed(svg: str, name: str, label: str) -> str:
     box = re.search(r'viewBox="[^"]+"', body)
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
     body = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", body)
-    for colour, variable in _VARIABLES.items():
+    for colour, variable in zip(_COLOURS, _VARIABLES, strict=True):
         body = body.replace(f": {colour}", f": var(--{variable}, {colour})")
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '

@@ -164,18 +164,8 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     _give_to_user(keys, places.user, all_within=True)
     _give_to_user(doors, proxy, all_within=True)
     where = f"{names[0] if names else 'SERVER'}:{places.port}"
-    return _fill_template(
-        "server.txt",
-        {
-            "ca": str(made.certificate),
-            "ca_key": str(made.key),
-            "keys": str(keys),
-            "runs": str(places.runs),
-            "user": places.user,
-            "port": str(places.port),
-            "where": where,
-        },
-    )
+    more = {"ca": str(made.certificate), "ca_key": str(made.key), "where": where}
+    return _fill_template("server.txt", {**values, **more})
 
 
 def renew_server(places: ServerPlaces, passphrase: bytes) -> str:

@@ -19,7 +19,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from itertools import product
 from typing import Annotated, Any, Literal, Self, get_args
@@ -362,6 +362,12 @@ def load_methods() -> dict[str, Method]:
     """
     tables = tomllib.loads(_ROOT.joinpath("methods.toml").read_text("utf-8"))
     return {name: Method(**table) for name, table in tables.items()}
+
+
+@cache
+def load_looks() -> dict[str, dict[str, list[str]]]:
+    """Load `looks.toml`: colour, marker and stroke of each line, by kind and name."""
+    return tomllib.loads(_ROOT.joinpath("looks.toml").read_text("utf-8"))
 
 
 def parse_figure(text: str, name: str) -> Figure:

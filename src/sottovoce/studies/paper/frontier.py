@@ -31,12 +31,12 @@ from sottovoce.errors import DataError, RunError
 from sottovoce.plan import Plan
 from sottovoce.privacy.budget import format_claim
 from sottovoce.privacy.gaussian import Floats
-from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_svg, tidy_axes
+from sottovoce.reports.charts import INK, MUTED, draw_svg, tidy_axes
 from sottovoce.studies import store
 from sottovoce.studies.paper import outcomes
 from sottovoce.studies.paper.definition import Cell, expand, load_figure, nest_keys
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flatten_plan
-from sottovoce.studies.paper.page import Look, draw_error_bars
+from sottovoce.studies.paper.page import draw_error_bars, find_look
 
 NAME, SCHEMA = "frontier", "sottovoce.frontier/1"
 MOST_LISTED = 8  # the largest ε of the paper's curves that the table lists; the picture shows all
@@ -48,14 +48,6 @@ _QUICK_MODELS: Mapping[str, Mapping[str, Any]] = {
     "cnn": {"model.channels": 2},
     "mlp": {"model.hidden": 8},
     "svm": {"model.name": "softmax", "model.kappa": None},  # an svm tells two classes apart
-}
-_LOOKS: Mapping[str, Look] = {
-    "paper": (ORANGE, "o", (0, (5, 2))),
-    "corrected": (MUTED, "s", "solid"),
-    "ours": (BLUE, "D", "solid"),
-    "ours, fewer": (GREEN, "^", "solid"),
-    "adult": (PURPLE, "v", "solid"),
-    "rehearsed": (GREEN, "^", "solid"),
 }
 Whose: TypeAlias = Literal["public", "clients"]
 PENALTY = 1e-4  # λ of the fitted layer; fixed beforehand for all datasets
@@ -337,7 +329,9 @@ def _paint_panel(ax: Any, panel: Mapping[str, Any], points: Sequence[FrontierPoi
             private.sort(key=lambda point: point.epsilon)
             at, means = [p.epsilon for p in private], [100 * p.mean for p in private]
             spreads = [100 * p.spread for p in private]
-            draw_error_bars(ax, at, means, spreads, _LOOKS[curve["name"]], curve["label"])
+            draw_error_bars(
+                ax, at, means, spreads, find_look("curve", curve["name"]), curve["label"]
+            )
             ticks |= {p.asked for p in private}
     ax.set_xscale("log")
     ax.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])

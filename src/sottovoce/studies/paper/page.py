@@ -20,7 +20,7 @@ from sottovoce.plan import Plan
 from sottovoce.reports import charts
 from sottovoce.reports.pages import format_ceiling, format_number, render_page
 from sottovoce.studies.paper.checks import Judged, compute_interval, format_verdict, list_claims
-from sottovoce.studies.paper.definition import Figure, load_methods, load_setting
+from sottovoce.studies.paper.definition import Figure, load_looks, load_methods, load_setting
 from sottovoce.studies.paper.outcomes import PointTable, format_label
 
 if TYPE_CHECKING:
@@ -268,29 +268,8 @@ def _list_files(one: Judged) -> list[tuple[str, str, str, str]]:
 
 
 _SIZE, _RASTER = (4.3, 3.15), (4.3, 1.75)
-_DASHED, _DOTTED = (0, (5, 2)), (0, (1.5, 1.5))
-_SOLID = "solid"
+_STROKES: dict[str, Any] = {"solid": "solid", "dashed": (0, (5, 2)), "dotted": (0, (1.5, 1.5))}
 Look = tuple[str, str, Any]  # colour, marker, stroke
-_METHODS: dict[str, Look] = {
-    "udp": (charts.MUTED, "s", _SOLID),
-    "lei": (charts.GREEN, "^", _SOLID),
-    "crd": (charts.ORANGE, "o", _SOLID),
-    "smoothed": (charts.BLUE, "D", _SOLID),
-    "optimal": (charts.INK, "x", _DASHED),
-    "paid": (charts.PURPLE, "v", _DOTTED),
-    "crd-paper": (charts.ORANGE, "o", _DASHED),
-    "smoothed-paper": (charts.BLUE, "D", _DASHED),
-    "unequal": (charts.ORANGE, "o", _SOLID),
-    "precision": (charts.BLUE, "D", _SOLID),
-}
-_LEVELS: tuple[Look, ...] = (
-    (charts.ORANGE, "o", _SOLID),
-    (charts.AMBER, "s", _DASHED),
-    (charts.GREEN, "^", _SOLID),
-    (charts.SKY, "D", _DASHED),
-    (charts.BLUE, "v", _SOLID),
-    (charts.PURPLE, "x", _DASHED),
-)
 _NAMES = {
     "loss": "test loss",
     "accuracy": "test accuracy (%)",
@@ -394,8 +373,14 @@ def _draw_legend(page: Any, ax: Any) -> None:
 def choose_look(figure: Figure, line: Any, index: int) -> Look:
     """Return colour, marker and stroke of a line."""
     if figure.line is not None and figure.line.key == "method":
-        return _METHODS[str(line).removesuffix("-short")]
-    return _LEVELS[index % len(_LEVELS)]
+        return find_look("method", str(line).removesuffix("-short"))
+    return find_look("level", str(index % len(load_looks()["level"])))
+
+
+def find_look(kind: str, name: str) -> Look:
+    """Return colour, marker and stroke of a line of this kind, by its name in `looks.toml`."""
+    colour, marker, stroke = load_looks()[kind][name]
+    return getattr(charts, colour.upper()), marker, _STROKES[stroke]
 
 
 def _paint_lines(ax: Any, table: PointTable, panel: Any) -> None:
@@ -460,7 +445,9 @@ def _paint_horizons(ax: Any, table: PointTable, panel: Any) -> None:
         ax.plot(t, T, color=colour, linestyle=stroke, drawstyle="steps-post", label=name)
         ax.plot(done, T[-1], marker=marker, color=colour, markersize=5)
         longest = max(longest, done)
-    ax.plot((0, longest), (0, longest), color=charts.MUTED, linewidth=0.9, linestyle=_DOTTED)
+    ax.plot(
+        (0, longest), (0, longest), color=charts.MUTED, linewidth=0.9, linestyle=_STROKES["dotted"]
+    )
     ax.set(xlabel="rounds done", ylabel=_NAMES["horizon"], ylim=(0, None), xlim=(0, None))
 
 
@@ -471,7 +458,9 @@ def _make_moment_picture(i: int, panel: dict[str, Any]) -> Picture:
 
     def paint(ax: Any) -> None:
         ax.plot(order, bound, color=charts.BLUE, label="the paper’s bound")
-        ax.plot(order, truth, color=charts.ORANGE, linestyle=_DASHED, label="true log moment")
+        ax.plot(
+            order, truth, color=charts.ORANGE, linestyle=_STROKES["dashed"], label="true log moment"
+        )
         if len(below):
             ax.axvspan(below[0] - 0.5, order[-1], color=charts.ORANGE, alpha=0.13, linewidth=0)
             ax.text(
