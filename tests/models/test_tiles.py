@@ -64,15 +64,22 @@ def test_the_order_of_the_tiles_is_undone(model):
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_scores_and_gradients_are_those_of_the_convolution(model):
     params, x, y = draw(model)
-    found = cnn.compute_scores(model, cnn.arrange_tiles(model, params), x)
-    np.testing.assert_allclose(found, model.apply(params, x), rtol=1e-4, atol=1e-4)
-    wanted = jax.grad(lambda p: jnp.sum(model.loss(p, x, y)))(params)
+    found = jax.jit(lambda p: cnn.compute_scores(model, cnn.arrange_tiles(model, p), x))(params)
+
+    @jax.jit  # else XLA compiles every operation by itself
+    def convolve(p):
+        gradient = jax.grad(lambda q: jnp.sum(model.loss(q, x, y)))(p)
+        shares = jnp.mean(model.loss(p, x, y)), jnp.mean(model.correct(p, x, y))
+        return model.apply(p, x), gradient, *shares
+
+    scores, wanted, mean_loss, share = convolve(params)
+    np.testing.assert_allclose(found, scores, rtol=1e-4, atol=1e-4)
     total = clipped_sum(model, params, x, y, jnp.ones(len(y)), math.inf)
     for name, leaf in wanted.items():
         np.testing.assert_allclose(total[name], leaf, rtol=1e-3, atol=1e-4 * length(wanted))
     loss, accuracy = evaluate(model, params, x, y)
-    assert float(loss) == pytest.approx(float(jnp.mean(model.loss(params, x, y))), rel=1e-5)
-    assert float(accuracy) == pytest.approx(float(jnp.mean(model.correct(params, x, y))))
+    assert float(loss) == pytest.approx(float(mean_loss), rel=1e-5)
+    assert float(accuracy) == pytest.approx(float(share))
 
 
 @pytest.mark.slow
