@@ -35,6 +35,14 @@ RunFolder = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that stopped in --out.")]
 RecordAsJson = Annotated[bool, typer.Option("--json", help="The record on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        help="Send numbers of rounds and result to mlflow, tensorboard or wandb; may be repeated.",
+        metavar="TOOL",
+    ),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="A smaller version that takes less time.")]
 
 
@@ -306,6 +314,7 @@ def train(
         int | None, typer.Option(help="Make the simulation repeatable (default: from the OS).")
     ] = None,
     resume: Resume = False,
+    log: Log = None,
     as_json: RecordAsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -319,11 +328,13 @@ def train(
       sottovoce train
       sottovoce train --set privacy.epsilon=4 --seed 1 --out runs/first
       sottovoce train plan.toml --json > record.json
+      sottovoce train plan.toml --log tensorboard
       sottovoce train --resume --out runs/first
     """
     from sottovoce.cli.train import train
 
-    train(plan, settings or [], out=out, seed=seed, resume=resume, as_json=as_json, quiet=quiet)
+    shown: dict[str, Any] = {"as_json": as_json, "quiet": quiet, "log": log or ()}
+    train(plan, settings or [], out=out, seed=seed, resume=resume, **shown)
 
 
 @app.command()
@@ -350,6 +361,7 @@ def federate(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no authentication: a demonstration.")
     ] = False,
+    log: Log = None,
     as_json: RecordAsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -369,7 +381,7 @@ def federate(
     from sottovoce.flower.federate import federate
 
     del given["plan"], given["settings"]
-    federate(plan, settings or [], **given)
+    federate(plan, settings or [], **given | {"log": log or ()})
 
 
 @app.command()
@@ -546,6 +558,32 @@ def predict(
     writer.writerow(("prediction", *names))
     for said, row in zip(answer, found.tolist(), strict=True):
         writer.writerow((said, *(f"{p:.6g}" for p in row)))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    to: Annotated[
+        str, typer.Option("--to", help="onnx | safetensors | torch | sklearn", metavar="FORMAT")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write (default: RUN/model.…).")
+    ] = None,
+) -> None:
+    """Write the model of a run for another tool, and print the file's path.
+
+    onnx, torch (a torch.export program) and sklearn (an estimator, by joblib) take rows as the
+    model was trained on and give calibrated probabilities, or the number; for svm, softmax and
+    mlp. safetensors holds the parameters of any model. The guarantee is written into the file.
+
+    \b
+    Examples:
+      sottovoce export runs/first --to onnx
+      sottovoce export runs/first --to safetensors --out model.safetensors
+    """
+    from sottovoce.runs.trained import load
+
+    click.echo(load(run).export(to, out))
 
 
 @app.command()

@@ -16,6 +16,7 @@ from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.runs.checkpoint import RoundDone
+from sottovoce.runs.integrations import Tracker
 
 MOST_FINDINGS = 5  # warnings about the rows that `train` prints
 
@@ -45,6 +46,7 @@ def train(
     resume: bool = False,
     as_json: bool = False,
     quiet: bool = False,
+    log: Sequence[str] = (),
 ) -> None:
     """Run a plan, or continue a run, and print the result for people or as JSON."""
     stream = sys.stderr if as_json else sys.stdout
@@ -72,6 +74,7 @@ def train(
         plan = Plan(**checkpoint.load(folder)[2]["plan"])
     else:
         require_empty(folder)
+    trackers = [Tracker(name, plan.to_dict(), folder) for name in log]
 
     # JAX takes a second to load, so it is loaded only now, after a bad plan was refused.
     from sottovoce import reports
@@ -88,9 +91,11 @@ def train(
     try:
         with show:
             if resume:
-                done = engine.resume(folder, on_round=show_round)
+                done = engine.resume(folder, on_round=show_round, callbacks=trackers)
             else:
-                done = engine.simulate(plan, seed=seed, out=folder, on_round=show_round)
+                done = engine.simulate(
+                    plan, seed=seed, out=folder, on_round=show_round, callbacks=trackers
+                )
     except KeyboardInterrupt:
         if (folder / "record.json").exists():
             print(

@@ -47,6 +47,7 @@ from sottovoce.plan.base import write_toml
 from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
+from sottovoce.runs.integrations import Tracker
 from sottovoce.server.federation import add_client_count
 from sottovoce.server.members import MOST_SECONDS
 
@@ -216,6 +217,7 @@ def federate(
     keep_uploads: bool = False,
     deadline: float | None = None,
     minimum: int | None = None,
+    log: Sequence[str] = (),
 ) -> Path:
     """Run a plan between real processes, or resume such a run, and print the result.
 
@@ -240,6 +242,7 @@ def federate(
         folder = out if out is not None else progress.name_new_folder(plan)
         require_empty(folder)
     warm = _check_plan(plan, options, folder)
+    trackers = [Tracker(name, plan.to_dict(), folder) for name in log]
     show = progress.choose_display(stream, quiet=quiet, waiting="starting the nodes …")
 
     from sottovoce import reports
@@ -259,17 +262,19 @@ def federate(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with show:
-            _lead_run(folder.resolve(), nodes, options, show, warm)
+            _lead_run(folder.resolve(), nodes, options, show, warm, trackers)
     except KeyboardInterrupt:
         print(_describe_stop(folder, "stopped"), file=sys.stderr, flush=True)
         if (folder / "record.json").exists():
             reports.write_report(folder)
+            _end_trackers(trackers, folder)
         raise
     except FederationError as error:
         raise FederationError(f"{error}\n{_describe_stop(folder, 'the run stopped')}") from None
     finally:
         signal.signal(signal.SIGTERM, before)
     page = reports.write_report(folder)
+    _end_trackers(trackers, folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
     progress.print_advice(record)
     if as_json:
@@ -277,6 +282,14 @@ def federate(
     else:
         show.say(progress.summarize_run(record, folder, page))
     return folder
+
+
+def _end_trackers(trackers: Sequence[Tracker], folder: Path) -> None:
+    if trackers:
+        from sottovoce.runs.trained import load  # it loads JAX
+
+        for tracker in trackers:
+            tracker.on_end(load(folder))
 
 
 def load_plan(path: Any, settings: Sequence[str], clients: int | None) -> Plan:
@@ -326,6 +339,7 @@ def _lead_run(
     options: Options,
     show: progress.SilentDisplay,
     warm: str | None,
+    trackers: Sequence[Tracker],
 ) -> None:
     # Loaded only now: Flower takes a second to import.
     from sottovoce.flower import local
@@ -337,7 +351,7 @@ def _lead_run(
         session, configs, warm=warm, pinned=True, insecure=options.insecure
     ) as running:
         server = _Server(folder, running)
-        follow = _Follower(session / PROGRESS, show, server)
+        follow = _Follower(session / PROGRESS, show, server, trackers)
         show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")
         run = running.run(
             local.APP,
@@ -377,8 +391,14 @@ class _Follower:
     Flower would notice that, too, a minute later.
     """
 
-    def __init__(self, path: Path, show: progress.SilentDisplay, server: _Server) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        show: progress.SilentDisplay,
+        server: _Server,
+        trackers: Sequence[Tracker] = (),
+    ) -> None:
+        self.path, self.trackers = path, trackers
         self.show = show
         self.server = server
         self.read = 0
@@ -393,7 +413,10 @@ class _Follower:
             whole, newline, _ = file.read().rpartition(b"\n")
             self.read += len(whole) + len(newline)
             for line in whole.splitlines():
-                self.show.round(RoundDone(**json.loads(line)))
+                done = RoundDone(**json.loads(line))
+                self.show.round(done)
+                for tracker in self.trackers:
+                    tracker.on_round(done)
         here = self.server.find_pid() is not None
         self.seen = self.seen or here
         if here or not self.seen:

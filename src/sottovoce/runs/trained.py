@@ -29,6 +29,7 @@ from sottovoce.models.custom import load_own_model
 from sottovoce.models.metrics import Calibration, compute_probabilities
 from sottovoce.models.network import KEYS, Lens, build_lens
 from sottovoce.privacy.budget import describe_undisclosed
+from sottovoce.runs.integrations import export_run
 from sottovoce.runs.record import Record, model_sha256
 
 
@@ -73,6 +74,10 @@ class Trained:
         path = None if self.folder is None else self.folder / "trace.npz"
         trace = read_npz(path) if path is not None and path.exists() else None
         return Page(render_report(self.record, trace))
+
+    def export(self, to: str, path: str | Path | None = None) -> Path:
+        """Write the model for another tool (onnx, safetensors, torch, sklearn); return the path."""
+        return export_run(self, to, path)
 
     @property
     def history(self) -> Any:

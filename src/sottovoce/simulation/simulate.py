@@ -38,6 +38,7 @@ from sottovoce.privacy import seeds as seeding
 from sottovoce.reports.progress import ProgressBar, is_notebook
 from sottovoce.runs import checkpoint, record
 from sottovoce.runs.checkpoint import OnRound, ServerState, describe_last_round
+from sottovoce.runs.integrations import Tracker
 from sottovoce.runs.record import Record, Status
 from sottovoce.runs.trained import Trained
 from sottovoce.server import rounds
@@ -73,7 +74,8 @@ class Callbacks:
     ) -> None:
         self.on_round = [on_round] if on_round is not None else []
         self.on_end = [on_end] if on_end is not None else []
-        for given in objects:
+        self.trackers = [given for given in objects if isinstance(given, str)]
+        for given in (given for given in objects if not isinstance(given, str)):
             found = getattr(given, "on_round", None), getattr(given, "on_end", None)
             if found == (None, None):
                 bound = "objects with on_round(done) or on_end(run)"
@@ -83,6 +85,13 @@ class Callbacks:
         for call in (*self.on_round, *self.on_end):
             if not callable(call):
                 raise InputError.of("callbacks", call, "functions", "give a function of one value")
+
+    def follow(self, plan: Plan, folder: Path | None) -> None:
+        """Make the trackers that are named by a word."""
+        for name in self.trackers:
+            tracker = Tracker(name, plan.to_dict(), folder)
+            self.on_round.append(tracker.on_round)
+            self.on_end.append(tracker.on_end)
 
 
 def adapt_plan(
@@ -167,6 +176,7 @@ def simulate(
 
     `on_round(done)` is called after each round with a `RoundDone`, `on_end(run)` when the run has
     ended or was interrupted; `callbacks` are objects with one of these or both.
+    The words mlflow, tensorboard and wandb among them write the numbers there, too.
     `progress` shows a bar; by default in a notebook only. A KeyboardInterrupt leaves a valid record
     and a checkpoint in `out`.
 
@@ -185,6 +195,7 @@ def simulate(
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
     plan = adapt_plan(plan, given, model, parts)
     folder = None if out is None else require_empty(Path(out))
+    calls.follow(plan, folder)
     with Interrupts() as interrupts:
         run = start_run(build(plan, seed=seed, data=given, model=model, parts=parts), seed)
         interrupts.check()
@@ -221,6 +232,7 @@ def resume(
     with Interrupts() as interrupts, hold_folder(folder):
         state, arrays, header, kept = checkpoint.load(folder)  # after another process let go of it
         plan, seed = Plan(**header["plan"]), int(header["seed"])
+        calls.follow(plan, folder)
         federation = build(plan, seed=seed, data=given, model=model, parts=parts)
         by_rows = not header["data"].startswith(NUMBERS)
         if federation.held.fingerprint(rows=by_rows) != header["data"]:
