@@ -1,7 +1,8 @@
-"""A real browser for the tests of pages: Chromium, driven by its command line alone.
+"""A real browser for the tests of pages: Chromium, driven by its command line or through a pipe.
 
 Our pages have no scripts and forbid them; to measure one, another page holds it in frames (a window
-cannot be as narrow as a phone) and writes what it measured into its own title.
+cannot be as narrow as a phone) and writes what it measured into its own title. A page that changes
+while it is open is followed with the DevTools protocol (`open_tab`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import re
 import shutil
 import subprocess
 import threading
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -132,3 +137,99 @@ def requests(browser: str, page: Path, profile: Path) -> list[str]:
         chromium(browser, profile, "--dump-dom", address)
         server.shutdown()
     return asked
+
+
+class Tab:
+    """A page that stays open, driven by DevTools messages that end with a zero byte."""
+
+    def __init__(self, send: BinaryIO, receive: BinaryIO) -> None:
+        self.send, self.receive, self.number = send, receive, 0
+        self.complaints: list[str] = []  # of the browser's console
+        self.session: str | None = None
+        target = self.command("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.command("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
+        for name in ("Page.enable", "Runtime.enable", "Log.enable"):
+            self.command(name)
+
+    def command(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send a command and return its result."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        if self.session is not None:
+            message["sessionId"] = self.session
+        self.send.write(json.dumps(message).encode() + b"\0")
+        self.send.flush()
+        while True:
+            answer = self._read()
+            if answer.get("id") == self.number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _read(self) -> dict[str, Any]:
+        text = bytearray()
+        while (byte := self.receive.read(1)) != b"\0":
+            assert byte, "the browser is gone"
+            text += byte
+        message: dict[str, Any] = json.loads(text)
+        if message.get("method") == "Log.entryAdded":
+            self.complaints.append(message["params"]["entry"]["text"])
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(message["params"]["exceptionDetails"]))
+        return message
+
+    def show(self, address: str, *, width: int = 1400, dark: bool = False) -> None:
+        """Open an address in a window of this width."""
+        self.command(
+            *("Emulation.setDeviceMetricsOverride",),
+            **{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme])
+        self.command("Page.navigate", url=address)
+        self.wait_for("document.readyState === 'complete'")
+
+    def evaluate(self, script: str) -> Any:
+        """Return the value of an expression on the page."""
+        found = self.command("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def wait_for(self, script: str, seconds: float = 300) -> Any:
+        """Return the first value of the expression that is true."""
+        until = time.monotonic() + seconds
+        while not (value := self.evaluate(script)):
+            assert time.monotonic() < until, f"{script}: {self.evaluate('document.body.innerText')}"
+            time.sleep(0.1)
+        return value
+
+    def screenshot(self, path: Path) -> None:
+        """Write a picture of the whole page."""
+        shot = self.command("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(b64decode(shot["data"]))
+
+
+@contextmanager
+def open_tab(browser: str, profile: Path) -> Iterator[Tab]:
+    """Start a browser with one open page."""
+    command = [browser, *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
+    (from_test, to_browser), (from_browser, to_test) = os.pipe(), os.pipe()
+    # The browser reads descriptor 3 and writes descriptor 4.
+    shell = f'exec "$@" 3<&{from_test} 4>&{to_test}'
+    with (
+        os.fdopen(to_browser, "wb") as send,
+        os.fdopen(from_browser, "rb") as receive,
+        subprocess.Popen(
+            ["bash", "-c", shell, "bash", *command],
+            pass_fds=(from_test, to_test),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as started,
+    ):
+        os.close(from_test)
+        os.close(to_test)
+        try:
+            yield Tab(send, receive)
+        finally:
+            started.terminate()
+            started.wait(60)

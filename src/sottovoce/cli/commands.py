@@ -610,6 +610,29 @@ def report(
 
 
 @app.command()
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder that runs are in, or one run.", metavar="RUNS")
+    ] = Path("runs"),
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1 (default: a free one).")] = 0,
+) -> None:
+    """Serve a page that follows the runs of a folder while they go on; Ctrl-C ends it.
+
+    It shows curves, horizon, budget left and clients of each run, compares runs, and computes what
+    another budget would buy. It listens on this machine only, for whoever has the printed address.
+    Needs the extra `watch`.
+
+    \b
+    Examples:
+      sottovoce watch runs
+      sottovoce watch runs/first --port 8765
+    """
+    from sottovoce.reports.watch import serve
+
+    serve(folder, port, click.echo)
+
+
+@app.command()
 def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(help="Figures, or all. Without one: a list of them.")

@@ -2,7 +2,7 @@
 
 `run` renders a run folder, `certificate` a vault; `pages` holds the templates' environment and how
 numbers are formatted, `charts` draws SVG; both serve the pages of `studies` too. `progress` is the
-table in the terminal.
+table in the terminal, `watch` the local page that follows runs.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -331,3 +333,143 @@ def _describe_ends(values: Floats, form: str) -> str:
         return "No finite values."
     first, last = (form.format(v) for v in (finite[0], finite[-1]))
     return f"First {first}, last {last}."
+
+
+# Plots of a page that changes every second: matplotlib would take longer than a round. A template
+# draws them; here is where their points and ticks lie.
+
+
+PLOT_SIZE = (430, 265)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 10, 42  # margins, in the units of PLOT_SIZE
+PlotValue = float | str | None
+
+
+@dataclass(frozen=True)
+class PlotLine:
+    """Values to draw: a line, steps, or points with a name each; None is a gap."""
+
+    label: str
+    x: Sequence[PlotValue]
+    y: Sequence[PlotValue]
+    kind: Literal["line", "steps", "points"] = "line"
+    names: Sequence[str] = ()
+
+
+class PlotShape(NamedTuple):
+    """A line as it is drawn: its SVG path, or its points with their names."""
+
+    label: str
+    path: str
+    points: list[tuple[float, float, str]]
+
+
+class Plot(NamedTuple):
+    """Shapes and ticks (where they are, and their text) in the units of PLOT_SIZE."""
+
+    x_label: str
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    shapes: list[PlotShape]
+
+
+class _Axis:
+    """Maps values to 0 … 1: numbers, their logarithms where they are spread widely, or words."""
+
+    def __init__(self, values: Sequence[PlotValue], *, may_be_log: bool) -> None:
+        known = [value for value in values if value is not None]
+        self.words = (
+            sorted({str(v) for v in known}) if any(isinstance(v, str) for v in known) else []
+        )
+        numbers = [] if self.words else [float(v) for v in known if abs(float(v)) < _HUGE]
+        low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
+        if high - low <= 1e-6 * abs(high):  # else the axis shows rounding errors
+            low, high = sorted((0.0, 2 * high or 1.0))
+        self.is_log = may_be_log and low > 0 and high / low > 50
+        low, high = self._scale(low), self._scale(high)
+        pad = (high - low) * 0.05
+        self.low, self.high = low - pad, high + pad
+        self.is_empty = not known or not (numbers or self.words)
+
+    def _scale(self, value: float) -> float:
+        return math.log10(value) if self.is_log else value
+
+    def place(self, value: PlotValue) -> float | None:
+        """Return where a value lies; None where it cannot be drawn."""
+        if value is None:
+            return None
+        if self.words:
+            return (self.words.index(str(value)) + 0.5) / len(self.words)
+        number = float(value)
+        if not abs(number) < _HUGE:  # NaN, too
+            return None
+        return (self._scale(number) - self.low) / (self.high - self.low)
+
+    def list_ticks(self) -> list[tuple[float, str]]:
+        """Return about five round values."""
+        if self.words:
+            return [((i + 0.5) / len(self.words), word) for i, word in enumerate(self.words)]
+        span = self.high - self.low
+        if self.is_log and span > 2.5:
+            powers = range(math.ceil(self.low), math.floor(self.high) + 1, math.ceil(span / 6))
+            values = [10.0**k for k in powers]
+        elif self.is_log:
+            decades = range(math.floor(self.low), math.ceil(self.high) + 1)
+            values = [m * 10.0**k for k in decades for m in (1, 2, 5)]
+        else:
+            size = 10.0 ** math.floor(math.log10(span / 4))
+            step = next(size * m for m in (1, 2, 5, 10) if span / (size * m) <= 6)
+            first = math.ceil(self.low / step)
+            values = [step * k for k in range(first, math.floor(self.high / step) + 1)]
+        places = [(self.place(value), f"{value:.6g}") for value in values]
+        return [(at, text) for at, text in places if at is not None and 0 <= at <= 1]
+
+
+def plot(x_label: str, lines: Sequence[PlotLine], *, log_x: bool = False) -> Plot | None:
+    """Return where lines, points and ticks lie; None where there is nothing to draw.
+
+    Values that are spread widely are drawn by their logarithms, across only with `log_x`.
+
+    >>> drawn = plot("ε", [PlotLine("", [1, 2, 4], [0.5, None, 0.7], "points", ["a", "b", "c"])])
+    >>> [name for _, _, name in drawn.shapes[0].points], [text for _, text in drawn.y_ticks]
+    (['a', 'c'], ['0.5', '0.55', '0.6', '0.65', '0.7'])
+    >>> plot("ε", [PlotLine("", [1.0], [None])]) is None
+    True
+    """
+    x_axis = _Axis([value for line in lines for value in line.x], may_be_log=log_x)
+    y_axis = _Axis([value for line in lines for value in line.y], may_be_log=True)
+    if x_axis.is_empty or y_axis.is_empty:
+        return None
+    width, height = PLOT_SIZE
+
+    def to_x(at: float) -> float:
+        return round(_LEFT + at * (width - _LEFT - _RIGHT), 1)
+
+    def to_y(at: float) -> float:
+        return round(height - _BOTTOM - at * (height - _TOP - _BOTTOM), 1)
+
+    shapes = []
+    for line in lines:
+        names = line.names or [""] * len(line.x)
+        path, points, pen_down = [], [], False
+        keep = np.unique(
+            np.linspace(0, len(line.x) - 1, min(len(line.x), _MOST_POINTS)).astype(int)
+        )
+        for i in keep if line.kind != "points" else range(len(line.x)):
+            x, y = x_axis.place(line.x[i]), y_axis.place(line.y[i])
+            if x is None or y is None:
+                pen_down = False
+                continue
+            points.append((to_x(x), to_y(y), names[i]))
+            across = f"H{to_x(x)}V{to_y(y)}" if line.kind == "steps" else f"L{to_x(x)} {to_y(y)}"
+            path.append(across if pen_down else f"M{to_x(x)} {to_y(y)}")
+            pen_down = True
+        few = line.kind == "points" or len(points) < 25
+        shapes.append(
+            PlotShape(line.label, "" if line.kind == "points" else "".join(path), points * few)
+        )
+    return Plot(
+        x_label,
+        [(to_x(at), text) for at, text in x_axis.list_ticks()],
+        [(to_y(at), text) for at, text in y_axis.list_ticks()],
+        shapes,
+    )

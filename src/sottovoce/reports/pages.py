@@ -24,11 +24,12 @@ def render_page(template: str, **context: Any) -> str:
     >>> "<title>a &lt; b</title>" in page, "Content-Security-Policy" in page
     (True, True)
     """
-    return _load_templates().get_template(template).render(**context)
+    return load_templates().get_template(template).render(**context)
 
 
 @cache
-def _load_templates() -> Environment:
+def load_templates() -> Environment:
+    """Return the environment of all templates, with their filters."""
     # Imported here: whoever imports sottovoce.reports for its progress table need not wait.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -413,8 +413,6 @@ def render_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
 def _render(run: CheckedRun) -> str:
     mu, headline, record = run.attacker_mu(), describe_run(run), run.record
     codes, plan, result = run.guarantee["not_covered"], record.plan, record.result
-    in_simulation_only = any(code in codes for code in ("paper-calibration", *LEAKS))
-    banner = IN_SIMULATION_ONLY if in_simulation_only else SIMULATED
     attacker = {
         "found": round_up(float(gaussian.tpr(0.01, mu)), 3),
         "area": round_up(float(gaussian.auc(mu)), 3),
@@ -427,7 +425,7 @@ def _render(run: CheckedRun) -> str:
         "run.html.j2",
         title=headline,
         headline=headline,
-        banner=banner if record.noise == "simulated" else "",
+        banner=choose_banner(record.noise, codes),
         version=record.versions.get("sottovoce", ""),
         run=run,
         record=record,
@@ -459,6 +457,14 @@ def _render(run: CheckedRun) -> str:
         ],
         remarks=sum(1 for w in run.who if w.remarks),
     )
+
+
+def choose_banner(noise: str, not_covered: Sequence[str]) -> str:
+    """Return what a page of a simulation says above everything else; empty for secure noise."""
+    if noise != "simulated":
+        return ""
+    only = any(code in not_covered for code in ("paper-calibration", *LEAKS))
+    return IN_SIMULATION_ONLY if only else SIMULATED
 
 
 def describe_run(run: CheckedRun) -> str:

@@ -114,6 +114,7 @@ def describe_last_round(state: ServerState, plan: Plan) -> RoundDone | None:
 
 
 NAME = "checkpoint.npz"
+_TANK = ("capacity", "spent", "opened", "debits")
 MANY_CLIENTS = 10_000  # above this, what is said of each client goes to npz only
 
 
@@ -168,10 +169,7 @@ def save(
     for slot, leaves in (memory or {}).items():
         arrays |= {f"{slot}:{name}": leaf for name, leaf in leaves.items()}
     arrays |= {
-        "capacity": tank.capacity,
-        "spent": tank.spent,
-        "opened": tank.opened,
-        "debits": tank.debits,
+        **{name: getattr(tank, name) for name in _TANK},
         "asked": state.asked,
         "turns": state.turns,
         "sigma": np.array(state.sigma).reshape(len(state.sigma), len(state.asked)),
@@ -204,7 +202,7 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
         arrays = read_npz(path)
         meta = json.loads(arrays["meta"].tobytes())
         header: dict[str, Any] = meta["header"]
-        tank = Tank(arrays["capacity"], arrays["spent"], arrays["opened"], arrays["debits"])
+        tank = Tank(*(arrays[name] for name in _TANK))
         done, horizon, recent, last = meta["progress"]
         state = ServerState(
             progress=Progress(done, horizon, tuple(recent), last),
@@ -227,6 +225,18 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
     except (KeyError, ValueError, OSError, TypeError, AttributeError, RecursionError):
         raise RunError(f"{path} is damaged; start the run anew in another folder") from None
     return state, params, header, memory
+
+
+def read_public_state(folder: Path) -> tuple[dict[str, Any], NDArray[np.float64]]:
+    """Return a checkpoint's texts, and each client's budget left (NaN: hidden); no model is read.
+
+    Raises OSError or ValueError where there is no whole checkpoint.
+    """
+    arrays = read_npz(folder / NAME, "meta", *_TANK)
+    meta: dict[str, Any] = json.loads(arrays["meta"].tobytes())
+    left = Tank(*(arrays[name] for name in _TANK)).left_fraction
+    hidden = [member["budget"] is None for member in meta["header"].get("members", ())]
+    return meta, np.where(hidden or False, np.nan, left)
 
 
 def _select_arrays(arrays: Parameters, slot: str) -> Parameters:

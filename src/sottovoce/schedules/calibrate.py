@@ -206,22 +206,18 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
     )
 
 
-def format_table(answer: Calibrated) -> str:
-    """Format the result for people: the request, one upload, and the paper's noise beside ours.
+def list_noise(answer: Calibrated) -> list[tuple[str, str, str]]:
+    """Return the rows of a table: name, with your calibration, and with the paper's Theorem 1.
 
-    >>> print(format_table(calibrate()).splitlines()[0])
-    asked for     (ε, δ) = (8, 1e-05) for one record, exact calibration
+    >>> [name for name, _, _ in list_noise(calibrate())][1:3]
+    ['noise σ of one upload', 'μ of one upload, Δ/σ']
     """
     ask = answer.request
-    who = "all" if ask.per_round == ask.clients else f"{ask.per_round}"
-    what = {"record": "one record", "person": "one person", "client": "a client's whole dataset"}
-    formula = "2ηC" if ask.unit == "client" else "2ηC/n"
     ratio = answer.sensitivity / answer.paper_sigma
     mu_paper = math.sqrt(answer.participations) * ratio
-    short = answer.paper_true_epsilon > ask.epsilon
     true = float(gaussian.delta(ask.epsilon, answer.mu))
     absent = calibrations.charges_absent(ask.calibration)
-    rows = [
+    return [
         ("", f"{ask.calibration} (yours)", "Theorem 1 of the paper"),
         ("noise σ of one upload", f"{answer.sigma:.6g}", f"{answer.paper_sigma:.6g}"),
         ("μ of one upload, Δ/σ", f"{answer.mu_release:.6g}", f"{ratio:.6g}"),
@@ -247,6 +243,19 @@ def format_table(answer: Calibrated) -> str:
             f"{round_up(float(gaussian.auc(mu_paper)), 4):.4f}",
         ),
     ]
+
+
+def format_table(answer: Calibrated) -> str:
+    """Format the result for people: the request, one upload, and the paper's noise beside ours.
+
+    >>> print(format_table(calibrate()).splitlines()[0])
+    asked for     (ε, δ) = (8, 1e-05) for one record, exact calibration
+    """
+    ask = answer.request
+    who = "all" if ask.per_round == ask.clients else f"{ask.per_round}"
+    what = {"record": "one record", "person": "one person", "client": "a client's whole dataset"}
+    formula = "2ηC" if ask.unit == "client" else "2ηC/n"
+    short = answer.paper_true_epsilon > ask.epsilon
     lines = [
         f"asked for     (ε, δ) = ({format_claim(ask.epsilon)}, {format_claim(ask.delta, 3)}) "
         f"for {what[ask.unit]}, {ask.calibration} calibration",
@@ -255,7 +264,7 @@ def format_table(answer: Calibrated) -> str:
         f"one upload    Δ = {formula} = {answer.sensitivity:.6g} "
         f"(n = {ask.samples}, C = {ask.clip:g}, η = {ask.learning_rate:g})",
         "",
-        *(f"{name:<34}  {ours:>16}  {theirs:>24}" for name, ours, theirs in rows),
+        *(f"{name:<34}  {ours:>16}  {theirs:>24}" for name, ours, theirs in list_noise(answer)),
         "",
         *(
             [
