@@ -99,6 +99,8 @@ def draw_axes(name: str, label: str, paint: Callable[[Any], None], **how: Any) -
         ax = figure.add_subplot()
         paint(ax)
         tidy_axes(ax)
+        if ax.get_xlabel() in ("round", "rounds done") and len(ax.get_xticks()):
+            ax.locator_params(axis="x", integer=True)
 
     return draw_svg(name, label, paint_figure, **how)
 

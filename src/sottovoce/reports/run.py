@@ -555,13 +555,16 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
     drawn: list[tuple[str, str, str]] = []
     if run.used:
         marked = " Dotted lines: T shrank." if 0 < len(run.triggers) <= 60 else ""
-        watched = "What the schedule watches."
+        watched = "On unprotected records."
+        if run.section("rounds").get("schedule") == "discounted":
+            watched = "What the schedule watches."
         if run.section("data").get("validation") == 0:
             watched = (
                 "On the test rows, which steer this run as in the paper: the test is no fresh one."
             )
         elif "metric" in run.record.plan and run.section("server").get("signal") == "public":
-            watched = f"The schedule watches {run.record.plan['metric']} on the same rows instead."
+            metric = metrics.TITLES[run.record.plan["metric"]].removeprefix("test ")
+            watched = f"The plan is judged by {metric} on the same rows instead."
         drawn.append(("Validation loss", watched + marked, charts.draw_loss(run)))
         sigma = "Standard deviation on one coordinate of one upload."
         drawn += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 import sys
@@ -20,7 +21,7 @@ from sottovoce.privacy import calibration
 from sottovoce.server.federation import build
 from sottovoce.studies.rehearsal import search as trials
 from sottovoce.studies.rehearsal import standin
-from sottovoce.studies.rehearsal.page import find_points, render_rehearsal
+from sottovoce.studies.rehearsal.page import choose_labels, find_points, render_rehearsal
 from sottovoce.studies.rehearsal.rehearsing import predict_accuracy, write_rehearsal
 from sottovoce.studies.rehearsal.search import Spent, Trial, Trials, choose_seeds, search_settings
 from sottovoce.studies.rehearsal.space import (
@@ -509,6 +510,19 @@ def test_the_page_shows_surface_choice_and_cost(rehearsed):
     assert len(found) >= 9
     at = rehearsed.setting[ROUNDS], rehearsed.setting[RATE]
     assert at in found
+
+
+def test_numbers_on_the_map_do_not_touch():
+    rng = np.random.default_rng(3)
+    points = [tuple(point) for point in 2 ** rng.uniform((3, -3), (10, 5), (200, 2))]
+    kept = choose_labels(points)
+    assert points[0] in kept
+    width = np.log2(np.array(points)).max(axis=0) - np.log2(np.array(points)).min(axis=0)
+    for one, other in itertools.combinations(np.log2(np.array(sorted(kept))), 2):
+        # In inches on a map of 3.3 by 2.6: a number is 0.28 wide and 0.13 high.
+        apart = np.abs(one - other) / (width + 2 * np.log2(1.6)) * (3.3, 2.6)
+        assert apart[0] >= 0.28 or apart[1] >= 0.13
+    assert len(choose_labels([(10.0, 1.0), (40.0, 1.0), (160.0, 1.0)])) == 3
 
 
 @pytest.mark.slow

@@ -157,6 +157,8 @@ def draw_surface(result: Rehearsal, measure: str) -> Markup:
     values = np.array(list(found.values()))
     order = np.argsort(np.argsort(-values if measure == "loss" else values, kind="stable"))
     shade = 0.06 + 0.5 * order / max(1, len(values) - 1)
+    best_first = [list(found)[i] for i in np.argsort(-order)]
+    labelled = choose_labels([*([chosen] if chosen in found else []), *best_first])
 
     def paint(figure: Any) -> None:
         ax = figure.add_subplot()
@@ -166,8 +168,9 @@ def draw_surface(result: Rehearsal, measure: str) -> Markup:
             ax.plot(
                 T, eta, marker="o", markersize=19, color=BLUE, alpha=float(dark), linestyle="none"
             )
-            shown = f"{value:.2f}" if measure == "loss" else f"{100 * value:.1f}"
-            ax.text(T, eta, shown, ha="center", va="center", fontsize=8.6, color=INK)
+            if (T, eta) in labelled:
+                shown = f"{value:.2f}" if measure == "loss" else f"{100 * value:.1f}"
+                ax.text(T, eta, shown, ha="center", va="center", fontsize=8.6, color=INK)
         ax.plot(
             *chosen,
             marker="o",
@@ -193,6 +196,22 @@ def draw_surface(result: Rehearsal, measure: str) -> Markup:
         f"{chosen[1]:g}"
     )
     return draw_svg(f"surface-{measure}", label, paint, size=_SIZE)
+
+
+def choose_labels(points: Sequence[tuple[float, float]]) -> set[tuple[float, float]]:
+    """Return the points whose numbers fit on the map without touching; the first ones go first.
+
+    >>> sorted(choose_labels([(10.0, 1.0), (11.0, 1.0), (40.0, 1.0), (10.0, 8.0)]))
+    [(10.0, 1.0), (10.0, 8.0), (40.0, 1.0)]
+    """
+    logs = np.log2(np.array(points))
+    # The limits are a factor 1.6 beyond the points; a number takes a tenth of the map's width.
+    parts = logs / (np.ptp(logs, axis=0) + 2 * np.log2(1.6)) / (0.1, 0.075)
+    kept: list[int] = []
+    for i in range(len(points)):
+        if all(np.abs(parts[i] - parts[other]).max() >= 1 for other in kept):
+            kept.append(i)
+    return {points[i] for i in kept}
 
 
 def _space_ticks(values: Sequence[float]) -> list[float]:
