@@ -187,6 +187,8 @@ def _has_reader_left(error: OSError) -> bool:
     """Return whether the reader of standard output left, and not that of another pipe."""
     if not isinstance(error, BrokenPipeError):
         return False
+    if not hasattr(select, "poll"):  # Windows: no other pipe is written to
+        return True
     poll = select.poll()
     poll.register(1, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import pwd
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,14 @@ from sottovoce.client.vault.chest import Chest, require_file
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.budget import Guarantee, format_claim
 from sottovoce.privacy.tank import FULL
+
+try:
+    import pwd
+except ImportError:  # Windows
+    raise InputError(
+        "a vault needs the file locks and accounts of POSIX, which this system has not; keep "
+        "vaults, and run federate and its nodes, on Linux or macOS"
+    ) from None
 
 if TYPE_CHECKING:
     from sottovoce.schemas.documents import (

@@ -166,8 +166,16 @@ def write_file(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name must also survive a power cut
+    sync_folder(path.parent)  # the new name must also survive a power cut
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a folder's names to the disk, where the system opens folders; Windows does not."""
     try:
-        os.fsync(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

@@ -8,7 +8,6 @@ configuration or unit that was written here before. The templates lie beside thi
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -20,6 +19,13 @@ from pathlib import Path
 from sottovoce.errors import InputError
 from sottovoce.flower import certificates
 from sottovoce.flower.transport import ENVELOPE, SLACK
+
+try:
+    import pwd
+except ImportError:  # Windows
+    raise InputError(
+        "services are made for systemd; run server init and node init on Linux"
+    ) from None
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
