@@ -23,7 +23,7 @@ from sottovoce.errors import PlanError
 from sottovoce.models.base import Regression, find_model
 from sottovoce.models.custom import resolve_beside
 from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
-from sottovoce.models.network import resolve_network
+from sottovoce.models.network import is_network, resolve_network
 from sottovoce.models.person import ROWS_PER_PERSON
 from sottovoce.plan.base import (
     TABLES,
@@ -461,8 +461,8 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
 
         The noise of all T rounds adds up in each parameter of the model to about 2ηTC√U/(μN), for U
         clients with N samples in all and budgets worth μ. η makes that a fixed size: a linear
-        model of inputs from 0 to 1 starts at 0 and has weights of a few units, a larger model has
-        smaller ones. docs/own-data.md has what this reaches.
+        model of inputs from 0 to 1 starts at 0 and has weights of a few units, a larger model, or
+        one of a network's many features, has smaller ones. docs/own-data.md has what this reaches.
 
         >>> plan = Plan(data={"path": "a.csv", "label": "y", "infer": True, "clients": 5})
         >>> round(plan.choose_learning_rate([2000] * 5, 1.0).local.learning_rate, 2)
@@ -474,7 +474,8 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
 
         worth = capacity(self.privacy.epsilon, self.privacy.delta, calibration="exact")
         sizes = np.ones(len(samples)) if self.local.unit == "client" else np.asarray(samples)
-        noise = TOTAL_NOISE if self.model.name in ("softmax", "svm") else TOTAL_NOISE_DEEP
+        is_small = self.model.name in ("softmax", "svm") and not self.model.has_network
+        noise = TOTAL_NOISE if is_small else TOTAL_NOISE_DEEP
         steps = 2 * clip * self.rounds.rounds * self.local.steps * math.sqrt(len(sizes))
         rate = noise * math.sqrt(float(np.median(worth))) * float(sizes.sum()) / steps
         return self.replace(**{"local.learning_rate": min(max(rate, 1e-6), LARGEST_RATE)})
@@ -580,17 +581,19 @@ CHOOSING = {
 def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a plan with the defaults that depend on other keys.
 
-    A number to predict has a short step. The user's own rows have a linear model, a fixed number of
-    rounds and a step by a public rule: on tables the loss that shortens a run of larger steps says
-    little about a rare class.
+    A number to predict has a short step. The user's own rows, and a network's features, have a
+    linear model, a fixed number of rounds and a step by a public rule: on tables the loss that
+    shortens a run of larger steps says little about a rare class.
     """
     # A section that is given as an object has all its keys.
     given = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     data, model = given.get("data", {}), given.get("model", {})
     defaults: dict[str, dict[str, Any]] = {}
-    if data.get("path") is not None:
+    has_network = is_network(str(model.get("features")))
+    if data.get("path") is not None or has_network:
         rounds, signal = given.get("rounds", {}), given.get("server", {}).get("signal")
-        defaults = {"local": {"learning_rate": "auto"}, "rounds": {"rounds": 200}}
+        many = 100 if has_network else 200
+        defaults = {"local": {"learning_rate": "auto"}, "rounds": {"rounds": many}}
         if not CHOOSING["model"] & model.keys():
             defaults["model"] = {"name": "softmax"}
         if signal != "clients" and not CHOOSING["rounds"] & rounds.keys():

@@ -123,12 +123,11 @@ class Model(Section):
                 raise PlanError(
                     f"model.{key} has no effect without model.features; remove it or add features"
                 )
-        is_network = self.features is not None and network.is_network(self.features)
-        if not (is_network or self.features in (None, "hog")):
+        if not (self.has_network or self.features in (None, "hog")):
             remedy = "or leave it out"
             raise PlanError.of("model.features", self.features, network.NAMES, remedy)
         for key in ("project", "project_seed", "features_sha256"):
-            if not is_network and getattr(self, key) is not None:
+            if not self.has_network and getattr(self, key) is not None:
                 raise PlanError(
                     f"model.{key} has no effect without a network in model.features; remove it"
                 )
@@ -138,6 +137,11 @@ class Model(Section):
                 "takes pictures; a softmax layer takes features"
             )
         return self
+
+    @property
+    def has_network(self) -> bool:
+        """Whether its features are those of a network."""
+        return self.features is not None and network.is_network(self.features)
 
     @property
     def takes_pictures(self) -> bool:
