@@ -114,6 +114,12 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
         round=config["deadline"],
         minimum=config["minimum"],
     )
+
+    def report(done: RoundDone) -> None:
+        if config["progress"]:
+            with Path(config["progress"]).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(done)) + "\n")
+
     with lock_run(paths["out"]):
         conduct(
             plan,
@@ -121,7 +127,7 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
             Routes(roll),
             patience,
             out=paths["out"],
-            on_round=_make_reporter(config["progress"]),
+            on_round=report,
             resume=config["resume"],
             keep_uploads=config["keep-uploads"],
             insecure=not secure,
@@ -182,15 +188,6 @@ def allow_interrupts() -> Iterator[None]:
     if interrupted:
         signal.raise_signal(signal.SIGTERM)  # Flower's own end of a run that was stopped
         raise KeyboardInterrupt
-
-
-def _make_reporter(path: str) -> Callable[[RoundDone], None]:
-    def tell(done: RoundDone) -> None:
-        if path:
-            with Path(path).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(done)) + "\n")
-
-    return tell
 
 
 def is_encrypted(grid: object) -> bool:

@@ -90,46 +90,24 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
         text = describe_undisclosed(record.get("not_covered", ()))
     else:
         text = guarantee["text"]
-    return "\n".join(
-        [
-            "",
-            result["headline"]["text"],
-            f"test loss {_format_loss(result['test_loss'])}   "
-            f"{result['rounds_used']} rounds of {first}{fuel}",
-            *_warn_of_divergence(record),
-            "",
-            textwrap.fill(text, width=96, break_on_hyphens=False),
-            *_describe_rehearsal(record),
-            "",
-            f"files  {folder}",
-            f"page   {page}",
-        ]
-    )
+    loss = "not finite" if result["test_loss"] is None else f"{result['test_loss']:.4f}"
+    lines = ["", result["headline"]["text"]]
+    lines.append(f"test loss {loss}   {result['rounds_used']} rounds of {first}{fuel}")
+    lost = [entry["t"] + 1 for entry in record["rounds"] if entry["validation_loss"] is None]
+    if lost:
+        remedy = "try a smaller local.learning_rate"
+        lines.append(f"the loss is not finite since round {lost[0]}: {remedy}")
+    lines += ["", textwrap.fill(text, width=96, break_on_hyphens=False)]
+    if (rehearsed := record["plan"].get("rehearsed")) is not None:
+        text = f"Settings were chosen, as the plan says: {rehearsed}."
+        lines += ["", textwrap.fill(text, width=96, break_on_hyphens=False)]
+    return "\n".join([*lines, "", f"files  {folder}", f"page   {page}"])
 
 
 def print_advice(record: dict[str, Any]) -> None:
     """Print what the record advises about budgets and noise."""
     for sentence in record.get("advice", ()):
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
-
-
-def _describe_rehearsal(record: dict[str, Any]) -> list[str]:
-    rehearsed = record["plan"].get("rehearsed")
-    if rehearsed is None:
-        return []
-    text = f"Settings were chosen, as the plan says: {rehearsed}."
-    return ["", *textwrap.wrap(text, width=96, break_on_hyphens=False)]
-
-
-def _warn_of_divergence(record: dict[str, Any]) -> list[str]:
-    lost = [entry["t"] + 1 for entry in record["rounds"] if entry["validation_loss"] is None]
-    if not lost:
-        return []
-    return [f"the loss is not finite since round {lost[0]}: try a smaller local.learning_rate"]
-
-
-def _format_loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _format_sigma(done: RoundDone) -> str:

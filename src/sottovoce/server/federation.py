@@ -371,7 +371,15 @@ def build(
     >>> federation.samples.tolist()[:3], len(federation.held.test.y)
     ([143, 143, 143], 184)
     """
-    _refuse_what_only_python_can_give(plan, data, model)
+    if data is None and plan.data.name == "arrays":
+        remedy = "arrays are given from Python, as simulate(plan, data=(X, y))"
+        raise InputError.of("data.name", "arrays", "the name of a data set here", remedy)
+    if model is None and plan.model.name == "custom" and plan.model.own is None:
+        bound = f"{plan.model.list_fitting(None, are_pictures=True)} here"
+        remedy = (
+            "a model of your own is given from Python, as simulate(plan, model=…), or by model.own"
+        )
+        raise InputError.of("model.name", "custom", bound, remedy)
     _require_same_parts(plan, parts)
     held = load_holdings(plan, seed=seed, data=data) if held is None else add_features(plan, held)
     plan = _note_network(plan, held)
@@ -604,18 +612,6 @@ def add_client_count(plan: Plan, held: Holdings) -> Plan:
         remedy = "leave it out, it follows from the table"
         raise InputError.of("data.clients", plan.data.clients, bound, remedy)
     return plan.replace(**{"data.clients": clients})
-
-
-def _refuse_what_only_python_can_give(plan: Plan, data: Given | None, model: Model | None) -> None:
-    if data is None and plan.data.name == "arrays":
-        remedy = "arrays are given from Python, as simulate(plan, data=(X, y))"
-        raise InputError.of("data.name", "arrays", "the name of a data set here", remedy)
-    if model is None and plan.model.name == "custom" and plan.model.own is None:
-        bound = f"{plan.model.list_fitting(None, are_pictures=True)} here"
-        remedy = (
-            "a model of your own is given from Python, as simulate(plan, model=…), or by model.own"
-        )
-        raise InputError.of("model.name", "custom", bound, remedy)
 
 
 def _require_same_parts(plan: Plan, parts: Parts) -> None:

@@ -276,6 +276,7 @@ def rejoin_members(transport: Transport, patience: Patience, header: Mapping[str
 LARGEST_HELLO = 1 << 16
 MOST_SAMPLES = 2**32  # the limit of a vault
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,40}")
+_POLICY = ("samples", "unit", "clip", "calibration", "floor", "max_rounds")
 
 
 @dataclass(frozen=True)
@@ -380,11 +381,8 @@ class Member:
         if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
             raise Malformed("the greeting's version is not a version number")
         policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
-        expected = {"samples", "unit", "clip", "calibration", "floor", "max_rounds"}
-        if (
-            not isinstance(policy, Mapping)
-            or policy.keys() - {"max_steps", "run_share", "rows_per_person"} != expected
-        ):
+        newer = {"max_steps", "run_share", "rows_per_person"}
+        if not isinstance(policy, Mapping) or policy.keys() - newer != set(_POLICY):
             raise Malformed("the greeting's policy does not have the expected keys")
         whole = [head["features"], head["classes"], policy["samples"], policy["max_rounds"]]
         whole += [policy[key] for key in ("max_steps", "rows_per_person") if key in policy]
@@ -438,12 +436,7 @@ class Member:
             "features": self.features,
             "classes": self.classes,
             "policy": {
-                "samples": self.samples,
-                "unit": self.unit,
-                "clip": self.clip,
-                "calibration": self.calibration,
-                "floor": self.floor,
-                "max_rounds": self.max_rounds,
+                **{key: getattr(self, key) for key in _POLICY},
                 **({} if self.max_steps is None else {"max_steps": self.max_steps}),
                 "run_share": self.run_share,
                 **({"rows_per_person": self.rows_per_person} if self.rows_per_person else {}),

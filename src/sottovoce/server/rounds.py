@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -252,7 +253,8 @@ def _prepare_together(
     federations, states, seeded = zip(*runs, strict=True)
     first: Federation = federations[0]
     terms, has_loss = first.terms, first.plan.server.signal == "clients"
-    stack, alone = (np.stack, False) if len(runs) > 1 else (_take_only, True)
+    alone = len(runs) == 1
+    stack: Any = itemgetter(0) if alone else np.stack
     asked: NDArray[np.int64] = stack([state.asked for state in states])
     in_cohort = np.full(asked.shape, terms.per_round >= terms.clients)
     if terms.per_round < terms.clients:
@@ -307,10 +309,6 @@ def _prepare_together(
             tank=replace(state.tank, spent=tank.spent[row], debits=tank.debits[row]),
             asked=asked[row],
         )
-
-
-def _take_only(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0]
 
 
 def guess_next_state(

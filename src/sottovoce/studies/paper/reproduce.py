@@ -105,15 +105,11 @@ def _train(jobs: list[Job]) -> Any:
         outcome = Outcome.of(trained.record, made)
         drawing = how[cell.key]
         if drawing is not None:
-            outcome = _add_pictures(outcome, trained, drawing)
+            drawn = draw_prototypes(trained, drawing)
+            images = datasets.load(str(trained.record["plan"]["data"]["name"]))
+            score = measure_distinctness(drawn, images.test_x, images.test_y)
+            outcome = replace(outcome, pictures=encode_pictures(drawn), distinct=score)
         yield cell, seed, outcome
-
-
-def _add_pictures(outcome: Outcome, trained: Any, how: Prototypes) -> Outcome:
-    drawn = draw_prototypes(trained, how)
-    images = datasets.load(str(trained.record["plan"]["data"]["name"]))
-    score = measure_distinctness(drawn, images.test_x, images.test_y)
-    return replace(outcome, pictures=encode_pictures(drawn), distinct=score)
 
 
 def draw_prototypes(trained: Any, how: Prototypes) -> Floats:
