@@ -196,7 +196,7 @@ def test_a_run_records_the_hash_and_predicts_with_the_same_network(tmp_path):
 
 
 def test_every_engine_sees_the_same_features():
-    plan = plan_for(DENSE, **{"privacy.epsilon": 1e6})
+    plan = plan_for(DENSE, **{"privacy.epsilon": 1e6, "local.learning_rate": 1.0})
     pairs = [(draw(30, seed).reshape(-1, 8, 8, 1), np.arange(30) % 3) for seed in range(4)]
     given = {"data": pairs[:2], "validation": pairs[2], "test": pairs[3]}
     near = simulate(plan, seed=2, **given)
