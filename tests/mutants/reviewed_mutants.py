@@ -889,4 +889,18 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/models/test_metrics.py::test_a_model_of_chance_is_seldom_called_better",
         (("gain > ERRORS * self.error + ", "gain > "),),
     ),
+    (
+        "a hidden budget is shown as a full one",
+        "runs.checkpoint",
+        "Of a client that keeps its budget to itself nobody is told what is left: a page that follows its run would call it full.",
+        "tests/reports/test_watch.py::test_the_budget_left_is_that_of_clients_that_disclose_it",
+        (("return meta, np.where(hidden or False, np.nan, left)", "return meta, left"),),
+    ),
+    (
+        "a run that goes on is resumed by a second process",
+        "data.files",
+        "Two processes that go on from one checkpoint each spend what is left of the budgets in it.",
+        "tests/data/test_files.py::test_a_run_is_held_while_it_is_played_and_refused_to_a_second_process",
+        (('_lock_folder(folder, "LOCK_EX")', '_lock_folder(folder, "LOCK_SH")'),),
+    ),
 ]

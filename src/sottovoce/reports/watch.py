@@ -225,11 +225,10 @@ class RunsFolder:
         if _is_run(self.folder):
             yield self.folder
             return
-        try:
-            children = sorted(self.folder.iterdir())
-        except OSError:
-            return  # the folder was removed: there are no runs
-        yield from (path for path in children if path.name.isprintable() and _is_run(path))
+        with suppress(OSError):  # the folder was removed: there are no runs
+            for path in sorted(self.folder.iterdir()):
+                if path.name.isprintable() and _is_run(path):
+                    yield path
 
     def _check(self, folder: Path) -> tuple[tuple[Any, ...], FollowedRun]:
         """Return a run and what its files looked like; known files are not read again."""
@@ -320,12 +319,8 @@ def _shorten(record: Record | None) -> Record | None:
     """Return the record without what only the page of its run needs."""
     if record is None:
         return None
-    result: Any = {
-        key: value
-        for key, value in record.result.items()
-        if key in ("headline", "metrics", "test_accuracy", "rounds_used")
-    }
-    return record.model_copy(update={"rounds": [], "clients": None, "result": result})
+    kept = {key: value for key, value in record.result.items() if key in ("headline", "metrics")}
+    return record.model_copy(update={"rounds": [], "clients": None, "result": kept})
 
 
 # The pages: a template each, and what it is given.
@@ -730,6 +725,7 @@ def serve(folder: Path, port: int = 0, say: Callable[[str], None] = print) -> No
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                ws="none",
                 timeout_graceful_shutdown=2,
             )
         )
