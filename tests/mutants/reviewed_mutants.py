@@ -731,6 +731,44 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
 # By those who wrote the code and its tests: persons, and what results show.
 AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     (
+        "a partition from Python moves private rows by their labels",
+        "server.federation",
+        "With secure noise an upload depends on its client's rows alone: dealt by their labels, one person's row moves the rows of every other client.",
+        "tests/simulation/test_parts.py::test_a_partition_never_moves_private_rows_by_their_labels_with_secure_noise",
+        (
+            (
+                'if plan.noise == "secure" and (plan.data.path is not None',
+                'if plan.noise == "none" and (plan.data.path is not None',
+            ),
+        ),
+    ),
+    (
+        "an estimator does not name its sites' evaluation rows",
+        "simulation.estimators",
+        "What a guarantee does not cover is named: rows of sites are set aside and evaluated without noise.",
+        "tests/simulation/test_estimators.py::test_sites_keep_their_rows_and_their_evaluation_rows_are_named",
+        (('else ("evaluation-of-clients",)', "else ()"),),
+    ),
+    (
+        "an estimator does not say that it counts classes",
+        "simulation.estimators",
+        "What a guarantee does not cover is named: the classes are those of all clients' labels.",
+        "tests/simulation/test_estimators.py::test_a_classifier_learns_and_says_what_it_promises",
+        (("counted=target is None,", "counted=False,"),),
+    ),
+    (
+        "a tracker gets the names of files and columns",
+        "runs.integrations",
+        "Only public numbers leave for a tracker, and nothing of the section data.",
+        "tests/runs/test_integrations.py::test_only_public_numbers_leave",
+        (
+            (
+                'in ("model", "local", "privacy", "rounds", "server"):',
+                'in ("data", "local", "privacy"):',
+            ),
+        ),
+    ),
+    (
         "a description promises less than it spends",
         "client.describe",
         "The ε of a release is that of μ = Δ/σ: here Δ is taken for one record that is added, half of what one that is replaced moves.",

@@ -48,14 +48,15 @@ def list_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers and words of a plan that a tracker gets.
 
     >>> plan = {"noise": "secure", "data": {"path": "/x.csv"}, "privacy": {"epsilon": 4.0}}
-    >>> list_settings(plan)
-    {'noise': 'secure', 'privacy.epsilon': 4.0}
+    >>> list_settings(plan | {"model": {"name": "softmax", "features": "onnx:/home/net.onnx"}})
+    {'noise': 'secure', 'model.name': 'softmax', 'model.features': 'onnx', 'privacy.epsilon': 4.0}
     """
     kept = {"noise": plan["noise"]}
     for section in ("model", "local", "privacy", "rounds", "server"):
         for key, value in plan.get(section, {}).items():
-            if isinstance(value, int | float | str) and f"{section}.{key}" not in NOT_NUMBERS:
-                kept[f"{section}.{key}"] = value
+            name = f"{section}.{key}"
+            if isinstance(value, int | float | str) and name not in NOT_NUMBERS:
+                kept[name] = value.partition(":")[0] if isinstance(value, str) else value
     return kept
 
 

@@ -150,12 +150,15 @@ AT_ONCE = 2  # stretches: one is played while the next one waits
 def may_go_ahead(batch: list[BatchRun]) -> bool:
     """Return whether to guess: a single run always, a batch where no loss can prove a guess wrong.
 
-    Not where the optimiser keeps the best round, which its loss decides, nor with a custom model
-    whose parameters are not all float32: their types may change with the first round.
+    Not where the optimiser keeps the best round, which its loss decides, nor with a schedule from
+    Python, which is asked about no guess, nor with a custom model whose parameters are not all
+    float32: their types may change with the first round.
     """
     federations = [run.federation for run in batch]
     _, params, _, memory = batch[0].at
     if any(federation.finish.best for federation in federations):
+        return False
+    if any(federation.parts.schedule is not None for federation in federations):
         return False
     if any(leaf.dtype != np.float32 for leaf in jax.tree.leaves((params, memory))):
         return False
