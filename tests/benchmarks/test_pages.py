@@ -98,3 +98,11 @@ def test_the_page_shows_the_regret_that_was_measured():
     text = (ROOT / "docs" / "rehearsal.md").read_text("utf-8")
     kept = json.loads((ROOT / "results" / "bench" / "regret.json").read_text("utf-8"))
     assert script("regret").table(kept) in text
+    tables = json.loads((ROOT / "results" / "bench" / "regret_tables.json").read_text("utf-8"))
+    assert script("regret").table(tables) in text
+
+
+def test_the_page_shows_what_own_tables_reached():
+    text = (ROOT / "docs" / "own-data.md").read_text("utf-8")
+    kept = json.loads((ROOT / "results" / "own_data.json").read_text("utf-8"))
+    assert script("own_data").format_table(kept) in text

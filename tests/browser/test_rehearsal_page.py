@@ -12,7 +12,7 @@ import pytest
 from sottovoce import Plan
 from sottovoce.studies.rehearsal import rehearsing
 from sottovoce.studies.rehearsal.page import render_rehearsal
-from sottovoce.studies.rehearsal.rehearsing import Rehearsal, predict_accuracy
+from sottovoce.studies.rehearsal.rehearsing import Rehearsal, predict_run
 from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, choose_seeds, search_settings
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS, build_space
 from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
@@ -52,7 +52,7 @@ def page(tmp_path_factory):
         setting=found.setting,
         rows=rows,
         factor=4.0,
-        prediction=predict_accuracy(done[-5:], 4000, 10_000),
+        prediction=predict_run(done[-5:], 4000, 10_000),
         reasons=rehearsing.explain_choices(space, found.setting, done, found.seeds)
         | {"local.clip": "<script>alert(1)</script>"},
         theory=Theory(1.0, 0.01, 2.3, 0.0, 1.0, 3930, 12),

@@ -36,6 +36,7 @@ CLASS_METRICS = {
 REGRESSION_METRICS = {"mae": "mean absolute error", "rmse": "RMSE", "r2": "R²"}
 TITLES = CLASS_METRICS | {"calibration_error": "calibration error"} | REGRESSION_METRICS
 GAINS = TITLES | {"brier": "1 − Brier score", "log_loss": "e^(−log loss)"}  # of `to_gain`
+SHARES = ("accuracy", "balanced_accuracy")  # of rows, which are read in per cent
 LESS_IS_BETTER = frozenset({"log_loss", "brier", "calibration_error", "mae", "rmse"})
 
 MOST_OF_TWO = 0.7  # the largest share of one of two classes that counts as balanced
@@ -484,6 +485,6 @@ def format_metric(metric: str, value: float) -> str:
     """
     if not math.isfinite(value):
         return "–"
-    if metric in ("accuracy", "balanced_accuracy"):
+    if metric in SHARES:
         return f"{value:.1%}"
     return f"{value:.4g}" if metric in ("mae", "rmse") else f"{value:.3f}"

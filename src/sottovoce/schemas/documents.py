@@ -519,7 +519,7 @@ class ChosenEntry(TypedDict):
     complete: bool
     """false: the runs or minutes were used up before the search came to its end."""
     standard_error: NotNegative
-    """Of an accuracy on the rows that choose."""
+    """Of the metric on the rows that choose."""
     doubt: str
     """Whether these rows can tell the best two settings apart."""
 
@@ -565,6 +565,8 @@ class PredictionEntry(TypedDict):
     holds it in 95 of 100 cases (null for synthetic rows)."""
 
     of: Literal["the stand-in"]
+    metric: NotRequired[str]
+    """What all numbers here are of: the metric that chose; "accuracy" where it is absent."""
     accuracies: list[Share]
     mean: Share
     deviation: NotNegative
@@ -607,6 +609,9 @@ class TrialEntry(TypedDict):
     """Of a metric other than accuracy on the rows that choose; more is better."""
     error: NotRequired[float | None]
     """Its standard error."""
+    test_gain: NotRequired[Share | None]
+    """The same metric on the rows that tell."""
+    test_error: NotRequired[float | None]
 
 
 class RehearsalDocument(TypedDict):

@@ -25,7 +25,7 @@ from sottovoce.studies.rehearsal.rehearsing import (
     Rehearsal,
     count_test_rows,
     format_summary,
-    predict_accuracy,
+    predict_run,
     state_cost,
 )
 from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials
@@ -60,7 +60,7 @@ def made(plan: Plan, rows: StandIn, **changes) -> Rehearsal:
         "setting": start,
         "rows": rows,
         "factor": 1.0,
-        "prediction": predict_accuracy(own[1:], rows.telling, 1000),
+        "prediction": predict_run(own[1:], rows.telling, 1000),
         "reasons": rehearsing.explain_choices(space, start, own, (1,)),
         "theory": None,
         "trials": tuple(own),
@@ -184,7 +184,7 @@ def test_the_range_counts_the_plans_own_test_rows(data, given, tested):
 
 def test_a_test_file_is_left_out_of_the_range_and_that_is_said(tmp_path):
     own = [Trial("", {}, s, 1.0, 0.9, a, 9, 0.1) for s, a in enumerate((0.9, 0.901, 0.899))]
-    without, few = predict_accuracy(own, 1000, None), predict_accuracy(own, 1000, 100)
+    without, few = predict_run(own, 1000, None), predict_run(own, 1000, 100)
     assert without.high - without.low < few.high - few.low
     assert without.tested is None
     plan = Plan(data=MNIST)
@@ -228,7 +228,7 @@ def test_of_synthetic_rows_the_budgets_cost_is_told_and_no_range(tmp_path):
     pairs = [(51 + i, 0.80 + i / 100, 0.83 + i / 100) for i in range(5)]
     own = [Trial("prediction", start, s, 0.5, a, a, 30, 0.1) for s, a, _ in pairs]
     bare = [Trial("without noise", start, s, 0.5, b, b, 30, 0.1) for s, _, b in pairs]
-    found = predict_accuracy(own, 400, 75, bare)
+    found = predict_run(own, 400, 75, bare)
     assert found.lost == pytest.approx(0.03)
     assert found.lost_deviation == pytest.approx(0.0, abs=1e-12)
     result = made(plan, make_stand_in(plan, announce_federation(plan)), prediction=found)
@@ -421,3 +421,34 @@ def test_runs_without_noise_that_collapsed_are_no_negative_price():
         assert "-" not in words.replace("stand-in", "").replace("stand-in's", "")
         assert "cannot" in words
     assert "55.0 %, less than the 75.0 % with it" in told.describe()
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auroc", "brier"])
+@pytest.mark.parametrize("made_up", [False, True])
+def test_what_is_predicted_is_the_metric_that_chose(metric, made_up, tmp_path):
+    """Not the accuracy of the same runs, nowhere that a person or a program reads it."""
+    gain = {} if metric == "accuracy" else {"metric": metric, "gain": 0.6}
+    told = {} if metric == "accuracy" else {"test_gain": 0.625, "test_error": 0.01}
+    plan = Plan(data=MNIST)
+    space = build_space(plan)
+    runs = [
+        Trial("prediction", space.read_plan(), seed, 0.5, 0.9, 0.9, 30, 0.1, **gain, **told)
+        for seed in (1, 51, 52, 53)
+    ]
+    prediction = predict_run(runs[1:], 1000, 1000, runs[1:] if made_up else None, 1000)
+    result = made(
+        plan,
+        make_stand_in(plan, announce_federation(plan)),
+        trials=tuple(runs),
+        prediction=prediction,
+        reasons=rehearsing.explain_choices(space, space.read_plan(), runs, (1,)),
+    )
+    wanted = {"accuracy": "90.0", "auroc": "AUROC 0.625", "brier": "1 − Brier score 0.625"}[metric]
+    for text in said(result, tmp_path):
+        assert wanted in text
+        assert metric == "accuracy" or "90.0 %" not in text
+    entry = valid(result)["prediction"]
+    assert (entry["metric"], entry["mean"]) == (metric, 0.9 if metric == "accuracy" else 0.625)
+    if not made_up:
+        error = np.sqrt(0.9 * 0.1 / 1000) if metric == "accuracy" else 0.01
+        assert entry["high"] - entry["mean"] == pytest.approx(1.96 * np.sqrt(2) * error)

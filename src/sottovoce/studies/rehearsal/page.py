@@ -13,10 +13,10 @@ from sottovoce.reports.charts import BLUE, INK, ORANGE, draw_svg, tidy_axes
 from sottovoce.reports.pages import (
     format_count,
     format_number,
-    format_percent,
     format_whole,
     render_page,
 )
+from sottovoce.studies.rehearsal.search import format_difference
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def render_rehearsal(result: Rehearsal) -> str:
             ("Loss over T and η", "loss", draw_surface(result, "loss")),
             (
                 f"{result.metric[0].upper()}{result.metric[1:]} over T and η",
-                "percent",
+                f"{result.metric}, per cent",
                 draw_surface(result, "accuracy"),
             ),
         ]
@@ -78,18 +78,21 @@ def describe_choice(result: Rehearsal) -> str:
 
 def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
     prediction, theory, planned = result.prediction, result.theory, result.plan.rounds.rounds
-    mean = format_percent(prediction.mean)
+    show = result.format_value
+    mean = show(prediction.mean)
     if prediction.low is None or prediction.high is None:
-        noiseless = format_percent(prediction.mean + prediction.lost)
+        noiseless = show(prediction.mean + prediction.lost)
         reached = [
             (
                 "the budget costs, on the stand-in",
-                "unknown" if prediction.lost < 0 else f"{100 * prediction.lost:.1f} points",
+                "unknown"
+                if prediction.lost < 0
+                else format_difference(prediction.metric, prediction.lost),
             ),
             ("with and without its noise", f"{mean} / {noiseless}"),
         ]
     else:
-        low, high = format_percent(prediction.low), format_percent(prediction.high)
+        low, high = show(prediction.low), show(prediction.high)
         reached = [
             ("predicted on the stand-in", mean),
             ("95 % of runs on the stand-in", f"{low} – {high}"),
@@ -101,7 +104,7 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
         *reached,
         (
             f"{result.metric} as given, on the rows that chose",
-            format_percent(result.baseline.value),
+            show(result.baseline.value),
         ),
         (rounds, format_whole(prediction.rounds)),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory.best_rounds:,}"),
@@ -116,7 +119,7 @@ def _list_trials(result: Rehearsal) -> list[list[str]]:
             *(_format_setting(trial.setting[key]) for key in result.setting),
             str(trial.seed),
             "–" if trial.loss is None else f"{trial.loss:.4f}",
-            format_percent(trial.value, 2),
+            result.format_value(trial.value, 2),
             str(trial.rounds),
         ]
         for trial in result.trials
@@ -190,7 +193,7 @@ def draw_surface(result: Rehearsal, measure: str) -> Markup:
         ax.set(xlabel="rounds T₀", ylabel="step η")
         tidy_axes(ax)
 
-    what = "Loss" if measure == "loss" else "Accuracy"
+    what = "Loss" if measure == "loss" else f"{result.metric[0].upper()}{result.metric[1:]}"
     label = (
         f"{what} at {len(found)} pairs of rounds and step; chosen: {chosen[0]:g} rounds of "
         f"{chosen[1]:g}"

@@ -46,6 +46,8 @@ from sottovoce.studies.rehearsal.search import (
     Trial,
     Trials,
     choose_seeds,
+    format_difference,
+    format_gain,
     read_trials,
     search_settings,
 )
@@ -85,8 +87,9 @@ def explain_choices(
     """Return for each searched key a sentence: why it matters, what else was tried, how it did.
 
     The mean over all `seeds` that chose is compared among the settings that have it (the
-    finalists), and the first seed's accuracy among all settings.
+    finalists), and the first seed's metric among all settings.
     """
+    show = partial(format_gain, trials[0].metric)
     found: dict[str, dict[int, Trial]] = {}
     for trial in trials:
         found.setdefault(encode_setting(trial.setting), {})[trial.seed] = trial
@@ -104,8 +107,8 @@ def explain_choices(
             others = _list_alternatives(knob.key, chosen, known)
             alone = alone and not others
             if others or len(some) > 1:
-                first = [f"{_format_value(chosen[knob.key])}: {100 * best:.1f} %"]
-                rest = [f"{_format_value(v)}: {100 * a:.1f} %" for v, a in others[:4]]
+                first = [f"{_format_value(chosen[knob.key])}: {show(best)}"]
+                rest = [f"{_format_value(v)}: {show(a)}" for v, a in others[:4]]
                 groups.append(f"{name}: {', '.join(first + rest)}")
             if len(seeds) == 1:
                 break
@@ -196,15 +199,17 @@ def _wrap_comment(text: str) -> list[str]:
 class Prediction:
     """What one more run of the chosen plan would reach, from fresh seeds on the rows that tell.
 
-    If the clients' rows are like the stand-in's, the accuracy is between `low` and `high` in 95 of
-    100 cases: ±√((t·s)²(1 + 1/m) + 1.96²·p(1−p)(1/n + 1/n′)), with s the deviation over m seeds, n
-    the rows that tell and n′ the plan's test rows, which are left out where they are in a file.
+    It is of the metric that chose: the plan's, or else by the rule of docs/results.md. If the
+    clients' rows are like the stand-in's, it is between `low` and `high` in 95 of 100 cases:
+    ±√((t·s)²(1 + 1/m) + 1.96²·v(1/n + 1/n′)), with s the deviation over m seeds, n the rows that
+    tell and n′ the plan's test rows, which are left out where they are in a file. v is p(1−p) of an
+    accuracy, and n times the squared standard error of another metric.
 
     For synthetic rows there is no range, because how well they can be learnt was made up with them.
     Instead `unnoised` is what the same seeds reach without noise: it shows what the budget costs.
     """
 
-    accuracies: tuple[float, ...]
+    values: tuple[float, ...]
     mean: float
     deviation: float
     low: float | None
@@ -212,16 +217,17 @@ class Prediction:
     rounds: float
     tested: int | None
     unnoised: tuple[float, ...] | None = None
+    metric: str = "accuracy"
 
     @property
     def lost(self) -> float:
-        """The mean accuracy that the budget's noise costs, seed by seed."""
+        """What the budget's noise costs in the metric: the mean over the seeds."""
         return statistics.fmean(self.unnoised or ()) - self.mean
 
     @property
     def lost_deviation(self) -> float:
         """The standard deviation of that cost over the seeds."""
-        pairs = zip(self.unnoised or (), self.accuracies, strict=True)
+        pairs = zip(self.unnoised or (), self.values, strict=True)
         return statistics.stdev(without - noised for without, noised in pairs)
 
     def describe(self) -> str:
@@ -231,20 +237,24 @@ class Prediction:
         >>> print(prediction.describe())  # doctest: +ELLIPSIS
         Predicted on the stand-in: 75.0 ± 7.0 %, 95 % of runs between 60.0 % and 90.0 % if the ...
         """
+        show = partial(format_gain, self.metric)
+        name = "" if self.metric == "accuracy" else f"{GAINS[self.metric]} "
         if (self.low is None or self.high is None) and self.lost < 0:
             return (
                 "What the budget costs cannot be said on this stand-in: without noise the same "
-                f"settings reach {100 * (self.mean + self.lost):.1f} %, less than the "
-                f"{100 * self.mean:.1f} % with it, because steps and rounds that suit the noise do "
-                "not suit a run without it. Synthetic rows cannot say how accurate your plan will "
-                "be."
+                f"settings reach {name}{show(self.mean + self.lost)}, less than the "
+                f"{show(self.mean)} with it, because steps and rounds that suit the noise do "
+                "not suit a run without it. Synthetic rows cannot say how good your model will be."
             )
         if self.low is None or self.high is None:
+            lost, deviation = (
+                format_difference(self.metric, value) for value in (self.lost, self.lost_deviation)
+            )
             return (
-                f"On the stand-in the budget costs {100 * self.lost:.1f} ± "
-                f"{100 * self.lost_deviation:.1f} points: {100 * self.mean:.1f} % with its noise, "
-                f"{100 * (self.mean + self.lost):.1f} % without, {len(self.accuracies)} seeds "
-                "each. Synthetic rows cannot say how accurate your plan will be."
+                f"On the stand-in the budget costs {lost.removesuffix(' points')} ± {deviation}: "
+                f"{name}{show(self.mean)} with its noise, {show(self.mean + self.lost)} without, "
+                f"{len(self.values)} seeds each. Synthetic rows cannot say how good your model "
+                "will be."
             )
         left_out = (
             ""
@@ -252,18 +262,20 @@ class Prediction:
             else " The range does not include the chance of its test rows, which are in a file."
         )
         return (
-            f"Predicted on the stand-in: {100 * self.mean:.1f} ± {100 * self.deviation:.1f} %, "
-            f"95 % of runs between {100 * self.low:.1f} % and {100 * self.high:.1f} % if the "
-            f"clients' rows are like these.{left_out}"
+            f"Predicted on the stand-in: {name}{show(self.mean).removesuffix(' %')} ± "
+            f"{show(self.deviation)}, 95 % of runs between {show(self.low)} and {show(self.high)} "
+            f"if the clients' rows are like these.{left_out}"
         )
 
     def summarise(self) -> str:
         """Summarise the prediction for a headline."""
         if self.low is None and self.lost < 0:
             return "the stand-in cannot say what the budget costs"
+        name = "" if self.metric == "accuracy" else f"{GAINS[self.metric]} "
         if self.low is None:
-            return f"the budget costs {100 * self.lost:.1f} points on the stand-in"
-        return f"{100 * self.mean:.1f} % predicted on the stand-in"
+            cost = f"{name and 'in '}{name}{format_difference(self.metric, self.lost)}"
+            return f"the budget costs {cost} on the stand-in"
+        return f"{name}{format_gain(self.metric, self.mean)} predicted on the stand-in"
 
     def to_json(self) -> PredictionEntry:
         """Return the part of rehearsal.json."""
@@ -276,7 +288,8 @@ class Prediction:
             }
         return {
             "of": "the stand-in",
-            "accuracies": list(self.accuracies),
+            "metric": self.metric,
+            "accuracies": list(self.values),
             "mean": self.mean,
             "deviation": self.deviation,
             "low": self.low,
@@ -287,37 +300,43 @@ class Prediction:
         }
 
 
-def predict_accuracy(
+def predict_run(
     trials: Sequence[Trial],
     telling: int,
     tested: int | None,
     unnoised: Sequence[Trial] | None = None,
+    rows: int = 0,
 ) -> Prediction:
     """Predict from the trials with fresh seeds, and from the same trials without noise.
 
+    `telling` of the `rows` that they were tested on are independent.
+
     >>> trials = [Trial("", {}, s, 1.0, 0.9, a, 10, 0.1) for s, a in enumerate((0.89, 0.9, 0.91))]
-    >>> found = predict_accuracy(trials, 1000, 1000)
+    >>> found = predict_run(trials, 1000, 1000)
     >>> round(found.mean, 3), round(found.deviation, 3), round(found.low, 2), round(found.high, 2)
     (0.9, 0.01, 0.84, 0.96)
     """
     from scipy.special import stdtrit
 
-    seen = tuple(trial.test_accuracy for trial in trials)
+    seen = tuple(trial.test_value for trial in trials)
     mean, m = statistics.fmean(seen), len(seen)
     deviation = statistics.stdev(seen) if m > 1 else 0.0
     t = float(stdtrit(max(1, m - 1), 0.975))
-    chance = 1.96**2 * mean * (1 - mean) * (1 / telling + (1 / tested if tested else 0.0))
+    errors = [trial.test_error for trial in trials if trial.test_error is not None]
+    variance = rows * statistics.fmean(errors) ** 2 if errors else mean * (1 - mean)
+    chance = 1.96**2 * variance * (1 / telling + (1 / tested if tested else 0.0))
     half = math.sqrt((t * deviation) ** 2 * (1 + 1 / m) + chance)
     ranged = unnoised is None
     return Prediction(
-        accuracies=seen,
+        values=seen,
         mean=mean,
         deviation=deviation,
         low=max(0.0, mean - half) if ranged else None,
         high=min(1.0, mean + half) if ranged else None,
         rounds=statistics.fmean(trial.rounds for trial in trials),
         tested=tested,
-        unnoised=None if unnoised is None else tuple(t.test_accuracy for t in unnoised),
+        unnoised=None if unnoised is None else tuple(t.test_value for t in unnoised),
+        metric=trials[0].metric,
     )
 
 
@@ -447,6 +466,10 @@ class Rehearsal:
         name = self.baseline.metric
         return "accuracy" if name == "accuracy" else GAINS[name]
 
+    def format_value(self, value: float, digits: int = 1) -> str:
+        """Return a value of that metric as it is read."""
+        return format_gain(self.baseline.metric, value, digits)
+
     @property
     def cost(self) -> Cost:
         """What it cost in privacy."""
@@ -470,11 +493,9 @@ class Rehearsal:
 
     @property
     def chance(self) -> float:
-        """The standard error of the metric on the rows that choose; of an accuracy √(p(1−p)/n)."""
-        if self.baseline.error is not None:
-            return self.baseline.error
-        p = self.finalists[0]
-        return math.sqrt(p * (1 - p) / self.rows.choosing)
+        """The standard error of the metric on the rows that choose."""
+        by = {(encode_setting(t.setting), t.seed): t for t in self.trials}
+        return by[encode_setting(self.setting), self.seeds[0]].estimate_error(self.rows.choosing)
 
     @property
     def finalists(self) -> list[float]:
@@ -493,15 +514,20 @@ class Rehearsal:
     def describe_doubt(self) -> str:
         """Say how precise the choice is, and whether the best two settings could be told apart."""
         rows, finalists = self.rows.choosing, self.finalists
+        show = partial(format_difference, self.baseline.metric)
         what = "an accuracy" if self.metric == "accuracy" else f"the {self.metric}"
-        text = (
-            f"{rows:,} rows chose: the standard error of {what} is {100 * self.chance:.1f} points"
-        )
-        gap = max(0.0, finalists[0] - finalists[1]) if len(finalists) > 1 else math.inf
+        text = f"{rows:,} rows chose: the standard error of {what} is {show(self.chance)}"
+        gap = finalists[0] - finalists[1] if len(finalists) > 1 else math.inf
         if gap >= self.chance:
             return f"{text}."
+        if gap < -1e-9:
+            return (
+                f"{text}. Another setting reached {show(-gap)} more, which synthetic rows cannot "
+                "tell from nothing: the settings that no search chose stay."
+            )
+        gap = max(0.0, gap)
         return (
-            f"{text}, more than the {100 * gap:.1f} points between the best two settings, so "
+            f"{text}, more than the {show(gap)} between the best two settings, so "
             "either may be the better one."
         )
 
@@ -586,11 +612,14 @@ def rehearse(
     if minutes is not None and not 0 < minutes < 1e6:
         raise InputError.of("--minutes", minutes, "a number above 0", "how long it may take")
     real = announce_federation(plan, clients, samples)
-    plan = plan.choose_learning_rate(real.sizes, plan.recipe().clip)
+    ruled = plan.replace(**{"local.learning_rate": "auto"})
+    ruled = ruled.choose_learning_rate(real.sizes, plan.recipe().clip)
+    plan = ruled if plan.local.learning_rate == "auto" else plan
     folder = None if out is None else _prepare_folder(Path(out), resume)
     rows = make_stand_in(plan, real, public, seed=seed)
     stage, factor = fit_plan(plan, real, len(rows.train[1]))
-    space = build_space(plan, keep, shape=rows.shape, bodies=rows.kind != "synthetic")
+    bodies = rows.kind != "synthetic"
+    space = build_space(plan, keep, shape=rows.shape, bodies=bodies, auto=ruled.local.rate)
     if not (space.ladders or space.forks):
         raise InputError("--keep leaves nothing to choose; keep fewer keys")
     import jax
@@ -629,11 +658,12 @@ def rehearse(
     trials.run_jobs(PREDICTION, [(found.setting, s) for s in fresh], must=True)
     if made_up:  # the accuracy on synthetic rows means nothing, but what noise costs does
         trials.run_jobs(UNNOISED, [(bare, s) for s in fresh], must=True)
-    prediction = predict_accuracy(
+    prediction = predict_run(
         [trials.done[encode_setting(found.setting), s] for s in fresh],
         rows.telling,
         count_test_rows(plan, real),
         [trials.done[encode_setting(bare), s] for s in fresh] if made_up else None,
+        len(rows.test[1]),
     )
     done = trials.list_trials()
     why = explain_choices(space, found.setting, done, found.seeds)
@@ -761,8 +791,8 @@ def format_summary(result: Rehearsal, folder: Path) -> str:
             "",
             *_wrap_text(result.prediction.describe()),
             *_wrap_text(result.describe_doubt()),
-            f"as given: {result.metric} {result.baseline.value:.1%} on the rows that chose   "
-            f"{theory}".rstrip(),
+            f"as given: {result.metric} {result.format_value(result.baseline.value)} on the rows "
+            f"that chose   {theory}".rstrip(),
             *_wrap_text(f"stand-in: {result.rows.about}"),
             *_wrap_text(result.rows.trust),
             *_wrap_text(result.mixed or ""),
@@ -799,8 +829,9 @@ def _show_progress(line: ProgressLine, trials: Trials) -> None:
         line.say(f"{known}the first federation is compiled and run, which takes the longest")
         return
     private = [trial.value for trial in trials.done.values() if NOISE not in trial.setting]
+    metric = next(iter(trials.done.values())).metric
     stage = next(reversed(trials.asked.values()))
     line.say(
-        f"{len(trials.done)} federations, {stage}, best {max(private):.1%}, about "
-        f"{trials.estimate_seconds_left():.0f} s left at most"
+        f"{len(trials.done)} federations, {stage}, best {format_gain(metric, max(private))}, "
+        f"about {trials.estimate_seconds_left():.0f} s left at most"
     )

@@ -160,6 +160,7 @@ class Space:
     plan: Plan
     ladders: tuple[Ladder, ...]
     forks: tuple[Fork, ...]
+    auto: float | None = None  # η by the public rule, `Plan.choose_learning_rate`
 
     def read_plan(self) -> dict[str, Any]:
         """Return the setting that leaves the plan as it is."""
@@ -168,6 +169,31 @@ class Space:
             value = _get_value(self.plan, ladder.key)
             setting[ladder.key] = float(self.plan.local.rate if value == "auto" else value)
         return setting
+
+    def list_defaults(self) -> list[dict[str, Any]]:
+        """List the plan as it is, and with η by the public rule and a fixed number of rounds."""
+        start = self.read_plan()
+        if self.auto is None or RATE not in start:
+            return [start]
+        ruled = {**self.fix_rounds(start), RATE: self.auto}
+        return [start] if ruled == start else [start, ruled]
+
+    def fix_rounds(self, setting: Setting) -> dict[str, Any]:
+        """Return the setting with a fixed number of rounds, if that is free to choose.
+
+        A schedule that reacts to noisy losses would hide the effect of T and η; it is tried later.
+        """
+        fork = self.find_fork(SCHEDULE)
+        fixed = fork is not None and "fixed" in fork.options
+        return {**setting, SCHEDULE: "fixed"} if fixed else {**setting}
+
+    def list_coarse(self, ladder: Ladder) -> list[float]:
+        """List the values to try first: around the plan's where its η follows the public rule."""
+        value = self.read_plan()[ladder.key]
+        if self.plan.local.rate != self.auto:
+            return [float(v) for v in ladder.coarse]
+        around = (ladder.find_next(value, 0.25), value, ladder.find_next(value, 4.0))
+        return [v for v in around if v is not None]
 
     def list_changes(self, setting: Setting) -> Changes:
         """Return the plan's keys that a setting changes, with their values."""
@@ -197,11 +223,12 @@ def build_space(
     *,
     shape: tuple[int, ...] | None = None,
     bodies: bool = True,
+    auto: float | None = None,
 ) -> Space:
     """Build the space of a plan: all knobs but the keys (or whole sections) to keep.
 
     `shape` is the shape of a row, for features that need pictures; by default the dataset's.
-    Without `bodies` the model stays.
+    Without `bodies` the model stays. `auto` is η by the public rule.
 
     >>> found = build_space(Plan(), ["model", "local.clip", "server"])
     >>> [ladder.key for ladder in found.ladders], [fork.key for fork in found.forks]
@@ -235,7 +262,7 @@ def build_space(
         }
         if options:
             forks.append(Fork(knob.key, options, knob.why))
-    return Space(plan, ladders, tuple(forks))
+    return Space(plan, ladders, tuple(forks), auto)
 
 
 def _list_options(knob: Fork, plan: Plan) -> Iterator[tuple[str, Callable[[float], Changes]]]:

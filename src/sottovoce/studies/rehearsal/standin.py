@@ -10,8 +10,9 @@ thicker or thinner strokes, as many as a federation needs.
 **Synthetic rows** (`make_rows`) follow a public schema: which columns there are, and nothing of
 what they contain. A row is of one of eight kinds; each kind has its own shares of every category
 and its own mean of every number, so that columns depend on each other as in real tables. The label
-is drawn from a softmax of a random linear rule, so noisy that the best possible prediction is right
-for about 85 of 100 rows.
+is drawn from a softmax of a random linear rule in which every column counts alike, so noisy that
+the best possible prediction is right for about 85 of 100 rows. Classes are even, unless the plan
+says their shares or names a metric for uneven ones.
 
 **The federation** (`fit_plan`) has as many rows as the stand-in, and the noise of the real one. The
 noise of a step is 2ηC√T/(n·μ): a client with n/f rows and a budget that is worth f·μ adds what the
@@ -144,7 +145,20 @@ def _colour_pictures(ink: Floats, colours: int, rng: np.random.Generator) -> Flo
     return np.asarray(pair[0] + ink[..., None] * (pair[1] - pair[0]), np.float32)
 
 
+UNEVEN = ("auroc", "auprc", "balanced_accuracy")  # metrics that a plan names for uneven classes
+RARE = 0.05  # then the rarest class has this many rows for one of the most frequent
+NAME_METRIC = (
+    " The classes here are even: if one of yours is rare, name the metric, as "
+    'metric = "auroc", and rehearse again.'
+)
 KINDS = 8
+# As in real tables, most rows have the same few categories, and most numbers lie in a narrow part
+# of their bounds, more often the lower one. So all rows share a large mean, along which a long step
+# overshoots, and what tells them apart is small beside it.
+ALIKE = 5.0  # the larger, the more the kinds agree in their shares of categories
+MIDDLE = (0.1, 0.6)  # of a number's bounds: where its mean lies
+DRIFT = 0.2  # the deviation of the kinds' means from it
+NARROW = (4.0, 32.0)  # α + β of the beta distribution around these
 BEST = 0.85  # the share of rows that whoever knows the rule predicts right
 NUMBERED = {"ipums": 57}  # the number of features where `data.census` does not list the columns
 
@@ -187,9 +201,13 @@ def _make_field(column: Choice | Number) -> Field:
 
 
 def make_rows(
-    fields: Sequence[Field], classes: int, rows: int, rng: np.random.Generator
+    fields: Sequence[Field],
+    classes: int,
+    rows: int,
+    rng: np.random.Generator,
+    shares: Sequence[float] = (),
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Make synthetic rows of these columns, and their labels.
+    """Make synthetic rows of these columns, and their labels, in these shares of the classes.
 
     >>> x, y = make_rows(list_fields("adult", {}, None), 2, 500, np.random.default_rng(1))
     >>> x.shape, float(x.min()), float(x.max()) <= 1, 0.3 < y.mean() < 0.7
@@ -201,16 +219,18 @@ def make_rows(
             "public rows with --public"
         )
     kind = rng.integers(0, KINDS, rows)
-    x = np.concatenate([_draw_column(field, kind, rng) for field in fields], axis=1)
-    rule = rng.normal(size=(x.shape[1], classes)) / np.sqrt(len(fields))
-    scores = x @ rule
+    columns = [_draw_column(field, kind, rng) for field in fields]
+    parts = [column @ rng.normal(size=(column.shape[1], classes)) for column in columns]
+    scores = sum(part / np.maximum(part.std(axis=0), 1e-9) for part in parts)
     scores -= np.median(scores, axis=0)
     scores /= max(float(scores.std()), 1e-9)
     chances = _compute_chances(scores)
+    if shares:
+        chances = _match_shares(chances, np.asarray(shares))
     draw = rng.random((rows, 1))
     y = np.minimum((np.cumsum(chances, axis=1) < draw).sum(axis=1), classes - 1)
     y[: min(classes, rows)] = np.arange(min(classes, rows))  # every class occurs
-    return x.astype(np.float32), y.astype(np.int32)
+    return np.concatenate(columns, axis=1).astype(np.float32), y.astype(np.int32)
 
 
 def _compute_chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -224,6 +244,14 @@ def _compute_chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
             else (low, middle)
         )
     return _compute_softmax(low * scores)
+
+
+def _match_shares(chances: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the chances with an intercept for each class that gives it its share of the rows."""
+    for _ in range(60):
+        chances = chances * (shares / chances.mean(axis=0))
+        chances = chances / chances.sum(axis=1, keepdims=True)
+    return chances
 
 
 def _compute_best(chances: NDArray[np.float64]) -> float:
@@ -240,13 +268,16 @@ def _draw_column(
 ) -> NDArray[np.float64]:
     out = np.zeros((len(kind), field.width))
     if field.categories == 0:
-        middle = rng.uniform(0.15, 0.85, KINDS)[kind]
-        out[:, 0] = rng.beta(4 * middle, 4 * (1 - middle))
+        middle = rng.uniform(*MIDDLE) + rng.normal(0, DRIFT, KINDS)
+        middle = np.clip(middle, 0.05, 0.95)[kind]
+        narrow = np.exp(rng.uniform(*np.log(NARROW)))
+        out[:, 0] = rng.beta(narrow * middle, narrow * (1 - middle))
         if field.width > 1:  # the second feature says that the number is missing
             absent = rng.random(len(kind)) < rng.uniform(0, 0.5)
             out[absent, 0], out[absent, 1] = 0.0, 1.0
         return out
-    shares = rng.dirichlet(np.full(field.categories, 0.7), KINDS)
+    common = rng.dirichlet(np.full(field.categories, 0.5))
+    shares = np.array([rng.dirichlet(ALIKE * common + 0.02) for _ in range(KINDS)])
     draw = rng.random((len(kind), 1))
     code = np.minimum((np.cumsum(shares[kind], axis=1) < draw).sum(axis=1), field.categories - 1)
     (seen,) = np.nonzero(code < field.width)
@@ -548,20 +579,24 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
     fields = list_fields(data.name, data.columns or {}, data.label, data.missing)
     classes = data.classes or 2
     judges = _count_judges(wanted)
-    x, y = make_rows(fields, classes, wanted + 2 * judges, rng)
+    shares = _find_shares(plan, classes)
+    uneven = f", in the shares {', '.join(f'{share:.1%}' for share in shares)}" if shares else ""
+    x, y = make_rows(fields, classes, wanted + 2 * judges, rng, shares)
     x, y = np.roll(x, -wanted, axis=0), np.roll(y, -wanted)  # every class is among the judges
     y[judges : judges + classes] = np.arange(classes)
     return StandIn(
         kind="synthetic",
         about=(
             f"synthetic rows of the public schema ({len(fields)} columns, {x.shape[1]} features, "
-            f"{classes} classes): eight kinds of rows, a random linear rule with chance, of which "
-            f"the best prediction is right in about {BEST:.0%}"
+            f"{classes} classes{uneven}): eight kinds of rows, a random linear rule with chance, "
+            f"of which the best prediction {'of even classes ' if uneven else ''}is right in about "
+            f"{BEST:.0%}"
         ),
         trust=(
             "Only the form of the rows is yours. Rounds, step and clipping follow mostly from the "
             "federation; the model is kept as planned, because a linear rule cannot say which "
-            "model suits your data, and what accuracy it will reach cannot be told from them."
+            "model suits your data, and how good it will be cannot be told from them."
+            + ("" if uneven or plan.metric else NAME_METRIC)
         ),
         validation=(x[:judges], y[:judges]),
         test=(x[judges : 2 * judges], y[judges : 2 * judges]),
@@ -569,6 +604,20 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
         shape=(x.shape[1],),
         classes=classes,
     )
+
+
+def _find_shares(plan: Plan, classes: int) -> tuple[float, ...]:
+    """Return the shares of the classes: those published, uneven ones for a metric of these, or ().
+
+    >>> [round(share, 3) for share in _find_shares(Plan(metric="auroc"), 2)]
+    [0.952, 0.048]
+    """
+    if plan.data.prevalence is not None:
+        return plan.data.prevalence
+    if plan.metric not in UNEVEN or classes < 2:
+        return ()
+    shares = RARE ** (np.arange(classes) / (classes - 1))
+    return tuple((shares / shares.sum()).tolist())
 
 
 def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -> StandIn:
