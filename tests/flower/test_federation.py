@@ -23,6 +23,7 @@ from sottovoce.client import messages
 from sottovoce.client.vault import Vault
 from sottovoce.flower import local
 from sottovoce.flower.local import Link
+from sottovoce.reports.watch import RunsFolder
 from support.devices import digest
 from support.federate_command import Command, answers_of, nodes_of, record_of, running
 from support.federations import replayed, same
@@ -53,6 +54,7 @@ def story(tmp_path_factory):
         done = out / "rounds.jsonl"  # rounds may be shown late, several at once
         assert until(lambda: done.read_text("utf-8").count("\n") >= 4, 900.0)
         back = running(first.below(), "flower-supernode")
+        (live,) = RunsFolder(out).look()  # as the page of `sottovoce watch` sees it
         # A vault that the test holds keeps the run in the middle of a round until it is stopped.
         with Vault.open(nodes_of(out)[0].vault, dataset=None, wait=900.0):
             first.process.send_signal(signal.SIGINT)
@@ -69,7 +71,7 @@ def story(tmp_path_factory):
         if again is not None:
             again.stop()
     return SimpleNamespace(
-        out=out, nodes=nodes, answers=answers, back=back, code=code, left=left,
+        out=out, nodes=nodes, answers=answers, back=back, code=code, left=left, live=live,
         stopped=stopped, files=files, spent=spent, resumed=resumed, first=first, again=again,
         said=(top / "first.log").read_text(), last=(top / "again.log").read_text(),
     )  # fmt: skip
@@ -95,6 +97,15 @@ def it_ends_well_and_its_record_says_what_it_was(story):
     assert json.loads(story.last.splitlines()[-1]) == record
     assert (story.out / "report.html").stat().st_size > 10_000
     assert not (story.out / "checkpoint.npz").exists()
+
+
+def it_can_be_watched(story):
+    assert story.live.status == "running"
+    assert 4 <= story.live.done <= story.live.horizon == ROUNDS
+    assert len(story.live.names) == 3
+    assert 0 < story.live.left < 1
+    (over,) = RunsFolder(story.out).look()
+    assert (over.status, over.done) == ("finished", ROUNDS)
 
 
 def it_learns(story):
@@ -174,6 +185,7 @@ def test_a_federation_lives_through_it_all(story):
     """One test: its federation takes minutes, and workers that share tests would each run one."""
     for check in (
         it_ends_well_and_its_record_says_what_it_was,
+        it_can_be_watched,
         it_learns,
         it_was_encrypted_and_its_nodes_authenticated,
         a_killed_supernode_came_back_and_missed_little,
