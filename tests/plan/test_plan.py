@@ -28,8 +28,25 @@ from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, Fixe
 DEFAULT = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
 HUGE = "0x" + "f" * 5000  # an integer that Python itself refuses to print
 
+SUM = "[privacy]\nview = 'sum'\nhonest = 6\ncorrupt = 2\n"  # of ten clients
 # (a plan, what its refusal must say)
 MALFORMED = [
+    # the server learns only sums
+    ("[privacy]\nview = 'model'", "privacy.view must be upload or sum"),
+    ("[privacy]\nhonest = 6", "privacy.honest has no effect with privacy.view = upload"),
+    ("[privacy]\ncorrupt = 0", "privacy.corrupt has no effect with privacy.view = upload"),
+    ("[privacy]\nview = 'sum'", "privacy.honest must be a whole number ≥ 2"),
+    ("[privacy]\nview = 'sum'\nhonest = 1", "privacy.honest must be a whole number ≥ 2"),
+    (SUM.replace("6", "6.5"), "privacy.honest"),
+    (SUM.replace("2", "-1"), "privacy.corrupt"),
+    (SUM.replace("2", "5"), "at least privacy.honest + privacy.corrupt = 11, got 10"),
+    (SUM + "[rounds]\nper_round = 7", "at least privacy.honest + privacy.corrupt = 8, got 7"),
+    (SUM + "[server]\nweights = 'precision'", "server.weights must be samples with privacy.view"),
+    (SUM + "[server]\nsignal = 'clients'", "server.signal must be public with privacy.view = sum"),
+    (SUM + "[server]\nsignal = 'raw'", "server.signal must be public with privacy.view = sum"),
+    (SUM + "calibration = 'paper'", "privacy.calibration must be exact or zcdp with privacy.view"),
+    (SUM + "[local]\nsteps = 2", "local.steps must be 1 with privacy.view = sum"),
+    ("noise = 'secure'\n" + SUM, "noise must be simulated with privacy.view = sum"),
     # not TOML, not a plan
     ("", "empty"),
     ("# nothing but a comment\n", "empty"),

@@ -155,7 +155,31 @@ class Plan(Section):
             bound = "1 with privacy.calibration = paper"
             remedy = "the paper's theorem knows one step a round"
             raise PlanError.of("local.steps", self.local.steps, bound, remedy)
+        if self.privacy.view == "sum":
+            self._check_sum()
         return self
+
+    def _check_sum(self) -> None:
+        """Refuse what a server that learns only the sum of a round's uploads cannot do."""
+        privacy = self.privacy
+        for key, value, only, remedy in (
+            ("privacy.calibration", privacy.calibration, "exact or zcdp", "paper promises nothing"),
+            ("server.weights", self.server.weights, "samples", "precision needs single uploads"),
+            ("server.signal", self.server.signal, "public", "losses are no part of the sum"),
+            ("local.steps", self.local.steps, "1", "a later step shows the noise of one client"),
+            ("noise", self.noise, "simulated", "real clients do not mask their uploads yet"),
+        ):
+            if str(value) not in only.split(" or "):
+                raise PlanError.of(key, value, f"{only} with privacy.view = sum", remedy)
+        if privacy.honest is None or privacy.honest < 2:
+            remedy = "with less each client needs all its noise alone, which is view = upload"
+            bound = "a whole number ≥ 2 with privacy.view = sum"
+            raise PlanError.of("privacy.honest", privacy.honest, bound, remedy)
+        needed = privacy.honest + (privacy.corrupt or 0)
+        if self.data.clients is not None and self.per_round < needed:
+            bound = f"at least privacy.honest + privacy.corrupt = {needed}"
+            remedy = "let more clients upload in a round, or count on fewer"
+            raise PlanError.of("rounds.per_round", self.per_round, bound, remedy)
 
     @property
     def needs_python(self) -> bool:

@@ -24,11 +24,12 @@ from sottovoce.plan.base import (
     Section,
     When,
     Whole,
+    WholeOrZero,
     join_names,
     read_budgets,
 )
 from sottovoce.plan.data import Data
-from sottovoce.privacy.budget import Budget, Calibration, Unit
+from sottovoce.privacy.budget import Budget, Calibration, Unit, View
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import Aggregation
@@ -218,6 +219,18 @@ class Privacy(Section):
     calibration: Calibration = Field(
         default="exact",
         description="how noise follows from the budget (paper: too little noise, for comparison)",
+    )
+    view: View = Field(
+        default="upload",
+        description="what the server learns of a round: every upload, or only their sum",
+    )
+    honest: Annotated[Whole | None, When("view", "sum", None)] = Field(
+        default=None,
+        description="how many clients of a round, itself included, a client counts on (h)",
+        examples=[8],
+    )
+    corrupt: Annotated[WholeOrZero | None, When("view", "sum", 0)] = Field(
+        default=None, description="how many other clients may side with the server (c)"
     )
 
     @model_validator(mode="before")

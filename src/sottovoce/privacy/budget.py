@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Unit: TypeAlias = Literal["record", "person", "client"]
 Calibration: TypeAlias = Literal["exact", "zcdp", "paper"]
+View: TypeAlias = Literal["upload", "sum"]  # what the server learns of a round
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 #: Units that hold several rows of a client: rows that are published then belong to the unit.

@@ -380,6 +380,8 @@ def build(
             "a model of your own is given from Python, as simulate(plan, model=…), or by model.own"
         )
         raise InputError.of("model.name", "custom", bound, remedy)
+    if plan.privacy.view == "sum":
+        raise InputError.of("privacy.view", "sum", "upload here", "sums are not simulated yet")
     _require_same_parts(plan, parts)
     held = load_holdings(plan, seed=seed, data=data) if held is None else add_features(plan, held)
     plan = _note_network(plan, held)
