@@ -63,7 +63,7 @@ figures: $(VENV)/.run  ## every figure of the paper into results/ (wants SOTTOVO
 	@$(BIN)/sottovoce reproduce all
 
 claims: $(VENV)/.run  ## the README's table of claims, from results/
-	@$(BIN)/python -m sottovoce.studies.paper.checks README.md results
+	@$(BIN)/python -m sottovoce.studies.paper.outcomes README.md results
 
 bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each beside its floor (two cores)
 	@$(BIN)/python benchmarks/own_round.py

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from kept import keep
 
-from sottovoce.privacy.noise import secure
+from sottovoce.privacy import secure_noise
 
 COUNT = 4_000_000
 SIGMAS = (1, 50, 2**20, 2**33, 2**36 + 1, 2**40, 2**52)
@@ -51,7 +51,7 @@ def main() -> None:
     print(f"8 bytes of AES-256-CTR: {floor:.0f} million a second ({8 * floor / 1000:.1f} GB/s)")
     kept = {"floor": floor}
     for sigma in SIGMAS:
-        kept[f"sigma {sigma}"] = found = rate(lambda sigma=sigma: secure.draw(COUNT, sigma))  # type: ignore[misc]
+        kept[f"sigma {sigma}"] = found = rate(lambda sigma=sigma: secure_noise.draw(COUNT, sigma))  # type: ignore[misc]
         times = floor / found
         print(f"σ = {sigma:<21,} {found:6.1f} million draws a second, {times:4.1f} × the floor")
     minutes = (time.perf_counter() - began) / 60

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce import Plan, rehearse
-from sottovoce.data.census import parse_acs
+from sottovoce.data.datasets import parse_acs
 
 FILES = ("ma2018.csv", "ma2019.csv", "tx2018.csv", "tx2019.csv")
 

@@ -14,8 +14,8 @@ import opendp.prelude as dp
 import pytest
 from scipy import stats
 
-from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.secure import build_envelope, draw
+from sottovoce.privacy import secure_noise
+from sottovoce.privacy.secure_noise import build_envelope, draw
 from support.mutated_module import mutated
 from support.noise_statistics import (
     FALSE_ALARM,
@@ -39,9 +39,9 @@ def test_every_integer_has_its_probability(sigma):
 def test_a_comparison_wrong_by_a_hundredth_would_be_noticed(monkeypatch):
     """Fast accepts up to 1 % of the peak above the bell: seen on bars as wide as σ."""
     wrong = mutated(
-        "sottovoce.privacy.noise.secure", "bell * (1 - MARGIN)", "bell + 0.01 * staircase.scale"
+        "sottovoce.privacy.secure_noise", "bell * (1 - MARGIN)", "bell + 0.01 * staircase.scale"
     )
-    monkeypatch.setattr(secure, "BARS", 1)
+    monkeypatch.setattr(secure_noise, "BARS", 1)
     monkeypatch.setattr(wrong, "build_envelope", build_envelope.__wrapped__)
     assert fit(wrong.draw, 300, 1_000_000, pieces=10) < FALSE_ALARM
 
@@ -66,13 +66,13 @@ def test_against_opendps_proved_sampler(sigma):
 
 @pytest.mark.parametrize("sigma", [2, 16, 50])
 def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
-    slow, is_below = [], secure.is_below
-    monkeypatch.setattr(secure, "BARS", 1)
-    monkeypatch.setattr(secure, "MARGIN", 0.9)
+    slow, is_below = [], secure_noise.is_below
+    monkeypatch.setattr(secure_noise, "BARS", 1)
+    monkeypatch.setattr(secure_noise, "MARGIN", 0.9)
     monkeypatch.setattr(
-        secure, "build_envelope", lambda sigma: build_envelope.__wrapped__(sigma, 1)
+        secure_noise, "build_envelope", lambda sigma: build_envelope.__wrapped__(sigma, 1)
     )
-    monkeypatch.setattr(secure, "is_below", lambda *a: slow.append(1) or is_below(*a))
+    monkeypatch.setattr(secure_noise, "is_below", lambda *a: slow.append(1) or is_below(*a))
     assert fit(draw, sigma, 300_000) > FALSE_ALARM
     assert len(slow) > 60_000
 
@@ -97,7 +97,7 @@ def test_support_attack_on_a_million_coordinates():
         assert 1 - float_possible(uploads, np.float32(other), normals).mean() > 0.5
     for sigma in (2**31, 2**33 + 7, 2**40):
         needed = draw(count, sigma) + 2**31
-        assert secure_possible(needed, build_envelope(sigma), secure).all()
+        assert secure_possible(needed, build_envelope(sigma), secure_noise).all()
 
 
 @pytest.mark.parametrize("sigma", [2**33, 2**40])

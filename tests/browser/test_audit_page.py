@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sottovoce.studies.audit import page as pages
+from sottovoce.studies.audit import findings
 from support.browser import browser, legible, self_contained
 from support.example_audit import example
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # left out of the editing loop
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The page of a tiny audit, beside its drawings."""
-    return pages.write_audit(example(), tmp_path_factory.mktemp("audit"))
+    return findings.write_audit(example(), tmp_path_factory.mktemp("audit"))
 
 
 def test_the_browser_shows_verdict_and_pictures_without_complaint(browser, page, tmp_path):

@@ -807,8 +807,8 @@ MIDDLE_MODEL = {name: np.zeros(shape, "f") for name, shape in MIDDLE.shapes().it
 
 def test_the_noise_of_a_step_is_drawn_before_its_data_and_alone(monkeypatch):
     """In pieces: of many steps the noise of one is in memory, and none waits for the rows."""
-    noted, real = [], release.secure.draw
-    monkeypatch.setattr(release.secure, "draw", lambda *a: noted.append("draw") or real(*a))
+    noted, real = [], release.secure_noise.draw
+    monkeypatch.setattr(release.secure_noise, "draw", lambda *a: noted.append("draw") or real(*a))
     x, y = rows(0)
     guarded = Guarded(x, noted)
     start = {name: leaf.astype(float) for name, leaf in model().items()}

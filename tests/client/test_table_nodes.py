@@ -21,7 +21,7 @@ from sottovoce.client import device, messages
 from sottovoce.client.node import Node
 from sottovoce.models.base import Form
 from sottovoce.models.features import Hog
-from sottovoce.privacy.noise import secure
+from sottovoce.privacy import secure_noise
 from sottovoce.privacy.sensitivity import Recipe
 from support.device_twins import frozen
 from support.devices import ask, make_vault, memory, told
@@ -230,7 +230,7 @@ def test_a_greeting_does_not_depend_on_any_row(ram, what, kind):
 def released_by(node: Node, blob: bytes) -> np.ndarray:
     """What a node uploads for noise that is zero, in one vector: the clipped mean alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secure, "draw", lambda count, sigma: np.zeros(count, np.int64))
+        patch.setattr(secure_noise, "draw", lambda count, sigma: np.zeros(count, np.int64))
         head, arrays = messages.unpack(device.answer_request(blob, node))
     assert head["kind"] == "upload"
     return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)]).astype(float)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.data import census
+from sottovoce.data import datasets
 from sottovoce.data.datasets import DATASETS, Arrays, fetch, load
 from sottovoce.errors import DataError, PlanError
 from sottovoce.plan import Plan
@@ -32,7 +32,7 @@ def real(name: str) -> Arrays:
     return load(name)
 
 
-@pytest.mark.parametrize(("name", "columns"), [("acs", census.ACS), ("adult", census.ADULT)])
+@pytest.mark.parametrize(("name", "columns"), [("acs", datasets.ACS), ("adult", datasets.ADULT)])
 def test_the_shape_that_is_known_beforehand_is_that_of_the_columns(name, columns):
     assert DATASETS[name].shape == (sum(column.width for column in columns),)
 
@@ -134,7 +134,7 @@ def test_real_adult_row_by_row() -> None:
 @pytest.mark.parametrize("name", ["acs", "adult"])
 def test_real_features_are_bounded_and_rows_match_the_plan(name: str) -> None:
     arrays = real(name)
-    columns = {"acs": census.ACS, "adult": census.ADULT}[name]
+    columns = {"acs": datasets.ACS, "adult": datasets.ADULT}[name]
     for x in (arrays.train_x, arrays.test_x):
         assert np.isfinite(x).all()
         assert x.size == 0 or (x.min() >= 0 and x.max() <= 1)
@@ -150,9 +150,9 @@ def test_the_categories_are_those_of_the_data_dictionary() -> None:
     if not path.is_file():
         pytest.skip("data_dictionary.json is not beside the files")
     dictionary = json.loads(path.read_text("utf-8"))
-    for column in (*census.ACS, census.INCOME):
+    for column in (*datasets.ACS, datasets.INCOME):
         values = dictionary[column.name]["values"]
-        if isinstance(column, census.Choice):
+        if isinstance(column, datasets.Choice):
             absent = {"N"} if column.name in ("MSP", "EDU", "DREM", "DPHY") else set()
             assert set(column.categories) == set(values) - absent
         elif column.name == "DENSITY":
@@ -170,7 +170,7 @@ ACS_CELLS = "01-01301,40,1,1,0,1,2,4,1,1,2731.2,8680,14,9,30000.0,4,200,N,2,2,2,
 
 
 def acs_row(**changes: str) -> bytes:
-    row = dict(zip(census.ACS_HEADER, ACS_CELLS.split(","), strict=True)) | changes
+    row = dict(zip(datasets.ACS_HEADER, ACS_CELLS.split(","), strict=True)) | changes
     return (",".join(row) + "\n" + ",".join(row.values()) + "\n").encode()
 
 
@@ -181,31 +181,31 @@ ADULT_CELLS = (
 
 @pytest.mark.parametrize("leak", sorted({*LEAKS, "PWGTP", "WGTP", "PUMA", "INDP"}))
 def test_a_column_left_out_has_no_effect(leak: str) -> None:
-    assert leak not in {column.name for column in census.ACS}
-    x, _ = census.parse_acs(acs_row(), file="f")
-    changed, y = census.parse_acs(acs_row(**{leak: "1"}), file="f")
+    assert leak not in {column.name for column in datasets.ACS}
+    x, _ = datasets.parse_acs(acs_row(), file="f")
+    changed, y = datasets.parse_acs(acs_row(**{leak: "1"}), file="f")
     np.testing.assert_array_equal(changed, x)
     assert y.tolist() == [leak != "PINCP"]
 
 
 def test_every_column_of_acs_and_adult_is_used_or_left_out_on_purpose() -> None:
     left = {"acs": {*LEAKS, "PWGTP", "WGTP", "PUMA", "INDP"}, "adult": {"fnlwgt", "income"}}
-    assert set(census.ACS_HEADER) - {c.name for c in census.ACS} == left["acs"]
-    assert set(census.ADULT_HEADER) - {c.name for c in census.ADULT} == left["adult"]
-    assert not {c.name for c in (*census.ACS, *census.ADULT)} & (LEAKS | WEIGHTS)
+    assert set(datasets.ACS_HEADER) - {c.name for c in datasets.ACS} == left["acs"]
+    assert set(datasets.ADULT_HEADER) - {c.name for c in datasets.ADULT} == left["adult"]
+    assert not {c.name for c in (*datasets.ACS, *datasets.ADULT)} & (LEAKS | WEIGHTS)
 
 
 @pytest.mark.parametrize(("income", "label"), [("25000.0", 0), ("25000.5", 1), ("-9000.0", 0)])
 def test_the_threshold(income: str, label: int) -> None:
-    assert census.parse_acs(acs_row(PINCP=income), file="f")[1].tolist() == [label]
+    assert datasets.parse_acs(acs_row(PINCP=income), file="f")[1].tolist() == [label]
 
 
 def test_rows_without_an_income_are_dropped() -> None:
     child = acs_row(PINCP="N", MSP="N", EDU="N", AGEP="3", DREM="N", DPHY="N")
     both = acs_row() + child.splitlines()[1]
-    assert len(census.parse_acs(both, file="f")[1]) == 1
+    assert len(datasets.parse_acs(both, file="f")[1]) == 1
     with pytest.raises(DataError, match="must hold rows with an income, got none"):
-        census.parse_acs(child, file="f")
+        datasets.parse_acs(child, file="f")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_rows_without_an_income_are_dropped() -> None:
 )
 def test_damaged_acs_is_named(content: bytes, named: str) -> None:
     with pytest.raises(DataError) as caught:
-        census.parse_acs(content, file="national2018.csv")
+        datasets.parse_acs(content, file="national2018.csv")
     sentence = str(caught.value)
     assert sentence.startswith("national2018.csv must ")
     assert named in sentence
@@ -247,14 +247,14 @@ def test_damaged_acs_is_named(content: bytes, named: str) -> None:
 )
 def test_damaged_adult_is_named(content: bytes, named: str) -> None:
     with pytest.raises(DataError) as caught:
-        census.parse_adult(content, file="adult.data")
+        datasets.parse_adult(content, file="adult.data")
     assert str(caught.value).startswith("adult.data must ")
     assert named in str(caught.value)
 
 
 def test_unknown_cells_of_adult_are_zeros() -> None:
-    x, _ = census.parse_adult(ADULT_CELLS.encode(), file="f")
-    unknown, _ = census.parse_adult(ADULT_CELLS.replace("Cuba", "?").encode(), file="f")
+    x, _ = datasets.parse_adult(ADULT_CELLS.encode(), file="f")
+    unknown, _ = datasets.parse_adult(ADULT_CELLS.replace("Cuba", "?").encode(), file="f")
     assert (x.sum() - unknown.sum(), unknown[0, -41:].sum()) == (1.0, 0.0)
 
 
@@ -277,7 +277,7 @@ def test_a_file_that_is_not_the_published_one(
 # ipums, which only its owners have
 
 
-def ipums(numbers: int = 58, rows: int = census.IPUMS_ROWS) -> bytes:
+def ipums(numbers: int = 58, rows: int = datasets.IPUMS_ROWS) -> bytes:
     line = " ".join(["0.25", "-3", *["1"] * (numbers - 3)])
     return "".join(f"{line} {i % 2}\n" for i in range(rows)).encode()
 
@@ -287,11 +287,11 @@ def owned(content: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
     published = DATASETS["ipums"].published
     assert published is not None
-    known = replace(published, files={census.IPUMS_FILE: f"git:{blob}"})
+    known = replace(published, files={datasets.IPUMS_FILE: f"git:{blob}"})
     monkeypatch.setitem(DATASETS, "ipums", replace(DATASETS["ipums"], published=known))
     monkeypatch.setenv("SOTTOVOCE_DATA", str(folder))
     (folder / "ipums").mkdir(exist_ok=True)
-    (folder / "ipums" / census.IPUMS_FILE).write_bytes(content)
+    (folder / "ipums" / datasets.IPUMS_FILE).write_bytes(content)
 
 
 @pytest.mark.parametrize("numbers", [58, 59])
@@ -309,7 +309,7 @@ def test_ipums_is_known_by_its_blob_id(tmp_path: Path, monkeypatch: pytest.Monke
     assert published is not None
     assert published.files == {"IPUMS-US.dat": "git:4dc4b720b45f718a7dd09af2d5be36d91e891c99"}
     owned(b"the authors' file", tmp_path, monkeypatch)
-    (tmp_path / "ipums" / census.IPUMS_FILE).write_bytes(ipums(rows=2))
+    (tmp_path / "ipums" / datasets.IPUMS_FILE).write_bytes(ipums(rows=2))
     with pytest.raises(DataError, match=r"IPUMS-US\.dat .* must have the git blob id .*…, but has"):
         load("ipums")
 
@@ -329,14 +329,14 @@ def test_ipums_is_known_by_its_blob_id(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_damaged_ipums_is_named(content: bytes, named: str) -> None:
     with pytest.raises(DataError) as caught:
-        census.parse_ipums(content, file="IPUMS-US.dat", rows=3)
+        datasets.parse_ipums(content, file="IPUMS-US.dat", rows=3)
     assert str(caught.value).startswith("IPUMS-US.dat must ")
     assert named in str(caught.value)
 
 
 def test_ipums_has_bounded_features_whatever_the_numbers() -> None:
     line = " ".join(["1e300", "-1e300", "1e-300", "0", *["12"] * 53, "1"]).encode()
-    x, _ = census.parse_ipums(line, file="f", rows=1)
+    x, _ = datasets.parse_ipums(line, file="f", rows=1)
     assert np.abs(x).max() < 15
     assert x[0, 0] == -x[0, 1]
 

@@ -168,7 +168,7 @@ def test_a_trap_for_one_sample_moves_an_upload_by_no_more_than_the_sensitivity(
     tmp_path, monkeypatch, form
 ):
     classes = FORMS[form].classes
-    monkeypatch.setattr("sottovoce.privacy.noise.secure.draw", _no_noise)
+    monkeypatch.setattr("sottovoce.privacy.secure_noise.draw", _no_noise)
     own = "support.devices:LINE" if form == "own" else None
     params = trap(form, 1e3)
     x, y = rows(3, classes)

@@ -24,8 +24,7 @@ from sottovoce.client.release import Price
 from sottovoce.errors import InputError, NoSensitivity, TankEmpty
 from sottovoce.models import base
 from sottovoce.models.base import Form
-from sottovoce.privacy import calibration, grid
-from sottovoce.privacy.noise import secure
+from sottovoce.privacy import calibration, grid, secure_noise
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.schedules.base import Round
@@ -258,14 +257,14 @@ def noise_has_its_shape():
     """200,000 draws: mean, σ, bell and the lowest bits (each false alarm < 1e-8)."""
     from scipy import stats  # a second to import, and a process a mutant
 
-    drawn = secure.draw(200_000, 2**33)
+    drawn = secure_noise.draw(200_000, 2**33)
     scaled = drawn / 2**33
     assert abs(scaled.mean()) < 6 / 200_000**0.5
     assert abs(scaled.std() - 1) < 0.01
     assert stats.kstest(scaled, "norm").pvalue > 1e-8
     for bit in (0, 1, 9, 19):
         assert abs(np.mean((drawn >> bit) & 1) - 0.5) < 0.007
-    small = secure.draw(50_000, 2)
+    small = secure_noise.draw(50_000, 2)
     values = np.arange(-4, 5)
     chance = np.exp(-(values**2) / 8)
     chance /= np.exp(-(np.arange(-60, 61) ** 2) / 8).sum()
@@ -310,20 +309,20 @@ def heads_say_nothing_private():
 
 def one_record_moves_an_upload_by_its_sensitivity():
     """With the same noise, replacing a record by anything moves an upload by at most 2ηC/n."""
-    paid, real = Price((1,), (2**33,)), secure.draw
+    paid, real = Price((1,), (2**33,)), secure_noise.draw
     rng = np.random.default_rng(6)
     x, y = rng.normal(size=(5, 4)), np.arange(5) % 3
     count = sum(int(np.prod(shape)) for shape in SMALL.shapes().values())
     frozen = real(count, 2**33)
     sent = []
     try:
-        secure.draw = lambda count, sigma: frozen
+        secure_noise.draw = lambda count, sigma: frozen
         for first in (x[0], -50 * x[0], np.zeros(4), np.full(4, np.nan), np.full(4, 1e300)):
             data = x.copy()
             data[0] = first
             sent.append(_released(paid, x=data, y=y, form=SMALL).params)
     finally:
-        secure.draw = real
+        secure_noise.draw = real
     flat = np.array([np.concatenate([one[k].ravel() for k in sorted(one)]) for one in sent])
     assert np.all(np.linalg.norm(flat - flat[0], axis=1) <= 2 / 5 + 1e-5)  # float32 in the upload
 
@@ -361,7 +360,7 @@ def every_byte_of_entropy_counts():
 
         os.urandom = urandom
         try:
-            noise = secure.draw(50, 2**33)
+            noise = secure_noise.draw(50, 2**33)
         finally:
             os.urandom = real
         assert not left, "a message takes 48 bytes of entropy, and no less"

@@ -136,7 +136,7 @@ def _bug(name: str, module: str, killer: str, *changes: tuple[str, str]) -> Muta
     return Mutant(name, module, killer, changes)
 
 
-_DRAW = "noise = (secure.draw(count, sigma) for sigma in paid.noise)"
+_DRAW = "noise = (secure_noise.draw(count, sigma) for sigma in paid.noise)"
 _TOLD = "noised_loss: dict[str, float] = {}\n"
 _RAW = "float(np.nanmean(np.asarray(x, np.float64)[:1]))"
 _NO_CHECK = (("<= NORM**2", "<= 2**62"),)
@@ -149,11 +149,11 @@ MUTANTS = [
     _bug("σ² taken for σ", "privacy.tank", "noise_is_worth_no_more_than_its_debit",
          ("/ np.sqrt(mu2) * _ROUND_UP", "/ mu2 * _ROUND_UP")),
     _bug("noise kept and used again", "client.release", "noise_is_fresh",
-         (_DRAW, _DRAW.replace("secure.draw(count, sigma)",
-                              "_KEPT.setdefault(count, secure.draw(count, sigma))")),
+         (_DRAW, _DRAW.replace("secure_noise.draw(count, sigma)",
+                              "_KEPT.setdefault(count, secure_noise.draw(count, sigma))")),
          ("_MINT = object()", "_MINT, _KEPT = object(), {}")),
     _bug("one draw for all steps", "client.release", "the_noise_paid_for_is_there",
-         (_DRAW, "noise = [secure.draw(count, paid.noise[0])] * len(paid.noise)")),
+         (_DRAW, "noise = [secure_noise.draw(count, paid.noise[0])] * len(paid.noise)")),
     _bug("noise on the last step only", "client.release", "the_noise_paid_for_is_there",
          ("_sum_clipped(form, now, x, y, recipe, own) + drawn,",
           "_sum_clipped(form, now, x, y, recipe, own) + drawn * (len(taken) == len(paid.noise)),"),
@@ -167,21 +167,21 @@ MUTANTS = [
     _bug("a loss without its noise", "client.release", "the_noise_paid_for_is_there",
          ("grid.bounded_sum(losses, loss_bound) + loss_noise",
           "grid.bounded_sum(losses, loss_bound) + 0 * loss_noise")),
-    _bug("the same key in every message", "privacy.noise.secure", "noise_is_fresh",
+    _bug("the same key in every message", "privacy.secure_noise", "noise_is_fresh",
          ("algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))",
           "algorithms.AES(bytes(32)), modes.CTR(bytes(16))")),
-    _bug("a stream that forks share", "privacy.noise.secure", "noise_is_fresh",
+    _bug("a stream that forks share", "privacy.secure_noise", "noise_is_fresh",
          ("source, staircase = _Stream(), build_envelope(sigma)",
           "source = globals().setdefault('_kept', _Stream())\n    staircase = build_envelope(sigma)")),
-    _bug("a bell too narrow", "privacy.noise.secure", "noise_has_its_shape",
+    _bug("a bell too narrow", "privacy.secure_noise", "noise_has_its_shape",
          ("_Stream(), build_envelope(sigma)", "_Stream(), build_envelope(max(1, 9 * sigma // 10))")),
-    _bug("even numbers only", "privacy.noise.secure", "noise_has_its_shape",
+    _bug("even numbers only", "privacy.secure_noise", "noise_has_its_shape",
          ("(1 << staircase.width_bits) - 1)", "(1 << staircase.width_bits) - 2)")),
-    _bug("one side of the bell", "privacy.noise.secure", "noise_has_its_shape",
+    _bug("one side of the bell", "privacy.secure_noise", "noise_has_its_shape",
          ("    return noise\n\n\nclass _Stream", "    return np.abs(noise)\n\n\nclass _Stream")),
-    _bug("noise on a coarser grid", "privacy.noise.secure", "noise_has_its_shape",
+    _bug("noise on a coarser grid", "privacy.secure_noise", "noise_has_its_shape",
          ("    return noise\n\n\nclass _Stream", "    return noise >> 12 << 12\n\n\nclass _Stream")),
-    _bug("a message that repeats itself", "privacy.noise.secure", "noise_is_fresh",
+    _bug("a message that repeats itself", "privacy.secure_noise", "noise_is_fresh",
          ("    return noise\n\n\nclass _Stream",
           "    noise[count // 2:] = noise[: count - count // 2]\n    return noise\n\n\nclass _Stream")),
     _bug("simulated noise of half the σ", "simulation.compiled", "simulated_noise_is_fresh_and_whole",
@@ -412,7 +412,7 @@ MUTANTS = [
          ("loss_noise = _noise(tank, share, change, floor)",
           "loss_noise = _noise(tank, share, grid.REPLACED, floor)")),
     _bug("a loss that borrows the model's noise", "client.release", "a_loss_has_noise_of_its_own",
-         ("int(secure.draw(1, paid.loss_noise)[0])",
+         ("int(secure_noise.draw(1, paid.loss_noise)[0])",
           "int((noise := list(noise))[0][0]) * paid.loss_noise // paid.noise[0]")),
     _bug("steps whose keys collide", "simulation.compiled", "simulated_steps_have_noise_of_their_own",
          ("e * clients + i", "e * steps + i")),
@@ -610,9 +610,9 @@ MUTANTS = [
          "tests/flower/test_worker.py::test_no_word_of_an_error_leaves_the_app",
          ("return Message(Error(code=FAILED, reason=SORRY), reply_to=message)",
           "return Message(Error(code=FAILED, reason=str(error)), reply_to=message)")),
-    _bug("a key of half its bytes", "privacy.noise.secure", "every_byte_of_entropy_counts",
+    _bug("a key of half its bytes", "privacy.secure_noise", "every_byte_of_entropy_counts",
          ("algorithms.AES(os.urandom(32))", "algorithms.AES(2 * os.urandom(16))")),
-    _bug("entropy that is thrown away", "privacy.noise.secure", "every_byte_of_entropy_counts",
+    _bug("entropy that is thrown away", "privacy.secure_noise", "every_byte_of_entropy_counts",
          ("modes.CTR(os.urandom(16))", "modes.CTR(os.urandom(16)[:4] + bytes(12))")),
     # What is said of rows that the server evaluates on, and of δ.
     _bug("a release that evaluates on what it protects", "plan.plan", "tests/server/test_guarantee.py::test_a_release_does_not_evaluate_on_what_it_protects",

@@ -62,7 +62,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "noise repeats itself beyond 65,536 values",
-        "privacy.noise.secure",
+        "privacy.secure_noise",
         "Every coordinate has noise of its own: in a model of more than 2¹⁶ parameters the same noise is used again, and the server subtracts one part of the upload from another.",
         "tests/statistics/test_secure_noise.py::test_neighbours_and_chunks_share_nothing",
         (
@@ -74,7 +74,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
     (
         "the noise's tails are cut at 4σ",
-        "privacy.noise.secure",
+        "privacy.secure_noise",
         "The noise is exactly discrete Gaussian, without a cut tail: with one, a single coordinate beyond 4σ of D's answer (6 in 100,000 each) proves that it was not D, whatever ε says.",
         "tests/statistics/test_secure_noise.py::test_every_integer_has_its_probability",
         (
@@ -93,7 +93,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "client.release",
         "Noise is never used twice: the loss gets the noise of the model's first number, which is smaller than what was priced, and the two figures of one answer share it, so that one takes it off the other.",
         "a_loss_has_noise_of_its_own",
-        (("int(secure.draw(1, paid.loss_noise)[0])", "int(noise[0][0])"),),
+        (("int(secure_noise.draw(1, paid.loss_noise)[0])", "int(noise[0][0])"),),
     ),
     (
         "a step of nothing has no noise",

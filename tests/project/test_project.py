@@ -55,6 +55,21 @@ def every_module():
             yield importlib.import_module(info.name)
 
 
+#: How large src/ may be. A change that makes it smaller lowers the number of lines here.
+MOST_MODULES, MOST_NAMES, MOST_LAYERS, MOST_LINES = 130, 16, 10, 42_000
+
+
+def test_the_house_stays_small_enough_to_be_read():
+    source = ROOT / "src" / "sottovoce"
+    modules = list(source.rglob("*.py"))
+    names = [path for path in source.iterdir() if path.name[0] != "_" and path.name != "py.typed"]
+    house = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    assert len(modules) <= MOST_MODULES, "merge by concept: CONTRIBUTING.md"
+    assert len(names) <= MOST_NAMES
+    assert len(house["contracts"][0]["layers"]) <= MOST_LAYERS
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in modules) <= MOST_LINES
+
+
 def test_every_module_and_public_function_says_what_it_is():
     for module in every_module():
         assert inspect.getdoc(module), module.__name__

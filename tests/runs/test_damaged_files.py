@@ -30,7 +30,7 @@ from sottovoce.runs import checkpoint, trained
 from sottovoce.runs.record import SECTIONS, model_sha256
 from sottovoce.schedules.base import Progress
 from sottovoce.studies import store
-from sottovoce.studies.paper import checks, outcomes
+from sottovoce.studies.paper import outcomes
 from sottovoce.studies.paper.reproduce import _open_folder
 from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.example_record import example
@@ -285,13 +285,13 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
     result(name, quick=True).save(tmp_path)
     path = tmp_path / f"{name}.json"
     whole = json.loads(path.read_text("utf-8"))
-    assert checks.judge_folder(tmp_path)
+    assert outcomes.judge_folder(tmp_path)
     whole["plan"] = {}
     for content in damaged(whole, others=(None, "text")):
         path.write_text(json.dumps(content), "utf-8")
         for read in (
             outcomes.read_runs,
-            checks.judge_folder,
+            outcomes.judge_folder,
             lambda folder: _open_folder(folder, True),
         ):
             try:
@@ -303,7 +303,7 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
     del whole["quick"]
     path.write_text(json.dumps(whole), "utf-8")
     with pytest.raises(RunError, match=r"is damaged .it lacks 'quick'.; remove it"):
-        checks.judge_folder(tmp_path)
+        outcomes.judge_folder(tmp_path)
 
 
 @pytest.mark.parametrize("line", ['{"seed": 1}', "[]", "5", '{"key": "a", "seed": 1, "no": 2}'])

@@ -20,8 +20,8 @@ import pytest
 from scipy import stats
 
 from sottovoce.errors import InputError
-from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.secure import FINE_BITS, MARGIN, SLOTS, build_envelope, draw
+from sottovoce.privacy import secure_noise
+from sottovoce.privacy.secure_noise import FINE_BITS, MARGIN, SLOTS, build_envelope, draw
 from support import TESTS
 from support.mutated_module import mutated
 from support.noise_statistics import (
@@ -37,7 +37,7 @@ from support.support_attack import float_normals, float_possible, secure_possibl
 
 dp.enable_features("contrib")
 
-SECURE = "sottovoce.privacy.noise.secure"
+SECURE = "sottovoce.privacy.secure_noise"
 SIGMAS = [1, 2, 3, 7, 63, 64, 127, 128, 1000, 2**20 + 1, 2**33, 2**35 + 12345, 2**40 - 1, 2**52]
 
 
@@ -74,7 +74,7 @@ def test_against_opendps_proved_sampler(sigma):
 
 def bell_enclosure(staircase, value):
     """Fractions of 2⁸⁰ around S·exp(−y²/2σ²)."""
-    low, high = secure.exp_enclosure(int(value) ** 2, 2 * staircase.sigma**2, 80)
+    low, high = secure_noise.exp_enclosure(int(value) ** 2, 2 * staircase.sigma**2, 80)
     return staircase.scale * low, staircase.scale * high
 
 
@@ -123,12 +123,12 @@ def test_the_exponential_is_enclosed(bits):
     for _ in range(300):
         numerator = int(rng.integers(0, 2**62)) * 2 ** int(rng.integers(0, 60))
         denominator = int(rng.integers(1, 2**62)) * 2 ** int(rng.integers(40, 60))
-        low, high = secure.exp_enclosure(numerator, denominator, bits)
+        low, high = secure_noise.exp_enclosure(numerator, denominator, bits)
         with mpmath.workprec(2 * bits + 200):
             exact = mpmath.ldexp(mpmath.exp(-mpmath.mpf(numerator) / denominator), bits)
             assert 0 <= low <= exact <= high
         assert high - low <= 3
-    assert secure.exp_enclosure(0, 1, bits) == (2**bits, 2**bits)
+    assert secure_noise.exp_enclosure(0, 1, bits) == (2**bits, 2**bits)
 
 
 @pytest.mark.parametrize("sigma", [7, 1000, 2**33, 2**52])
@@ -147,25 +147,25 @@ def test_where_floating_point_is_sure_whole_numbers_agree(sigma):
     for i in np.flatnonzero(yes | no):
         for bit in (0, 1):
             late = [int(height[i]), 1, staircase.scale, int(values[i]) ** 2, 2 * sigma**2]
-            exact = secure.is_below(*late, random_bits=lambda k, bit=bit: bit * (2**k - 1))
+            exact = secure_noise.is_below(*late, random_bits=lambda k, bit=bit: bit * (2**k - 1))
             assert exact == yes[i]
 
 
 def test_undecided_bits_are_drawn_until_they_decide():
-    low, _ = secure.exp_enclosure(1, 2, 192)
+    low, _ = secure_noise.exp_enclosure(1, 2, 192)
     asked = []
 
     def bits(k):  # U agrees with e^-½ for 192 bits, and then is below it
         asked.append(k)
         return low >> (192 - sum(asked)) & (2**k - 1) if sum(asked) <= 192 else 0
 
-    assert secure.is_below(0, 1, 1, 1, 2, bits)
+    assert secure_noise.is_below(0, 1, 1, 1, 2, bits)
     assert sum(asked) > 192
 
 
 def coarse(module, monkeypatch, margin, reach=1):
     """The sampler with bars as wide as σ, tails from σ on, and floating point hardly ever sure."""
-    monkeypatch.setattr(secure, "BARS", 1)
+    monkeypatch.setattr(secure_noise, "BARS", 1)
     monkeypatch.setattr(module, "MARGIN", margin)
     monkeypatch.setattr(
         module, "build_envelope", lambda sigma: build_envelope.__wrapped__(sigma, reach)
@@ -175,9 +175,9 @@ def coarse(module, monkeypatch, margin, reach=1):
 
 @pytest.mark.parametrize("sigma", [1, 2, 11, 16])
 def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
-    slow, below = [], secure.is_below
-    monkeypatch.setattr(secure, "is_below", lambda *a: slow.append(1) or below(*a))
-    assert fit(coarse(secure, monkeypatch, margin=0.9), sigma, 15_000) > FALSE_ALARM
+    slow, below = [], secure_noise.is_below
+    monkeypatch.setattr(secure_noise, "is_below", lambda *a: slow.append(1) or below(*a))
+    assert fit(coarse(secure_noise, monkeypatch, margin=0.9), sigma, 15_000) > FALSE_ALARM
     assert len(slow) > 3_000
 
 
@@ -215,7 +215,7 @@ def test_a_wrong_fast_path_would_be_noticed(old, new, monkeypatch):
 
 
 def test_the_fast_path_on_coarse_bars_is_right(monkeypatch):
-    assert fit(coarse(secure, monkeypatch, margin=MARGIN, reach=8), 16, 200_000) > FALSE_ALARM
+    assert fit(coarse(secure_noise, monkeypatch, margin=MARGIN, reach=8), 16, 200_000) > FALSE_ALARM
 
 
 # --- no holes -----------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_support_attack_proves_most_float_uploads_and_no_secure_one():
     sigma, moved = 2**33 + 7, 2**31
     staircase = build_envelope(sigma)
     needed = draw(count, sigma) + moved  # what the noise was if the data were the other ones
-    assert secure_possible(needed, staircase, secure).all()
+    assert secure_possible(needed, staircase, secure_noise).all()
 
 
 @pytest.mark.parametrize("lost", [2, 2**10])
@@ -272,7 +272,7 @@ def test_attack_on_a_rounded_float64_normal_beyond_five_sigma():
         uniform = np.minimum(at + step, 2**53 - 1) / 2**53
         reached |= np.rint(sigma * stats.norm.ppf(uniform)) == needed
     assert reached.mean() < 0.1
-    assert secure_possible(needed, build_envelope(sigma), secure).all()
+    assert secure_possible(needed, build_envelope(sigma), secure_noise).all()
 
 
 # --- never the same twice -----------------------------------------------------------------------
@@ -289,7 +289,7 @@ def same_noise_twice(module):
 
 
 def test_two_calls_share_nothing():
-    assert not same_noise_twice(secure)
+    assert not same_noise_twice(secure_noise)
     # An equal pair of 2³³-wide noise among 8 by chance: 8 · 2⁻³⁴, 5e-10. Nor do lowest bits agree:
     first, second = draw(100_000, 2**33), draw(100_000, 2**33)
     assert abs(np.mean((first & 1) == (second & 1)) - 0.5) * 2 * np.sqrt(first.size) < 6.2
@@ -317,7 +317,7 @@ class Entropy:
         return taken
 
 
-def drawn_from(text, monkeypatch, module=secure):
+def drawn_from(text, monkeypatch, module=secure_noise):
     """Noise of one call from this entropy, and how much of it was asked for."""
     with monkeypatch.context() as patch:
         entropy = Entropy(text)
@@ -342,28 +342,28 @@ def test_every_bit_of_48_bytes_of_entropy_counts(monkeypatch):
 
 
 def test_a_reused_key_would_be_noticed(monkeypatch):
-    assert same_noise_twice(secure) is False
+    assert same_noise_twice(secure_noise) is False
     monkeypatch.setattr(os, "urandom", bytes)
-    assert same_noise_twice(secure)
+    assert same_noise_twice(secure_noise)
 
 
 FORK = """
 import json, os, sys
 from support import mutated_module as mutants
-from sottovoce.privacy.noise import secure
+from sottovoce.privacy import secure_noise
 {mutation}
-secure.draw(10, 2**33)
+secure_noise.draw(10, 2**33)
 answers = []
 for _ in range(4):
     read, write = os.pipe()
     if os.fork() == 0:
-        os.write(write, json.dumps(secure.draw(20, 2**33).tolist()).encode())
+        os.write(write, json.dumps(secure_noise.draw(20, 2**33).tolist()).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
         answers.append(json.load(pipe))
     os.wait()
-answers.append(secure.draw(20, 2**33).tolist())
+answers.append(secure_noise.draw(20, 2**33).tolist())
 print(json.dumps(answers))
 """
 
@@ -388,9 +388,8 @@ def test_forked_processes_draw_different_noise():
 
 def test_a_stream_kept_between_calls_would_be_noticed():
     kept = "globals().setdefault('kept', _Stream()),"
-    mutation = (
-        f"secure = mutants.mutated({SECURE!r}, 'staircase = _Stream(),', \"staircase = {kept}\")"
-    )
+    change = f"'staircase = _Stream(),', \"staircase = {kept}\""
+    mutation = f"secure_noise = mutants.mutated({SECURE!r}, {change})"
     assert values_seen_in_forks(mutation) < 100
 
 
@@ -437,7 +436,7 @@ def test_memory_beside_the_result_is_bounded():
 
 
 def test_a_device_that_draws_noise_does_not_load_jax():
-    code = "import sys, sottovoce.privacy.noise.secure\n"
+    code = "import sys, sottovoce.privacy.secure_noise\n"
     code += "print(sorted({'jax', 'scipy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
     assert done.stdout.strip() == "[]", done.stderr

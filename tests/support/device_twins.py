@@ -29,8 +29,7 @@ from sottovoce.client import device
 from sottovoce.client.messages import Request
 from sottovoce.client.vault import chain
 from sottovoce.models import base
-from sottovoce.privacy import grid
-from sottovoce.privacy.noise import secure
+from sottovoce.privacy import grid, secure_noise
 from sottovoce.privacy.sensitivity import Recipe
 from support import devices
 from support.devices import FORMS, Rows, ask, make_node, memory, model, rows
@@ -56,7 +55,7 @@ def frozen(seed: int) -> Iterator[None]:
 
     ideal = types.SimpleNamespace(sha256=_ideal, file_digest=hashlib.file_digest)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secure, "draw", draw)
+        patch.setattr(secure_noise, "draw", draw)
         patch.setattr(os, "urandom", urandom)
         patch.setattr("secrets.token_hex", token_hex)
         patch.setattr(chain, "hashlib", ideal)

@@ -14,9 +14,8 @@ import numpy as np
 
 from sottovoce.client.release import Price
 from sottovoce.models import base
-from sottovoce.privacy import grid
-from sottovoce.privacy.noise import secure
-from sottovoce.privacy.noise.secure import FINE_BITS, SLOT_BITS, Envelope
+from sottovoce.privacy import grid, secure_noise
+from sottovoce.privacy.secure_noise import FINE_BITS, SLOT_BITS, Envelope
 from sottovoce.privacy.sensitivity import Recipe
 
 
@@ -133,7 +132,7 @@ def attack_upload(
             now[name] = moved[at : at + leaf.size].reshape(leaf.shape)
             at += leaf.size
     paid = Price((1,) * recipe.steps, (2**31,) * recipe.steps)
-    with mock.patch.object(secure, "draw", side_effect=noise):
+    with mock.patch.object(secure_noise, "draw", side_effect=noise):
         upload = client.release(
             form, start, x, y, recipe=recipe, paid=paid, head={"kind": "upload"}, own=own
         )

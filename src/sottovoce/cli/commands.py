@@ -663,7 +663,7 @@ def reproduce(
       sottovoce reproduce --claims
     """
     from sottovoce.studies.paper import reproduce as figures
-    from sottovoce.studies.paper.checks import format_markdown
+    from sottovoce.studies.paper.outcomes import format_markdown
 
     if claims:
         click.echo(format_markdown(figures.load_finished(out)))

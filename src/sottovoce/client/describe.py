@@ -41,7 +41,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.base import Round
 
 if TYPE_CHECKING:
-    from sottovoce.schemas.documents import DescriptionDocument, StatisticsEntry
+    from sottovoce.schemas import DescriptionDocument, StatisticsEntry
 
 SCHEMA: Literal["sottovoce.description/1"] = "sottovoce.description/1"
 SHARE = 0.1  # of the budget, unless the user chooses another
@@ -385,7 +385,7 @@ def read_description(path: Path) -> Description:
     """Read a description that `sottovoce describe` has written."""
     from pydantic import TypeAdapter, ValidationError
 
-    from sottovoce.schemas.documents import DescriptionDocument
+    from sottovoce.schemas import DescriptionDocument
 
     try:
         values = TypeAdapter(DescriptionDocument).validate_python(

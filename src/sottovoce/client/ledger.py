@@ -36,7 +36,7 @@ except ImportError:  # Windows
     ) from None
 
 if TYPE_CHECKING:
-    from sottovoce.schemas.documents import (
+    from sottovoce.schemas import (
         CertificateDocument,
         NoteEntry,
         PolicyEntry,

@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.client import messages
 from sottovoce.errors import InputError, PolicyRefusal, TankEmpty
 from sottovoce.models.base import Form, OwnModel, gradient_blocks, sample_losses
-from sottovoce.privacy import grid
-from sottovoce.privacy.noise import secure
+from sottovoce.privacy import grid, secure_noise
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank, most_units
 from sottovoce.schedules.base import Round
@@ -192,8 +191,8 @@ def release(
         raise InputError.of("paid", paid, "a price of this recipe", "ask for it with its terms")
     now, samples = _sort_leaves(params), len(np.asarray(y))
     count = sum(leaf.size for leaf in now.values())
-    noise = (secure.draw(count, sigma) for sigma in paid.noise)  # each before its own step
-    loss_noise = None if paid.loss_noise is None else int(secure.draw(1, paid.loss_noise)[0])
+    noise = (secure_noise.draw(count, sigma) for sigma in paid.noise)  # each before its own step
+    loss_noise = None if paid.loss_noise is None else int(secure_noise.draw(1, paid.loss_noise)[0])
     noised_loss: dict[str, float] = {}
     if loss_noise is not None and loss_bound is not None and paid.loss_noise is not None:
         losses = sample_losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)

@@ -43,7 +43,7 @@ from sottovoce.models.base import Regression
 if TYPE_CHECKING:
     import polars as pl
 
-    from sottovoce.schemas.documents import TableEntry
+    from sottovoce.schemas import TableEntry
 
 
 def read_samples(path: Path) -> NDArray[np.float32]:

@@ -3,5 +3,5 @@
 `gaussian` has μ ↔ (ε, δ) of the Gaussian mechanism; `budget` has `Budget` and the `Guarantee`
 that we sign; `calibration` converts a budget into capacity; `sensitivity` and `grid` give Δ, in
 floating point and in integers; `tank` is the accountant; `seeds` the tree of simulated
-randomness. Only `noise/` draws privacy noise.
+randomness. Only `secure_noise` draws privacy noise.
 """

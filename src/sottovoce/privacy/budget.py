@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.schemas.documents import GuaranteeEntry
+    from sottovoce.schemas import GuaranteeEntry
 
 Unit: TypeAlias = Literal["record", "person", "client"]
 Calibration: TypeAlias = Literal["exact", "zcdp", "paper"]

@@ -19,7 +19,7 @@ from sottovoce.privacy.budget import NOT_COVERED, format_claim
 from sottovoce.reports.pages import render_page
 
 if TYPE_CHECKING:
-    from sottovoce.schemas.documents import DescriptionDocument
+    from sottovoce.schemas import DescriptionDocument
 
 _MOST_LISTED = 500  # releases on the page; all of them are in certificate.json
 

@@ -50,7 +50,7 @@ from sottovoce.runs.record import (
     Record,
     RoundEntry,
 )
-from sottovoce.schemas.documents import GuaranteeEntry
+from sottovoce.schemas import GuaranteeEntry
 
 SIMULATED = (
     "Simulation: this is what a deployment of this plan would guarantee; "

@@ -32,7 +32,7 @@ from sottovoce.data.files import why, write_file, write_npz
 from sottovoce.errors import RunError
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.schedules.aggregate import describe
-from sottovoce.schemas.documents import (
+from sottovoce.schemas import (
     STRICT,
     AtLeastOne,
     Count,

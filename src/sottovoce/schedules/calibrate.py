@@ -35,7 +35,7 @@ from sottovoce.schedules.base import require_rounds
 from sottovoce.schedules.pricing import plan_turns
 
 if TYPE_CHECKING:
-    from sottovoce.schemas.documents import CalibrationDocument, ExpectedDocument, RequestEntry
+    from sottovoce.schemas import CalibrationDocument, ExpectedDocument, RequestEntry
 
 MOST = 10**9  # rounds, clients or samples: more is taken for a typing error
 PARAMETERS = 2410  # of the embedded plan's model

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sottovoce import schemas
 from sottovoce.plan import Plan
 from sottovoce.runs.record import Record
-from sottovoce.schemas import documents
 
 #: The documents beside plans and records: the class with their keys, and a title.
 DOCUMENTS = {
-    "audit": (documents.AuditDocument, "What sottovoce audit measured"),
-    "calibrate": (documents.CalibrationDocument, "sottovoce calibrate --json"),
-    "certificate": (documents.CertificateDocument, "sottovoce.certificate/1"),
-    "description": (documents.DescriptionDocument, "sottovoce describe"),
+    "audit": (schemas.AuditDocument, "What sottovoce audit measured"),
+    "calibrate": (schemas.CalibrationDocument, "sottovoce calibrate --json"),
+    "certificate": (schemas.CertificateDocument, "sottovoce.certificate/1"),
+    "description": (schemas.DescriptionDocument, "sottovoce describe"),
     "rehearsal": (
-        documents.RehearsalDocument,
+        schemas.RehearsalDocument,
         "What sottovoce rehearse chose, and every federation it ran",
     ),
 }
@@ -24,14 +24,14 @@ DOCUMENTS = {
 
 def generate_schemas() -> dict[str, str]:
     """Return the text of every schema by the name of its file."""
-    schemas = {
-        name: documents.describe_document(document, title)
+    generated = {
+        name: schemas.describe_document(document, title)
         for name, (document, title) in DOCUMENTS.items()
     }
-    schemas |= {"plan": Plan.json_schema(), "record": Record.json_schema()}
+    generated |= {"plan": Plan.json_schema(), "record": Record.json_schema()}
     return {
         f"{name}.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-        for name, schema in schemas.items()
+        for name, schema in generated.items()
     }
 
 

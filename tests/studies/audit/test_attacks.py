@@ -211,8 +211,10 @@ def test_one_run_proves_something_and_never_too_much():
 
 
 def test_one_run_refutes_a_client_that_draws_too_little_noise(monkeypatch):
-    draw = messages.release.secure.draw
-    monkeypatch.setattr(messages.release.secure, "draw", lambda n, sigma: draw(n, sigma // 20))
+    draw = messages.release.secure_noise.draw
+    monkeypatch.setattr(
+        messages.release.secure_noise, "draw", lambda n, sigma: draw(n, sigma // 20)
+    )
     assert messages.play_one_run(AuditSetting(1.0, 1e-5, Recipe(2.0, 1.0)), 1000).contradicts
 
 

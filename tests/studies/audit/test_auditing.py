@@ -15,10 +15,10 @@ from markupsafe import Markup
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.reports import charts
-from sottovoce.studies.audit import auditing, page
+from sottovoce.studies.audit import auditing, findings
 from sottovoce.studies.audit.auditing import load_target
 from sottovoce.studies.audit.ceiling import COMPARISONS, WRONG_PER_COMPARISON, Level
-from sottovoce.studies.audit.page import format_table
+from sottovoce.studies.audit.findings import format_table
 from support.command_line import run_command
 from support.example_audit import TINY, example, refuted
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 @pytest.fixture
 def rendered(monkeypatch):
     """The text of an audit's page, without its drawings."""
-    for module in (charts, page):
+    for module in (charts, findings):
         monkeypatch.setattr(module, "draw_svg", lambda *args, **options: Markup("<svg></svg>"))
-    return lambda found: html.unescape(page.render_audit(found))
+    return lambda found: html.unescape(findings.render_audit(found))
 
 
 def test_a_quick_audit(tmp_path, monkeypatch):
@@ -121,9 +121,9 @@ def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys):
     found = refuted()
     assert found.verdict.startswith("The promise is contradicted: uploads at ε = 4 prove μ ≥ ")
     assert "contradicted" in format_table(found)
-    assert '<span class="status failed">contradicted' in page.render_audit(found)
+    assert '<span class="status failed">contradicted' in findings.render_audit(found)
     monkeypatch.setattr(
-        page, "write_audit", lambda found, folder: folder / "audit.html"
+        findings, "write_audit", lambda found, folder: folder / "audit.html"
     )  # drawn above
     monkeypatch.setattr(auditing, "run_attacks", lambda target, sizes, stages: found)
     assert auditing.audit(None, out=tmp_path / "one") == 1
@@ -268,7 +268,7 @@ def test_rows_of_features_are_attacked_as_they_are(model, tmp_path, rendered):
     assert on.pictures is None
     assert on.form.features == on.x.shape[1] != 64
     found = auditing.run_attacks(on, MINI)
-    assert not {"inversion", "matching", "traps"} & page.draw_files(found).keys()
+    assert not {"inversion", "matching", "traps"} & findings.draw_files(found).keys()
     assert "What the server sees" not in rendered(found)
     assert "SSIM" not in {row.measure for row in found.rows}
 

@@ -159,7 +159,7 @@ def test_the_papers_noise_does_not_keep_its_promise():
 
 
 RAW = "sample_losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)"
-DRAW = "noise = (secure.draw(count, sigma) for sigma in paid.noise)"
+DRAW = "noise = (secure_noise.draw(count, sigma) for sigma in paid.noise)"
 
 #: Bugs of a release: how each is written into the real code, and how many runs show it.
 BUGS = {
@@ -171,13 +171,16 @@ BUGS = {
     ),
     "the same noise in every round": (
         DRAW,
-        DRAW.replace("secure.draw(count, sigma)", "_KEPT.setdefault(0, secure.draw(count, sigma))"),
+        DRAW.replace(
+            "secure_noise.draw(count, sigma)",
+            "_KEPT.setdefault(0, secure_noise.draw(count, sigma))",
+        ),
         200,
     ),
     "a loss in one message of ten": (
         "noised_loss: dict[str, float] = {}",
         "noised_loss: dict[str, float] = "
-        "{'loss': 1.0} if np.asarray(y)[0] and secure.draw(1, 10)[0] > 12 else {}",
+        "{'loss': 1.0} if np.asarray(y)[0] and secure_noise.draw(1, 10)[0] > 12 else {}",
         1000,
     ),
     "noise on the first parameter only": (
@@ -213,7 +216,7 @@ def test_the_audit_hears_a_told_loss(monkeypatch):
 def test_the_audit_finds_a_reused_key(monkeypatch):
     """AES with the same key and counter in every message: the noise of two rounds is one."""
     fixed = mutated(
-        "sottovoce.privacy.noise.secure",
+        "sottovoce.privacy.secure_noise",
         "algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))",
         "algorithms.AES(bytes(32)), modes.CTR(bytes(16))",
     )

@@ -18,8 +18,7 @@ import sottovoce.studies.paper
 from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.studies import store
-from sottovoce.studies.paper import checks, definition, outcomes, page, reproduce
-from sottovoce.studies.paper.checks import CHECKS, compute_interval, judge
+from sottovoce.studies.paper import definition, outcomes, page, reproduce
 from sottovoce.studies.paper.definition import (
     LEAST_SEEDS,
     expand,
@@ -31,6 +30,7 @@ from sottovoce.studies.paper.definition import (
     seeds_of,
     together,
 )
+from sottovoce.studies.paper.outcomes import CHECKS, compute_interval, judge
 from support import ROOT
 from support.command_line import run_command
 from support.example_results import fill, result
@@ -171,8 +171,8 @@ def test_made_up_results_that_are_right_by_every_claim_hold_and_reversed_ones_do
                     assert no[variant].word == "contradicted", (name, variant, claim, no[variant])
 
 
-def judged(made: outcomes.Result) -> checks.Judged:
-    return checks.judge_figure(json.loads(made.text()))
+def judged(made: outcomes.Result) -> outcomes.Judged:
+    return outcomes.judge_figure(json.loads(made.text()))
 
 
 def test_the_moment_bound_is_contradicted_and_a_larger_one_would_hold():
@@ -181,7 +181,7 @@ def test_the_moment_bound_is_contradicted_and_a_larger_one_would_hold():
     content = json.loads(made.text())
     for panel in content["moments"]:
         panel["bound"] = [value + 1 for value in panel["truth"]]
-    assert checks.judge_figure(content).verdicts[0][1]["printed"].word == "holds"
+    assert outcomes.judge_figure(content).verdicts[0][1]["printed"].word == "holds"
 
 
 @pytest.mark.slow
@@ -386,14 +386,14 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
 @pytest.mark.slow
 def test_readme_shows_the_committed_results():
     results = ROOT / "results"
-    found = checks.judge_folder(results)
+    found = outcomes.judge_folder(results)
     assert [one.figure.name for one in found] == list(FIGURES)
     for one in found:
         assert not one.result.quick
         assert all(len(cell["seeds"]) >= LEAST_SEEDS for cell in one.result.cells)
         assert one.figure == load_figure(one.figure.name)
     readme = (ROOT / "README.md").read_text("utf-8")
-    assert checks.insert_table(readme, checks.format_markdown(found)) == readme
+    assert outcomes.insert_table(readme, outcomes.format_markdown(found)) == readme
 
 
 @pytest.mark.slow
@@ -417,3 +417,14 @@ def test_every_figure_runs_quickly(tmp_path):
         env=os.environ | {"JAX_PLATFORMS": "none"},
     )
     assert again.returncode == 0, again.stderr  # nothing is left to train
+
+
+def test_the_claims_table_is_written_by_the_module_as_a_program(tmp_path):
+    """`make claims` runs the file itself: all of it must be defined before its last line."""
+    figure = definition.load_figure("fig2")
+    outcomes.Result(figure, True, moments=reproduce.compute_moments(figure.moments)).save(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"{outcomes.START}\nold\n{outcomes.END}\n", "utf-8")
+    words = [sys.executable, "-m", "sottovoce.studies.paper.outcomes", str(page), str(tmp_path)]
+    subprocess.run(words, check=True, timeout=600)
+    assert figure.claims[0].words in page.read_text("utf-8")

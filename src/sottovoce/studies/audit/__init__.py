@@ -2,5 +2,5 @@
 
 `ceiling` bounds what any attacker can do; `messages` measures μ and ε through the real
 `client.release`; `attacks` are those of a curious server; `findings` is all of it as data with
-a verdict, `page` what a person sees. From outside use `auditing`, the command.
+a verdict, and what a person sees. From outside use `auditing`, the command.
 """

@@ -27,7 +27,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.runs.record import Record
 from sottovoce.runs.trained import load
 from sottovoce.server.federation import Federation, build
-from sottovoce.studies.audit import attacks, messages, page
+from sottovoce.studies.audit import attacks, findings, messages
 from sottovoce.studies.audit.ceiling import COMPARISONS, WRONG, WRONG_PER_COMPARISON, Level
 from sottovoce.studies.audit.findings import Findings, Target
 from sottovoce.studies.audit.messages import AuditSetting
@@ -104,11 +104,11 @@ def _run_audit(path: Path | None, quick: bool, out: Path | None, as_json: bool) 
     )
     text = json.dumps(found.to_json(), ensure_ascii=False, indent=1)
     write_file(folder / "audit.json", f"{text}\n".encode())
-    page_path = page.write_audit(found, folder)
+    page_path = findings.write_audit(found, folder)
     if as_json:
         print(json.dumps(found.to_json(), ensure_ascii=False))
     else:
-        stages.print_text(f"\n{page.format_table(found)}\n\npage   {page_path}")
+        stages.print_text(f"\n{findings.format_table(found)}\n\npage   {page_path}")
     return 1 if found.contradictions else 0
 
 

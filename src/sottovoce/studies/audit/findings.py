@@ -1,22 +1,30 @@
-"""Everything that an audit measured, as plain data, and the sentences that follow from it."""
+"""Everything that an audit measured: as data with its sentences, in the terminal, on its page."""
 
 from __future__ import annotations
 
+import math
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import isinf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce._version import __version__
 from sottovoce.client.release import Parameters
+from sottovoce.data.files import write_file
 from sottovoce.models.base import Form
 from sottovoce.plan import Plan
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.schemas.documents import AuditDocument, LevelEntry, MessagesEntry
+from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_axes, draw_svg
+from sottovoce.reports.pages import format_duration, format_number, format_percent, render_page
+from sottovoce.schemas import AuditDocument, LevelEntry, MessagesEntry
 from sottovoce.studies.audit.attacks import (
     JUDGED_AT,
     Attack,
@@ -24,6 +32,7 @@ from sottovoce.studies.audit.attacks import (
     Reconstructions,
     Rows,
     TrapResult,
+    choose_one_per_class,
 )
 from sottovoce.studies.audit.ceiling import (
     CONFIDENCE,
@@ -36,6 +45,9 @@ from sottovoce.studies.audit.ceiling import (
     format_lower_bound,
 )
 from sottovoce.studies.audit.messages import Measurement, OneRun
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 SCHEMA: Final = "sottovoce.audit/1"
 
@@ -382,3 +394,356 @@ def _judge_share(right: NDArray[np.bool_], found: Reconstructions, odds: float) 
 
 def _drop_infinite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
+
+
+Floats = NDArray[np.float64]
+
+_TALL = (4.3, 2.9)
+_FURTHEST = 45.0  # the largest ε that is drawn
+_MOST_PICTURES = 8  # pictures in a line: more would be too small on a phone
+_COLOURS = (INK, ORANGE, PURPLE, BLUE, GREEN)
+
+
+def draw_claims(found: Findings, *, inline: bool = True) -> Markup:
+    """Draw ε as claimed, and the interval that uploads prove, for every setting."""
+    measured = _list_measurements(found)
+
+    def paint(ax: Any) -> None:
+        for height, measurement in enumerate(reversed(measured)):
+            low, high = measurement.epsilon
+            colour = ORANGE if measurement.contradicts else BLUE
+            ax.plot(
+                (low, min(high, _FURTHEST)), (height, height), color=colour, linewidth=5, alpha=0.45
+            )
+            ax.plot(low, height, "|", color=colour, markersize=13, markeredgewidth=2.5)
+            ax.plot(measurement.setting.epsilon, height, "D", color=INK, markersize=4.5)
+        ax.plot([], [], "D", color=INK, markersize=4.5, label="claimed")
+        ax.plot([], [], color=BLUE, linewidth=5, alpha=0.45, label="measured")
+        ax.plot([], [], color=ORANGE, linewidth=5, alpha=0.45, label="measured, claim refuted")
+        ax.set_yticks(range(len(measured)), [_name_noise(m) for m in reversed(measured)])
+        ax.set(xlabel="ε", xlim=(0, _FURTHEST), ylim=(-0.6, len(measured) - 0.4))
+        ax.legend(loc="upper right", handlelength=1.2)
+        ax.grid(visible=False, axis="y")
+
+    label = " ".join(
+        f"{_name_noise(m)}, ε = {m.setting.epsilon:g}: measured {m.epsilon[0]:.1f} or more."
+        for m in measured
+    )
+    return draw_axes("claimed", label, paint, size=_TALL, inline=inline)
+
+
+def _name_noise(measurement: Measurement) -> str:
+    name = "Theorem 1" if measurement.setting.calibration == "paper" else "ours"
+    return f"{name}, δ = {format_number(measurement.setting.delta)}"
+
+
+def draw_scores(measurement: Measurement, *, inline: bool = True) -> Markup:
+    """Draw the scores of uploads for both neighbours, and where the claim would put them."""
+
+    def paint(ax: Any) -> None:
+        ends = np.linspace(-3 - measurement.true / 2, 3 + measurement.true / 2, 70)
+        for scores, colour, name in (
+            (measurement.without, BLUE, "record is D’s"),
+            (measurement.having, ORANGE, "record is D′’s"),
+        ):
+            ax.hist(scores, bins=ends, density=True, color=colour, alpha=0.45, label=name)
+        for sign in (-1, 1):
+            middle = sign * measurement.setting.promised / 2
+            bell = np.exp(-((ends - middle) ** 2) / 2) / np.sqrt(2 * np.pi)
+            name = f"as ε = {measurement.setting.epsilon:g} promises" if sign > 0 else "_"
+            ax.plot(ends, bell, color=MUTED, linestyle=(0, (4, 2)), linewidth=1.1, label=name)
+        ax.set(xlabel="score of a run’s uploads (σ)", ylabel="density", ylim=(0, 0.62))
+        ax.legend(loc="upper center", ncols=2, handlelength=1.2, columnspacing=1.0)
+
+    promised = measurement.setting.promised
+    label = f"Two bells {measurement.true:.2f} σ apart, where {promised:.2f} was promised."
+    return draw_axes("bells", label, paint, size=_TALL, inline=inline)
+
+
+def draw_roc(found: Findings, name: str, *, inline: bool = True) -> Markup:
+    """Draw an attack's ROC curves on logarithmic axes, each with its ceiling."""
+    attacks = [attack for attack in found.members if attack.name == name]
+    lowest = 1 / int(np.sum(~attacks[0].members))
+    fpr = np.logspace(np.log10(lowest), 0, 80)
+
+    def paint(ax: Any) -> None:
+        for attack, colour in zip(attacks, _COLOURS, strict=False):
+            alarms, hits = attack.compute_curve()
+            seen = alarms > 0
+            ax.plot(alarms[seen], hits[seen], color=colour, label=attack.level.name)
+            if attack.level.epsilon is not None:
+                ceiling = gaussian.tpr(fpr[:-1], attack.level.mu)
+                ax.plot(fpr[:-1], ceiling, color=colour, linestyle=(0, (1.5, 2)), linewidth=1.2)
+        ax.plot(fpr, fpr, color=MUTED, linewidth=0.8, linestyle=(0, (4, 2)))
+        ax.set(xscale="log", yscale="log", xlim=(lowest, 1), ylim=(lowest, 1.15))
+        ax.set(xlabel="false alarms", ylabel="found")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
+        ax.legend(loc="lower right", handlelength=1.4)
+
+    areas = ", ".join(f"{attack.level.name}: {attack.auc:.2f}" for attack in attacks)
+    slug = re.sub("[^a-z]+", "-", f"roc {name}".lower())
+    return draw_axes(slug, f"Area under the curve {areas}.", paint, inline=inline)
+
+
+def draw_reconstructions(
+    found: Sequence[Reconstructions], side: tuple[int, int], name: str, classes: int,
+    *, inline: bool = True,
+) -> Markup:  # fmt: skip
+    """Draw originals above what the attack made of them at every level."""
+    first = found[0]
+    few = list(range(len(first.truth)))
+    if len(few) > _MOST_PICTURES + 1:
+        few = choose_one_per_class(first.truth, classes)
+    few = few[:_MOST_PICTURES]
+    rows = [("original", first.originals[few])]
+    rows += [(reconstructions.level.name, reconstructions.found[few]) for reconstructions in found]
+    return _draw_grid(name, rows, side, inline=inline)
+
+
+def draw_traps(found: Findings, side: tuple[int, int], *, inline: bool = True) -> Markup:
+    """Draw what the trap's bins hold without noise, and the same bins with it."""
+    clean = found.traps[0]
+    x = found.target.x
+    error = np.mean((clean.found - x[clean.nearest]) ** 2, axis=1)
+    best = np.argsort(error)[:_MOST_PICTURES]
+    rows = [("original", x[clean.nearest[best]])]
+    rows += [(trap.level.name, trap.found[best]) for trap in found.traps]
+    return _draw_grid("loot", rows, side, inline=inline)
+
+
+def _draw_grid(
+    name: str, rows: Sequence[tuple[str, Floats]], side: tuple[int, int], *, inline: bool
+) -> Markup:
+    columns = len(rows[0][1])
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots(len(rows), columns, squeeze=False)
+        for line, (label, pictures) in zip(axes, rows, strict=True):
+            for ax, picture in zip(line, pictures, strict=True):
+                shaped = np.clip(np.nan_to_num(picture), 0, 1).reshape(*side, -1)
+                shaped = shaped[..., 0] if shaped.shape[2] == 1 else shaped
+                ax.imshow(shaped, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                ax.set(xticks=(), yticks=())
+                ax.grid(visible=False)
+            line[0].set_ylabel(label, rotation=0, ha="right", va="center")
+
+    label = "Pictures, row by row: " + ", ".join(text for text, _ in rows) + "."
+    size = (0.4 * columns + 0.8, 0.4 * len(rows) + 0.1)
+    return draw_svg(name, label, paint, size=size, inline=inline)
+
+
+def format_table(found: Findings) -> str:
+    """Return what the terminal shows: attacks, what uploads prove, the paper, the verdict."""
+    head = ["attack", "measure", *(level.name for level in found.levels)]
+    rows = [
+        [row.attack, row.measure]
+        + [format_finding(row, row.cells[level]) for level in found.levels]
+        for row in found.rows
+    ]
+    proved = [
+        "", "δ", "μ promised", "μ measured", "ε measured, Gaussian", "ε measured, free",
+    ]  # fmt: skip
+    uploads = [list_upload_cells(m) for m in _list_measurements(found)]
+    guessed = [
+        "one run", "canaries", "guesses", "right", "ε measured, Gaussian", "ε measured, free",
+    ]  # fmt: skip
+    one_runs = [list_guess_cells(run) for run in found.one_runs]
+    bounds = (
+        f"Bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand; “Gaussian” assumes the "
+        "noise's shape."
+    )
+    return "\n".join(
+        [
+            _fill(explain_brackets(found)),
+            *_align_columns(head, rows),
+            "",
+            bounds,
+            *_align_columns(proved, uploads),
+            *(["", *_align_columns(guessed, one_runs)] if one_runs else []),
+            "",
+            f"{_fill(found.judgement)}\n\n{_fill(found.verdict)}",
+        ]
+    )
+
+
+def explain_brackets(found: Findings) -> str:
+    """Explain the brackets in the table of attacks, and when a count contradicts them."""
+    return (
+        "In brackets: what no attacker exceeds on average, whatever it knows and computes. A count "
+        "contradicts it if it is above by more than chance explains; all "
+        f"{found.comparisons} comparisons of an audit together do so wrongly once in "
+        f"{1 / WRONG:,.0f} audits at most. Records of one run share its noise, so that runs are "
+        "counted for membership, and one sample of each upload for matching; trap weights get one "
+        "upload and decide nothing."
+    )
+
+
+def format_finding(row: Row, cell: Finding) -> str:
+    """Return a cell of the table of attacks, its ceiling in brackets.
+
+    >>> format_finding(Row("", "", {}), Finding(0.021, 0.09))
+    '2.1 % (9.0 %)'
+    >>> format_finding(Row("", "", {}, False), Finding(1.2e-17))
+    '1.2e-17'
+    >>> from sottovoce.studies.audit.ceiling import Rates
+    >>> format_finding(Row("", "", {}), Finding(0.5, 0.9, counts=Rates(1, 2, 1, 100)))
+    '50.0 % at 1.0 % (90.0 %)'
+    """
+    value = f"{100 * cell.value:.1f} %" if row.share else f"{cell.value:.3g}"
+    if cell.counts is not None and cell.counts.negatives and row.decides:
+        value += f" at {100 * cell.counts.fpr:.1f} %"  # alarms as they were counted
+    if cell.ceiling is None:
+        return value
+    most = f"{100 * cell.ceiling:.1f} %" if row.share else f"{cell.ceiling:.3g}"
+    return f"{value} ({most})" + ("  exceeds" if cell.exceeds else "")
+
+
+def list_upload_cells(measurement: Measurement) -> list[str]:
+    """Return what the uploads of one setting prove, as a row of texts."""
+    setting, (low, _, high) = measurement.setting, measurement.mu
+    whose = "the paper's" if setting.calibration == "paper" else setting.calibration
+    epsilons = measurement.epsilon
+    return [
+        f"{whose}, ε = {setting.epsilon:g}",
+        f"{setting.delta:g}",
+        f"{setting.promised:.3f}",
+        _format_range(low, high, 3) + ("  contradicted" if measurement.contradicts else ""),
+        _format_range(*epsilons, 2),
+        f"≥ {format_lower_bound(measurement.free_epsilon, 2)}",
+    ]
+
+
+def list_guess_cells(run: OneRun) -> list[str]:
+    """Return what the guesses of one run prove, as a row of texts."""
+    return [
+        f"{run.setting.calibration}, ε = {run.setting.epsilon:g}",
+        f"{run.canaries:,}",
+        f"{run.guesses:,}",
+        f"{run.right:,}" + ("  contradicted" if run.contradicts else ""),
+        f"≥ {format_lower_bound(run.gaussian_epsilon, 2)}",
+        f"≥ {format_lower_bound(run.epsilon, 2)}",
+    ]
+
+
+def _format_range(low: float, high: float, digits: int) -> str:
+    if isinf(high):
+        return f"{format_lower_bound(low, digits)} or more"
+    return f"{format_lower_bound(low, digits)} to {high:.{digits}f}"
+
+
+def _align_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _fill(text: str) -> str:
+    return textwrap.fill(text, width=96, break_on_hyphens=False)
+
+
+def write_audit(found: Findings, folder: Path) -> Path:
+    """Write audit.html and its drawings into a folder, and return the path of the page."""
+    write_file(folder / "audit.html", render_audit(found).encode())
+    for name, drawing in draw_files(found).items():
+        write_file(folder / f"{name}.svg", drawing.encode())
+    return folder / "audit.html"
+
+
+def draw_files(found: Findings) -> dict[str, str]:
+    """Draw every figure of the page as a file by itself."""
+    files: dict[str, str] = {
+        "claimed": draw_claims(found, inline=False),
+        "paper": draw_scores(found.paper, inline=False),
+        **_draw_pictures(found, inline=False),
+    }
+    for name in _list_attacks(found):
+        words = name.lower().replace(",", "").replace(" ", "-")
+        files[f"roc-{words}"] = draw_roc(found, name, inline=False)
+    return files
+
+
+def _draw_pictures(found: Findings, *, inline: bool = True) -> dict[str, Markup]:
+    """Draw what the attacks made of the samples, where samples are pictures."""
+    side, classes = found.target.pictures, found.target.form.classes
+    if side is None:
+        return {}
+    attacks = {"inversion": found.inversions, "matching": found.matchings}
+    drawn = {
+        name: draw_reconstructions(attack, side, name, classes, inline=inline)
+        for name, attack in attacks.items()
+        if attack
+    }
+    return drawn | {"traps": draw_traps(found, side, inline=inline)}
+
+
+def render_audit(found: Findings) -> str:
+    """Return the page of an audit."""
+    uploads = sorted({2 * m.messages * m.setting.rounds for m in _list_measurements(found)})
+    banner = (
+        "A quick audit: few messages, few shadow runs. It shows that everything works; the full "
+        "one proves more."
+    )
+    return render_page(
+        "audit.html.j2",
+        title=found.verdict,
+        headline=_join_comparisons(found.verdict),
+        banner=banner if found.quick else "",
+        version=__version__,
+        found=found,
+        contradicted=bool(found.contradictions),
+        judgement=_join_comparisons(found.judgement),
+        tiles=_list_tiles(found),
+        uploads=" to ".join(f"{n:,}" for n in dict.fromkeys((uploads[0], uploads[-1]))),
+        confidence=f"{100 * CONFIDENCE:g}",
+        claims_chart=draw_claims(found),
+        scores_chart=draw_scores(found.paper),
+        pictures=_draw_pictures(found),
+        roc_charts=[
+            (name[0].upper() + name[1:], draw_roc(found, name)) for name in _list_attacks(found)
+        ],
+        brackets=explain_brackets(found),
+        attacks=[
+            [row.attack, row.measure, *(_split_finding(row, row.cells[k]) for k in found.levels)]
+            for row in found.rows
+        ],
+        messages=[list_upload_cells(m) for m in _list_measurements(found)],
+        most_provable=math.log(found.paper.messages),
+        one_runs=[list_guess_cells(run) for run in found.one_runs],
+    )
+
+
+def _list_tiles(found: Findings) -> list[tuple[str, str]]:
+    clean, noisy = found.inversions[0], found.inversions[-1]
+    stolen, hidden = found.traps[0].rates, found.traps[-1]
+    return [
+        ("recognised from one upload, no noise", format_percent(clean.identified)),
+        (f"the same at {noisy.level.name}", format_percent(noisy.identified)),
+        ("stolen by trap weights, no noise", f"{stolen.hits} of {stolen.positives}"),
+        (f"the same at {hidden.level.name}", f"{hidden.rates.hits}"),
+        ("time", format_duration(found.seconds)),
+    ]
+
+
+def _split_finding(row: Row, cell: Finding) -> dict[str, Any]:
+    """Return a cell's value, and its false alarms and ceiling as a hint beside it."""
+    text, _, ceiling = format_finding(row, cell).partition(" (")
+    text, _, alarms = text.partition(" at ")
+    hint = f"at {alarms} ({ceiling}" if alarms and ceiling else f"({ceiling}" if ceiling else ""
+    return {"text": text, "hint": hint, "exceeds": cell.exceeds}
+
+
+def _join_comparisons(text: str) -> str:
+    """Keep “ε ≥ 4” on one line."""
+    return re.sub(" ([≥=]) ", "\u00a0\\1\u00a0", text)
+
+
+def _list_measurements(found: Findings) -> list[Measurement]:
+    return [*found.measurements, *found.headline]
+
+
+def _list_attacks(found: Findings) -> list[str]:
+    return list(dict.fromkeys(attack.name for attack in found.members))

@@ -217,7 +217,7 @@ class Axis(Definition):
 
 
 class Claim(Definition):
-    """What is claimed, in words and as a check with its options (`checks`)."""
+    """What is claimed, in words and as a check with its options (`outcomes`)."""
 
     words: str
     check: str

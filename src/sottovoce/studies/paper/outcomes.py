@@ -1,29 +1,50 @@
-"""What is stored of a run (`studies.store`), and finished figures as arrays.
+"""What is stored of a run (`studies.store`), finished figures as arrays, and the verdicts on them.
 
 `runs.jsonl`   a line for every run of a sweep that is under way
 `NAME.json`    a finished figure: its plan, its cells with one number for every seed, and how made
 
 A run is named by its plan and seed, so that figures share runs, and folders made on different
 machines may be merged by copying files.
+
+A claim of a figure names a check, which gives numbers that are positive where the claim is right:
+
+`lower`, `higher`   first against than, wherever else the figure varies
+`close`             first exceeds than's loss by a given share at most
+`convex`            the curve lies below the chord between its ends, and no point clearly above
+                    the chord of its neighbours
+`rises`, `falls`    the slope of a measure (or of the best x) along an axis
+`best`              one x has the lowest measure, against each other x
+`nearer`            loss rises with the distance of x from the reference's best T
+`above`             the paper's moment bound is nowhere below the truth
+`overdrawn`         the ε that holds is larger than the one asked for
+
+docs/figures.md says how a verdict follows from one number for each seed at each point; `judge`
+computes it. A number that is not finite decides nothing. `python -m …paper.outcomes PAGE FOLDER`
+writes the table of claims into a document.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
 
 from sottovoce.data.files import write_file
+from sottovoce.errors import InputError
 from sottovoce.studies import store
+from sottovoce.studies.paper import definition
 from sottovoce.studies.paper.definition import (
     AXES,
     REFERENCE,
     Cell,
+    Claim,
     Figure,
     load_methods,
     seeds_of,
@@ -323,3 +344,380 @@ def _compact(values: Mapping[str, Any]) -> dict[str, Any]:
         elif value not in ("", ()):
             out[key] = value
     return out
+
+
+START, END = "<!-- claims -->", "<!-- /claims -->"
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A finished figure with the verdict on each of its claims, variant by variant."""
+
+    figure: Figure
+    result: Result
+    tables: dict[str, PointTable]
+    verdicts: list[tuple[Claim, dict[str, Verdict]]]
+
+
+def judge_folder(folder: Path) -> list[Judged]:
+    """Judge all figures of a folder, in their order, by the claims of their definitions."""
+    found = []
+    for path in folder.glob("*.json"):
+        content = read_figure(path)
+        if content:
+            with store.refuse_damage(path):
+                found.append(judge_figure(content))
+    known = definition.list_figures()
+    order = {name: i for i, name in enumerate(known)}
+    return sorted(found, key=lambda one: order.get(one.figure.name, len(order)))
+
+
+def judge_figure(content: dict[str, Any]) -> Judged:
+    """Judge a figure from the content of its file."""
+    figure = definition.parse_figure(content["definition"], content["figure"])
+    keys = ("quick", "cells", "plan", "made", "command", "moments")
+    result = Result(figure, **{key: content[key] for key in keys})
+    by_variant = build_tables(figure, result.cells)
+    verdicts: list[tuple[Claim, dict[str, Verdict]]] = []
+    for claim in figure.claims:
+        if figure.kind == "moments":
+            verdicts.append((claim, {"printed": check_moments(result.moments)}))
+            continue
+        kept = {v: t for v, t in by_variant.items() if v in claim.variants}
+        verdicts.append((claim, {v: check(claim, table) for v, table in kept.items()}))
+    return Judged(figure, result, by_variant, verdicts)
+
+
+def format_verdict(verdict: Verdict | None) -> str:
+    """Return a verdict in a few words, with its numbers.
+
+    >>> from sottovoce.studies.paper.outcomes import judge
+    >>> format_verdict(judge({"": [0.2, 0.3, 0.25]}))
+    'holds (0.25, 0.13 to 0.37)'
+    >>> format_verdict(None)
+    '–'
+    """
+    if verdict is None:
+        return "–"
+    if not verdict.points:
+        return f"{verdict.word} (no such point here)"
+    means = [point.mean for point in verdict.points.values()]
+    if len(means) > 1:
+        span = f"{_format_signed(min(means))} to {_format_signed(max(means))}"
+        return f"{verdict.word} ({verdict.tally}; means {span})"
+    (point,) = verdict.points.values()
+    mean, low, high = (_format_signed(value) for value in (point.mean, point.low, point.high))
+    span = "" if point.low == point.high else f", {low} to {high}"
+    return f"{verdict.word} ({mean}{span})"
+
+
+def _format_signed(value: float) -> str:
+    return (f"{value:.0f}" if 10 <= abs(value) < 1e6 else f"{value:.2g}").replace("-", "−")
+
+
+def list_claims(found: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]]:
+    """Return a row for each claim: words, figure, printed, corrected, and whether it is ours."""
+    return [
+        (
+            claim.words,
+            one.figure.paper if one.figure.paper != "ours" else one.figure.name,
+            format_verdict(verdicts.get("printed")),
+            format_verdict(verdicts.get("corrected")),
+            claim.ours,
+        )
+        for one in found
+        for claim, verdicts in one.verdicts
+    ]
+
+
+def format_markdown(found: Iterable[Judged]) -> str:
+    """Return the table of claims in Markdown."""
+    lines = ["| claim | figure | as printed | corrected |", "|---|---|---|---|"]
+    for words, figure, printed, corrected, ours in list_claims(found):
+        words = words + (" *(ours)*" if ours else "")
+        lines.append(f"| {words} | {figure} | {printed} | {corrected} |")
+    return "\n".join(lines)
+
+
+def insert_table(text: str, table: str) -> str:
+    """Insert the table between the marks of a document.
+
+    >>> print(insert_table("a\\n<!-- claims -->\\nold\\n<!-- /claims -->\\nb", "new"))
+    a
+    <!-- claims -->
+    new
+    <!-- /claims -->
+    b
+    """
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}\n{table}\n{END}{after}"
+
+
+def main(document: str, folder: str) -> None:
+    """Write the table of a folder's claims between the marks of a document."""
+    path = Path(document)
+    path.write_text(
+        insert_table(path.read_text("utf-8"), format_markdown(judge_folder(Path(folder)))), "utf-8"
+    )
+
+
+Word = Literal["holds", "contradicted", "undecided"]
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def word(self) -> Word:
+        """What this point says by itself."""
+        if self.low > 0:
+            return "holds"
+        return "contradicted" if self.high < 0 else "undecided"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on a claim, with what the seeds say at each point that it rests on."""
+
+    word: Word
+    points: Mapping[str, Interval]
+
+    @property
+    def tally(self) -> str:
+        """How many points support and contradict the claim, in a few words.
+
+        >>> judge({"ε = 4": [1.0, 1.1, 1.2], "ε = 8": [-1.0, -1.1, -1.2]}).tally
+        'holds at 1 of 2, contradicted at 1'
+        """
+        words = [point.word for point in self.points.values()]
+        parts = [f"holds at {words.count('holds')} of {len(words)}"]
+        if words.count("contradicted"):
+            parts.append(f"contradicted at {words.count('contradicted')}")
+        return ", ".join(parts)
+
+
+def compute_interval(differences: ArrayLike, level: float = LEVEL) -> Interval:
+    """Return the mean with its interval, mean ± t·s/√n; one number is its own interval.
+
+    >>> found = compute_interval([1.0, 2.0, 3.0])
+    >>> round(found.low, 3), found.mean, round(found.high, 3)
+    (-0.484, 2.0, 4.484)
+    """
+    values = np.atleast_1d(np.asarray(differences, dtype=np.float64))
+    mean, n = float(values.mean()), len(values)
+    if n == 1:
+        return Interval(mean, mean, mean)
+    t = float(stdtrit(n - 1, 0.5 + level / 2))
+    half = t * float(values.std(ddof=1)) / float(np.sqrt(n))
+    return Interval(mean, mean - half, mean + half)
+
+
+def judge(differences: Mapping[str, ArrayLike], guards: Sequence[ArrayLike] = ()) -> Verdict:
+    """Judge a claim from its points; `guards` can contradict it and cannot support it.
+
+    >>> judge({"": [0.2, 0.3, 0.25, 0.2, 0.3]}).word
+    'holds'
+    >>> judge({"": [-0.2, -0.3, -0.25, -0.2, -0.3]}).word
+    'contradicted'
+    >>> judge({"": [-0.2, 0.3, 0.1, -0.3, 0.2]}).word
+    'undecided'
+    """
+    points = {at: compute_interval(values) for at, values in differences.items()}
+    every = [*differences.values(), *guards]
+    strict = 1 - (1 - LEVEL) / max(1, len(every))
+    if any(compute_interval(values, strict).high < 0 for values in every):
+        return Verdict("contradicted", points)
+    if points and all(point.low > 0 for point in points.values()):
+        return Verdict("holds", points)
+    return Verdict("undecided", points)
+
+
+Points = dict[str, Any]
+Check = Callable[[Claim, PointTable], Points]
+
+
+def check(claim: Claim, table: PointTable) -> Verdict:
+    """Judge a claim in one variant of its figure."""
+    if table.variant == "corrected":
+        claim = claim.model_copy(update=dict(claim.corrected))
+    if claim.check not in CHECKS:
+        raise InputError.of("check", claim.check, f"one of {', '.join(CHECKS)}", "choose one")
+    if claim.check == "convex":
+        return judge(*_convex(claim, table))
+    return judge(CHECKS[claim.check](claim, table))
+
+
+def check_moments(panels: list[dict[str, Any]]) -> Verdict:
+    """Judge whether the bound is nowhere below the truth, panel by panel."""
+    points = {}
+    for i, panel in enumerate(panels):
+        gap = np.asarray(panel["bound"]) - np.asarray(panel["truth"])
+        # Nothing to spare is fine, below is not: the sign decides.
+        worst = float(gap.min())
+        points[f"({'abcdefgh'[i]})"] = [worst if worst < 0 else max(worst, 1e-300)]
+    return judge(points)
+
+
+def _combine_axes(claim: Claim, table: PointTable, free: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return all combinations of the axes that are not `free`, as far as `where` allows."""
+    combos: list[dict[str, Any]] = [{}]
+    for axis in AXES:
+        if axis in free:
+            continue
+        wanted = claim.where.get(axis)
+        allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
+        values = [v for v in table.axis(axis) if wanted is None or v in allowed]
+        combos = [{**combo, axis: value} for combo in combos for value in values]
+    return combos
+
+
+def _place(combo: Mapping[str, Any]) -> Place:
+    return combo.get("panel"), combo.get("line"), combo.get("x")
+
+
+def _at(table: PointTable, combo: Mapping[str, Any]) -> str:
+    """Return the place in words; axes of one value are left out."""
+    named = [
+        format_label(table.figure, axis, combo[axis])
+        for axis in AXES
+        if combo.get(axis) is not None and len(table.axis(axis)) > 1
+    ]
+    return ", ".join(named)
+
+
+def _differences(claim: Claim, table: PointTable) -> list[tuple[str, Floats, Floats]]:
+    """Return the places where `first` and `than` can be compared, with the values of both."""
+    free = tuple(claim.first.keys() | claim.than.keys())
+    rows = []
+    for combo in _combine_axes(claim, table, free):
+        first, than = (_place({**combo, **end}) for end in (claim.first, claim.than))
+        if first in table.points and than in table.points:
+            values = (table.values(claim.measure, position) for position in (first, than))
+            rows.append((_at(table, combo), *values))
+    return rows  # type: ignore[return-value]
+
+
+def _higher(claim: Claim, table: PointTable) -> Points:
+    return {at: first - than for at, first, than in _differences(claim, table)}
+
+
+def _close(claim: Claim, table: PointTable) -> Points:
+    rows = _differences(claim, table)
+    return {at: claim.within - (first - than) / than for at, first, than in rows}
+
+
+def _convex(claim: Claim, table: PointTable) -> tuple[Points, list[Floats]]:
+    points, guards = {}, []
+    x = np.array(table.axis("x"), dtype=np.float64)
+    for combo in _combine_axes(claim, table, ("x",)):
+        curve = np.stack([table.values("loss", _place({**combo, "x": v})) for v in table.axis("x")])
+        share = ((x - x[0]) / (x[-1] - x[0]))[1:-1, None]
+        chord = curve[0] * (1 - share) + curve[-1] * share
+        points[_at(table, combo)] = np.mean(chord - curve[1:-1], axis=0)
+        for i in range(1, len(x) - 1):
+            fraction = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
+            guards.append(curve[i - 1] * (1 - fraction) + curve[i + 1] * fraction - curve[i])
+    return points, guards
+
+
+def _rises(claim: Claim, table: PointTable) -> Points:
+    axis = claim.along
+    at = np.array(table.axis(axis), dtype=np.float64)
+    if claim.measure == "best":
+        # T spans decades: its logarithm, so that no single budget decides.
+        rows = _combine_axes(claim, table, (axis, "x"))
+        return {
+            _at(table, combo): _slope(at, np.stack([_best(table, combo, axis, v) for v in at]))
+            for combo in rows
+        }
+    points = {}
+    for combo in _combine_axes(claim, table, (axis,)):
+        values = [table.values(claim.measure, _place({**combo, axis: v})) for v in table.axis(axis)]
+        points[_at(table, combo)] = _slope(at, np.stack(values))
+    return points
+
+
+def _best(table: PointTable, combo: Mapping[str, Any], axis: str, value: float) -> Floats:
+    """Return ln of the x with the lowest loss, for every seed."""
+    xs = table.axis("x")
+    named = next(v for v in table.axis(axis) if v == value)
+    curve = [table.values("loss", _place({**combo, axis: named, "x": x})) for x in xs]
+    return np.asarray(np.log(np.array(xs, dtype=np.float64))[np.argmin(np.stack(curve), axis=0)])
+
+
+def _slope(at: Floats, values: Floats) -> Floats:
+    """Return the least-squares slope of values[place, seed] along `at`, one for each seed.
+
+    A slope within rounding of 0 is 0: five equal rounding errors would pass for evidence.
+    """
+    centred = at - at.mean()
+    rise = centred @ values
+    noise = 1e-12 * np.sum(np.abs(centred)) * np.max(np.abs(values), initial=0.0)
+    return np.asarray(np.where(np.abs(rise) <= noise, 0.0, rise) / np.sum(centred**2))
+
+
+def _reverse(check: Check) -> Check:
+    """Return the check of the opposite claim."""
+    return lambda claim, table: {at: -values for at, values in check(claim, table).items()}
+
+
+def _is_best(claim: Claim, table: PointTable) -> Points:
+    points = {}
+    for x in table.axis("x"):
+        if x == claim.at:
+            continue
+        rows = [
+            table.values(claim.measure, _place({**combo, "x": x}))
+            - table.values(claim.measure, _place({**combo, "x": claim.at}))
+            for combo in _combine_axes(claim, table, ("x",))
+            if _place({**combo, "x": claim.at}) in table.points
+        ]
+        if rows:
+            points[f"against {x:g}"] = np.mean(rows, axis=0)
+    return points
+
+
+def _nearer(claim: Claim, table: PointTable) -> Points:
+    points = {}
+    x = np.array(table.axis("x"), dtype=np.float64)
+    for combo in _combine_axes(claim, table, ("x",)):
+        best = table.points[_place({**combo, "x": REFERENCE})].chosen
+        far = np.abs(x - float(best or 0))
+        if np.ptp(far) == 0:
+            continue
+        values = [table.values("loss", _place({**combo, "x": v})) for v in table.axis("x")]
+        points[_at(table, combo)] = _slope(far, np.stack(values))
+    return points
+
+
+def _overdrawn(claim: Claim, table: PointTable) -> Points:
+    points = {}
+    for combo in _combine_axes(claim, table, ()):
+        point = table.points[_place(combo)]
+        points[_at(table, combo)] = [point.epsilon - float(combo["x"])]
+    return points
+
+
+CHECKS: dict[str, Check] = {
+    "lower": _reverse(_higher),
+    "higher": _higher,
+    "close": _close,
+    "convex": lambda claim, table: _convex(claim, table)[0],
+    "rises": _rises,
+    "falls": _reverse(_rises),
+    "best": _is_best,
+    "nearer": _nearer,
+    "overdrawn": _overdrawn,
+    "above": lambda claim, table: {},
+}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

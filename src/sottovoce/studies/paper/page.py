@@ -19,9 +19,15 @@ from sottovoce._version import __version__
 from sottovoce.plan import Plan
 from sottovoce.reports import charts
 from sottovoce.reports.pages import format_ceiling, format_number, render_page
-from sottovoce.studies.paper.checks import Judged, compute_interval, format_verdict, list_claims
 from sottovoce.studies.paper.definition import Figure, load_looks, load_methods, load_setting
-from sottovoce.studies.paper.outcomes import PointTable, format_label
+from sottovoce.studies.paper.outcomes import (
+    Judged,
+    PointTable,
+    compute_interval,
+    format_label,
+    format_verdict,
+    list_claims,
+)
 
 if TYPE_CHECKING:
     from markupsafe import Markup

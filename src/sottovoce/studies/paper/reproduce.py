@@ -25,9 +25,8 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.progress import ProgressLine
 from sottovoce.studies import store
 from sottovoce.studies.paper import definition, frontier, outcomes
-from sottovoce.studies.paper.checks import Judged, judge_folder
 from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
-from sottovoce.studies.paper.outcomes import Outcome, Result, Runs
+from sottovoce.studies.paper.outcomes import Judged, Outcome, Result, Runs, judge_folder
 from sottovoce.studies.paper.page import draw_file, list_pictures, render_figures
 
 Progress = Callable[[int, int], None]  # rounds done at most, rounds in all at most

@@ -28,7 +28,7 @@ from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS
 from sottovoce.privacy import seeds
 from sottovoce.reports.progress import ProgressLine
-from sottovoce.schemas.documents import (
+from sottovoce.schemas import (
     CostEntry,
     PredictionEntry,
     RehearsalDocument,

@@ -57,7 +57,7 @@ from sottovoce.models.base import JaxModel, Params
 from sottovoce.plan import Plan
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.bound import Bound, Landscape
-from sottovoce.schemas.documents import TheoryEntry
+from sottovoce.schemas import TheoryEntry
 from sottovoce.server.federation import Federation, build, score_model
 from sottovoce.server.rounds import Interrupts
 from sottovoce.simulation.simulate import adapt_plan, simulate_each

@@ -31,8 +31,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.data import census, datasets, tables
-from sottovoce.data.census import Choice, Number
+from sottovoce.data import datasets, tables
+from sottovoce.data.datasets import Choice, Number
 from sottovoce.data.federated import find_classes, read_labels
 from sottovoce.data.files import read_npz
 from sottovoce.data.tables import Spec, is_bounds
@@ -160,7 +160,7 @@ MIDDLE = (0.1, 0.6)  # of a number's bounds: where its mean lies
 DRIFT = 0.2  # the deviation of the kinds' means from it
 NARROW = (4.0, 32.0)  # α + β of the beta distribution around these
 BEST = 0.85  # the share of rows that whoever knows the rule predicts right
-NUMBERED = {"ipums": 57}  # the number of features where `data.census` does not list the columns
+NUMBERED = {"ipums": 57}  # the number of features where `data.datasets` does not list the columns
 
 
 class Field:
@@ -184,7 +184,7 @@ def list_fields(
     >>> [field.width for field in list_fields(None, {"age": (0.0, 9.0)}, "y", missing="flag")]
     [2]
     """
-    known = {"acs": census.ACS, "adult": census.ADULT}
+    known = {"acs": datasets.ACS, "adult": datasets.ADULT}
     if name in known:
         return [_make_field(column) for column in known[name]]
     if name in NUMBERED:
