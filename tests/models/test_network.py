@@ -36,6 +36,18 @@ body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 20), torch.nn
 trained = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64)).train()
 fixed = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64)).eval()
 dropped = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout()).train()
+
+class Ranged(torch.nn.Module):  # quantised by the largest number of the batch: ONNX does it, too
+    def forward(self, x):
+        scale = x.abs().max() / 127
+        return torch.round(x.flatten(1) / scale) * scale
+
+class Summed(torch.nn.Module):  # a sample gets a little of those before it
+    def forward(self, x):
+        x = x.flatten(1)
+        return x + 1e-6 * x.cumsum(0)
+
+ranged, summed = Ranged(), Summed()
 number = 3
 """
 
@@ -109,6 +121,8 @@ def test_a_projection_is_fixed_by_its_seed_and_keeps_distances():
         (f"onnx:{NETWORKS / 'outside.onnx'}", "without external data"),
         (f"onnx:{TESTS / 'parts.py'}", "an ONNX file"),
         ("trained", "a function of one sample"),
+        ("ranged", "a function of one sample"),
+        ("summed", "a function of one sample"),
         ("dropped", "the same for the same sample"),
         ("number", "a module, got 'int'"),
         ("absent", "model.features must be"),

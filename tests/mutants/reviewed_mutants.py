@@ -941,4 +941,11 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/data/test_files.py::test_a_run_is_held_while_it_is_played_and_refused_to_a_second_process",
         (('_lock_folder(folder, "LOCK_EX")', '_lock_folder(folder, "LOCK_SH")'),),
     ),
+    (
+        "a network may mix the samples of a batch a little",
+        "models.network",
+        "A network that is quantised by the range of a batch moves the features of 63 other records when one is replaced.",
+        "tests/models/test_network.py::test_a_network_that_cannot_be_used_is_refused",
+        (("for factor in _COMPANIES:", "for factor in ():"),),
+    ),
 ]

@@ -9,11 +9,12 @@ network's own training data are public to the people who are protected.
 A network is known by its SHA-256: of an ONNX file its bytes, of a module its code and all its
 parameters and buffers. A client uses its own copy and refuses another hash; a server sends neither
 code nor weights. Rows are computed in batches of one size. A network whose answer for a sample
-depends on the other samples of its batch is refused, after a trial on random numbers.
+depends on the other samples of its batch, be it in the last bit, is refused after a trial.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import math
@@ -35,7 +36,10 @@ from sottovoce.models.features import NORM, Floats, Hog, centre_and_scale
 
 BATCH = 64  # rows that go through a network together
 RESIZED = 160  # pixels of a picture's side before EfficientNet-Lite0
-_CLOSE = 1e-3  # of a sample's features: what another batch may change by rounding
+_CLOSE = 1e-3  # of a sample's features: what another place in a batch may change by rounding
+#: By what the other samples of a trial's batch are multiplied. A sample's features must be the same
+#: to the last bit in all of them: every batch has one size, so that no rounding depends on others.
+_COMPANIES = (0.0, -1e3, 1e-30, math.inf, math.nan)
 NAMES = "hog, efficientnet-lite0, onnx:FILE or torch:FILE.py:NAME"
 _KIND = {"float": "f4", "float16": "f2", "double": "f8"}
 
@@ -323,34 +327,49 @@ def _open_module(module: Any, code: bytes) -> OpenNetwork:
     return OpenNetwork(digest.hexdigest(), run)
 
 
+def _run_in_company(
+    network: OpenNetwork, drawn: Floats, factor: float, at: list[int]
+) -> NDArray[Any]:
+    """Return the outputs of one sample at several places of a batch of `factor` times `drawn`."""
+    with np.errstate(invalid="ignore"):
+        batch = drawn * np.float32(factor)
+    batch[at] = drawn[0]
+    return network.run_padded(batch)[at]
+
+
 @lru_cache(maxsize=8)
 def _try_network(network: OpenNetwork, source: str, shape: tuple[int, ...]) -> int:
     """Return how many features a sample has; refuse a network that mixes samples or is random."""
-    rows = np.random.default_rng(0).random((6, *shape), dtype=np.float32)
+    drawn = np.random.default_rng(0).random((network.batch, *shape), dtype=np.float32)
+    at = sorted({0, network.batch // 2, network.batch - 1})  # where one sample lies in a batch
     try:
-        together, again = network.run_padded(rows), network.run_padded(rows)
-        alone = np.concatenate([network.run_padded(rows[i : i + 1]) for i in range(2)])
+        first, again = (_run_in_company(network, drawn, 1.0, at) for _ in range(2))
     except InputError:
         raise
     except Exception as error:  # the network's own code may raise anything
         said = " ".join(str(error).split())[:120]
         bound = f"a network for samples of shape {shape}"
         raise InputError.of("model.features", source, bound, said) from None
-    if not np.isfinite(together).all():
+    if not np.isfinite(first).all():
         remedy = "random numbers give NaN or infinities"
         raise InputError.of("model.features", source, "a network with finite outputs", remedy)
-    if not np.array_equal(together, again):
+    if not np.array_equal(first, again):
         remedy = "call eval(), or leave dropout out"
         raise InputError.of("model.features", source, "the same for the same sample", remedy)
-    apart = np.linalg.norm(together[:2] - alone, axis=1)
-    if np.any(apart > _CLOSE * (np.linalg.norm(alone, axis=1) + 1e-6)):
+    apart = np.linalg.norm(first - first[0], axis=1)
+    mixes = bool(np.any(apart > _CLOSE * (np.linalg.norm(first[0]) + 1e-6)))
+    for factor in _COMPANIES:
+        with contextlib.suppress(Exception):  # a table of words has no place for such numbers
+            mixes |= not np.array_equal(first, _run_in_company(network, drawn, factor, at))
+    if mixes:
         raise InputError.of(
             "model.features",
             source,
             "a function of one sample",
-            "it depends on the others of a batch; call eval(), which fixes batch normalisation",
+            "it depends on the others of a batch; call eval(), which fixes batch normalisation, "
+            "and leave out quantisation by the range of a batch",
         )
-    return math.prod(together.shape[1:])
+    return math.prod(first.shape[1:])
 
 
 @lru_cache(maxsize=2)
