@@ -935,6 +935,53 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (("return meta, np.where(hidden or False, np.nan, left)", "return meta, left"),),
     ),
     (
+        "the h - 1 largest promises of others are counted on",
+        "privacy.calibration",
+        "The noise that protects in a sum is that of whoever is honest, at worst of those who add least.",
+        "tests/server/test_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
+        (("ordered = np.sort(values, axis=-1)", "ordered = -np.sort(-values, axis=-1)"),),
+    ),
+    (
+        "one promise too many is counted on",
+        "schedules.pricing",
+        "A client counts itself and h - 1 others: with h others it relies on one more than its policy allows.",
+        "tests/server/test_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
+        (("add_smallest(promised, honest - 1)", "add_smallest(promised, honest)"),),
+    ),
+    (
+        "noise is divided by the root of h twice",
+        "schedules.pricing",
+        "With h equal clients each adds σ/√h; divided again, the sum has only σ²/h in all.",
+        "tests/server/test_observers.py::test_the_noise_of_a_sum_has_the_variance_that_is_booked",
+        (("np.sqrt(own) / samples,", "np.sqrt(own / honest) / samples,"),),
+    ),
+    (
+        "a sum of h clients is unmasked, c of them corrupt",
+        "server.rounds",
+        "Of h + c clients at least h are honest; of h alone c may know their own noise.",
+        "tests/server/test_observers.py::test_fewer_than_h_and_c_clients_upload_nothing_and_pay_nothing",
+        (("terms.honest + terms.corrupt", "terms.honest"),),
+    ),
+    (
+        "what a client's own noise costs is not booked",
+        "runs.record",
+        "If all others turn against it, a client has only its own noise: the record must say what that is worth.",
+        "tests/server/test_observers.py::test_both_books_of_a_run_hold",
+        (
+            (
+                '{"spent_alone": if_disclosed(sum_alone(federation, state))}',
+                '{"spent_alone": if_disclosed(state.tank.spent_mu2)}',
+            ),
+        ),
+    ),
+    (
+        "the promise alone is that of the sum",
+        "server.federation",
+        "Whatever anyone does, a client that shares its noise is held to less than its budget says.",
+        "tests/server/test_observers.py::test_both_books_of_a_run_hold",
+        (("np.sqrt(self.terms.honest * self.capacity[client])", "np.sqrt(self.capacity[client])"),),
+    ),
+    (
         "a run that goes on is resumed by a second process",
         "data.files",
         "Two processes that go on from one checkpoint each spend what is left of the budgets in it.",

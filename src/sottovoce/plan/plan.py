@@ -497,6 +497,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         from sottovoce.privacy.calibration import capacity  # which takes a while to load
 
         worth = capacity(self.privacy.epsilon, self.privacy.delta, calibration="exact")
+        worth = worth * (self.privacy.honest or 1)  # where only sums are seen, noise is shared
         sizes = np.ones(len(samples)) if self.local.unit == "client" else np.asarray(samples)
         is_small = self.model.name in ("softmax", "svm") and not self.model.has_network
         noise = TOTAL_NOISE if is_small else TOTAL_NOISE_DEEP

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from importlib import resources
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from sottovoce.errors import InputError
 
@@ -242,6 +242,8 @@ class Guarantee:
     not_covered: tuple[str, ...] = ALWAYS_NOT_COVERED
     tightest: Budget | None = None  # where clients' budgets differ; `budget` is the loosest
     others: tuple[Calibration, ...] = ()  # calibrations of vaults that do not use `calibration`
+    corrupt: int = 0  # clients that may side with a server that learns only sums
+    epsilon_alone: float | None = None  # there, whatever others do; None: it sees every upload
     adjacency: Literal["replace-one"] = "replace-one"
     adversary: Literal["server"] = "server"
 
@@ -291,14 +293,22 @@ class Guarantee:
             )
         verb, changes = ("would be", "would change") if self.conditions else ("are", "changes")
         given = f", {', and '.join(self.conditions)}" if self.conditions else ""
+        against, sees = "", "sees every upload of every round, knows who sent it"
+        if self.epsilon_alone is not None:
+            with_whom = f" together with up to {self.corrupt} of the other clients"
+            against = (
+                f" against the server{with_whom if self.corrupt else ''}, as long as the rest "
+                "follow the protocol; and whatever anyone does, "
+                f"({format_claim(self.epsilon_alone)}, {delta})-differentially private"
+            )
+            sees = "learns the sum of each round's uploads, knows who took part"
         return (
             f"{self._whose} {verb} ({epsilon}, {delta})-differentially private for "
-            f"{about}{given}. {loosest}"
+            f"{about}{against}{given}. {loosest}"
             f"That is: with {about}{which} being replaced by any other, the probability of "
             f"anything that the content of all messages can show {changes} by at most a factor "
             f"e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
-            "The adversary is the server, which sees every upload of every round, knows who sent "
-            "it, and may choose the models it sends. "
+            f"The adversary is the server, which {sees}, and may choose the models it sends. "
             f"{how}. {describe_evaluation(self.not_covered)} Not covered: {uncovered}."
         )
 
@@ -326,7 +336,9 @@ class Guarantee:
 
     def to_json(self) -> GuaranteeEntry:
         """Return the guarantee as plain data, as in run records and `calibrate --json`."""
+        summed: dict[str, Any] = {"corrupt": self.corrupt, "epsilon_alone": self.epsilon_alone}
         return {
+            **cast("GuaranteeEntry", summed if self.epsilon_alone is not None else {}),
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
             "unit": self.unit,

@@ -112,6 +112,22 @@ a vault keeps promises, and the paper's formula does not always
     return np.minimum(gaussian.mu(less_epsilon, less_delta) ** 2, continuous)
 
 
+def add_smallest(values: ArrayLike, count: int) -> Floats:
+    """Return each value plus the `count` smallest of the others, over the last axis.
+
+    The noise that a client may count on when the worst others are left out, in variances.
+
+    >>> add_smallest([1.0, 2.0, 4.0], 1).tolist()
+    [3.0, 3.0, 5.0]
+    """
+    values = np.asarray(values, dtype=np.float64)
+    ordered = np.sort(values, axis=-1)
+    sums = np.cumsum(ordered, axis=-1)
+    others = sums[..., count - 1 : count] if count else 0.0
+    among = values <= ordered[..., count : count + 1]
+    return np.where(among, sums[..., count : count + 1], others + values)
+
+
 def charges_absent(calibration: Calibration) -> bool:
     """Return whether a client pays for rounds in which it took no part (paper's Theorem 4).
 

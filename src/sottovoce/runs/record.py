@@ -30,6 +30,7 @@ from typing_extensions import TypedDict
 from sottovoce._version import __version__
 from sottovoce.data.files import why, write_file, write_npz
 from sottovoce.errors import RunError
+from sottovoce.privacy.calibration import add_smallest
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.schedules.aggregate import describe
 from sottovoce.schemas import (
@@ -288,6 +289,8 @@ class ClientEntry(Identity):
     spent: NotNegative | None
     """In μ², as the client said with its last upload that counted; its own ledger also has what was
     refused or lost since."""
+    spent_alone: NotRequired[NotNegative | None]
+    """Where the server learns only sums: Σ (Δ/s)² of its own noise s, whatever others do."""
 
 
 class Timing(TypedDict):
@@ -570,11 +573,15 @@ def require_private(federation: Federation, state: ServerState) -> None:
     Σ (Δ/σ)² over the rounds, recomputed from the trace, must not exceed what the tank booked, nor
     that the capacity: if it does, something beside the tank has gone wrong.
     """
-    booked, sensitivity = state.tank.spent_mu2, federation.sensitivity
-    released = sum(
-        (np.where(np.isnan(sigma), 0.0, (sensitivity / sigma) ** 2) for sigma in state.sigma),
-        start=np.zeros_like(booked),
-    )
+    booked, alone = state.tank.spent_mu2, sum_alone(federation, state)
+    honest, released = federation.terms.honest, alone
+    if honest > 1:  # each client's noise is as large as what h of the sum's noises make together
+        samples = federation.samples.astype(np.float64)
+        released = alone / honest
+        if len(booked) <= MANY_CLIENTS and state.sigma:  # else the rounds' noises are one line
+            noise = np.nan_to_num((samples * np.array(state.sigma)) ** 2, nan=np.inf)
+            counted = add_smallest(noise, honest - 1)
+            released = ((samples * federation.sensitivity) ** 2 / counted).sum(axis=0)
     capacity, disclosed = state.tank.capacity, ~np.isnan(federation.capacity)
     over = (booked > capacity * (1 + 1e-9)) | (released > booked + 1e-9 * capacity)
     if np.any(over & disclosed):  # what a client hides cannot be checked here
@@ -584,6 +591,12 @@ def require_private(federation: Federation, state: ServerState) -> None:
         )
 
 
+def sum_alone(federation: Federation, state: ServerState) -> NDArray[np.float64]:
+    """Return Σ (Δ/σ)² of each client's own noise, from the trace."""
+    terms = (np.nan_to_num((federation.sensitivity / sigma) ** 2) for sigma in state.sigma)
+    return sum(terms, start=np.zeros(len(state.asked)))
+
+
 def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[Any]]:
     """Return what the record says of each client; NaN where a client hides it (rule R9)."""
     disclosed = ~np.isnan(federation.capacity)
@@ -591,6 +604,7 @@ def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[An
     def if_disclosed(values: NDArray[Any]) -> NDArray[Any]:
         return values if disclosed.all() else np.where(disclosed, values, np.nan)
 
+    summed = federation.plan.privacy.view == "sum"
     return {
         "samples": if_disclosed(federation.samples),
         "epsilon": federation.epsilon,
@@ -599,7 +613,7 @@ def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[An
         "participations": state.turns,
         "capacity": if_disclosed(state.tank.capacity),
         "spent": if_disclosed(state.tank.spent_mu2),
-    }
+    } | ({"spent_alone": if_disclosed(sum_alone(federation, state))} if summed else {})
 
 
 def write_run(
@@ -618,8 +632,12 @@ def write_run(
         trace = {"sigma_all": trace["sigma"].reshape(-1), "mu2_all": booked} | {
             f"clients_{name}": column for name, column in _columns(federation, state).items()
         }
-    elif federation.plan.local.steps > 1 or federation.plan.server.signal == "clients":
-        # σ alone no longer says what was spent: there are several releases a round.
+    elif (
+        federation.plan.local.steps > 1
+        or federation.plan.server.signal == "clients"
+        or federation.plan.privacy.view == "sum"
+    ):
+        # σ alone no longer says what was spent: of several releases a round, or of a sum.
         trace["mu2"] = np.array(state.mu2).reshape(len(state.mu2), clients)
     write_npz(folder / "trace.npz", trace)
     # Arrays given client by client have no row numbers, nor have real clients.

@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.budget import Calibration
-from sottovoce.privacy.calibration import charges_absent
+from sottovoce.privacy.calibration import add_smallest, charges_absent
+from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.tank import Offer, Tank
 from sottovoce.schedules.base import Round
 
@@ -92,6 +93,8 @@ class Terms:
     cohort: CohortKind = "balanced"
     calibration: Calibration = "exact"
     releases: int = 1  # of one participation
+    honest: int = 1  # clients whose noise counts, where the server learns only sums (h)
+    corrupt: int = 0  # clients that may side with it (c)
 
     def plan_releases(self, rounds: int) -> int:
         """Return the number of releases a client should plan for in a run of so many rounds.
@@ -142,3 +145,32 @@ def price_releases(
         planned = releases[0] if len(turns) == 1 else np.array(releases)[:, None]
         return tank.offer(sensitivity, np.asarray(planned - tank.debits))
     return tank.offer_scaled(sensitivity, terms.plan_releases(spread), scale)
+
+
+_SLACK = 1 + 2.0**-32  # pays for rounding in sums of up to 2²⁰ variances
+
+
+def share_noise(sigma: ArrayLike, samples: ArrayLike, present: ArrayLike, *, honest: int) -> Floats:
+    """Return the noise s of each client where the server learns only the sum of their uploads.
+
+    In the sum an upload has the weight n, and only the noise of h honest clients counts, itself
+    included. A client promises to add at least a variance of v = (nσ)²/h. It adds what is missing
+    of its own (nσ)² when the h − 1 smallest promises of the others are counted, and at least v:
+
+        (n·s)² = max(v, (nσ)² − Σ of the h − 1 smallest v of others)       (equal clients: σ/√h)
+
+    Whoever is honest, (n·s)² and the noises of h − 1 others add up to (nσ)² or more; and (Δ/s)² is
+    at most h·(Δ/σ)². The last axis has the clients; σ stays where a client is not present.
+
+    >>> share_noise([2.0, 2.0, 2.0, 2.0], 100, [True] * 4, honest=4).round(6).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    >>> share_noise([3.0, 5.0], 100, [True, True], honest=2).round(4).tolist()
+    [2.1213, 4.5277]
+    """
+    sigma, samples = np.asarray(sigma, dtype=np.float64), np.asarray(samples, dtype=np.float64)
+    needed = np.where(present, (samples * sigma) ** 2, np.inf)
+    promised = needed / honest
+    with np.errstate(invalid="ignore"):  # ∞ − ∞ of clients that are not present
+        others = add_smallest(promised, honest - 1) - promised
+        own = np.maximum(promised, needed * _SLACK - others)
+    return np.where(present, np.sqrt(own) / samples, sigma)

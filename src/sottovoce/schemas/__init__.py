@@ -108,6 +108,11 @@ class GuaranteeEntry(TypedDict):
     calibration: Calibration
     not_covered: NotCovered
     text: str
+    corrupt: NotRequired[Count]
+    """Where the server learns only sums: how many other clients may side with it. epsilon holds as
+    long as the rest follow the protocol."""
+    epsilon_alone: NotRequired[NotNegative]
+    """There, what holds at delta whatever anyone does."""
 
 
 class TableEntry(TypedDict):

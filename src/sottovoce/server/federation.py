@@ -312,7 +312,8 @@ class Federation:
             plan.rounds.cohort, rounds=rounds, clients=len(known), per_round=plan.per_round
         )
         steps = self.recipe.releases
-        sigma2 = self.sensitivity[known] ** 2 * turns * steps / self.capacity[known]
+        worth = self.capacity[known] * self.terms.honest  # the others' noise counts, too
+        sigma2 = self.sensitivity[known] ** 2 * turns * steps / worth
         share = samples / samples.sum()
         noise = budget.weigh_noise(
             math.sqrt(float((share**2 * sigma2).sum()) * len(known)),
@@ -351,7 +352,18 @@ class Federation:
             not_covered=self.not_covered(*also),
             tightest=tightest,
             others=tuple(sorted(set(kinds) - {kind})),
+            corrupt=self.terms.corrupt,
+            epsilon_alone=self._bound_alone(loosest) if plan.privacy.view == "sum" else None,
         )
+
+    def _bound_alone(self, client: int) -> float:
+        """Return the ε of a client's own noise, where the server learns only sums.
+
+        (Δ/s)² is at most h times what a release books (`share_noise`), so that h times the
+        capacity is a cap under every schedule.
+        """
+        mu = np.sqrt(self.terms.honest * self.capacity[client])
+        return float(gaussian.epsilon(self.delta[client], mu))
 
 
 def build(
@@ -380,8 +392,6 @@ def build(
             "a model of your own is given from Python, as simulate(plan, model=…), or by model.own"
         )
         raise InputError.of("model.name", "custom", bound, remedy)
-    if plan.privacy.view == "sum":
-        raise InputError.of("privacy.view", "sum", "upload here", "sums are not simulated yet")
     _require_same_parts(plan, parts)
     held = load_holdings(plan, seed=seed, data=data) if held is None else add_features(plan, held)
     plan = _note_network(plan, held)
@@ -504,6 +514,8 @@ def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
         cohort=plan.rounds.cohort,
         calibration=plan.privacy.calibration,
         releases=recipe.releases,
+        honest=plan.privacy.honest or 1,
+        corrupt=plan.privacy.corrupt or 0,
     )
 
 

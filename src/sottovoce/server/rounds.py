@@ -33,7 +33,7 @@ from sottovoce.runs.record import Exceptions, RoundNumbers, SigmaSpread, Status
 from sottovoce.schedules.aggregate import weigh_by_precision, weigh_by_samples
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.optimizer import Leaves, Memory, StepResult
-from sottovoce.schedules.pricing import LOSS_SHARE, pick_cohort
+from sottovoce.schedules.pricing import LOSS_SHARE, pick_cohort, share_noise
 from sottovoce.schedules.pricing import price_releases as price
 from sottovoce.server.federation import Federation, judge_model
 
@@ -271,6 +271,8 @@ def _prepare_together(
         offer = price(tank, turns, terms, sensitivity)
         granted = offer.granted & (offer.units >= LOSS_SHARE) if has_loss else offer.granted
         uploads = uploads & granted
+        if terms.honest > 1:  # fewer than h + c clients would not unmask a sum: nobody uploads
+            uploads &= uploads.sum(axis=-1, keepdims=True) >= terms.honest + terms.corrupt
         charged = granted if charges_absent(terms.calibration) else uploads
         units = np.where(charged, offer.units, 0)
         sigma = offer.sigma
@@ -280,6 +282,9 @@ def _prepare_together(
             signal_sigma = np.where(charged, tank.noise(loss_units, loss_sensitivity), np.nan)
             rest = np.maximum(units - loss_units, 1)
             sigma = tank.noise(rest, sensitivity)
+        if terms.honest > 1 and uploads.any():
+            samples = stack([federation.samples for federation in federations])
+            sigma = share_noise(sigma, samples, uploads, honest=terms.honest)
         sigmas.append(np.where(charged, sigma, np.nan))
         tank = tank.spend(units)
 

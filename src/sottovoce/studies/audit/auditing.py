@@ -291,6 +291,9 @@ def load_target(path: Path | None) -> Target:
             "local.unit must be record or client in an audit, got 'person'; audit the plan with "
             "record: Δ of n persons is that of n records"
         )
+    if plan.privacy.view == "sum":
+        remedy = "its attacks read single uploads"
+        raise InputError.of("privacy.view", "sum", "upload in an audit", remedy)
     if plan.regression is not None:
         remedy = "its attacks name classes; the guarantee is the same for numbers"
         raise InputError.of("model.loss", plan.model.loss, "absent in an audit", remedy)
