@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format schemas types trust mutants figures claims bench bench-peers \
+.PHONY: help train test check lint format schemas types trust mutants docs figures claims bench bench-peers \
         bench-tune bench-growth bench-gpu clean
 
 help:           ## this list
@@ -24,7 +24,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 $(VENV)/.dev: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing sottovoce and its test tools into $(VENV) (once)"
-	@$(PIP) --editable '.[test,flower,torch]'
+	@$(PIP) --editable '.[test,docs,flower,torch]'
 	@touch $@ $(VENV)/.run
 
 # JAX for an NVIDIA GPU, into the same environment
@@ -62,8 +62,12 @@ mutants: $(VENV)/.dev  ## deliberate privacy bugs: which test notices each, the 
 figures: $(VENV)/.run  ## every figure of the paper into results/ (wants SOTTOVOCE_DATA and a GPU)
 	@$(BIN)/sottovoce reproduce all
 
-claims: $(VENV)/.run  ## the README's table of claims, from results/
-	@$(BIN)/python -m sottovoce.studies.paper.outcomes README.md results
+docs: $(VENV)/.dev  ## the documentation site into build/docs; executes the tutorials, any warning fails it
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
+
+claims: $(VENV)/.run  ## the table of claims in docs/paper.md, from results/
+	@$(BIN)/python -m sottovoce.studies.paper.outcomes docs/paper.md results
 
 bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each beside its floor (two cores)
 	@$(BIN)/python benchmarks/own_round.py

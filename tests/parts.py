@@ -28,6 +28,7 @@ CHECK = [
 TEST = [
     *CHECK[:-1],
     ("tests", [*PYTEST, "--durations=8"]),
+    ("docs", ["make", "--no-print-directory", "docs"]),
     ("wheel", [f"{BIN}/python", "tests/wheel.py"]),
 ]
 

@@ -47,8 +47,8 @@ def test_the_table_shows_both_noises_and_the_guarantee():
         assert figure in done.stdout
 
 
-def test_the_readme_shows_what_is_printed_and_its_delta_is_well_below_one_in_n():
-    text = (ROOT / "README.md").read_text("utf-8")
+def test_the_page_on_epsilon_shows_what_is_printed_and_its_delta_is_well_below_one_in_n():
+    text = (ROOT / "docs" / "how-to" / "choose-epsilon.md").read_text("utf-8")
     line, _, block = text.partition("$ sottovoce calibrate ")[2].partition("\n")
     shown = block.partition("\n…\n")[0]
     assert len(shown.splitlines()) > 10

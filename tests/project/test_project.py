@@ -10,7 +10,6 @@ import pkgutil
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import typer.main
 import sottovoce
 from sottovoce import errors
 from sottovoce.cli import commands
-from sottovoce.privacy.calibration import capacity, vault_capacity
+from sottovoce.privacy.calibration import capacity, paper_sigma, true_epsilon, vault_capacity
 from support import ROOT
 from support.imports import modules_after
 
@@ -286,43 +285,24 @@ def test_the_price_of_discrete_noise_is_the_same_on_every_page():
         assert f"{1 - float(vault) / float(exact):.1e} of " in (ROOT / "docs" / page).read_text()
 
 
-def test_every_key_of_a_plan_has_its_place_in_the_options():
+def test_options_name_only_keys_of_a_plan():
+    """The reference of all keys is generated (tests/project/test_site.py)."""
     text = (ROOT / "docs" / "options.md").read_text("utf-8")
-    path = ROOT / "src" / "sottovoce" / "schemas" / "plan.json"
-    schema = json.loads(path.read_text("utf-8"))
-    keys = list(plan_keys(schema, schema))
-    assert len(keys) > 40
-    assert [key for key in keys if f"`{key}`" not in text] == []
+    schema = json.loads((ROOT / "src/sottovoce/schemas/plan.json").read_text("utf-8"))
     named = re.findall(r"`((?:data|model|local|privacy|rounds|server)\.\w+)`", text)
-    assert set(named) <= set(keys)
+    assert len(set(named)) > 40
+    assert set(named) <= set(plan_keys(schema, schema))
 
 
-def test_readme_console_blocks_show_what_the_commands_print():
-    """Every `$ sottovoce …` line of a console block is run, and the lines below it must appear."""
+def test_the_readme_is_short_and_its_number_is_the_true_one():
+    """Its Python is a doctest. Opened once, it must fit into two minutes."""
     text = (ROOT / "README.md").read_text("utf-8")
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    ran = 0
-    for block in blocks:
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, *expected = part.rstrip().splitlines()
-            if not command.startswith("sottovoce calibrate"):
-                continue
-            words = [sys.executable, "-m", *command.split()]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=900)
-            for line in expected:
-                if line.strip() not in ("", "…"):
-                    assert line.rstrip() in done.stdout.splitlines(), line
-            ran += 1
-    assert ran >= 1
-
-
-@pytest.mark.slow
-def test_readme_python_blocks_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    assert len(text.splitlines()) <= 120
+    noise = paper_sigma(20, 1e-5, sensitivity=1, rounds=1)
+    true = true_epsilon(1e-5, sensitivity=1, sigma=float(noise), releases=1)
+    for page in ("README.md", "docs/paper.md"):
+        words = " ".join((ROOT / page).read_text("utf-8").split())
+        assert f"promises ε = 20 (δ = 1e-5) and gives {true:.1f}" in words
 
 
 def test_no_file_names_this_machine_or_a_registry():

@@ -384,7 +384,7 @@ def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_readme_shows_the_committed_results():
+def test_the_page_on_the_paper_shows_the_committed_results():
     results = ROOT / "results"
     found = outcomes.judge_folder(results)
     assert [one.figure.name for one in found] == list(FIGURES)
@@ -392,8 +392,8 @@ def test_readme_shows_the_committed_results():
         assert not one.result.quick
         assert all(len(cell["seeds"]) >= LEAST_SEEDS for cell in one.result.cells)
         assert one.figure == load_figure(one.figure.name)
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert outcomes.insert_table(readme, outcomes.format_markdown(found)) == readme
+    page = (ROOT / "docs" / "paper.md").read_text("utf-8")
+    assert outcomes.insert_table(page, outcomes.format_markdown(found)) == page
 
 
 @pytest.mark.slow
