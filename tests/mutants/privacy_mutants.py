@@ -645,6 +645,11 @@ MUTANTS = [
          ('_write_new(folder / "ca.key", _encode_key(key, passphrase))', '_write_new(folder / "ca.key", _encode_key(key))')),
     _bug("a reply read before its size is looked at", "flower.server_worker", "tests/flower/test_server_worker.py::test_a_reply_is_refused_before_it_is_read",
          ('if int(response.headers.get("content-length", limit + 1)) > limit:', "if len(response.read()) > limit:")),
+    # What the number of rounds is forecast from.
+    _bug("a forecast on clients' raw rows and losses", "server.forecast", "tests/server/test_forecast.py::test_no_row_of_a_client_is_read",
+         ("public = federation.held.validation", "public = federation.held.train")),
+    _bug("a horizon that tells a hidden budget", "server.forecast", "tests/server/test_forecast.py::test_the_numbers_of_clients_that_hide_them_do_not_show",
+         ("shown = offer.granted & ~np.isnan(federation.capacity)", "shown = offer.granted")),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(name, module, killer, changes)

@@ -33,7 +33,12 @@ from sottovoce.privacy.budget import Budget, Calibration, Unit, View
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import Aggregation
-from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
+from sottovoce.schedules.algorithms import (
+    DecayingNoise,
+    DiscountedRounds,
+    FixedRounds,
+    ForecastRounds,
+)
 from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.pricing import CohortKind
 
@@ -51,7 +56,7 @@ ModelName: TypeAlias = Annotated[
     Field(strict=True, json_schema_extra=lambda schema: schema.update(enum=[*MODELS, CUSTOM])),
 ]
 FeatureName: TypeAlias = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
-ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying"]
+ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying", "forecast"]
 
 
 class Model(Section):
@@ -308,6 +313,7 @@ class Rounds(Section):
             "fixed": FixedRounds,
             "discounted": DiscountedRounds,
             "decaying": DecayingNoise,
+            "forecast": ForecastRounds,
         }
         chosen = [key for key, when in self.conditions() if when.value == self.schedule]
         options = {key: getattr(self, key) for key in chosen}

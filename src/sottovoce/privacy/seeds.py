@@ -17,6 +17,7 @@ class Purpose(IntEnum):
     INIT = 1
     COHORT = 2
     NOISE = 3
+    FORECAST = 4
 
 
 def draw_seed() -> int:

@@ -3,13 +3,17 @@
 `FixedRounds`        T rounds, as announced: the paper's UDP (Algorithm 1)
 `DiscountedRounds`   CRD (Algorithm 2): T shrinks when the loss stops falling
 `DecayingNoise`      noise that falls linearly until the budget is spent: the paper's "Lei"
+`ForecastRounds`     T is forecast on public rows before the first round
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+
+import numpy as np
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.tank import FULL, scaled_units
@@ -182,6 +186,78 @@ class DecayingNoise:
         if t >= progress.horizon:
             return None
         return Round(t, progress.horizon, scale=1 - self.slope * t, spread=self.rounds)
+
+    def advance(self, progress: Progress, loss: float) -> Progress:
+        """Count one more round."""
+        return replace(progress, done=progress.done + 1)
+
+
+FEWEST = 12  # rounds that are forecast, unless T₀ is less
+REACH = 4  # candidates on either side that a forecast is smoothed over
+
+
+@dataclass(frozen=True)
+class ForecastRounds:
+    """As many of at most `rounds` rounds as a forecast on public rows finds best.
+
+    `server.forecast` trains on the server's public rows alone, once for each of `candidates`, with
+    the noise that so many rounds would have, and measures what is missing of the metric. `choose`
+    takes the candidate where that is least. From then on the rounds are as many as announced.
+
+    >>> ForecastRounds(rounds=100).candidates
+    (12, 18, 25, 35, 50, 71, 100)
+    """
+
+    rounds: int
+
+    def __post_init__(self) -> None:
+        require_rounds(self.rounds)
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """T₀, T₀/√2, T₀/2, … down to 12, in ascending order."""
+        least, shrunk = min(FEWEST, self.rounds), {self.rounds}
+        for k in range(1, 2 * self.rounds.bit_length()):
+            shrunk.add(max(least, round(self.rounds / 2 ** (k / 2))))
+        return tuple(sorted(shrunk))
+
+    def choose(self, missing: Sequence[float]) -> int:
+        """Return the candidate with the least forecast; among equal ones the shortest.
+
+        A forecast is noisy, and nearly a parabola in log T around its least value (Theorem 3 has
+        one minimum): each value is replaced by that of a parabola fitted to its neighbours, near
+        ones counting more. One that is not finite counts as the worst that is.
+
+        >>> ForecastRounds(rounds=100).choose([0.9, 0.6, 0.4, 0.3, 0.32, 0.25, 0.5])
+        50
+        """
+        values = np.asarray(missing, np.float64)
+        finite = values[np.isfinite(values)]
+        if not finite.size:
+            return self.candidates[0]
+        values = np.where(np.isfinite(values), values, finite.max())
+        steps = np.arange(len(values))
+        smooth = []
+        for i in steps:
+            near = np.sqrt(np.maximum(0, 1 - ((steps - i) / (REACH + 1)) ** 2))
+            parabola = np.stack([near, near * (steps - i), near * (steps - i) ** 2], axis=1)
+            smooth.append(float(np.linalg.lstsq(parabola, near * values, rcond=None)[0][0]))
+        return self.candidates[int(np.argmin(np.round(smooth, 12)))]
+
+    @property
+    def steady(self) -> bool:
+        """Whether no loss changes the horizon: always true, for it is chosen before."""
+        return True
+
+    def start(self, loss: float | None) -> Progress:
+        """Start with T = T₀, which `server.forecast` replaces by what it chooses."""
+        return Progress(done=0, horizon=self.rounds)
+
+    def round(self, progress: Progress) -> Round | None:
+        """Return the next of T rounds."""
+        if progress.done >= progress.horizon:
+            return None
+        return Round(t=progress.done, horizon=progress.horizon)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
         """Count one more round."""

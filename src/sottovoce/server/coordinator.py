@@ -47,7 +47,7 @@ from sottovoce.schedules.aggregate import combine, limit_noise
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.optimizer import choose_model
 from sottovoce.schedules.pricing import LOSS_SHARE, Terms, pick_cohort
-from sottovoce.server import checks, rounds
+from sottovoce.server import checks, forecast, rounds
 from sottovoce.server.checks import AcceptedUpload, ExpectedUpload
 from sottovoce.server.federation import (
     Federation,
@@ -401,9 +401,9 @@ def conduct(
         tree = federation.model.unflatten(dict(params))
         loss, accuracy, signal = judge_model(federation, tree)
         first = None if plan.server.signal == "clients" else signal
-        state = rounds.make_first_state(
-            federation, loss, accuracy, first, _build_tank(roll.members, None)
-        )
+        tank = _build_tank(roll.members, None)
+        progress = forecast.start_schedule(federation, tree, first, tank=tank, seed=seed)
+        state = rounds.make_first_state(federation, loss, accuracy, first, tank, progress)
         memory = federation.finish.begin(params)
         # After a resume a request must be the same to the last byte: the server's name is stored.
         header = {"run": secrets.token_hex(16), "seed": seed, "server": server, "not_covered": []}

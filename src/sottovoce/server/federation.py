@@ -45,7 +45,12 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
 from sottovoce.runs.record import MOST_CONFUSED, MOST_NAMED, ClientResult
 from sottovoce.schedules.aggregate import limit_samples
-from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
+from sottovoce.schedules.algorithms import (
+    DecayingNoise,
+    DiscountedRounds,
+    FixedRounds,
+    ForecastRounds,
+)
 from sottovoce.schedules.base import CheckedSchedule, Schedule
 from sottovoce.schedules.optimizer import Finish, Leaves
 from sottovoce.schedules.pricing import Terms, plan_turns
@@ -107,7 +112,7 @@ def _name_part(part: Any) -> str:
     return f"{named.__module__}.{getattr(named, '__qualname__', named.__name__)}"
 
 
-BUILT_IN_SCHEDULES = (FixedRounds, DiscountedRounds, DecayingNoise)
+BUILT_IN_SCHEDULES = (FixedRounds, DiscountedRounds, DecayingNoise, ForecastRounds)
 NO_PARTS = Parts()
 
 

@@ -31,7 +31,7 @@ from sottovoce.runs import checkpoint
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.runs.record import Exceptions, RoundNumbers, SigmaSpread, Status
 from sottovoce.schedules.aggregate import weigh_by_precision, weigh_by_samples
-from sottovoce.schedules.base import Round
+from sottovoce.schedules.base import Progress, Round
 from sottovoce.schedules.optimizer import Leaves, Memory, StepResult
 from sottovoce.schedules.pricing import LOSS_SHARE, pick_cohort, share_noise
 from sottovoce.schedules.pricing import price_releases as price
@@ -193,14 +193,16 @@ def make_first_state(
     accuracy: float,
     signal: float | None,
     tank: Tank | None = None,
+    progress: Progress | None = None,
 ) -> ServerState:
     """Return the state before the first round; `signal` is the loss that steers, if it is known.
 
-    `tank` is what real clients disclose; without it all tanks are full.
+    `tank` is what real clients disclose; without it all tanks are full. `progress` is the
+    schedule's first one (`server.forecast.start_schedule`), where it depends on more than `signal`.
     """
     zero = np.zeros(len(federation.samples), dtype=np.int64)
     return ServerState(
-        progress=federation.schedule.start(signal),
+        progress=federation.schedule.start(signal) if progress is None else progress,
         tank=federation.tank() if tank is None else tank,
         asked=zero,
         turns=zero,

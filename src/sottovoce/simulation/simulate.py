@@ -41,7 +41,7 @@ from sottovoce.runs.checkpoint import OnRound, ServerState, describe_last_round
 from sottovoce.runs.integrations import Tracker
 from sottovoce.runs.record import Record, Status
 from sottovoce.runs.trained import Trained
-from sottovoce.server import rounds
+from sottovoce.server import forecast, rounds
 from sottovoce.server.federation import (
     NO_PARTS,
     Federation,
@@ -367,7 +367,11 @@ def start_run(
     start = known[key]
     if federation.parts.metrics:  # one that fails must not fail after the last round
         measure_model(federation, start.params)
-    state = rounds.make_first_state(federation, start.loss, start.accuracy, start.signal)
+    tank = federation.tank()
+    progress = forecast.start_schedule(federation, start.params, start.signal, tank=tank, seed=seed)
+    state = rounds.make_first_state(
+        federation, start.loss, start.accuracy, start.signal, tank, progress
+    )
     memory = federation.finish.begin(flatten_parameters(start.params))
     kept = stack_memory(federation.model, memory)
     return BatchRun(federation, seed, (state, stack_tree(start.params), 0, kept))

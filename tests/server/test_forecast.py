@@ -1,0 +1,162 @@
+"""The forecast of the number of rounds: what it may read, and that it finds a good one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sottovoce import Plan, resume, simulate
+from sottovoce.data.federated import Given, Samples
+from sottovoce.errors import InputError, PlanError
+from sottovoce.schedules.algorithms import ForecastRounds
+from sottovoce.server import forecast, rounds
+from sottovoce.server.federation import build
+from support.federations import go
+from support.in_process import Direct, clients, draw, plan
+
+ROUNDS = 24
+FORECAST = {
+    "rounds.schedule": "forecast",
+    "rounds.rounds": ROUNDS,
+    "server.average": "exponential",
+}
+
+
+def make_federation(seed=1, rows=5, **changes):
+    return build(plan(**{**FORECAST, **changes}), data=Given(draw(240, rows)), seed=seed)
+
+
+def look_ahead(federation, seed=1):
+    params = jax.tree.map(np.asarray, federation.model.draw_parameters(seed))
+    start = forecast.start_schedule(federation, params, 1.0, tank=federation.tank(), seed=seed)
+    public = federation.held.validation
+    values = forecast.forecast(federation, params, public, tank=federation.tank(), seed=seed)
+    return start, values
+
+
+class Untouchable(Samples):
+    """Rows that nobody may look at."""
+
+    def __getattribute__(self, name):
+        raise AssertionError(f"a client's rows were read ({name})")
+
+
+def test_no_row_of_a_client_is_read():
+    """The horizon is a function of public values: clients' rows may be anything at all."""
+    federation = make_federation()
+    told = look_ahead(federation)
+    x, y = federation.held.train.x, federation.held.train.y
+    other = Samples(np.full_like(x, 1e6), np.zeros_like(y))
+    for rows in (other, Untouchable(x, y)):
+        assert look_ahead(replace(federation, held=replace(federation.held, train=rows))) == told
+
+
+def test_the_numbers_of_clients_that_hide_them_do_not_show():
+    """R9: the horizon is published, so that neither samples nor budget of such a client enter."""
+    federation = make_federation()
+    capacity = federation.capacity.copy()
+    capacity[0] = np.nan
+    hidden = replace(federation, capacity=capacity)
+    tank, noises = federation.tank(), set()
+    for samples in ([40, 40, 40], [4000, 40, 40]):
+        held = replace(federation.held, samples=np.array(samples))
+        sensitivity = federation.recipe.sensitivity(held.samples)
+        shown = replace(hidden, held=held, sensitivity=sensitivity)
+        noises.add(forecast.compute_noise(shown, tank, ROUNDS))
+    assert len(noises) == 1
+    nobody = replace(federation, capacity=np.full(3, np.nan))
+    with pytest.raises(InputError, match="where no client discloses a budget"):
+        forecast.compute_noise(nobody, tank, ROUNDS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"server.weights": "precision", "privacy.epsilon": [1.0, 8.0, 8.0]},
+     {"data.split": "sizes", "data.samples": [20, 40, 60]},
+     {"privacy.view": "sum", "privacy.honest": 2}],
+)  # fmt: skip
+def test_its_noise_is_that_of_the_run(changes):
+    """Of a cohort of all clients exactly; of two in three on average, where clients are alike."""
+    federation = make_federation(**changes)
+    state = rounds.make_first_state(federation, 1.0, 0.5, 1.0)
+    paid = rounds.prepare_round(federation, state, 1)
+    assert forecast.compute_noise(federation, federation.tank(), ROUNDS) == pytest.approx(paid.std)
+    if not changes:
+        some = make_federation(**{"rounds.per_round": 2})
+        paid = rounds.prepare_round(some, rounds.make_first_state(some, 1.0, 0.5, 1.0), 1)
+        assert forecast.compute_noise(some, some.tank(), ROUNDS) == pytest.approx(paid.std)
+
+
+def test_it_is_a_function_of_the_seed_and_foresees_what_noise_does():
+    """Of two budgets, the one whose noise drowns every step gets fewer rounds, at a higher cost."""
+    timid = {"local.learning_rate": 0.3}
+    tight, loose, again = (
+        look_ahead(make_federation(**timid, **{"privacy.epsilon": epsilon}))
+        for epsilon in (0.05, 1e4, 1e4)
+    )
+    assert loose == again
+    assert tight[0].horizon < loose[0].horizon
+    assert np.mean(tight[1]) > np.mean(loose[1])
+
+
+def test_a_run_keeps_the_horizon_and_resumes_with_it(tmp_path):
+    """The horizon is in the checkpoint: a resumed run ends in the same model."""
+    own, data = plan(**FORECAST), draw(240, 5)
+    whole = simulate(own, data=data, seed=3)
+    horizons = {entry["horizon"] for entry in whole.record["rounds"]}
+    assert horizons == {whole.rounds_used} <= set(ForecastRounds(ROUNDS).candidates)
+
+    def stop(done):
+        if done.t == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(own, data=data, seed=3, out=tmp_path / "run", on_round=stop)
+    again = resume(tmp_path / "run", data=data)
+    assert again.rounds_used == whole.rounds_used
+    for name, leaf in whole.params.items():
+        np.testing.assert_array_equal(leaf, again.params[name])
+
+
+@pytest.mark.slow
+def test_a_federation_of_real_clients_forecasts_alike(tmp_path):
+    done = go(Direct(clients(tmp_path)), tmp_path / "run", own=plan(**FORECAST))
+    horizons = {entry["horizon"] for entry in done.record["rounds"]}
+    assert horizons == {done.record["result"]["rounds_used"]}
+    assert horizons <= set(ForecastRounds(ROUNDS).candidates)
+
+
+def test_what_it_cannot_do_is_refused_in_a_sentence():
+    with pytest.raises(PlanError, match="never looks at; choose public, or discounted"):
+        plan(**FORECAST, **{"server.signal": "clients"})
+    with pytest.raises(InputError, match="at least 40 rows"):
+        simulate(plan(**FORECAST, **{"data.validation": 20}), data=draw(240, 5), seed=1)
+
+
+@given(
+    best=st.integers(1, 9),
+    width=st.floats(0.01, 1.0),
+    noise=st.lists(st.floats(-1, 1), min_size=11, max_size=11),
+)
+def test_choose_finds_the_least_of_a_parabola(best, width, noise):
+    """With jitter of a tenth of a step's rise it is at most one candidate away."""
+    schedule = ForecastRounds(400)
+    assert len(schedule.candidates) == 11
+    steps = np.arange(11)
+    clean = width * (steps - best) ** 2
+    assert schedule.choose(clean) == schedule.candidates[best]
+    chosen = schedule.choose(clean + 0.1 * width * np.array(noise))
+    assert abs(schedule.candidates.index(chosen) - best) <= 1
+
+
+def test_choose_takes_a_diverged_forecast_for_the_worst():
+    schedule = ForecastRounds(100)
+    assert schedule.choose([np.nan] * 7) == schedule.candidates[0]
+    assert schedule.choose([0.5, 0.4, 0.3, 0.2, 0.3, np.inf, np.nan]) in (35, 50)
+    assert ForecastRounds(5).candidates == (5,)
+    assert Plan(rounds={"schedule": "forecast"}).rounds.build() == ForecastRounds(120)
