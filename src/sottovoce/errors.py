@@ -15,6 +15,7 @@
     │   └── OtherVersion    a message is written in another version of the protocol
     ├── DataError           a dataset is missing, damaged or not what it should be
     ├── RunError            a run folder is missing, damaged or in the way
+    │   └── RoundVoid       too few clients completed a round whose sum alone is unmasked
     └── FederationError     a process or a node of a federation failed or did not answer
 
 The command line turns `InputError` into exit code 2 and the others into exit code 1.
@@ -94,6 +95,10 @@ class DataError(SottovoceError):
 
 class RunError(SottovoceError):
     """A run folder is missing, damaged or in the way."""
+
+
+class RoundVoid(RunError):
+    """Too few clients completed a round whose sum alone is unmasked."""
 
 
 class FederationError(SottovoceError):

@@ -731,6 +731,150 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
 # By those who wrote the code and its tests: persons, and what results show.
 AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     (
+        "S1: one signature is enough",
+        "client.sum_protocol",
+        "A share is revealed before t clients have signed the set: a server that shows every client another set unmasks single inputs.",
+        "tests/hostile/test_sum_view.py::test_s1_nothing_is_revealed_before_t_signatures_on_one_set",
+        (("if len(signed) < cohort.threshold:", "if len(signed) < 1:"),),
+    ),
+    (
+        "S1: signatures are counted and not checked",
+        "client.sum_protocol",
+        "A signature is its member's word on one set: counted unchecked, the server writes them itself.",
+        "tests/hostile/test_sum_view.py::test_a_lie_told_to_everyone_ends_in_nothing",
+        (('is_signed(m, "set", bound, signatures.get(m))]', "signatures.get(m)]"),),
+    ),
+    (
+        "S2: a second set is unmasked",
+        "client.sum_protocol",
+        "One set a round: with the set and the set without one client the server subtracts and has that client's input.",
+        "tests/hostile/test_sum_view.py::test_s2_two_sets_of_one_round_are_never_unmasked",
+        (
+            (
+                'if self._find_note(cohort, "set") != bound:',
+                'if self._find_note(cohort, "set") is None:',
+            ),
+        ),
+    ),
+    (
+        "S2: two sets are signed",
+        "client.sum_protocol",
+        "An honest client signs one set: with two signatures of each, two sets have t signatures.",
+        "tests/hostile/test_sum_view.py::test_s2_two_sets_of_one_round_are_never_unmasked",
+        (("        elif noted != content:", '        elif noted != content and step != "set":'),),
+    ),
+    (
+        "S3: both shares of a client that dropped out",
+        "client.sum_protocol",
+        "With key and seed of one client all its masks are known, and its late input is plain.",
+        "tests/hostile/test_sum_view.py::test_s3_no_client_reveals_both_shares_of_one_client",
+        (("for m in dealers if m in members},", "for m in dealers},"),),
+    ),
+    (
+        "S4: strangers are counted on",
+        "client.sum_protocol",
+        "h + c counts roster members: a server that invents clients is otherwise alone with one.",
+        "tests/hostile/test_sum_view.py::test_s4_strangers_count_for_nothing",
+        (
+            ("known = len(self.terms.roster.intersection(members))", "known = len(members)"),
+            (
+                "strangers = len(cohort.keys.keys() - self.terms.roster)",
+                "strangers = 0 * len(cohort.keys.keys() - self.terms.roster)",
+            ),
+        ),
+    ),
+    (
+        "S4: strangers' noise is counted on",
+        "client.sum_protocol",
+        "Only roster members' promises make up for this client's noise: a server's own client adds none.",
+        "tests/hostile/test_sum_view.py::test_s4_strangers_count_for_nothing",
+        (
+            (
+                "for member in dealers if member in counted]",
+                "for member in dealers if member in counted or member != self.member]",
+            ),
+        ),
+    ),
+    (
+        "S5: the same streams in every round",
+        "client.sum_protocol",
+        "A stream of masks serves one round: used twice, the difference of two inputs is plain.",
+        "tests/hostile/test_sum_view.py::test_s5_a_stream_of_masks_serves_one_round_of_one_run",
+        (('"mask", run, t)', '"mask", run)'),),
+    ),
+    (
+        "S6: masks instead of noise",
+        "client.release",
+        "The noise is inside the masked value: without it the unmasked sum is exact.",
+        "tests/hostile/test_sum_view.py::test_s6_the_noise_is_inside_the_masked_value",
+        (
+            (
+                "noised = _sum_clipped(form, start, x, y, recipe, own) + drawn",
+                "noised = _sum_clipped(form, start, x, y, recipe, own) + drawn // 2",
+            ),
+        ),
+    ),
+    (
+        "S7: an input says how large it is",
+        "client.release",
+        "What a client says besides its masked input depends on no row.",
+        "tests/hostile/test_sum_view.py::test_s6_the_noise_is_inside_the_masked_value",
+        (
+            (
+                'messages.pack({**head, "noise": noise}, {MASKED: sent})',
+                'messages.pack({**head, "noise": noise, "size": int(abs(noised).max())}, {MASKED: sent})',
+            ),
+        ),
+    ),
+    (
+        "a threshold that two sets can reach",
+        "client.sum_protocol",
+        "2t > K + c: with 2t = K + c the corrupt clients sign both of two sets.",
+        "tests/hostile/test_sum_view.py::test_a_server_that_lies_is_refused_and_learns_no_single_input",
+        (
+            (
+                "if 2 * cohort.threshold <= len(cohort.keys) + corrupt + strangers:",
+                "if 2 * cohort.threshold < len(cohort.keys) + corrupt + strangers:",
+            ),
+        ),
+    ),
+    (
+        "the largest promises are counted on",
+        "client.sum_protocol",
+        "The clients that turn out corrupt may be those with the largest noise: only the smallest promises are sure.",
+        "tests/hostile/test_sum_view.py::test_the_noises_of_a_round_make_up_for_every_client",
+        (
+            (
+                "counted = sorted(others)[: honest - 1]",
+                "counted = sorted(others, reverse=True)[: honest - 1]",
+            ),
+        ),
+    ),
+    (
+        "a set beyond those that dealt shares",
+        "client.sum_protocol",
+        "Masks were added for the dealers alone: a set with others leaves a client's input with fewer masks than it counts on.",
+        "tests/hostile/test_sum_view.py::test_a_lie_told_to_everyone_ends_in_nothing",
+        (
+            (
+                "if not set(dealers) >= {self.member, *members}:",
+                "if not set(dealers) >= {self.member}:",
+            ),
+        ),
+    ),
+    (
+        "keys that nobody signed",
+        "client.sum_protocol",
+        "A mask key is its member's own: unsigned, the server puts its own in every place and reads every mask.",
+        "tests/hostile/test_sum_view.py::test_a_server_that_lies_is_refused_and_learns_no_single_input",
+        (
+            (
+                'if not is_signed(key.member, "key", key.content, key.signature):',
+                "if not is_hex(key.signature, 64):",
+            ),
+        ),
+    ),
+    (
         "a partition from Python moves private rows by their labels",
         "server.federation",
         "With secure noise an upload depends on its client's rows alone: dealt by their labels, one person's row moves the rows of every other client.",

@@ -46,7 +46,10 @@ MALFORMED = [
     (SUM + "[server]\nsignal = 'raw'", "server.signal must be public with privacy.view = sum"),
     (SUM + "calibration = 'paper'", "privacy.calibration must be exact or zcdp with privacy.view"),
     (SUM + "[local]\nsteps = 2", "local.steps must be 1 with privacy.view = sum"),
-    ("noise = 'secure'\n" + SUM, "noise must be simulated with privacy.view = sum"),
+    (
+        "noise = 'secure'\n" + SUM + "[server]\naggregation = 'trimmed'",
+        "server.aggregation must be mean with privacy.view = sum",
+    ),
     # not TOML, not a plan
     ("", "empty"),
     ("# nothing but a comment\n", "empty"),

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import jsonschema
 import numpy as np
 import pytest
@@ -19,7 +21,11 @@ from sottovoce import Plan, resume, simulate
 from sottovoce.data.federated import Given
 from sottovoce.errors import InputError, PlanError, RunError
 from sottovoce.runs import checkpoint
+from sottovoce.schedules.pricing import Terms
 from sottovoce.server.federation import build
+from sottovoce.simulation import secure
+from support.federations import SCHEMA
+from support.in_process import draw, plan
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
 
@@ -57,7 +63,7 @@ def outlaws(text, name):
                 if getattr(key, "value", 0) == "kind" and getattr(value, "value", 0) == "upload":
                     found.append("writes the head of an upload")
     arrays = [c for c in calls_of(tree, "pack") if len(c.args) + len(c.keywords) > 1]
-    allowed = {RELEASE: 1, MESSAGES: 1}.get(name, 0)  # the release, and a request
+    allowed = {RELEASE: 2, MESSAGES: 1}.get(name, 0)  # the releases, and a request
     if len(arrays) > allowed:
         found.append("packs arrays")
     if calls_of(tree, "Upload") and name != RELEASE:
@@ -233,3 +239,66 @@ def test_the_checkpoint_of_a_release_confirms_no_guessed_record(tmp_path, noise)
         resume(tmp_path / "other", data=[(x[:50], y[:50]), (x, y)], **given)
     done = resume(tmp_path / "other", data=[(rows, y), (x, y)], **given)
     assert done.rounds_used == 3
+
+
+SUM = {"privacy.view": "sum", "privacy.honest": 2, "privacy.corrupt": 1}
+
+
+def test_the_sum_that_is_unmasked_is_the_mean_of_the_uploads(monkeypatch):
+    """Without noise both views make the same model; the clients have unequal numbers of rows."""
+    monkeypatch.setattr("sottovoce.privacy.secure_noise.draw", lambda n, s: np.zeros(n, np.int64))
+    monkeypatch.setattr("sottovoce.privacy.seeds.draw_seed", lambda: 1)  # one first model
+    rows = {"data": [draw(30 + 7 * i, 100 + i) for i in range(4)], "validation": draw(60, 1)}
+    short = plan(**{"rounds.rounds": 3, "data.clients": 4}).replace(noise="secure")
+    models = [
+        simulate(short.replace(**view), test=draw(60, 2), **rows).params for view in ({}, SUM)
+    ]
+    for one, other in zip(*(jax.tree.leaves(model) for model in models), strict=True):
+        assert np.allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_the_sum_view_promises_and_books_both(tmp_path):
+    rows = {"data": [draw(40, 100 + i) for i in range(4)], "validation": draw(60, 1)}
+    short = plan(**{"rounds.rounds": 3, "data.clients": 4, **SUM}).replace(noise="secure")
+    done = simulate(short, test=draw(60, 2), out=tmp_path / "run", **rows)
+    record = done.record
+    assert record["status"] == "finished"
+    assert "and whatever anyone does" in str(done.guarantee)
+    assert record["guarantee"]["epsilon_alone"] > record["guarantee"]["epsilon"]
+    for client in record["clients"]:
+        assert client["spent"] <= client["capacity"]
+        assert client["spent_alone"] <= 2 * client["spent"] * (1 + 1e-9)
+    jsonschema.validate(record, SCHEMA)
+
+
+def test_a_killed_run_of_the_sum_view_resumes_with_fresh_keys(tmp_path):
+    rows = {"data": [draw(40, 100 + i) for i in range(4)], "validation": draw(60, 1)}
+    short = plan(**{"rounds.rounds": 4, "data.clients": 4, **SUM}).replace(noise="secure")
+
+    def stop(done):
+        if done.t == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(short, test=draw(60, 2), out=tmp_path / "run", on_round=stop, **rows)
+    done = resume(tmp_path / "run", test=draw(60, 2), **rows)
+    assert done.record["status"] == "finished"
+    assert len(done.record["rounds"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"privacy.honest": 3, "privacy.corrupt": 2}, r"privacy.honest \+ privacy.corrupt = 5"),
+        ({"privacy.honest": 2, "privacy.corrupt": 0, "server.weights": "precision"}, "precision"),
+    ],
+)
+def test_terms_that_cannot_hold_are_refused(settings, words):
+    with pytest.raises(InputError, match=words):
+        plan(**{"data.clients": 4, **SUM, **settings}).replace(noise="secure")
+
+
+def test_a_sum_that_might_leave_the_grid_is_refused_before_the_run():
+    large = SimpleNamespace(terms=Terms(4, 4, honest=2, corrupt=1), samples=np.full(4, 2**31))
+    with pytest.raises(InputError, match="2⁶³ grid units"):
+        secure.make_parties(large)

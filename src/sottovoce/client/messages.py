@@ -7,8 +7,9 @@ one content per round, whichever message brings it. As bytes a message is
     "sottovoce/1\n" | length of the text (4 bytes, little-endian) | text | arrays | SHA-256 of it
 
 where the text is canonical JSON, {"arrays": [[name, shape], …], "head": {…}}, sorted by name; the
-arrays follow in that order, as little-endian float32. A message has exactly one encoding: what was
-read is encoded again and must give the same bytes. No pickle, no other type, nothing executable.
+arrays follow in that order, as little-endian float32. The masked inputs of `client.sum_protocol`
+are uint64 instead, [name, shape, "u8"]. A message has exactly one encoding: what was read is
+encoded again and must give the same bytes. No pickle, no other type, nothing executable.
 """
 
 from __future__ import annotations
@@ -38,12 +39,11 @@ MOST_ARRAYS = 4096
 DEEPEST = 8  # dimensions of one array
 _NAME = re.compile(r"[A-Za-z0-9_.\[\]'/-]{1,200}")
 _SUM = 32
-
-Floats32 = NDArray[np.float32]
+_TYPES = (np.dtype(np.float32), np.dtype(np.uint64))
 
 
 def pack(head: Mapping[str, Any], arrays: Mapping[str, ArrayLike] | None = None) -> bytes:
-    """Encode a message. Arrays must already be float32: nothing is rounded on the way out.
+    """Encode a message. Arrays must already be float32 or uint64: nothing is rounded on the way.
 
     >>> blob = pack({"kind": "greeting"}, {"w": np.ones(2, np.float32)})
     >>> head, arrays = unpack(blob)
@@ -52,27 +52,37 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, ArrayLike] | None = None)
     """
     leaves = {name: np.asarray(leaf) for name, leaf in sorted((arrays or {}).items())}
     for name, leaf in leaves.items():
-        if leaf.dtype != np.float32:
-            raise InputError.of(f"array {name}", str(leaf.dtype), "float32", "convert it first")
+        if leaf.dtype not in _TYPES:
+            bound = "float32 or uint64"
+            raise InputError.of(f"array {name}", str(leaf.dtype), bound, "convert it first")
         if not _NAME.fullmatch(name) or leaf.ndim > DEEPEST:
             raise InputError.of("array", name, "a plain name with few dimensions", "rename it")
-    text = _encode_head(dict(head), [[name, list(leaf.shape)] for name, leaf in leaves.items()])
+    described = [
+        [name, list(leaf.shape), *(["u8"] if leaf.dtype == np.uint64 else [])]
+        for name, leaf in leaves.items()
+    ]
+    text = _encode_head(dict(head), described)
     body = b"".join(
         [
             MAGIC,
             len(text).to_bytes(4, "little"),
             text,
-            *(np.ascontiguousarray(leaf, dtype="<f4").tobytes() for leaf in leaves.values()),
+            *(
+                np.ascontiguousarray(leaf, dtype=leaf.dtype.newbyteorder("<")).tobytes()
+                for leaf in leaves.values()
+            ),
         ]
     )
     return body + hashlib.sha256(body).digest()
 
 
-def unpack(blob: bytes, *, limit: int = 1 << 31) -> tuple[dict[str, Any], dict[str, Floats32]]:
+def unpack(
+    blob: bytes, *, limit: int = 1 << 31, words: bool = False
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Decode a message; raise `Malformed` for anything that `pack` does not make.
 
     Sizes are checked before anything is allocated. The arrays may contain any float32, also NaN:
-    the reader has to check them.
+    the reader has to check them. With `words` they are uint64, and without float32.
 
     >>> unpack(pack({})[:-1])
     Traceback (most recent call last):
@@ -93,17 +103,19 @@ def unpack(blob: bytes, *, limit: int = 1 << 31) -> tuple[dict[str, Any], dict[s
         _refuse("the message's head is longer than the message")
     text = blob[start : start + length]
     head, described = _decode_head(text)
-    shapes = _read_shapes(described)
+    shapes = _read_shapes(described, words)
     if _encode_head(head, described) != text:
         _refuse("the message's head is not written in the one canonical way")
-    if 4 * sum(math.prod(shape) for shape in shapes.values()) != len(blob) - start - length - _SUM:
+    kind, size = np.dtype("<u8" if words else "<f4"), 8 if words else 4
+    total = size * sum(math.prod(shape) for shape in shapes.values())
+    if total != len(blob) - start - length - _SUM:
         _refuse("the message's arrays do not have the sizes it states")
     arrays, at = {}, start + length
     for name, shape in shapes.items():
         count = math.prod(shape)
-        leaf = np.frombuffer(blob, dtype="<f4", count=count, offset=at).reshape(shape)
-        arrays[name] = leaf.astype(np.float32)  # a copy in the machine's order, writable
-        at += 4 * count
+        leaf = np.frombuffer(blob, dtype=kind, count=count, offset=at).reshape(shape)
+        arrays[name] = leaf.astype(kind.newbyteorder("="))  # a copy in the machine's order
+        at += size * count
     return head, arrays
 
 
@@ -132,14 +144,16 @@ def _decode_head(text: bytes) -> tuple[dict[str, Any], Any]:
     return read["head"], read["arrays"]
 
 
-def _read_shapes(described: Any) -> dict[str, tuple[int, ...]]:
+def _read_shapes(described: Any, words: bool) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     if not isinstance(described, list) or len(described) > MOST_ARRAYS:
         _refuse("the message does not list its arrays")
     for entry in described:
-        if not isinstance(entry, list) or len(entry) != 2:
+        if not isinstance(entry, list) or entry[2:] != (["u8"] if words else []):
+            _refuse("an array of the message has no name and shape, or is of another type")
+        if len(entry) < 2:
             _refuse("an array of the message has no name and shape")
-        name, shape = entry
+        name, shape = entry[:2]
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in shapes:
             _refuse("an array of the message has no name of its own")
         if (

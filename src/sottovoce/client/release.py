@@ -32,6 +32,7 @@ Parameters = dict[str, NDArray[np.float64]]
 
 #: What an answer may say besides the noised model: public numbers, and nothing else (rule R6).
 PUBLIC = frozenset({"schema", "kind", "run", "t", "request", "samples", "receipt", "budget"})
+MASKED = "masked"  # the array of a masked upload
 _MINT = object()
 
 
@@ -207,6 +208,39 @@ def release(
         sent = {name: leaf.astype(np.float32) for name, leaf in now.items()}
     blob = messages.pack({**head, "sigma": list(sigma), **noised_loss}, sent)
     return Upload(_MINT, blob, sent, sigma, noised_loss.get("loss"))
+
+
+def release_masked(
+    form: Form,
+    params: Mapping[str, ArrayLike],
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    recipe: Recipe,
+    noise: int,
+    mask: NDArray[np.uint64],
+    head: Mapping[str, Any],
+    own: OwnModel | None = None,
+) -> Upload:
+    """Return the masked upload of the sum view: Σ_m q_m + Z + mask, mod 2⁶⁴ (rules S5 and S6).
+
+    Z has `noise` grid units and is drawn before the rows are read. The mask hides the upload until
+    the masks of a whole cohort cancel out; it takes no noise's place.
+    """
+    if extra := head.keys() - PUBLIC:
+        raise InputError.of("head", sorted(extra), "public numbers only", "leave them out")
+    start = _sort_leaves(params)
+    count = sum(leaf.size for leaf in start.values())
+    if recipe.releases != 1 or mask.shape != (count,) or mask.dtype != np.uint64:
+        raise InputError.of(
+            "mask", mask.shape, f"{count} words for one step", "make it of its size"
+        )
+    drawn = secure_noise.draw(count, noise)
+    noised = _sum_clipped(form, start, x, y, recipe, own) + drawn
+    sent = noised.view(np.uint64) + mask  # wraps around at 2⁶⁴
+    blob = messages.pack({**head, "noise": noise}, {MASKED: sent})
+    sigma = recipe.learning_rate / len(np.asarray(y)) * grid.grid_unit(recipe.clip) * noise
+    return Upload(_MINT, blob, {}, (sigma,), None)
 
 
 def _sum_clipped(

@@ -48,7 +48,7 @@ from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.runs.integrations import Tracker
-from sottovoce.server.federation import add_client_count
+from sottovoce.server.federation import add_client_count, require_uploads
 from sottovoce.server.members import MOST_SECONDS
 
 if TYPE_CHECKING:
@@ -306,6 +306,7 @@ def load_plan(path: Any, settings: Sequence[str], clients: int | None) -> Plan:
             "data.name = arrays, model.name = custom and parts are given from Python; "
             "name a data set, and where your model is (model.own)"
         )
+    require_uploads(plan)
     return plan
 
 

@@ -167,7 +167,7 @@ class Plan(Section):
             ("server.weights", self.server.weights, "samples", "precision needs single uploads"),
             ("server.signal", self.server.signal, "public", "losses are no part of the sum"),
             ("local.steps", self.local.steps, "1", "a later step shows the noise of one client"),
-            ("noise", self.noise, "simulated", "real clients do not mask their uploads yet"),
+            ("server.aggregation", self.server.aggregation or "mean", "mean", "it needs uploads"),
         ):
             if str(value) not in only.split(" or "):
                 raise PlanError.of(key, value, f"{only} with privacy.view = sum", remedy)

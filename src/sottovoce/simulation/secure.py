@@ -1,22 +1,29 @@
 """The engine of secure noise: every client of the cohort makes its own upload, as a device would.
 
 It is slower than `compiled`, which draws the cohort's averaged noise at once, but it simulates
-nothing except the network: `client.release` for each client, then their mean. The tanks belong to
-the run; a device's tank is in its vault.
+nothing except the network: `client.release` for each client, then their mean. With
+`privacy.view = "sum"` the clients mask their uploads and the server unmasks only their sum
+(`client.sum_protocol`, `server.sum_round`). The tanks belong to the run; a device's tank is in its
+vault.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from sottovoce.client import describe, release
+from sottovoce.client import describe, messages, release, sum_protocol
+from sottovoce.client.sum_protocol import MemoryNotes, Party, SumTerms
 from sottovoce.errors import InputError
-from sottovoce.models.base import as_device
+from sottovoce.models.base import DeviceModel, as_device
 from sottovoce.models.statistics import BINS, PARAMETER
 from sottovoce.plan import Plan
 from sottovoce.privacy import grid
@@ -25,7 +32,7 @@ from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules.aggregate import combine
 from sottovoce.schedules.pricing import Terms
-from sottovoce.server import rounds
+from sottovoce.server import rounds, sum_round
 from sottovoce.server.federation import Federation, build, judge_model
 from sottovoce.server.rounds import PreparedRound, apply_optimizer
 from sottovoce.simulation.compiled import BatchRun, stack_models
@@ -37,30 +44,13 @@ def average_uploads(
     federation: Federation, before: Tank, prepared: PreparedRound, params: Arrays
 ) -> tuple[Arrays, PreparedRound, float | None]:
     """Return the mean upload, the round with the noise drawn, and the clients' noised loss."""
-    held, plan = federation.held, federation.plan
-    device = as_device(
-        federation.model,
-        shape=held.inputs,
-        classes=held.classes,
-        rows_per_person=plan.rows_per_person,
-        target=held.target,
-    )
+    held, plan, device = federation.held, federation.plan, _describe_device(federation)
     bound = plan.server.loss_bound if plan.server.signal == "clients" else None
     uploads, losses, sigma = [], [], prepared.sigma.copy()
     present = np.flatnonzero(prepared.uploads)
     for i in present:
         rows = held.client(int(i))
-        tank = Tank(before.capacity[i], before.spent[i], before.opened[i], before.debits[i])
-        paid = release.price(
-            tank,
-            prepared.turn,
-            federation.terms,
-            change=grid.grid_sensitivity(plan.local.unit, len(rows.y)),
-            loss=bound is not None,
-        )
-        booked = int(prepared.tank.spent[i] - before.spent[i])
-        if sum(paid.units) != booked:
-            raise AssertionError("a client's price is not what the server booked for it")
+        paid = _price_turn(federation, before, prepared, int(i))
         upload = release.release(
             device.form,
             params,
@@ -83,6 +73,138 @@ def average_uploads(
     return new, replace(prepared, sigma=sigma), signal
 
 
+def _describe_device(federation: Federation) -> DeviceModel:
+    held = federation.held
+    return as_device(
+        federation.model,
+        shape=held.inputs,
+        classes=held.classes,
+        rows_per_person=federation.plan.rows_per_person,
+        target=held.target,
+    )
+
+
+def _price_turn(
+    federation: Federation, before: Tank, prepared: PreparedRound, i: int
+) -> release.Price:
+    plan = federation.plan
+    paid = release.price(
+        Tank(before.capacity[i], before.spent[i], before.opened[i], before.debits[i]),
+        prepared.turn,
+        federation.terms,
+        change=grid.grid_sensitivity(plan.local.unit, len(federation.held.client(i).y)),
+        loss=plan.server.signal == "clients",
+    )
+    if sum(paid.units) != int(prepared.tank.spent[i] - before.spent[i]):
+        raise AssertionError("a client's price is not what the server booked for it")
+    return paid
+
+
+@dataclass(eq=False)
+class SimulatedBooking:
+    """One simulated client's turn in a round whose sum alone is unmasked."""
+
+    request: str
+    samples: int
+    size: int
+    sigma: int  # in grid units
+    share: float
+    make: Callable[[int, sum_protocol.Words], bytes]
+
+    def price(self) -> tuple[int, float]:
+        """Return what the run's tank has paid for."""
+        return self.sigma, self.share
+
+    def release(self, noise: int, mask: sum_protocol.Words) -> bytes:
+        """Make the masked upload."""
+        return self.make(noise, mask)
+
+
+def make_parties(federation: Federation) -> list[Party]:
+    """Return the clients as parties of the sum view, each with a long-term key of its own.
+
+    Every client's roster has all clients of the run: what the plan counts on holds for each.
+    """
+    terms, samples = federation.terms, np.sort(federation.samples)[-federation.terms.per_round :]
+    if not sum_protocol.has_room(int(samples.sum()), grid.LARGEST_NOISE, terms.per_round):
+        raise InputError.of(
+            "privacy.view",
+            "sum",
+            f"upload for {samples.sum()} samples in a round, whose sum may leave ±2⁶³ grid units",
+            "ask fewer clients in a round",
+        )
+    sum_protocol.choose_threshold(terms.per_round, terms.honest, terms.corrupt)
+    keys = [Ed25519PrivateKey.generate() for _ in federation.samples]
+    roster = frozenset(sum_protocol.name_key(key.public_key()) for key in keys)
+    own = SumTerms(roster, terms.honest, terms.corrupt)
+    return [Party(key, own, MemoryNotes()) for key in keys]
+
+
+def sum_uploads(
+    federation: Federation,
+    before: Tank,
+    prepared: PreparedRound,
+    params: Arrays,
+    parties: Sequence[Party],
+    run: str,
+) -> tuple[Arrays, PreparedRound]:
+    """Return the mean upload made of the unmasked sum, and the round with the noise drawn.
+
+    w − (η/N)·u·(Σ S_i + Σ Z_i): with weights by samples the mean needs no single upload.
+    """
+    held, device = federation.held, _describe_device(federation)
+    present = np.flatnonzero(prepared.uploads).tolist()
+    by_name = {parties[i].member: i for i in present}
+    size, t = sum(leaf.size for leaf in params.values()), prepared.turn.t
+    model = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params)))
+    request = sum_protocol.digest("request", [prepared.turn.horizon, model.hexdigest()])
+    bookings = {}
+    for i in present:
+        paid, rows = _price_turn(federation, before, prepared, i), held.client(i)
+
+        def make(noise: int, mask: sum_protocol.Words, rows: Any = rows) -> bytes:
+            return release.release_masked(
+                device.form,
+                params,
+                rows.x,
+                rows.y,
+                recipe=federation.recipe,
+                noise=noise,
+                mask=mask,
+                head={"kind": "input"},
+                own=device.own_model,
+            ).blob
+
+        bookings[i] = SimulatedBooking(
+            request, len(rows.y), size, paid.noise[0], float(federation.terms.honest), make
+        )
+
+    def ask(step: str, heads: dict[str, dict[str, Any]]) -> Mapping[str, sum_round.Answer]:
+        return {
+            member: messages.unpack(
+                parties[by_name[member]].answer(head, run, t, bookings[by_name[member]]),
+                words=step == "input",
+            )
+            for member, head in heads.items()
+        }
+
+    terms = parties[0].terms
+    result = sum_round.play_sum_round(
+        ask,
+        list(by_name),
+        run=run,
+        t=t,
+        request=request,
+        size=size,
+        threshold=sum_protocol.choose_threshold(len(present), terms.honest, terms.corrupt),
+    )
+    unit = federation.recipe.learning_rate * grid.grid_unit(federation.recipe.clip)
+    sigma = prepared.sigma.copy()
+    for member, noise in result.noise.items():
+        sigma[:, by_name[member]] = unit / result.keys[member].samples * noise
+    return sum_round.apply_sum(params, result, unit), replace(prepared, sigma=sigma)
+
+
 class SecureEngine:
     """The engine of one run whose clients make their uploads themselves, with secure noise.
 
@@ -92,6 +214,9 @@ class SecureEngine:
 
     def __init__(self, run: BatchRun, before_release: Callable[[ServerState], None]) -> None:
         self.run, self.before_release = run, before_release
+        is_sum = run.federation.plan.privacy.view == "sum"
+        self.parties = make_parties(run.federation) if is_sum else None
+        self.name = secrets.token_hex(8)  # of this process's part of the run: keys are never reused
 
     def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
         """Price the next round; return nothing when the run is over."""
@@ -113,7 +238,13 @@ class SecureEngine:
         if not paid.uploads.any():
             return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
         params, memory = run.name_models()
-        averaged, paid, client_signal = average_uploads(federation, self.tank, paid, params)
+        client_signal = None
+        if self.parties is None:
+            averaged, paid, client_signal = average_uploads(federation, self.tank, paid, params)
+        else:
+            averaged, paid = sum_uploads(
+                federation, self.tank, paid, params, self.parties, self.name
+            )
         params, memory, offered = apply_optimizer(
             federation, run.state, paid.turn, memory, params, averaged
         )

@@ -117,9 +117,14 @@ class Victim:
         unit, samples = self.recipe.unit, len(self.y)
         prices = price_run(capacity, count, level.calibration, unit=unit, samples=samples)
         for t, (paid, model) in enumerate(zip(prices, models, strict=False)):
-            head = {"kind": "upload", "t": t}
             sent = release.release(
-                self.form, model, self.x, self.y, recipe=self.recipe, paid=paid, head=head
+                self.form,
+                model,
+                self.x,
+                self.y,
+                recipe=self.recipe,
+                paid=paid,
+                head={"kind": "upload", "t": t},
             )
             yield {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
 

@@ -199,8 +199,9 @@ def _score_canaries(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
     scores = np.zeros(canaries)
     for t, paid in enumerate(setting.price_rounds(canaries)):
         model = make_model(form, sign := -1.0 if t % 2 else 1.0)
-        head = {"kind": "upload"}
-        sent = release.release(form, model, x, coins, recipe=recipe, paid=paid, head=head)
+        sent = release.release(
+            form, model, x, coins, recipe=recipe, paid=paid, head={"kind": "upload"}
+        )
         scores -= sign * sent.params["w1"][:, 0].astype(np.float64) / sent.sigma[0]
     return scores
 

@@ -1,0 +1,236 @@
+"""The sum view, the server's side: lead a cohort through the five messages, and unmask its sum.
+
+    keys → shares → masked inputs → signatures on the set → shares of its secrets → Σ (S_i + Z_i)
+
+`play_sum_round` asks through a function, which the simulator gives as calls and the coordinator as
+messages. A client that does not answer, or whose answer is wrong, takes no further part in the
+round. With fewer than t left the round is void: nothing is unmasked, and what the clients paid is
+burnt. The rules are the clients' (`client.sum_protocol`): no server can talk them out of these.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.client.sum_protocol import (
+    PRIME,
+    Cohort,
+    RoundKey,
+    compute_public,
+    derive_mask,
+    expand_mask,
+    is_hex,
+    is_signed,
+    join_shares,
+    lagrange_weights,
+    seal_seed,
+)
+from sottovoce.errors import Malformed, RoundVoid
+from sottovoce.privacy import grid
+
+STEPS = ("keys", "shares", "input", "set", "unmask")
+_SUBSETS = 64  # ways to put a secret together that are tried where some shares are wrong
+
+Answer = tuple[dict[str, Any], dict[str, NDArray[Any]]]
+Ask = Callable[[str, dict[str, dict[str, Any]]], Mapping[str, Answer]]
+
+
+@dataclass(frozen=True, eq=False)
+class SumResult:
+    """The sum over a set of clients, in grid units, and their public numbers."""
+
+    total: NDArray[np.int64]
+    keys: dict[str, RoundKey]  # of the clients in the set
+    noise: dict[str, int]  # the noise that each states, in grid units
+
+
+def play_sum_round(
+    ask: Ask, members: list[str], *, run: str, t: int, request: str, size: int, threshold: int
+) -> SumResult:
+    """Lead these clients through one round, and return the sum of their noised uploads.
+
+    `ask(step, messages)` returns the answers of the clients that answered, by member.
+    """
+
+    def ask_all(step: str, heads: Mapping[str, dict[str, Any]]) -> Mapping[str, Answer]:
+        common = {"step": step, "run": run, "t": t}
+        return ask(step, {member: {**common, **head} for member, head in heads.items()})
+
+    keys, nothing = {}, dict[str, Any]()
+    for member, (head, _) in ask_all("keys", dict.fromkeys(members, nothing)).items():
+        key = _read(RoundKey.from_json, head.get("key"))
+        if key and (key.member, key.run, key.t, key.request) == (member, run, t, request):
+            keys[member] = key
+    _require(keys, threshold, "sent a key")
+    cohort = Cohort(run, t, dict(sorted(keys.items())), threshold)
+    common = {"keys": [key.to_json() for key in cohort.keys.values()], "threshold": threshold}
+
+    dealt: dict[str, dict[str, Any]] = {}
+    for member, (head, _) in ask_all("shares", dict.fromkeys(cohort.keys, common)).items():
+        shares, others = head.get("shares"), cohort.keys.keys() - {member}
+        fits = isinstance(shares, dict) and shares.keys() == others and is_hex(head.get("seal"), 32)
+        if fits and all(isinstance(text, str) for text in head["shares"].values()):
+            dealt[member] = head
+    dealers = sorted(dealt)
+    _require(dealt, threshold, "dealt shares")
+    sealed = {
+        member: {
+            **common,
+            "shares": {d: dealt[d]["shares"][member] for d in dealers if d != member},
+        }
+        for member in dealers
+    }
+
+    inputs, noise = dict[str, NDArray[np.uint64]](), dict[str, int]()
+    for member, (head, arrays) in ask_all("input", sealed).items():
+        masked, said = arrays.get("masked"), head.get("noise")
+        promise = cohort.keys[member].promise
+        if type(said) is not int or not promise <= said <= grid.LARGEST_NOISE:
+            continue
+        if masked is not None and masked.dtype == np.uint64 and masked.shape == (size,):
+            inputs[member], noise[member] = masked, said
+    _require(inputs, threshold, "sent a masked input")
+    members = sorted(inputs)
+    bound = cohort.bind_set(dealers, members)
+
+    signatures = {}
+    told = {**common, "dealers": dealers, "set": members}
+    for member, (head, _) in ask_all("set", dict.fromkeys(dealers, told)).items():
+        if is_signed(member, "set", bound, head.get("signature")):
+            signatures[member] = head["signature"]
+    _require(signatures, threshold, "signed the set")
+
+    revealed: dict[str, dict[str, dict[str, int]]] = {}
+    asked = {
+        member: {**sealed[member], "set": members, "signatures": signatures} for member in dealers
+    }
+    for member, (head, _) in ask_all("unmask", asked).items():
+        shares = _read(_read_revealed, head, dealers, members)
+        if shares is not None:
+            revealed[member] = shares
+    _require(revealed, threshold, "revealed shares")
+    total = _unmask(cohort, dealers, inputs, dealt, revealed, size)
+    result = SumResult(total, {member: cohort.keys[member] for member in members}, noise)
+    _require_norm(result)
+    return result
+
+
+def _unmask(
+    cohort: Cohort,
+    dealers: list[str],
+    inputs: Mapping[str, NDArray[np.uint64]],
+    dealt: Mapping[str, dict[str, Any]],
+    revealed: Mapping[str, dict[str, dict[str, int]]],
+    size: int,
+) -> NDArray[np.int64]:
+    """Return Σ y_i less the self-masks of the set and the masks of those who dropped out."""
+    total = np.zeros(size, np.uint64)
+    for masked in inputs.values():
+        total += masked
+    joined = _Joiner(cohort, revealed)
+    for member in inputs:
+        seed = joined.join("seed", member, seal_seed, dealt[member]["seal"])
+        total -= expand_mask(seed, size)
+    for lost in sorted(set(dealers) - inputs.keys()):
+        known = cohort.keys[lost]
+        secret = joined.join("key", lost, compute_public, known.mask_key)
+        for member in inputs:
+            seed = derive_mask(secret, cohort.keys[member].mask_key, known.run, known.t)
+            # The client in the set has added the stream where its name comes first.
+            undo = np.subtract if member < lost else np.add
+            undo(total, expand_mask(seed, size), out=total)
+    return total.view(np.int64)
+
+
+class _Joiner:
+    """Puts secrets together from shares; tries other subsets where some of them are wrong."""
+
+    def __init__(self, cohort: Cohort, revealed: Mapping[str, dict[str, dict[str, int]]]) -> None:
+        self.cohort, self.revealed = cohort, revealed
+        self.weights: dict[tuple[str, ...], dict[int, int]] = {}
+        self.rng = random.Random(0)  # which shares are tried is no secret
+        self.order = sorted(revealed)
+
+    def join(self, kind: str, member: str, seal: Callable[[bytes], str], word: str) -> bytes:
+        """Return the secret of a member that t shares give and its owner's word confirms."""
+        for _ in range(_SUBSETS):
+            some = tuple(self.order[: self.cohort.threshold])
+            points = {self.cohort.points[m]: self.revealed[m][kind][member] for m in some}
+            if some not in self.weights:
+                self.weights[some] = lagrange_weights(list(points))
+            found = join_shares(points, self.weights[some])
+            if found < 2**256 and seal(found.to_bytes(32)) == word:
+                return found.to_bytes(32)
+            self.rng.shuffle(self.order)
+        raise RoundVoid(
+            f"the shares of client {member[:12]} give none of its secrets; the round is void"
+        )
+
+
+def _read_revealed(
+    head: Mapping[str, Any], dealers: list[str], members: list[str]
+) -> dict[str, dict[str, int]]:
+    """Read one client's shares: of the seeds of the set, and of the keys of the others."""
+    wanted = {"seed": set(members), "key": set(dealers) - set(members)}
+    found = {}
+    for kind, whose in wanted.items():
+        shares = head.get(kind)
+        if not isinstance(shares, dict) or shares.keys() != whose:
+            raise Malformed("the shares are not those of the set")
+        if not all(is_hex(text, 33) and int(text, 16) < PRIME for text in shares.values()):
+            raise Malformed("a share is none")
+        found[kind] = {member: int(text, 16) for member, text in shares.items()}
+    return found
+
+
+def _read(read: Callable[..., Any], *values: Any) -> Any:
+    try:
+        return read(*values)
+    except Malformed:
+        return None
+
+
+def _require(found: Mapping[str, Any], threshold: int, what: str) -> None:
+    if len(found) < threshold:
+        raise RoundVoid(
+            f"{len(found)} clients {what} and {threshold} are needed; the round is void, and what "
+            "its clients have paid is spent"
+        )
+
+
+def _require_norm(result: SumResult) -> None:
+    """Refuse a sum longer than honest clients can send: ‖S + Z‖ ≤ N·2³⁰ + σ(√d + 8).
+
+    It is the only check that is left of R8: single uploads are not seen. σ² = Σ s_i² as stated;
+    an honest sum is refused with probability below 10⁻¹³.
+    """
+    samples = sum(key.samples for key in result.keys.values())
+    sigma = math.sqrt(sum(float(noise) ** 2 for noise in result.noise.values()))
+    most = samples * grid.NORM + sigma * (math.sqrt(result.total.size) + 8)
+    length = float(np.linalg.norm(result.total.astype(np.float64)))
+    if not length <= most:
+        raise RoundVoid(
+            f"the sum's norm is {length:.3g} grid units, and honest clients reach {most:.3g} at "
+            "most; the round is void"
+        )
+
+
+def apply_sum(
+    params: Mapping[str, NDArray[np.float32]], result: SumResult, unit: float
+) -> dict[str, NDArray[np.float32]]:
+    """Return w − (η/N)·u·total as float32, with `unit` = η·u, and leaves in the order of names."""
+    scale, at, moved = unit / sum(key.samples for key in result.keys.values()), 0, {}
+    for name in sorted(params):
+        leaf = params[name]
+        steps = result.total[at : at + leaf.size].reshape(leaf.shape)
+        with np.errstate(over="ignore"):
+            moved[name] = (leaf.astype(np.float64) - scale * steps).astype(np.float32)
+        at += leaf.size
+    return moved
