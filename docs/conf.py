@@ -35,6 +35,9 @@ nb_merge_streams = True
 # Blocks with an ellipsis are no whole programs; they are shown without colours.
 suppress_warnings = ["misc.highlighting_failure", "mystnb.unknown_mime_type"]
 
+toc_object_entries = False  # the headings of the reference suffice
+maximum_signature_line_length = 90
+
 html_theme = "furo"
 html_title = f"sottovoce {release}"
 html_static_path = ["_static"]

@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 SHOW = re.compile(r"^<!-- shown: (\w+\.md) -->$", re.MULTILINE)
+FILE_NAME = re.compile(r"\[[\w/-]+\.md\]\((?!https?:)([^)\s]+)\)")
 #: Pages of the repository that the site shows as well.
 SHOWN = {"ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
 
@@ -74,8 +75,17 @@ def describe_values(schema: dict[str, Any]) -> str:
         "boolean": "true or false",
     }
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema]
+    limits = [f"{sign} {schema[key]:,}" for key, sign in signs.items() if key in schema]
     return " ".join([word.get(kind, str(kind)), ", ".join(limits)]).strip()
+
+
+def write_toml(value: object) -> str:
+    """Return a value as a plan has it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {write_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(write_toml, value)) + "]"
+    return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def list_plan_keys() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -100,7 +110,7 @@ def plan_keys() -> str:
     for section, key, schema in [*list_plan_keys(), ("end", "", {})]:
         if section != open_section:
             if rows:
-                parts.append(format_table(("key", "values", "default", "meaning"), *rows))
+                parts.append(format_table(("key", "meaning", "values", "default"), *rows))
             if section == "end":
                 break
             about = (
@@ -113,11 +123,12 @@ def plan_keys() -> str:
             )
             open_section, rows = section, []
         default = schema.get("default")
-        example = f" Example: `{schema['examples'][0]}`." if schema.get("examples") else ""
-        shown = "absent" if default is None else f"`{default}`"
-        rows.append(
-            (f"`{key}`", describe_values(schema), shown, schema["description"] + "." + example)
+        example = (
+            f" Example: `{write_toml(schema['examples'][0])}`." if "examples" in schema else ""
         )
+        shown = "absent" if default is None else f"`{write_toml(default)}`"
+        meaning = schema["description"] + "." + example
+        rows.append((f"`{key}`", meaning, describe_values(schema), shown))
     return "\n".join(parts)
 
 
@@ -177,7 +188,8 @@ def format_signature(thing: object) -> str:
         signature = str(inspect.signature(thing))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return "()"
-    return re.sub(r"(?<=: |> )'([^']*)'", r"\1", signature)
+    signature = re.sub(r"(?<=: |> )(['\"])(.*?)\1(?=[,) ]|$)", r"\2", signature)
+    return signature.removesuffix(" -> None") if inspect.isclass(thing) else signature
 
 
 def list_members(cls: type) -> Iterator[tuple[str, str, object]]:
@@ -299,7 +311,7 @@ def show_page(name: str) -> str:
         return "](" + (target.replace(page, page.lower()) if page in SHOWN else f"../../{target}")
 
     text = (ROOT / name).read_text("utf-8").partition("\n")[2]
-    return re.sub(r"\]\((?!https?://|#)([^)\s]+)", mend, text)
+    return FILE_NAME.sub(r"[](\1)", re.sub(r"\]\((?!https?://|#)([^)\s]+)", mend, text))
 
 
 MAKERS = {
@@ -323,6 +335,7 @@ def fill(app: Sphinx, docname: str, source: list[str]) -> None:
     text = source[0]
     for page in SHOWN:
         text = text.replace(f"]({up}../{page}", f"]({up}project/{page.lower()}")
+    text = FILE_NAME.sub(r"[](\1)", text)  # a link that is named by its file gets the page's title
     text = SHOW.sub(lambda found: show_page(found[1]), text)
     text = text.replace("<!-- other pages -->", list_other_pages((DOCS / docname).parent))
     source[0] = MARK.sub(lambda found: MAKERS[found[1]](), text)
