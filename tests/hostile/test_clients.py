@@ -586,6 +586,26 @@ def test_another_version_is_a_refusal_with_both_versions(tmp_path, caplog):
         Member.from_hello(written(head))
 
 
+def test_another_version_of_the_package_takes_part_and_is_named(tmp_path, monkeypatch):
+    """The form of the messages decides, not the version: a client of 0.0.9 is asked and counts."""
+    transport = Direct(clients(tmp_path))
+    greet = device.make_greeting
+
+    def older(node):
+        if node.name != "client-1":
+            return greet(node)
+        text, body = opened(greet(node))
+        text["head"]["version"] = "0.0.9"
+        return written(text, body)
+
+    monkeypatch.setattr(device, "make_greeting", older)
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
+    assert "missing" not in done.record["rounds"][0]
+    versions = {client["name"]: client["version"] for client in done.record["clients"]}
+    assert versions.pop("client-1") == "0.0.9"
+    assert set(versions.values()) == {sottovoce.__version__}
+
+
 def test_a_client_logs_what_it_refused_and_by_which_rule(tmp_path, caplog):
     (node,) = clients(tmp_path, 1, samples=40).values()
     form = Form("mlp", (30,), 3, {"hidden": 8})

@@ -1,13 +1,19 @@
-"""`sottovoce server` and `sottovoce node`: write the files that a machine of a federation needs."""
+"""`sottovoce server` and `sottovoce node`: set a machine of a federation up, and look at it."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+
+if TYPE_CHECKING:
+    from sottovoce.flower.deploy import Status
 
 server_app = typer.Typer(
     help="The server of a federation between machines: keys, proxy, services.",
@@ -15,7 +21,7 @@ server_app = typer.Typer(
     rich_markup_mode=None,
 )
 node_app = typer.Typer(
-    help="A client of a federation between machines: key, node file, services.",
+    help="A client of a federation between machines: key, node file, vault, services.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -26,6 +32,10 @@ User = Annotated[str | None, typer.Option(help="The user of the services, made i
 Authority = Annotated[
     Path | None, typer.Option(help="Where ca.crt and the encrypted ca.key are, or are made.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+AsMetrics = Annotated[
+    bool, typer.Option("--prometheus", help="Numbers for Prometheus's textfile collector.")
+]
 PassphraseFile = Annotated[
     Path | None, typer.Option(help="A file with the passphrase of ca.key (else it is asked for).")
 ]
@@ -34,9 +44,12 @@ PassphraseFile = Annotated[
 @server_app.command("init")
 def init_server(
     names: Annotated[
-        list[str],
-        typer.Argument(help="Host names and addresses to which clients connect.", metavar="NAME…"),
-    ],
+        list[str] | None,
+        typer.Argument(
+            help="Host names and addresses to which clients connect (else asked for).",
+            metavar="NAME…",
+        ),
+    ] = None,
     folder: Folder = None,
     state: State = None,
     runs: Annotated[
@@ -62,6 +75,10 @@ def init_server(
       sottovoce server init server.example.org 192.0.2.7
     """
     given = _drop_absent(locals(), "names", "passphrase_file")
+    if not names and sys.stdin.isatty():
+        names = str(click.prompt("Host names to which clients connect", err=True)).split()
+    if not names:
+        raise click.UsageError("Missing argument NAME…")
     from sottovoce.flower import deploy
 
     places = deploy.ServerPlaces(**given)
@@ -88,11 +105,45 @@ def renew_server(
     click.echo(deploy.renew_server(places, _read_passphrase(passphrase_file, new=False)), nl=False)
 
 
+@server_app.command("status")
+def show_server_status(
+    folder: Folder = None,
+    runs: Annotated[Path | None, typer.Option(help="The folder of plans and runs.")] = None,
+    as_json: AsJson = False,
+    prometheus: AsMetrics = False,
+) -> None:
+    """Look at certificates, services and the newest run. Exit code 1 if one is not well.
+
+    \b
+    Example (as root):
+      sottovoce server status
+    """
+    given = _drop_absent(locals(), "as_json", "prometheus")
+    from sottovoce.flower import deploy
+
+    _print_status(deploy.read_server_status(deploy.ServerPlaces(**given)), as_json, prometheus)
+
+
 @node_app.command("init")
 def init_node(
-    name: Annotated[str, typer.Argument(help="The client's name, as the server sees it.")],
-    server: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
-    ca: Annotated[Path, typer.Option(help="The server's ca.crt, as its operator sent it.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The client's name, as the server sees it (else all is asked for)."),
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="The server's HOST:PORT.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="The server's ca.crt, as its operator sent it.")
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="The rows (.npz, .csv, .parquet): they are copied, and the vault made."),
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="With --rows: how many labels.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="With --rows: the federation's plan, for a table's columns.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="With --rows: the budget ε.")] = None,
+    delta: Annotated[float | None, typer.Option(help="With --rows: the budget δ.")] = None,
     folder: Folder = None,
     data: Annotated[
         Path | None, typer.Option(help="The folder of rows, node file and vault (/srv/NAME).")
@@ -102,16 +153,102 @@ def init_node(
     user: User = None,
     port: Annotated[int | None, typer.Option(help="The SuperNode's own port, on loopback.")] = None,
 ) -> None:
-    """Make the key, the node file and the services of a client.
+    """Make the key, the node file, the vault and the services of a client.
+
+    Without a name it asks six questions. Without rows it leaves node file and vault to you.
 
     \b
-    Example (as root):
+    Examples (as root):
+      sottovoce node init
       sottovoce node init ward-3 --server server.example.org:8000 --ca ca.crt
+      sottovoce node init ward-3 --server server.example.org:8000 --ca ca.crt \\
+        --rows rows.csv --plan plan.toml --epsilon 8 --delta 1e-5
     """
     given = _drop_absent(locals())
+    if name is None and sys.stdin.isatty():
+        given = {**_ask_questions(given), **given}
+    for key in ("name", "server", "ca"):
+        if key not in given:
+            raise click.UsageError(f"Missing {'argument NAME' if key == 'name' else f'--{key}'}")
+    from sottovoce.client import ledger
     from sottovoce.flower import deploy
 
-    click.echo(deploy.init_node(deploy.NodePlaces(**given)), nl=False)
+    keys = ("rows", "classes", "plan", "epsilon", "delta")
+    decided = {key: given.pop(key) for key in keys if key in given}
+    missing = [f"--{key}" for key in ("rows", "epsilon", "delta") if key not in decided]
+    if decided and missing:
+        raise click.UsageError(f"Missing {missing[0]}, which goes with --{next(iter(decided))}")
+    terms = deploy.NodeTerms(**decided) if decided else None
+    places = deploy.NodePlaces(**given)
+    click.echo(deploy.init_node(places, terms), nl=False)
+    if terms is not None:  # last: it is made as the user of the services
+        owner = places.owner if os.geteuid() == 0 else None
+        ledger.act_as(owner, places.home / "state", beside=places.rows)
+        click.echo(ledger.format_statement(ledger.create_from_node(places.rows / "node.toml")))
+
+
+@node_app.command("status")
+def show_node_status(
+    node: Annotated[Path, typer.Argument(help="The client's node file.", metavar="NODE.toml")],
+    folder: Folder = None,
+    state: Annotated[
+        Path | None, typer.Option(help="The worker's SOTTOVOCE_STATE (/var/lib/USER/state).")
+    ] = None,
+    as_json: AsJson = False,
+    prometheus: AsMetrics = False,
+) -> None:
+    """Look at node file, vault, certificate and services. Exit code 1 if one is not well.
+
+    Root looks as the owner of the node file's folder. The rows are not read.
+
+    \b
+    Examples (as root):
+      sottovoce node status /srv/ward-3/node.toml
+      sottovoce node status /srv/ward-3/node.toml --prometheus > sottovoce.prom
+    """
+    from sottovoce.client import ledger
+    from sottovoce.flower import deploy
+
+    beside = node.absolute().parent
+    owner = beside.owner() if beside.is_dir() else None
+    usual = Path(f"/var/lib/{owner}/state")
+    if state is None and "SOTTOVOCE_STATE" not in os.environ and usual.is_dir():
+        state = usual
+    ledger.act_as(owner if os.geteuid() == 0 else None, state, beside=node)
+    keys = folder or deploy.NodePlaces.folder
+    _print_status(deploy.read_node_status(node.absolute(), keys), as_json, prometheus)
+
+
+def _print_status(status: Status, as_json: bool, as_metrics: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(status.to_json(), indent=2, ensure_ascii=False))
+    else:
+        click.echo(status.to_prometheus() if as_metrics else str(status), nl=not as_metrics)
+    status.require()
+
+
+def _ask_questions(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask what a client's owner has to decide; what was given is not asked again."""
+    file = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
+    questions: list[tuple[str, str, Any, Any]] = [
+        ("name", "1. The client's name, as the server will see it", str, None),
+        ("server", "2. The server's address (HOST:PORT)", str, None),
+        ("ca", "3. The server's ca.crt, as its operator sent it", file, "ca.crt"),
+        ("rows", "4. The file with the rows (.npz, .csv, .parquet)", file, None),
+        ("public", "5. The federation's plan.toml, or how many classes the labels have", str, None),
+        ("budget", "6. The budget for all that is ever released from them (ε δ)", str, "8 1e-5"),
+    ]
+    said = {key: click.prompt(text, type=kind, default=default, err=True)
+            for key, text, kind, default in questions if key not in given}  # fmt: skip
+    public, budget = str(said.pop("public")), str(said.pop("budget")).replace(",", " ").split()
+    said |= {"classes": int(public)} if public.isdigit() else {"plan": Path(public).absolute()}
+    try:
+        epsilon, delta = map(float, budget)
+    except ValueError:
+        raise click.UsageError(
+            f"the budget is two numbers, ε and δ, got {' '.join(budget)!r}"
+        ) from None
+    return said | {"epsilon": epsilon, "delta": delta}
 
 
 def _drop_absent(options: Mapping[str, Any], *others: str) -> dict[str, Any]:

@@ -184,6 +184,11 @@ def _sign(
     return certificate.public_bytes(Encoding.PEM)
 
 
+def read_end(path: Path) -> datetime:
+    """Return until when a certificate is valid."""
+    return _read_certificate(path).not_valid_after_utc
+
+
 def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read_file(path))

@@ -1,24 +1,38 @@
-"""What a server and a client between machines need on disk: `sottovoce server init`, `node init`.
+"""What a server and a client between machines need on disk, and whether all is well with it.
 
-Each makes the keys, the configuration and the systemd units of one machine, gives every file to the
-one user that needs it, and returns what is left for a person to do. Nothing is overwritten but a
-configuration or unit that was written here before. The templates lie beside this file.
+`init_server` and `init_node` make keys, configuration and systemd units of one machine, give every
+file to the one user that needs it, and return what is left for a person to do. Nothing is
+overwritten but a configuration or unit that was written here before. The templates lie beside this
+file. `read_node_status` and `read_server_status` look at this machine's files and services alone.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from sottovoce.errors import InputError
+from sottovoce._version import __version__
+from sottovoce.client.ledger import Check, Verification
+from sottovoce.client.node import TABLES, Node
+from sottovoce.client.vault import Vault
+from sottovoce.errors import InputError, SottovoceError
 from sottovoce.flower import certificates
 from sottovoce.flower.transport import ENVELOPE, SLACK
+from sottovoce.plan import Plan
+from sottovoce.plan.base import write_toml
+from sottovoce.plan.data import DATASETS
+from sottovoce.reports.watch import RunsFolder
 
 try:
     import pwd
@@ -35,6 +49,8 @@ LIMITS = {"calls": 20, "burst": 200, "replies": 5, "replies_burst": 20, "connect
 # The list of an answer's three parts takes about a kilobyte.
 ANNOUNCED = 2048
 MOST_PARAMETERS = 2**28
+FEWEST_DAYS = 14  # that a certificate must still be valid
+PATIENCE = 20.0  # seconds that a status waits for a worker which has the vault
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,24}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
 
@@ -122,6 +138,55 @@ class NodePlaces:
         return self.state or Path("/var/lib") / self.owner
 
 
+@dataclass(frozen=True)
+class NodeTerms:
+    """What a client's owner decides: which rows, what is public of them, and their budget."""
+
+    rows: Path
+    epsilon: float
+    delta: float
+    classes: int | None = None
+    plan: Path | None = None  # of the federation: what is public of the columns, clip and unit
+
+    def to_toml(self, name: str) -> str:
+        """Return the node file; refuse terms that a worker would refuse, before any is written."""
+        if not self.rows.is_file():
+            raise InputError.of("rows", str(self.rows), "a file that exists", "name the rows")
+        plan = None if self.plan is None else Plan.load(self.plan)
+        data = {"path": f"rows{self.rows.suffix}", **self._describe_rows(plan)}
+        clip, unit = (1.0, "record") if plan is None else (plan.recipe().clip, plan.local.unit)
+        if plan is not None and plan.rows_per_person:
+            data |= {"person": plan.data.person, "rows_per_person": plan.rows_per_person}
+        policy = {"epsilon": self.epsilon, "delta": self.delta, "clip": clip, "unit": unit}
+        text = write_toml(
+            {"schema": 1, "name": name, "vault": f"{name}.vault", "data": data, "policy": policy}
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "node.toml"
+            file.write_text(text, "utf-8")
+            Node.load(file)
+        return text
+
+    def _describe_rows(self, plan: Plan | None) -> dict[str, Any]:
+        public: dict[str, Any] = {}
+        if plan is not None and plan.data.target is not None:
+            public["target"] = list(plan.data.target)
+        if self.rows.suffix not in TABLES:
+            named = None if plan is None or plan.data.name is None else DATASETS[plan.data.name]
+            classes = self.classes or (named and named.classes)
+            if not public and classes is None:
+                raise InputError("classes is missing; it is public: how many labels there are")
+            return public or {"classes": classes}
+        if plan is None or not plan.data.columns or plan.data.infer:
+            raise InputError(
+                "plan must be a plan whose data.columns says what is public of every column, "
+                "without data.infer; the server's operator has it"
+            )
+        columns = {column: list(spec) for column, spec in plan.data.columns.items()}
+        missing = {} if plan.data.missing is None else {"missing": plan.data.missing}
+        return {"label": plan.data.label, **public, **missing, "columns": columns}
+
+
 def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -> str:
     """Make a server's keys, proxy configuration and units; return what is left to do."""
     proxy = f"{places.user}-proxy"
@@ -185,10 +250,19 @@ def renew_server(places: ServerPlaces, passphrase: bytes) -> str:
     )
 
 
-def init_node(places: NodePlaces) -> str:
-    """Make a client's key, node file and units; return what is left to do."""
+def init_node(places: NodePlaces, terms: NodeTerms | None = None) -> str:
+    """Make a client's key, node file and units; return what is left to do.
+
+    With terms the rows are copied to the client's folder, and the vault is all that is missing.
+    """
     if not places.ca.is_file():
         raise InputError.of("ca", str(places.ca), "a file that exists", "the server sends ca.crt")
+    node, text = places.rows / "node.toml", None
+    if terms is not None:
+        text, kept = terms.to_toml(places.name), places.rows / f"rows{terms.rows.suffix}"
+        for file in (node, kept):
+            if file.exists() and not file.samefile(terms.rows):
+                raise InputError(f"{file} is there already; move it, or leave the rows out")
     _make_users(places.owner)
     for folder, mode in ((places.folder, 0o750), (places.rows, 0o700), (places.home, 0o700)):
         _make_folder(folder, places.owner, mode)
@@ -206,14 +280,128 @@ def init_node(places: NodePlaces) -> str:
         "bin": _find_bin(),
         "python": sys.executable,
     }
-    node = places.rows / "node.toml"
+    if terms is not None:
+        if not kept.exists():
+            shutil.copyfile(terms.rows, kept)
+        kept.chmod(0o600)
+        _give_to_user(kept, places.owner)
     if not node.exists():
-        node.write_text(_fill_template("node.toml", values))
+        node.write_text(text or _fill_template("node.toml", values), "utf-8")
         _give_to_user(node, places.owner)
     for name in ("node", "worker"):
         _write_unit(places.units, name, values)
     _give_to_user(places.folder, places.owner, all_within=True)
-    return _fill_template("node.txt", values)
+    steps = _fill_template("node.txt", values).split("\n\n")
+    left = [step for step in steps if terms is None or not step.startswith(" #?")]
+    numbers = itertools.count(1)
+    return re.sub(r"(?m)^ #\??", lambda _: f" {next(numbers)}.", "\n".join(left))
+
+
+@dataclass(frozen=True)
+class Status(Verification):
+    """Health of one machine: the checks, and numbers that may leave it."""
+
+    role: str = ""
+    name: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one object."""
+        head = {"role": self.role, "name": self.name, "healthy": self.broken is None}
+        return head | asdict(self) | {"software": __version__}
+
+    def to_prometheus(self) -> str:
+        """Return the text that Prometheus reads, also through the node exporter's textfiles."""
+        who = f'role="{self.role}",name={json.dumps(self.name, ensure_ascii=False)}'
+        text = ""
+        for name, value in {"healthy": float(self.broken is None), **self.numbers}.items():
+            text += f"# TYPE sottovoce_{name} gauge\nsottovoce_{name}{{{who}}} {value:.12g}\n"
+        text += "# TYPE sottovoce_check_passed gauge\n"
+        for c in self.checks:
+            text += f'sottovoce_check_passed{{{who},check="{c.name}"}} {int(c.wrong is None)}\n'
+        return text
+
+
+def read_node_status(path: Path, folder: Path) -> Status:
+    """Look at a client's node file, vault, certificate and services. The rows are not read.
+
+    Numbers are those that its servers know together; `disclose = false` leaves the budget out.
+    """
+    node = Node.load(path)
+    numbers: dict[str, float] = {}
+    looks, wrong = node.vault.name, None
+    try:
+        with Vault.open(node.vault, dataset=None, wait=PATIENCE) as vault:
+            entries = list(vault.entries())
+            left = max(0.0, 1 - vault.spent / vault.limit)
+            looks = f"{node.vault.name}: {len(entries):,} turns, {left:.1%} of the budget left"
+            numbers["turns"] = len(entries)
+            if entries:
+                newest = datetime.fromisoformat(entries[-1].time)
+                numbers["last_turn_timestamp_seconds"] = newest.timestamp()
+            if vault.policy.disclose:
+                numbers["budget_left_ratio"] = left
+            vault.require_running()
+            if left <= 0:
+                wrong = f"{node.vault} is spent: this client declines every request from now on"
+    except SottovoceError as error:
+        wrong = str(error)
+    checks = (
+        Check("node", f"{path}", None),
+        Check("vault", looks, wrong),
+        _check_certificate("authority", folder / "ca.crt", numbers),
+        *_check_services("worker", "node"),
+    )
+    return Status(str(path), checks, "node", node.name, numbers)
+
+
+def read_server_status(places: ServerPlaces) -> Status:
+    """Look at a server's certificates, services and newest run."""
+    numbers: dict[str, float] = {}
+    doors = places.folder.parent / f"{places.folder.name}-proxy"
+    files = sorted(places.runs.rglob("rounds.jsonl"), key=lambda file: file.stat().st_mtime)
+    looks, wrong = f"no run in {places.runs} yet", None
+    for run in RunsFolder(files[-1].parent).look() if files else ():
+        looks = f"{run.folder}: {run.status}, {run.done} rounds"
+        numbers["rounds"] = run.done
+        numbers["last_round_timestamp_seconds"] = run.written
+        if run.rounds:
+            numbers["clients_missing"] = len(run.rounds[-1].get("missing", {}))
+            looks += f", {numbers['clients_missing']:.0f} clients without an upload in the last"
+        if run.status in ("killed", "damaged"):
+            wrong = f"{run.folder} is {run.status}; run it again with resume=true, or remove it"
+    checks = (
+        _check_certificate("proxy certificate", doors / "server.crt", numbers),
+        _check_certificate("link certificate", places.folder / "link.crt", numbers),
+        *_check_services("superlink", "server", "proxy"),
+        Check("run", looks, wrong),
+    )
+    return Status(str(places.folder), checks, "server", places.folder.name, numbers)
+
+
+def _check_certificate(name: str, path: Path, numbers: dict[str, float]) -> Check:
+    try:
+        end = certificates.read_end(path)
+    except (InputError, OSError) as error:
+        return Check(name, str(path), str(error))
+    numbers[name.replace(" ", "_") + "_end_timestamp_seconds"] = end.timestamp()
+    days = (end - datetime.now(UTC)).days
+    remedy = "its owner has a new one, or makes it with `sottovoce server renew`"
+    wrong = f"{path} is valid for {days} more days; {remedy}" if days < FEWEST_DAYS else None
+    return Check(name, f"{path.name} is valid until {end:%Y-%m-%d}", wrong)
+
+
+def _check_services(*names: str) -> list[Check]:
+    """Ask systemd whether services run; without systemd nothing is known of them."""
+    if not Path("/run/systemd/system").exists():
+        return [Check("services", "not checked: systemd does not run here", None)]
+    checks = []
+    for name in (f"sottovoce-{name}" for name in names):
+        done = subprocess.run(["systemctl", "is-active", name], capture_output=True, text=True)
+        state = done.stdout.strip() or "unknown"
+        wrong = f"{name} is {state}; see `journalctl -u {name}`" if done.returncode else None
+        checks.append(Check(name, state, wrong))
+    return checks
 
 
 def _find_or_make_authority(folder: Path, passphrase: bytes) -> certificates.Authority:

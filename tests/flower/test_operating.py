@@ -1,0 +1,224 @@
+"""What an operator does with one machine: set it up by answering questions, and ask how it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sottovoce.cli import commands
+from sottovoce.cli import deploy as words
+from sottovoce.client import ledger
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Vault
+from sottovoce.errors import SottovoceError
+from sottovoce.flower import certificates, deploy
+
+PLAN = """schema = 1
+[data]
+path = "all.csv"
+label = "ill"
+client = "ward"
+missing = "flag"
+columns = { age = [0, 120], ill = ["no", "yes"] }
+[local]
+clip = 0.5
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A folder with what a client has received, and the options that keep all files in it."""
+    monkeypatch.setattr(deploy.os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "own" / "state"))
+    monkeypatch.chdir(tmp_path)
+    certificates.make_authority(tmp_path)
+    rng = np.random.default_rng(5)
+    np.savez(tmp_path / "some.npz", x=rng.normal(size=(60, 4)), y=rng.integers(0, 3, 60))
+    lines = [f"{age},{'yes' if age > 50 else 'no'},a" for age in range(20, 90)]
+    (tmp_path / "some.csv").write_text("\n".join(["age,ill,ward", *lines]))
+    (tmp_path / "plan.toml").write_text(PLAN)
+    return SimpleNamespace(
+        top=tmp_path,
+        node=tmp_path / "data" / "node.toml",
+        places=[
+            "--folder",
+            "keys",
+            "--data",
+            "data",
+            "--state",
+            "own",
+            "--units",
+            "units",
+            "--user",
+            "ward",
+        ],
+        typed=["ward-3", "--server", "server.example.org:8000", "--ca", "ca.crt"],
+    )
+
+
+def call(*line, typed=None, monkeypatch=None):
+    """Run a command; an error counts as the exit code that `main` gives it."""
+    if monkeypatch is not None:
+        terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+        monkeypatch.setattr(words, "sys", terminal)
+    done = CliRunner().invoke(commands.app, [str(word) for word in line], input=typed)
+    code = done.exit_code
+    if isinstance(done.exception, SottovoceError):
+        code = 2 if isinstance(done.exception, ValueError) else 1
+    return code, done.output, str(done.exception or "")
+
+
+def test_six_answers_make_a_client(machine, monkeypatch):
+    answers = "ward-3\nserver.example.org:8000\n\nsome.npz\n3\n4 1e-6\n"
+    code, said, error = call(
+        "node", "init", *machine.places, typed=answers, monkeypatch=monkeypatch
+    )
+    assert code == 0, error
+    assert re.findall(r"^(\d)\. ", said, re.MULTILINE)[:6] == list("123456")
+    node = Node.load(machine.node)
+    with Vault.open(node.vault, dataset=None) as vault:
+        policy = vault.policy
+    assert (policy.epsilon, policy.delta, policy.samples) == (4.0, 1e-6, 60)
+    assert {path.name for path in (machine.top / "units").iterdir()} == {
+        "sottovoce-node.service",
+        "sottovoce-worker.service",
+    }
+    assert stat.S_IMODE((machine.top / "data" / "rows.npz").stat().st_mode) == 0o600
+    assert "ledger create" not in said  # the vault is made
+    assert " 1. Send " in said
+    assert call("node", "status", machine.node, "--folder", "keys")[0] == 0
+
+
+def test_without_a_terminal_nothing_is_asked(machine):
+    code, said, _ = call("node", "init", *machine.places, typed="ward-3\n")
+    assert code == 2
+    assert "Missing argument NAME" in said
+    assert not machine.node.parent.exists()
+
+
+def test_a_tables_columns_clip_and_unit_are_those_of_the_plan(machine):
+    terms = ["--rows", "some.csv", "--plan", "plan.toml", "--epsilon", 8, "--delta", "1e-5"]
+    code, _, error = call("node", "init", *machine.typed, *machine.places, *terms)
+    assert code == 0, error
+    node = Node.load(machine.node)
+    assert node.table["columns"] == {"age": (0.0, 120.0), "ill": ("no", "yes")}
+    assert node.table["missing"] == "flag"
+    assert node.make_policy(70).clip == 0.5
+
+
+@pytest.mark.parametrize(
+    ("terms", "why"),
+    [
+        (["--rows", "some.npz", "--epsilon", 8, "--delta", "1e-5"], "classes is missing"),
+        (["--rows", "some.csv", "--epsilon", 8, "--delta", "1e-5"], "plan must be a plan whose"),
+        (["--rows", "no.npz", "--classes", 3, "--epsilon", 8, "--delta", "1e-5"], "rows must be"),
+        (["--rows", "some.npz", "--classes", 3, "--epsilon", -1, "--delta", "1e-5"], "epsilon"),
+        (["--rows", "some.npz", "--classes", 3, "--epsilon", 8], "Missing --delta"),
+    ],
+)
+def test_bad_terms_are_refused_before_anything_is_made(machine, terms, why):
+    code, said, error = call("node", "init", *machine.typed, *machine.places, *terms)
+    assert code == 2
+    assert why in said + error
+    assert not (machine.top / "keys").exists()
+
+
+@pytest.fixture
+def client(machine):
+    """A client with a vault, as `node init` makes it."""
+    terms = ["--rows", "some.npz", "--classes", 3, "--epsilon", 8, "--delta", "1e-5"]
+    assert call("node", "init", *machine.typed, *machine.places, *terms)[0] == 0
+    return machine
+
+
+def read_status(client, *options):
+    return call("node", "status", client.node, "--folder", "keys", *options)
+
+
+def test_rows_that_are_there_already_are_not_taken_for_those_that_were_named(machine):
+    (machine.top / "data").mkdir()
+    (machine.top / "data" / "rows.npz").write_bytes(b"other rows")
+    terms = ["--rows", "some.npz", "--classes", 3, "--epsilon", 8, "--delta", "1e-5"]
+    code, _, error = call("node", "init", *machine.typed, *machine.places, *terms)
+    assert (code, "is there already" in error) == (2, True)
+    assert not (machine.top / "keys").exists()
+
+
+def test_a_status_has_an_exit_code_a_sentence_and_numbers(client):
+    code, said, _ = read_status(client, "--json")
+    assert code == 0
+    status = json.loads(said)
+    assert status["healthy"]
+    assert status["numbers"]["budget_left_ratio"] == 1.0
+    with Vault.open(
+        Node.load(client.node).vault, dataset=Node.load(client.node).read_rows().fingerprint
+    ) as vault:
+        vault.stop("a disk was full")
+    code, said, error = read_status(client)
+    assert code == 1
+    assert "WRONG  vault" in said
+    assert "ledger resume" in error
+    assert read_status(client, "--prometheus")[0] == 1
+    client.node.write_text("schema = 1\n")
+    assert read_status(client)[0] == 2
+
+
+def test_a_missing_vault_and_a_certificate_that_ends_are_not_well(client):
+    Node.load(client.node).vault.rename(client.top / "elsewhere")
+    assert read_status(client)[0] == 1
+    (client.top / "elsewhere").rename(Node.load(client.node).vault)
+    assert read_status(client)[0] == 0
+    (client.top / "keys" / "ca.crt").unlink()
+    assert read_status(client)[0] == 1
+
+
+SAMPLE = re.compile(r'sottovoce_[a-z_]+\{role="\w+",name="[\w-]+"(,check="[\w -]+")?\} [-+.e\d]+')
+
+
+def test_what_prometheus_reads_is_public_and_well_formed(client):
+    text = read_status(client, "--prometheus")[1]
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        assert line.startswith("# TYPE sottovoce_") or SAMPLE.fullmatch(line), line
+    assert 'sottovoce_healthy{role="node",name="ward-3"} 1' in text
+    assert "budget_left_ratio" in text
+    assert "60" not in re.findall(r"\} (\S+)", text)  # not how many rows there are
+
+
+def test_a_client_that_does_not_disclose_shows_no_budget(machine):
+    (machine.top / "data").mkdir()
+    text = 'schema = 1\nname = "w"\nvault = "w.vault"\n[data]\npath = "../some.npz"\nclasses = 3\n'
+    text += "[policy]\nepsilon = 8.0\ndelta = 1e-5\nclip = 1.0\ndisclose = false\n"
+    machine.node.write_text(text)
+    ledger.create_from_node(machine.node)
+    said = call("node", "status", machine.node, "--folder", ".", "--prometheus")[1]
+    assert "sottovoce_turns" in said
+    assert "budget" not in said
+
+
+def test_a_server_says_when_a_certificate_or_a_run_is_not_well(machine, monkeypatch):
+    monkeypatch.setattr(deploy, "FEWEST_DAYS", 14)
+    places = deploy.ServerPlaces(
+        folder=machine.top / "server", state=machine.top / "s", runs=machine.top / "runs",
+        units=machine.top / "units", authority=machine.top / "authority",
+    )  # fmt: skip
+    deploy.init_server(["server.example.org"], places, b"correct horse")
+    options = ["server", "status", "--folder", places.folder, "--runs", places.runs]
+    code, said, error = call(*options)
+    assert code == 0, error
+    assert "no run in" in said
+    (places.runs / "study" / "run").mkdir(parents=True)
+    (places.runs / "study" / "run" / "rounds.jsonl").write_text("not a round\n")
+    code, _, error = call(*options)
+    assert (code, "damaged" in error) == (1, True)
+    monkeypatch.setattr(deploy, "FEWEST_DAYS", 400)
+    code, said, error = call(*options, "--json")
+    assert code == 1
+    assert "server renew" in error
+    assert not json.loads(said)["healthy"]
