@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format schemas types trust mutants docs figures claims bench bench-peers \
+.PHONY: help dist train test check lint format schemas types trust mutants docs figures claims bench bench-peers \
         bench-tune bench-growth bench-gpu clean
 
 help:           ## this list
@@ -95,6 +95,9 @@ bench-tune: $(VENV)/.dev  ## how many rows each peer best takes at once (WORKS=m
 	@$(BIN)/python benchmarks/side_by_side.py --tune $(if $(WORKS),--works $(WORKS)) \
 	  $(if $(THREADS),--threads $(THREADS)) $(if $(PEERS),--peers $(PEERS))
 	@$(BIN)/python benchmarks/pages.py
+
+dist: $(VENV)/.run  ## wheel and sdist, built twice and checked, and their SBOM, into dist/
+	@$(BIN)/python tests/wheel.py --out dist
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) build/compiled .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
