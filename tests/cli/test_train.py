@@ -277,7 +277,8 @@ def test_interrupted_while_it_starts_or_compiles_it_ends_in_order(tmp_path, dela
         stderr=subprocess.PIPE,
         text=True,
         pipesize=4096,
-        env={k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"},
+        env={k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+        | {"SOTTOVOCE_CACHE": "off"},
     )
     process.stdout.readline()  # the first word: from here on Ctrl-C is minded
     # Its output is not read, so that it cannot come to its end before Ctrl-C does.

@@ -6,13 +6,17 @@ Exit codes: 0 ok, 1 failed, 2 bad input, 130 interrupted.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
+import platform
 import select
+import shutil
 import signal
 import sys
-from importlib import resources
+import time
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -44,6 +48,8 @@ Log = Annotated[
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A smaller version that takes less time.")]
+
+MOST_PROGRAMS = 4000  # compiled ones that are kept; a run on the digits has 17
 
 
 def rehearse(
@@ -102,6 +108,7 @@ def rehearse(
       sottovoce rehearse plan.toml --resume --out rehearsed
     """
     given = dict(locals())
+    keep_compiled_programs()
     from sottovoce.studies.rehearsal.rehearsing import run_command
 
     del given["plan"], given["settings"], given["keep"]
@@ -157,6 +164,46 @@ def main() -> NoReturn:
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code or 0)
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs in the user's cache folder, so that a second start is quick.
+
+    Call it before JAX is imported. SOTTOVOCE_CACHE names another folder, or is `off`. A program is
+    code that will run: the folder is for its owner alone, and one that others can enter is not
+    used. It has the programs of one version for one processor; those that were not used for a month
+    are removed. Any of it can be deleted at any time.
+    """
+    base = os.environ.get("SOTTOVOCE_CACHE")
+    if base == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ or "jax" in sys.modules:
+        return
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text("utf-8").splitlines() if facts.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    mark = f"{platform.machine()} {flags} {metadata.version('jax')} {metadata.version('jaxlib')}"
+    digest = hashlib.sha256(mark.encode()).hexdigest()[:12]
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        parent = Path(base or Path(home) / "sottovoce") / "compiled"
+        folder = parent / f"{__version__}-{digest}"
+        if folder.is_dir() and sum(1 for _ in folder.iterdir()) > MOST_PROGRAMS:
+            shutil.rmtree(folder)
+        if not folder.is_dir():
+            parent.mkdir(parents=True, exist_ok=True)
+            for old in parent.glob("*-" + "?" * len(digest)):
+                if time.time() - old.stat().st_mtime > 30 * 86_400:
+                    shutil.rmtree(old, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+        os.utime(folder)
+        found = folder.stat()
+        if os.name == "posix" and (found.st_uid != os.getuid() or found.st_mode & 0o077):
+            return
+    except (OSError, RuntimeError):  # no home, or a full disk: everything is compiled as before
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"  # else paths are part of names
 
 
 def _suggest_setting(error: click.UsageError) -> str | None:
@@ -333,6 +380,7 @@ def train(
       sottovoce train plan.toml --log tensorboard
       sottovoce train --resume --out runs/first
     """
+    keep_compiled_programs()
     from sottovoce.cli.train import train
 
     shown: dict[str, Any] = {"as_json": as_json, "quiet": quiet, "log": log or ()}
@@ -380,6 +428,7 @@ def federate(
       sottovoce federate --resume --out runs/five
     """
     given = dict(locals())
+    keep_compiled_programs()
     from sottovoce.flower.federate import federate
 
     del given["plan"], given["settings"]
@@ -662,6 +711,7 @@ def reproduce(
       sottovoce reproduce frontier
       sottovoce reproduce --claims
     """
+    keep_compiled_programs()
     from sottovoce.studies.paper import reproduce as figures
     from sottovoce.studies.paper.outcomes import format_markdown
 
@@ -708,6 +758,7 @@ def audit(
       sottovoce audit plan.toml --out audit
       sottovoce audit runs/first --json
     """
+    keep_compiled_programs()
     from sottovoce.studies.audit.auditing import audit
 
     raise typer.Exit(audit(what, quick=quick, out=out, as_json=as_json))
