@@ -12,8 +12,10 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 .PHONY: help dist train test check lint format schemas types trust mutants docs figures claims bench bench-peers \
         bench-tune bench-growth bench-gpu clean
 
-help:           ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+help:
+	@awk -F '## ' '/^##@ / {print "\n" substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {split($$1, name, ":"); printf "  make %-9s %s\n", name[1], $$2}' Makefile
+	@printf '\nThe Makefile has more: lint, types, claims, bench-peers, bench-tune, bench-growth, bench-gpu.\n'
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,44 +34,42 @@ $(VENV)/.cuda: $(VENV)/.run
 	@$(PIP) --editable '.[cuda]'
 	@touch $@
 
-train: $(VENV)/.run  ## the main job: a private federation on the embedded digits
+##@ Use
+train: $(VENV)/.run  ## a private federation on the embedded digits
 	@$(BIN)/sottovoce train
 
-test:           ## all that CI checks, one line per part with its minutes
-	@$(PYTHON) tests/parts.py test
-
+##@ Work on it
 check: $(VENV)/.dev  ## the editing loop, under 2 minutes
 	@$(PYTHON) tests/parts.py check
 
-lint: $(VENV)/.dev  ## style and import directions
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
+test:           ## all that CI checks
+	@$(PYTHON) tests/parts.py test
 
-format: $(VENV)/.dev  ## put the code in order
+format: $(VENV)/.dev  ## format the code
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-schemas: $(VENV)/.run  ## the JSON Schemas, anew from the code
-	@$(BIN)/python -m sottovoce.schemas
+lint: $(VENV)/.dev  # style and import directions
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
 
-types: $(VENV)/.dev  ## mypy, strict
+types: $(VENV)/.dev  # mypy, strict
 	@$(BIN)/mypy
 
-trust: $(VENV)/.dev  ## the long checks at full size, one table (MNIST wants SOTTOVOCE_DATA)
-	@$(BIN)/python trust/table.py
+schemas: $(VENV)/.run  ## the JSON Schemas, generated from the code
+	@$(BIN)/python -m sottovoce.schemas
 
-mutants: $(VENV)/.dev  ## deliberate privacy bugs: which test notices each, the score, the survivors
-	@cd tests && ../$(BIN)/python -m mutants.mutant_score $(ARGS)
-
-figures: $(VENV)/.run  ## every figure of the paper into results/ (wants SOTTOVOCE_DATA and a GPU)
-	@$(BIN)/sottovoce reproduce all
-
-docs: $(VENV)/.dev  ## the documentation site into build/docs; executes the tutorials, any warning fails it
+docs: $(VENV)/.dev  ## the documentation site into build/docs (executes the tutorials)
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
 
-claims: $(VENV)/.run  ## the table of claims in docs/paper.md, from results/
-	@$(BIN)/python -m sottovoce.studies.paper.outcomes docs/paper.md results
+##@ Trust it
+trust: $(VENV)/.dev  ## the long checks at full size (MNIST needs SOTTOVOCE_DATA)
+	@$(BIN)/python trust/table.py
 
-bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each beside its floor (two cores)
+mutants: $(VENV)/.dev  ## deliberate privacy bugs, and which test notices each
+	@cd tests && ../$(BIN)/python -m mutants.mutant_score $(ARGS)
+
+##@ Measure it
+bench: $(VENV)/.dev  ## a round, secure noise, transport and vault, each beside its floor
 	@$(BIN)/python benchmarks/own_round.py
 	@$(BIN)/python benchmarks/books.py
 	@$(BIN)/python benchmarks/secure_noise.py
@@ -78,25 +78,32 @@ bench: $(VENV)/.dev  ## a round, secure noise and Flower's transport, each besid
 	@$(BIN)/python benchmarks/vault.py --out results/bench/vault.json
 	@$(BIN)/python benchmarks/pages.py
 
-bench-growth: $(VENV)/.run  ## 50 to 1,000,000 clients: time a sample, memory, time outside gradients
+bench-growth: $(VENV)/.run  # 50 to 1,000,000 clients: time a sample, memory, time outside gradients
 	@$(BIN)/python benchmarks/growth.py --out results/bench/growth.json
 	@$(BIN)/python benchmarks/pages.py
 
-bench-gpu: $(VENV)/.cuda  ## a round on an accelerator: one run, a batch of 32, a sweep, the cnn (wants SOTTOVOCE_DATA)
+bench-gpu: $(VENV)/.cuda  # a round on an accelerator: one run, a batch of 32, a sweep, the cnn (wants SOTTOVOCE_DATA)
 	@$(BIN)/python benchmarks/gpu.py --out results/bench/gpu.json
 	@$(BIN)/python benchmarks/pages.py
 
-bench-peers: $(VENV)/.dev  ## every peer on the same round (PEERS="opacus-ghost …" WORKS=mlp THREADS=1)
+bench-peers: $(VENV)/.dev  # every peer on the same round (PEERS="opacus-ghost …" WORKS=mlp THREADS=1)
 	@$(BIN)/python benchmarks/side_by_side.py $(if $(WORKS),--works $(WORKS)) \
 	  $(if $(THREADS),--threads $(THREADS)) $(if $(PEERS),--peers $(PEERS))
 	@$(if $(PEERS),,$(BIN)/python benchmarks/pages.py)
 
-bench-tune: $(VENV)/.dev  ## how many rows each peer best takes at once (WORKS=mlp THREADS=1)
+bench-tune: $(VENV)/.dev  # how many rows each peer best takes at once (WORKS=mlp THREADS=1)
 	@$(BIN)/python benchmarks/side_by_side.py --tune $(if $(WORKS),--works $(WORKS)) \
 	  $(if $(THREADS),--threads $(THREADS)) $(if $(PEERS),--peers $(PEERS))
 	@$(BIN)/python benchmarks/pages.py
 
-dist: $(VENV)/.run  ## wheel and sdist, built twice and checked, and their SBOM, into dist/
+figures: $(VENV)/.run  ## every figure of the paper into results/ (needs SOTTOVOCE_DATA, better a GPU)
+	@$(BIN)/sottovoce reproduce all
+
+claims: $(VENV)/.run  # the table of claims in docs/paper.md, from results/
+	@$(BIN)/python -m sottovoce.studies.paper.outcomes docs/paper.md results
+
+##@ Publish it
+dist: $(VENV)/.run  ## wheel, sdist and SBOM into dist/, built twice and checked
 	@$(BIN)/python tests/wheel.py --out dist
 
 clean:          ## remove the environment and caches

@@ -91,3 +91,11 @@ def test_metadata_agree():
     assert citation["license"] == project["license"]
     assert citation["version"] == sottovoce.__version__
     assert {url.split("/")[2] for url in project["urls"].values()} == {"arxiv.org"}
+
+
+def test_every_extra_is_documented():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    text = (ROOT / "docs" / "options.md").read_text("utf-8").partition("## Extras")[2]
+    rows = re.findall(r"^\| (`.*?`) \|", text.partition("\n## ")[0], re.MULTILINE)
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted(named) == sorted(project["optional-dependencies"])
