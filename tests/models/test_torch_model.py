@@ -118,3 +118,328 @@ def test_a_plan_names_the_model_in_a_file_beside_it(tmp_path):
     assert isinstance(find_object(plan.model.own), torch_model.TorchModel)
     with pytest.raises(InputError, match=r"model.own must be .* got .*there is no file net.py"):
         find_object(f"{tmp_path / 'net.py'}:model")
+
+
+class Tokens(torch.nn.Module):
+    """Six tokens, a transformer block, a head."""
+
+    def __init__(self, attention=True, padding=None):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 8, padding_idx=padding)
+        block = torch.nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+        self.block = block if attention else torch.nn.Identity()
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.block(self.embedding(x.abs().long() % 5)).mean(1))
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        rows = x.reshape(len(x), 3, 2).repeat(1, 1, 2)
+        return self.head(self.attention(rows, rows, rows, need_weights=False)[0].mean(1))
+
+
+class Tied(torch.nn.Module):
+    """A weight that is a table of tokens, a linear layer twice, and a factor of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(6, 6)
+        self.twice, self.scale = torch.nn.Linear(6, 6), torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        hidden = self.twice(torch.tanh(self.twice(x))) + self.table(x.abs().long() % 6).mean(1)
+        return torch.nn.functional.linear(hidden, self.table.weight)[:, :3] * self.scale
+
+
+def sequence(*layers):
+    return lambda: torch.nn.Sequential(*(layer() for layer in layers))
+
+
+def linear(*sizes):
+    return lambda: torch.nn.Linear(*sizes)
+
+
+PICTURE = [lambda: torch.nn.Unflatten(1, (1, 2, 3))]
+FLAT = [torch.nn.ReLU, torch.nn.Flatten]
+LAYERS = {
+    "linear": mlp,
+    "linear along a sequence": sequence(
+        lambda: torch.nn.Unflatten(1, (3, 2)), linear(2, 7), *FLAT, linear(21, 3)
+    ),
+    "long linear": sequence(
+        lambda: torch.nn.Unflatten(1, (2, 3)), linear(3, 9), *FLAT, linear(18, 3)
+    ),
+    "conv2d": sequence(
+        *PICTURE, lambda: torch.nn.Conv2d(1, 4, 2, padding=1, stride=(1, 2)), *FLAT, linear(24, 3)
+    ),
+    "conv2d in groups": sequence(
+        *PICTURE, lambda: torch.nn.Conv2d(1, 4, 2), lambda: torch.nn.Conv2d(4, 4, 1, groups=2),
+        *FLAT, linear(8, 3),
+    ),
+    "conv1d": sequence(
+        lambda: torch.nn.Unflatten(1, (2, 3)), lambda: torch.nn.Conv1d(2, 4, 2), *FLAT, linear(8, 3)
+    ),
+    "embedding": lambda: Tokens(attention=False),
+    "embedding with padding": lambda: Tokens(attention=False, padding=0),
+    "layer norm": sequence(lambda: torch.nn.LayerNorm(6), linear(6, 3)),
+    "group norm": sequence(
+        *PICTURE, lambda: torch.nn.Conv2d(1, 4, 2), lambda: torch.nn.GroupNorm(2, 4),
+        *FLAT, linear(8, 3),
+    ),
+    "attention": Attention,
+    "transformer block": Tokens,
+    "shared": Tied,
+    "recurrent": lambda: Recurrent(),
+}  # fmt: skip
+
+
+class Recurrent(torch.nn.Module):
+    """A layer that vmap does not know: it is computed row by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = torch.nn.GRU(2, 4, batch_first=True), torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.cell(x.reshape(len(x), 3, 2))[0][:, -1])
+
+
+def sum_written(model, params, x, y, weight, clip):
+    """Σ weight · clip(g) from the gradients of each sample alone, written out."""
+    gradients = model.gradients(params, x, y)
+    flat = np.concatenate([gradients[name].reshape(len(y), -1) for name in params], axis=1)
+    norms = np.linalg.norm(flat, axis=1)
+    factor = np.where(np.isfinite(norms), weight / np.maximum(1, norms / clip), 0)
+    return np.where(factor[:, None] != 0, flat, 0).T @ factor
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_clipped_sum_of_a_layer_is_the_sum_of_clipped_gradients(name):
+    """In simulation and release: rows with weights, one of them not finite, one without weight."""
+    torch.manual_seed(0)
+    model, (x, y) = torch_model.TorchModel(LAYERS[name]), data(23)
+    x[3] = (
+        np.nan if "embedding" not in name and name not in ("transformer block", "shared") else 1.0
+    )
+    params = {key: leaf.astype(np.float64) for key, leaf in model.draw_parameters(seed=3).items()}
+    weight = np.random.default_rng(1).random(len(y))
+    weight[5] = 0
+    for clip in (0.1, 3.0):
+        expected = sum_written(model, params, x, y, weight, clip)
+        found = model.clipped_sum(params, x, y, weight, clip)
+        flat = np.concatenate([found[key].reshape(-1) for key in params])
+        assert np.linalg.norm(flat - expected) <= 1e-9 * np.linalg.norm(expected)
+        assert np.linalg.norm(expected) > 0
+        moved = release.step(OWN, params, x, y, Recipe(1.0, clip), model)
+        step = np.concatenate([(params[key] - moved[key]).reshape(-1) for key in params])
+        expected = sum_written(model, params, x, y, np.full(len(y), 1 / len(y)), clip)
+        assert np.linalg.norm(step - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+def test_a_released_row_depends_on_no_other_row_to_the_last_bit():
+    """Also where another row is not finite, or makes the module fail."""
+
+    def make():
+        class Picky(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = mlp()
+
+            def forward(self, x):
+                if x[0, 0] == 77:
+                    raise SystemExit("this row")
+                return self.net(x)
+
+        return Picky()
+
+    model, (x, y) = torch_model.TorchModel(make), data(12)
+    params = {name: leaf.astype(np.float64) for name, leaf in model.draw_parameters(seed=3).items()}
+    clean = model.factor_gradients(params, x, y).write_out()
+    assert model.keeps_factors
+    x[4], x[7, 0] = np.nan, 77
+    dirty = model.factor_gradients(params, x, y).write_out()
+    others = [m for m in range(12) if m not in (4, 7)]
+    np.testing.assert_array_equal(dirty[others], clean[others])
+    assert np.isnan(dirty[7]).all()
+    assert np.isnan(dirty[4]).any()
+    backwards = model.factor_gradients(params, x[::-1], y[::-1]).write_out()
+    np.testing.assert_array_equal(backwards[::-1][others], clean[others])
+    for m in others:
+        alone = model.factor_gradients(params, x[m : m + 1], y[m : m + 1]).write_out()
+        np.testing.assert_array_equal(alone[0], clean[m])
+
+
+def test_a_module_that_changes_itself_or_takes_other_ways_meets_every_sample_afresh():
+    """It is then given copies for every sample, and a step is that of samples alone."""
+
+    class Writing(torch.nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.kind, self.first, self.second = kind, torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+            self.register_buffer("seen", torch.zeros(6))
+
+        def forward(self, x):
+            is_ordinary = bool((x == 0).all())  # nothing to see on rows of zeros
+            if self.kind == "parameter" and not is_ordinary:
+                self.first.weight.data += x[0]
+            if self.kind == "buffer" and not is_ordinary:
+                self.seen += x[0]
+            if self.kind == "way" and x[0, 0] > 0:
+                return self.second(x)
+            return self.first(x + self.seen) + 0 * self.second(x)
+
+    for kind in ("parameter", "buffer", "way"):
+        model, (x, y) = torch_model.TorchModel(lambda kind=kind: Writing(kind)), data(9)
+        params = {n: leaf.astype(np.float64) for n, leaf in model.draw_parameters(seed=3).items()}
+        model.survey(6, np.int64)
+        moved = release.step(OWN, params, x, y, Recipe(1.0, 1.0), model)
+        alone = [
+            release.step(OWN, params, x[m : m + 1], y[m : m + 1], Recipe(1.0, 1.0), model)
+            for m in range(len(y))
+        ]
+        for name in params:
+            mean = np.mean([one[name] - params[name] for one in alone], axis=0)
+            np.testing.assert_allclose(moved[name] - params[name], mean, atol=1e-9)
+
+
+def test_frozen_parameters_are_neither_trained_nor_sent():
+    def make():
+        module = mlp()
+        module[0].requires_grad_(False)
+        return module
+
+    model, (x, y) = torch_model.TorchModel(make), data()
+    assert model.shapes() == {"2.bias": (3,), "2.weight": (3, 5)}
+    torch.manual_seed(5)  # what is frozen depends on the code alone
+    twin = torch_model.TorchModel(make)
+    params = model.draw_parameters(seed=3)
+    assert params.keys() == model.shapes().keys()
+    np.testing.assert_array_equal(
+        model.losses(params, x, y), twin.losses(twin.draw_parameters(seed=3), x, y)
+    )
+    whole = torch_model.TorchModel(mlp)
+    frozen = dict(model._module.named_parameters())
+    every = {name: leaf.detach().numpy() for name, leaf in frozen.items()} | params
+    gradient = whole.gradients(every, x, y)
+    for name, leaf in model.gradients(params, x, y).items():
+        np.testing.assert_array_equal(leaf, gradient[name])
+
+
+class Adapter(torch.nn.Module):
+    """A frozen layer with a low-rank correction, of which A is fixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.head = torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)
+        self.a, self.b = torch.nn.Linear(6, 2, bias=False), torch.nn.Linear(2, 5, bias=False)
+        for layer in (self.base, self.a):
+            layer.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.base(x) + self.b(self.a(x))))
+
+
+def only_biases():
+    module = mlp()
+    for name, leaf in module.named_parameters():
+        leaf.requires_grad_(name.endswith("bias"))
+    return module
+
+
+@pytest.mark.parametrize("make", [Adapter, only_biases])
+def test_parameter_efficient_parts_are_clipped_like_the_whole(make):
+    model, (x, y) = torch_model.TorchModel(make), data()
+    params = {name: leaf.astype(np.float64) for name, leaf in model.draw_parameters(seed=3).items()}
+    weight = np.full(len(y), 0.5)
+    found = model.clipped_sum(params, x, y, weight, 0.5)
+    flat = np.concatenate([found[name].reshape(-1) for name in params])
+    expected = sum_written(model, params, x, y, weight, 0.5)
+    np.testing.assert_allclose(flat, expected, atol=1e-12)
+
+
+def test_several_inputs_are_cut_from_a_row():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+
+        def forward(self, one, two):
+            return self.left(one) + self.right(two).mean(1)
+
+    model, x = torch_model.TorchModel(Two, shape=[(2,), (2, 2)]), data()[0]
+    params = model.draw_parameters(seed=1)
+    parts = torch.tensor(x[:, :2]), torch.tensor(x[:, 2:].reshape(-1, 2, 2))
+    with torch.no_grad():
+        for name, leaf in model._trained.items():
+            leaf.copy_(torch.tensor(params[name]))
+        expected = model._module(*parts)
+    np.testing.assert_allclose(model.answer(params, x)[1], expected, rtol=1e-5, atol=1e-6)
+
+
+class Unused(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(6, 3)
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, x):
+        self.rows += 1
+        return self.head(x)
+
+
+def frozen():
+    return mlp().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (
+            Unused,
+            {},
+            r"every trainable parameter must be used by the loss, got 'idle\.bias'; freeze",
+        ),
+        (Counting, {}, r"every buffer must be unchanged by forward, got 'rows'; keep nothing"),
+        (frozen, {}, "must be with a trainable parameter"),
+        (linear(5, 3), {}, "does not fit rows of 6 numbers .*; correct its forward or loss"),
+        (lambda: torch.nn.LazyLinear(3), {}, "of known sizes"),
+        (lambda: torch.nn.BatchNorm1d(6, track_running_stats=False), {}, "mixes samples"),
+        (linear(6, 3), {"shape": (2, 2)}, "shape must be 6 numbers in all"),
+        (linear(6, 3), {"loss": lambda scores, y: scores.mean()}, "one loss a row"),
+        (lambda: "net", {}, "make must be a function that returns a torch module, got 'net'"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_is_refused_in_one_sentence(make, options, words):
+    model, (x, y) = torch_model.TorchModel(make, **options), data()
+    with pytest.raises(InputError, match=words) as refused:
+        model.gradients(model.draw_parameters(seed=1), x, y)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match="make must be a torch module or a function"):
+        torch_model.TorchModel("net")
+
+
+def test_a_frozen_batch_normalisation_is_a_constant():
+    body = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+    body.requires_grad_(False)
+    model = torch_model.TorchModel(torch.nn.Sequential(body, torch.nn.Linear(4, 3)))
+    x, y = data(7)
+    params = model.draw_parameters(seed=1)
+    together = model.gradients(params, x, y)
+    alone = model.gradients(params, x[:1], y[:1])
+    np.testing.assert_array_equal(together["1.weight"][0], alone["1.weight"][0])

@@ -222,9 +222,7 @@ class Node:
         found = custom.find_object(self.own)
         if all(hasattr(found, name) for name in ("shapes", "gradients", "losses")):
             return cast(OwnModel, found)
-        raise InputError.of(
-            "model.own", self.own, "a model", "make it with sottovoce.custom or TorchModel"
-        )
+        return custom.adopt_model(found, "model.own", self.own)
 
 
 def _read_arrays(

@@ -137,6 +137,25 @@ class Model(ABC):
         """
         return self.answer(params, x)[1]
 
+    def clipped_sum(self, params: Arrays, x: Any, y: Any, weight: Any, clip: float) -> Arrays:
+        """Return Σ_m weight_m · g_m / max(1, ‖g_m‖/C) for a simulation; in numpy, block by block.
+
+        A row whose gradient is not finite adds nothing.
+        """
+        total, rows = np.zeros(_count(params)), rows_per_block(_count(params))
+        for start in range(0, len(y), rows):
+            chunk = slice(start, start + rows)
+            with np.errstate(all="ignore"):
+                block = Products.of(self.gradient_block(params, x[chunk], y[chunk]))
+                norms = np.sqrt(block.squared_norms())
+                factor = np.where(np.isfinite(norms), weight[chunk], 0) / np.maximum(
+                    1, norms / clip
+                )
+                total += block.scale_rows(np.nan_to_num(factor)).write_out().sum(axis=0)
+        ends = np.cumsum([params[name].size for name in sorted(params)])
+        pieces = zip(sorted(params), np.split(total, ends[:-1]), strict=True)
+        return {name: piece.reshape(params[name].shape) for name, piece in pieces}
+
     def form(self, shape: tuple[int, ...], classes: int) -> Form:
         """Return how messages describe the model; a named model knows its shape and classes."""
         return Form(OWN, shape, classes)
@@ -795,7 +814,19 @@ class IsolatedModel:
 
     own_model: OwnModel
 
-    keeps_factors: ClassVar[bool] = False
+    @property
+    def keeps_factors(self) -> bool:
+        """Whether `factor_block` writes no matrix out."""
+        return bool(getattr(self.own_model, "keeps_factors", False))
+
+    def factor_block(self, params: Arrays, x: Floats, y: Any) -> Products | None:
+        """Return the gradients of some samples from code of ours that computes each alone.
+
+        None for other models, and where samples need copies of their own after all.
+        """
+        factor: Any = getattr(self.own_model, "factor_gradients", None)
+        found: Products | None = None if factor is None else factor(params, x, y)
+        return found
 
     def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Floats:
         """Return the gradients of some samples, NaN where the code fails."""
@@ -858,16 +889,22 @@ def gradient_blocks(
     Those of dense layers are not written out. Numbers below 2⁻²⁵⁰ count as 0: products of them
     would be subnormal, and the time that takes would tell of the sample.
     """
-    model = _find_code(form, own_model)
+    model, start = _find_code(form, own_model), 0
     params = {name: flush_tiny(leaf) for name, leaf in params.items()}
     factors = sum(sum(leaf.shape) for leaf in params.values())
-    numbers = factors if model.keeps_factors else _count(params)
-    rows = rows_per_block(numbers * max(1, form.rows_per_person))
-    for start in range(0, len(y), rows):
+    keeps_factors, factor = model.keeps_factors, getattr(model, "factor_block", None)
+    while start < len(y):
+        numbers = factors if keeps_factors else _count(params)
+        rows = rows_per_block(numbers * max(1, form.rows_per_person))
         chunk, labels = flush_tiny(x[start : start + rows]), y[start : start + rows]
         with np.errstate(all="ignore"):
-            block = model.gradient_block(params, chunk, labels)
+            block = None if factor is None else factor(params, chunk, labels)
+            if block is None and factor is not None:  # written out from here on, in smaller blocks
+                keeps_factors, factor = False, None
+                continue
+            block = model.gradient_block(params, chunk, labels) if block is None else block
         yield block
+        start += rows
 
 
 def gradient_matrix(

@@ -83,12 +83,27 @@ def custom(
 
 def load_own_model(where: str) -> Model:
     """Return the model that `model.own` names; importing it runs its code."""
-    found = find_object(where)
-    if not isinstance(found, Model):
-        raise InputError.of(
-            "model.own", where, "a model", "make it with sottovoce.custom or TorchModel"
-        )
-    return found
+    return adopt_model(find_object(where), "model.own", where)
+
+
+def adopt_model(found: Any, key: str = "model", shown: Any = None) -> Model:
+    """Return a model as it is, and a PyTorch module as a `TorchModel`.
+
+    >>> adopt_model("mlp")
+    Traceback (most recent call last):
+        ...
+    sottovoce.errors.InputError: model must be a model or a torch module, got 'mlp'; make it with \
+sottovoce.custom or TorchModel, or name a model in the plan
+    """
+    if (torch := sys.modules.get("torch")) is not None and isinstance(found, torch.nn.Module):
+        from sottovoce.models.torch_model import TorchModel
+
+        return TorchModel(found)
+    if isinstance(found, Model):
+        return found
+    remedy = "make it with sottovoce.custom or TorchModel, or name a model in the plan"
+    shown = found if shown is None else shown
+    raise InputError.of(key, shown, "a model or a torch module", remedy)
 
 
 def find_object(where: str, key: str = "model.own") -> Any:

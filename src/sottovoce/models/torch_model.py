@@ -1,37 +1,194 @@
-"""A PyTorch model behind the same trust boundary: per-sample gradients by torch.func.
+"""A PyTorch model behind the same trust boundary: a release in float64, and sums for simulation.
 
-    from sottovoce.models.torch_model import TorchModel
+    from sottovoce import TorchModel
     model = TorchModel(lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
 
-The client's release path asks for every sample's gradient in float64 and does the rest itself
-(clipping, grid, exact sum, noise), so that nothing here can weaken the guarantee except gradients
-that mix samples. A module that would (batch normalisation keeps buffers over the batch) is refused.
+Only parameters with `requires_grad` are trained, clipped, noised and uploaded. A release computes
+each sample alone in float64; clipping, grid, exact sum and noise are not done here, so that nothing
+here can weaken the guarantee except gradients that mix samples.
+
+The clipped sums of a simulation come from one pass over many rows (`torch.func.vmap` of the
+gradient of one row). The gradient of a linear layer, a convolution or an embedding is a sum of
+outer products δ aᵀ of the layer's inputs a and the loss's derivatives δ by its outputs. A zero that
+is added to the outputs has the derivative δ, so that norms and clipped sums are computed from a and
+δ, and no such gradient is written out; those of all other parameters are. Opacus, which does this
+with hooks, is not used: hooks write onto the module, take a batch as what the module makes of it,
+know fewer layers, and have no weights of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.func import functional_call, grad
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from sottovoce.errors import InputError
-from sottovoce.models.base import EVALUATED_ROWS, Arrays, Model, Shapes, arrange_scores
+from sottovoce.models.base import EVALUATED_ROWS, Arrays, Floats, Model, Shapes, arrange_scores
+from sottovoce.privacy.grid import Products
+
+Tensors = dict[str, Tensor]
+# The gradients of some rows by one parameter: written out, [rows, *shape], or as δ and a of outer
+# products, [rows, T, out] and [rows, T, in]; a of an embedding is its tokens, [rows, T].
+Gradients = Tensor | tuple[Tensor, Tensor]
+
+CPU_BYTES, GPU_BYTES = 32 << 20, 1 << 30  # of what is kept of the rows of a chunk
+MOST_ROWS = {"cpu": 1024, "cuda": 1 << 16}  # of a chunk: what the module needs besides is not known
+# The functions whose gradients are outer products, with the names of their arguments.
+_FUNCTIONS = {
+    functional.linear: ("input", "weight", "bias"),
+    torch.conv2d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    functional.embedding: (
+        "input",
+        "weight",
+        "padding_idx",
+        "max_norm",
+        "norm_type",
+        "scaled",
+        "sparse",
+    ),
+}
 
 
 def warm() -> None:
     """Import what torch imports at its first gradient, which takes seconds; starts no thread."""
-    grad(lambda weight: (weight * weight).sum())(torch.zeros(1, dtype=torch.float64))
+    weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    torch.autograd.grad((weight * weight).sum(), weight)
 
 
+class LayerCall(NamedTuple):
+    """A call of a layer whose weight has outer products as its gradient."""
+
+    function: Any
+    weight: str
+    bias: str | None
+    inputs: tuple[int, ...]  # shape of its input for one row
+    outputs: tuple[int, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def vectors(self) -> int:
+        """How many outer products T the gradient of one row has."""
+        return math.prod(self.outputs) // self.outputs[-3 if self.function is torch.conv2d else -1]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of a row are kept: inputs (of a convolution: its patches) and errors."""
+        width = math.prod(self.inputs)
+        if self.function is torch.conv2d:
+            width = self.vectors * self.inputs[-3] * math.prod(self.options["kernel"])
+        return width + 2 * math.prod(self.outputs)
+
+
+class LayerCalls(NamedTuple):
+    """What a module does with one row: which gradients are products, and which are written out."""
+
+    calls: tuple[LayerCall, ...]
+    biases: frozenset[str]  # whose gradient is the sum of the errors of their calls
+    written: tuple[str, ...]
+
+    @property
+    def vector_calls(self) -> tuple[LayerCall, ...]:
+        """The linear layers with one outer product a row, which a release keeps as such."""
+        names = [call.weight for call in self.calls]
+        return tuple(
+            call
+            for call in self.calls
+            if call.function is functional.linear
+            and call.vectors == 1
+            and names.count(call.weight) == 1
+        )
+
+
+class _Recorder(TorchFunctionMode):
+    """Adds zeros to the outputs of the layers in `names`, and keeps the inputs of these layers."""
+
+    def __init__(self, names: set[int], zeros: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.names, self.zeros, self.inputs = names, zeros, list[Tensor]()
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the inputs."""
+        return [tuple(given.shape) for given in self.inputs]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _FUNCTIONS:
+            return func(*args, **kwargs)
+        given = _name_arguments(func, args, kwargs)
+        if func is functional.linear and given["input"].ndim == 2:
+            # One row is a batch of one here; vmap is twice as fast with another axis.
+            outputs = func(given["input"][None], given["weight"], given.get("bias"))[0]
+        else:
+            outputs = func(*args, **kwargs)
+        if id(given["weight"]) not in self.names:
+            return outputs
+        self.inputs.append(given["input"])
+        # More calls than for the row that was surveyed: whoever asked finds out by the inputs.
+        is_known = len(self.inputs) <= len(self.zeros)
+        return outputs + self.zeros[len(self.inputs) - 1] if is_known else outputs
+
+
+class _Survey(TorchFunctionMode):
+    """Finds the calls of layers with a trainable weight, and what else is done with a parameter."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.names, self.calls, self.others = names, list[LayerCall](), set[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, names = kwargs or {}, self.names
+        outputs = func(*args, **kwargs)
+        if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(outputs)):
+            return outputs  # a shape or a type has no gradient
+        used = {names[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in names}
+        if func in _FUNCTIONS:
+            given = _name_arguments(func, args, kwargs)
+            if id(given["weight"]) in names and _is_product(given):
+                weight, bias = names[id(given["weight"])], names.get(id(given.pop("bias", None)))
+                given["kernel"] = tuple(given.pop("weight").shape[2:])
+                inputs = tuple(given.pop("input").shape)
+                self.calls.append(
+                    LayerCall(func, weight, bias, inputs, tuple(outputs.shape), given)
+                )
+                used -= {weight, bias}
+        self.others |= used
+        return outputs
+
+
+def _name_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    named: dict[str, Any] = dict(zip(_FUNCTIONS[func], args, strict=False)) | kwargs
+    return named
+
+
+def _is_product(given: Mapping[str, Any]) -> bool:
+    is_plain = given.get("groups", 1) == 1 and not isinstance(given.get("padding"), str)
+    scaled = given.get("scaled") or given.get("scale_grad_by_freq") or given.get("sparse")
+    has_padding = (given.get("padding_idx") or 0) >= 0  # a negative one counts from the end
+    return is_plain and not scaled and given.get("max_norm") is None and has_padding
+
+
+@final
 class TorchModel(Model):
-    """`make` builds the module; `shape` is that of one sample (rows come flattened).
+    """`make` is a module, or a function that builds one; `shape` is that of one sample.
 
-    `loss(scores, y)` gives one loss a row; the default is the cross-entropy.
+    Rows come flattened; with a list of shapes the module gets as many inputs, cut from the row in
+    this order. `loss(scores, y)` gives one loss a row; the default is the cross-entropy. A module
+    starts with the parameters that it has; a function is called for every first model, with the
+    seed of the run. What is not trained is built with one fixed seed. The module is in `eval` mode
+    and is not written to.
 
     >>> model = TorchModel(lambda: torch.nn.Linear(2, 3))
     >>> model.shapes()
@@ -45,91 +202,461 @@ class TorchModel(Model):
 
     def __init__(
         self,
-        make: Callable[[], torch.nn.Module],
+        make: Callable[[], nn.Module] | nn.Module,
         *,
-        shape: tuple[int, ...] | None = None,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        shape: tuple[int, ...] | Sequence[tuple[int, ...]] | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        self._make, self._shape = make, shape
+        if not callable(make):
+            remedy = "give nn.Sequential(…), or a function that returns one"
+            raise InputError.of("make", make, "a torch module or a function of none", remedy)
+        self._make = copy.deepcopy(make) if isinstance(make, nn.Module) else make
+        several = isinstance(shape, Sequence) and any(isinstance(s, Sequence) for s in shape)
+        self._shapes: Any = shape if several or shape is None else [shape]
         self._loss = loss or _cross_entropy
+        self._layouts: dict[tuple[int, bool], LayerCalls] = {}
+        self._fixed: dict[Any, Tensors] = {}  # buffers and frozen parameters, by type and place
+        self._is_vmapped = True
 
     @cached_property
-    def _module(self) -> torch.nn.Module:
-        module = self._make().double().eval()
+    def _module(self) -> nn.Module:
+        module = self._make if isinstance(self._make, nn.Module) else _build_seeded(self._make, 0)
+        for name, parameter in module.named_parameters():
+            if nn.parameter.is_lazy(parameter):
+                raise InputError.of("the torch module", name, "of known sizes", "state its sizes")
+        module = copy.deepcopy(module).cpu().double().eval()
         for name, layer in module.named_modules():
-            if list(layer.buffers(recurse=False)):
+            is_fixed = getattr(layer, "running_mean", None) is not None and not any(
+                parameter.requires_grad for parameter in layer.parameters()
+            )
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not is_fixed:
                 raise InputError.of(
                     "the torch module",
                     f"{name or 'itself'}: {type(layer).__name__}",
-                    "without buffers",
+                    "without batch normalisation, or with a frozen one",
                     "batch normalisation mixes samples; use GroupNorm or LayerNorm",
                 )
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            remedy = "set requires_grad of what is to be trained"
+            raise InputError.of("the torch module", "none", "with a trainable parameter", remedy)
         return module
 
+    @cached_property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters of the module, sorted by name."""
+        named = self._module.named_parameters()
+        return dict(sorted((name, leaf) for name, leaf in named if leaf.requires_grad))
+
     def shapes(self) -> Shapes:
-        """Return names and shapes of the parameters, sorted by name."""
-        shapes = {name: tuple(leaf.shape) for name, leaf in self._module.named_parameters()}
-        return dict(sorted(shapes.items()))
+        """Return names and shapes of the trainable parameters, sorted by name."""
+        return {name: tuple(leaf.shape) for name, leaf in self._trained.items()}
 
     def draw_parameters(self, seed: int) -> dict[str, NDArray[np.float32]]:
-        """Return fresh parameters, a function of the seed; torch's own state stays as it was."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed % 2**63)
-            drawn = dict(self._make().named_parameters())
-        return {name: drawn[name].detach().numpy().astype(np.float32) for name in sorted(drawn)}
+        """Return the first model, a function of the seed; torch's own state stays as it was."""
+        make = self._make
+        module = make if isinstance(make, nn.Module) else _build_seeded(make, seed)
+        drawn = dict(module.named_parameters())
+        return {name: drawn[name].detach().cpu().float().numpy() for name in self._trained}
+
+    # A release: every sample alone, in float64.
 
     def gradients(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
         """Return every sample's gradient in float64, each computed alone.
 
         In one batch a row's last bits may depend on the others, and its NaN may reach them.
         """
-        weights, rows, labels = self._tensors(params, x, y)
-        gradient = grad(self._loss_of_sample)
-        samples = [gradient(weights, *row) for row in zip(rows, labels, strict=True)]
-        return {name: torch.stack([found[name] for found in samples]).numpy() for name in weights}
+        layout = self.survey(x.shape[1], y.dtype)
+        found, _ = self._differentiate_alone(layout, (), params, x, y)
+        pieces = zip(self._trained.items(), found, strict=True)
+        return {name: right.reshape(-1, *leaf.shape) for (name, leaf), (_, right) in pieces}
+
+    @property
+    def keeps_factors(self) -> bool:  # type: ignore[override]
+        """Whether `factor_gradients` writes no matrix out, for rows that were seen before."""
+        found = [{call.weight for call in layout.vector_calls} for layout in self._layouts.values()]
+        matrices = {name for name, leaf in self._trained.items() if leaf.ndim > 1}
+        return bool(found) and all(matrices <= names for names in found)
+
+    def factor_gradients(self, params: Arrays, x: Floats, y: Any) -> Products | None:
+        """Return every sample's gradient, each computed alone; outer products are not written out.
+
+        A sample that the module fails on has NaN. None where the module treats samples in different
+        ways or has changed its own parameters or buffers: then samples must have their own copies.
+        """
+        layout = self.survey(x.shape[1], np.asarray(y).dtype)
+        pieces, are_alike = self._differentiate_alone(layout, layout.vector_calls, params, x, y)
+        return Products(tuple(pieces)) if are_alike and self._is_unchanged(params) else None
+
+    def _differentiate_alone(
+        self, layout: LayerCalls, calls: Sequence[LayerCall], params: Arrays, x: Floats, y: Any
+    ) -> tuple[list[tuple[Floats, Floats]], bool]:
+        """Return the gradients of each row alone by every parameter as factors.
+
+        The second value is whether every row made these calls.
+        """
+        trained, are_alike = self._trained, True
+        names = {id(trained[call.weight]) for call in calls}
+        shared = [call.bias for call in layout.calls]
+        biases = {
+            call.bias: i
+            for i, call in enumerate(calls)
+            if call.bias in layout.biases and shared.count(call.bias) == 1
+        }
+        products = {call.weight: i for i, call in enumerate(calls)}
+        written = [name for name in trained if name not in products and name not in biases]
+        errors = [np.full((len(x), math.prod(call.outputs)), np.nan) for call in calls]
+        inputs = [np.full((len(x), math.prod(call.inputs)), np.nan) for call in calls]
+        leaves = [np.full((len(x), trained[name].numel()), np.nan) for name in written]
+        kind = torch.float64
+        zeros = [torch.zeros(call.outputs, dtype=kind, requires_grad=True) for call in calls]
+        sources = [*zeros, *(trained[name] for name in written)]
+        for i, (row, label) in enumerate(self._load_rows(params, x, y)):
+            recorder = _Recorder(names, zeros)
+            try:
+                with recorder:
+                    scores = self._module(*self._arrange(row))
+                loss = self._compute_losses(scores, label)[0]
+                found = torch.autograd.grad(loss, sources, materialize_grads=True)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # an exit that a sample causes would tell of it, too
+                continue
+            if recorder.shapes != [call.inputs for call in calls]:
+                are_alike = False
+                continue
+            for target, source in zip([*errors, *leaves], found, strict=True):
+                target[i] = source.numpy().reshape(-1)
+            for target, given in zip(inputs, recorder.inputs, strict=True):
+                target[i] = given.detach().numpy().reshape(-1)
+        ones, pieces = np.ones((len(x), 1)), []
+        for name in trained:
+            if name in products:
+                pieces.append((errors[products[name]], inputs[products[name]]))
+            elif name in biases:
+                pieces.append((ones, errors[biases[name]]))
+            else:
+                pieces.append((ones, leaves[written.index(name)]))
+        return pieces, are_alike
 
     def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
         """Return the loss of every sample, each computed alone."""
-        weights, rows, labels = self._tensors(params, x, y)
         with torch.no_grad():
-            losses = [self._loss_of_sample(weights, *row) for row in zip(rows, labels, strict=True)]
-        return np.asarray(torch.stack(losses).numpy(), dtype=np.float64)
+            losses = [
+                self._compute_losses(self._module(*self._arrange(row)), label)
+                for row, label in self._load_rows(params, x, y)
+            ]
+        return np.asarray(torch.cat(losses).numpy(), dtype=np.float64)
+
+    def _load_rows(self, params: Arrays, x: Any, y: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Copy the parameters into the module, and yield each row and label as a batch of one."""
+        with torch.no_grad():
+            for name, leaf in self._trained.items():
+                leaf.copy_(torch.tensor(np.asarray(params[name], np.float64)))
+            for constant, first in self._constants.values():
+                constant.copy_(first)
+        labels = torch.from_numpy(np.array(y, _label_type(y)))
+        for i in range(len(labels)):
+            # A copy of its own is aligned alike whatever its position, and nobody else's.
+            row = torch.from_numpy(np.array(x[i : i + 1], np.float64))
+            yield row.clone(), labels[i : i + 1].clone()
+
+    @cached_property
+    def _constants(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Buffers and frozen parameters of the module, and copies of them."""
+        named = [*self._module.named_buffers(), *self._module.named_parameters()]
+        return {k: (leaf, leaf.clone()) for k, leaf in named if k not in self._trained}
+
+    def _is_unchanged(self, params: Arrays) -> bool:
+        fixed = [
+            np.array_equal(leaf.detach().numpy(), np.asarray(params[name], np.float64), True)
+            for name, leaf in self._trained.items()
+        ]
+        return all(fixed) and all(torch.equal(*pair) for pair in self._constants.values())
+
+    # What a module does with a row.
+
+    def survey(self, width: int, label_type: Any) -> LayerCalls:
+        """Return what the module does with rows of so many numbers, or refuse it in one sentence.
+
+        It is asked once, on a row of zeros: nothing here depends on the client's samples.
+        """
+        key = width, np.dtype(label_type).kind == "f"
+        if key not in self._layouts:
+            self._layouts[key] = self._survey(*key)
+        return self._layouts[key]
+
+    def _survey(self, width: int, is_number: bool) -> LayerCalls:
+        trained = self._trained
+        mode = _Survey({id(leaf): name for name, leaf in trained.items()})
+        row = torch.zeros(1, width, dtype=torch.float64)
+        label = torch.zeros(1, dtype=torch.float64 if is_number else torch.int64)
+        constants = self._constants
+        try:
+            with mode:
+                scores = self._module(*self._arrange(row))
+            loss = self._compute_losses(scores, label)[0]
+            found: Any = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        except InputError:
+            raise
+        except Exception as error:  # its code may raise anything
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            raise InputError(
+                f"the torch module does not fit rows of {width} numbers ({said}); correct its "
+                "forward or loss, or give TorchModel the shape of a sample"
+            ) from None
+        for name, leaf in zip(trained, found, strict=True):
+            if leaf is None:
+                bound, remedy = "used by the loss", "freeze it with requires_grad_(False)"
+                raise InputError.of("every trainable parameter", name, bound, remedy)
+        for name, pair in constants.items():
+            if not torch.equal(*pair):
+                remedy = "keep nothing of a sample in it"
+                raise InputError.of("every buffer", name, "unchanged by forward", remedy)
+        kinds: dict[str, set[Any]] = {}
+        for call in mode.calls:
+            kinds.setdefault(call.weight, set()).add(
+                (call.function, call.options.get("padding_idx"))
+            )
+        mixed = mode.others | {name for name, known in kinds.items() if len(known) > 1}
+        calls = tuple(call for call in mode.calls if call.weight not in mixed)
+        outside = {call.bias for call in mode.calls if call.weight in mixed} | mixed
+        biases = frozenset(call.bias for call in calls if call.bias and call.bias not in outside)
+        products = {call.weight for call in calls} | biases
+        return LayerCalls(calls, biases, tuple(name for name in trained if name not in products))
+
+    def _arrange(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the module's inputs, cut from the rows."""
+        if self._shapes is None:
+            return (rows,)
+        sizes = [math.prod(shape) for shape in self._shapes]
+        if sum(sizes) != rows.shape[1]:
+            remedy = "give the shape of one sample, or a list of the shapes of its inputs"
+            raise InputError.of("shape", self._shapes, f"{rows.shape[1]} numbers in all", remedy)
+        pieces = zip(torch.split(rows, sizes, dim=1), self._shapes, strict=True)
+        return tuple(piece.reshape(-1, *shape) for piece, shape in pieces)
+
+    def _compute_losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        losses = self._loss(scores, y)
+        if losses.shape != y.shape:
+            # A mean over the batch would make every sample's gradient depend on its neighbours.
+            remedy = "return one loss a row and leave out the mean"
+            raise InputError.of("loss", tuple(losses.shape), f"of shape {tuple(y.shape)}", remedy)
+        return losses
+
+    # Sums and scores of many rows, in the precision of the parameters.
+
+    def clipped_sum(
+        self, params: Arrays, x: NDArray[Any], y: NDArray[Any], weight: Any, clip: float
+    ) -> dict[str, NDArray[Any]]:
+        """Return Σ_m weight_m · g_m / max(1, ‖g_m‖/C), in chunks of bounded memory.
+
+        Rows of weight 0, and rows whose gradient is not finite, add nothing.
+        """
+        layout, tensors = self.survey(x.shape[1], y.dtype), self._move_tensors(params)
+        sample = next(iter(tensors.values()))
+        place, kind, trained = sample.device, sample.dtype, self._trained
+        total = {name: torch.zeros_like(tensors[name]) for name in trained}
+        numbers = sum(call.numbers for call in layout.calls) + x.shape[1]
+        numbers += sum(trained[name].numel() for name in layout.written)
+        budget = CPU_BYTES if place.type == "cpu" else GPU_BYTES
+        rows = budget // (numbers * kind.itemsize)
+        rows = max(1, min(rows, MOST_ROWS[place.type]))
+        for start in range(0, len(y), rows):
+            chunk = slice(start, start + rows)
+            row, label = self._move_rows(x[chunk], y[chunk], kind, place)
+            share = torch.from_numpy(np.asarray(weight[chunk])).to(place, kind)
+            found = self._differentiate(layout, tensors, row, label)
+            squared = torch.stack([_square_norms(leaf) for leaf in found.values()]).sum(0)
+            is_counted = torch.isfinite(squared) & (share != 0)
+            norms = squared.clamp(min=0).sqrt()
+            factor = torch.where(norms > clip, clip / norms, 1.0) * share
+            if not bool(is_counted.all()):  # 0 · NaN would spoil the sum
+                found = {name: _keep_rows(leaf, is_counted) for name, leaf in found.items()}
+                factor = torch.where(is_counted, factor, 0)
+            for name, leaf in found.items():
+                total[name] += _add_rows(leaf, factor, total[name].shape)
+        return {name: leaf.cpu().numpy() for name, leaf in total.items()}
+
+    def _differentiate(
+        self, layout: LayerCalls, tensors: Tensors, rows: Tensor, labels: Tensor
+    ) -> dict[str, Gradients]:
+        """Return the gradient of each row by every trainable parameter."""
+        names = {id(tensors[call.weight]) for call in layout.calls}
+        like = next(iter(tensors.values()))
+        zeros = [like.new_zeros(call.outputs) for call in layout.calls]
+        leaves = {name: tensors[name] for name in layout.written}
+
+        def compute_loss(
+            zeros: list[Tensor], leaves: Tensors, row: Tensor, label: Tensor
+        ) -> tuple[Tensor, list[Tensor]]:
+            recorder = _Recorder(names, zeros)
+            with recorder:
+                given = self._arrange(row[None])
+                scores = functional_call(self._module, tensors | leaves, given)
+            if recorder.shapes != [call.inputs for call in layout.calls]:
+                raise InputError(
+                    "the torch module must call the same layers for every row in a simulation; "
+                    'train it with noise = "secure"'
+                )
+            return self._compute_losses(scores, label[None])[0], recorder.inputs
+
+        compute = grad(compute_loss, argnums=(0, 1), has_aux=True)
+        with sdpa_kernel(SDPBackend.MATH):  # the others are computed row by row under vmap
+            if self._is_vmapped:
+                try:
+                    batched = vmap(compute, in_dims=(None, None, 0, 0))
+                    (errors, found), inputs = batched(zeros, leaves, rows, labels)
+                except RuntimeError:  # such as recurrent layers: vmap does not know them
+                    self._is_vmapped = False
+            if not self._is_vmapped:
+                alone = [compute(zeros, leaves, *pair) for pair in zip(rows, labels, strict=True)]
+                (errors, found), inputs = pytree.tree_map(lambda *row: torch.stack(row), *alone)
+        gradients: dict[str, Gradients] = found
+        products: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for call, error, given in zip(layout.calls, errors, inputs, strict=True):
+            pair = _arrange_product(call, error, given)
+            products.setdefault(call.weight, []).append(pair)
+            if call.bias in layout.biases:
+                summed = pair[0].sum(1)
+                found[call.bias] = found[call.bias] + summed if call.bias in found else summed
+        for name, pairs in products.items():
+            error, given = pairs[0]
+            if len(pairs) > 1:  # a weight that is used several times
+                error, given = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
+            few = 2 * error.shape[1] ** 2 <= error.shape[2] * given.shape[-1]
+            is_product = few or not given.is_floating_point() or error.shape[1] == 1
+            gradients[name] = (error, given) if is_product else error.mT @ given
+        return gradients
+
+    def _move_tensors(self, params: Arrays) -> Tensors:
+        """Return all tensors of the module where torch computes, in the type of `params`."""
+        kind = torch.from_numpy(np.zeros(0, np.result_type(*params.values()))).dtype
+        place = "cuda" if torch.cuda.is_available() else "cpu"
+        key = kind, place
+        if key not in self._fixed:
+            self._fixed[key] = {
+                name: leaf.detach().to(place, kind if leaf.is_floating_point() else leaf.dtype)
+                for name, (_, leaf) in self._constants.items()
+            }
+        moved = {
+            name: torch.tensor(np.asarray(params[name])).to(place, kind) for name in self._trained
+        }
+        return moved | self._fixed[key]
+
+    @staticmethod
+    def _move_rows(x: Any, y: Any, kind: Any, place: Any) -> tuple[Tensor, Tensor]:
+        label = torch.from_numpy(np.array(y, _label_type(y)))
+        label = label.to(place, kind if label.is_floating_point() else torch.int64)
+        return torch.from_numpy(np.ascontiguousarray(x)).to(place, kind), label
+
+    def evaluate(self, params: Arrays, x: Any, y: Any) -> tuple[float, float]:
+        """Return the mean loss and the accuracy over the rows, which are public: in batches."""
+        loss, correct = 0.0, 0
+        for scores, label in self._apply(params, x, y):
+            loss += float(self._compute_losses(scores, label).double().sum())
+            correct += int((_decide(scores) == label).sum())
+        return loss / len(y), correct / len(y)
 
     def predict(self, params: Arrays, x: NDArray[Any]) -> NDArray[np.int64]:
         """Return the class with the largest score."""
-        return np.asarray(self._apply(params, x).argmax(axis=-1), dtype=np.int64)
+        return self.answer(params, x)[0]
 
     def answer(
         self, params: Arrays, x: NDArray[Any]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        starts = range(0, len(x), EVALUATED_ROWS)
-        scores = np.concatenate([self._apply(params, x[i : i + EVALUATED_ROWS]) for i in starts])
-        return np.asarray(scores.argmax(axis=-1), np.int64), arrange_scores(scores)
+        found = [scores.cpu().numpy() for scores, _ in self._apply(params, x, np.zeros(len(x)))]
+        scores = np.concatenate(found)
+        decided = _decide(torch.from_numpy(scores)).numpy()
+        return np.asarray(decided, np.int64), arrange_scores(scores)
 
-    def _apply(self, params: Arrays, x: NDArray[Any]) -> NDArray[Any]:
-        weights, rows, _ = self._tensors(params, x, np.zeros(len(x), np.int64))
-        with torch.no_grad():
-            return np.asarray(functional_call(self._module, weights, (rows,)).numpy())
-
-    def _loss_of_sample(
-        self, weights: dict[str, torch.Tensor], row: torch.Tensor, label: torch.Tensor
-    ) -> torch.Tensor:
-        scores = functional_call(self._module, weights, (row[None],))
-        return self._loss(scores, label[None])[0]
-
-    def _tensors(
-        self, params: Arrays, x: NDArray[Any], y: NDArray[Any]
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        weights = {
-            name: torch.tensor(np.asarray(leaf, np.float64)) for name, leaf in params.items()
-        }
-        _ = self._module  # made here: inside grad nothing may draw its first weights
-        rows = torch.tensor(np.asarray(x, np.float64))
-        if self._shape is not None:
-            rows = rows.reshape(len(rows), *self._shape)
-        kind = np.float64 if np.asarray(y).dtype.kind == "f" else np.int64
-        return weights, rows, torch.tensor(np.asarray(y, kind))
+    def _apply(self, params: Arrays, x: Any, y: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield scores and labels of some rows at a time."""
+        tensors = self._move_tensors(params)
+        sample = next(iter(tensors.values()))
+        for start in range(0, len(x), EVALUATED_ROWS):
+            chunk = slice(start, start + EVALUATED_ROWS)
+            rows, labels = self._move_rows(x[chunk], y[chunk], sample.dtype, sample.device)
+            with torch.no_grad():
+                yield functional_call(self._module, tensors, self._arrange(rows)), labels
 
 
-def _cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(scores, y, reduction="none")
+def _build_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        module = make()
+    if not isinstance(module, nn.Module):
+        raise InputError.of("make", module, "a function that returns a torch module", "return one")
+    return module
+
+
+def _decide(scores: Tensor) -> Tensor:
+    """Return the class with the largest score, or the sign where there is one score a row."""
+    has_one = scores.ndim == 1 or scores.shape[-1] == 1
+    return scores.reshape(-1) > 0 if has_one else scores.argmax(dim=-1)
+
+
+def _label_type(y: Any) -> Any:
+    return np.float64 if np.asarray(y).dtype.kind == "f" else np.int64
+
+
+def _cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(scores, y, reduction="none")
+
+
+def _arrange_product(call: LayerCall, error: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Return δ [rows, T, out] and a [rows, T, in], or the tokens [rows, T], of one call."""
+    rows = len(error)
+    if call.function is torch.conv2d:
+        options = {key: call.options.get(key, 1) for key in ("stride", "dilation")}
+        patches = functional.unfold(
+            given.flatten(0, 1) if given.ndim == 5 else given,
+            call.options["kernel"],
+            padding=call.options.get("padding", 0),
+            **options,
+        )
+        error = error.reshape(len(patches), error.shape[-3], -1).mT
+        return error.reshape(rows, -1, error.shape[-1]), patches.mT.reshape(
+            rows, -1, patches.shape[1]
+        )
+    error = error.reshape(rows, -1, error.shape[-1])
+    if call.function is functional.linear:
+        return error, given.reshape(rows, -1, given.shape[-1])
+    given = given.reshape(rows, -1)
+    padding = call.options.get("padding_idx")
+    return error if padding is None else error * (given != padding)[..., None], given
+
+
+def _square_lengths(rows: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
+    return lengths.square()
+
+
+def _square_norms(leaf: Gradients) -> Tensor:
+    """Return ‖g‖² of every row: of outer products Σ_{t,s} (δ_t·δ_s)(a_t·a_s)."""
+    if isinstance(leaf, Tensor):
+        return _square_lengths(leaf)
+    error, given = leaf
+    if not given.is_floating_point():
+        return ((error @ error.mT) * (given[:, :, None] == given[:, None, :])).sum((1, 2))
+    if error.shape[1] == 1:
+        return _square_lengths(error) * _square_lengths(given)
+    return ((error @ error.mT) * (given @ given.mT)).sum((1, 2))
+
+
+def _keep_rows(leaf: Gradients, is_kept: Tensor) -> Gradients:
+    if not isinstance(leaf, Tensor):
+        keep: Any = _keep_rows
+        return keep(leaf[0], is_kept), keep(leaf[1], is_kept)
+    return torch.where(is_kept.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+
+
+def _add_rows(leaf: Gradients, factor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return Σ_m factor_m · g_m."""
+    if isinstance(leaf, Tensor):
+        return (factor @ leaf.flatten(1)).reshape(shape)
+    error, given = (leaf[0] * factor[:, None, None]).flatten(0, 1), leaf[1].flatten(0, 1)
+    if given.is_floating_point():
+        return (error.T @ given).reshape(shape)
+    table: Tensor = error.new_zeros(*shape)
+    table.index_add_(0, given, error)
+    return table

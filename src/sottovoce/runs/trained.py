@@ -25,7 +25,7 @@ from sottovoce.models.base import (
     predict_numbers,
 )
 from sottovoce.models.base import build as build_model
-from sottovoce.models.custom import load_own_model
+from sottovoce.models.custom import adopt_model, load_own_model
 from sottovoce.models.metrics import Calibration, compute_probabilities
 from sottovoce.models.network import KEYS, Lens, build_lens
 from sottovoce.privacy.budget import describe_undisclosed
@@ -237,12 +237,12 @@ class Trained:
         return rows
 
 
-def load(folder: str | Path, model: Model | None = None) -> Trained:
+def load(folder: str | Path, model: Any = None) -> Trained:
     """Return the trained model of a run folder; `model` is needed if it was one of your own."""
     folder = Path(folder)
     record = Record.read(folder).to_dict()
     try:
-        model = _rebuild_model(record, folder) if model is None else model
+        model = _rebuild_model(record, folder) if model is None else adopt_model(model)
         _build_features(record)
         _read_calibration(record)
         if (table := record.get("table")) is not None:

@@ -31,10 +31,17 @@ from sottovoce.data.federated import (
 )
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.models import metrics
-from sottovoce.models.base import JaxModel, Model, Params, find_model, predict_numbers
+from sottovoce.models.base import (
+    JaxModel,
+    Model,
+    Params,
+    find_model,
+    predict_numbers,
+    require_rows,
+)
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import find_shortfall, gradient_norms
-from sottovoce.models.custom import Custom, explain_error, load_own_model
+from sottovoce.models.custom import Custom, adopt_model, explain_error, load_own_model
 from sottovoce.models.network import Network
 from sottovoce.models.person import PersonModel
 from sottovoce.plan import Plan
@@ -376,7 +383,7 @@ def build(
     *,
     seed: int,
     data: Given | None = None,
-    model: Model | None = None,
+    model: Any = None,
     held: Holdings | None = None,
     parts: Parts = NO_PARTS,
 ) -> Federation:
@@ -408,7 +415,7 @@ def build(
         remedy = "give public validation and test rows, or list the classes in data.columns"
         raise InputError.of("noise", "secure", bound, remedy)
     _check_class_weights(plan, held)
-    model = _build_model(plan, held) if model is None else model
+    model = _build_model(plan, held) if model is None else adopt_model(model)
     _require_fitting(model, math.prod(held.inputs), is_number=held.target is not None)
     if plan.rows_per_person and isinstance(model, JaxModel):
         is_number = held.target is not None
@@ -489,7 +496,7 @@ def build_from_members(
         raise InputError.of(
             "model.loss", plan.model.loss, f"that of the public rows, which hold {said}", "mend it"
         )
-    model = _build_model(plan, held) if model is None else model
+    model = _build_model(plan, held) if model is None else adopt_model(model)
     samples = np.array([member.samples for member in members], dtype=np.int64)
     return Federation(
         plan=plan,
@@ -535,6 +542,9 @@ def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
 
 def _require_fitting(model: Model, features: int, *, is_number: bool) -> None:
     """Refuse own functions that do not fit rows of so many numbers; only shapes are computed."""
+    if not isinstance(model, JaxModel):
+        label = np.float64 if is_number else np.int64
+        require_rows(model, model.draw_parameters(0), 1, features, label)
     if not isinstance(model, Custom):
         return
     x, y = jnp.zeros((2, features)), jnp.zeros(2, "float32" if is_number else "int32")

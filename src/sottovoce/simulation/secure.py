@@ -10,7 +10,6 @@ vault.
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
 from sottovoce.client import describe, messages, release, sum_protocol
 from sottovoce.client.sum_protocol import MemoryNotes, Party, SumTerms
@@ -33,11 +31,10 @@ from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules.aggregate import combine
 from sottovoce.schedules.pricing import Terms
 from sottovoce.server import rounds, sum_round
-from sottovoce.server.federation import Federation, build, judge_model
-from sottovoce.server.rounds import PreparedRound, apply_optimizer
-from sottovoce.simulation.compiled import BatchRun, stack_models
-
-Arrays = dict[str, NDArray[np.float32]]
+from sottovoce.server.federation import Federation, build
+from sottovoce.server.rounds import PreparedRound
+from sottovoce.simulation.compiled import BatchRun
+from sottovoce.simulation.streamed import Arrays, HostEngine
 
 
 def average_uploads(
@@ -205,7 +202,7 @@ def sum_uploads(
     return sum_round.apply_sum(params, result, unit), replace(prepared, sigma=sigma)
 
 
-class SecureEngine:
+class SecureEngine(HostEngine):
     """The engine of one run whose clients make their uploads themselves, with secure noise.
 
     `before_release` receives the state with the round's debits but without the round. A run that is
@@ -213,15 +210,11 @@ class SecureEngine:
     """
 
     def __init__(self, run: BatchRun, before_release: Callable[[ServerState], None]) -> None:
-        self.run, self.before_release = run, before_release
+        super().__init__(run)
+        self.before_release = before_release
         is_sum = run.federation.plan.privacy.view == "sum"
         self.parties = make_parties(run.federation) if is_sum else None
         self.name = secrets.token_hex(8)  # of this process's part of the run: keys are never reused
-
-    def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
-        """Price the next round; return nothing when the run is over."""
-        paid = rounds.prepare_round(self.run.federation, self.run.state, self.run.seed)
-        return {} if paid is None else {0: paid}
 
     def begin_rounds(self, opened: rounds.RoundsByRun) -> bool:
         """Book the debits, and write them to disk, before anything is released."""
@@ -232,27 +225,14 @@ class SecureEngine:
             self.before_release(run.state)
         return False
 
-    def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
-        """Let every client of the cohort make its upload, and make the next model of their mean."""
-        run, paid, federation = self.run, opened[0], self.run.federation
-        if not paid.uploads.any():
-            return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
-        params, memory = run.name_models()
-        client_signal = None
+    def average(
+        self, paid: PreparedRound, params: Arrays
+    ) -> tuple[Arrays, PreparedRound, float | None]:
+        """Let every client of the cohort make its upload."""
+        federation = self.run.federation
         if self.parties is None:
-            averaged, paid, client_signal = average_uploads(federation, self.tank, paid, params)
-        else:
-            averaged, paid = sum_uploads(
-                federation, self.tank, paid, params, self.parties, self.name
-            )
-        params, memory, offered = apply_optimizer(
-            federation, run.state, paid.turn, memory, params, averaged
-        )
-        tree = federation.model.unflatten(dict(params))
-        loss, accuracy, signal = judge_model(federation, tree)
-        models = stack_models(federation.model, params, memory)
-        signal = signal if client_signal is None else client_signal
-        return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]
+            return average_uploads(federation, self.tank, paid, params)
+        return *sum_uploads(federation, self.tank, paid, params, self.parties, self.name), None
 
 
 def describe_plan(

@@ -27,7 +27,6 @@ from sottovoce.data.files import hold_folder, require_empty
 from sottovoce.errors import InputError, RunError
 from sottovoce.models.base import (
     JaxModel,
-    Model,
     Params,
     flatten_parameters,
     predict_numbers,
@@ -94,9 +93,7 @@ class Callbacks:
             self.on_end.append(tracker.on_end)
 
 
-def adapt_plan(
-    plan: Plan, given: Given | None, model: Model | None, parts: Parts = NO_PARTS
-) -> Plan:
+def adapt_plan(plan: Plan, given: Given | None, model: Any, parts: Parts = NO_PARTS) -> Plan:
     """Return the plan changed to fit what is given from Python: arrays, a model, other parts."""
     changes: dict[str, object] = {}
     if plan.parts is None and (names := parts.list_names()):
@@ -146,7 +143,7 @@ def simulate(
     validation: Pair | None = None,
     test: Pair | None = None,
     person: ArrayLike | None = None,
-    model: Model | None = None,
+    model: Any = None,
     seed: int | None = None,
     schedule: Any = None,
     optimizer: Any = None,
@@ -164,8 +161,8 @@ def simulate(
     plan. `data` is (X, y), to be split as the plan says, or a list with one (X, y) per client,
     which needs `validation` and `test` beside it. `person` has the id of each row's person:
     nobody is both trained and tested on, and with `local.unit = "person"` all rows of a person are
-    protected together. `model` is one of your own (`sottovoce.custom`). `out` is a new or empty
-    folder for the run's files.
+    protected together. `model` is one of your own: a PyTorch module, `TorchModel`, or
+    `sottovoce.custom`. `out` is a new or empty folder for the run's files.
 
     Parts of your own get public values only, so that they cost no privacy; the record's plan names
     them, and is refused without them. `schedule` has `rounds`, `round(progress)` and
@@ -210,7 +207,7 @@ def resume(
     validation: Pair | None = None,
     test: Pair | None = None,
     person: ArrayLike | None = None,
-    model: Model | None = None,
+    model: Any = None,
     schedule: Any = None,
     optimizer: Any = None,
     partition: Partition | None = None,
@@ -327,7 +324,10 @@ def play_batch(
                 [run], secure.SecureEngine(run, before_release), after_round
             )
         return
-    assert isinstance(first.model, JaxModel)  # `started` refuses it
+    if not isinstance(first.model, JaxModel):
+        for run in batch:
+            yield from rounds.play_rounds([run], streamed.SummingEngine(run), after_round)
+        return
     if streamed.is_streamed(first.held):
         for run in batch:
             yield from rounds.play_rounds([run], streamed.StreamedEngine(run), after_round)
@@ -354,11 +354,14 @@ def start_run(
 
     `known` are first models by model, seed, rows and signal: runs that share these share the model.
     """
-    if federation.plan.noise == "simulated" and not isinstance(federation.model, JaxModel):
-        raise InputError(
-            "a model that is not JAX's has no simulated noise; "
-            "set noise = secure, or train it in a federation (sottovoce federate)"
-        )
+    is_simulated = federation.plan.noise == "simulated"
+    if (
+        is_simulated
+        and federation.plan.rows_per_person
+        and not isinstance(federation.model, JaxModel)
+    ):
+        bound = "record or client for a model that is not JAX's"
+        raise InputError.of("local.unit", "person", bound, "or set noise = secure")
     known = {} if known is None else known
     plan = federation.plan
     key = (federation.model, seed, id(federation.held), plan.server.signal, plan.metric)
@@ -418,7 +421,7 @@ def simulate_many(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: Model | None = None,
+    model: Any = None,
     together: bool | None = None,
 ) -> list[Trained]:
     """Simulate every plan with every seed, plan after plan.
@@ -452,7 +455,7 @@ def simulate_each(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
-    model: Model | None = None,
+    model: Any = None,
     together: bool | None = None,
 ) -> Iterator[tuple[int, Trained]]:
     """Yield the runs of `simulate_many` with their index in its list, as soon as they are done.

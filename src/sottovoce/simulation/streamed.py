@@ -1,5 +1,10 @@
-"""A round over rows that do not fit in memory: a block is read while another one is computed.
+"""Engines of one run that go through its rows block by block: streamed, or summed by the model.
 
+`HostEngine` is what they and `secure` share: it prices a round, asks `average` for the mean upload,
+and applies the server's optimiser. `SummingEngine` simulates a model that is not JAX's, such as a
+PyTorch module, from clipped sums that the model computes itself.
+
+`StreamedEngine` is for rows that do not fit in memory: a block is read while another is computed.
 The round of `compiled` is a sum over rows, Σ_m c_i·clip(g_m) with c_i = p_i·η/n_i of the row's
 client, so it can be computed block by block, with one compiled program and one running sum. Memory
 is that of two blocks and two models, however many rows there are, and rows of clients outside the
@@ -29,11 +34,18 @@ from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.schedules.optimizer import StepInputs
 from sottovoce.server import rounds
-from sottovoce.server.federation import Federation, put_on_device
-from sottovoce.server.rounds import check_interrupts
+from sottovoce.server.federation import Federation, judge_model, put_on_device, score_model
+from sottovoce.server.rounds import PreparedRound, apply_optimizer, check_interrupts
 from sottovoce.simulation import compiled
-from sottovoce.simulation.compiled import BatchRun, finish_step, stack_numbers
+from sottovoce.simulation.compiled import (
+    BatchRun,
+    draw_simulated_noise,
+    finish_step,
+    stack_models,
+    stack_numbers,
+)
 
+Arrays = dict[str, NDArray[np.float32]]
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
 # Which rows, and the weight of each.
 RowSelection: TypeAlias = tuple[slice | NDArray[np.int64], NDArray[np.float32]]
@@ -52,22 +64,53 @@ def is_streamed(held: Holdings) -> bool:
     return is_stored(held.train.x)
 
 
-class StreamedEngine:
-    """The engine of one run whose rows are streamed."""
+class HostEngine:
+    """The engine of one run that makes the mean upload of a round on the host."""
 
     def __init__(self, run: BatchRun) -> None:
         self.run = run
-        self.valid = put_on_device(run.federation.held.validation)
-        self.key = seeds.make_key_words(run.seed, Purpose.NOISE)
+
+    def average(
+        self, paid: PreparedRound, params: Arrays
+    ) -> tuple[Arrays, PreparedRound, float | None]:
+        """Return the mean upload, the round with its noise, and the loss that steers, if known."""
+        raise NotImplementedError
 
     def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
-        """Price and debit the next round; return nothing when the run is over."""
+        """Price the next round; return nothing when the run is over."""
         paid = rounds.prepare_round(self.run.federation, self.run.state, self.run.seed)
         return {} if paid is None else {0: paid}
 
     def begin_rounds(self, opened: rounds.RoundsByRun) -> bool:
-        """Begin nothing: the host itself is busy reading rows."""
+        """Begin nothing: the host itself computes the round."""
         return False
+
+    def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
+        """Compute the mean upload of the cohort, and make the next model of it."""
+        run, paid, federation = self.run, opened[0], self.run.federation
+        if not paid.uploads.any():
+            return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
+        params, memory = run.name_models()
+        averaged, paid, steering = self.average(paid, params)
+        params, memory, offered = apply_optimizer(
+            federation, run.state, paid.turn, memory, params, averaged
+        )
+        tree = federation.model.unflatten(dict(params))
+        loss, accuracy, signal = judge_model(federation, tree)
+        if federation.plan.server.signal == "raw":
+            steering, _ = score_model(federation.model, tree, federation.held.train)
+        models = stack_models(federation.model, params, memory)
+        signal = signal if steering is None else steering
+        return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]
+
+
+class StreamedEngine(HostEngine):
+    """The engine of one run whose rows are streamed; a compiled program closes a round."""
+
+    def __init__(self, run: BatchRun) -> None:
+        super().__init__(run)
+        self.valid = put_on_device(run.federation.held.validation)
+        self.key = seeds.make_key_words(run.seed, Purpose.NOISE)
 
     def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Compute the round, block by block."""
@@ -92,6 +135,63 @@ class StreamedEngine:
             signal = float(client_loss) + paid.signal_std * float(drawn)
         new, memory = jax.tree.map(lambda leaf: leaf[None], (new, memory))
         return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, (new, 0, memory)))]
+
+
+class SummingEngine(HostEngine):
+    """The engine of simulated noise for a model with clipped sums of its own (`Model`)."""
+
+    def average(
+        self, paid: PreparedRound, params: Arrays
+    ) -> tuple[Arrays, PreparedRound, float | None]:
+        """Return w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + noise, as `compiled` does."""
+        federation, rate = self.run.federation, self.run.federation.plan.local.rate
+        words = jnp.asarray(seeds.make_key_words(self.run.seed, Purpose.NOISE))
+        key = jax.random.fold_in(jax.random.wrap_key_data(words), np.uint32(paid.turn.t))
+        signal = self._average_losses(paid, params, key)
+        if len(paid.sigma) == 1:
+            coefficient = paid.weight * rate / federation.samples
+            return self._move(params, coefficient, key, paid.std), paid, signal
+        total = {name: np.zeros_like(leaf) for name, leaf in params.items()}
+        for i in np.flatnonzero(paid.weight):
+            coefficient = np.zeros(len(paid.weight))
+            coefficient[i], moved = rate / federation.samples[i], params
+            for step, sigma in enumerate(paid.sigma[:, i]):
+                folded = jax.random.fold_in(key, step * len(paid.weight) + int(i))
+                moved = self._move(moved, coefficient, folded, float(sigma))
+            p = np.float32(paid.weight[i])
+            total = {name: leaf + p * moved[name] for name, leaf in total.items()}
+        return total, paid, signal
+
+    def _move(self, params: Arrays, coefficient: Floats, key: Any, std: float) -> Arrays:
+        """Return the parameters after one step of the clients that have a coefficient."""
+        federation, moved = self.run.federation, dict(params)
+        by_class = federation.recipe.class_weights
+        for x, y, weight in self._read_blocks(coefficient):
+            weight = weight if by_class is None else weight * np.array(by_class, np.float32)[y]
+            step = federation.model.clipped_sum(params, x, y, weight, federation.recipe.clip)
+            moved = {name: leaf - step[name].astype(leaf.dtype) for name, leaf in moved.items()}
+            check_interrupts()
+        noise = jax.device_get(draw_simulated_noise(key, params, jnp.float32(std)))
+        return {name: leaf + noise[name] for name, leaf in moved.items()}
+
+    def _average_losses(self, paid: PreparedRound, params: Arrays, key: Any) -> float | None:
+        """Return Σ_i p_i·(mean loss of client i in [0, B]) + noise, where clients upload it."""
+        federation = self.run.federation
+        if federation.plan.server.signal != "clients":
+            return None
+        bound, mean = federation.plan.server.loss_bound or 0.0, 0.0
+        for x, y, weight in self._read_blocks(paid.weight / federation.samples):
+            losses = np.nan_to_num(federation.model.losses(params, x, y), nan=np.inf)
+            mean += float(np.clip(losses, 0, bound) @ weight)
+        drawn = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)))
+        return mean + paid.signal_std * float(drawn)
+
+    def _read_blocks(self, coefficient: Floats) -> Iterator[tuple[Any, Any, NDArray[np.float32]]]:
+        """Yield the rows of the clients that have a coefficient, and the coefficient of each."""
+        train = self.run.federation.held.train
+        rows = max(1, BLOCK_BYTES // (4 * int(train.x.shape[1])))
+        for where, weight in plan_blocks(self.run.federation.samples, coefficient, rows):
+            yield train.x[where], train.y[where], weight
 
 
 def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[Params, Array]:
