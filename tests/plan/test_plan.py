@@ -34,7 +34,7 @@ MALFORMED = [
     # the server learns only sums
     ("[privacy]\nview = 'model'", "privacy.view must be upload or sum"),
     ("[privacy]\nhonest = 6", "privacy.honest has no effect with privacy.view = upload"),
-    ("[privacy]\ncorrupt = 0", "privacy.corrupt has no effect with privacy.view = upload"),
+    ("[privacy]\ncorrupt = 10", "privacy.corrupt must be below data.clients = 10, got 10"),
     ("[privacy]\nview = 'sum'", "privacy.honest must be a whole number ≥ 2"),
     ("[privacy]\nview = 'sum'\nhonest = 1", "privacy.honest must be a whole number ≥ 2"),
     (SUM.replace("6", "6.5"), "privacy.honest"),

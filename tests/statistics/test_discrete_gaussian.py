@@ -37,6 +37,24 @@ def places(sigma):
     return [0, 1, sigma, *(int(x * sigma) for x in rng.uniform(0, 12, 60)), 12 * sigma]
 
 
+@pytest.mark.parametrize(("one", "two"), [(0.6, 0.6), (0.7, 1.0), (0.8, 2.0), (1.0, 1.0)])
+def test_the_sum_of_two_is_as_close_to_one_as_the_proofs_say(one, two):
+    """On grids so coarse that the difference can be seen: docs/proofs.md, (e)."""
+    reach = range(-40, 41)
+    with mpmath.workdps(60):
+        laws = []
+        for variance in (one**2, two**2, one**2 + two**2):
+            weights = {k: mpmath.exp(-(mpmath.mpf(k) ** 2) / (2 * variance)) for k in reach}
+            total = mpmath.fsum(weights.values())
+            laws.append({k: w / total for k, w in weights.items()})
+        bound = 10 * mpmath.exp(-2 * mpmath.pi**2 / (1 / one**2 + 1 / two**2))
+        seen = 0
+        for y in range(-8, 9):
+            summed = mpmath.fsum(laws[0][k] * laws[1][y - k] for k in range(-30, 31))
+            seen = max(seen, abs(mpmath.log(summed / laws[2][y])))
+    assert 1e-12 < seen <= bound
+
+
 @pytest.mark.parametrize("sigma", [1, 2, 3, 7, 16, 100, 2**20, 2**33 + 1, 2**40])
 def test_the_lemma(sigma):
     least = mpmath.inf

@@ -288,6 +288,9 @@ def calibrate(
     parameters: Annotated[
         int | None, typer.Option(help="Parameters of the model, for advice on the noise.")
     ] = None,
+    colluding: Annotated[
+        int | None, typer.Option(help="Other clients that side with whoever sees the models.")
+    ] = None,
     expect: Annotated[
         bool, typer.Option("--expect", help="What federations of several sizes have reached.")
     ] = False,

@@ -157,6 +157,9 @@ class Plan(Section):
             raise PlanError.of("local.steps", self.local.steps, bound, remedy)
         if self.privacy.view == "sum":
             self._check_sum()
+        elif self.data.clients is not None and (self.privacy.corrupt or 0) >= self.data.clients:
+            bound = f"below data.clients = {self.data.clients}"
+            raise PlanError.of("privacy.corrupt", self.privacy.corrupt, bound, "they are others")
         return self
 
     def _check_sum(self) -> None:

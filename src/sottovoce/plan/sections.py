@@ -234,8 +234,10 @@ class Privacy(Section):
         description="how many clients of a round, itself included, a client counts on (h)",
         examples=[8],
     )
-    corrupt: Annotated[WholeOrZero | None, When("view", "sum", 0)] = Field(
-        default=None, description="how many other clients may side with the server (c)"
+    corrupt: WholeOrZero | None = Field(
+        default=None,
+        description="how many other clients may side with whoever sees sums or models (c)",
+        examples=[2],
     )
 
     @model_validator(mode="before")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from importlib import resources
@@ -105,6 +105,32 @@ def describe_evaluation(codes: Iterable[str]) -> str:
     return (
         f"{whose} are not protected: the server has them as they are, and a run's losses, "
         f"metrics{by_client} and all else that its report shows of them are computed without noise."
+    )
+
+
+def describe_model_view(
+    colluding: Sequence[int], epsilon: Sequence[float], delta: float, unit: Unit, noise: str
+) -> str:
+    """Return the sentences on whoever sees the models of all rounds, but no upload.
+
+    >>> describe_model_view([0, 1], [0.3788, 0.3834], 1e-3, "record", "secure").split(". This")[0]
+    'Against whoever sees the models of all rounds of this run but no single upload, one record of \
+any client (replace-one) is protected by (ε, δ) = (0.3788, 0.001), or (0.3834, 0.001) if 1 other \
+client tells what it knows'
+    """
+    pairs = [f"({format_claim(e, 4)}, {format_claim(delta, 3)})" for e in epsilon]
+    who = ["1 other client tells what it knows" if c == 1 else f"{c} others do" for c in colluding]
+    told = "".join(f", or {pair} if {w}" for w, pair in [*zip(who, pairs, strict=True)][1:])
+    what = "all data" if unit == "client" else f"one {unit}"
+    would, given = "is", ""
+    if noise == "simulated":
+        would, given = "would be", ", with noise drawn securely"
+    return (
+        f"Against whoever sees the models of all rounds of this run but no single upload, {what} "
+        f"of any client (replace-one) {would} protected by (ε, δ) = {pairs[0]}{told}{given}. "
+        "This holds as long as the server keeps the uploads to itself, the other clients add their "
+        "noise, and who takes part does not depend on the data; the rounding of uploads to float32 "
+        "is left out."
     )
 
 

@@ -128,6 +128,47 @@ def add_smallest(values: ArrayLike, count: int) -> Floats:
     return np.where(among, sums[..., count : count + 1], others + values)
 
 
+_UP = 1 + 1e-9  # pays for the rounding of a sum over a million rounds and clients
+
+
+def sum_model_mu2(
+    weight: ArrayLike, sigma: ArrayLike, sensitivity: ArrayLike, colluding: int
+) -> Floats:
+    """Return the μ² of each client against whoever sees the model of every round, and no upload.
+
+        Σ_t (p_iΔ_i)² / Σ_j p_j²σ_j²,    j: client i and all but the c others that add most noise
+
+    Arrays are [rounds, clients]; p is 0 where a client had no part. A client whose σ is NaN hides
+    it: it counts as adding none, and its own answer is NaN. Rounded up.
+
+    >>> sum_model_mu2([[0.5, 0.5]], [[2.0, 2.0]], 1.0, colluding=0).round(6).tolist()
+    [0.125, 0.125]
+    >>> sum_model_mu2([[0.5, 0.5]], [[2.0, 2.0]], 1.0, colluding=1).round(6).tolist()
+    [0.25, 0.25]
+    """
+    weight, sigma = np.asarray(weight, dtype=np.float64), np.asarray(sigma, dtype=np.float64)
+    hidden = np.isnan(sigma) & (weight > 0)
+    noise = np.where((weight > 0) & ~hidden, (weight * sigma) ** 2, 0.0)
+    honest = add_smallest(noise, max(noise.shape[-1] - 1 - colluding, 0))
+    released = np.where(hidden, np.nan, (weight * sensitivity) ** 2)
+    terms = np.divide(released, honest, out=np.zeros_like(weight), where=weight > 0)
+    return np.asarray(terms.sum(axis=0) * _UP)
+
+
+def bound_epsilon(delta: ArrayLike, mu2: ArrayLike) -> Floats:
+    """Return the ε at δ of releases worth μ² with sums of discrete Gaussian noise, rounded up.
+
+    docs/proofs.md, (c) and (e): ε(δ·(1 − x − 1e-9), μ) + x, x = (2³⁰ + 400)·μ²/2⁶⁵.
+
+    >>> float(bound_epsilon(1e-3, gaussian.mu(4.0, 1e-3) ** 2 / 50).round(4))
+    0.3788
+    """
+    mu2 = np.asarray(mu2, dtype=np.float64)
+    lost = (MOST_PARAMETERS + _SPARE_PARAMETERS) * mu2 / _GRID
+    less_delta = np.asarray(delta, dtype=np.float64) * (1 - (lost + _SPARE_DELTA))
+    return np.asarray((gaussian.epsilon(less_delta, np.sqrt(mu2)) + lost) * (1 + gaussian.MARGIN))
+
+
 def charges_absent(calibration: Calibration) -> bool:
     """Return whether a client pays for rounds in which it took no part (paper's Theorem 4).
 

@@ -98,6 +98,8 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
         remedy = "try a smaller local.learning_rate"
         lines.append(f"the loss is not finite since round {lost[0]}: {remedy}")
     lines += ["", textwrap.fill(text, width=96, break_on_hyphens=False)]
+    if (view := record.get("model_view")) is not None:
+        lines += ["", textwrap.fill(view["text"], width=96, break_on_hyphens=False)]
     if (rehearsed := record["plan"].get("rehearsed")) is not None:
         text = f"Settings were chosen, as the plan says: {rehearsed}."
         lines += ["", textwrap.fill(text, width=96, break_on_hyphens=False)]

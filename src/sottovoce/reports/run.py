@@ -404,10 +404,12 @@ def render_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
     link = Markup("")
     if page is not None and page.exists():
         link = Markup('<p><a href="{}">{}</a></p>').format(page.resolve().as_uri(), page)
+    view = run.record.model_view
+    said = [run.guarantee["text"], *([] if view is None else [view["text"]])]
     return Markup(
         '<div style="max-width: 42em"><p><strong>{}</strong></p><p>{}</p>'
         '<div style="max-width: 28em">{}</div>{}</div>'
-    ).format(describe_run(run), run.guarantee["text"], charts.draw_loss(run), link)
+    ).format(describe_run(run), " ".join(said), charts.draw_loss(run), link)
 
 
 def _render(run: CheckedRun) -> str:

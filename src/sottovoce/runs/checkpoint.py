@@ -133,6 +133,7 @@ class ServerState:
     seconds: float  # spent so far, in all sittings
     exhausted: bool = False  # nobody could pay the last round that was announced
     marks: Marks = NO_MARKS  # what the server's optimiser counts; its arrays stand beside the model
+    weight: tuple[NDArray[np.float64], ...] = ()  # of each upload; of very many clients not kept
 
 
 Parameters = dict[str, NDArray[Any]]
@@ -174,6 +175,7 @@ def save(
         "turns": state.turns,
         "sigma": np.array(state.sigma).reshape(len(state.sigma), len(state.asked)),
         "mu2": np.array(state.mu2).reshape(len(state.mu2), len(state.asked)),
+        "weight": np.array(state.weight).reshape(len(state.weight), len(state.asked)),
     }
     meta = {
         "header": header,
@@ -216,6 +218,7 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
             seconds=meta["seconds"],
             exhausted=meta["exhausted"],
             marks=Marks(*meta.get("marks", ())),
+            weight=tuple(arrays.get("weight", ())),
         )
         params = _select_arrays(arrays, "param")
         memory: Memory = {slot: _select_arrays(arrays, slot) for slot in meta.get("memory", ())}

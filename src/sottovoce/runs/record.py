@@ -40,6 +40,7 @@ from sottovoce.schemas import (
     Delta,
     DocumentSchema,
     GuaranteeEntry,
+    ModelView,
     NotCovered,
     NotNegative,
     Positive,
@@ -291,6 +292,8 @@ class ClientEntry(Identity):
     refused or lost since."""
     spent_alone: NotRequired[NotNegative | None]
     """Where the server learns only sums: Σ (Δ/s)² of its own noise s, whatever others do."""
+    epsilon_models: NotRequired[list[NotNegative | None]]
+    """Against whoever sees only the models, in the order of model_view.colluding."""
 
 
 class Timing(TypedDict):
@@ -363,6 +366,7 @@ class Record(BaseModel):
     to itself."""
     versions: Versions
     timing: Timing
+    model_view: ModelView | None = None
     not_covered: NotCovered | None = None
     """The codes, where guarantee is null."""
     clip: Positive | None = None
@@ -480,6 +484,7 @@ class Record(BaseModel):
             result["finish"] = finish
         if (words := describe(plan.server.aggregation, plan.server.trim)) is not None:
             result["aggregation"] = words
+        views = federation.observe_models(state, finished=status == "finished")
         layout, few = federation.held.layout, len(state.asked) <= MANY_CLIENTS
         form: ModelEntry = {
             "shape": list(federation.held.shape),
@@ -515,12 +520,13 @@ class Record(BaseModel):
                     "seconds": state.seconds,
                     "seconds_per_round": state.seconds / max(1, done),
                 },
+                model_view=None if views is None else views[0],
                 # Without a figure, what is not covered is said all the same.
                 not_covered=None if guarantee is not None else codes,
                 clip=federation.recipe.clip if plan.local.clip == "median" else None,
                 advice=federation.advise() or None,
                 table=None if layout is None else layout.to_json(),
-                clients=_list_clients(federation, state, identities) if few else None,
+                clients=_list_clients(federation, state, identities, views) if few else None,
             )
         except ValidationError as error:
             raise RunError(
@@ -556,9 +562,14 @@ def model_sha256(params: Parameters) -> str:
 
 
 def _list_clients(
-    federation: Federation, state: ServerState, identities: Sequence[Identity]
+    federation: Federation,
+    state: ServerState,
+    identities: Sequence[Identity],
+    views: tuple[ModelView, NDArray[np.float64] | None] | None,
 ) -> list[ClientEntry]:
     columns = _columns(federation, state)
+    if views is not None and views[1] is not None:
+        columns["epsilon_models"] = views[1]
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     known = identities or [{}] * len(state.asked)
     listed = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 import tomllib
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,6 +25,7 @@ from sottovoce.privacy.budget import (
     Guarantee,
     Unit,
     advise,
+    describe_model_view,
     format_claim,
     list_always_not_covered,
     round_up,
@@ -35,7 +37,7 @@ from sottovoce.schedules.base import require_rounds
 from sottovoce.schedules.pricing import plan_turns
 
 if TYPE_CHECKING:
-    from sottovoce.schemas import CalibrationDocument, ExpectedDocument, RequestEntry
+    from sottovoce.schemas import CalibrationDocument, ExpectedDocument, ModelView, RequestEntry
 
 MOST = 10**9  # rounds, clients or samples: more is taken for a typing error
 PARAMETERS = 2410  # of the embedded plan's model
@@ -56,6 +58,7 @@ class CalibrationRequest:
     unit: Unit
     calibration: Calibration
     parameters: int
+    colluding: int
 
     @property
     def units(self) -> int:
@@ -74,6 +77,7 @@ class Calibrated:
     mu: float
     mu_release: float
     guarantee: Guarantee
+    model_view: ModelView
     paper_sigma: float
     paper_true_epsilon: float
     paper_true_delta: float
@@ -92,6 +96,7 @@ class Calibrated:
             "mu": self.mu,
             "mu_release": self.mu_release,
             "guarantee": self.guarantee.to_json(),
+            "model_view": self.model_view,
             "paper": {
                 "sigma": self.paper_sigma,
                 "true_epsilon": self.paper_true_epsilon,
@@ -116,6 +121,7 @@ def calibrate(
     unit: Unit | None = None,
     calibration: Calibration | None = None,
     parameters: int | None = None,
+    colluding: int | None = None,
 ) -> Calibrated:
     """Return the noise a budget buys. Values not given come from the embedded default plan.
 
@@ -138,6 +144,7 @@ def calibrate(
         unit=_use_default(unit, plan["local"]["unit"]),
         calibration=_use_default(calibration, plan["privacy"]["calibration"]),
         parameters=_use_default(parameters, PARAMETERS),
+        colluding=_use_default(colluding, 0),
     )
     return _solve_request(request)
 
@@ -149,6 +156,7 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
     for name in ("rounds", "clients", "samples", "parameters"):
         _check_count(name, getattr(ask, name), MOST, "say how large the federation is")
     _check_count("per_round", ask.per_round, ask.clients, "at most all clients upload in a round")
+    _check_count("colluding", ask.colluding, ask.clients - 1, "they are others", least=0)
 
     q = ask.per_round / ask.clients
     absent = calibrations.charges_absent(ask.calibration)
@@ -175,6 +183,11 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
         parameters=ask.parameters,
         step=ask.learning_rate * ask.clip,
     )
+    holds = max(paper_epsilon, 1e-6) if absent else budget.epsilon
+    # K equal clients: the others' noise counts as its own does, but for that of c colluding ones.
+    colluding = sorted({0, min(1, ask.clients - 1), ask.colluding})
+    seen = [turns * mu_release**2 / max(ask.per_round - c, 1) for c in colluding]
+    models = [min(float(calibrations.bound_epsilon(budget.delta, s)), holds) for s in seen]
     return Calibrated(
         request=ask,
         sensitivity=delta_s,
@@ -183,7 +196,7 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
         mu=mu,
         mu_release=mu_release,
         guarantee=Guarantee(
-            Budget(max(paper_epsilon, 1e-6), budget.delta) if absent else budget,
+            Budget(holds, budget.delta),
             unit=ask.unit,
             calibration=ask.calibration,
             not_covered=(
@@ -192,6 +205,11 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
                 *(("loose-delta",) if budget.delta * ask.units >= 1 else ()),
             ),
         ),
+        model_view={
+            "colluding": colluding,
+            "epsilon": models,
+            "text": describe_model_view(colluding, models, budget.delta, ask.unit, "secure"),
+        },
         paper_sigma=by_paper,
         paper_true_epsilon=paper_epsilon,
         paper_true_delta=calibrations.true_delta(
@@ -277,6 +295,8 @@ def format_table(answer: Calibrated) -> str:
             else []
         ),
         str(answer.guarantee),
+        "",
+        textwrap.fill(answer.model_view["text"], width=96, break_on_hyphens=False),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -346,6 +366,6 @@ def _use_default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _check_count(name: str, value: object, most: int, remedy: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise InputError.of(name, value, f"a whole number from 1 to {most}", remedy)
+def _check_count(name: str, value: object, most: int, remedy: str, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InputError.of(name, value, f"a whole number from {least} to {most}", remedy)

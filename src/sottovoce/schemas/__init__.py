@@ -115,6 +115,18 @@ class GuaranteeEntry(TypedDict):
     """There, what holds at delta whatever anyone does."""
 
 
+class ModelView(TypedDict):
+    """What holds against whoever sees the models of all rounds, but no upload."""
+
+    colluding: list[Count]
+    """Numbers of other clients that tell the observer what they know."""
+    epsilon: NotRequired[list[NotNegative]]
+    """By these numbers, the largest of any client, at the largest delta; absent: nothing can be
+    stated beyond the guarantee."""
+    text: str
+    """The sentence, or why there is no figure."""
+
+
 class TableEntry(TypedDict):
     """How the user's own table was encoded: what predictions need."""
 
@@ -209,6 +221,7 @@ class RequestEntry(TypedDict):
     unit: Unit
     calibration: Calibration
     parameters: AtLeastOne
+    colluding: Count
 
 
 class PaperEntry(TypedDict):
@@ -266,6 +279,7 @@ class CalibrationDocument(TypedDict):
     mu_release: Positive
     """μ-GDP of one upload, Δ/σ."""
     guarantee: GuaranteeEntry
+    model_view: ModelView
     paper: PaperEntry
     attacker: AttackerEntry
     """The best any attacker can do against the whole run."""

@@ -50,6 +50,7 @@ from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
+from sottovoce.runs.checkpoint import ServerState
 from sottovoce.runs.record import MOST_CONFUSED, MOST_NAMED, ClientResult
 from sottovoce.schedules.aggregate import limit_samples
 from sottovoce.schedules.algorithms import (
@@ -61,6 +62,7 @@ from sottovoce.schedules.algorithms import (
 from sottovoce.schedules.base import CheckedSchedule, Schedule
 from sottovoce.schedules.optimizer import Finish, Leaves
 from sottovoce.schedules.pricing import Terms, plan_turns
+from sottovoce.schemas import ModelView
 from sottovoce.server.members import Account, Member
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
@@ -355,7 +357,11 @@ class Federation:
         loosest, tightest = int(np.nanargmax(worth)), None
         if np.ptp(self.epsilon[~hidden]) > 0 or np.ptp(self.delta[~hidden]) > 0:
             tightest = self._find_true_budget(int(np.nanargmin(worth)))
-        kinds = self.calibrations
+        kinds, alone = self.calibrations, None
+        if plan.privacy.view == "sum":
+            # By its own noise a release costs at most h times what is booked (`share_noise`).
+            mu_alone = np.sqrt(self.terms.honest * self.capacity[loosest])
+            alone = float(gaussian.epsilon(self.delta[loosest], mu_alone))
         kind = kinds[loosest] if kinds else plan.privacy.calibration
         return budget.Guarantee(
             self._find_true_budget(loosest),
@@ -365,17 +371,57 @@ class Federation:
             tightest=tightest,
             others=tuple(sorted(set(kinds) - {kind})),
             corrupt=self.terms.corrupt,
-            epsilon_alone=self._bound_alone(loosest) if plan.privacy.view == "sum" else None,
+            epsilon_alone=alone,
         )
 
-    def _bound_alone(self, client: int) -> float:
-        """Return the ε of a client's own noise, where the server learns only sums.
+    def observe_models(
+        self, state: ServerState, *, finished: bool
+    ) -> tuple[ModelView, Floats | None] | None:
+        """Return what holds against whoever sees the models of all rounds, but no upload.
 
-        (Δ/s)² is at most h times what a release books (`share_noise`), so that h times the
-        capacity is a cap under every schedule.
+        The entry of the record, and ε[clients, colluding] or None where nothing can be stated. None
+        if the server itself sees no more than sums, or every client hides its budget.
         """
-        mu = np.sqrt(self.terms.honest * self.capacity[client])
-        return float(gaussian.epsilon(self.delta[client], mu))
+        known = ~np.isnan(self.capacity)
+        if self.plan.privacy.view == "sum" or not known.any():
+            return None
+        clients = len(known)
+        colluding = sorted({0, min(1, clients - 1), self.plan.privacy.corrupt or 0})
+        mu2, why = self._sum_model_views(state, colluding, finished)
+        if mu2 is None:
+            text = f"Against whoever sees only the models no smaller ε is stated: {why}."
+            return {"colluding": colluding, "text": text}, None
+        asked = [self._find_true_budget(i).epsilon if known[i] else np.nan for i in range(clients)]
+        found = np.minimum(calibration.bound_epsilon(self.delta, mu2), asked)
+        most = np.nanmax(found, axis=1).tolist()
+        delta, unit = float(np.nanmax(self.delta)), self.plan.local.unit
+        text = budget.describe_model_view(colluding, most, delta, unit, self.plan.noise)
+        return {"colluding": colluding, "epsilon": most, "text": text}, found.T
+
+    def _sum_model_views(
+        self, state: ServerState, colluding: Sequence[int], finished: bool
+    ) -> tuple[Floats | None, str]:
+        """Return μ²[colluding, clients] of the models, or None and why (docs/proofs.md, (e))."""
+        if {*self.not_covered()} & {*budget.LEAKS}:
+            return None, "values that nobody paid for left the clients"
+        if self.recipe.releases > 1:
+            return None, "between the steps of a round a client has only its own noise"
+        if self.plan.server.aggregation not in (None, "mean"):
+            return None, "the uploads are not averaged with weights that are known in advance"
+        fixed = isinstance(self.schedule, FixedRounds | DecayingNoise | ForecastRounds)
+        if fixed and finished and len(state.weight) == len(state.rounds):
+            weight, sigma = np.array([state.weight, state.sigma]).reshape(2, -1, len(self.capacity))
+            views = [
+                calibration.sum_model_mu2(weight, sigma, self.sensitivity, c) for c in colluding
+            ]
+            return np.array(views), ""
+        alike = [self.samples, self.epsilon, self.delta, self.capacity]
+        if self.calibrations or any(np.ptp(values) > 0 for values in alike):
+            return None, "rounds and noise were not fixed in advance, or not all were played"
+        if self.terms.per_round < self.terms.clients:
+            return None, "rounds were not fixed in advance, and other clients take part in each"
+        # Equal clients that are all in every round: the ratio to what is booked is 1/(K − c).
+        return np.array([self.capacity / (len(self.capacity) - c) for c in colluding]), ""
 
 
 def build(

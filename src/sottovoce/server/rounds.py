@@ -397,6 +397,7 @@ def close_round(
         rounds=(*state.rounds, {**entry, **played.exceptions}),
         sigma=checkpoint.extend_trace(state.sigma, prepared.sigma[0], checkpoint.combine_sigma),
         mu2=checkpoint.extend_trace(state.mu2, prepared.mu2, np.add),
+        weight=() if many else (*state.weight, prepared.weight),
         seconds=seconds,
         marks=federation.finish.update_marks(state.marks, turn.t, turn.horizon, played.offered),
     )
