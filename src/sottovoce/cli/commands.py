@@ -699,6 +699,9 @@ def reproduce(
     claims: Annotated[
         bool, typer.Option("--claims", help="Only print the table of claims of --out.")
     ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Of horizon: these panels, repeatable.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Make the figures of the paper, with a verdict on every claim.
@@ -712,6 +715,7 @@ def reproduce(
       sottovoce reproduce fig2 fig4
       sottovoce reproduce all --quick --out quick
       sottovoce reproduce frontier
+      sottovoce reproduce horizon --only mnist
       sottovoce reproduce --claims
     """
     keep_compiled_programs()
@@ -722,6 +726,12 @@ def reproduce(
         click.echo(format_markdown(figures.load_finished(out)))
     elif not names:
         click.echo(figures.format_listing())
+    elif only and names != ["horizon"]:
+        raise InputError("--only names panels of horizon; leave it out, or reproduce horizon")
+    elif names == ["horizon"]:
+        folder = figures.reproduce_horizon(quick=quick, only=only or (), out=out, quiet=quiet)
+        click.echo((folder / "horizon.md").read_text("utf-8"), nl=False)
+        click.echo(f"picture   {folder / 'horizon.svg'}")
     elif names == ["frontier"]:
         folder = figures.reproduce_frontier(quick=quick, out=out, quiet=quiet)
         click.echo((folder / "frontier.md").read_text("utf-8"), nl=False)

@@ -24,7 +24,7 @@ from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.progress import ProgressLine
 from sottovoce.studies import store
-from sottovoce.studies.paper import definition, frontier, outcomes
+from sottovoce.studies.paper import definition, frontier, horizon, outcomes
 from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
 from sottovoce.studies.paper.outcomes import Judged, Outcome, Result, Runs, judge_folder
 from sottovoce.studies.paper.page import draw_file, list_pictures, render_figures
@@ -294,7 +294,9 @@ def format_listing() -> str:
         figure = definition.load_figure(name)
         lines.append(f"{name:<13} {figure.paper:<8} {figure.title}")
     lines.append(f"{ALL:<13} {'':<8} every one of those above")
-    return "\n".join([*lines, f"{frontier.NAME:<13} {'ours':<8} What the same budget buys"])
+    lines.append(f"{frontier.NAME:<13} {'ours':<8} What the same budget buys")
+    lines.append(f"{horizon.NAME:<13} {'ours':<8} Which rule finds the number of rounds")
+    return "\n".join(lines)
 
 
 def reproduce(
@@ -352,6 +354,23 @@ def reproduce_frontier(
     return folder / frontier.NAME
 
 
+def reproduce_horizon(
+    *,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    out: Path = Path("results"),
+    quiet: bool = False,
+) -> Path:
+    """Make `out/horizon`: panels, picture and table; what is there already is not run again."""
+    folder, show = _open_folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
+    try:
+        progress = partial(train, progress=partial(_show_progress, show))
+        horizon.reproduce(quick=quick, only=only, out=folder, train=progress)
+    finally:
+        show.close()
+    return folder / horizon.NAME
+
+
 def choose_figures(names: Sequence[str]) -> list[Figure]:
     """Return the named figures, each once, in their order.
 
@@ -359,10 +378,11 @@ def choose_figures(names: Sequence[str]) -> list[Figure]:
     ['fig2', 'fig9']
     """
     known = definition.list_figures()
-    if frontier.NAME in names:
-        raise InputError(
-            f"{frontier.NAME} is made alone; name it in a command by itself, without figures"
-        )
+    for alone in (frontier.NAME, horizon.NAME):
+        if alone in names:
+            raise InputError(
+                f"{alone} is made alone; name it in a command by itself, without figures"
+            )
     named = known if ALL in names else [definition.load_figure(name).name for name in names]
     if not named:
         raise InputError(f"name a figure ({', '.join(known)}) or {ALL}")

@@ -1,0 +1,262 @@
+"""`sottovoce reproduce horizon`: which rule finds a good number of rounds, by data, steps and ε.
+
+`horizon.toml` lists panels. A cell is a panel, a pair (η, C) and an ε; there, every fixed T of the
+list and every rule is trained with the same seeds. The regret of a rule is the mean accuracy of the
+best fixed T, chosen in hindsight on the test rows, less that of the rule, in points. A best of five
+noisy means is above the truth, so that a rule which always finds the best T has a regret above 0.
+
+OUT/horizon/PANEL.json    a panel, a number for every seed; panels made elsewhere may be copied here
+OUT/horizon/horizon.md    the table of docs/horizon.md
+OUT/horizon/horizon.svg   accuracy against ε
+"""
+
+from __future__ import annotations
+
+import statistics
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sottovoce.data.files import make_folder, write_file
+from sottovoce.errors import DataError, InputError
+from sottovoce.plan import Plan
+from sottovoce.reports.charts import INK, draw_svg, tidy_axes
+from sottovoce.studies import store
+from sottovoce.studies.paper import outcomes
+from sottovoce.studies.paper.definition import Cell, nest_keys
+from sottovoce.studies.paper.page import draw_error_bars, find_look
+
+NAME, SCHEMA = "horizon", "sottovoce.horizon/1"
+#: The quick version: one cell of the digits, a few rounds.
+QUICK = {"epsilon": [8], "fixed": [2, 4], "rounds": 4}
+BEST = "best fixed T"
+
+
+@dataclass(frozen=True)
+class RulePoint:
+    """What a rule, or a fixed T, made of one cell: a number for every seed."""
+
+    step: Sequence[float]  # η, C
+    epsilon: float
+    rule: str  # of the file, or the fixed T
+    key: str
+    seeds: Sequence[int]
+    accuracy: Sequence[float]
+    rounds: Sequence[int]
+    made: Sequence[str]
+
+    @property
+    def mean(self) -> float:
+        """The mean test accuracy in per cent."""
+        return 100 * statistics.mean(self.accuracy)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over the seeds, in points; 0 of one."""
+        return 100 * statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
+
+
+@cache
+def load_definition() -> dict[str, Any]:
+    """Load `horizon.toml`."""
+    text = resources.files("sottovoce.studies.paper").joinpath("horizon.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def list_cells(panel: str, quick: bool) -> Iterator[Cell]:
+    """Yield what is to be trained of a panel: `panel` is (η, C), `line` the rule, `x` the ε.
+
+    >>> len(list(list_cells("digits", quick=False)))  # 3 steps, 5 budgets, 5 fixed T and 2 rules
+    105
+    """
+    known = load_definition()
+    one = known["panel"][panel]
+    source = {**known, **QUICK} if quick else known
+    lines = {str(T): {"rounds.schedule": "fixed", "rounds.rounds": T} for T in source["fixed"]}
+    for name, rule in known["rule"].items():
+        lines[name] = rule["plan"] | ({"rounds.rounds": QUICK["rounds"]} if quick else {})
+    for eta, clip in one["steps"][: 1 if quick else None]:
+        for epsilon in source["epsilon"]:
+            for name, changes in lines.items():
+                keys = (
+                    one["plan"]
+                    | changes
+                    | {
+                        "local.learning_rate": eta,
+                        "local.clip": clip,
+                        "privacy.epsilon": float(epsilon),
+                        "server.average": "exponential",
+                    }
+                )
+                plan = Plan(**nest_keys(keys))
+                yield Cell("corrected", (eta, clip), name, epsilon, None, plan)
+
+
+def reproduce(
+    *,
+    quick: bool,
+    only: Sequence[str],
+    out: Path,
+    train: Callable[[Sequence[tuple[Cell, int, None]], Path], list[str]],
+) -> dict[str, list[RulePoint]]:
+    """Run what is missing of these panels in `out/horizon`, and write table and picture of all."""
+    panels, folder = load_definition()["panel"], out / NAME
+    if unknown := [name for name in only if name not in panels]:
+        raise InputError.of("--only", unknown[0], f"one of {', '.join(panels)}", "name panels")
+    make_folder(folder)
+    absent: list[str] = []
+    for name in only or (["digits"] if quick else panels):
+        cells = list(list_cells(name, quick))
+        seeds = range(1, 2 if quick else panels[name]["seeds"] + 1)
+        rows = [vars(point) | {"delta": 0.0} for point in read_panel(folder, name)]
+        runs = outcomes.list_runs(rows)
+        runs |= outcomes.read_runs(folder)
+        missing = [(c, seed, None) for c in cells for seed in seeds if (c.key, seed) not in runs]
+        absent += (failed := train(missing, folder))
+        if failed:
+            continue
+        runs |= outcomes.read_runs(folder)
+        points = [_make_point(c, seeds, [runs[c.key, seed] for seed in seeds]) for c in cells]
+        head = {"schema": SCHEMA, "panel": name, "quick": quick}
+        text = store.format_results(head, {"points": [vars(point) for point in points]})
+        write_file(folder / f"{name}.json", text.encode())
+    found = read_panels(folder)
+    write_file(folder / f"{NAME}.md", format_table(found).encode())
+    write_file(folder / f"{NAME}.svg", draw_panels(found).encode())
+    if absent:
+        raise DataError(f"{NAME} is not complete: {' '.join(dict.fromkeys(absent))}")
+    store.remove_journal(folder)
+    return found
+
+
+def _make_point(cell: Cell, seeds: Sequence[int], runs: Sequence[outcomes.Outcome]) -> RulePoint:
+    return RulePoint(
+        step=list(cell.panel),
+        epsilon=cell.x,
+        rule=cell.line,
+        key=cell.key,
+        seeds=list(seeds),
+        accuracy=[float(f"{run.accuracy:.6g}") for run in runs],
+        rounds=[run.rounds for run in runs],
+        made=[run.made for run in runs],
+    )
+
+
+def read_panel(folder: Path, name: str) -> list[RulePoint]:
+    """Return the points of a panel; none where it was not made."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return []
+    content = store.read_results(path, SCHEMA)
+    with store.refuse_damage(path):
+        return [RulePoint(**row) for row in content["points"]]
+
+
+def read_panels(folder: Path) -> dict[str, list[RulePoint]]:
+    """Return the points of every panel that was made, in the order of the file."""
+    found = {name: read_panel(folder, name) for name in load_definition()["panel"]}
+    return {name: points for name, points in found.items() if points}
+
+
+@dataclass(frozen=True)
+class RuleCell:
+    """The points of one (η, C) and one ε by rule, with the best fixed T in hindsight."""
+
+    step: tuple[float, float]
+    epsilon: float
+    rules: Mapping[str, RulePoint]
+
+    def regret(self, rule: str) -> float:
+        """Return the best fixed T's mean accuracy less the rule's, in points."""
+        return self.rules[BEST].mean - self.rules[rule].mean
+
+
+def gather_cells(points: Sequence[RulePoint]) -> list[RuleCell]:
+    """Return the cells of a panel, in the order of the file."""
+    by_cell: dict[tuple[tuple[float, float], float], dict[str, RulePoint]] = {}
+    for point in points:
+        step = (point.step[0], point.step[1])
+        by_cell.setdefault((step, point.epsilon), {})[point.rule] = point
+    cells = []
+    for (step, epsilon), rules in by_cell.items():
+        fixed = [point for name, point in rules.items() if name.isdecimal()]
+        best = max(fixed, key=lambda point: point.mean)
+        cells.append(RuleCell(step, epsilon, rules | {BEST: best}))
+    return cells
+
+
+def find_falls(cells: Sequence[RuleCell], rule: str) -> float:
+    """Return by how much the accuracy falls at most from one ε to the next larger, in points."""
+    falls = [0.0]
+    for before, after in pairwise(cells):
+        if before.step == after.step:
+            falls.append(before.rules[rule].mean - after.rules[rule].mean)
+    return max(falls)
+
+
+def format_table(panels: Mapping[str, Sequence[RulePoint]]) -> str:
+    """Return two tables: regret of each rule by panel, and every cell.
+
+    >>> format_table({}).splitlines()[0]
+    '| data | rule | mean regret | worst cell | largest fall as ε grows |'
+    """
+    rules = load_definition()["rule"]
+    lines = [
+        "| data | rule | mean regret | worst cell | largest fall as ε grows |",
+        "|---|---|---|---|---|",
+    ]
+    heads = ["data", "η, C", "ε", "best fixed T", *(rule["label"] for rule in rules.values())]
+    details = ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, points in panels.items():
+        title, cells = load_definition()["panel"][name]["title"], gather_cells(points)
+        for rule, about in rules.items():
+            regrets = [cell.regret(rule) for cell in cells]
+            numbers = statistics.mean(regrets), max(regrets), find_falls(cells, rule)
+            shown = " | ".join(f"{number:+.1f}" for number in numbers)
+            lines.append(f"| {title} | {about['label']} | {shown} |")
+        for cell in cells:
+            best = cell.rules[BEST]
+            told = [f"{best.mean:.1f} ({best.rule})"] + [
+                f"{-cell.regret(rule):+.1f} ({statistics.mean(cell.rules[rule].rounds):.0f})"
+                for rule in rules
+            ]
+            step = f"{cell.step[0]:g}, {cell.step[1]:g}"
+            details.append(f"| {title} | {step} | {cell.epsilon:g} | {' | '.join(told)} |")
+    return "\n".join([*lines, *details]) + "\n"
+
+
+def draw_panels(panels: Mapping[str, Sequence[RulePoint]]) -> str:
+    """Draw a row for each panel and in it a chart for each (η, C): accuracy against ε."""
+    labels = {BEST: BEST} | {name: r["label"] for name, r in load_definition()["rule"].items()}
+    widest = max([len({tuple(p.step) for p in points}) for points in panels.values()] or [1])
+
+    def paint(page: Any) -> None:
+        axes = page.subplots(max(1, len(panels)), widest, squeeze=False)
+        for row, (name, points) in zip(axes, panels.items(), strict=False):
+            cells = gather_cells(points)
+            steps = list(dict.fromkeys(cell.step for cell in cells))
+            for ax in row[len(steps) :]:
+                ax.set_visible(False)
+            for ax, step in zip(row, steps, strict=False):
+                there = [cell for cell in cells if cell.step == step]
+                for rule, label in labels.items():
+                    drawn = [cell.rules[rule] for cell in there]
+                    means, spreads = [p.mean for p in drawn], [p.spread for p in drawn]
+                    look = find_look("rule", rule)
+                    draw_error_bars(ax, [c.epsilon for c in there], means, spreads, look, label)
+                ax.set_xscale("log")
+                ax.set_xticks([c.epsilon for c in there], [f"{c.epsilon:g}" for c in there])
+                ax.minorticks_off()
+                title = load_definition()["panel"][name]["title"]
+                ax.set_title(f"{title}: η = {step[0]:g}, C = {step[1]:g}", fontsize=7, color=INK)
+                tidy_axes(ax)
+        handles, names = axes[0][0].get_legend_handles_labels()
+        page.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8.6)
+
+    size = (3.6 * widest, 2.4 * max(1, len(panels)) + 0.4)
+    return draw_svg(NAME, "", paint, size=size, inline=False)
