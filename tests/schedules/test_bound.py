@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.calibration import capacity
-from sottovoce.schedules.bound import Bound, Landscape
+from sottovoce.schedules.algorithms import Bound, Landscape
 
 LOSS = Landscape(smoothness=2.0, curvature=0.1, gap=2.0, learning_rate=0.4, divergence=0.3)
 

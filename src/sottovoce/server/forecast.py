@@ -38,7 +38,7 @@ from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import average_noise, weigh_uploads
 
 FEWEST_ROWS, MOST_ROWS = 40, 1000  # public rows that a forecast needs, and that it uses
-REPEATS = 2  # trainings of either half, each with noise of its own
+MOST_REPEATS = 8  # splits into halves; as many as `MOST_ROWS` rows allow, and at least two
 
 
 def start_schedule(
@@ -66,11 +66,13 @@ def forecast(
     """Return for each candidate T of the schedule what a run of T rounds misses of the metric."""
     schedule, plan, recipe = federation.schedule, federation.plan, federation.recipe
     assert isinstance(schedule, ForecastRounds)
-    order = seeds.generator(seed, Purpose.FORECAST, 0).permutation(len(public.y))
-    half = min(len(order), MOST_ROWS) // 2
-    rows = order[: 2 * half].reshape(2, half)
+    rng, half = seeds.generator(seed, Purpose.FORECAST, 0), min(len(public.y), MOST_ROWS) // 2
+    repeats = max(2, min(MOST_REPEATS, MOST_ROWS // half))
+    some = rng.permutation(len(public.y))[: 2 * half]
+    # Few rows are split anew for each training, so that they cost as much as many and tell more.
+    rows = np.concatenate([rng.permutation(some).reshape(2, half) for _ in range(repeats)])
     x, y = np.asarray(public.x)[rows], np.asarray(public.y)[rows]
-    weight = np.full((2, half), plan.local.rate / half, np.float32)
+    weight = np.full(rows.shape, plan.local.rate / half, np.float32)
     if recipe.class_weights is not None:
         weight *= np.array(recipe.class_weights, np.float32)[y]
     finish = replace(federation.finish, best=False)  # of one T, the last model is taken
@@ -147,11 +149,10 @@ def _train_halves(
     words: Array,
     rounds: Array,
 ) -> Array:
-    """Train on either half `REPEATS` times; return what is missing on both, [trainings, halves].
+    """Train on each half; return what is missing on it and on its other half, [halves, 2].
 
-    One compilation serves every number of rounds.
+    Two halves of the same rows follow each other. One compilation serves every number of rounds.
     """
-    all_x, all_y, _ = halves
     clip, std = numbers
 
     def make_tree(leaves: Leaves) -> Params:
@@ -162,10 +163,10 @@ def _train_halves(
             return 1 - clipping.evaluate(model, params, x, y)[1]
         return clipping.judge_public(model, params, x, y, settings.metric)[2]
 
-    def train(repeat: Array) -> Array:
-        x, y, weight = (rows[repeat % 2] for rows in halves)
+    def train(index: Array, half: tuple[Array, ...], other: tuple[Array, ...]) -> Array:
+        x, y, weight = half
         rows = clipping.inspect(model, x)
-        key = jax.random.fold_in(jax.random.wrap_key_data(words), repeat)
+        key = jax.random.fold_in(jax.random.wrap_key_data(words), index)
 
         def play_round(t: Array, carried: tuple[Leaves, Memory]) -> tuple[Leaves, Memory]:
             before, memory = carried
@@ -186,6 +187,7 @@ def _train_halves(
 
         newest, memory = jax.lax.fori_loop(0, rounds, play_round, start)
         final = make_tree(optimizer.choose_candidate(memory, newest))
-        return jnp.stack([measure(final, all_x[i], all_y[i]) for i in range(2)])
+        return jnp.stack([measure(final, x, y), measure(final, *other[:2])])
 
-    return jax.vmap(train)(jnp.arange(2 * REPEATS))
+    index = jnp.arange(halves[0].shape[0])
+    return jax.vmap(train)(index, halves, jax.tree.map(lambda leaf: leaf[index ^ 1], halves))

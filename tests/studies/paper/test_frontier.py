@@ -165,6 +165,6 @@ def test_the_page_says_what_was_measured():
 
 
 def test_the_frontier_is_named_alone():
-    assert reproduce.format_listing().splitlines()[-2].endswith("every one of those above")
+    assert reproduce.format_listing().splitlines()[-3].endswith("every one of those above")
     with pytest.raises(InputError, match="frontier is made alone"):
         reproduce.choose_figures(["fig2", "frontier"])

@@ -21,8 +21,8 @@ A trial is a whole federation on the stand-in, and a function of setting and see
 last bit). It is stored as soon as it is done: a rehearsal that was stopped reads what is done, and
 ends where it would have ended anyway.
 
-`estimate_theory` gives the best T by Theorem 2, as derived in `schedules.bound`, with constants
-estimated on the stand-in:
+`estimate_theory` gives the best T by Theorem 2, as derived in `schedules.algorithms`, with
+constants estimated on the stand-in:
 
     F*   the least mean loss of full gradient descent without noise or clipping, STEPS steps
     Θ    F(w⁰) − F*
@@ -56,7 +56,7 @@ from sottovoce.models import features, metrics
 from sottovoce.models.base import JaxModel, Params
 from sottovoce.plan import Plan
 from sottovoce.runs.trained import Trained
-from sottovoce.schedules.bound import Bound, Landscape
+from sottovoce.schedules.algorithms import Bound, Landscape
 from sottovoce.schemas import TheoryEntry
 from sottovoce.server.federation import Federation, build, score_model
 from sottovoce.server.rounds import Interrupts
