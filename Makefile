@@ -107,4 +107,4 @@ dist: $(VENV)/.run  ## wheel, sdist and SBOM into dist/, built twice and checked
 	@$(BIN)/python tests/wheel.py --out dist
 
 clean:          ## remove the environment and caches
-	rm -rf $(VENV) build/compiled .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) build/compiled build/docs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
