@@ -598,7 +598,10 @@ def _draw_accuracy(run: CheckedRun, marked: str) -> list[tuple[str, str, str]]:
 
 
 def _describe_horizon(run: CheckedRun) -> str:
-    times = len(run.triggers)
+    times, rounds = len(run.triggers), run.section("rounds")
+    if rounds.get("schedule") == "forecast":
+        found = f"{run.next_horizon[-1]:,} of at most {rounds.get('rounds')}"
+        return f"T was forecast on public rows before the first round: {found}."
     if not times:
         return "T, the number of rounds planned, did not change."
     often = "once" if times == 1 else f"{times} times"
