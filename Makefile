@@ -20,7 +20,8 @@ help:
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing sottovoce into $(VENV) (once)"
-	@$(PIP) --editable .
+	@# Compiling every module of every dependency took half of this; Python compiles what it imports.
+	@$(PIP) --no-compile --editable .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
