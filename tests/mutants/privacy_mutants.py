@@ -527,6 +527,8 @@ MUTANTS = [
     _bug("a client asked to pay for what is refused", "server.coordinator",
          "tests/server/test_coordinator.py::test_a_client_whose_records_changed_pays_once_in_vain",
          ('answers.why[i] = roll.gone[i] = "samples"', 'answers.why[i] = "samples"')),
+    _bug("metrics of a budget that is not disclosed", "flower.deploy.__init__", "tests/flower/test_operating.py::test_a_client_that_does_not_disclose_shows_no_budget",
+         ("            if vault.policy.disclose:\n", "            if vault.policy:\n")),
     _bug("a claim of no noise that no budget could buy", "server.checks",
          "tests/hostile/test_uploads.py::test_a_client_without_disclosed_budget_has_noise_that_a_vault_could_buy",
          ("if released * (1 - 1e-9) > _largest_capacity():", "if released < 0:")),
