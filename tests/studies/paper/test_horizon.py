@@ -9,6 +9,7 @@ import pytest
 from sottovoce.errors import DataError, InputError
 from sottovoce.studies.paper import horizon, outcomes, reproduce
 from sottovoce.studies.paper.outcomes import Outcome, flatten_plan
+from support import ROOT
 
 # Accuracy by rule and ε of a stand-in: the best fixed T of ε = 1 is 50, of 16 it is 400.
 TOLD = {"25": (0.60, 0.70), "50": (0.64, 0.72), "100": (0.61, 0.74), "200": (0.5, 0.76),
@@ -89,6 +90,18 @@ def test_what_is_missing_or_unknown_is_said(tmp_path):
         )
     with pytest.raises(InputError, match="horizon is made alone"):
         reproduce.choose_figures(["horizon", "fig2"])
+
+
+def test_the_page_shows_the_measured_table():
+    """What is stored was made by today's plans; the page has the regret of each panel."""
+    panels = horizon.read_panels(ROOT / "results" / "horizon")
+    assert {"digits", "adult", "acs"} <= panels.keys()
+    for name, points in panels.items():
+        wanted = {cell.key for cell in horizon.list_cells(name, quick=False)}
+        assert {point.key for point in points} == wanted
+    table = horizon.format_table(panels)
+    assert (ROOT / "results" / "horizon" / "horizon.md").read_text("utf-8") == table
+    assert table.split("\n\n")[0] in (ROOT / "docs" / "horizon.md").read_text("utf-8")
 
 
 @pytest.mark.slow

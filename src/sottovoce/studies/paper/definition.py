@@ -50,7 +50,10 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """What names the plan: figures that need the same run share it."""
-        text = json.dumps([__version__, self.plan.to_dict()], sort_keys=True)
+        plan = self.plan.to_dict()
+        if plan["privacy"].get("view") == "upload":  # what a plan meant before it could say so
+            plan["privacy"] = {k: v for k, v in plan["privacy"].items() if k != "view"}
+        text = json.dumps([__version__, plan], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
