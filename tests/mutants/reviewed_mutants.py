@@ -1090,13 +1090,18 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "schedules.pricing",
         "A client counts itself and h - 1 others: with h others it relies on one more than its policy allows.",
         "tests/server/test_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
-        (("add_smallest(promised, honest - 1)", "add_smallest(promised, honest)"),),
+        (
+            (
+                "add_smallest(promised, honest - 1)",
+                "add_smallest(promised, min(honest, promised.shape[-1] - 1))",
+            ),
+        ),
     ),
     (
         "noise is divided by the root of h twice",
         "schedules.pricing",
         "With h equal clients each adds σ/√h; divided again, the sum has only σ²/h in all.",
-        "tests/server/test_observers.py::test_the_noise_of_a_sum_has_the_variance_that_is_booked",
+        "tests/server/test_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
         (("np.sqrt(own) / samples,", "np.sqrt(own / honest) / samples,"),),
     ),
     (

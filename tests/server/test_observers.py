@@ -276,6 +276,39 @@ def test_a_fixed_schedule_that_did_not_end_states_nothing() -> None:
         assert ("epsilon" in views[0]) is stated
 
 
+def test_a_client_that_hides_its_budget_gets_no_figure_and_helps_nobody() -> None:
+    """Of ten clients two hide, one of them for a round only; the figures of others are larger."""
+    federation = build(plan_of(**{"rounds.schedule": "fixed", "rounds.rounds": 1}), seed=1)
+    state = rounds.make_first_state(federation, 1.0, 0.1, 1.0)
+    prepared = rounds.prepare_round(federation, state, 1)
+    assert prepared is not None
+    played = rounds.PlayedRound(prepared, 1.0, 0.1, 1.0, 1.0, ())
+    state = rounds.close_round(federation, state, played, seconds=1.0)
+    plain = federation.observe_models(state, finished=True)
+    hides = np.arange(10) == 3
+    numbers = {
+        name: np.where(hides, np.nan, getattr(federation, name))
+        for name in ("capacity", "epsilon", "delta")
+    }
+    sigma = np.where(np.arange(10) < 4, state.sigma[0], np.nan)
+    for lines, alone in ((np.where(hides, np.nan, state.sigma[0]), False), (sigma, True)):
+        views = replace(federation, **numbers).observe_models(
+            replace(state, sigma=(lines,)), finished=True
+        )
+        assert plain is not None
+        assert views is not None
+        assert views[1] is not None
+        assert np.isnan(views[1][3]).all()
+        assert np.isnan(views[1][9]).all() == alone
+        assert (views[1][0] > plain[1][0]).all()  # type: ignore[index]
+        assert "of any client that discloses its budget (replace-one)" in views[0]["text"]
+        assert max(views[1][0]) <= 8
+    silent = replace(state, sigma=(np.full(10, np.nan),))
+    views = federation.observe_models(silent, finished=True)
+    assert views is not None
+    assert "no client discloses its noise" in views[0]["text"]
+
+
 def test_a_client_that_hides_its_noise_counts_as_adding_none() -> None:
     weight, sigma = np.full((1, 3), 1 / 3), np.array([[2.0, 2.0, np.nan]])
     found = sum_model_mu2(weight, sigma, 1.0, 0)

@@ -388,15 +388,22 @@ class Federation:
         clients = len(known)
         colluding = sorted({0, min(1, clients - 1), self.plan.privacy.corrupt or 0})
         mu2, why = self._sum_model_views(state, colluding, finished)
-        if mu2 is None:
+        who = slice(clients if mu2 is None else mu2.shape[1])  # one stands for all equal ones
+        if mu2 is None or not (shown := known[who] & ~np.isnan(mu2)).any():
+            why = why or "no client discloses its noise"
             text = f"Against whoever sees only the models no smaller ε is stated: {why}."
             return {"colluding": colluding, "text": text}, None
-        asked = [self._find_true_budget(i).epsilon if known[i] else np.nan for i in range(clients)]
-        found = np.minimum(calibration.bound_epsilon(self.delta, mu2), asked)
-        most = np.nanmax(found, axis=1).tolist()
+        deltas = np.where(known, self.delta, 0.5)[who]
+        found = calibration.bound_epsilon(deltas, np.where(shown, mu2, 0.0))
+        if self.plan.privacy.calibration != "paper":  # whose ε is not what holds
+            found = np.minimum(found, np.where(known, self.epsilon, np.inf)[who])
+        most = np.max(found, axis=1, where=shown, initial=0.0).tolist()
         delta, unit = float(np.nanmax(self.delta)), self.plan.local.unit
         text = budget.describe_model_view(colluding, most, delta, unit, self.plan.noise)
-        return {"colluding": colluding, "epsilon": most, "text": text}, found.T
+        if not shown.all():
+            text = text.replace("of any client", "of any client that discloses its budget")
+        each = np.broadcast_to(np.where(shown, found, np.nan).T, (clients, len(colluding)))
+        return {"colluding": colluding, "epsilon": most, "text": text}, each
 
     def _sum_model_views(
         self, state: ServerState, colluding: Sequence[int], finished: bool
@@ -421,7 +428,7 @@ class Federation:
         if self.terms.per_round < self.terms.clients:
             return None, "rounds were not fixed in advance, and other clients take part in each"
         # Equal clients that are all in every round: the ratio to what is booked is 1/(K − c).
-        return np.array([self.capacity / (len(self.capacity) - c) for c in colluding]), ""
+        return np.array([self.capacity[:1] / (len(self.capacity) - c) for c in colluding]), ""
 
 
 def build(

@@ -124,7 +124,7 @@ def estimate_theory(federation: Federation, seed: int) -> Theory | None:
         bound = Bound.from_derivation(
             loss,
             sensitivity=federation.sensitivity * share,
-            worth=federation.capacity,
+            worth=federation.capacity * federation.terms.honest,
             per_round=federation.plan.per_round,
             dimension=federation.dimension,
         )
