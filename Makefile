@@ -74,6 +74,7 @@ bench: $(VENV)/.dev  ## a round, secure noise, transport and vault, each beside 
 	@$(BIN)/python benchmarks/own_round.py
 	@$(BIN)/python benchmarks/books.py
 	@$(BIN)/python benchmarks/secure_noise.py
+	@$(BIN)/python benchmarks/sum_view.py
 	@$(BIN)/python benchmarks/flower_floor.py --rounds 4 --parameters 200000
 	@$(BIN)/python benchmarks/growth.py --short
 	@$(BIN)/python benchmarks/vault.py --out results/bench/vault.json
