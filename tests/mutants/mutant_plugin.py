@@ -36,7 +36,7 @@ PRIVACY = frozenset(
         "reports/test_watch.py", "schedules/test_cohort.py", "schedules/test_pricing.py",
         "server/test_coordinator.py", "server/test_federation.py", "server/test_forecast.py",
         "server/test_guarantee.py",
-        "server/test_observers.py", "server/test_promises.py",
+        "server/test_observers.py", "server/test_promises.py", "server/test_sum_federation.py",
         "simulation/test_compiled.py", "simulation/test_secure.py",
         "statistics/test_discrete_gaussian.py", "statistics/test_secure_noise.py",
         "studies/audit/test_attacks.py", "studies/audit/test_messages.py",

@@ -731,6 +731,49 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
 # By those who wrote the code and its tests: persons, and what results show.
 AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     (
+        "a sum's noise alone is not booked",
+        "client.device",
+        "Both accounts are booked before anything is computed: what the noise alone costs is missing in one.",
+        "tests/server/test_sum_federation.py::test_both_accounts_grow_with_every_sum",
+        (
+            (
+                "alone = count_units(masked.change, masked.noise, vault.capacity)",
+                "alone = sum(paid.units)",
+            ),
+        ),
+    ),
+    (
+        "a set is forgotten with the process",
+        "client.vault.vault",
+        "One set a round, durable: a client that was started anew signs a second one.",
+        "tests/server/test_sum_federation.py::test_two_sets_are_refused_by_a_client_that_was_started_anew",
+        (
+            (
+                'self._chest.append("note", [("note", facts)])',
+                'self._chest.append("note", [("note", facts)]) if step != "set" else None',
+            ),
+        ),
+    ),
+    (
+        "the account of one's own noise has no end",
+        "client.vault.vault",
+        "A policy caps both: without the second cap everyone together learns more than ε_alone.",
+        "tests/server/test_sum_federation.py::test_both_accounts_are_booked_and_neither_is_exceeded",
+        ((" or all_alone > self.limit_alone:", ":"),),
+    ),
+    (
+        "a retried input draws new noise",
+        "client.device",
+        "A retry gets the stored bytes: two inputs with one mask differ by their noises.",
+        "tests/server/test_sum_federation.py::test_a_retried_input_is_the_stored_one",
+        (
+            (
+                "if before.upload is not None and not asks_key:",
+                "if before.upload is not None and request.sum is None:",
+            ),
+        ),
+    ),
+    (
         "S1: one signature is enough",
         "client.sum_protocol",
         "A share is revealed before t clients have signed the set: a server that shows every client another set unmasks single inputs.",

@@ -7,16 +7,27 @@ client answers. `secrets_known` is what a server can compute from everything tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.client import messages
+from sottovoce.client.node import Node
 from sottovoce.client.release import MASKED
-from sottovoce.client.sum_protocol import MemoryNotes, Party, SumTerms, choose_threshold, name_key
+from sottovoce.client.sum_protocol import (
+    MemoryNotes,
+    Party,
+    SumTerms,
+    choose_threshold,
+    name_key,
+    write_keys,
+)
 from sottovoce.errors import SottovoceError
 from sottovoce.server.sum_round import SumResult, play_sum_round
+from support.devices import make_node, make_vault
+from support.in_process import draw
 
 RUN, SIZE, REQUEST = "0badc0de", 6, "ab" * 32
 SIGMA = 2**33
@@ -41,6 +52,25 @@ class Vector:
             sent = self.values.astype(np.int64).view(np.uint64) + mask
             self.stored = messages.pack({"kind": "input", "noise": noise}, {MASKED: sent})
         return self.stored
+
+
+def sum_nodes(
+    folder: Path, count: int = 4, *, honest: int = 2, corrupt: int = 1, **policy: Any
+) -> dict[str, Node]:
+    """So many nodes with rows, vaults, keys and one roster, by route."""
+    keys = [Ed25519PrivateKey.generate() for _ in range(count)]
+    nodes = {}
+    for i, key in enumerate(keys):
+        make_node(folder, draw(40, 100 + i), classes=3, name=f"client-{i}", vault=False, **policy)
+        write_keys(folder / f"key-{i}.pem", key, folder / "roster.pem", keys)
+        path = folder / f"client-{i}.toml"
+        table = (
+            f'roster = "roster.pem"\nkey = "key-{i}.pem"\nhonest = {honest}\ncorrupt = {corrupt}'
+        )
+        path.write_text(f"{path.read_text()}[policy.sum]\n{table}\n")
+        nodes[f"route-{i}"] = Node.load(path)
+        make_vault(nodes[f"route-{i}"])
+    return nodes
 
 
 class Cohorts:

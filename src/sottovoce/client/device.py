@@ -18,18 +18,22 @@ machine there is one constant refusal, `unavailable`; the reason is in the clien
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sottovoce._version import __version__
-from sottovoce.client import messages, release
+from sottovoce.client import messages, release, sum_protocol
 from sottovoce.client.messages import Request, make_refusal
 from sottovoce.client.node import Node, Rows
 from sottovoce.client.release import Price
+from sottovoce.client.sum_protocol import Party, SumTerms, VaultNotes, Words
 from sottovoce.client.vault import Policy, Reservation, Vault
 from sottovoce.client.vault.journal import MOST_BYTES
 from sottovoce.errors import (
@@ -48,6 +52,7 @@ from sottovoce.models.base import OWN, Shapes
 from sottovoce.models.network import Network
 from sottovoce.privacy import grid
 from sottovoce.privacy.budget import UNITS
+from sottovoce.privacy.tank import FULL
 from sottovoce.schedules.pricing import Terms
 
 log = logging.getLogger("sottovoce.device")
@@ -66,9 +71,30 @@ class RequestDeclined(Refusal):
 
 def answer_request(blob: bytes, node: Node) -> bytes:
     """Answer one request, both as bytes; a hostile one is answered with a refusal."""
-    return _answer_or_refuse(
-        lambda: _answer_or_stop(Request.from_blob(blob), node), lambda: _name_request(blob)
-    )
+    return _answer_or_refuse(lambda: _answer_blob(blob, node), lambda: _name_request(blob))
+
+
+def _answer_blob(blob: bytes, node: Node) -> bytes:
+    if messages.read_schema(blob) != messages.SUM:
+        return _answer_or_stop(Request.from_blob(blob), node)
+    head, arrays = messages.unpack(blob, limit=messages.LARGEST)
+    run, t = head.get("run"), head.get("t")
+    if not isinstance(run, str) or not isinstance(t, int) or not 0 <= t < messages.MOST:
+        raise Malformed("the message names no round of a run")
+    if arrays or not messages.is_run(run):
+        raise Malformed("the message is no step of a round")
+    with _open_vault(node, node.read_rows()) as vault:
+        return _make_party(node, vault).answer(head, run, t, None)
+
+
+def _make_party(node: Node, vault: Vault) -> Party:
+    """Return this client as a party of the sum view, by its own roster and key."""
+    policy = vault.policy
+    if node.sum_files is None or policy.honest == 1:
+        raise RequestDeclined("policy", "this client releases no sums ([policy.sum])")
+    roster, key = node.sum_files
+    terms = SumTerms(sum_protocol.read_roster(roster), policy.honest, policy.corrupt)
+    return Party(sum_protocol.read_key(key), terms, VaultNotes(vault))
 
 
 def make_greeting(node: Node) -> bytes:
@@ -87,6 +113,8 @@ def check_node(node: Node) -> None:
         _require_samples(node, rows, vault)
         vault.require_tightening(node.make_policy(vault.policy.samples, vault.policy))
         vault.require_running()
+        if node.sum_files is not None:
+            _make_party(node, vault)
 
 
 def _name_request(blob: bytes) -> str:
@@ -160,7 +188,7 @@ def _make_greeting(node: Node) -> bytes:
                 "version": __version__,
                 "features": rows.features,
                 "classes": rows.classes,
-                "policy": _disclose_policy(vault.policy, rows),
+                "policy": _disclose_policy(vault.policy, rows) | _disclose_sum(node, vault.policy),
                 "budget": _disclose_budget(vault),
                 "receipt": vault.receipt().to_json(),
             }
@@ -203,13 +231,16 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
         if request.receipt is not None and not vault.contains(request.receipt):
             log.error("the server has a receipt that this vault does not know: it is an older copy")
             raise VaultRefusal("this client's ledger does not contain the receipt it gave")
-        asked = request.hash()
+        asked, asks_key = (
+            request.hash(),
+            request.sum is not None and request.sum.get("step") == "keys",
+        )
         if (before := vault.find(request.run, request.round.t)) is not None:
             if before.request_hash != asked:
                 raise RequestDeclined(
                     "replay", "this round was asked with another model or other terms"
                 )
-            if before.upload is not None:
+            if before.upload is not None and not asks_key:
                 return before.upload
             if before.dropped:
                 raise RequestDeclined(
@@ -233,48 +264,116 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
                 "policy", f"the client's ledger may have {policy.max_bytes} bytes at most"
             )
         paid = _price_turn(request, policy, vault)
-        _require_memory(request, rows)
-        reserved = vault.reserve(
-            request.run,
-            request.round.t,
-            asked,
-            paid.units,
-            server=request.server,
-            facts={
-                "horizon": request.round.horizon,
-                "learning_rate": request.recipe.learning_rate,
-                "clip": request.recipe.clip,
-                "unit": request.recipe.unit,  # what Δ was taken for: at least the policy's
-                "noise": list(paid.noise),
-                "loss_bound": request.loss_bound,
-                "loss_noise": paid.loss_noise,
-            },
-            acknowledged=request.receipt,
-            room=_bound_upload_bytes(request),
-        )
-        debits.append(reserved)
-        upload = release.release(
-            request.form,
-            request.params,
-            rows.apply_features(request.form.lens if lens is None else lens, node.data),
-            rows.y,
-            recipe=request.recipe,
-            paid=paid,
-            head={
+        if not asks_key:
+            _require_memory(request, rows)
+
+        def make_upload(masked: Masked | None) -> bytes:
+            """Reserve, compute, store: the order is the promise (R1)."""
+            alone, noise = None, list(paid.noise)
+            if masked is not None:
+                noise = [masked.noise]
+                alone = count_units(masked.change, masked.noise, vault.capacity)
+            reserved = vault.reserve(
+                request.run,
+                request.round.t,
+                asked,
+                paid.units,
+                server=request.server,
+                facts={
+                    "horizon": request.round.horizon,
+                    "learning_rate": request.recipe.learning_rate,
+                    "clip": request.recipe.clip,
+                    "unit": request.recipe.unit,  # what Δ was taken for: at least the policy's
+                    "noise": noise,
+                    "loss_bound": request.loss_bound,
+                    "loss_noise": paid.loss_noise,
+                },
+                acknowledged=request.receipt,
+                room=_bound_upload_bytes(request),
+                alone=alone,
+            )
+            debits.append(reserved)
+            head = {
                 "schema": messages.ANSWER,
-                "kind": "upload",
+                "kind": "upload" if masked is None else "input",
                 "run": request.run,
                 "t": request.round.t,
                 "request": asked,
                 "samples": policy.samples,
                 "receipt": reserved.receipt.to_json(),
                 "budget": _disclose_budget(vault),
-            },
-            loss_bound=request.loss_bound,
-            own=own_model,
+            }
+            x = rows.apply_features(request.form.lens if lens is None else lens, node.data)
+            given = request.form, request.params, x, rows.y
+            if masked is None:
+                upload = release.release(
+                    *given,
+                    recipe=request.recipe,
+                    paid=paid,
+                    head=head,
+                    loss_bound=request.loss_bound,
+                    own=own_model,
+                )
+            else:
+                upload = release.release_masked(
+                    *given,
+                    recipe=request.recipe,
+                    noise=masked.noise,
+                    mask=masked.mask,
+                    head=head,
+                    own=own_model,
+                )
+            vault.store(reserved, upload.blob)
+            return upload.blob
+
+        if request.sum is None:
+            return make_upload(None)
+        if request.recipe.releases != 1 or request.loss_bound is not None:
+            raise Malformed("a sum is released in one step and without a loss")
+        size = sum(leaf.size for leaf in request.params.values())
+        change = grid.grid_sensitivity(request.recipe.unit, policy.samples)
+        booking = DeviceBooking(
+            asked,
+            policy.samples,
+            size,
+            (paid.noise[0], policy.share),
+            lambda noise, mask: make_upload(Masked(noise, mask, change)),
         )
-        vault.store(reserved, upload.blob)
-        return upload.blob
+        party = _make_party(node, vault)
+        return party.answer(request.sum, request.run, request.round.t, booking)
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """Noise and mask of an upload of which a server learns only a sum, in grid units."""
+
+    noise: int
+    mask: Words
+    change: int
+
+
+@dataclass(eq=False)
+class DeviceBooking:
+    """How a client with a vault pays for its input of a round."""
+
+    request: str
+    samples: int
+    size: int
+    quoted: tuple[int, float]
+    release: Callable[[int, Words], bytes]
+
+    def price(self) -> tuple[int, float]:
+        """Return what the vault's tank offers."""
+        return self.quoted
+
+
+def count_units(change: int, noise: int, capacity: float) -> int:
+    """Return the parts of the capacity that (Δ/s)² is, rounded up exactly.
+
+    >>> count_units(2**31, 2**32, 4.0) == FULL // 16
+    True
+    """
+    return math.ceil(FULL * Fraction(change, noise) ** 2 / Fraction(capacity))
 
 
 def _open_vault(node: Node, rows: Rows) -> Vault:
@@ -353,7 +452,8 @@ def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
 
 def _bound_upload_bytes(request: Request) -> int:
     """Return a number of bytes that the answer to a request does not exceed."""
-    return 4 * sum(leaf.size for leaf in request.params.values()) + messages.LONGEST_TEXT
+    width = 4 if request.sum is None else 8
+    return width * sum(leaf.size for leaf in request.params.values()) + messages.LONGEST_TEXT
 
 
 def _require_memory(request: Request, rows: Rows) -> None:
@@ -415,6 +515,14 @@ def _disclose_budget(vault: Vault) -> dict[str, Any] | None:
         "capacity": capacity,
         "spent": spent,
     }
+
+
+def _disclose_sum(node: Node, policy: Policy) -> dict[str, Any]:
+    """Return the client's key and terms of the sum view, where it has any."""
+    if node.sum_files is None:
+        return {}
+    member = sum_protocol.name_key(sum_protocol.read_key(node.sum_files[1]).public_key())
+    return {"sum": {"member": member, "honest": policy.honest, "corrupt": policy.corrupt}}
 
 
 def _disclose_policy(policy: Policy, rows: Rows) -> dict[str, Any]:

@@ -177,6 +177,7 @@ def _refuse(sentence: str) -> NoReturn:
 REQUEST = "sottovoce.request/1"
 ANSWER = "sottovoce.answer/1"
 HELLO = "sottovoce.hello/1"
+SUM = "sottovoce.sum/1"  # a step of the sum view that needs no model
 LARGEST = 1 << 31  # bytes of one message
 MOST = 10**9  # clients, rounds, steps: beyond it a number is nonsense
 _OLD_CODES = ("vault", "data", "internal")  # which older clients send for `unavailable`
@@ -246,6 +247,7 @@ class Request:
     loss_bound: float | None = None  # B: tell the noised loss of the model received
     receipt: Receipt | None = None  # the newest one the server has from this client
     server: str = ""
+    sum: Mapping[str, Any] | None = None  # a step of the sum view: `keys` or `input`
 
     def to_blob(self) -> bytes:
         """Return the bytes of the message."""
@@ -262,19 +264,23 @@ class Request:
             "loss_bound": self.loss_bound,
             "receipt": None if self.receipt is None else self.receipt.to_json(),
             "server": self.server,
+            **({} if self.sum is None else {"sum": dict(self.sum)}),
         }
         return pack(head, self.params)
 
     def hash(self) -> str:
-        """Return the hash of everything but the receipt, which may differ when asked again."""
-        return hashlib.sha256(replace(self, receipt=None).to_blob()).hexdigest()
+        """Return the hash of everything but receipt and step, which may differ when asked again."""
+        asked = replace(self, receipt=None, sum=None if self.sum is None else {})
+        return hashlib.sha256(asked.to_blob()).hexdigest()
 
     @classmethod
     def from_blob(cls, blob: bytes) -> Request:
         """Read a request; raise `Malformed` for anything else."""
         head, params = unpack(blob, limit=LARGEST)
         require_version(head, REQUEST)
-        _require_keys(head, "request", _KEYS)
+        _require_keys(head, "request", (*_KEYS, "sum") if "sum" in head else _KEYS)
+        if "sum" in head and not isinstance(head["sum"], Mapping):
+            raise Malformed("the request's sum is no step of a round")
         turn, terms, local = head["round"], head["terms"], head["local"]
         _require_keys(turn, "round", ("t", "horizon", "scale", "spread"))
         _require_keys(terms, "terms", _TERMS)
@@ -328,7 +334,22 @@ class Request:
             loss_bound=bound,
             receipt=None if head["receipt"] is None else Receipt.from_json(head["receipt"]),
             server=head["server"],
+            sum=head.get("sum"),
         )
+
+
+def is_run(value: str) -> bool:
+    """Return whether a text names a run: 8 to 64 hexadecimal digits."""
+    return bool(_RUN.fullmatch(value))
+
+
+def read_schema(blob: bytes) -> Any:
+    """Return the schema that a message states; None where it cannot be read."""
+    try:
+        length = int.from_bytes(blob[len(MAGIC) : len(MAGIC) + 4], "little")
+        return json.loads(blob[len(MAGIC) + 4 :][: min(length, LONGEST_TEXT)])["head"]["schema"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def make_refusal(code: str, text: str) -> bytes:

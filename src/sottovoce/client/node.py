@@ -86,8 +86,9 @@ _KEYS = {
         "person",
         "rows_per_person",
     ),
-    "policy": (*_POLICY, "limits"),
+    "policy": (*_POLICY, "limits", "sum"),
     "policy.limits": LIMITS,
+    "policy.sum": ("roster", "key", "honest", "corrupt", "epsilon_alone"),
     "model": ("own", "features"),
 }
 
@@ -146,6 +147,7 @@ class Node:
     person: str | None = None
     rows_per_person: int = 0
     target: Regression | None = None  # the public range of a label that is a number
+    sum_files: tuple[Path, Path] | None = None  # roster and key, where sums are released
 
     @classmethod
     def load(cls, path: str | Path) -> Node:
@@ -172,6 +174,14 @@ class Node:
         if not isinstance(limits, dict):
             raise InputError.of("policy.limits", limits, "a table", "write [policy.limits]")
         _require_known_keys("policy.limits", limits)
+        sums = values["policy"].pop("sum", None)
+        if sums is not None and not isinstance(sums, dict):
+            raise InputError.of("policy.sum", sums, "a table", "write [policy.sum]")
+        _require_known_keys("policy.sum", sums or {})
+        sum_files = None
+        if sums is not None:
+            names = [_require_text(f"policy.sum.{k}", sums.pop(k, None)) for k in ("roster", "key")]
+            sum_files = folder / names[0], folder / names[1]
         rows = folder / _require_text("data.path", data.get("path"))
         is_table = rows.suffix.lower() in TABLES
         node = cls(
@@ -180,7 +190,8 @@ class Node:
             data=rows,
             classes=None if is_table else _require_classes(data),
             table=_check_table(data, is_table),
-            terms={**values["policy"], **limits},
+            terms={**values["policy"], **limits, **(sums or {})},
+            sum_files=sum_files,
             own=_locate_model(values.get("model", {}), folder),
             features=_locate_features(values.get("model", {}), folder),
             answer_every=_require_seconds(values.get("answer_every", ANSWER_EVERY)),

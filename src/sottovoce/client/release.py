@@ -186,8 +186,7 @@ def release(
     >>> round(out.sigma[0], 6), out.params["w"].dtype
     (2.0, dtype('float32'))
     """
-    if extra := head.keys() - PUBLIC:
-        raise InputError.of("head", sorted(extra), "public numbers only", "leave them out")
+    _require_public(head)
     if len(paid.noise) != recipe.releases or (paid.loss_noise is None) != (loss_bound is None):
         raise InputError.of("paid", paid, "a price of this recipe", "ask for it with its terms")
     now, samples = _sort_leaves(params), len(np.asarray(y))
@@ -227,8 +226,7 @@ def release_masked(
     Z has `noise` grid units and is drawn before the rows are read. The mask hides the upload until
     the masks of a whole cohort cancel out; it takes no noise's place.
     """
-    if extra := head.keys() - PUBLIC:
-        raise InputError.of("head", sorted(extra), "public numbers only", "leave them out")
+    _require_public(head)
     start = _sort_leaves(params)
     count = sum(leaf.size for leaf in start.values())
     if recipe.releases != 1 or mask.shape != (count,) or mask.dtype != np.uint64:
@@ -241,6 +239,11 @@ def release_masked(
     blob = messages.pack({**head, "noise": noise}, {MASKED: sent})
     sigma = recipe.learning_rate / len(np.asarray(y)) * grid.grid_unit(recipe.clip) * noise
     return Upload(_MINT, blob, {}, (sigma,), None)
+
+
+def _require_public(head: Mapping[str, Any]) -> None:
+    if extra := head.keys() - PUBLIC:
+        raise InputError.of("head", sorted(extra), "public numbers only", "leave them out")
 
 
 def _sum_clipped(

@@ -39,13 +39,15 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from sottovoce.client import messages
+from sottovoce.client.vault import Vault
+from sottovoce.data.files import write_file
 from sottovoce.errors import InputError, Malformed, PolicyRefusal, RoundAnswered
 from sottovoce.privacy import grid
 
 Words = NDArray[np.uint64]
 
 PRIME = 2**256 + 297  # the smallest prime above all secrets of 32 bytes
-MOST_MEMBERS = 1024  # of one cohort: every client adds one stream of masks for each
+MOST_MEMBERS = 512  # of one cohort: each adds a stream of masks for each, and messages grow
 _SHARE = 33  # bytes of one share
 _VERSION = "sottovoce.sum/1"
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
@@ -105,6 +107,30 @@ def read_roster(path: Path) -> frozenset[str]:
     return frozenset(names)
 
 
+def read_key(path: Path) -> Ed25519PrivateKey:
+    """Read a client's long-term private key, a PEM file without a password."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        bound, remedy = "a PEM file with an Ed25519 private key", "make it with openssl genpkey"
+        raise InputError.of("policy.sum.key", str(path), bound, remedy)
+    return key
+
+
+def write_keys(
+    path: Path, key: Ed25519PrivateKey, roster: Path, keys: Iterable[Ed25519PrivateKey]
+) -> None:
+    """Write a client's private key, for its owner's eyes alone, and the roster of all clients."""
+    path.touch(mode=0o600)
+    pem = serialization.Encoding.PEM
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(pem, form, plain))
+    public = serialization.PublicFormat.SubjectPublicKeyInfo
+    roster.write_bytes(b"".join(k.public_key().public_bytes(pem, public) for k in keys))
+
+
 def name_key(key: Ed25519PublicKey) -> str:
     """Return a public key as 64 hexadecimal digits: a client's name in this protocol."""
     return key.public_bytes_raw().hex()
@@ -119,6 +145,9 @@ def choose_threshold(cohort: int, honest: int, corrupt: int) -> int:
     (7, 9)
     """
     threshold = max((cohort + corrupt) // 2 + 1, honest + corrupt)
+    if cohort > MOST_MEMBERS:
+        bound = f"at most {MOST_MEMBERS} with privacy.view = sum"
+        raise InputError.of("rounds.per_round", cohort, bound, "each masks for every other one")
     if threshold > cohort:
         raise InputError.of(
             "privacy.honest + privacy.corrupt",
@@ -415,6 +444,41 @@ class MemoryNotes:
     def find_secret(self, run: str, t: int) -> bytes | None:
         """Return the round's secret."""
         return self.secrets.get((run, t))
+
+
+class VaultNotes:
+    """The notes of a real client: in its vault, and the secrets of its rounds in a file beside it.
+
+    The file has the newest round of each run. Without it the client takes no further part in that
+    round; a ledger keeps its lines for good, and would keep the secrets of past rounds, too.
+    """
+
+    def __init__(self, vault: Vault) -> None:
+        self._vault, self._file = vault, vault.path.with_name(vault.path.name + ".secrets")
+        self.find_note, self.write_note = vault.find_note, vault.write_note
+
+    def make_secret(self, run: str, t: int) -> bytes:
+        """Draw a secret and keep it, for its owner's eyes alone."""
+        kept, secret = self._read(), os.urandom(32)
+        others = dict(list(kept.items())[-15:])  # of runs that go on side by side
+        others.pop(run, None)
+        self._file.touch(mode=0o600)
+        content = json.dumps({**others, run: [t, secret.hex()]}).encode()
+        draft = self._file.with_name(self._file.name + ".part")
+        draft.touch(mode=0o600)
+        write_file(self._file, content)
+        return secret
+
+    def find_secret(self, run: str, t: int) -> bytes | None:
+        """Return the round's secret, while it is kept."""
+        found = self._read().get(run)
+        return bytes.fromhex(found[1]) if found is not None and found[0] == t else None
+
+    def _read(self) -> dict[str, tuple[int, str]]:
+        try:
+            return dict(json.loads(self._file.read_text("ascii")))
+        except (OSError, ValueError):
+            return {}
 
 
 class Booking(Protocol):

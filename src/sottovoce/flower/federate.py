@@ -32,9 +32,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from sottovoce.client import ledger
+from sottovoce.client import ledger, sum_protocol
 from sottovoce.data import federated, tables
 from sottovoce.data.federated import Holdings
 from sottovoce.data.files import make_folder, require_empty, write_file, write_npz
@@ -48,7 +49,7 @@ from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.runs.integrations import Tracker
-from sottovoce.server.federation import add_client_count, require_uploads
+from sottovoce.server.federation import add_client_count
 from sottovoce.server.members import MOST_SECONDS
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
 PLAN, PUBLIC, NODES, NODE = "plan.toml", "public.npz", "nodes", "node.toml"
 ADMITTED = "admitted.csv"
+ROSTER, KEY = "roster.pem", "sum-key.pem"
 ROUNDS = 1000  # that a node allows in one run, unless the plan needs more
 STEPS = 16  # likewise, in one turn
 
@@ -74,7 +76,8 @@ def deal(plan: Plan, out: Path) -> list[Path]:
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
     federated.save_public(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so
     names = _name_clients(held)
-    files = [_make_node(plan, held, i, out / NODES / name) for i, name in enumerate(names)]
+    keys = [Ed25519PrivateKey.generate() for _ in names]  # used where the server learns only sums
+    files = [_make_node(plan, held, i, out / NODES / name, keys) for i, name in enumerate(names)]
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
     write_file(out / PLAN, plan.to_toml().encode())
@@ -125,6 +128,9 @@ def format_node_file(
             "limits": {"run_share": 1.0, "max_work": 2**62, "max_bytes": 2**62},
         },
     }
+    if plan.privacy.view == "sum":
+        counted = {"honest": plan.privacy.honest, "corrupt": plan.privacy.corrupt or 0}
+        values["policy"]["sum"] = {"roster": ROSTER, "key": KEY, **counted}
     if plan.rows_per_person:
         values["data"] |= {"person": "person", "rows_per_person": plan.rows_per_person}
     model = {"own": plan.model.own, "features": plan.model.features}
@@ -144,8 +150,12 @@ def _name_clients(held: Holdings) -> list[str]:
     return [f"client-{i:0{len(str(clients - 1))}d}" for i in range(clients)]
 
 
-def _make_node(plan: Plan, held: Holdings, i: int, folder: Path) -> Path:
+def _make_node(
+    plan: Plan, held: Holdings, i: int, folder: Path, keys: Sequence[Ed25519PrivateKey]
+) -> Path:
     folder.mkdir(mode=0o700)
+    if plan.privacy.view == "sum":
+        sum_protocol.write_keys(folder / KEY, keys[i], folder / ROSTER, keys)
     end = int(held.samples[: i + 1].sum())
     mine = slice(end - int(held.samples[i]), end)
     y = held.train.y[mine]
@@ -306,7 +316,6 @@ def load_plan(path: Any, settings: Sequence[str], clients: int | None) -> Plan:
             "data.name = arrays, model.name = custom and parts are given from Python; "
             "name a data set, and where your model is (model.own)"
         )
-    require_uploads(plan)
     return plan
 
 

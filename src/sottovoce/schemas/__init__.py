@@ -314,6 +314,12 @@ class PolicyEntry(TypedDict):
     server_share: NotRequired[Annotated[float, Field(gt=0, le=1)]]
     max_work: NotRequired[AtLeastOne]
     max_bytes: NotRequired[AtLeastOne]
+    honest: NotRequired[AtLeastOne]
+    """Clients of a sum whose noise is counted, this one included; 1: it releases no sums."""
+    corrupt: NotRequired[Count]
+    """Clients of its roster that may side with a server that learns only sums."""
+    epsilon_alone: NotRequired[NotNegative | None]
+    """The cap on what holds there whatever others do; null: what h times the budget is worth."""
 
 
 class VaultGuaranteeEntry(TypedDict):
@@ -328,6 +334,10 @@ class VaultGuaranteeEntry(TypedDict):
     calibration: Literal["exact", "zcdp"]
     not_covered: list[str]
     text: str
+    corrupt: NotRequired[Count]
+    """Where it releases sums: how many other clients may side with the server."""
+    epsilon_alone: NotRequired[NotNegative]
+    """There, what holds at delta whatever anyone does."""
 
 
 class BudgetEntry(TypedDict):

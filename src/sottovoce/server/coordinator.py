@@ -29,25 +29,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.client.messages import Request
+from sottovoce.client.messages import LONGEST_TEXT, SUM, Receipt, Request, pack, unpack
+from sottovoce.client.sum_protocol import choose_threshold
 from sottovoce.data.federated import Holdings, add_features
 from sottovoce.data.files import hold_folder, write_file
-from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RunError
+from sottovoce.errors import (
+    InputError,
+    Malformed,
+    OtherSamples,
+    OtherVersion,
+    RoundVoid,
+    RunError,
+)
 from sottovoce.models.base import flatten_parameters
 from sottovoce.plan import Plan
 from sottovoce.plan.base import read_text
-from sottovoce.privacy import calibration, seeds
+from sottovoce.privacy import calibration, grid, seeds
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.runs import checkpoint, record
 from sottovoce.runs.checkpoint import RoundDone, ServerState, describe_last_round
 from sottovoce.runs.record import Exceptions, Identity, Record, Status
 from sottovoce.runs.trained import Trained
-from sottovoce.schedules.aggregate import combine, limit_noise
+from sottovoce.schedules.aggregate import combine, limit_noise, weigh_by_samples
 from sottovoce.schedules.base import Round
 from sottovoce.schedules.optimizer import choose_model
 from sottovoce.schedules.pricing import LOSS_SHARE, Terms, pick_cohort
-from sottovoce.server import checks, forecast, rounds
+from sottovoce.server import checks, forecast, rounds, sum_round
 from sottovoce.server.checks import AcceptedUpload, ExpectedUpload
 from sottovoce.server.federation import (
     Federation,
@@ -59,6 +67,7 @@ from sottovoce.server.members import (
     LASTING,
     MOST_SAMPLES,
     SILENT,
+    Account,
     Member,
     Patience,
     Roll,
@@ -67,6 +76,7 @@ from sottovoce.server.members import (
     rejoin_members,
 )
 from sottovoce.server.rounds import apply_optimizer
+from sottovoce.server.sum_round import Answer, SumResult
 
 CEILING = 16.0  # times the noise that an equal share of a full tank would need
 SLICE = 0.5  # seconds
@@ -107,6 +117,14 @@ def find_misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> s
         return f"allows {member.max_rounds} rounds, and rounds.rounds is {plan.rounds.rounds}"
     if member.max_steps is not None and recipe.steps > member.max_steps:
         return f"allows {member.max_steps} steps a turn, and local.steps is {recipe.steps}"
+    privacy, sums = plan.privacy, member.sum or {}
+    if privacy.view == "sum":
+        wanted = {"honest": privacy.honest, "corrupt": privacy.corrupt or 0}
+        if any(sums.get(key) != value for key, value in wanted.items()):
+            return (
+                f"counts on {sums.get('honest', 'no')} honest and {sums.get('corrupt', 'no')} "
+                f"corrupt clients of a sum, the plan on {wanted['honest']} and {wanted['corrupt']}"
+            )
     account = member.account
     if account is None:
         wants = plan.server.weights == "precision"
@@ -182,6 +200,8 @@ class RoundAnswers:
     uploads: dict[int, AcceptedUpload] = field(default_factory=dict)
     blobs: dict[int, bytes] = field(default_factory=dict)
     why: dict[int, str] = field(default_factory=dict)  # the last reason for not sending an upload
+    total: SumResult | None = None  # where only the sum of the uploads is known
+    void: bool = False  # whether too few clients were left for a sum
 
     @property
     def refused(self) -> dict[str, int]:
@@ -257,6 +277,114 @@ def ask_round(
         f"asked and needs {patience.minimum} ({reasons or 'nobody to ask'}); "
         "repair the clients and resume the run"
     )
+
+
+def ask_sum(
+    federation: Federation,
+    roll: Roll,
+    state: ServerState,
+    params: Arrays,
+    turn: Round,
+    header: Mapping[str, Any],
+    transport: Transport,
+    patience: Patience,
+) -> RoundAnswers:
+    """Lead a cohort through the five messages of the sum view; a void round has no sum.
+
+    Who is silent or wrong in a message takes no further part in the round: another cohort would be
+    another round to its clients.
+    """
+    terms, request = federation.terms, _make_request(federation, params, turn, header)
+    request = replace(request, sum={})
+    rng = seeds.generator(header["seed"], Purpose.COHORT, turn.t)
+    roll.greet_returning(transport)
+    roll.retry_silent(at_once=True)
+    online = roll.find_online()
+    asked = pick_cohort(
+        terms.cohort, asked=state.asked, size=terms.per_round, rng=rng, online=online
+    ).tolist()
+    answers = RoundAnswers(asked)
+    if len(asked) < terms.honest + terms.corrupt:
+        if roll.is_over(besides=[]):
+            return answers
+        raise RunError(
+            f"round {turn.t + 1} has {len(asked)} clients to ask and needs honest + corrupt = "
+            f"{terms.honest + terms.corrupt}; bring the clients back and resume the run"
+        )
+    by_key = {str((roll.members[i].sum or {})["member"]): i for i in asked}
+    if len(by_key) < len(asked):
+        raise RunError("two clients have one key of the sum view; give each a key of its own")
+    size = sum(leaf.size for leaf in params.values())
+
+    def ask(step: str, heads: dict[str, dict[str, Any]]) -> dict[str, Answer]:
+        reached, blobs = {}, {}
+        for name, head in heads.items():
+            member = roll.members[by_key[name]]
+            if (route := roll.routes.get(member.identity)) is None:
+                continue
+            reached[name], said = route, {k: v for k, v in head.items() if k not in ("run", "t")}
+            if step in ("keys", "input"):
+                blobs[route] = replace(request, receipt=member.receipt, sum=said).to_blob()
+            else:
+                blobs[route] = pack({"schema": SUM, **head})
+        replies = transport.ask(blobs, patience.round)
+        found = {}
+        for name in heads:
+            blob = replies.get(reached[name]) if name in reached else None
+            answer = _read_step(answers, roll, by_key[name], step, blob, size)
+            if answer is not None:
+                found[name] = answer
+        return found
+
+    try:
+        result = sum_round.play_sum_round(
+            ask,
+            list(by_key),
+            run=request.run,
+            t=turn.t,
+            request=request.hash(),
+            size=size,
+            threshold=choose_threshold(len(asked), terms.honest, terms.corrupt),
+        )
+    except RoundVoid as error:
+        log.warning("round %d: %s", turn.t + 1, error)
+        return replace(answers, void=True)
+    members = [by_key[name] for name in result.keys]
+    roll.close_round({i: why for i, why in answers.why.items() if i not in members})
+    return replace(answers, total=result)
+
+
+def _read_step(
+    answers: RoundAnswers, roll: Roll, i: int, step: str, blob: bytes | None, size: int
+) -> Answer | None:
+    """Read one client's answer to a step, or note why there is none."""
+    member, answers.why[i] = roll.members[i], SILENT
+    if blob is None:
+        log.warning("client %s did not answer in time", member.name)
+        return None
+    try:
+        # A refusal has no arrays, and reads the same with words.
+        head, arrays = unpack(blob, limit=8 * size + 2 * LONGEST_TEXT, words=True)
+        if head.get("kind") == "refusal":
+            answers.why[i] = str(head.get("code"))[:20]
+            log.warning("client %s declined: %s", member.name, answers.why[i])
+            if step == "keys" and answers.why[i] in LASTING:
+                roll.gone[i] = answers.why[i]
+            return None
+        if step == "keys" and (head.get("key") or {}).get("samples") != member.samples:
+            raise Malformed("the key's samples are not those of the greeting")
+        if step == "input":
+            roll.members[i] = replace(
+                member,
+                receipt=Receipt.from_json(head.get("receipt")),
+                account=Account.from_json(head.get("budget")),
+            )
+    except (Malformed, AttributeError) as error:
+        log.warning("client %s sent no step of a round: %s", member.name, error)
+        answers.why[i] = "malformed"
+        return None
+    del answers.why[i]
+    return head, arrays
 
 
 def _wait_until(when: float) -> None:
@@ -487,7 +615,8 @@ class RealClients:
         """Ask the clients, and wait for their uploads."""
         run, (state, params, _), turn = self.run, self.run.at, opened[0]
         federation = run.federation
-        self.came = ask_round(
+        ask = ask_round if federation.plan.privacy.view == "upload" else ask_sum
+        self.came = ask(
             federation, self.roll, state, params, turn, self.header, self.transport, self.patience
         )
         if self.came.uploads and self.keep_uploads:
@@ -505,7 +634,54 @@ class RealClients:
 
     def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Average the uploads that count, and make the next model of them."""
-        return [(0, _play_round(self.run, self.roll, opened[0], self.came))]
+        play = _play_round if self.came.total is None and not self.came.void else _play_sum
+        return [(0, play(self.run, self.roll, opened[0], self.came))]
+
+
+def _play_sum(
+    run: rounds.Run, roll: Roll, turn: Round, answers: RoundAnswers
+) -> rounds.PlayedRound:
+    """Make the next model of the sum; after a void round it stays, and the round is over."""
+    federation, (state, params, memory) = run.federation, run.at
+    result, count = answers.total, len(roll.members)
+    names = {str((m.sum or {}).get("member")): i for i, m in enumerate(roll.members)}
+    members = answers.asked if result is None else [names[name] for name in result.keys]
+    uploads, sigma = np.zeros(count, dtype=bool), np.full((1, count), np.nan)
+    uploads[members] = True
+    unit = federation.recipe.learning_rate * grid.grid_unit(federation.recipe.clip)
+    for name, noise in {} if result is None else result.noise.items():
+        sigma[0, names[name]] = unit / roll.members[names[name]].samples * noise
+    asked = state.asked.copy()
+    asked[answers.asked] += 1
+    tank = _build_tank(roll.members, state.tank, uploads)
+    hidden = np.array([member.account is None for member in roll.members])
+    sigma[0, hidden] = np.nan  # R9
+    prepared = rounds.PreparedRound(
+        turn=turn,
+        weight=weigh_by_samples(federation.samples, uploads),
+        sigma=sigma,
+        signal_sigma=np.full(count, np.nan),
+        mu2=np.where(hidden, 0.0, np.maximum(tank.spent_mu2 - state.tank.spent_mu2, 0.0)),
+        uploads=uploads,
+        tank=tank,
+        asked=asked,
+    )
+    offered = float("nan")
+    if result is not None:
+        averaged = sum_round.apply_sum(params, result, unit)
+        params, memory, offered = apply_optimizer(federation, state, turn, memory, params, averaged)
+    loss, accuracy, signal = judge_model(federation, federation.model.unflatten(dict(params)))
+    exceptions, otherwise = Exceptions(), "malformed" if result is not None else "void"
+    missing = {
+        roll.members[i].name: answers.why.get(i, otherwise)
+        for i in answers.asked
+        if result is None or i not in members
+    }
+    if missing:
+        refused = {why: list(missing.values()).count(why) for why in sorted(set(missing.values()))}
+        exceptions |= {"asked": sorted(answers.asked), "refused": refused, "missing": missing}
+    models = params, memory
+    return rounds.PlayedRound(prepared, loss, accuracy, signal, offered, models, exceptions)
 
 
 def _play_round(

@@ -500,14 +500,6 @@ def _note_network(plan: Plan, held: Holdings) -> Plan:
     return plan.replace(**{"model.features_sha256": held.features.sha256})
 
 
-def require_uploads(plan: Plan) -> None:
-    """Refuse a plan whose server learns only sums: clients over a network do not mask yet."""
-    if plan.privacy.view == "sum":
-        bound = "upload in a federation over a network"
-        remedy = "sums are unmasked on one machine: sottovoce train with noise = secure"
-        raise InputError.of("privacy.view", "sum", bound, remedy)
-
-
 def build_from_members(
     plan: Plan, members: Sequence[Member], held: Holdings, model: Model | None = None
 ) -> Federation:
@@ -516,7 +508,6 @@ def build_from_members(
     `held` has the server's public rows and no training rows. A client that hides its budget has NaN
     for it.
     """
-    require_uploads(plan)
     known = [member.account for member in members]
     kinds = tuple(member.calibration for member in members)
     changes: dict[str, object] = {"noise": "secure", "data.clients": len(members)}

@@ -359,6 +359,7 @@ class Member:
     registered: int | None = None  # the samples that the server's operator knows it to have
     run_share: float | None = 1.0  # part of its budget that a run may take; None: hidden
     rows_per_person: int = 0  # 0: its samples are rows
+    sum: Mapping[str, Any] | None = None  # its key and terms, where it releases sums
 
     @classmethod
     def from_hello(cls, blob: bytes) -> Member:
@@ -381,7 +382,7 @@ class Member:
         if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
             raise Malformed("the greeting's version is not a version number")
         policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
-        newer = {"max_steps", "run_share", "rows_per_person"}
+        newer = {"max_steps", "run_share", "rows_per_person", "sum"}
         if not isinstance(policy, Mapping) or policy.keys() - newer != set(_POLICY):
             raise Malformed("the greeting's policy does not have the expected keys")
         whole = [head["features"], head["classes"], policy["samples"], policy["max_rounds"]]
@@ -390,6 +391,14 @@ class Member:
             raise Malformed("the greeting has a size that is not a whole number from 1 to 2³²")
         if policy["unit"] not in UNITS or policy["calibration"] not in ("exact", "zcdp"):
             raise Malformed("the greeting's unit or calibration is not one that vaults can have")
+        sums = policy.get("sum")
+        if sums is not None and (
+            not isinstance(sums, Mapping)
+            or sums.keys() != {"member", "honest", "corrupt"}
+            or not re.fullmatch(r"[0-9a-f]{64}", str(sums["member"]))
+            or not all(type(sums[key]) is int for key in ("honest", "corrupt"))
+        ):
+            raise Malformed("the greeting's terms of sums are none")
         floor = 0.0 if policy["floor"] is None else policy["floor"]
         share = policy.get("run_share", 1.0)
         if share is not None and not (is_finite(share) and 0 < share <= 1):
@@ -421,6 +430,7 @@ class Member:
             version=version,
             run_share=share,
             rows_per_person=policy.get("rows_per_person", 0),
+            sum=sums,
         )
 
     @property
@@ -440,6 +450,7 @@ class Member:
                 **({} if self.max_steps is None else {"max_steps": self.max_steps}),
                 "run_share": self.run_share,
                 **({"rows_per_person": self.rows_per_person} if self.rows_per_person else {}),
+                **({} if self.sum is None else {"sum": dict(self.sum)}),
             },
             "budget": None if self.account is None else self.account.to_json(),
             "receipt": self.receipt.to_json(),

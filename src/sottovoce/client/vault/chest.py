@@ -385,9 +385,13 @@ class Chest:
 
     def find_reserve(self, turn: Turn) -> Line:
         """Return the line of a round's newest reserve."""
-        line = self.line(turn.reserve)
-        if line is None or line.hash != turn.hash:
-            self._journal.refuse_damaged(f"line {turn.reserve} is not the one that was booked")
+        return self.find_line(turn.reserve, turn.hash)
+
+    def find_line(self, seq: int, known: str) -> Line:
+        """Return a line whose hash is known from the books."""
+        line = self.line(seq)
+        if line is None or line.hash != known:
+            self._journal.refuse_damaged(f"line {seq} is not the one that was booked")
         return line
 
     def lines(self) -> list[Line]:

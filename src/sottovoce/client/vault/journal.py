@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,7 +115,7 @@ def _hash(text: str) -> str:
 
 KINDS = (
     *("create", "run", "reserve", "store", "tighten", "rebind", "move", "restore"),
-    *("stop", "resume"),
+    *("stop", "resume", "note"),
 )
 OVERLAPS = ("all", "some")
 _ID = re.compile(r"[0-9a-f]{32}")  # a file of the machine's own witness is named by it
@@ -160,6 +161,7 @@ class Books:
     salt: str = ""  # of the line that names the data set
     inode: int = 0
     spent: int = 0
+    alone: int = 0  # the same by this client's own noise, whatever others do
     burnt: int = 0  # the part of `spent` that restores have booked for what they could not know
     restored: int = 0  # the line of the last restore: no upload is stored for a reserve before it
     unanswered: int = 0  # reserves in a row without an upload, since the last `resume`
@@ -260,7 +262,10 @@ class Books:
         if run is None:
             raise ValueError("its run")
         self.promised = self.promised or self.policy
+        alone = facts.get("alone", sum(units))
+        self._require(type(alone) is int and alone >= sum(units), "its units alone")
         self.spent += sum(units)
+        self.alone += alone
         run = replace(run, debits=run.debits + len(units), units=run.units + sum(units))
         if "acknowledged" in facts:
             before, seen = facts["acknowledged"]
@@ -319,9 +324,16 @@ class Books:
         if burnt:
             self.promised = self.promised or self.policy
         self.spent += burnt
+        self.alone += math.ceil(burnt * self.policy.share)
         self.burnt += burnt
         self.inode = int(facts["inode"])
         self.restored = line.seq
+
+    def _add_note(self, line: Line, facts: dict[str, Any]) -> None:
+        key = "note", facts["run"], facts["t"], facts["step"]
+        self._require(isinstance(facts["content"], str), "its content")
+        self._require(self.records.get(*key) is None, "its step was noted before")
+        self.records.put(*key, value=[line.seq, line.hash])
 
     def _add_stop(self, line: Line, facts: dict[str, Any]) -> None:
         self.failed = True

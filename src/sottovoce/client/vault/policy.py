@@ -24,6 +24,7 @@ from sottovoce.privacy.budget import (
     format_claim,
     list_always_not_covered,
 )
+from sottovoce.privacy.gaussian import epsilon
 from sottovoce.privacy.tank import FULL
 
 VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
@@ -37,7 +38,9 @@ LIMITS = ("run_share", "server_share", "max_work", "max_bytes")  # what `[policy
 _BEFORE = {
     **{"max_steps": MOST_STEPS, "run_share": 1.0, "server_share": 1.0},
     **{"max_work": _NO_LIMIT, "max_bytes": _NO_LIMIT},
+    **{"honest": 1, "corrupt": 0, "epsilon_alone": None},
 }
+MOST_COUNTED = 1024  # honest or corrupt clients
 _LARGEST_SHARE = 4  # a turn takes at most a quarter of the budget, by default
 
 
@@ -73,6 +76,9 @@ formula does not keep its promise, so a vault does not take it
     server_share: float = 1.0  # likewise, all runs of one server, by the name that it gives itself
     max_work: int = 2**40  # parameters × steps × samples of one request
     max_bytes: int = 2**34  # of the vault's file, with the next upload
+    honest: int = 1  # clients of a sum whose noise is counted, itself included; 1: none but its own
+    corrupt: int = 0  # roster members that may side with a server that learns only sums
+    epsilon_alone: float | None = None  # what holds there whatever others do; None: of h noises
 
     def __post_init__(self) -> None:
         budget = Budget(self.epsilon, self.delta)
@@ -97,6 +103,17 @@ formula does not keep its promise, so a vault does not take it
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise InputError.of(name, value, f"a whole number from 1 to {most}", remedy)
+        for name, least in (("honest", 1), ("corrupt", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= MOST_COUNTED:
+                bound = f"a whole number from {least} to {MOST_COUNTED}"
+                raise InputError.of(f"sum.{name}", value, bound, "it counts clients of the roster")
+        alone = self.epsilon_alone
+        if alone is not None and (
+            self.honest == 1 or type(alone) not in (int, float) or not alone > self.epsilon
+        ):
+            bound = f"a number above epsilon = {self.epsilon:g}, with sum.honest ≥ 2"
+            raise InputError.of("sum.epsilon_alone", alone, bound, "leave it out for h noises")
         if type(self.disclose) is not bool:
             raise InputError.of(
                 "disclose",
@@ -136,10 +153,29 @@ formula does not keep its promise, so a vault does not take it
         """Return the μ² that the budget is worth."""
         return _compute_capacity(self.epsilon, self.delta, self.calibration)
 
+    @property
+    def share(self) -> float:
+        """How many times its price a release may be worth by this client's noise alone.
+
+        With `epsilon_alone` a little less than it allows, which pays for rounding up debits.
+        """
+        if self.epsilon_alone is None:
+            return float(self.honest)
+        alone = _compute_capacity(self.epsilon_alone, self.delta, self.calibration)
+        return min(float(self.honest), alone / self.capacity() * (1 - 2**-20))
+
+    def compute_alone(self) -> float | None:
+        """Return the ε that holds whatever others do, where sums are released; else None."""
+        if self.honest == 1 or self.epsilon_alone is not None:
+            return self.epsilon_alone
+        return float(epsilon(self.delta, math.sqrt(self.share * self.capacity()) * (1 + 1e-9)))
+
     def guarantee(self) -> Guarantee:
         """Return what is promised, in words that a lawyer could read."""
         return Guarantee(
             Budget(self.epsilon, self.delta),
+            corrupt=self.corrupt,
+            epsilon_alone=self.compute_alone(),
             unit=self.unit,
             calibration=self.calibration,
             not_covered=(
@@ -221,6 +257,11 @@ asked for; keep it, or make a new vault for other data
         _refuse_looser("disclose", "false", "true")
     if new.calibration != old.calibration and new.calibration != "zcdp":
         _refuse_looser("calibration", old.calibration, new.calibration)
+    looser = new.honest > old.honest or (new.corrupt < old.corrupt and new.honest > 1)
+    looser |= (new.compute_alone() or new.epsilon) > (old.compute_alone() or old.epsilon)
+    if looser and spent > 0:
+        terms = f"sum.honest = {old.honest}, sum.corrupt = {old.corrupt}"
+        _refuse_looser("the terms of sums", f"at least as strict as {terms}", new.honest)
     if new.samples != old.samples:
         raise PolicyRefusal(
             f"samples is {old.samples} in this vault and {new.samples} was asked for; "

@@ -7,6 +7,7 @@ one stored upload; a reserve without an upload stays spent, and the round may be
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -276,6 +277,40 @@ or make one with `sottovoce ledger create`
         return FULL - count_withheld_units(self.policy, self._books.capacity)
 
     @property
+    def capacity(self) -> float:
+        """μ² of 2⁵⁰ parts, for the vault's whole life."""
+        return self._books.capacity
+
+    @property
+    def alone(self) -> int:
+        """Parts of the capacity that all releases cost by this client's own noise alone."""
+        return self._books.alone
+
+    @property
+    def limit_alone(self) -> int:
+        """The most of these: h times the limit, or what `epsilon_alone` allows."""
+        share = self.promised.share if self._books.promised else self.policy.share
+        return math.ceil(self.limit * Fraction(share) / (1 if share == int(share) else 1 - 2**-20))
+
+    def find_note(self, run: str, t: int, step: str) -> str | None:
+        """Return what was noted for a step of a round of the sum view."""
+        with self._chest.alone:
+            self._chest.require_usable()
+            known = self._books.records.get("note", run, t, step)
+            if known is None:
+                return None
+            return str(self._chest.find_line(*known).facts["content"])
+
+    def write_note(self, run: str, t: int, step: str, content: str) -> None:
+        """Note a step of a round, once: durable when this returns."""
+        with self._chest.alone:
+            self._require_writable()
+            if self._books.records.get("note", run, t, step) is not None:
+                raise RoundAnswered(f"round {t} of run {run} has its {step} already")
+            facts = {"run": run, "t": t, "step": step, "content": content}
+            self._chest.append("note", [("note", facts)])
+
+    @property
     def ceiling(self) -> int:
         """The most that one turn may book, all its releases together: 1/floor² in μ²."""
         return min(FULL, most_units(self.policy.floor, self._books.capacity))
@@ -338,8 +373,12 @@ or make one with `sottovoce ledger create`
         facts: Mapping[str, Any],
         acknowledged: LineReference | None = None,
         room: int = 0,
+        alone: int | None = None,
     ) -> Reservation:
         """Book a turn, one debit a release: all of it or nothing, durable when this returns.
+
+        `alone` are the units of the same release by this client's own noise, where it is one of a
+        sum; both accounts must have enough left.
 
         `acknowledged` is the newest receipt that the server has. If it came with the answer to an
         earlier round of this run, the uploads of the rounds before that one are dropped. `room` is
@@ -364,7 +403,8 @@ or make one with `sottovoce ledger create`
                 raise RoundAnswered(
                     f"round {t} of run {run} has its answer already; send the stored one again"
                 )
-            if sum(paid) > self.count_left(run, server):
+            all_alone = self._books.alone + (sum(paid) if alone is None else alone)
+            if sum(paid) > self.count_left(run, server) or all_alone > self.limit_alone:
                 raise TankEmpty(
                     "the privacy budget, or the share of it that one run or one server may take, "
                     "has not enough left for this release; nothing was booked"
@@ -380,6 +420,8 @@ or make one with `sottovoce ledger create`
                 "server": server,
                 "facts": dict(facts),
             }
+            if alone is not None:
+                booking["alone"] = max(alone, sum(paid))
             self._hold_room(room)
             drop = self._find_droppable(run, t, acknowledged)
             if drop is not None:

@@ -1,0 +1,279 @@
+"""Real clients with vaults whose server learns only sums: one process, lost messages, kills."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sottovoce.client import device, messages, sum_protocol
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Policy, Vault
+from sottovoce.client.vault.policy import require_tighter
+from sottovoce.errors import InputError, PolicyRefusal, RoundAnswered, RunError
+from sottovoce.privacy.tank import FULL
+from sottovoce.server.coordinator import Patience
+from support.federations import RECORD, go
+from support.in_process import Direct, clients, plan
+from support.sum_rounds import sum_nodes
+
+pytestmark = pytest.mark.slow  # every round debits real vaults, durably
+
+SUM = {"privacy.view": "sum", "privacy.honest": 2, "privacy.corrupt": 1, "data.clients": 5}
+STEPS = ("keys", "shares", "input", "set", "unmask")
+PATIENCE = Patience(5, gathering=0.5)
+
+
+def short(**changes):
+    return plan(**{"rounds.rounds": 2, **SUM, **changes})
+
+
+def step_of(blob):
+    """Which of the five messages this is."""
+    head = messages.unpack(blob)[0]
+    return head["sum"]["step"] if "sum" in head else head["step"]
+
+
+def vaults_hold(transport):
+    """Every debit is in its vault in both accounts, and no round has two answers or two sets."""
+    for node in transport.nodes.values():
+        with Vault.open(node.vault, dataset=None) as vault:
+            assert vault.spent <= vault.limit
+            assert vault.spent <= vault.alone <= min(2 * vault.spent, vault.limit_alone)
+            lines = [(line.kind, line.facts) for line in vault.lines()]
+        stored = [(f["run"], f["t"]) for kind, f in lines if kind == "store"]
+        noted = [(f["run"], f["t"], f["step"]) for kind, f in lines if kind == "note"]
+        assert len(set(stored)) == len(stored)
+        assert len(set(noted)) == len(noted)
+
+
+def test_a_federation_whose_server_learns_only_sums(tmp_path):
+    transport = Direct(sum_nodes(tmp_path, 5))
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    RECORD.validate(done.record)
+    assert done.record["status"] == "finished"
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [5, 5]
+    assert "whatever anyone does" in str(done.guarantee)
+    vaults_hold(transport)
+    for client in done.record["clients"]:
+        assert 0 < client["spent"] <= client["capacity"]
+        assert client["spent_alone"] <= 2 * client["spent"] * (1 + 1e-9)
+    (node, *_) = transport.nodes.values()
+    secrets = node.vault.with_name(node.vault.name + ".secrets")
+    assert secrets.stat().st_mode & 0o077 == 0
+    assert [t for t, _ in json.loads(secrets.read_text()).values()] == [1]  # of the newest round
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_client_killed_at_a_step_costs_no_more_than_its_part(tmp_path, step, when):
+    """Its process ends before it answers, or the answer is lost; in the next round it is back."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+    lost = []
+
+    def answer(blob, node):
+        dies = node.name == "client-1" and step_of(blob) == step and not lost
+        if not dies:
+            return device.answer_request(blob, node)
+        lost.append(step)
+        if when == "after":
+            device.answer_request(blob, node)
+        return None
+
+    transport.answer = answer
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    assert lost == [step]
+    assert done.record["status"] == "finished"
+    first = 4 if step in ("keys", "shares", "input") else 5
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [first, 5]
+    vaults_hold(transport)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_server_resumes_and_nothing_is_paid_twice(tmp_path, step):
+    class Killed(BaseException):
+        pass
+
+    transport = Direct(sum_nodes(tmp_path, 5))
+    seen = []
+
+    def answer(blob, node):
+        seen.append(step_of(blob))
+        if seen.count(step) == 3:  # two clients have answered this message of the first round
+            raise Killed
+        return device.answer_request(blob, node)
+
+    transport.answer = answer
+    with pytest.raises(Killed):
+        go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    transport.answer = device.answer_request
+    transport.greeted.clear()
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE, resume=True)
+    assert done.record["status"] == "finished"
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [5, 5]
+    vaults_hold(transport)
+    for node in transport.nodes.values():
+        with Vault.open(node.vault, dataset=None) as vault:
+            assert len(list(vault.entries())) == 2  # one debit a round
+
+
+def test_a_void_round_burns_its_budget_and_the_run_goes_on(tmp_path):
+    transport = Direct(sum_nodes(tmp_path, 5))
+    transport.on_answer = lambda route, asked, told: (
+        None if step_of(asked) == "set" and messages.unpack(asked)[0]["t"] == 0 else told
+    )
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    first, second = done.record["rounds"]
+    assert first["refused"] == {"silent": 5}
+    assert second["uploads"] == 5
+    assert "refused" not in second
+    vaults_hold(transport)
+    for node in transport.nodes.values():
+        with Vault.open(node.vault, dataset=None) as vault:
+            assert len(list(vault.entries())) == 2
+
+
+def test_another_model_to_one_client_gives_no_sum_with_it(tmp_path):
+    """Its key names another request: all others refuse the cohort, and nobody has paid."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+
+    def answer(blob, node):
+        if node.name == "client-1" and step_of(blob) == "keys":
+            head, arrays = messages.unpack(blob)
+            blob = messages.pack(head, {k: v + 1 for k, v in arrays.items()})
+        return device.answer_request(blob, node)
+
+    transport.answer = answer
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [4, 4]
+    vaults_hold(transport)
+
+
+def test_two_sets_are_refused_by_a_client_that_was_started_anew(tmp_path):
+    """S2 is durable: the second set comes to another process with the same vault."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+    kept = {}
+
+    def answer(blob, node):
+        told = device.answer_request(blob, node)
+        if step_of(blob) == "set":
+            kept.setdefault(node.name, (blob, node, told))
+        return told
+
+    transport.answer = answer
+    go(transport, tmp_path / "run", own=short(**{"rounds.rounds": 1}), patience=PATIENCE)
+    for blob, node, told in kept.values():
+        head, _ = messages.unpack(blob)
+        assert device.answer_request(blob, node) == told
+        other = messages.pack({**head, "set": head["set"][:-1]})
+        said = messages.unpack(device.answer_request(other, node))[0]
+        assert (said["kind"], said["code"]) == ("refusal", "replay")
+
+
+def test_a_retried_input_is_the_stored_one(tmp_path):
+    transport = Direct(sum_nodes(tmp_path, 5))
+    told = []
+
+    def answer(blob, node):
+        said = device.answer_request(blob, node)
+        if step_of(blob) == "input":
+            told.append((said, device.answer_request(blob, node)))
+        return said
+
+    transport.answer = answer
+    go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    assert len(told) == 10
+    assert all(first == again for first, again in told)
+    vaults_hold(transport)
+
+
+def test_both_accounts_grow_with_every_sum(tmp_path):
+    """With equal clients and h = 2 the noise alone costs twice as much, but for rounding up."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+    go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    for node in transport.nodes.values():
+        with Vault.open(node.vault, dataset=None) as vault:
+            assert 1.999 * vault.spent < vault.alone <= 2 * vault.spent
+
+
+def test_a_run_that_was_asked_for_uploads_gets_them_from_the_same_budget(tmp_path):
+    """A vault is one budget: what a sum has cost is gone for uploads, too."""
+    nodes = sum_nodes(tmp_path, 5)
+    go(Direct(nodes), tmp_path / "sums", own=short(), patience=PATIENCE)
+    before = []
+    for node in nodes.values():
+        with Vault.open(node.vault, dataset=None) as vault:
+            before.append((vault.spent, vault.alone))
+    views = {"privacy.view": "upload", "privacy.honest": None, "privacy.corrupt": None}
+    own = short(**views)
+    go(Direct(nodes), tmp_path / "uploads", own=own, patience=PATIENCE)
+    for (spent, alone), node in zip(before, nodes.values(), strict=True):
+        with Vault.open(node.vault, dataset=None) as vault:
+            assert vault.spent - spent == vault.alone - alone > 0
+
+
+def test_clients_without_a_roster_or_with_other_terms_are_left_out(tmp_path):
+    with pytest.raises(RunError, match="counts on no honest"):
+        go(Direct(clients(tmp_path / "a")), tmp_path / "run", own=short(**{"data.clients": 3}))
+    nodes = sum_nodes(tmp_path / "b", 5, honest=3)
+    with pytest.raises(RunError, match="counts on 3 honest"):
+        go(Direct(nodes), tmp_path / "run", own=short())
+
+
+def test_both_accounts_are_booked_and_neither_is_exceeded(tmp_path):
+    policy = Policy(8, 1e-5, 40, 1.0, run_share=1.0, honest=4, epsilon_alone=12.0, floor=1e-3)
+    assert 1 < policy.share < 4
+    with Vault.create(tmp_path / "v", policy, dataset="ab" * 32, second_ledger=True) as vault:
+        units = FULL // 2
+        vault.reserve("r", 0, "cd" * 32, [units], server="", facts={}, alone=units + 7)
+        assert (vault.spent, vault.alone) == (units, units + 7)
+        more = vault.limit_alone - vault.alone + 1
+        with pytest.raises(Exception, match="nothing was booked"):
+            vault.reserve("r", 1, "cd" * 32, [5], server="", facts={}, alone=more)
+        assert (vault.spent, vault.alone) == (units, units + 7)
+        vault.write_note("r", 0, "set", "one")
+        with pytest.raises(RoundAnswered):
+            vault.write_note("r", 0, "set", "two")
+    with Vault.open(tmp_path / "v", dataset="ab" * 32) as vault:
+        assert vault.find_note("r", 0, "set") == "one"
+        assert vault.find_note("r", 1, "set") is None
+        assert vault.alone == units + 7
+        promise = " ".join(str(vault.promised.guarantee()).split())
+        assert "whatever anyone does, (12, 1e-05)" in promise
+
+
+def test_terms_of_sums_are_only_tightened_after_a_release():
+    old = Policy(8, 1e-5, 40, 1.0, honest=4, corrupt=1)
+    for honest, corrupt in ((5, 1), (4, 0)):
+        with pytest.raises(PolicyRefusal, match="terms of sums"):
+            require_tighter(old, Policy(8, 1e-5, 40, 1.0, honest=honest, corrupt=corrupt), spent=1)
+    for terms in ({"honest": 3, "corrupt": 1}, {"honest": 4, "corrupt": 2}, {}):
+        require_tighter(old, Policy(8, 1e-5, 40, 1.0, **terms), spent=1)
+    require_tighter(old, Policy(8, 1e-5, 40, 1.0, honest=9), spent=0)
+    for bad in ({"honest": 0}, {"corrupt": -1}, {"honest": 2.0}, {"epsilon_alone": 9.0},
+                {"honest": 3, "epsilon_alone": 7.0}):  # fmt: skip
+        with pytest.raises(InputError, match="sum"):
+            Policy(8, 1e-5, 40, 1.0, **bad)
+
+
+def test_a_node_file_with_bad_terms_says_so_in_a_sentence(tmp_path):
+    (node, *_) = sum_nodes(tmp_path, 3, corrupt=0).values()
+    path = tmp_path / "client-0.toml"
+    text = path.read_text()
+    for old, new, words in (
+        ("honest = 2", "honest = 0", "sum.honest must be a whole number from 1"),
+        ("honest = 2", "hones = 2", "unknown key policy.sum.hones"),
+        ('roster = "roster.pem"', "", "policy.sum.roster must be a text"),
+    ):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match=words):
+            Node.load(path)
+    for name, words in (("roster.pem", "roster"), ("key-0.pem", "private key")):
+        kept = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(InputError, match=words):
+            sum_protocol.read_roster(tmp_path / name) if "roster" in name else (
+                sum_protocol.read_key(tmp_path / name)
+            )
+        (tmp_path / name).write_bytes(kept)
+    assert node.sum_files is not None
