@@ -411,6 +411,8 @@ class Federation:
         """Return μ²[colluding, clients] of the models, or None and why (docs/proofs.md, (e))."""
         if {*self.not_covered()} & {*budget.LEAKS}:
             return None, "values that nobody paid for left the clients"
+        if np.isnan(self.capacity).any():
+            return None, "some clients do not disclose their budgets"
         if self.recipe.releases > 1:
             return None, "between the steps of a round a client has only its own noise"
         if self.plan.server.aggregation not in (None, "mean"):
