@@ -28,6 +28,7 @@ PLANS = {
     "fixed": Plan(**BASE, rounds={"schedule": "fixed", "rounds": 13}),
     "discounted": Plan(**BASE, rounds={"schedule": "discounted", "rounds": 40, "beta": 0.6}),
     "decaying": Plan(**BASE, rounds={"schedule": "decaying", "rounds": 9}),
+    "forecast": Plan(**BASE, rounds={"schedule": "forecast", "rounds": 14}),
     "few": Plan(**BASE, rounds={"schedule": "fixed", "rounds": 7, "per_round": 2}),
     "told": Plan(
         **BASE,
