@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 SHOW = re.compile(r"^<!-- shown: (\w+\.md) -->$", re.MULTILINE)
-FILE_NAME = re.compile(r"\[[\w/-]+\.md\]\((?!https?:)([^)\s]+)\)")
+FILE_NAME = re.compile(r"\[[\w/-]+\.md\]\((?!https?:|path:)([^)\s]+)\)")
 #: Pages of the repository that the site shows as well.
 SHOWN = {"ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
 
@@ -335,9 +335,17 @@ def fill(app: Sphinx, docname: str, source: list[str]) -> None:
     text = source[0]
     for page in SHOWN:
         text = text.replace(f"]({up}../{page}", f"]({up}project/{page.lower()}")
+    here = (DOCS / docname).parent
+
+    def fetch(found: re.Match[str]) -> str:
+        """Let a Markdown file outside of docs/ be downloaded: it is no page of the site."""
+        inside = (here / found[1]).resolve().is_relative_to(DOCS)
+        return found[0] if inside else f"](path:{found[1]}"
+
+    text = re.sub(r"\]\((\.\./[^)#\s:]*\.md)", fetch, text)
     text = FILE_NAME.sub(r"[](\1)", text)  # a link that is named by its file gets the page's title
     text = SHOW.sub(lambda found: show_page(found[1]), text)
-    text = text.replace("<!-- other pages -->", list_other_pages((DOCS / docname).parent))
+    text = text.replace("<!-- other pages -->", list_other_pages(here))
     source[0] = MARK.sub(lambda found: MAKERS[found[1]](), text)
 
 

@@ -109,3 +109,9 @@ def test_a_page_begins_with_what_the_reader_can_do_after_it(path):
     assert re.fullmatch("# .+", title)
     opening = " ".join(rest.partition("\n\n")[0].split())
     assert re.match("After (this|these) pages?|Look up here|Find here|From here", opening), opening
+
+
+def test_a_page_may_link_to_markdown_that_is_no_page_of_the_site(generated):
+    source = ["[a](../results/a.md) [b.md](b.md#c) [d](../ARCHITECTURE.md)"]
+    generated.fill(None, "horizon", source)
+    assert source == ["[a](path:../results/a.md) [](b.md#c) [d](project/architecture.md)"]
