@@ -18,6 +18,7 @@ import pytest
 
 from sottovoce import Plan
 from sottovoce.cli import commands
+from sottovoce.client import sum_protocol
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
 from sottovoce.data import datasets, federated
@@ -97,6 +98,20 @@ def test_without_a_plan_three_clients_hold_all_rows_but_the_servers(tmp_path):
             assert (vault.policy.clip, vault.policy.unit) == (1.0, "client")
             assert vault.spent == 0
     assert (tmp_path / "run" / "nodes").stat().st_mode & 0o077 == 0
+
+
+def test_where_the_server_learns_only_sums_every_node_has_its_key_and_one_roster(tmp_path):
+    counted = ["privacy.view=sum", "privacy.honest=2", "privacy.corrupt=1"]
+    plan = federate.load_plan(None, counted, 4)
+    nodes = [Node.load(path) for path in federate.deal(plan, tmp_path / "run")]
+    rosters = {sum_protocol.read_roster(node.sum_files[0]) for node in nodes}
+    keys = [sum_protocol.read_key(node.sum_files[1]).public_key() for node in nodes]
+    assert rosters == {frozenset(map(sum_protocol.name_key, keys))}
+    assert len(rosters.pop()) == 4
+    for node in nodes:
+        policy = node.make_policy(samples=5)
+        assert (policy.honest, policy.corrupt) == (2, 1)
+        assert node.sum_files[1].stat().st_mode & 0o077 == 0
 
 
 def test_a_model_of_your_own_is_named_absolutely_in_every_node_file(tmp_path, monkeypatch):

@@ -233,12 +233,15 @@ def test_a_server_that_lies_is_refused_and_learns_no_single_input(step, lie):
     c.me = sorted(c.names)[0]
     c.others = sorted(c.names)[1:]
     c.change = lambda s, m, head: LIES[s][lie](head, c) if (s, m) == (step, c.me) else head
-    result = c.play()
+    result = None
+    with contextlib.suppress(RoundVoid):  # with a bug the others may be too few
+        result = c.play()
     assert [(s, m) for s, m, _ in c.refused][:1] == [(step, c.me)]
     assert isinstance(c.refused[0][2], REFUSALS)
     assert c.is_safe()
     assert c.is_safe(corrupt=c.others[:1])
     # What the honest have summed is right, with or without the client that was lied to.
+    assert result is not None
     assert np.array_equal(result.total, c.expect(result.keys))
 
 

@@ -894,14 +894,14 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         ),
     ),
     (
-        "a set beyond those that dealt shares",
+        "a set of other dealers than the input was masked for",
         "client.sum_protocol",
-        "Masks were added for the dealers alone: a set with others leaves a client's input with fewer masks than it counts on.",
-        "tests/hostile/test_sum_view.py::test_a_lie_told_to_everyone_ends_in_nothing",
+        "An input is hidden by the masks that its dealers share: with other dealers in the set, fewer of them than it counts on may be left.",
+        "tests/hostile/test_sum_view.py::test_a_server_that_lies_is_refused_and_learns_no_single_input",
         (
             (
-                "if not set(dealers) >= {self.member, *members}:",
-                "if not set(dealers) >= {self.member}:",
+                'if self._find_note(cohort, "dealers") not in (None, cohort.bind_dealers(dealers)):',
+                'if self._find_note(cohort, "dealers") == cohort.digest:',
             ),
         ),
     ),
