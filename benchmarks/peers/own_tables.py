@@ -64,7 +64,7 @@ def draw_hospital(rows: int, share: float, seed: int) -> tuple[list[dict[str, st
 
 
 def encode(rows: list[dict[str, str]], columns: dict[str, list]) -> np.ndarray:
-    """Return rows as sottovoce encodes them: numbers scaled by their bounds, texts as 0/1."""
+    """Return rows as numbers: those of a column scaled to [0, 1] by its bounds, texts as 0/1."""
     found = []
     for row in rows:
         numbers: list[float] = []

@@ -91,10 +91,10 @@ def encoded(what: str, row: Row) -> list[float]:
             continue
         missing = row[name] is None
         if missing:
-            numbers.append(0.0 if what == "flagged" else 0.5)
+            numbers.append(0.0)
         else:
             low, high = spec
-            numbers.append((min(max(row[name], low), high) - low) / (high - low))
+            numbers.append(2 * (min(max(row[name], low), high) - low) / (high - low) - 1)
         if what == "flagged":
             numbers.append(float(missing))
     return numbers

@@ -284,9 +284,9 @@ def naive(rows: list[tuple[Any, Any, str]]) -> list[list[float]]:
     """The encoding as the documentation says it, one cell at a time."""
     encoded = []
     for number, text, _ in rows:
-        scaled = 0.5
+        scaled = 0.0
         if number is not None:
-            scaled = (min(max(float(number), BOUNDS[0]), BOUNDS[1]) + 5.0) / 25.0
+            scaled = (min(max(float(number), BOUNDS[0]), BOUNDS[1]) - 7.5) / 12.5
         encoded.append([scaled] + [float((text or "").strip() == kind) for kind in KINDS])
     return encoded
 
@@ -313,7 +313,7 @@ def test_encoding_equals_a_naive_loop(
         csv, parquet = (
             read_table(Source(folder / name, "y", columns=own)) for name in ("t.csv", "t.parquet")
         )
-    np.testing.assert_allclose(csv.x, np.array(naive(rows), np.float32), rtol=1e-6)
+    np.testing.assert_allclose(csv.x, np.array(naive(rows), np.float32), rtol=1e-6, atol=1e-6)
     assert csv.x.dtype == np.float32
     assert csv.y.tolist() == [int(row[2] == "yes") for row in rows]
     assert csv.layout.features == ("n", "kind=a", "kind=b c", "kind=é,x", "kind=7")
@@ -334,7 +334,7 @@ def test_odd_but_valid_tables(tmp_path: Path) -> None:
         path.write_bytes(text.encode())
         return read_table(source(path))
 
-    same = [[0.5, 1.0, 0.0], [1.0, 0.0, 1.0]]
+    same = [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
     for text in (
         "age,sex,rich\n50,f,no\n100,m,yes\n",
         "\ufeffage,sex,rich\r\n50,f,no\r\n100,m,yes",
@@ -343,7 +343,19 @@ def test_odd_but_valid_tables(tmp_path: Path) -> None:
         "age,sex,rich,\nnan,f,no,\ninf,m,yes,\n",
     ):
         assert read(text).x.tolist() == same, text
-    assert read("age,sex,rich\n,,no\n,x,no\n").x.tolist() == [[0.5, 0, 0]] * 2
+    assert read("age,sex,rich\n,,no\n,x,no\n").x.tolist() == [[0, 0, 0]] * 2
+
+
+def test_a_run_from_before_keeps_its_scale(table: Path) -> None:
+    """Numbers once became [0, 1]; the layout of such a run has no key `scale`."""
+    layout = read_table(source(table)).layout
+    entry = layout.to_json()
+    assert Layout.from_json(entry).low == -1
+    del entry["scale"]
+    old = Layout.from_json(entry)
+    new, before = (read_rows(table, each, labels=False).x for each in (layout, old))
+    np.testing.assert_allclose(before[:, 0], (new[:, 0] + 1) / 2, atol=1e-6)
+    assert "scale" not in old.to_json()
 
 
 def test_parquet_types(tmp_path: Path) -> None:
@@ -357,23 +369,23 @@ def test_parquet_types(tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "p.parquet")
     columns = {"age": (0.0, 1.0), "sex": ("f", "m"), "rich": ("0", "1")}
     read = read_table(source(tmp_path / "p.parquet", columns=columns))
-    assert read.x.tolist() == [[1, 1, 0], [0, 0, 0], [0.5, 0, 1]]
+    assert read.x.tolist() == [[1, 1, 0], [-1, 0, 0], [0, 0, 1]]
     assert read.y.tolist() == [1, 0, 1]
 
 
 def test_columns_that_are_always_the_same(tmp_path: Path) -> None:
     people(30).with_columns(age=pl.lit(40)).write_csv(tmp_path / "people.csv")
-    assert set(read_table(source(tmp_path / "people.csv")).x[:, 0]) == {np.float32(0.4)}
+    assert set(read_table(source(tmp_path / "people.csv")).x[:, 0]) == {np.float32(-0.2)}
     read = read_table(Source(tmp_path / "people.csv", "rich", infer=True))
     assert read.layout.columns["age"] == (40.0, 40.0)
-    assert set(read.x[:, read.layout.features.index("age")]) == {0.5}
+    assert set(read.x[:, read.layout.features.index("age")]) == {0.0}
 
 
 def test_many_rows_are_read_in_batches(tmp_path: Path) -> None:
     frame = people(200_000, clients=50)
     frame.write_csv(tmp_path / "people.csv")
     read = read_table(source(tmp_path / "people.csv", client="town"))
-    np.testing.assert_allclose(read.x[:, 0], frame["age"].to_numpy() / 100, rtol=1e-6)
+    np.testing.assert_allclose(read.x[:, 0], frame["age"].to_numpy() / 50 - 1, atol=1e-6)
     np.testing.assert_array_equal(read.y, frame["rich"].to_numpy() == "yes")
     np.testing.assert_array_equal(np.array(read.clients)[read.owner], frame["town"].to_numpy())
     bad = frame[:150_000].with_columns(pl.col("age").cast(pl.String)).to_dict(as_series=False)
@@ -400,7 +412,7 @@ def test_clients_are_those_of_the_column(table: Path) -> None:
     assert abs(len(held.split.validation) - 24) <= 1
     assert not set(held.split.validation.tolist()) & set(held.split.test.tolist())
     ages = frame["age"].to_numpy()[np.concatenate(held.split.clients)]
-    np.testing.assert_allclose(held.train.x[:, 0], ages / 100, rtol=1e-6)
+    np.testing.assert_allclose(held.train.x[:, 0], ages / 50 - 1, atol=1e-6)
     again = build(plan_of(table, client="town"), seed=1).held.split
     assert again is not None
     np.testing.assert_array_equal(again.test, held.split.test)

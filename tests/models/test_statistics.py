@@ -33,7 +33,7 @@ def test_no_row_is_longer_than_the_norm(codes, classes, bins, seed):
 def test_the_parts_are_those_of_the_rows():
     model = Statistics((1, 3, 0), classes=3, bins=4)
     assert model.inputs == "nfccn"
-    x = np.array([[0.0, 1.0, 0.0, 1.0, 1.0], [0.25, 0.0, 1.0, 0.0, 0.6]])
+    x = np.array([[0.0, 1.0, 0.0, 1.0, 1.0], [-0.5, 0.0, 1.0, 0.0, 0.2]])
     block = -model.gradient_block({}, x, np.array([2, 0])) * model.divisor
     found = {name: block[:, part].round(9).tolist() for name, part in model.parts.items()}
     assert found["numbers"] == [[0.0, 1.0], [-0.5, 0.2]]  # a missing number is 0 and has no bin

@@ -1,7 +1,7 @@
 """Read your own table: a CSV or Parquet file as the float32 matrix that models are trained on.
 
-- A number is cut to its public bounds and scaled to [0, 1]; a missing one is 0.5, their middle.
-  With `missing = "flag"` a missing one is 0, and a second input of the column is 1.
+- A number is cut to its public bounds and scaled to [−1, 1]; a missing one is 0, their middle. With
+  `missing = "flag"` a second input of the column is then 1.
 - A text becomes one 0/1 input for each of its public categories; missing or unknown: all are 0.
 - The label must be one of its categories in every row, and every row must name its client.
 
@@ -527,6 +527,7 @@ class Layout:
     inferred: tuple[str, ...] = ()  # columns whose bounds or categories were taken from the data
     target: Regression | None = None  # how the label is a number; it then has no classes
     missing: Missing = "middle"
+    low: float = field(default=-1.0, compare=False)  # what a lower bound becomes; once it was 0
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -553,6 +554,8 @@ class Layout:
             "columns": {column: list(spec) for column, spec in self.columns.items()},
             "inferred": list(self.inferred),
         }
+        if self.low == -1:
+            entry["scale"] = "signed"
         return entry if self.missing == "middle" else {**entry, "missing": self.missing}
 
     @classmethod
@@ -569,6 +572,7 @@ class Layout:
             columns={column: tuple(spec) for column, spec in values["columns"].items()},
             inferred=tuple(values["inferred"]),
             missing=values.get("missing", "middle"),
+            low=-1.0 if "scale" in values else 0.0,
         )
 
 
@@ -685,8 +689,9 @@ def _encode_batch(
     at = 0
     for column, spec in layout.columns.items():
         if is_bounds(spec):
-            scaled = _scale_column(batch[column], spec, start)
-            x[:, at] = np.nan_to_num(scaled, nan=0.5 if layout.missing == "middle" else 0.0)
+            scaled = layout.low + (1 - layout.low) * _scale_column(batch[column], spec, start)
+            middle = (1 + layout.low) / 2 if layout.missing == "middle" else 0.0
+            x[:, at] = np.nan_to_num(scaled, nan=middle)
             at += 1
             if layout.missing == "flag":
                 x[:, at] = np.isnan(scaled)

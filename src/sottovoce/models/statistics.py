@@ -42,7 +42,7 @@ class Statistics(NamedCode):
     >>> model = Statistics((0, 3), classes=2)
     >>> {name: part.stop - part.start for name, part in model.parts.items()}
     {'numbers': 1, 'missing': 0, 'categories': 2, 'label': 2, 'bins': 10, 'products': 3}
-    >>> block = model.gradient_block({}, np.array([[0.75, 0.0, 1.0]]), np.array([1]))
+    >>> block = model.gradient_block({}, np.array([[0.5, 0.0, 1.0]]), np.array([1]))
     >>> bool(np.linalg.norm(block) <= 1), (-block * model.divisor).round(3)[0, :5].tolist()
     (True, [0.5, 0.0, 1.0, 0.0, 1.0])
     """
@@ -147,7 +147,7 @@ class Statistics(NamedCode):
         flags, at = np.zeros((len(x), self.numbers)), self._find("f")
         flags[:, np.searchsorted(self._find("n"), at) - 1] = missing = np.clip(x[:, at], 0, 1)
         with np.errstate(invalid="ignore"):
-            u = np.clip(2 * x[:, self._find("n")] - 1, -1, 1) * (1 - flags)
+            u = np.clip(x[:, self._find("n")], -1, 1) * (1 - flags)
             # Rows are float32: 0.7 is a little less, and belongs to the bin that begins there.
             bins = np.clip(np.floor((u + 1) / 2 * self.bins + 1e-4), 0, self.bins - 1)
         if self.number_loss is None:

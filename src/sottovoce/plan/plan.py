@@ -488,7 +488,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
 
         The noise of all T rounds adds up in each parameter of the model to about 2ηTC√U/(μN), for U
         clients with N samples in all and budgets worth μ. η makes that a fixed size: a linear
-        model of inputs from 0 to 1 starts at 0 and has weights of a few units, a larger model, or
+        model of inputs from −1 to 1 starts at 0 and has weights of a few units, a larger model, or
         one of a network's many features, has smaller ones. docs/own-data.md has what this reaches.
 
         >>> plan = Plan(data={"path": "a.csv", "label": "y", "infer": True, "clients": 5})

@@ -139,6 +139,8 @@ class TableEntry(TypedDict):
     """Columns whose bounds or categories were taken from the data."""
     missing: NotRequired[Literal["flag"]]
     """Every number has a second input, which is 1 (and the first 0) where the cell is missing."""
+    scale: NotRequired[Literal["signed"]]
+    """Numbers are scaled to [-1, 1]; a run without the key has them from 0 to 1."""
 
 
 # sottovoce describe

@@ -166,9 +166,9 @@ NUMBERED = {"ipums": 57}  # the number of features where `data.datasets` does no
 class Field:
     """A column: `width` features, of which a category sets one, and a number the first."""
 
-    def __init__(self, width: int, categories: int) -> None:
-        """Make a column; `categories` is 0 for a number. Categories beyond the width set none."""
-        self.width, self.categories = width, categories
+    def __init__(self, width: int, categories: int, low: float = 0.0) -> None:
+        """Make a column; `categories` is 0 for a number from `low` to 1. Categories beyond the width set none."""
+        self.width, self.categories, self.low = width, categories, low
 
 
 def list_fields(
@@ -190,7 +190,7 @@ def list_fields(
     if name in NUMBERED:
         return [Field(1, 0) for _ in range(NUMBERED[name])]
     specs = [spec for column, spec in columns.items() if column != label and spec]
-    number = Field(2 if missing == "flag" else 1, 0)
+    number = Field(2 if missing == "flag" else 1, 0, low=-1.0)
     return [number if is_bounds(spec) else Field(len(spec), len(spec)) for spec in specs]
 
 
@@ -271,7 +271,8 @@ def _draw_column(
         middle = rng.uniform(*MIDDLE) + rng.normal(0, DRIFT, KINDS)
         middle = np.clip(middle, 0.05, 0.95)[kind]
         narrow = np.exp(rng.uniform(*np.log(NARROW)))
-        out[:, 0] = rng.beta(narrow * middle, narrow * (1 - middle))
+        drawn = rng.beta(narrow * middle, narrow * (1 - middle))
+        out[:, 0] = field.low + (1 - field.low) * drawn
         if field.width > 1:  # the second feature says that the number is missing
             absent = rng.random(len(kind)) < rng.uniform(0, 0.5)
             out[absent, 0], out[absent, 1] = 0.0, 1.0
