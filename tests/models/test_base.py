@@ -72,7 +72,7 @@ def test_a_plan_knows_the_model_and_what_it_is_for(monkeypatch):
     with pytest.raises(PlanError, match="the logistic tells 2 classes apart and digits has 10"):
         Plan(data={"name": "digits"}, model={"name": "logistic"})
     monkeypatch.delitem(base.MODELS, "logistic")
-    with pytest.raises(PlanError, match=r"model\.name must be svm, softmax, mlp, cnn or custom"):
+    with pytest.raises(PlanError, match=r"model\.name must be svm, softmax, mlp, cnn, least"):
         plan_of()
 
 

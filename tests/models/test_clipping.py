@@ -19,6 +19,7 @@ from sottovoce.models.base import sample_losses
 from sottovoce.models.clipping import clipped_sum
 from sottovoce.models.cnn import Cnn
 from sottovoce.models.custom import custom
+from sottovoce.models.least_squares import LeastSquares
 from sottovoce.models.mlp import Mlp
 from sottovoce.models.softmax import Softmax
 from sottovoce.models.svm import Svm
@@ -66,6 +67,8 @@ def make(kind, size):
         return Mlp(size, hidden=4, classes=3), size, 3
     if kind == "cnn":
         return Cnn((size, 2, 2), channels=2, classes=3), 4 * size, 3
+    if kind == "least-squares":
+        return LeastSquares(size, classes=3, norm=2.0), size, 3
     return odd_tree(size), size, 3
 
 
@@ -127,7 +130,7 @@ def in_float64(model, params, x, y, weight, clip):
         return jax.tree.map(np.asarray, clipped_sum(model, *arrays, clip))
 
 
-@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "least-squares", "custom"])
 @few
 @given(SHAPES, st.sampled_from(CLIPS), st.integers(0, 2**32 - 1), st.booleans())
 def test_equals_the_float64_oracle(kind, shape, clip, seed, spoil):
@@ -145,7 +148,7 @@ def test_equals_the_float64_oracle(kind, shape, clip, seed, spoil):
         assert distance([twin[name] for name in sorted(twin)], wanted) <= 1e-10 * size
 
 
-@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "least-squares", "custom"])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_no_row_adds_more_than_the_clip(kind, clip):
     model, params, x, y, _ = draw(kind, 10, 5, 3, spoil=True)
@@ -165,7 +168,7 @@ def test_no_row_adds_more_than_the_clip(kind, clip):
     assert np.all(norms[3:5][~not_finite[3:5]] > 0)
 
 
-@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "least-squares", "custom"])
 def test_weight_zero_adds_exactly_nothing(kind):
     model, params, x, y, weight = draw(kind, 7, 3, 5, spoil=False)
     weight[2:5] = 0
@@ -176,7 +179,7 @@ def test_weight_zero_adds_exactly_nothing(kind):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "least-squares", "custom"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_parameters_that_are_not_finite_give_zero(kind, bad):
     model, params, x, y, weight = draw(kind, 7, 3, 6, spoil=False)
@@ -188,7 +191,7 @@ def test_parameters_that_are_not_finite_give_zero(kind, bad):
         assert all(np.all(array == 0) for array in twin.values())
 
 
-@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "custom"])
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "least-squares", "custom"])
 def test_runs_in_a_batch_equal_runs_one_by_one(kind):
     model, params, x, y, _ = draw(kind, 10, 5, 8, spoil=True)
     random = np.random.default_rng(0)

@@ -1115,6 +1115,20 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (("gain > ERRORS * self.error + ", "gain > "),),
     ),
     (
+        "a row of least squares is cut by the length of all rows",
+        "models.least_squares",
+        "One record moves the sum by its own vector alone: here a long row shortens all the others, too.",
+        "tests/models/test_least_squares.py::test_a_replaced_row_moves_the_sum_by_the_sensitivity_at_most",
+        (("xp.sum(x**2, axis=1, keepdims=True)", "xp.sum(x**2)"),),
+    ),
+    (
+        "the clip of least squares forgets the inputs",
+        "models.least_squares",
+        "A row adds at most C: here its norm is taken to be that of one of the two factors of its moments.",
+        "tests/models/test_clipping.py::test_no_row_adds_more_than_the_clip",
+        (("base.squared_norms(x) * base.squared_norms(z)", "base.squared_norms(z)"),),
+    ),
+    (
         "a hidden budget is shown as a full one",
         "runs.checkpoint",
         "Of a client that keeps its budget to itself nobody is told what is left: a page that follows its run would call it full.",

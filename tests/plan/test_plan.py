@@ -133,13 +133,16 @@ MALFORMED = [
     # unknown names
     (
         "[model]\nname = 'mpl'",
-        "model.name must be svm, softmax, mlp, cnn or custom, got 'mpl'; did you mean mlp?",
+        "mlp, cnn, least-squares or custom, got 'mpl'; did you mean mlp?",
     ),
     (
         "[model]\nname = 'MLP'",
-        "model.name must be svm, softmax, mlp, cnn or custom, got 'MLP'; did you mean mlp?",
+        "mlp, cnn, least-squares or custom, got 'MLP'; did you mean mlp?",
     ),
-    ("[model]\nname = ''", "model.name must be svm, softmax, mlp, cnn or custom, got ''"),
+    (
+        "[model]\nname = ''",
+        "model.name must be svm, softmax, mlp, cnn, least-squares or custom, got",
+    ),
     (f"[model]\nname = '{'x' * 900}'", "model.name must be"),
     ("[model]\nname = 3", "model.name must be"),
     ("[data]\nname = 'digit'", "did you mean digits?"),
@@ -274,7 +277,7 @@ MALFORMED = [
     ("[data]\nname = 'mnist'\nclients = 50\nsamples = 1001", "data.samples must be at most 50000"),
     (
         "[model]\nname = 'svm'",
-        "model.name must be softmax, mlp or cnn with data.name = digits, got 'svm'",
+        "model.name must be softmax, mlp, cnn or least-squares with data.name = digits, got 'svm'",
     ),
     ("[data]\nname = 'mnist'\n[model]\nname = 'svm'", "the svm tells 2 classes apart"),
     ("[data]\nname = 'cifar10'\n[model]\nname = 'svm'", "cifar10 has 10"),

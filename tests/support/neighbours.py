@@ -46,6 +46,10 @@ FORMS = {
     "softmax": Form("softmax", (6,), 4),
     "mlp": Form("mlp", (6,), 4, {"hidden": 5}),
     "cnn": Form("cnn", PIXELS, 3, {"channels": 2}),
+    "least-squares": Form("least-squares", (6,), 3, {"norm": 2.0}),
+    "least-squares-number": Form(
+        "least-squares", (6,), 1, {"norm": 2.0}, target=Regression("squared", -1.0, 1.0)
+    ),
     "line": Form("softmax", (6,), 1, target=Regression("squared", -1.0, 1.0)),
     "mlp-number": Form("mlp", (6,), 1, {"hidden": 5}, target=Regression("huber", -1.0, 1.0)),
 }

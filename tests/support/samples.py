@@ -9,6 +9,7 @@ import numpy as np
 from sottovoce.models.base import Regression, as_device
 from sottovoce.models.cnn import Cnn
 from sottovoce.models.custom import custom
+from sottovoce.models.least_squares import LeastSquares
 from sottovoce.models.mlp import Mlp
 from sottovoce.models.softmax import Softmax
 from sottovoce.models.svm import Svm
@@ -22,6 +23,7 @@ MODELS = {
     "softmax": Softmax(12, 4),
     "mlp": Mlp(12, 7, 4),
     "cnn": Cnn((2, 3, 2), 3, 4),
+    "least-squares": LeastSquares(12, 4, norm=3.0),
     "custom": custom(
         init=lambda key: {"a": jax.random.normal(key, (12, 4)), "b": jnp.zeros(())},
         apply=lambda p, x: jnp.tanh(x @ p["a"]) + p["b"],
@@ -33,6 +35,7 @@ MODELS = {
 #: Models that predict a number in [−1, 1], and how a device sees their target.
 NUMBERS = {
     "line": Softmax(12, 1, "squared"),
+    "least squares of a number": LeastSquares(12, 1, 3.0, "squared"),
     "mlp of a number": Mlp(12, 7, 1, "huber"),
     "cnn of a number": Cnn((2, 3, 2), 3, 1, "squared"),
     "custom of a number": custom(

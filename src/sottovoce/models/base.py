@@ -62,12 +62,14 @@ Params = Any  # a tree of arrays: JAX has no narrower name for it
 Arrays = Mapping[str, NDArray[Any]]  # parameters by name
 Shapes = dict[str, tuple[int, ...]]
 
+LEAST_SQUARES = "least-squares"
 #: The named models and where each is defined. A new model is one file and one line here.
 MODELS = {
     "svm": "sottovoce.models.svm:Svm",
     "softmax": "sottovoce.models.softmax:Softmax",
     "mlp": "sottovoce.models.mlp:Mlp",
     "cnn": "sottovoce.models.cnn:Cnn",
+    LEAST_SQUARES: "sottovoce.models.least_squares:LeastSquares",
 }
 #: What a message may name besides: no model to train, but statistics to release.
 _OTHERS = {"statistics": "sottovoce.models.statistics:Statistics"}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from sottovoce.errors import PlanError
-from sottovoce.models.base import Regression, find_model
+from sottovoce.models.base import LEAST_SQUARES, Regression, find_model
 from sottovoce.models.custom import resolve_beside
 from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
 from sottovoce.models.network import is_network, resolve_network
@@ -119,6 +119,7 @@ class Plan(Section):
         self._check_model()
         self._check_class_weights()
         self._check_regression()
+        self._check_least_squares()
         if self.server.signal == "clients" and self.rounds.schedule != "discounted":
             raise PlanError(
                 "server.signal = clients pays for losses that rounds.schedule = "
@@ -282,6 +283,16 @@ class Plan(Section):
             raise PlanError.of(
                 key, list(listed), "numbers that differ at most by 1e6", "raise the smallest"
             )
+
+    def _check_least_squares(self) -> None:
+        if self.model.name != LEAST_SQUARES:
+            return
+        if self.model.loss == "huber":
+            remedy = "choose squared, or softmax"
+            raise PlanError.of("model.loss", "huber", f"absent with {LEAST_SQUARES}", remedy)
+        if (clip := self.local.clip) == "median" or clip > 1:
+            remedy = "no row has a longer gradient, so that more clipping norm is only more noise"
+            raise PlanError.of("local.clip", clip, f"at most 1 with {LEAST_SQUARES}", remedy)
 
     def _check_regression(self) -> None:
         loss, name = self.model.loss, self.model.name
@@ -601,7 +612,7 @@ LARGEST_RATE = 32.0
 
 #: Keys that choose a section's main key by themselves: its default for tables is then left out.
 CHOOSING = {
-    "model": {"hidden", "channels", "kappa", "own"},
+    "model": {"hidden", "channels", "kappa", "norm", "own"},
     "rounds": {"beta", "zeta", "window", "slope"},
 }
 
@@ -628,6 +639,9 @@ def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
             defaults["rounds"]["schedule"] = "fixed"
     if model.get("loss") is not None:
         defaults["local"] = {"learning_rate": NUMBER_RATE}
+    if model.get("name") == LEAST_SQUARES:  # its uploads are moments, of which η is a mere factor
+        defaults["local"] = {"learning_rate": 1.0}
+        defaults["rounds"] = {"schedule": "fixed", "rounds": 1}
     absent: dict[str, Any] = {title: {} for title in defaults if title not in values}
     sections = given | absent
     return values | {

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sottovoce.errors import InputError, PlanError
 from sottovoce.models import network
-from sottovoce.models.base import MODELS, find_model
+from sottovoce.models.base import LEAST_SQUARES, MODELS, find_model
 from sottovoce.plan.base import (
     MOST,
     TABLES,
@@ -74,6 +74,13 @@ class Model(Section):
     kappa: Annotated[Annotated[Number, Field(ge=0, le=MOST)] | None, When("name", "svm", 0.01)] = (
         Field(default=None, description="the weight κ of the svm's penalty κ/2‖w‖²")
     )
+    norm: Annotated[
+        Annotated[Number, Field(ge=1e-6, le=1e6)] | None, When("name", LEAST_SQUARES, None)
+    ] = Field(
+        default=None,
+        description="a public bound on the norm of a row, which least squares need (features: 4)",
+        examples=[4.0],
+    )
     own: Annotated[str | None, When("name", "custom", None)] = Field(
         default=None,
         description="where your own model is: file.py:name or package.module:name",
@@ -129,6 +136,12 @@ class Model(Section):
                 raise PlanError(
                     f"model.{key} has no effect without model.features; remove it or add features"
                 )
+        if self.name == LEAST_SQUARES and self.features is None and self.norm is None:
+            raise PlanError(
+                "model.norm must be a public bound on the norm of a row with model.name = "
+                f"{LEAST_SQUARES}, got None; give one (d numbers from -1 to 1: the root of d), or "
+                "choose model.features, which have 4"
+            )
         if not (self.has_network or self.features in (None, "hog")):
             remedy = "or leave it out"
             raise PlanError.of("model.features", self.features, network.NAMES, remedy)

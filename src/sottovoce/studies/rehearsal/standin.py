@@ -167,7 +167,10 @@ class Field:
     """A column: `width` features, of which a category sets one, and a number the first."""
 
     def __init__(self, width: int, categories: int, low: float = 0.0) -> None:
-        """Make a column; `categories` is 0 for a number from `low` to 1. Categories beyond the width set none."""
+        """Make a column; `categories` is 0 for a number, which is from `low` to 1.
+
+        Categories beyond the width set none.
+        """
         self.width, self.categories, self.low = width, categories, low
 
 
