@@ -57,9 +57,15 @@ def test_train_shows_rounds_result_guarantee_and_files(finished):
 def test_what_no_client_would_take_part_in_is_not_called_a_forecast_of_a_deployment():
     assert _describe_run(Plan()) == SIMULATION
     assert _describe_run(Plan(noise="secure")) == SECURE
-    paper = ("privacy.calibration=paper", "server.signal=raw", "local.clip=median")
-    for setting in paper:
-        assert _describe_run(Plan().replace(setting)) == IN_SIMULATION_ONLY
+    for setting, cause in (
+        ("privacy.calibration=paper", "the paper's noise is too little"),
+        ("server.signal=raw", "nobody pays for raw losses"),
+        ("local.clip=median", "nobody pays for the median of raw norms"),
+    ):
+        assert _describe_run(Plan().replace(setting)) == IN_SIMULATION_ONLY.format(cause)
+    said = _describe_run(Plan(data={"path": "x.npz", "clients": 4}))
+    assert 'classes are counted on the rows: list them, as y = ["a", "b"]' in said
+    assert "paper" not in said
 
 
 def test_an_option_that_is_a_key_of_the_plan_is_answered_with_set():

@@ -268,6 +268,21 @@ def test_categories_that_differ_in_case_only_are_hinted_at(folder):
         assert said in found or said.replace("'y'", "'n'") in found
 
 
+def test_labels_that_differ_in_case_only_are_said_where_all_are_listed(tmp_path):
+    rows = [{"age": str(20 + i % 60), "ill": ("no", "No", "yes")[i % 3]} for i in range(90)]
+    path = write_csv(tmp_path / "a.csv", rows)
+    specs = {"age": SPECS["age"], "ill": ("no", "No", "yes")}
+    texts = [text for _, _, text in check_table(Source(path, "ill", columns=specs)).findings]
+    assert any(text.startswith("the labels No, no differ in upper and lower") for text in texts)
+
+
+def test_few_test_rows_are_said_with_their_standard_error(folder):
+    said = "about 20 rows to test on: a share measured on them has a standard error of up to 0.11"
+    words = ("check", "plan.toml", "--set")
+    assert said in run(*words, "data.test=20").output
+    assert "rows to test on" not in run(*words, "data.test=60").output
+
+
 def test_copies_and_constant_columns_are_said(tmp_path):
     rows = make_rows()[:200]
     for row in rows:

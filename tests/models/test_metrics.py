@@ -222,6 +222,21 @@ def test_curves_are_short_and_keep_their_ends_and_area() -> None:
     assert area == pytest.approx(of(labels, scores)["auroc"].value, abs=0.003)
 
 
+def test_curves_of_several_classes_are_of_the_rarest_against_all_others() -> None:
+    rng = np.random.default_rng(4)
+    labels = rng.choice(8, 4000, p=[0.4, 0.2, 0.1, 0.1, 0.08, 0.06, 0.04, 0.02])
+    scores = rng.normal(size=(4000, 8)) + 2 * np.eye(8)[labels]
+    found = metrics.draw_curves(labels, scores)["by_class"]
+    assert [curve["positive"] for curve in found] == np.argsort(np.bincount(labels)).tolist()[:6]
+    for curve in found:
+        k, (fpr, tpr) = curve["positive"], np.array(curve["roc"]).T
+        area = np.sum(np.diff(fpr) * (tpr[1:] + tpr[:-1]) / 2)
+        ordered = metrics.order_scores(scores)[:, k]
+        assert area == pytest.approx(metrics.compute_auroc(labels == k, ordered), abs=0.003)
+        assert curve["pr"][-1][0] == 1
+    assert metrics.draw_curves(np.zeros(9, int), scores[:9])["by_class"] == []
+
+
 def test_the_words_of_a_headline() -> None:
     def words(metric, *measured, only=None):
         return metrics.describe_headline(

@@ -26,9 +26,7 @@ SIMULATION = (
 )
 
 IN_SIMULATION_ONLY = (
-    "Simulation of what no deployment does (the paper's noise, or something of the clients' data "
-    "that nobody pays for, as validation rows of a protected client or person: name files for "
-    "them); do not publish this model as private."
+    "Simulation of what no deployment does ({}); do not publish this model as private."
 )
 
 SECURE = (
@@ -131,7 +129,18 @@ def _describe_run(plan: Plan) -> str:
     """Return the sentence that says what kind of run this is."""
     if plan.noise == "secure":
         return SECURE
-    paper = (plan.privacy.calibration, plan.server.signal, plan.local.clip)
-    only = {"paper", "raw", "median"} & {*paper} or plan.data.infer or plan.evaluates_on_unit
-    only = only or (plan.data.counts_classes and plan.regression is None)
-    return IN_SIMULATION_ONLY if only else SIMULATION
+    counts = plan.data.counts_classes and plan.regression is None
+    label = plan.data.label or "y"
+    why = {
+        "the paper's noise is too little": plan.privacy.calibration == "paper",
+        "nobody pays for raw losses": plan.server.signal == "raw",
+        "nobody pays for the median of raw norms": plan.local.clip == "median",
+        "bounds or categories are taken from the rows: list all in data.columns": plan.data.infer,
+        f'classes are counted on the rows: list them, as {label} = ["a", "b"] in data.columns, or '
+        "name a file of test rows": counts and not plan.data.infer,
+        "validation or test rows belong to those protected: name files for them": (
+            plan.evaluates_on_unit
+        ),
+    }
+    causes = [cause for cause, holds in why.items() if holds]
+    return IN_SIMULATION_ONLY.format("; ".join(causes)) if causes else SIMULATION

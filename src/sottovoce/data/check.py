@@ -34,6 +34,7 @@ ALMOST_ALL = 0.95  # of a column's numbers outside its bounds: the bounds are wr
 NARROW, BINS = 0.1, 200  # the part of its public range that a column should fill
 RARE = 0.05  # the share of a class below which accuracy misleads
 LARGEST = 50.0  # larger numbers in arrays are taken for unscaled ones
+LEAST_TESTED = 50  # test rows below which a result says little: ± 0.07 and more
 LEAST_WIDE = 5  # columns from which equal rows are no coincidence
 LABEL_REMEDY = (
     ", or list the class in data.columns; a number to predict needs model.loss = squared or huber"
@@ -129,7 +130,7 @@ def check_plan(plan: Plan) -> Report:
         raise InputError.of("data.path", None, "your own table or arrays", remedy)
     if not data.is_array_file:
         source = Source(**data.table(), target=plan.regression)
-        return check_table(source, plan.rows_per_person)
+        return _judge_test_rows(check_table(source, plan.rows_per_person), data.test)
     from sottovoce.data.federated import read_array_file
 
     arrays = read_array_file(data.path, str(data.label), data.client)
@@ -141,6 +142,19 @@ def check_plan(plan: Plan) -> Report:
             report.add_evaluation(
                 check_arrays(Path(file).name, other["x"], other["y"], None, target)
             )
+    return _judge_test_rows(report, data.test)
+
+
+def _judge_test_rows(report: Report, test: int | float | str | None) -> Report:
+    """Add a warning where a result on so few test rows says little."""
+    rows = report.evaluation.get(Path(test).name, 0) if isinstance(test, str) else test or 0
+    tested = round(rows * report.rows) if isinstance(rows, float) else rows
+    if 0 < tested < LEAST_TESTED and not report.errors:
+        report.warn(
+            "",
+            f"about {tested} rows to test on: a share measured on them has a standard error of up "
+            f"to {0.5 / tested**0.5:.2f}; take more for data.test, or name a file of other rows",
+        )
     return report
 
 
@@ -438,6 +452,15 @@ def _judge_labels(report: Report) -> None:
             "",
             f"the class {name} has {share:.1%} of the rows: a model that never names it can be "
             f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy",
+        )
+    folded: dict[str, list[str]] = defaultdict(list)
+    for text in sorted(total):
+        folded[text.strip().casefold()].append(text)
+    for alike in [names for names in folded.values() if len(names) > 1][:FEW_ROWS]:
+        report.warn(
+            "",
+            f"the labels {_shorten(alike)} differ in upper and lower case only, and are different"
+            " classes; write them alike in the file",
         )
     single = [client for client, found in report.labels.items() if client and len(found) == 1]
     if single and len(total) > 1:

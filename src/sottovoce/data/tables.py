@@ -878,12 +878,13 @@ def draft_plan(table: Path, plan: Path) -> str:
     data, it would be a release that no budget paid for.
     """
     from sottovoce.plan.base import format_key, format_value
-    from sottovoce.plan.data import TABLE_FILES  # a device does not load pydantic
+    from sottovoce.plan.data import ARRAY_FILES, TABLE_FILES  # a device does not load pydantic
 
     if table.suffix.lower() not in TABLE_FILES:
-        raise InputError.of(
-            "--from", str(table), "a .csv or .parquet file", "save the table as one of these"
-        )
+        remedy = "save the table as one of these"
+        if table.suffix.lower() in ARRAY_FILES:
+            remedy = f"arrays need no draft: a plan has path = {str(table)!a} and clients in [data]"
+        raise InputError.of("--from", str(table), "a .csv or .parquet file", remedy)
     kinds, lines = guess_kinds(table), []
     for column, kind in kinds.items():
         if not column:  # the row number that other programs write

@@ -45,6 +45,7 @@ CALIBRATION_ROWS = 10  # of each class: fewer say too little of a probability
 ENOUGH_ROWS = 2000  # to fit a temperature and a bias for each class
 BINS = 10  # of equal counts, for calibration
 POINTS = 60  # of a curve
+MOST_CURVES = 6  # classes of which curves are drawn, as many as there are colours
 _FLATTEST = 1e-6  # 1/T where the order of the scores tells nothing; above 0, it keeps the order
 
 
@@ -288,23 +289,28 @@ def _count_above(is_positive: NDArray[np.bool_], scores: Floats) -> tuple[Floats
 
 
 def draw_curves(labels: NDArray[Any], logits: Floats) -> dict[str, Any]:
-    """Return the points of the reliability curve, and for two classes of the ROC and PR curves.
+    """Return the points of the reliability curve, and of the ROC and PR curves.
 
     These two are of the rarer class, `positive`: (false alarms, found) and (found, precision), at
-    most 60 points with both ends.
+    most 60 points with both ends. With more than two classes `by_class` has them of the rarest
+    six, each against all others.
 
     >>> draw_curves(np.array([0, 1]), np.array([[1.0, 0.0], [0.0, 1.0]]))["roc"]
     [[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
     """
     table = measure_reliability(labels, compute_probabilities(logits))
     drawn: dict[str, Any] = {"reliability": table.round(6).tolist()}
-    counts = np.bincount(labels, minlength=2)
-    if logits.shape[1] > 2 or not counts.all():
-        return drawn
-    k = find_rarer(counts)
+    counts = np.bincount(labels, minlength=logits.shape[1])
+    if logits.shape[1] > 2:
+        rarest = [int(k) for k in np.argsort(counts, kind="stable") if 0 < counts[k] < len(labels)]
+        return drawn | {"by_class": [_draw_class(labels, logits, k) for k in rarest[:MOST_CURVES]]}
+    return drawn | (_draw_class(labels, logits, find_rarer(counts)) if counts.all() else {})
+
+
+def _draw_class(labels: NDArray[Any], logits: Floats, k: int) -> dict[str, Any]:
     found, false = _count_above(labels == k, order_scores(logits)[:, k])
     tpr, fpr = np.append(0, found / found[-1]), np.append(0, false / false[-1])
-    return drawn | {
+    return {
         "positive": k,
         "roc": _thin(np.stack([fpr, tpr], axis=1), tpr + fpr),
         "pr": _thin(np.stack([found / found[-1], found / (found + false)], axis=1), tpr[1:]),

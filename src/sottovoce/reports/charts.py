@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -219,44 +219,49 @@ def draw_fuel(left: Floats, run: CheckedRun) -> Markup:
     )
 
 
-def draw_roc(points: list[list[float]]) -> Markup:
-    """Draw what is found against the false alarms."""
-    label = f"ROC curve of the test rows, {len(points)} points."
-    return _draw_shares("roc", label, points, "false alarms (%)", "found (%)", ((0, 0), (1, 1)))
+Points: TypeAlias = list[list[float]]
 
 
-def draw_precision(points: list[list[float]], share: float) -> Markup:
+def draw_roc(lines: Mapping[str, Points]) -> Markup:
+    """Draw what is found of each class against the false alarms."""
+    label = f"ROC curve of the test rows, {sum(map(len, lines.values()))} points."
+    return _draw_shares("roc", label, lines, "false alarms (%)", "found (%)", ((0, 0), (1, 1)))
+
+
+def draw_precision(lines: Mapping[str, Points], share: float) -> Markup:
     """Draw the precision against what is found; a constant answer has the share of the class."""
     label = f"Precision against recall on the test rows; at random {share:.1%}."
-    return _draw_shares("pr", label, points, "found (%)", "precision (%)", ((0, share), (1, share)))
+    return _draw_shares("pr", label, lines, "found (%)", "precision (%)", ((0, share), (1, share)))
 
 
 def draw_reliability(points: list[list[float]]) -> Markup:
     """Draw how often it is so against the probability that was given, bins of equal counts."""
     label = f"Reliability on the test rows, {len(points)} bins of equal counts."
     pairs = [point[:2] for point in points]
-    return _draw_shares("reliability", label, pairs, "probability (%)", "came true (%)", None)
+    lines = {"model": pairs}
+    return _draw_shares("reliability", label, lines, "probability (%)", "came true (%)", None)
 
 
 def _draw_shares(
     name: str,
     label: str,
-    points: list[list[float]],
+    lines: Mapping[str, Points],
     xlabel: str,
     ylabel: str,
     constant: tuple[tuple[float, float], tuple[float, float]] | None,
 ) -> Markup:
     """Draw shares in per cent; `constant` are the ends of the line of a constant answer."""
-    x, y = 100 * np.array(points).reshape(-1, 2).T
+    drawn = {key: 100 * np.array(points).reshape(-1, 2).T for key, points in lines.items()}
 
     def paint(ax: Any) -> None:
         ends = 100 * np.array(constant or ((0, 0), (1, 1))).T
         dashed = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (4, 2))}
         ax.plot(*ends, **dashed, label="at random" if constant else "as promised")
-        ax.plot(x, y, "-" if constant else "o", color=BLUE, markersize=4, label="model")
+        for (key, (x, y)), colour in zip(drawn.items(), _COLOURS[3:], strict=False):
+            ax.plot(x, y, "-" if constant else "o", color=colour, markersize=4, label=key)
         ax.set(xlabel=xlabel, ylabel=ylabel, xlim=(-2, 102), ylim=(-2, 104))
         if not constant:  # few bins may be near 0: show where they are
-            top = min(103, max(float(x.max()), float(y.max())) * 1.1 + 1)
+            top = min(103, max(float(points.max()) for points in drawn.values()) * 1.1 + 1)
             ax.set(xlim=(-top / 50, top), ylim=(-top / 50, top))
         ax.legend(loc="best", handlelength=1.6)
 

@@ -645,9 +645,25 @@ def _draw_curves(run: CheckedRun) -> list[tuple[str, str, str]]:
         roc, pr = curves["roc"], curves["pr"]
         share = _to_float(result["metrics"]["auprc"]["baseline"])
         drawn = [
-            ("ROC curve", f"How much of {of} is found, by threshold.", charts.draw_roc(roc)),
+            ("ROC curve", f"How much of {of} is found, by threshold.",
+             charts.draw_roc({"model": roc})),
             ("Precision and recall", f"Of those called {of}, the share that is.",
-             charts.draw_precision(pr, share)),
+             charts.draw_precision({"model": pr}, share)),
+        ]  # fmt: skip
+    elif by_class := curves.get("by_class"):
+        titles = [
+            names[k] if k < len(names) else f"class {k}" for k in (c["positive"] for c in by_class)
+        ]
+        share = _to_float(result["metrics"]["auprc"]["baseline"])
+        rarest = "" if len(by_class) == len(names) else f"the rarest {len(by_class)}, "
+        each = f"({rarest}each against all others)"
+        found = dict(zip(titles, (curve["roc"] for curve in by_class), strict=True))
+        precise = dict(zip(titles, (curve["pr"] for curve in by_class), strict=True))
+        drawn = [
+            ("ROC curves", f"How much of a class is found {each}.", charts.draw_roc(found)),
+            ("Precision and recall",
+             f"Of those called a class, the share that is {each}; dashed: the mean of a constant "
+             "answer, which has the share of the class.", charts.draw_precision(precise, share)),
         ]  # fmt: skip
     how = "as the scores give them: too few validation rows of a class to calibrate"
     if "calibration" in result:

@@ -223,6 +223,14 @@ class CalibrationEntry(TypedDict):
     rows: AtLeastOne
 
 
+class ClassCurves(TypedDict):
+    """The curves of one class against all others."""
+
+    positive: Count
+    roc: list[list[float]]
+    pr: list[list[float]]
+
+
 class Curves(TypedDict):
     """What the page draws of the test rows."""
 
@@ -234,6 +242,8 @@ class Curves(TypedDict):
     """False alarms, found; two classes only."""
     pr: NotRequired[list[list[float]]]
     """Found, precision."""
+    by_class: NotRequired[list[ClassCurves]]
+    """Of more than two classes the rarest six, each against all others."""
 
 
 class ResultEntry(TypedDict):
