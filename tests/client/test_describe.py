@@ -204,6 +204,8 @@ def test_nothing_is_taken_from_the_rows_beside_the_release(table):
         describe_plan(plan_for(folder, **inferred))
     text = describe_plan(plan_for(folder)).text
     assert "kept in no vault" in text
+    flagged = describe_plan(plan_for(folder, **{"data.missing": "flag"}))
+    assert describe.MISSING not in flagged.format_lines()
     assert "evaluat" not in text
 
 
@@ -249,6 +251,7 @@ def test_the_command_prints_and_writes(table, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "600 rows of ward" in result.stdout
     assert "age" in result.stdout
+    assert describe.MISSING in result.stdout
     page = (folder / "said" / "description.html").read_text("utf-8")
     assert "600 rows, 3 columns and the label" in page
     assert "differentially private" in page

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from sottovoce.schemas import DescriptionDocument, StatisticsEntry
 
 SCHEMA: Literal["sottovoce.description/1"] = "sottovoce.description/1"
+MISSING = (
+    "A missing number counts as the middle of its bounds here, in mean and histogram; with "
+    'data.missing = "flag" it is left out and counted.'
+)
 SHARE = 0.1  # of the budget, unless the user chooses another
 _BARS = " ▁▂▃▄▅▆▇█"
 _SHOWN = 10  # correlations
@@ -230,6 +234,8 @@ class Description:
             lines += ["", "correlations above twice their error"]
         for _, pair, value, error in sorted(pairs, reverse=True)[:_SHOWN]:
             lines.append(f"  {pair:<40} {value:+.2f} ± {2 * error:.2f}")
+        if self.layout.missing == "middle" and any(map(is_bounds, self.layout.columns.values())):
+            lines += ["", MISSING]
         return [*lines, "", self.text]
 
 
