@@ -32,6 +32,8 @@ class Peer:
 #: The slow ones last: a run that is ended early has the others.
 ROSTER = (
     Peer("ours", "sottovoce", "ours"),
+    Peer("custom-jax", "sottovoce.custom, the same in JAX", "custom_models", None, ("jax",)),
+    Peer("custom-torch", "sottovoce, a PyTorch module", "custom_models", None, ("torch",)),
     Peer("numpy", "numpy + BLAS, our design by hand", "numpy_blas"),
     Peer("opacus-ghost", "Opacus, ghost clipping", "opacus_modes", "opacus", ("ghost",)),
     Peer(

@@ -27,8 +27,9 @@ def model_of(work: Work) -> JaxModel:
     return Cnn(shape.picture, shape.channels, shape.classes)
 
 
-def build(work: Work) -> Play:
-    shape, model = work.shape, model_of(work)
+def build(work: Work, model: JaxModel | None = None) -> Play:
+    """A round of our model, or of another one for the same rows."""
+    shape, model = work.shape, model_of(work) if model is None else model
     # as a simulation does before its first round: is every number finite, and how long is a row
     samples = Samples(work.x, work.y)
     seen = inspect_rows(model, samples)

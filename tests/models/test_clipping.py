@@ -301,3 +301,75 @@ def test_every_row_is_folded_once(n, rows):
     x = jnp.arange(1.0, n + 1)
     total = clipping.fold(lambda x, y, weight: weight @ (x * y), x, x, jnp.ones(n), rows)
     assert float(total) == sum(i * i for i in range(1, n + 1))
+
+
+def _apply_mlp(p, x):
+    return jax.nn.relu(x @ p["w1"] + p["b1"]) @ p["w2"]
+
+
+def _apply_transposed(p, x):
+    return jnp.einsum("ni,oi->no", jnp.tanh(jnp.einsum("ni,oi->no", x, p["w1"])), p["w2"])
+
+
+def _apply_left(p, x):
+    hidden = jnp.einsum("ot,nti->noi", p["w1"], x.reshape(-1, 3, 2))
+    return hidden.reshape(len(x), -1) @ p["w2"]
+
+
+#: Shapes of parameters, the function, and how many parameters are those of dense layers.
+NETS = {
+    "mlp": ({"w1": (6, 5), "b1": (5,), "w2": (5, 3)}, _apply_mlp, 2),
+    "transposed": ({"w1": (5, 6), "w2": (3, 5)}, _apply_transposed, 2),
+    "jit": (
+        {"w1": (6, 5), "w2": (5, 3)},
+        lambda p, x: jax.jit(lambda p, x: jnp.tanh(x @ p["w1"]) @ p["w2"])(p, x),
+        2,
+    ),
+    "sequence": (
+        {"w1": (2, 7), "w2": (7, 3)},
+        lambda p, x: (jnp.tanh(x.reshape(-1, 3, 2) @ p["w1"]) @ p["w2"]).sum(1),
+        2,
+    ),
+    "left": ({"w1": (4, 3), "w2": (8, 3)}, _apply_left, 2),
+    "used twice": (
+        {"w": (6, 6), "v": (6, 3)},
+        lambda p, x: jnp.tanh(jnp.tanh(x @ p["w"]) @ p["w"]) @ p["v"],
+        1,
+    ),
+    "used otherwise": ({"w": (6, 3)}, lambda p, x: x @ p["w"] + jnp.sum(p["w"]), 0),
+    "token": ({"w": (6, 3)}, lambda p, x: p["w"][jnp.abs(x).astype(int)[:, 0] % 6], 0),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_dense_layers_of_a_custom_model_are_found_and_clipped_as_if_written_out(name):
+    """In simulation and release: rows with weights, one not finite, one without weight."""
+    shapes, apply, count = NETS[name]
+    rng = np.random.default_rng(0)
+    params = {key: rng.standard_normal(shape) for key, shape in shapes.items()}
+    x, y = rng.standard_normal((23, 6)) * 2, rng.integers(0, 3, 23)
+    weight, x[3] = rng.random(23), 1.0 if name == "token" else np.nan
+    weight[5] = 0
+
+    def loss(scores, y):
+        return -jnp.take_along_axis(jax.nn.log_softmax(scores), y[:, None], axis=1)[:, 0]
+
+    model = custom(lambda key: params, apply, loss)
+    with jax.enable_x64(True):
+        rows = jnp.asarray(x), jnp.asarray(y)
+        assert len(clipping.find_dense_layers(model, params, *rows).layers) == count
+        gradients = model.gradients(params, x, y)
+        flat = np.concatenate([gradients[key].reshape(23, -1) for key in sorted(params)], axis=1)
+        norms = np.linalg.norm(flat, axis=1)
+        for clip in (0.1, 3.0):
+            factor = np.where(np.isfinite(norms), weight / np.maximum(1, norms / clip), 0)
+            expected = np.where(factor[:, None] != 0, flat, 0).T @ factor
+            found = clipping.clipped_sum(model, params, *rows, jnp.asarray(weight), clip)
+            ours = np.concatenate([np.asarray(found[key]).reshape(-1) for key in sorted(params)])
+            assert np.linalg.norm(ours - expected) <= 1e-12 * np.linalg.norm(expected)
+    block = model.factor_gradients(params, x, y).write_out()
+    np.testing.assert_allclose(block, flat, atol=1e-14)
+    others = [m for m in range(23) if m != 3]
+    x[3] = 0.5  # another row changes no bit of these
+    again = model.factor_gradients(params, x, y).write_out()
+    np.testing.assert_array_equal(again[others], block[others])

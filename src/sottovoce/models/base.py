@@ -271,12 +271,8 @@ class JaxModel(Model):
         self, prepared: Any, clip: Array, rows: Inspected, y: Array, weight: Array
     ) -> Params:
         """Return Σ_m weight_m · g_m / max(1, ‖g_m‖/C) over one chunk of rows."""
-        x = rows.x
-
-        def loss(params: Params, row: Array, label: Array) -> Array:
-            return self.loss(params, row[None], label[None])[0]
-
-        gradient = jax.grad(loss)
+        x, dense = rows.x, clipping.find_dense_layers(self, prepared, rows.x, y)
+        gradient = dense.compute_row
         found = jax.vmap(gradient, in_axes=(None, 0, 0))(prepared, x, y)
         # Rows must not touch each other, but a compiler may write "not this row" as 0 · value (XLA
         # does for float64 convolutions), and 0 · NaN spoils the neighbours: then take the rows one
@@ -289,12 +285,9 @@ class JaxModel(Model):
             ),
             (found, _are_all_finite(found)),
         )
-        squares = (jnp.sum(g**2, axis=tuple(range(1, g.ndim))) for g in jax.tree.leaves(found))
-        squared = sum(squares, start=jnp.zeros_like(weight))
-        factor = clip_factors(squared, jnp.full(weight.shape, True), weight, clip)
-        return jax.tree.map(
-            lambda g: jnp.tensordot(factor.astype(g.dtype), keep_counted(g, factor), 1), found
-        )
+        found = dense.write_long(found)
+        factor = clip_factors(dense.square_norms(found), jnp.full(y.shape, True), weight, clip)
+        return dense.add_rows(jax.tree.map(lambda g: keep_counted(g, factor), found), factor)
 
     def restore_layout(self, total: Params) -> Params:
         """Return a sum of `sum_chunk` in the layout of the parameters."""

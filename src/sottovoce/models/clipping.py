@@ -10,13 +10,17 @@ gradients are formed for as many rows as fit in a fixed amount of memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.extend.core import Literal
 
 from sottovoce.errors import InputError
 from sottovoce.models.base import Inspected, JaxModel, Params, precision
@@ -182,7 +186,8 @@ def _clipped_sum(
     weight, clip = weight.astype(dtype), jnp.asarray(clip, dtype)
     numbers = model.numbers_per_row()
     if numbers is None:
-        rows = _rows_per_written_chunk(params)
+        plain = x.x if isinstance(x, Inspected) else x
+        rows = find_dense_layers(model, model.prepare(params), plain, y).rows_per_chunk(dtype)
     else:
         rows = rows_per_chunk(numbers, dtype.itemsize)
     step: Callable[[Inspected, Array, Array], Params]
@@ -201,7 +206,233 @@ def _rows_per_written_chunk(params: Params) -> int:
     return int(min(rows, GENERIC_ROWS))
 
 
+# Per-sample gradients of a custom model. Its functions are traced for one row; where a parameter is
+# used once, in a product x @ w, its gradient is a sum of outer products aᵀδ of the layer's inputs a
+# and the loss's derivatives δ by its outputs. A zero that is added to the outputs has the
+# derivative δ. Gradients of all other parameters are written out.
+
+
+class DenseLayer(NamedTuple):
+    """A product with a parameter: which axes of both are summed over, and shapes for one row."""
+
+    side: int  # of the parameter in the product
+    axes: tuple[tuple[int, ...], tuple[int, ...]]  # of the inputs and of the parameter
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def arrange_inputs(self, inputs: Array) -> Array:
+        """Return the inputs of one row as [T, in]."""
+        summed = self.axes[0]
+        free = [axis for axis in range(len(self.inputs)) if axis not in summed]
+        width = math.prod(self.inputs[axis] for axis in summed)
+        return jnp.transpose(inputs, (*free, *summed)).reshape(-1, width)
+
+    def arrange_errors(self, errors: Array, vectors: int) -> Array:
+        """Return the derivatives by the outputs of one row as [T, out]."""
+        return errors.reshape(-1, vectors).T if self.side == 0 else errors.reshape(vectors, -1)
+
+    def restore_shape(self, matrix: Array, shape: tuple[int, ...]) -> Array:
+        """Return a gradient [in, out] in the shape of the parameter."""
+        order = (*self.axes[1], *(a for a in range(len(shape)) if a not in self.axes[1]))
+        return matrix.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """A parameter on its way through a traced function."""
+
+    value: Any
+    index: int
+
+
+class DenseLayers(NamedTuple):
+    """How the gradients of rows are computed: which parameters are those of dense layers."""
+
+    traced: Any  # the loss of one row
+    layers: dict[int, DenseLayer]  # by the position of their parameter among all leaves
+    tree: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+    def compute_row(self, params: Params, row: Array, label: Array) -> list[Any]:
+        """Return the gradient of one row by each leaf: written out, or its inputs and errors."""
+        leaves, dtype = jax.tree.leaves(params), precision(params)
+        zeros = {i: jnp.zeros(layer.outputs, dtype) for i, layer in self.layers.items()}
+        written = {i: leaf for i, leaf in enumerate(leaves) if i not in self.layers}
+
+        def loss(zeros: Any, written: Any) -> tuple[Array, Any]:
+            inputs: dict[int, Array] = {}
+
+            def multiply(equation: Any, values: list[Any], side: int) -> Array:
+                index = values[side].index
+                if index in zeros:
+                    inputs[index] = self.layers[index].arrange_inputs(values[1 - side])
+                found: Array = _bind(equation, values)[0]
+                return found + zeros[index] if index in zeros else found
+
+            given = [_Marked(written.get(i, leaf), i) for i, leaf in enumerate(leaves)]
+            traced = self.traced
+            found = _replay(traced.jaxpr, traced.consts, [*given, row, label], multiply)
+            return found[0], inputs
+
+        (errors, found), inputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(zeros, written)
+        for i, layer in self.layers.items():
+            found[i] = inputs[i], layer.arrange_errors(errors[i], len(inputs[i]))
+        return [found[i] for i in range(len(leaves))]
+
+    def write_long(self, found: list[Any]) -> list[Any]:
+        """Write out the gradients of rows with so many outer products that this is less work."""
+        return [
+            leaf if not isinstance(leaf, tuple) or self._is_short(leaf)
+            else jnp.einsum("nti,nto->nio", *leaf)
+            for leaf in found
+        ]  # fmt: skip
+
+    @staticmethod
+    def _is_short(leaf: tuple[Array, Array]) -> bool:
+        vectors = leaf[0].shape[-2]
+        return vectors == 1 or 2 * vectors**2 <= leaf[0].shape[-1] * leaf[1].shape[-1]
+
+    def square_norms(self, found: list[Any]) -> Array:
+        """Return ‖g‖² of every row: of outer products Σ_{t,s} (a_t·a_s)(δ_t·δ_s)."""
+        squared: Any = 0.0
+        for leaf in found:
+            if not isinstance(leaf, tuple):
+                squared += jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim)))
+            elif leaf[0].shape[1] == 1:
+                lengths = [jnp.sum(factor**2, axis=(1, 2)) for factor in leaf]
+                squared += lengths[0] * lengths[1]
+            else:
+                grams = [jnp.einsum("nti,nsi->nts", factor, factor) for factor in leaf]
+                squared += jnp.sum(grams[0] * grams[1], axis=(1, 2))
+        return cast(Array, squared)
+
+    def add_rows(self, found: list[Any], factor: Array) -> Params:
+        """Return Σ_m factor_m · g_m in the tree of the parameters."""
+        summed = []
+        for i, (leaf, shape) in enumerate(zip(found, self.shapes, strict=True)):
+            if isinstance(leaf, tuple):
+                inputs, errors = leaf[0], leaf[1] * factor[:, None, None].astype(leaf[1].dtype)
+                total = jnp.einsum("nti,nto->io", inputs, errors)
+            else:
+                total = jnp.tensordot(factor.astype(leaf.dtype), leaf, 1)
+            restore = self.layers[i].restore_shape if i in self.layers else jnp.reshape
+            summed.append(restore(total, shape))
+        return jax.tree.unflatten(self.tree, summed)
+
+    def rows_per_chunk(self, dtype: Any) -> int:
+        """Return how many rows to take at once."""
+        layers = self.layers
+        numbers = sum(math.prod(s) for i, s in enumerate(self.shapes) if i not in layers)
+        numbers += sum(math.prod(d.inputs) + 2 * math.prod(d.outputs) for d in layers.values())
+        rows = max(1, GENERIC_BYTES // max(1, numbers * dtype.itemsize))
+        return int(min(rows, GENERIC_ROWS))
+
+
+def find_dense_layers(model: JaxModel, params: Params, x: Array, y: Array) -> DenseLayers:
+    """Trace the loss of one row, and find the parameters that are used once, in a product."""
+
+    def loss(params: Params, row: Array, label: Array) -> Array:
+        return model.loss(params, row[None], label[None])[0]
+
+    leaves, tree = jax.tree.flatten(params)
+    struct: Any = jax.ShapeDtypeStruct
+    row, label = (struct(array.shape[1:], array.dtype) for array in (x, y))
+    traced = jax.make_jaxpr(loss)(params, row, label)
+    products: dict[int, list[DenseLayer]] = {}
+    others: set[int] = set()
+
+    def note(equation: Any, values: list[Any], side: int) -> Array:
+        summed, _ = equation.params["dimension_numbers"]
+        layer = DenseLayer(
+            side,
+            (summed[1 - side], summed[side]),
+            values[1 - side].shape,
+            equation.outvars[0].aval.shape,
+        )
+        products.setdefault(values[side].index, []).append(layer)
+        return cast(Array, _bind(equation, values)[0])
+
+    def trace(*values: Any) -> Any:
+        given = [_Marked(leaf, i) for i, leaf in enumerate(values[: len(leaves)])]
+        given += values[len(leaves) :]
+        return _replay(traced.jaxpr, traced.consts, given, note, others)
+
+    jax.eval_shape(trace, *leaves, row, label)
+    found = {i: d[0] for i, d in products.items() if len(d) == 1 and i not in others}
+    return DenseLayers(traced, found, tree, tuple(leaf.shape for leaf in leaves))
+
+
+def _replay(
+    jaxpr: Any, consts: Any, values: Any, multiply: Any, others: set[int] | None = None
+) -> list[Any]:
+    """Evaluate a traced function; `multiply` computes products with a parameter.
+
+    `others` collects the parameters that are used in any other way.
+    """
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+
+    def read(name: Any) -> Any:
+        return name.val if isinstance(name, Literal) else known[name]
+
+    for equation in jaxpr.eqns:
+        given = [read(name) for name in equation.invars]
+        marked = [side for side, value in enumerate(given) if isinstance(value, _Marked)]
+        name = equation.primitive.name
+        is_product = name == "dot_general" and not equation.params["dimension_numbers"][1][0]
+        if name in ("jit", "pjit"):  # the second before JAX 0.7
+            inner = equation.params["jaxpr"]
+            found = _replay(inner.jaxpr, inner.consts, given, multiply, others)
+        elif is_product and len(marked) == 1:
+            found = [multiply(equation, given, marked[0])]
+        else:
+            if others is not None:
+                others.update(given[side].index for side in marked)
+            found = _bind(equation, given)
+        known.update(zip(equation.outvars, found, strict=True))
+    return [_unmark(read(name)) for name in jaxpr.outvars]
+
+
+def _unmark(value: Any) -> Any:
+    return value.value if isinstance(value, _Marked) else value
+
+
+def _bind(equation: Any, values: list[Any]) -> list[Any]:
+    primitive = equation.primitive
+    options, functions = primitive.get_bind_params(equation.params), ()
+    if isinstance(options, tuple):  # before JAX 0.10
+        functions, options = options
+    with equation.ctx.manager:
+        found = primitive.bind(*functions, *map(_unmark, values), **options)
+    return list(found) if primitive.multiple_results else [found]
+
+
 # Per-sample gradients and losses for a device, one sample after another.
+
+
+@partial(jax.jit, static_argnums=0)
+def compute_factors_alone(model: JaxModel, params: Params, x: Array, y: Array) -> list[Any]:
+    """Return the gradient of every row by each leaf, each row alone, as the factors of products.
+
+    They are [rows, a] and [rows, b] of a·b numbers in the order of the parameter.
+    """
+    dense = find_dense_layers(model, params, x, y)
+
+    def factor(i: int, leaf: Any) -> tuple[Array, Array]:
+        shape, ones = dense.shapes[i], jnp.ones(1, precision(params))
+        if not isinstance(leaf, tuple):
+            return ones, leaf.reshape(-1)
+        inputs, errors = leaf
+        if len(inputs) > 1 or len(shape) != 2:
+            matrix = jnp.einsum("ti,to->io", inputs, errors)
+            return ones, dense.layers[i].restore_shape(matrix, shape).reshape(-1)
+        is_first = dense.layers[i].axes[1] == (0,)  # whether the parameter is [in, out]
+        return (inputs[0], errors[0]) if is_first else (errors[0], inputs[0])
+
+    def compute(row: tuple[Array, Array]) -> list[tuple[Array, Array]]:
+        return [factor(i, leaf) for i, leaf in enumerate(dense.compute_row(params, *row))]
+
+    found: list[Any] = jax.lax.map(compute, (x, y))
+    return found
 
 
 @partial(jax.jit, static_argnums=0)

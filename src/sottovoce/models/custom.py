@@ -19,7 +19,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, final
 
 from sottovoce.errors import InputError, SottovoceError
-from sottovoce.models.base import JaxModel, Model, Params, decide
+from sottovoce.models.base import (
+    Arrays,
+    Floats,
+    JaxModel,
+    Model,
+    Params,
+    clipping,
+    decide,
+    flatten_parameters,
+    jax,
+    jnp,
+)
+from sottovoce.privacy.grid import Products
 
 if TYPE_CHECKING:
     from jax import Array
@@ -55,6 +67,19 @@ class Custom(JaxModel):
 
     def predict(self, params: Params, x: Array) -> Array:
         return self.decide(self.apply(params, x))
+
+    def factor_gradients(self, params: Arrays, x: Floats, y: Any) -> Products:
+        """Return every sample's gradient in float64, each computed alone by one compiled loop.
+
+        The functions are traced once, so that nothing of one sample can reach another; outer
+        products of dense layers are not written out.
+        """
+        with jax.enable_x64(True):
+            tree, rows = self.unflatten(params), (jnp.asarray(x), jnp.asarray(y))
+            found = jax.device_get(clipping.compute_factors_alone(self, tree, *rows))
+        names = list(flatten_parameters(tree))
+        pieces = dict(zip(names, found, strict=True))
+        return Products(tuple(pieces[name] for name in sorted(names)))
 
 
 def custom(
