@@ -26,7 +26,6 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sottovoce._version import __version__
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 from sottovoce.privacy import gaussian
@@ -34,6 +33,8 @@ from sottovoce.privacy import gaussian
 SEARCHED = "rounds.rounds"
 REFERENCE = "reference"  # in place of x: the search that a figure refers to
 AXES = ("panel", "line", "x")
+# The last version that changed what a plan trains: results of versions since then stay valid.
+SAME_RUNS_SINCE = "0.1.0"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Cell:
         plan = self.plan.to_dict()
         if plan["privacy"].get("view") == "upload":  # what a plan meant before it could say so
             plan["privacy"] = {k: v for k, v in plan["privacy"].items() if k != "view"}
-        text = json.dumps([__version__, plan], sort_keys=True)
+        text = json.dumps([SAME_RUNS_SINCE, plan], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
