@@ -252,11 +252,12 @@ def draw_panels(panels: Mapping[str, Sequence[RulePoint]]) -> str:
                 ax.set_xscale("log")
                 ax.set_xticks([c.epsilon for c in there], [f"{c.epsilon:g}" for c in there])
                 ax.minorticks_off()
+                ax.set(xlabel="budget ε", ylabel="test accuracy (%)")
                 title = load_definition()["panel"][name]["title"]
                 ax.set_title(f"{title}: η = {step[0]:g}, C = {step[1]:g}", fontsize=7, color=INK)
                 tidy_axes(ax)
         handles, names = axes[0][0].get_legend_handles_labels()
         page.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8.6)
 
-    size = (3.6 * widest, 2.4 * max(1, len(panels)) + 0.4)
+    size = (3.6 * widest, 2.7 * max(1, len(panels)) + 0.4)
     return draw_svg(NAME, "", paint, size=size, inline=False)
