@@ -167,7 +167,7 @@ def test_two_sets_are_refused_by_a_client_that_was_started_anew(tmp_path):
         assert device.answer_request(blob, node) == told
         other = messages.pack({**head, "set": head["set"][:-1]})
         said = messages.unpack(device.answer_request(other, node))[0]
-        assert (said["kind"], said["code"]) == ("refusal", "replay")
+        assert (said["kind"], said.get("code")) == ("refusal", "replay")
 
 
 def test_a_retried_input_is_the_stored_one(tmp_path):
