@@ -1187,8 +1187,8 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_observers.py::test_both_books_of_a_run_hold",
         (
             (
-                "np.sqrt(self.terms.honest * self.capacity[loosest])",
-                "np.sqrt(self.capacity[loosest])",
+                "most_alone = self.terms.honest * self.capacity[loosest]",
+                "most_alone = self.capacity[loosest]",
             ),
         ),
     ),

@@ -360,8 +360,8 @@ class Federation:
         kinds, alone = self.calibrations, None
         if plan.privacy.view == "sum":
             # By its own noise a release costs at most h times what is booked (`share_noise`).
-            mu_alone = np.sqrt(self.terms.honest * self.capacity[loosest])
-            alone = float(gaussian.epsilon(self.delta[loosest], mu_alone))
+            most_alone = self.terms.honest * self.capacity[loosest]
+            alone = float(calibration.bound_epsilon(self.delta[loosest], most_alone))
         kind = kinds[loosest] if kinds else plan.privacy.calibration
         return budget.Guarantee(
             self._find_true_budget(loosest),
@@ -388,21 +388,16 @@ class Federation:
         clients = len(known)
         colluding = sorted({0, min(1, clients - 1), self.plan.privacy.corrupt or 0})
         mu2, why = self._sum_model_views(state, colluding, finished)
-        who = slice(clients if mu2 is None else mu2.shape[1])  # one stands for all equal ones
-        if mu2 is None or not (shown := known[who] & ~np.isnan(mu2)).any():
-            why = why or "no client discloses its noise"
+        if mu2 is None:
             text = f"Against whoever sees only the models no smaller ε is stated: {why}."
             return {"colluding": colluding, "text": text}, None
-        deltas = np.where(known, self.delta, 0.5)[who]
-        found = calibration.bound_epsilon(deltas, np.where(shown, mu2, 0.0))
+        who = slice(mu2.shape[1])  # one stands for all where they are equal
+        found = calibration.bound_epsilon(self.delta[who], mu2)
         if self.plan.privacy.calibration != "paper":  # whose ε is not what holds
-            found = np.minimum(found, np.where(known, self.epsilon, np.inf)[who])
-        most = np.max(found, axis=1, where=shown, initial=0.0).tolist()
-        delta, unit = float(np.nanmax(self.delta)), self.plan.local.unit
-        text = budget.describe_model_view(colluding, most, delta, unit, self.plan.noise)
-        if not shown.all():
-            text = text.replace("of any client", "of any client that discloses its budget")
-        each = np.broadcast_to(np.where(shown, found, np.nan).T, (clients, len(colluding)))
+            found = np.minimum(found, self.epsilon[who])
+        most, delta, unit = found.max(axis=1).tolist(), self.delta.max(), self.plan.local.unit
+        text = budget.describe_model_view(colluding, most, float(delta), unit, self.plan.noise)
+        each = np.broadcast_to(found.T, (clients, len(colluding)))
         return {"colluding": colluding, "epsilon": most, "text": text}, each
 
     def _sum_model_views(
@@ -411,8 +406,9 @@ class Federation:
         """Return μ²[colluding, clients] of the models, or None and why (docs/proofs.md, (e))."""
         if {*self.not_covered()} & {*budget.LEAKS}:
             return None, "values that nobody paid for left the clients"
+        hidden = "some clients do not disclose their budgets"
         if np.isnan(self.capacity).any():
-            return None, "some clients do not disclose their budgets"
+            return None, hidden
         if self.recipe.releases > 1:
             return None, "between the steps of a round a client has only its own noise"
         if self.plan.server.aggregation not in (None, "mean"):
@@ -423,7 +419,8 @@ class Federation:
             views = [
                 calibration.sum_model_mu2(weight, sigma, self.sensitivity, c) for c in colluding
             ]
-            return np.array(views), ""
+            # One that hid its noise for a while: figures of others would tell of it, too (R9).
+            return (None, hidden) if np.isnan(views).any() else (np.array(views), "")
         alike = [self.samples, self.epsilon, self.delta, self.capacity]
         if self.calibrations or any(np.ptp(values) > 0 for values in alike):
             return None, "rounds and noise were not fixed in advance, or not all were played"
