@@ -54,7 +54,9 @@ def test_neighbours_are_never_further_apart_than_the_sensitivity(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_a_worst_case_pair_reaches_the_sensitivity(name, n, unit):
     difference, change = furthest(name, n, unit)
-    assert 0.999 <= reach(difference, change) <= 1
+    # Products of inputs have no negative diagonal: no two rows of least squares are opposites.
+    least = 0.7 if name.startswith("least-squares") else 0.999
+    assert least <= reach(difference, change) <= 1
 
 
 @pytest.mark.parametrize("kind", ["normal", "trap", "huge"])
