@@ -21,11 +21,13 @@ from support import TESTS
 # What these files hold against the package are promises to a client, and the noise they rest on.
 PRIVACY = frozenset(
     [
-        "client/test_device.py", "client/test_ledger.py", "client/test_node.py",
+        "client/test_describe.py", "client/test_device.py", "client/test_ledger.py",
+        "client/test_node.py",
         "client/test_release.py", "client/test_table_nodes.py",
         "client/vault/test_identity.py", "client/vault/test_vault.py",
         "crash/test_device.py", "crash/test_vault.py", "data/test_files.py", "data/test_tables.py",
-        "flower/test_routes.py", "flower/test_server_worker.py", "flower/test_worker.py",
+        "flower/test_operating.py", "flower/test_routes.py", "flower/test_server_worker.py",
+        "flower/test_worker.py",
         "hostile/test_clients.py", "hostile/test_requests.py", "hostile/test_sum_view.py",
         "hostile/test_uploads.py", "models/test_clipping.py", "models/test_features.py",
         "models/test_least_squares.py", "models/test_metrics.py", "models/test_person.py",
@@ -36,7 +38,8 @@ PRIVACY = frozenset(
         "server/test_coordinator.py", "server/test_federation.py", "server/test_forecast.py",
         "server/test_guarantee.py",
         "server/test_observers.py", "server/test_promises.py", "server/test_sum_federation.py",
-        "simulation/test_compiled.py", "simulation/test_secure.py",
+        "runs/test_integrations.py", "simulation/test_compiled.py",
+        "simulation/test_estimators.py", "simulation/test_parts.py", "simulation/test_secure.py",
         "statistics/test_discrete_gaussian.py", "statistics/test_secure_noise.py",
         "studies/audit/test_attacks.py", "studies/audit/test_messages.py",
     ]

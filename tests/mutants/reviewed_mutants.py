@@ -648,7 +648,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "schedules.calibrate",
         "Under `paper` the guarantee names the ε that holds: here (20, 10⁻³) is promised where 30.3 holds, and an attacker has ten nats more.",
         "tests/server/test_promises.py::test_calibrate_promises_what_its_noise_keeps",
-        (("Budget(max(paper_epsilon, 1e-6), budget.delta) if absent else budget,", "budget,"),),
+        (("Budget(holds, budget.delta),", "budget,"),),
     ),
     (
         "a transport that cannot tell counts as encrypted",
