@@ -11,8 +11,7 @@ import pytest
 
 from sottovoce import Plan
 from sottovoce.studies.rehearsal import rehearsing
-from sottovoce.studies.rehearsal.page import render_rehearsal
-from sottovoce.studies.rehearsal.rehearsing import Rehearsal, predict_run
+from sottovoce.studies.rehearsal.rehearsing import Rehearsal, predict_run, render_rehearsal
 from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, choose_seeds, search_settings
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS, build_space
 from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in

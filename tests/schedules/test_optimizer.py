@@ -117,7 +117,8 @@ def test_the_compiled_round_does_what_numpy_does(name):
             jax.tree.map(lambda w: w[0], play_round(model, rows, here, order, t).params)
         )
         numbers = own.step_inputs(marks, t, 8)
-        told = optimizer.StepInputs(*(np.array([value], np.float32) for value in numbers))
+        arrays = [None if value is None else np.array([value], np.float32) for value in numbers]
+        told = optimizer.StepInputs(*arrays)
         out = play_round(model, rows, here, order._replace(finish=told), t, memory=stacked)
         offered = float(out.score[0, 3])
         done = own.close(marks, t, 8, memory, params, mean, lambda _, loss=offered: loss)

@@ -15,6 +15,7 @@ import stat
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -394,20 +395,17 @@ def test_nodes_authenticate_themselves_and_run_what_is_installed(tmp_path, monke
 def test_a_demonstration_in_plaintext_does_not_call_itself_encrypted(
     insecure, tmp_path, monkeypatch
 ):
-    said = []
-
     class Stop(Exception):
         pass
 
-    def stops(*_, **__):
-        raise Stop
-
-    show = SimpleNamespace(say=said.append)
+    show = MagicMock()
     monkeypatch.setattr(federate.progress, "choose_display", lambda *_, **__: show)
-    monkeypatch.setattr(federate, "deal", stops)
+    monkeypatch.setattr(federate, "deal", lambda _, folder: folder.mkdir() or [])
+    monkeypatch.setattr(federate, "_lead_run", MagicMock(side_effect=Stop))
     with pytest.raises(Stop):
         federate.federate(None, [], clients=2, out=tmp_path / "run", insecure=insecure, quiet=True)
-    (words,) = said
+    show.say.assert_called_once()
+    (words,) = show.say.call_args.args
     assert ("not encrypted" in words or "plaintext" in words) is insecure, words
 
 

@@ -7,6 +7,17 @@ table in the terminal, `watch` the local page that follows runs.
 
 from __future__ import annotations
 
-from sottovoce.reports.run import render_report, write_report
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sottovoce.reports.run import render_report, write_report
 
 __all__ = ["render_report", "write_report"]
+
+
+def __getattr__(name: str) -> Any:  # loaded on first use: a training needs `progress` alone
+    if name not in __all__:
+        raise AttributeError(f"module 'sottovoce.reports' has no attribute '{name}'")
+    from sottovoce.reports import run
+
+    return getattr(run, name)

@@ -414,15 +414,11 @@ def render_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
 
 def _render(run: CheckedRun) -> str:
     mu, headline, record = run.attacker_mu(), describe_run(run), run.record
-    codes, plan, result = run.guarantee["not_covered"], record.plan, record.result
+    codes, result = run.guarantee["not_covered"], record.result
     attacker = {
         "found": round_up(float(gaussian.tpr(0.01, mu)), 3),
         "area": round_up(float(gaussian.auc(mu)), 3),
     }
-    sections = [(f"[{key}]", value) for key, value in plan.items() if isinstance(value, dict)]
-    general = {key: value for key, value in plan.items() if not isinstance(value, dict)}
-    if general:
-        sections.append(("general", general))
     return render_page(
         "run.html.j2",
         title=headline,
@@ -432,7 +428,6 @@ def _render(run: CheckedRun) -> str:
         run=run,
         record=record,
         guarantee=run.guarantee,
-        finish="; ".join(str(result[key]) for key in ("aggregation", "finish") if key in result),
         tiles=_list_tiles(run),
         asked_epsilon=find_asked_epsilon(run),
         leaks=[NOT_COVERED[code] for code in LEAKS if code in codes],
@@ -448,16 +443,9 @@ def _render(run: CheckedRun) -> str:
         confusion=_list_confusion(run),
         epsilon_name="ε asked for" if run.guarantee["calibration"] == "paper" else "ε",
         budgets=_list_budgets(run),
-        accuracies=[[format_percent(a) for a in run.fairness.get("spread", {}).values()]],
-        accuracies_by_budget=_list_accuracies(run),
         by_client=_list_results(run),
         metric_title=metrics.TITLES[result["headline"]["metric"]] if "headline" in result else "",
-        plan_sections=sections,
         clients=_list_clients(run),
-        names=[
-            [w.name, format_whole(w.counted), w.version, w.key, w.remarks or "–"] for w in run.who
-        ],
-        remarks=sum(1 for w in run.who if w.remarks),
     )
 
 
@@ -721,20 +709,6 @@ def _format_range(values: Any, form: Callable[[float], str] = format_number) -> 
     return low if low == high else f"{low} to {high}"
 
 
-def _list_accuracies(run: CheckedRun) -> list[list[str]]:
-    """Return one row a budget: how well its clients are served on their own test rows."""
-    return [
-        [
-            format_ceiling(group["epsilon"]),
-            format_ceiling(group["delta"]),
-            f"{group['clients']:,.0f}",
-            f"{group['rows']:,.0f}",
-            format_percent(group["accuracy"]),
-        ]
-        for group in run.fairness.get("groups", ())
-    ]
-
-
 def _list_results(run: CheckedRun) -> list[list[str]]:
     """Return one row a client that has test rows: its name and how well it is served."""
     return [
@@ -748,21 +722,11 @@ def _list_results(run: CheckedRun) -> list[list[str]]:
     ]
 
 
-def _list_clients(run: CheckedRun) -> list[list[str]]:
+def _list_clients(run: CheckedRun) -> list[tuple[Any, ...]]:
+    """Return one row a client: its name or number, its figures, and the part that is spent."""
     clients = run.clients
     if clients is None or len(clients) > _MOST_LISTED:
         return []
-    return [
-        [
-            run.who[i].name if run.who else f"{i}",
-            format_whole(clients.samples[i]),
-            format_ceiling(clients.epsilon[i]),
-            format_ceiling(clients.delta[i]),
-            format_number(clients.sensitivity[i]),
-            f"{clients.participations[i]:,.0f}",
-            format_number(clients.capacity[i]),
-            format_number(clients.spent[i]),
-            format_percent(clients.used[i]),
-        ]
-        for i in range(len(clients))
-    ]
+    names = [who.name for who in run.who] or range(len(clients))
+    columns = (getattr(clients, field.name) for field in fields(Clients))
+    return list(zip(names, *columns, clients.used, strict=True))

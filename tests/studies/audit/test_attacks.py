@@ -13,8 +13,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import attacks, messages
 from sottovoce.studies.audit.attacks import Victim, find_nearest, mse, psnr, ssim
 from sottovoce.studies.audit.auditing import load_target
-from sottovoce.studies.audit.ceiling import Level, bound_guess_rate, bound_rate
-from sottovoce.studies.audit.messages import AuditSetting
+from sottovoce.studies.audit.messages import AuditSetting, Level, bound_guess_rate, bound_rate
 
 pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 

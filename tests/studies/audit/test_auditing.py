@@ -17,8 +17,8 @@ from sottovoce.plan import Plan
 from sottovoce.reports import charts
 from sottovoce.studies.audit import auditing, findings
 from sottovoce.studies.audit.auditing import load_target
-from sottovoce.studies.audit.ceiling import COMPARISONS, WRONG_PER_COMPARISON, Level
 from sottovoce.studies.audit.findings import format_table
+from sottovoce.studies.audit.messages import COMPARISONS, WRONG_PER_COMPARISON, Level
 from support.command_line import run_command
 from support.example_audit import TINY, example, refuted
 

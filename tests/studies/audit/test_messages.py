@@ -14,7 +14,11 @@ from sottovoce.client import release
 from sottovoce.privacy import calibration, gaussian, grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import messages
-from sottovoce.studies.audit.ceiling import (
+from sottovoce.studies.audit.messages import (
+    FORM,
+    AuditSetting,
+    Duel,
+    Measurement,
     Rates,
     bound_guess_rate,
     bound_mean,
@@ -22,12 +26,6 @@ from sottovoce.studies.audit.ceiling import (
     choose_far_threshold,
     choose_threshold,
     count_rates,
-)
-from sottovoce.studies.audit.messages import (
-    FORM,
-    AuditSetting,
-    Duel,
-    Measurement,
     make_model,
     make_neighbours,
     measure,

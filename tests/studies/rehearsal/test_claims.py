@@ -19,13 +19,13 @@ from sottovoce.privacy import calibration
 from sottovoce.server.federation import build
 from sottovoce.studies.paper import definition as experiments
 from sottovoce.studies.rehearsal import rehearsing, search
-from sottovoce.studies.rehearsal.page import render_rehearsal
 from sottovoce.studies.rehearsal.rehearsing import (
     Prediction,
     Rehearsal,
     count_test_rows,
     format_summary,
     predict_run,
+    render_rehearsal,
     state_cost,
 )
 from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials

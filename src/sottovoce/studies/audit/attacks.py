@@ -39,7 +39,7 @@ the same run is a test between two halves in which i and j are swapped: the area
 is Φ(μ/2) at most on average.
 
 Records of one run share its noise, and only runs are independent. Therefore a ceiling is
-contradicted by a mean over runs (`ceiling.bound_mean`).
+contradicted by a mean over runs (`messages.bound_mean`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from sottovoce.privacy.gaussian import cdf
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.server.federation import build
 from sottovoce.simulation.simulate import simulate_each
-from sottovoce.studies.audit.ceiling import (
+from sottovoce.studies.audit.messages import (
     WRONG_PER_COMPARISON,
     Level,
     Rates,
@@ -74,9 +74,9 @@ from sottovoce.studies.audit.ceiling import (
     choose_threshold,
     compute_capacity,
     compute_mu,
+    flatten,
     price_run,
 )
-from sottovoce.studies.audit.messages import flatten
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float64]
@@ -118,14 +118,9 @@ class Victim:
         prices = price_run(capacity, count, level.calibration, unit=unit, samples=samples)
         for t, (paid, model) in enumerate(zip(prices, models, strict=False)):
             sent = release.release(
-                self.form,
-                model,
-                self.x,
-                self.y,
-                recipe=self.recipe,
-                paid=paid,
+                self.form, model, self.x, self.y, recipe=self.recipe, paid=paid,
                 head={"kind": "upload", "t": t},
-            )
+            )  # fmt: skip
             yield {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
 
     def read_gradient(self, level: Level, model: Parameters) -> Parameters:

@@ -28,9 +28,14 @@ from sottovoce.runs.record import Record
 from sottovoce.runs.trained import load
 from sottovoce.server.federation import Federation, build
 from sottovoce.studies.audit import attacks, findings, messages
-from sottovoce.studies.audit.ceiling import COMPARISONS, WRONG, WRONG_PER_COMPARISON, Level
 from sottovoce.studies.audit.findings import Findings, Target
-from sottovoce.studies.audit.messages import AuditSetting
+from sottovoce.studies.audit.messages import (
+    COMPARISONS,
+    WRONG,
+    WRONG_PER_COMPARISON,
+    AuditSetting,
+    Level,
+)
 
 Progress = Callable[[int, int], None]
 

@@ -34,17 +34,18 @@ from sottovoce.studies.audit.attacks import (
     TrapResult,
     choose_one_per_class,
 )
-from sottovoce.studies.audit.ceiling import (
+from sottovoce.studies.audit.messages import (
     CONFIDENCE,
     WRONG,
     WRONG_PER_COMPARISON,
     Level,
+    Measurement,
+    OneRun,
     Rates,
     bound_guess_rate,
     bound_rate,
     format_lower_bound,
 )
-from sottovoce.studies.audit.messages import Measurement, OneRun
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -586,7 +587,7 @@ def format_finding(row: Row, cell: Finding) -> str:
     '2.1 % (9.0 %)'
     >>> format_finding(Row("", "", {}, False), Finding(1.2e-17))
     '1.2e-17'
-    >>> from sottovoce.studies.audit.ceiling import Rates
+    >>> from sottovoce.studies.audit.messages import Rates
     >>> format_finding(Row("", "", {}), Finding(0.5, 0.9, counts=Rates(1, 2, 1, 100)))
     '50.0 % at 1.0 % (90.0 %)'
     """

@@ -68,6 +68,7 @@ def render_figures(found: Sequence[Judged]) -> str:
         words=_WORDS,
         variants=_VARIANTS,
         format_verdict=format_verdict,
+        signed=_format_signed,
         figures=[_describe_figure(one) for one in found],
     )
 
@@ -151,8 +152,6 @@ def _describe_figure(one: Judged) -> dict[str, Any]:
         "shown_first": "printed" if panels > 1 else "both",
         "pictures": [(p, draw_panel(p, f"{figure.name}-{i}")) for i, p in pictures],
         "guarantees": [tabulate_guarantees(table) for table in one.tables.values()],
-        "breaks": _tabulate_breaks(one.result.moments),
-        "points": _list_points(one),
         "choices": _list_choices(one),
         "files": _list_files(one),
     }
@@ -189,40 +188,6 @@ def tabulate_guarantees(table: PointTable) -> dict[str, Any]:
         "head": ["", *("ε that holds" if a is None else f"ε = {a:g} asked" for a in asked)],
         "rows": [[name, *(line.get(a, "–") for a in asked)] for name, line in lines.items()],
     }
-
-
-def _tabulate_breaks(moments: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the first λ at which the paper's bound is below the truth, for every panel and C."""
-    if not moments:
-        return None
-    clips = list(moments[0]["breaks"])
-    return {
-        "head": ["", *(f"C = {float(clip):g}" for clip in clips)],
-        "rows": [
-            [
-                f"({'abcdefgh'[i]}) q = {panel['sampling']:g}, n = {panel['samples']}",
-                *(panel["breaks"][clip] or "never" for clip in clips),
-            ]
-            for i, panel in enumerate(moments)
-        ],
-    }
-
-
-def _list_points(one: Judged) -> list[list[str]]:
-    """Return every point of every claim with its interval."""
-    return [
-        [
-            claim.words,
-            _VARIANTS.get(variant, ""),
-            at,
-            _format_signed(point.mean),
-            f"{_format_signed(point.low)} to {_format_signed(point.high)}",
-            point.word,
-        ]
-        for claim, verdicts in one.verdicts
-        for variant, verdict in verdicts.items()
-        for at, point in verdict.points.items()
-    ]
 
 
 def _format_signed(value: float) -> str:
