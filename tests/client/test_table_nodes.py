@@ -19,6 +19,7 @@ import pytest
 
 from sottovoce.client import device, messages
 from sottovoce.client.node import Node
+from sottovoce.client.vault import fingerprint
 from sottovoce.models.base import Form
 from sottovoce.models.features import Hog
 from sottovoce.privacy import secure_noise
@@ -94,7 +95,8 @@ def encoded(what: str, row: Row) -> list[float]:
             numbers.append(0.0)
         else:
             low, high = spec
-            numbers.append(2 * (min(max(row[name], low), high) - low) / (high - low) - 1)
+            scaled = np.float32((min(max(row[name], low), high) - low) / (high - low))
+            numbers.append(float(2 * scaled - 1))
         if what == "flagged":
             numbers.append(float(missing))
     return numbers
@@ -150,6 +152,22 @@ def requests(what: str) -> list[bytes]:
 
 def replaced(rows: list[Row], place: int, row: Row) -> list[Row]:
     return [*rows[:place], row, *rows[place + 1 :]]
+
+
+@pytest.mark.parametrize("what", OF_PEOPLE)
+def test_a_vault_of_version_0_1_knows_its_table(ram, what):
+    """Its fingerprint is that of numbers in [0, 1]; another would hide a second ledger, too."""
+    rows = table(what, 3)
+    x = np.array([encoded(what, row) for row in rows], np.float32)
+    for name, place in (("age", 0), ("dose", 1 if what == "people" else 2)):
+        low, high = PEOPLE[name]
+        middle = 0.5 if what == "people" else 0.0
+        cells = [row[name] for row in rows]
+        x[:, place] = [middle if c is None else (c - low) / (high - low) for c in cells]
+    y = np.array([PEOPLE["ill"].index(row["ill"]) for row in rows])
+    for kind in ("csv", "parquet"):
+        node = make_table_node(ram / kind, what, kind, rows)
+        assert node.read_rows().fingerprint == fingerprint(x, y)
 
 
 every_node = pytest.mark.parametrize(

@@ -363,9 +363,8 @@ def test_plans_for_census_data(name: str) -> None:
     for model in ("svm", "softmax", "mlp"):
         plan = Plan(data={"name": name, "clients": 50, "samples": 128}, model={"name": model})
         assert plan.data.validation == FACTS[name].validation
-    says = (
-        f"must be svm, softmax or mlp with data.name = {name}, got 'cnn'; the cnn is for pictures"
-    )
+    models = "svm, softmax, mlp or least-squares"
+    says = f"must be {models} with data.name = {name}, got 'cnn'; the cnn is for pictures"
     with pytest.raises(PlanError, match=says):
         Plan(data={"name": name}, model={"name": "cnn"})
 

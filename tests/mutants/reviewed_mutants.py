@@ -1248,4 +1248,11 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/models/test_network.py::test_a_network_that_cannot_be_used_is_refused",
         (("for factor in _COMPANIES:", "for factor in ():"),),
     ),
+    (
+        "a table has another fingerprint than its old vault",
+        "client.node",
+        "The second ledger of rows that version 0.1 has kept one for would go unnoticed, and their budget would be spent twice.",
+        "tests/client/test_table_nodes.py::test_a_vault_of_version_0_1_knows_its_table",
+        (("target=target), low=0.0)", "target=target))"),),
+    ),
 ]

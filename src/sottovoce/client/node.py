@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -104,6 +104,7 @@ class Rows:
     rows: Rows | None = None  # of persons: the rows as they were read
     target: Regression | None = None  # with its range; the request names the loss
     labels: NDArray[Any] | None = None  # y as the file has it, where it was scaled
+    dataset: str | None = None  # the fingerprint, where it is not that of x
 
     @property
     def features(self) -> int:
@@ -119,6 +120,8 @@ class Rows:
         """
         if self.rows is not None:
             return self.rows.fingerprint
+        if self.dataset is not None:
+            return self.dataset
         return fingerprint(self.x, self.y if self.labels is None else self.labels)
 
     def apply_features(self, lens: Lens | None, file: Path | None = None) -> NDArray[Any]:
@@ -266,14 +269,17 @@ def _read_arrays(
 def _read_table(
     path: Path, table: Mapping[str, Any], person: str | None, target: Regression | None
 ) -> tuple[Rows, NDArray[np.int64] | None]:
-    from sottovoce.data.tables import Source, read_table
+    from sottovoce.data.tables import Layout, Source, move_numbers, read_table
 
-    read = read_table(Source(path, **table, person=person, target=target))
+    # Vaults know a table by its numbers in [0, 1], in which version 0.1 trained on them.
+    read = read_table(Source(path, **table, person=person, target=target), low=0.0)
     if len(read.y) == 0:
         raise DataError(f"{path} has no rows; a client without samples takes no part")
-    if target is not None:
-        return Rows(read.x, read.y, 1, target=target), read.person
-    return Rows(read.x, read.y.astype(np.int64), len(read.layout.classes)), read.person
+    y = read.y if target is not None else read.y.astype(np.int64)
+    dataset = fingerprint(read.x, y)
+    move_numbers(read.x, replace(read.layout, low=Layout.low))
+    classes = 1 if target is not None else len(read.layout.classes)
+    return Rows(read.x, y, classes, target=target, dataset=dataset), read.person
 
 
 def _read_persons(data: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:

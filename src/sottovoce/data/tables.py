@@ -27,7 +27,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -607,10 +607,13 @@ def check_source(source: Source) -> Scan:
     return opened
 
 
-def read_table(source: Source) -> Table:
-    """Read and encode the whole table; first infer what the plan lacks, if it asks for that."""
+def read_table(source: Source, *, low: float = -1.0) -> Table:
+    """Read and encode the whole table; first infer what the plan lacks, if it asks for that.
+
+    Numbers lie between `low` and 1.
+    """
     opened = check_source(source)
-    layout = make_layout(opened, source)
+    layout = replace(make_layout(opened, source), low=low)
     return _read_rows(opened, layout, client=source.client, person=source.person)
 
 
@@ -689,9 +692,8 @@ def _encode_batch(
     at = 0
     for column, spec in layout.columns.items():
         if is_bounds(spec):
-            scaled = layout.low + (1 - layout.low) * _scale_column(batch[column], spec, start)
-            middle = (1 + layout.low) / 2 if layout.missing == "middle" else 0.0
-            x[:, at] = np.nan_to_num(scaled, nan=middle)
+            scaled = _scale_column(batch[column], spec, start)
+            x[:, at] = np.nan_to_num(scaled, nan=0.5 if layout.missing == "middle" else 0.0)
             at += 1
             if layout.missing == "flag":
                 x[:, at] = np.isnan(scaled)
@@ -701,6 +703,31 @@ def _encode_batch(
         (seen,) = np.nonzero(codes >= 0)
         x[seen, at + codes[seen]] = 1.0
         at += len(spec)
+    move_numbers(x, layout)
+
+
+def move_numbers(x: NDArray[np.float32], layout: Layout) -> None:
+    """Move the numbers of encoded rows from [0, 1] to [low, 1], in place.
+
+    A missing number that has a flag stays 0.
+
+    >>> layout = Layout("y", ("a", "b"), {"age": (0.0, 80.0)})
+    >>> move_numbers(rows := np.array([[0.0], [0.75]], np.float32), layout)
+    >>> rows.tolist()
+    [[-1.0], [0.5]]
+    """
+    at, low = 0, np.float32(layout.low)
+    for spec in layout.columns.values():
+        if not is_bounds(spec):
+            at += len(spec)
+            continue
+        moved = low + (1 - low) * x[:, at]
+        if layout.missing == "flag":
+            x[:, at] = np.where(x[:, at + 1] == 1, 0, moved)
+            at += 2
+        else:
+            x[:, at] = moved
+            at += 1
 
 
 def _scale_column(cells: pl.Series, bounds: Any, start: _BatchStart) -> NDArray[np.float64]:
