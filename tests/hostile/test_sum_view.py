@@ -383,6 +383,25 @@ def test_s4_strangers_count_for_nothing():
     assert party.list_promises(cohort, list(cohort.keys)) == []
 
 
+def test_s4_a_set_that_only_others_accept_does_not_open_a_clients_input():
+    """S4: with t signatures a set is unmasked, also one that a client in it has refused.
+
+    Three of ten are strangers to one client, which needs six of its roster. The others know all
+    ten, and accept eight of them: five of its roster.
+    """
+    c = Cohorts(10, honest=5, corrupt=1)
+    me, *others = c.names
+    strangers, silent = others[:3], others[-2:]
+    terms = SumTerms(frozenset(c.names) - set(strangers), 5, 1)
+    c.parties[me] = Party(c.keys[me], terms, MemoryNotes())
+    c.answered = lambda step, member, blob: None if step == "input" and member in silent else blob
+    with contextlib.suppress(RoundVoid):
+        c.play(threshold=8)
+    for corrupt in others[3:-2]:  # and the strangers, who may be the server
+        mine = [group for group in c.find_exposed([*strangers, corrupt]) if me in group]
+        assert all(len(group) >= terms.honest for group in mine)
+
+
 CLIENT_LIES = {
     "keys": {
         "no key": lambda h: {**h, "key": None},

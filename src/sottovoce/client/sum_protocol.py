@@ -636,8 +636,9 @@ class Party:
         strangers = len(cohort.keys.keys() - self.terms.roster)  # each may be the server
         if 2 * cohort.threshold <= len(cohort.keys) + corrupt + strangers:
             raise PolicyRefusal("the threshold would let a lying server unmask two sets")
-        if cohort.threshold < self.terms.honest + corrupt:
-            raise PolicyRefusal("the threshold is below honest + corrupt")
+        # Others may unmask a set that this client refuses: t of any members must be enough for it.
+        if cohort.threshold < self.terms.honest + corrupt + strangers:
+            raise PolicyRefusal("the threshold is below honest + corrupt, with strangers")
         self._require_enough(cohort, list(cohort.keys))
         return secrets
 
