@@ -8,7 +8,7 @@ import pytest
 
 from sottovoce.client import device, messages, sum_protocol
 from sottovoce.client.node import Node
-from sottovoce.client.vault import Policy, Vault
+from sottovoce.client.vault import Policy, Vault, rebinding
 from sottovoce.client.vault.policy import require_tighter
 from sottovoce.errors import InputError, PolicyRefusal, RoundAnswered, RunError
 from sottovoce.privacy.tank import FULL
@@ -168,6 +168,33 @@ def test_two_sets_are_refused_by_a_client_that_was_started_anew(tmp_path):
         other = messages.pack({**head, "set": head["set"][:-1]})
         said = messages.unpack(device.answer_request(other, node))[0]
         assert (said["kind"], said.get("code")) == ("refusal", "replay")
+
+
+@pytest.mark.parametrize("kept", ["shares", "keys"])
+def test_a_restored_vault_takes_no_further_part_in_a_round_it_may_have_forgotten(tmp_path, kept):
+    """Two inputs under one mask give the difference of two noises that the others count on."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+    answered = []
+
+    def answer(blob, node):
+        said = device.answer_request(blob, node)
+        if node.name != "client-1" or answered:
+            return said
+        backup = tmp_path / "backup.vault"
+        if step_of(blob) == kept:
+            rebinding.backup(node.vault, backup)
+        if step_of(blob) == "input":
+            backup.replace(node.vault)
+            rebinding.restore(node.vault)
+            answered.append((said, device.answer_request(blob, node)))
+        return said
+
+    transport.answer = answer
+    go(transport, tmp_path / "run", own=short(**{"rounds.rounds": 1}), patience=PATIENCE)
+    ((first, second),) = answered
+    assert messages.unpack(first, words=True)[0]["kind"] == "input"
+    said = messages.unpack(second, words=True)[0]
+    assert (said["kind"], said.get("code")) == ("refusal", "policy")
 
 
 def test_a_retried_input_is_the_stored_one(tmp_path):

@@ -450,7 +450,9 @@ class VaultNotes:
     """The notes of a real client: in its vault, and the secrets of its rounds in a file beside it.
 
     The file has the newest round of each run. Without it the client takes no further part in that
-    round; a ledger keeps its lines for good, and would keep the secrets of past rounds, too.
+    round; a ledger keeps its lines for good, and would keep the secrets of past rounds, too. Nor
+    does it after a restore, which may have lost notes: a second input, with other noise under the
+    same mask, would tell the difference of both noises, on which the other clients count.
     """
 
     def __init__(self, vault: Vault) -> None:
@@ -467,12 +469,18 @@ class VaultNotes:
         draft = self._file.with_name(self._file.name + ".part")
         draft.touch(mode=0o600)
         write_file(self._file, content)
-        return secret
+        return self._bind_ledger(secret)
 
     def find_secret(self, run: str, t: int) -> bytes | None:
         """Return the round's secret, while it is kept."""
         found = self._read().get(run)
-        return bytes.fromhex(found[1]) if found is not None and found[0] == t else None
+        if found is None or found[0] != t:
+            return None
+        return self._bind_ledger(bytes.fromhex(found[1]))
+
+    def _bind_ledger(self, drawn: bytes) -> bytes:
+        """Return the secret that 32 random bytes are for this ledger, another after a restore."""
+        return _derive(drawn, "ledger", self._vault.restored)
 
     def _read(self) -> dict[str, tuple[int, str]]:
         try:

@@ -250,6 +250,11 @@ or make one with `sottovoce ledger create`
         return self._books.burnt
 
     @property
+    def restored(self) -> int:
+        """The line of the last restore, before which lines may be missing; 0 if there is none."""
+        return self._books.restored
+
+    @property
     def promised(self) -> Policy:
         """The policy whose (ε, δ) holds for everything released: the one at the first release.
 
