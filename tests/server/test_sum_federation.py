@@ -117,6 +117,32 @@ def test_a_killed_server_resumes_and_nothing_is_paid_twice(tmp_path, step):
             assert len(list(vault.entries())) == 2  # one debit a round
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda head: {**head, "budget": {**head["budget"], "spent": 0.0}},
+        lambda head: {**head, "budget": {**head["budget"], "epsilon": 9.0}},
+        lambda head: {**head, "receipt": {**head["receipt"], "vault": "ab" * 16}},
+    ],
+    ids=["nothing paid", "a looser budget", "the receipt of another"],
+)
+def test_a_client_with_false_books_is_left_out_of_the_sum_and_the_run_has_its_record(tmp_path, lie):
+    transport = Direct(sum_nodes(tmp_path, 5))
+
+    def answer(blob, node):
+        said = device.answer_request(blob, node)
+        if node.name != "client-1" or step_of(blob) != "input":
+            return said
+        head, arrays = messages.unpack(said, words=True)
+        return messages.pack(lie(head), arrays)
+
+    transport.answer = answer
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    assert done.record["status"] == "finished"
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [4, 4]
+    assert done.record["rounds"][0]["missing"] == {"client-1": "malformed"}
+
+
 def test_a_void_round_burns_its_budget_and_the_run_goes_on(tmp_path):
     transport = Direct(sum_nodes(tmp_path, 5))
     transport.on_answer = lambda route, asked, told: (

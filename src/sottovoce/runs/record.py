@@ -599,7 +599,9 @@ def require_private(federation: Federation, state: ServerState) -> None:
     if honest > 1:  # each client's noise is as large as what h of the sum's noises make together
         samples = federation.samples.astype(np.float64)
         released = alone / honest
-        if len(booked) <= MANY_CLIENTS and state.sigma:  # else the rounds' noises are one line
+        # Of many clients the rounds' noises are one line. Real ones state theirs, and a false one
+        # tells nothing of the others' books.
+        if len(booked) <= MANY_CLIENTS and state.sigma and not federation.calibrations:
             noise = np.nan_to_num((samples * np.array(state.sigma)) ** 2, nan=np.inf)
             counted = add_smallest(noise, honest - 1)
             released = ((samples * federation.sensitivity) ** 2 / counted).sum(axis=0)

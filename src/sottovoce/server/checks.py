@@ -131,7 +131,9 @@ def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | Decl
     receipt, account = Receipt.from_json(head["receipt"]), Account.from_json(head["budget"])
     if receipt.vault != member.vault:
         raise Malformed("the upload's receipt belongs to another client")
-    _require_budget(account, expected)
+    if account is None and expected.disclosed:
+        raise Malformed("the upload hides its budget, which its weight is computed from")
+    _require_budget(account, member)
     sigma = _check_sigma(head["sigma"], expected)
     if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in expected.params.items()}:
         raise Malformed("the upload's arrays do not have the names and shapes of the model's")
@@ -146,14 +148,34 @@ def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | Decl
     return AcceptedUpload(arrays, sigma, receipt, account, loss, loss_sigma, shown)
 
 
-def _require_budget(account: Account | None, expected: ExpectedUpload) -> None:
+def check_input(
+    head: Mapping[str, Any], member: Member, change: int, honest: int
+) -> tuple[Receipt, Account | None]:
+    """Return receipt and budget of a masked input; reject what an honest client would not say.
+
+    Of h noises that are counted together none is worth more than h times what was booked for it:
+    (Δ/s)² ≤ h·μ², with Δ = `change` and s in grid units.
+    """
+    receipt, account = Receipt.from_json(head.get("receipt")), Account.from_json(head.get("budget"))
+    noise, known = head.get("noise"), member.account
+    if receipt.vault != member.vault:
+        raise Malformed("the input's receipt belongs to another client")
+    if type(noise) is not int or not 1 <= noise <= grid.LARGEST_NOISE:
+        raise Malformed("the input's noise is no whole number of grid units")
+    _require_budget(account, member)
+    if account is not None and known is not None:
+        booked, slack = account.spent - known.spent, 1e-14 * account.capacity
+        if booked < (change / noise) ** 2 / honest * (1 - 1e-10) - slack:
+            raise Malformed("the input has less noise than its client has paid for")
+    return receipt, account
+
+
+def _require_budget(account: Account | None, member: Member) -> None:
     """Reject a budget that is not the client's: in a run it may only be tightened, or hidden."""
-    known = expected.member.account
-    if account is None and expected.disclosed:
-        raise Malformed("the upload hides its budget, which its weight is computed from")
+    known = member.account
     if account is None or (known is not None and replace(account, spent=known.spent) == known):
         return
-    account.require_worth(expected.member.calibration)
+    account.require_worth(member.calibration)
     if known is not None and (
         account.epsilon > known.epsilon
         or account.delta > known.delta

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.client.messages import LONGEST_TEXT, SUM, Receipt, Request, pack, unpack
+from sottovoce.client.messages import LONGEST_TEXT, SUM, Request, pack, unpack
 from sottovoce.client.sum_protocol import choose_threshold
 from sottovoce.data.federated import Holdings, add_features
 from sottovoce.data.files import hold_folder, write_file
@@ -67,7 +67,6 @@ from sottovoce.server.members import (
     LASTING,
     MOST_SAMPLES,
     SILENT,
-    Account,
     Member,
     Patience,
     Roll,
@@ -331,7 +330,7 @@ def ask_sum(
         found = {}
         for name in heads:
             blob = replies.get(reached[name]) if name in reached else None
-            answer = _read_step(answers, roll, by_key[name], step, blob, size)
+            answer = _read_step(answers, roll, by_key[name], step, blob, size, federation)
             if answer is not None:
                 found[name] = answer
         return found
@@ -355,7 +354,13 @@ def ask_sum(
 
 
 def _read_step(
-    answers: RoundAnswers, roll: Roll, i: int, step: str, blob: bytes | None, size: int
+    answers: RoundAnswers,
+    roll: Roll,
+    i: int,
+    step: str,
+    blob: bytes | None,
+    size: int,
+    federation: Federation,
 ) -> Answer | None:
     """Read one client's answer to a step, or note why there is none."""
     member, answers.why[i] = roll.members[i], SILENT
@@ -374,11 +379,9 @@ def _read_step(
         if step == "keys" and (head.get("key") or {}).get("samples") != member.samples:
             raise Malformed("the key's samples are not those of the greeting")
         if step == "input":
-            roll.members[i] = replace(
-                member,
-                receipt=Receipt.from_json(head.get("receipt")),
-                account=Account.from_json(head.get("budget")),
-            )
+            change = grid.grid_sensitivity(federation.recipe.unit, member.samples)
+            receipt, account = checks.check_input(head, member, change, federation.terms.honest)
+            roll.members[i] = replace(member, receipt=receipt, account=account)
     except (Malformed, AttributeError) as error:
         log.warning("client %s sent no step of a round: %s", member.name, error)
         answers.why[i] = "malformed"
