@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from sottovoce.client import device, messages, sum_protocol
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, rebinding
 from sottovoce.client.vault.policy import require_tighter
-from sottovoce.errors import InputError, PolicyRefusal, RoundAnswered, RunError
+from sottovoce.errors import InputError, PolicyRefusal, RoundAnswered, RunError, TankEmpty
 from sottovoce.privacy.tank import FULL
 from sottovoce.server.coordinator import Patience
 from support.federations import RECORD, go
@@ -293,6 +294,23 @@ def test_both_accounts_are_booked_and_neither_is_exceeded(tmp_path):
         assert vault.alone == units + 7
         promise = " ".join(str(vault.promised.guarantee()).split())
         assert "whatever anyone does, (12, 1e-05)" in promise
+
+
+def test_a_cap_on_what_holds_alone_that_is_tightened_later_is_kept(tmp_path):
+    """As with epsilon: from then on nothing is released beyond it, and no past is denied."""
+    policy = Policy(8, 1e-5, 40, 1.0, run_share=1.0, honest=50, epsilon_alone=30.0, floor=1e-3)
+    with Vault.create(tmp_path / "v", policy, dataset="ab" * 32, second_ledger=True) as vault:
+        units = FULL // 5
+        alone = int(policy.share * units)
+        vault.reserve("r", 0, "cd" * 32, [units], server="", facts={}, alone=alone)
+        with pytest.raises(PolicyRefusal, match="a promise cannot be made for the past"):
+            vault.tighten(replace(policy, epsilon_alone=9.0))
+        vault.tighten(replace(policy, epsilon_alone=15.0))
+        left = vault.policy.count_alone(vault.capacity) - alone
+        assert 0 < left < 7 * units
+        with pytest.raises(TankEmpty):
+            vault.reserve("r", 1, "cd" * 32, [units], server="", facts={}, alone=left + 1)
+        vault.reserve("r", 1, "cd" * 32, [units], server="", facts={}, alone=left)
 
 
 def test_terms_of_sums_are_only_tightened_after_a_release():

@@ -164,6 +164,18 @@ formula does not keep its promise, so a vault does not take it
         alone = _compute_capacity(self.epsilon_alone, self.delta, self.calibration)
         return min(float(self.honest), alone / self.capacity() * (1 - 2**-20))
 
+    def count_alone(self, capacity: float) -> int | None:
+        """Return the parts of a tank of this capacity that `epsilon_alone` is worth, if it is set.
+
+        >>> policy = Policy(epsilon=1, delta=1e-5, samples=9, clip=1, honest=9, epsilon_alone=2)
+        >>> round((policy.count_alone(policy.capacity()) or 0) / FULL, 4)
+        3.501
+        """
+        if self.epsilon_alone is None:
+            return None
+        alone = _compute_capacity(self.epsilon_alone, self.delta, self.calibration)
+        return int(FULL * Fraction(alone) / Fraction(capacity))
+
     def compute_alone(self) -> float | None:
         """Return the ε that holds whatever others do, where sums are released; else None."""
         if self.honest == 1 or self.epsilon_alone is not None:

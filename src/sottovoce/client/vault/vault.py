@@ -293,9 +293,11 @@ or make one with `sottovoce ledger create`
 
     @property
     def limit_alone(self) -> int:
-        """The most of these: h times the limit, or what `epsilon_alone` allows."""
+        """The most of these: h times the limit, or what `epsilon_alone` allows now."""
         share = self.promised.share if self._books.promised else self.policy.share
-        return math.ceil(self.limit * Fraction(share) / (1 if share == int(share) else 1 - 2**-20))
+        most = math.ceil(self.limit * Fraction(share) / (1 if share == int(share) else 1 - 2**-20))
+        cap = self.policy.count_alone(self._books.capacity)
+        return most if cap is None else min(most, cap)
 
     def find_note(self, run: str, t: int, step: str) -> str | None:
         """Return what was noted for a step of a round of the sum view."""
@@ -500,6 +502,13 @@ or make one with `sottovoce ledger create`
         if policy == self.policy:
             return
         require_tighter(self.policy, policy, spent=self.spent)
+        cap = policy.count_alone(self._books.capacity)
+        is_new = policy.epsilon_alone != self.policy.epsilon_alone
+        if is_new and cap is not None and cap < self.alone:
+            raise PolicyRefusal(
+                f"sum.epsilon_alone = {policy.epsilon_alone} is less than what was already "
+                "released; a promise cannot be made for the past, so choose a larger one"
+            )
         if FULL - count_withheld_units(policy, self._books.capacity) < self.spent:
             raise PolicyRefusal(
                 f"({policy.epsilon:g}, {policy.delta:g}) is less than what was already "
