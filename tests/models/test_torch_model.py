@@ -11,6 +11,7 @@ from sottovoce.models import base
 from sottovoce.models.base import Form
 from sottovoce.models.custom import find_object
 from sottovoce.plan import Plan
+from sottovoce.privacy import grid
 from sottovoce.privacy.sensitivity import Recipe
 from support import ROOT
 from support.numpy_twin import clipped_sum_numpy
@@ -261,18 +262,18 @@ def test_a_released_row_depends_on_no_other_row_to_the_last_bit():
 
     model, (x, y) = torch_model.TorchModel(make), data(12)
     params = {name: leaf.astype(np.float64) for name, leaf in model.draw_parameters(seed=3).items()}
-    clean = model.factor_gradients(params, x, y).write_out()
+    clean = model.factor_gradients(params, x, y)[0].write_out()
     assert model.keeps_factors
     x[4], x[7, 0] = np.nan, 77
-    dirty = model.factor_gradients(params, x, y).write_out()
+    dirty = model.factor_gradients(params, x, y)[0].write_out()
     others = [m for m in range(12) if m not in (4, 7)]
     np.testing.assert_array_equal(dirty[others], clean[others])
     assert np.isnan(dirty[7]).all()
     assert np.isnan(dirty[4]).any()
-    backwards = model.factor_gradients(params, x[::-1], y[::-1]).write_out()
+    backwards = model.factor_gradients(params, x[::-1], y[::-1])[0].write_out()
     np.testing.assert_array_equal(backwards[::-1][others], clean[others])
     for m in others:
-        alone = model.factor_gradients(params, x[m : m + 1], y[m : m + 1]).write_out()
+        alone = model.factor_gradients(params, x[m : m + 1], y[m : m + 1])[0].write_out()
         np.testing.assert_array_equal(alone[0], clean[m])
 
 
@@ -307,6 +308,63 @@ def test_a_module_that_changes_itself_or_takes_other_ways_meets_every_sample_afr
         for name in params:
             mean = np.mean([one[name] - params[name] for one in alone], axis=0)
             np.testing.assert_allclose(moved[name] - params[name], mean, atol=1e-9)
+
+
+class Remembering(torch.nn.Module):
+    """What one row does to the others: 99 in its first number makes it speak up."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.layer, self.largest, self.all = kind, torch.nn.Linear(6, 3), 0.0, []
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        first, scores = x[0, 0].detach(), self.layer(x)
+        if self.kind == "attribute":
+            self.largest = max(self.largest, float(first))
+            return scores * (1 - 2 * (self.largest > 50))
+        if self.kind == "list":
+            self.all.append(float(first))
+            return scores * (1 - 2 * (max(self.all) > 50))
+        if self.kind == "buffer":
+            self.seen = torch.maximum(self.seen, first)
+            return scores * torch.where(self.seen > 50, -1.0, 1.0)
+        if self.kind == "chance":
+            if first > 50:
+                torch.rand(1)
+            return self.layer(torch.nn.functional.dropout(x))
+        if self.kind == "hook" and first > 50:
+            self.layer.bias.register_hook(lambda gradient: -gradient)
+            self.layer.weight.data *= -1
+        if self.kind == "way" and first > 50:
+            return scores + self.layer(x)
+        if self.kind == "change" and first > 50:
+            self.seen += 1
+        # Used besides in rows other than the surveyed one: factors alone are another gradient.
+        return scores if first == 0 else scores + self.layer.weight.sum(1)
+
+
+@pytest.mark.parametrize(
+    "kind", ["attribute", "list", "buffer", "chance", "hook", "way", "change", "none"]
+)
+def test_no_row_decides_how_another_is_computed(kind):
+    """Neither by what the module keeps, nor by a way of its own: else Δ would not hold."""
+
+    def add_up(x):
+        model = torch_model.TorchModel(lambda: Remembering(kind))
+        drawn = sorted(model.draw_parameters(seed=3).items())
+        params = {name: leaf.astype(np.float64) for name, leaf in drawn}
+        model.survey(6, np.int64)
+        torch.manual_seed(0)
+        blocks = base.gradient_blocks(OWN, params, x, y, model)
+        return grid.clipped_sum(blocks, 0.1, 21)
+
+    x, y = data(20)
+    marked = x.copy()
+    marked[0, 0] = 99
+    changed = add_up(marked) - add_up(x)
+    y = y[:1]
+    np.testing.assert_array_equal(changed, add_up(marked[:1]) - add_up(x[:1]))
 
 
 def test_frozen_parameters_are_neither_trained_nor_sent():

@@ -811,17 +811,27 @@ class IsolatedModel:
 
     @property
     def keeps_factors(self) -> bool:
-        """Whether `factor_block` writes no matrix out."""
+        """Whether `factor_blocks` writes no matrix out."""
         return bool(getattr(self.own_model, "keeps_factors", False))
 
-    def factor_block(self, params: Arrays, x: Floats, y: Any) -> Products | None:
-        """Return the gradients of some samples from code of ours that computes each alone.
+    def factor_blocks(self, params: Arrays, x: Floats, y: Any) -> Iterator[Floats | Products]:
+        """Yield the gradients of some samples, as factors where code of ours has found them.
 
-        None for other models, and where samples need copies of their own after all.
+        In which form a sample comes depends on this sample alone: both forms are not rounded alike,
+        and so no sample may decide for another.
         """
         factor: Any = getattr(self.own_model, "factor_gradients", None)
-        found: Products | None = None if factor is None else factor(params, x, y)
-        return found
+        if factor is None:
+            yield self.gradient_block(params, x, y)
+            return
+        found, is_alike = factor(params, x, y)
+        start = 0
+        for i in [*np.flatnonzero(~is_alike), len(y)]:
+            if start < i:
+                yield found.take_rows(start, i)
+            if i < len(y):
+                yield self.gradient_block(params, x[i : i + 1], y[i : i + 1])
+            start = i + 1
 
     def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Floats:
         """Return the gradients of some samples, NaN where the code fails."""
@@ -884,22 +894,18 @@ def gradient_blocks(
     Those of dense layers are not written out. Numbers below 2⁻²⁵⁰ count as 0: products of them
     would be subnormal, and the time that takes would tell of the sample.
     """
-    model, start = _find_code(form, own_model), 0
+    model = _find_code(form, own_model)
     params = {name: flush_tiny(leaf) for name, leaf in params.items()}
     factors = sum(sum(leaf.shape) for leaf in params.values())
-    keeps_factors, factor = model.keeps_factors, getattr(model, "factor_block", None)
-    while start < len(y):
-        numbers = factors if keeps_factors else _count(params)
-        rows = rows_per_block(numbers * max(1, form.rows_per_person))
+    numbers = factors if model.keeps_factors else _count(params)
+    rows = rows_per_block(numbers * max(1, form.rows_per_person))
+    for start in range(0, len(y), rows):
         chunk, labels = flush_tiny(x[start : start + rows]), y[start : start + rows]
         with np.errstate(all="ignore"):
-            block = None if factor is None else factor(params, chunk, labels)
-            if block is None and factor is not None:  # written out from here on, in smaller blocks
-                keeps_factors, factor = False, None
-                continue
-            block = model.gradient_block(params, chunk, labels) if block is None else block
-        yield block
-        start += rows
+            if isinstance(model, IsolatedModel):
+                yield from model.factor_blocks(params, chunk, labels)
+            else:
+                yield model.gradient_block(params, chunk, labels)
 
 
 def gradient_matrix(

@@ -18,6 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.models.base import (
     Arrays,
@@ -68,18 +71,20 @@ class Custom(JaxModel):
     def predict(self, params: Params, x: Array) -> Array:
         return self.decide(self.apply(params, x))
 
-    def factor_gradients(self, params: Arrays, x: Floats, y: Any) -> Products:
+    def factor_gradients(
+        self, params: Arrays, x: Floats, y: Any
+    ) -> tuple[Products, NDArray[np.bool_]]:
         """Return every sample's gradient in float64, each computed alone by one compiled loop.
 
         The functions are traced once, so that nothing of one sample can reach another; outer
-        products of dense layers are not written out.
+        products of dense layers are not written out. All samples have such factors.
         """
         with jax.enable_x64(True):
             tree, rows = self.unflatten(params), (jnp.asarray(x), jnp.asarray(y))
             found = jax.device_get(clipping.compute_factors_alone(self, tree, *rows))
         names = list(flatten_parameters(tree))
         pieces = dict(zip(names, found, strict=True))
-        return Products(tuple(pieces[name] for name in sorted(names)))
+        return Products(tuple(pieces[name] for name in sorted(names))), np.ones(len(x), bool)
 
 
 def custom(

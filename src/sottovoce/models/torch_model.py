@@ -277,25 +277,26 @@ class TorchModel(Model):
         matrices = {name for name, leaf in self._trained.items() if leaf.ndim > 1}
         return bool(found) and all(matrices <= names for names in found)
 
-    def factor_gradients(self, params: Arrays, x: Floats, y: Any) -> Products | None:
+    def factor_gradients(
+        self, params: Arrays, x: Floats, y: Any
+    ) -> tuple[Products, NDArray[np.bool_]]:
         """Return every sample's gradient, each computed alone; outer products are not written out.
 
-        A sample that the module fails on has NaN. None where the module treats samples in different
-        ways or has changed its own parameters or buffers: then samples must have their own copies.
+        A sample that the module fails on has NaN. The second value is which samples made the calls
+        of the survey; a gradient of any other has no such factors, and is to be written out.
         """
         layout = self.survey(x.shape[1], np.asarray(y).dtype)
-        pieces, are_alike = self._differentiate_alone(layout, layout.vector_calls, params, x, y)
-        return Products(tuple(pieces)) if are_alike and self._is_unchanged(params) else None
+        pieces, is_alike = self._differentiate_alone(layout, layout.vector_calls, params, x, y)
+        return Products(tuple(pieces)), is_alike
 
     def _differentiate_alone(
         self, layout: LayerCalls, calls: Sequence[LayerCall], params: Arrays, x: Floats, y: Any
-    ) -> tuple[list[tuple[Floats, Floats]], bool]:
+    ) -> tuple[list[tuple[Floats, Floats]], NDArray[np.bool_]]:
         """Return the gradients of each row alone by every parameter as factors.
 
-        The second value is whether every row made these calls.
+        The second value is which rows made these calls.
         """
-        trained, are_alike = self._trained, True
-        names = {id(trained[call.weight]) for call in calls}
+        trained, is_alike = self._trained, np.ones(len(x), bool)
         shared = [call.bias for call in layout.calls]
         biases = {
             call.bias: i
@@ -309,12 +310,13 @@ class TorchModel(Model):
         leaves = [np.full((len(x), trained[name].numel()), np.nan) for name in written]
         kind = torch.float64
         zeros = [torch.zeros(call.outputs, dtype=kind, requires_grad=True) for call in calls]
-        sources = [*zeros, *(trained[name] for name in written)]
-        for i, (row, label) in enumerate(self._load_rows(params, x, y)):
-            recorder = _Recorder(names, zeros)
+        for i, (module, row, label) in enumerate(self._load_rows(params, x, y)):
+            leaf = dict(module.named_parameters())
+            recorder = _Recorder({id(leaf[call.weight]) for call in calls}, zeros)
+            sources = [*zeros, *(leaf[name] for name in written)]
             try:
                 with recorder:
-                    scores = self._module(*self._arrange(row))
+                    scores = module(*self._arrange(row))
                 loss = self._compute_losses(scores, label)[0]
                 found = torch.autograd.grad(loss, sources, materialize_grads=True)
             except KeyboardInterrupt:
@@ -322,7 +324,7 @@ class TorchModel(Model):
             except BaseException:  # an exit that a sample causes would tell of it, too
                 continue
             if recorder.shapes != [call.inputs for call in calls]:
-                are_alike = False
+                is_alike[i] = False
                 continue
             for target, source in zip([*errors, *leaves], found, strict=True):
                 target[i] = source.numpy().reshape(-1)
@@ -336,42 +338,57 @@ class TorchModel(Model):
                 pieces.append((ones, errors[biases[name]]))
             else:
                 pieces.append((ones, leaves[written.index(name)]))
-        return pieces, are_alike
+        return pieces, is_alike
 
     def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
         """Return the loss of every sample, each computed alone."""
         with torch.no_grad():
             losses = [
-                self._compute_losses(self._module(*self._arrange(row)), label)
-                for row, label in self._load_rows(params, x, y)
+                self._compute_losses(module(*self._arrange(row)), label)
+                for module, row, label in self._load_rows(params, x, y)
             ]
         return np.asarray(torch.cat(losses).numpy(), dtype=np.float64)
 
-    def _load_rows(self, params: Arrays, x: Any, y: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        """Copy the parameters into the module, and yield each row and label as a batch of one."""
+    def _load_rows(
+        self, params: Arrays, x: Any, y: Any
+    ) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+        """Yield each row and label as a batch of one, with a module of its own.
+
+        What a module writes to parameters, buffers, attributes or torch's generator while it
+        computes one row must not reach another: a row that did would move more than its own share.
+        """
+        loaded = copy.deepcopy(self._module)
+        leaves = dict(loaded.named_parameters())
         with torch.no_grad():
-            for name, leaf in self._trained.items():
-                leaf.copy_(torch.tensor(np.asarray(params[name], np.float64)))
-            for constant, first in self._constants.values():
-                constant.copy_(first)
+            for name in self._trained:
+                leaves[name].copy_(torch.tensor(np.asarray(params[name], np.float64)))
         labels = torch.from_numpy(np.array(y, _label_type(y)))
-        for i in range(len(labels)):
-            # A copy of its own is aligned alike whatever its position, and nobody else's.
-            row = torch.from_numpy(np.array(x[i : i + 1], np.float64))
-            yield row.clone(), labels[i : i + 1].clone()
+        # Copies of tensors lie where those of the row before did: new memory takes far longer.
+        held = [
+            (leaf, leaf.detach().clone())
+            for leaf in (*loaded.parameters(), *loaded.buffers())
+            if type(leaf) in (nn.Parameter, Tensor)
+        ]
+        drawn = torch.get_rng_state()
+        try:
+            for i in range(len(labels)):
+                torch.default_generator.manual_seed(0)
+                copies: dict[int, Any] = {}
+                for leaf, place in held:
+                    fresh = place.copy_(leaf.detach()).detach()
+                    is_leaf = isinstance(leaf, nn.Parameter)
+                    copies[id(leaf)] = nn.Parameter(fresh, leaf.requires_grad) if is_leaf else fresh
+                # A copy of its own is aligned alike whatever its position, and nobody else's.
+                row = torch.from_numpy(np.array(x[i : i + 1], np.float64))
+                yield copy.deepcopy(loaded, copies), row.clone(), labels[i : i + 1].clone()
+        finally:
+            torch.set_rng_state(drawn)
 
     @cached_property
-    def _constants(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Buffers and frozen parameters of the module, and copies of them."""
+    def _constants(self) -> Tensors:
+        """Buffers and frozen parameters of the module."""
         named = [*self._module.named_buffers(), *self._module.named_parameters()]
-        return {k: (leaf, leaf.clone()) for k, leaf in named if k not in self._trained}
-
-    def _is_unchanged(self, params: Arrays) -> bool:
-        fixed = [
-            np.array_equal(leaf.detach().numpy(), np.asarray(params[name], np.float64), True)
-            for name, leaf in self._trained.items()
-        ]
-        return all(fixed) and all(torch.equal(*pair) for pair in self._constants.values())
+        return {name: leaf for name, leaf in named if name not in self._trained}
 
     # What a module does with a row.
 
@@ -386,14 +403,15 @@ class TorchModel(Model):
         return self._layouts[key]
 
     def _survey(self, width: int, is_number: bool) -> LayerCalls:
-        trained = self._trained
+        module = copy.deepcopy(self._module)  # no call may change the one that others are made of
+        named = dict(module.named_parameters())
+        trained = {name: named[name] for name in self._trained}
         mode = _Survey({id(leaf): name for name, leaf in trained.items()})
         row = torch.zeros(1, width, dtype=torch.float64)
         label = torch.zeros(1, dtype=torch.float64 if is_number else torch.int64)
-        constants = self._constants
         try:
             with mode:
-                scores = self._module(*self._arrange(row))
+                scores = module(*self._arrange(row))
             loss = self._compute_losses(scores, label)[0]
             found: Any = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         except InputError:
@@ -408,8 +426,9 @@ class TorchModel(Model):
             if leaf is None:
                 bound, remedy = "used by the loss", "freeze it with requires_grad_(False)"
                 raise InputError.of("every trainable parameter", name, bound, remedy)
-        for name, pair in constants.items():
-            if not torch.equal(*pair):
+        after = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+        for name, constant in self._constants.items():
+            if name not in after or not torch.equal(after[name], constant):
                 remedy = "keep nothing of a sample in it"
                 raise InputError.of("every buffer", name, "unchanged by forward", remedy)
         kinds: dict[str, set[Any]] = {}
@@ -485,6 +504,7 @@ class TorchModel(Model):
         like = next(iter(tensors.values()))
         zeros = [like.new_zeros(call.outputs) for call in layout.calls]
         leaves = {name: tensors[name] for name in layout.written}
+        module = copy.deepcopy(self._module)
 
         def compute_loss(
             zeros: list[Tensor], leaves: Tensors, row: Tensor, label: Tensor
@@ -492,7 +512,7 @@ class TorchModel(Model):
             recorder = _Recorder(names, zeros)
             with recorder:
                 given = self._arrange(row[None])
-                scores = functional_call(self._module, tensors | leaves, given)
+                scores = functional_call(module, tensors | leaves, given)
             if recorder.shapes != [call.inputs for call in layout.calls]:
                 raise InputError(
                     "the torch module must call the same layers for every row in a simulation; "
@@ -536,7 +556,7 @@ class TorchModel(Model):
         if key not in self._fixed:
             self._fixed[key] = {
                 name: leaf.detach().to(place, kind if leaf.is_floating_point() else leaf.dtype)
-                for name, (_, leaf) in self._constants.items()
+                for name, leaf in self._constants.items()
             }
         moved = {
             name: torch.tensor(np.asarray(params[name])).to(place, kind) for name in self._trained
@@ -571,13 +591,13 @@ class TorchModel(Model):
 
     def _apply(self, params: Arrays, x: Any, y: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield scores and labels of some rows at a time."""
-        tensors = self._move_tensors(params)
+        tensors, module = self._move_tensors(params), copy.deepcopy(self._module)
         sample = next(iter(tensors.values()))
         for start in range(0, len(x), EVALUATED_ROWS):
             chunk = slice(start, start + EVALUATED_ROWS)
             rows, labels = self._move_rows(x[chunk], y[chunk], sample.dtype, sample.device)
             with torch.no_grad():
-                yield functional_call(self._module, tensors, self._arrange(rows)), labels
+                yield functional_call(module, tensors, self._arrange(rows)), labels
 
 
 def _build_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
