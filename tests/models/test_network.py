@@ -47,7 +47,15 @@ class Summed(torch.nn.Module):  # a sample gets a little of those before it
         x = x.flatten(1)
         return x + 1e-6 * x.cumsum(0)
 
-ranged, summed = Ranged(), Summed()
+class Words(torch.nn.Module):  # knows ten of them, and fails on any other
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 4).requires_grad_(False)
+
+    def forward(self, x):
+        return self.table(x.long()).flatten(1)
+
+ranged, summed, words = Ranged(), Summed(), Words()
 number = 3
 """
 
@@ -92,6 +100,17 @@ def test_a_sample_has_its_features_in_any_company(modules):
         spoilt[::2] = np.nan
         assert np.array_equal(whole[1::2], lens.apply(spoilt)[1::2])
         assert np.abs(whole[:9] - lens.apply(x[:9])).max() < 1e-4
+
+
+@pytest.mark.parametrize("project", [None, 16])
+def test_a_sample_that_a_network_fails_on_counts_as_nothing_and_tells_nobody(modules, project):
+    lens, x = build_network(f"{modules}words", (64,), project=project), draw(150) * 10
+    whole = lens.apply(x)
+    x[70, 3] = 10
+    spoilt, others = lens.apply(x), np.arange(150) != 70
+    assert np.isnan(spoilt[70]).all()
+    assert np.array_equal(whole[others], spoilt[others])
+    assert np.isnan(lens.apply(x[70:71])).all()
 
 
 def test_a_projection_is_fixed_by_its_seed_and_keeps_distances():

@@ -97,7 +97,7 @@ class Network:
         starts = range(0, len(x), BATCH)
         for start in _track(starts) if len(x) > 8 * BATCH else starts:
             chunk = np.asarray(x[start : start + BATCH], np.float32)
-            raw = network.run_padded(chunk.reshape(len(chunk), *self.shape))
+            raw = network.run_or_fail(chunk.reshape(len(chunk), *self.shape))
             if self.project:
                 raw = raw @ _draw_projection(raw.shape[1], self.project, self.project_seed)
             found[start : start + BATCH] = centre_and_scale(raw, NORM)
@@ -216,6 +216,29 @@ class OpenNetwork:
             padded[: len(chunk)] = chunk
             found.append(np.asarray(self.run(padded), np.float32)[: len(chunk)])
         return np.concatenate(found).reshape(len(samples), -1)
+
+    def run_or_fail(self, samples: Floats) -> Floats:
+        """Return the output of every sample of a batch; NaN for one that the network fails on.
+
+        An error that one sample causes would tell of it. The others are then computed again, each
+        at its place in a batch of zeros, which changes no bit of them.
+        """
+        try:
+            return self.run_padded(samples)
+        except Exception:  # the network's own code may raise anything
+            found: list[Floats | None] = []
+            for i in range(len(samples)):
+                alone = np.zeros_like(samples)
+                alone[i] = samples[i]
+                try:
+                    found.append(self.run_padded(alone)[i])
+                except Exception:
+                    found.append(None)
+        known = next((row for row in found if row is not None), None)
+        if known is None:
+            known = self.run_padded(np.zeros_like(samples[:1]))[0]
+        none = np.full_like(known, np.nan)
+        return np.stack([none if row is None else row for row in found])
 
 
 def open_network(source: str) -> OpenNetwork:
