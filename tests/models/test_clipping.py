@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.errors import InputError
-from sottovoce.models import clipping
+from sottovoce.models import base, clipping
 from sottovoce.models.base import sample_losses
 from sottovoce.models.clipping import clipped_sum
 from sottovoce.models.cnn import Cnn
@@ -373,3 +373,25 @@ def test_dense_layers_of_a_custom_model_are_found_and_clipped_as_if_written_out(
     x[3] = 0.5  # another row changes no bit of these
     again = model.factor_gradients(params, x, y)[0].write_out()
     np.testing.assert_array_equal(again[others], block[others])
+
+
+def test_a_row_that_the_host_fails_on_counts_as_nothing_and_tells_nobody():
+    """An error would be an answer that this row alone causes; the others keep every bit."""
+
+    def read(x):
+        if np.max(x) > 50:
+            raise ValueError("this row")
+        return np.asarray(x)
+
+    def apply(w, x):
+        return jax.pure_callback(read, jax.ShapeDtypeStruct(x.shape, x.dtype), x) @ w["a"]
+
+    model = custom(lambda key: {"a": jnp.ones((4, 3))}, apply, lambda s, y: jnp.sum(s, -1) ** 2)
+    params = {name: np.asarray(leaf, np.float64) for name, leaf in model.draw_parameters(0).items()}
+    x, y = np.random.default_rng(0).standard_normal((11, 4)), np.zeros(11, np.int64)
+    form = base.Form("own", (4,), 3)
+    clean = base.gradient_matrix(form, params, x, y, model)
+    x[[2, 7]] = 99
+    dirty, others = base.gradient_matrix(form, params, x, y, model), [0, 1, 3, 4, 5, 6, 8, 9, 10]
+    np.testing.assert_array_equal(dirty[others], clean[others])
+    assert np.isnan(dirty[[2, 7]]).all()

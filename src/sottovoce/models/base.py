@@ -820,18 +820,32 @@ class IsolatedModel:
         In which form a sample comes depends on this sample alone: both forms are not rounded alike,
         and so no sample may decide for another.
         """
-        factor: Any = getattr(self.own_model, "factor_gradients", None)
-        if factor is None:
+        if not hasattr(self.own_model, "factor_gradients"):
             yield self.gradient_block(params, x, y)
             return
-        found, is_alike = factor(params, x, y)
-        start = 0
-        for i in [*np.flatnonzero(~is_alike), len(y)]:
-            if start < i:
-                yield found.take_rows(start, i)
-            if i < len(y):
-                yield self.gradient_block(params, x[i : i + 1], y[i : i + 1])
-            start = i + 1
+        factor: Any = self.own_model.factor_gradients
+        ranges = [(0, len(y))]
+        while ranges:
+            start, stop = ranges.pop()
+            try:
+                found, is_alike = factor(params, *_keep_range(x, y, start, stop))
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # of a sample that the code fails on: NaN, as in a block
+                if (start, stop) == (0, len(y)):
+                    factor(params, np.zeros_like(x), np.zeros_like(y))  # or of any: raised again
+                middle = (start + stop) // 2
+                if middle == start:
+                    yield np.full((1, _count(params)), np.nan)
+                else:
+                    ranges += [(middle, stop), (start, middle)]
+                continue
+            for i in [*np.flatnonzero(~is_alike[start:stop]) + start, stop]:
+                if start < i:
+                    yield found.take_rows(start, i)
+                if i < stop:
+                    yield self.gradient_block(params, x[i : i + 1], y[i : i + 1])
+                start = i + 1
 
     def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Floats:
         """Return the gradients of some samples, NaN where the code fails."""
@@ -976,6 +990,12 @@ def multiply_rows(x: Floats, w: Floats) -> Floats:
 
 def _count(params: Arrays) -> int:
     return sum(leaf.size for leaf in params.values())
+
+
+def _keep_range(x: Floats, y: Any, start: int, stop: int) -> tuple[Floats, Any]:
+    """Return as many samples as given, zeros but for a range: one program computes all of them."""
+    is_kept = (np.arange(len(y)) >= start) & (np.arange(len(y)) < stop)
+    return np.where(is_kept[:, None], x, 0), np.where(is_kept, y, 0)
 
 
 def _copy_all(params: Arrays) -> Arrays:
