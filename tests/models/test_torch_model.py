@@ -159,6 +159,20 @@ class Tied(torch.nn.Module):
         return torch.nn.functional.linear(hidden, self.table.weight)[:, :3] * self.scale
 
 
+class Vector(torch.nn.Module):
+    """A vector that is a bias and a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 6, bias=False)
+        self.vector, self.head = torch.nn.Parameter(torch.ones(6)), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = torch.nn.functional.linear(x, self.layer.weight, self.vector)
+        along = torch.nn.functional.linear(x.reshape(len(x), 1, 6).repeat(1, 2, 1), self.vector)
+        return self.head(torch.tanh(hidden)) * torch.tanh(along).sum(1, keepdim=True)
+
+
 def sequence(*layers):
     return lambda: torch.nn.Sequential(*(layer() for layer in layers))
 
@@ -197,6 +211,7 @@ LAYERS = {
     "attention": Attention,
     "transformer block": Tokens,
     "shared": Tied,
+    "vector": Vector,
     "recurrent": lambda: Recurrent(),
 }  # fmt: skip
 

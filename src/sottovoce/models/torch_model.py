@@ -174,10 +174,11 @@ def _name_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _is_product(given: Mapping[str, Any]) -> bool:
+    is_matrix = given["weight"].ndim > 1  # a vector may be a bias elsewhere
     is_plain = given.get("groups", 1) == 1 and not isinstance(given.get("padding"), str)
     scaled = given.get("scaled") or given.get("scale_grad_by_freq") or given.get("sparse")
     has_padding = (given.get("padding_idx") or 0) >= 0  # a negative one counts from the end
-    return is_plain and not scaled and given.get("max_norm") is None and has_padding
+    return is_matrix and is_plain and not scaled and given.get("max_norm") is None and has_padding
 
 
 @final
