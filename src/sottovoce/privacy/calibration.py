@@ -161,7 +161,7 @@ def bound_epsilon(delta: ArrayLike, mu2: ArrayLike) -> Floats:
     docs/proofs.md, (c) and (e): ε(δ·(1 − x − 1e-9), μ) + x, x = (2³⁰ + 400)·μ²/2⁶⁵.
 
     >>> float(bound_epsilon(1e-3, gaussian.mu(4.0, 1e-3) ** 2 / 50).round(4))
-    0.3788
+    0.3787
     """
     mu2 = np.asarray(mu2, dtype=np.float64)
     lost = (MOST_PARAMETERS + _SPARE_PARAMETERS) * mu2 / _GRID
