@@ -245,7 +245,7 @@ def test_the_words_of_a_headline() -> None:
 
     assert words("auroc", 0.79, 0.5, 0.03) == "AUROC 0.790 (always the most frequent class: 0.500)"
     assert words("auroc", 0.79, 0.5, 0.03, only="no").endswith(
-        "but it says 'no' to every test row: choose a threshold"
+        "but it says 'no' to every test row: choose a --threshold"
     )
     assert words("auroc", 0.54, 0.5, 0.03).startswith(
         "no better than always saying 'no', within the noise of 240 test rows: AUROC 0.540"

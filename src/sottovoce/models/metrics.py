@@ -469,7 +469,7 @@ def describe_headline(
         return f"no {TITLES[metric]}: scores are not finite, or the {rows:,} test rows all alike"
     words = f"{TITLES[metric]} {numbers[0]} ({describe_constant(metric)}: {numbers[1]})"
     if measured.is_better(metric):
-        always = f", but it says '{only}' to every test row: choose a threshold"
+        always = f", but it says '{only}' to every test row: choose a --threshold"
         return words + (always if only is not None else "")
     saying = "the mean" if metric in REGRESSION_METRICS else f"'{most_frequent}'"
     seems = Measured(measured.value, measured.baseline, 0.0).is_better(metric)
