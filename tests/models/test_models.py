@@ -32,6 +32,7 @@ def test_every_registered_model_is_built_with_named_parameters():
         "softmax": {"w", "b"},
         "mlp": {"w1", "b1", "w2", "b2"},
         "cnn": {"kernel", "bias", "w", "b"},
+        "least-squares": {"moments"},
     }
     assert set(names) == set(MODELS)
     for name, keys in names.items():
@@ -54,7 +55,7 @@ def test_defaults_are_the_papers_where_it_names_them():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tree", {}, "model name must be one of svm, softmax, mlp, cnn, got 'tree'"),
+        ("tree", {}, "model name must be one of svm, softmax, mlp, cnn, least-squares, got 'tree'"),
         ("svm", {"classes": 3}, "classes must be 2 for the model svm, got 3"),
         ("svm", {"hidden": 3}, "hidden must be absent for the model svm, got 3"),
         ("svm", {"kappa": -0.1}, "kappa must be a number ≥ 0, got -0.1"),

@@ -55,9 +55,9 @@ from support.vault_steps import STEPS
 
 HORIZON = 40  # rounds of one vault; then a new one begins
 MOMENTS = [step for step in STEPS if step.startswith(("reserve", "store"))]
-STORE = "vault.store(reserved, upload.blob)\n        return upload.blob\n"
+STORE = "vault.store(reserved, upload.blob)\n            return upload.blob\n"
 RESERVE = "reserved = vault.reserve(\n"
-LATER = "SENT(upload.blob)\n        vault.store({}, upload.blob)\n        return b''\n"
+LATER = "SENT(upload.blob)\n            vault.store({}, upload.blob)\n            return b''\n"
 
 
 def ledger_after_send() -> ModuleType:
@@ -65,7 +65,7 @@ def ledger_after_send() -> ModuleType:
     module = mutated(
         "sottovoce.client.device",
         RESERVE,
-        "reserved = Later(receipt=vault.receipt())\n        book = lambda: vault.reserve(\n",
+        "reserved = Later(receipt=vault.receipt())\n            book = lambda: vault.reserve(\n",
         (STORE, LATER.format("book()")),
     )
     module.Later = SimpleNamespace  # type: ignore[attr-defined]

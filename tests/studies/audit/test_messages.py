@@ -218,7 +218,7 @@ def test_the_audit_finds_a_reused_key(monkeypatch):
         "algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))",
         "algorithms.AES(bytes(32)), modes.CTR(bytes(16))",
     )
-    monkeypatch.setattr(release, "secure", fixed)
+    monkeypatch.setattr(release, "secure_noise", fixed)
     assert measure(AuditSetting(12.0, 1e-5, RECIPE), 200).contradicts
 
 

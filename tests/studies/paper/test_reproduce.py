@@ -332,7 +332,8 @@ def test_a_folder_of_neither_kind_has_no_page(tmp_path):
 def test_the_command_lists_refuses_and_prints_claims(tmp_path):
     listed = run_command("reproduce")
     assert listed.returncode == 0
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == [*FIGURES, "all", "frontier"]
+    names = [line.split()[0] for line in listed.stdout.splitlines()]
+    assert names == [*FIGURES, "all", "frontier", "horizon"]
     bad = run_command("reproduce", "fig1", "--out", str(tmp_path / "x"))
     assert bad.returncode == 2
     assert bad.stderr.count("\n") == 1
