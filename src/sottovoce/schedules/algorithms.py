@@ -39,16 +39,8 @@ from sottovoce.schedules.base import Progress, Round, require_rounds
 
 
 @dataclass(frozen=True)
-class FixedRounds:
-    """Exactly `rounds` rounds, whatever the losses.
-
-    >>> schedule = FixedRounds(rounds=2)
-    >>> progress = schedule.advance(schedule.start(2.3), 2.1)
-    >>> schedule.round(progress)
-    Round(t=1, horizon=2, scale=1.0, spread=None)
-    >>> schedule.round(schedule.advance(progress, 2.0)) is None
-    True
-    """
+class _AnnouncedRounds:
+    """Rounds that no loss changes, once their number is announced."""
 
     rounds: int
 
@@ -73,6 +65,19 @@ class FixedRounds:
     def advance(self, progress: Progress, loss: float) -> Progress:
         """Count one more round."""
         return replace(progress, done=progress.done + 1)
+
+
+@dataclass(frozen=True)
+class FixedRounds(_AnnouncedRounds):
+    """Exactly `rounds` rounds, whatever the losses.
+
+    >>> schedule = FixedRounds(rounds=2)
+    >>> progress = schedule.advance(schedule.start(2.3), 2.1)
+    >>> schedule.round(progress)
+    Round(t=1, horizon=2, scale=1.0, spread=None)
+    >>> schedule.round(schedule.advance(progress, 2.0)) is None
+    True
+    """
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,7 @@ REACH = 4  # candidates on either side that a forecast is smoothed over
 
 
 @dataclass(frozen=True)
-class ForecastRounds:
+class ForecastRounds(_AnnouncedRounds):
     """As many of at most `rounds` rounds as a forecast on public rows finds best.
 
     `server.forecast` trains on the server's public rows alone, once for each of `candidates`, with
@@ -225,11 +230,6 @@ class ForecastRounds:
     >>> ForecastRounds(rounds=100).candidates
     (12, 18, 25, 35, 50, 71, 100)
     """
-
-    rounds: int
-
-    def __post_init__(self) -> None:
-        require_rounds(self.rounds)
 
     @property
     def candidates(self) -> tuple[int, ...]:
@@ -261,25 +261,6 @@ class ForecastRounds:
             parabola = np.stack([near, near * (steps - i), near * (steps - i) ** 2], axis=1)
             smooth.append(float(np.linalg.lstsq(parabola, near * values, rcond=None)[0][0]))
         return self.candidates[int(np.argmin(np.round(smooth, 12)))]
-
-    @property
-    def steady(self) -> bool:
-        """Whether no loss changes the horizon: always true, for it is chosen before."""
-        return True
-
-    def start(self, loss: float | None) -> Progress:
-        """Start with T = T₀, which `server.forecast` replaces by what it chooses."""
-        return Progress(done=0, horizon=self.rounds)
-
-    def round(self, progress: Progress) -> Round | None:
-        """Return the next of T rounds."""
-        if progress.done >= progress.horizon:
-            return None
-        return Round(t=progress.done, horizon=progress.horizon)
-
-    def advance(self, progress: Progress, loss: float) -> Progress:
-        """Count one more round."""
-        return replace(progress, done=progress.done + 1)
 
 
 @dataclass(frozen=True)

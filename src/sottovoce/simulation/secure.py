@@ -34,7 +34,7 @@ from sottovoce.server import rounds, sum_round
 from sottovoce.server.federation import Federation, build
 from sottovoce.server.rounds import PreparedRound
 from sottovoce.simulation.compiled import BatchRun
-from sottovoce.simulation.streamed import Arrays, HostEngine
+from sottovoce.simulation.streamed import Arrays, AveragingEngine
 
 
 def average_uploads(
@@ -202,7 +202,7 @@ def sum_uploads(
     return sum_round.apply_sum(params, result, unit), replace(prepared, sigma=sigma)
 
 
-class SecureEngine(HostEngine):
+class SecureEngine(AveragingEngine):
     """The engine of one run whose clients make their uploads themselves, with secure noise.
 
     `before_release` receives the state with the round's debits but without the round. A run that is

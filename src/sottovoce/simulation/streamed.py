@@ -1,6 +1,6 @@
 """Engines of one run that go through its rows block by block: streamed, or summed by the model.
 
-`HostEngine` is what they and `secure` share: it prices a round, asks `average` for the mean upload,
+`AveragingEngine`, which `secure` is too, prices a round, asks `average` for the mean upload,
 and applies the server's optimiser. `SummingEngine` simulates a model that is not JAX's, such as a
 PyTorch module, from clipped sums that the model computes itself.
 
@@ -14,6 +14,7 @@ cohort are not read. Noise, optimiser and evaluation are those of `compiled`.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -65,16 +66,10 @@ def is_streamed(held: Holdings) -> bool:
 
 
 class HostEngine:
-    """The engine of one run that makes the mean upload of a round on the host."""
+    """What engines of one run that compute a round on the host have in common."""
 
     def __init__(self, run: BatchRun) -> None:
         self.run = run
-
-    def average(
-        self, paid: PreparedRound, params: Arrays
-    ) -> tuple[Arrays, PreparedRound, float | None]:
-        """Return the mean upload, the round with its noise, and the loss that steers, if known."""
-        raise NotImplementedError
 
     def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
         """Price the next round; return nothing when the run is over."""
@@ -84,6 +79,16 @@ class HostEngine:
     def begin_rounds(self, opened: rounds.RoundsByRun) -> bool:
         """Begin nothing: the host itself computes the round."""
         return False
+
+
+class AveragingEngine(HostEngine, ABC):
+    """The engine of one run that makes the mean upload of a round in numpy."""
+
+    @abstractmethod
+    def average(
+        self, paid: PreparedRound, params: Arrays
+    ) -> tuple[Arrays, PreparedRound, float | None]:
+        """Return the mean upload, the round with its noise, and the loss that steers, if known."""
 
     def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Compute the mean upload of the cohort, and make the next model of it."""
@@ -137,7 +142,7 @@ class StreamedEngine(HostEngine):
         return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, (new, 0, memory)))]
 
 
-class SummingEngine(HostEngine):
+class SummingEngine(AveragingEngine):
     """The engine of simulated noise for a model with clipped sums of its own (`Model`)."""
 
     def average(
