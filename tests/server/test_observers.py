@@ -316,6 +316,8 @@ def test_page_card_and_terminal_say_both(tmp_path: Path) -> None:
             assert words in " ".join(text.split())
         assert ("model_view" in run.record) is not bool(changes)
         assert ("ε alone" in page) is bool(changes)
+        # Of sums an attacker is bounded only while it lacks the noise that others have added.
+        assert ("does not know the noise of the clients" in page) is bool(changes)
 
 
 def test_an_audit_of_sums_is_refused(tmp_path: Path) -> None:
