@@ -700,6 +700,38 @@ def what_a_restore_burns_was_promised_before():
             assert vault.promised.epsilon == 8.0
 
 
+def a_restore_states_the_terms_of_lost_sums():
+    """A backup from before `[policy.sum]`, and lost sums: what holds alone is not stated better."""
+    for proof in ("machine", "receipt", "old receipt", "none"):
+        home = folder()
+        saved = home / "saved" / "ward.vault"
+        saved.parent.mkdir()
+        with machine(home / "one"):
+            place = _vault(home)
+            backup(place, saved)
+            with Vault.open(place, dataset=DATA) as vault:
+                vault.tighten(replace(vault.policy, epsilon=4.0, honest=5, corrupt=1))
+                price = {"units": [FULL // 50], "alone": 5 * (FULL // 50)}
+                paid = vault.reserve("run", 0, "cd" * 32, server="s", facts={}, **price)
+                newest = vault.store(paid, b"masked")
+                true, alone = vault.promised.compute_alone(), vault.alone
+            older = replace(newest, alone=None, promised=None)
+            given = {"receipt": [newest], "old receipt": [older]}.get(proof, [])
+            if proof == "machine":
+                restore(saved)
+        if proof != "machine":
+            with machine(home / "two"):
+                restore(saved, receipts=given, burn_rest=not given)
+        here = machine(home / ("one" if proof == "machine" else "two"))
+        with here, Vault.open(saved, dataset=DATA) as vault:
+            assert (vault.promised.compute_alone() or 0) >= true > 8
+            assert vault.promised.corrupt <= 1
+            assert vault.alone >= alone
+            assert vault.promised.epsilon >= 4.0
+            vault.tighten(replace(vault.policy, honest=1, corrupt=0))
+            assert (vault.promised.compute_alone() or 0) >= true
+
+
 def a_restore_asks_the_machine_too():
     """An older file without its witness, and an operator who errs: the machine knows of more."""
     home = folder()
@@ -770,6 +802,7 @@ LEDGER = [
     an_old_line_is_known_by_its_content, no_gap_is_opened_by_a_lost_line,
     a_budget_tightened_later_limits_what_follows, no_turn_takes_more_than_a_quarter,
     what_a_restore_burns_was_promised_before, a_restore_asks_the_machine_too,
+    a_restore_states_the_terms_of_lost_sums,
     a_receipt_that_says_no_sum_restores_nothing, a_receipt_is_a_line_and_not_a_number,
     a_state_before_a_store_is_not_taken_for_the_newest,
 ]  # fmt: skip

@@ -294,6 +294,20 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (("        if burnt:\n            self.promised = self.promised or self.policy\n", ""),),
     ),
     (
+        "a restored backup keeps its own terms of sums",
+        "client.vault.rebinding",
+        "Terms of sums are free until the first release: a backup of before states (ε, δ) for lost sums as if each upload had all its noise.",
+        "a_restore_states_the_terms_of_lost_sums",
+        (("else _recall_promise(books, unknown)", "else books.policy"),),
+    ),
+    (
+        "without proof the backup's terms of sums are taken for the lost ones",
+        "client.vault.rebinding",
+        "Nobody knows under which terms the first sums were released: only the loosest are true of all.",
+        "a_restore_states_the_terms_of_lost_sums",
+        (("honest=MOST_COUNTED, corrupt=0, epsilon_alone=None)", "corrupt=0)"),),
+    ),
+    (
         "a restore does not ask the machine's own witness",
         "client.vault.rebinding",
         "A pair of vault and witness that was copied and put back is noticed by the machine's witness: left out here, `--restored --nothing-since` gives back all that was spent since.",

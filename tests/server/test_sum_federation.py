@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sottovoce.client import device, messages, sum_protocol
@@ -12,10 +13,12 @@ from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, rebinding
 from sottovoce.client.vault.policy import require_tighter
 from sottovoce.errors import InputError, PolicyRefusal, RoundAnswered, RunError, TankEmpty
+from sottovoce.models.base import Form
 from sottovoce.privacy.tank import FULL
 from sottovoce.server.coordinator import Patience
+from support.devices import ask, kind
 from support.federations import RECORD, go
-from support.in_process import Direct, clients, plan
+from support.in_process import CLASSES, FEATURES, Direct, clients, plan
 from support.sum_rounds import sum_nodes
 
 pytestmark = pytest.mark.slow  # every round debits real vaults, durably
@@ -348,3 +351,20 @@ def test_a_node_file_with_bad_terms_says_so_in_a_sentence(tmp_path):
             )
         (tmp_path / name).write_bytes(kept)
     assert node.sum_files is not None
+
+
+def test_a_node_file_without_its_terms_of_sums_tightens_nothing(tmp_path):
+    """It takes part in no more sums; what was promised stays, and the terms can come back."""
+    (node, *_) = sum_nodes(tmp_path, 3, corrupt=0).values()
+    path = tmp_path / "client-0.toml"
+    text = path.read_text()
+    path.write_text(text[: text.index("[policy.sum]")])
+    form = Form("softmax", (FEATURES,), CLASSES)
+    params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
+    answer = device.answer_request(ask(form=form, params=params).to_blob(), Node.load(path))
+    assert kind(answer) == "upload"
+    path.write_text(text)
+    with Vault.open(node.vault, dataset=None) as vault:
+        assert vault.spent > 0
+        assert (vault.policy.honest, vault.policy) == (2, vault.promised)
+        assert Node.load(path).make_policy(vault.policy.samples, vault.policy) == vault.policy

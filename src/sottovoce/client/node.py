@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client.vault import Policy, fingerprint
-from sottovoce.client.vault.policy import LIMITS
+from sottovoce.client.vault.policy import LIMITS, SUM_TERMS
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import DataError, InputError
 from sottovoce.models import custom
@@ -208,12 +208,14 @@ class Node:
         """Return the file's policy for so many samples.
 
         Limits that the file does not name are those of the vault's policy (`held`): a vault made
-        before there were limits has none until its node file names them.
+        before there were limits has none until its node file names them. So are the terms of sums
+        where there is no [policy.sum]: it then takes part in none, and tightens nothing.
         """
         missing = [key for key in ("epsilon", "delta", "clip") if key not in self.terms]
         if missing:
             raise InputError(f"policy.{missing[0]} is missing in the node file; it has no default")
-        kept = {} if held is None else {name: getattr(held, name) for name in LIMITS}
+        names = (*LIMITS, *(SUM_TERMS if self.sum_files is None else ()))
+        kept = {} if held is None else {name: getattr(held, name) for name in names}
         return Policy(samples=samples, **{**kept, **self.terms})
 
     def read_rows(self) -> Rows:

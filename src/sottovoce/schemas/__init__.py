@@ -364,6 +364,10 @@ class ReceiptEntry(TypedDict):
     hash: Sha256
     spent: Count
     """In units of the first capacity / 2^50."""
+    alone: NotRequired[Count]
+    """The same by this client's own noise alone, whatever others do."""
+    promised: NotRequired[PolicyEntry]
+    """The terms at the first release, where there was one."""
 
 
 class ReleaseEntry(TypedDict):

@@ -122,7 +122,7 @@ class Chest:
             Books().add(first)
             Journal.make(draft, first)
             chain.pass_step("create: committed")
-            made = VaultReceipt(facts["vault"], 1, first.hash, spent=0)
+            made = VaultReceipt(facts["vault"], 1, first.hash, spent=0, alone=0)
             witness.keep_receipt(made)
             witness.write_witness(path, made, "create")
             chain.pass_step("create: witnessed")
@@ -184,7 +184,8 @@ class Chest:
     def receipt(self) -> VaultReceipt:
         """Return the receipt of the last line."""
         books = self.books
-        return VaultReceipt(books.id, books.seq, books.hash, books.spent)
+        proof = books.spent, books.alone, books.promised
+        return VaultReceipt(books.id, books.seq, books.hash, *proof)
 
     def contains(self, reference: LineReference) -> bool:
         """Return whether this ledger has that line, or has paid for the gap it was lost in."""

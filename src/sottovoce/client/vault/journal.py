@@ -321,10 +321,15 @@ class Books:
         burnt = facts["burnt"]
         self._require(type(burnt) is int and 0 <= burnt <= FULL - self.spent, "its units")
         self._require(line.seq > self.seq, "its number")
+        if "policy" in facts:  # of releases that the backup lacks, which were its first
+            self._require(self.promised is None, "its policy")
+            self.policy = Policy.from_json(facts["policy"])
         if burnt:
             self.promised = self.promised or self.policy
+        alone = facts.get("alone", math.ceil(burnt * self.policy.share))
+        self._require(type(alone) is int and alone >= burnt, "its units alone")
         self.spent += burnt
-        self.alone += math.ceil(burnt * self.policy.share)
+        self.alone += alone
         self.burnt += burnt
         self.inode = int(facts["inode"])
         self.restored = line.seq

@@ -34,6 +34,7 @@ MOST_ROUNDS = 10**9
 MOST_STEPS = 1000  # of one turn: each is priced, drawn and noted
 _NO_LIMIT = 2**62
 LIMITS = ("run_share", "server_share", "max_work", "max_bytes")  # what `[policy.limits]` names
+SUM_TERMS = ("honest", "corrupt", "epsilon_alone")  # likewise `[policy.sum]`
 # What a vault allowed before its policy had these keys.
 _BEFORE = {
     **{"max_steps": MOST_STEPS, "run_share": 1.0, "server_share": 1.0},

@@ -1,9 +1,9 @@
 """Receipts, and the witness beside a vault: how an older copy is recognised.
 
-A receipt says how far a ledger had come: its last line's number and hash, and what was spent by
-then. The witness is the newest receipt in a separate file (NAME.witness), which is replaced as a
-whole after every write of the vault. A vault may be one write ahead of its witness (after a crash
-between the two), never behind it.
+A receipt says how far a ledger had come: its last line's number and hash, what was spent by then,
+and what was promised for it. The witness is the newest receipt in a separate file (NAME.witness),
+which is replaced as a whole after every write of the vault. A vault may be one write ahead of its
+witness (after a crash between the two), never behind it.
 
 Old copies of both files fit each other. Therefore the machine keeps a second witness in its state
 folder, by the vault's id, and a vault's identity rests on it: every line has a random salt, so that
@@ -33,6 +33,7 @@ from typing import Any, Literal, Protocol, Self
 
 from sottovoce.client.vault import chain
 from sottovoce.client.vault.chain import encode_canonical, is_hash
+from sottovoce.client.vault.policy import MOST_COUNTED, Policy
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.tank import FULL
 
@@ -75,7 +76,7 @@ class LineReference(Protocol):
 
 @dataclass(frozen=True)
 class VaultReceipt:
-    """How far a ledger had come. `spent` is known to the client's side only.
+    """How far a ledger had come. What follows the hash is known to the client's side only.
 
     >>> VaultReceipt("ab" * 16, 3, "cd" * 32, spent=5).to_json().keys()
     dict_keys(['vault', 'seq', 'hash'])
@@ -85,6 +86,8 @@ class VaultReceipt:
     seq: int
     hash: str
     spent: int | None = None  # units of 2⁵⁰, all runs together
+    alone: int | None = None  # the same by this client's own noise, whatever others do
+    promised: Policy | None = None  # at the first release, whose terms of sums a backup may lack
 
     def __post_init__(self) -> None:
         if not isinstance(self.vault, str) or not 1 <= len(self.vault) <= 64:
@@ -93,8 +96,10 @@ class VaultReceipt:
             raise InputError.of("receipt.seq", self.seq, "a whole number ≥ 1", "copy it whole")
         if not is_hash(self.hash):
             raise InputError.of("receipt.hash", self.hash, "64 hex digits", "copy it whole")
-        if self.spent is not None and (type(self.spent) is not int or not 0 <= self.spent <= FULL):
-            raise InputError.of("receipt.spent", self.spent, "from 0 to 2^50", "copy it whole")
+        for name, most in (("spent", FULL), ("alone", MOST_COUNTED * FULL)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value <= most):
+                raise InputError.of(f"receipt.{name}", value, f"from 0 to {most}", "copy it whole")
 
     def to_json(self) -> dict[str, Any]:
         """Return what leaves with an answer: number and hash, not what is spent."""
@@ -102,7 +107,10 @@ class VaultReceipt:
 
     def to_proof(self) -> dict[str, Any]:
         """Return all of it, for the client's own files."""
-        return {"schema": _SCHEMA, **self.to_json(), "spent": self.spent}
+        promised = None if self.promised is None else self.promised.to_json()
+        later = {"alone": self.alone, "promised": promised}  # older receipts have neither
+        known = {name: value for name, value in later.items() if value is not None}
+        return {"schema": _SCHEMA, **self.to_json(), "spent": self.spent, **known}
 
     @classmethod
     def from_json(cls, data: object) -> Self:
@@ -110,13 +118,19 @@ class VaultReceipt:
         if not isinstance(data, Mapping):
             raise InputError.of("receipt", data, "an object", "copy the receipt whole")
         keys = {"vault", "seq", "hash"}
-        if not keys <= data.keys() <= keys | {"spent", "schema"}:
+        if not keys <= data.keys() <= keys | {"spent", "alone", "promised", "schema"}:
             raise InputError.of(
                 "receipt", sorted(map(str, data)), "vault, seq, hash (and spent)", "copy it whole"
             )
         if data.get("schema", _SCHEMA) != _SCHEMA:
             raise InputError.of("receipt.schema", data["schema"], _SCHEMA, "copy it whole")
-        return cls(data["vault"], data["seq"], data["hash"], data.get("spent"))
+        promised = data.get("promised")
+        if promised is not None:
+            if not isinstance(promised, Mapping):
+                raise InputError.of("receipt.promised", promised, "a policy", "copy it whole")
+            promised = Policy.from_json(promised)
+        spent, alone = data.get("spent"), data.get("alone")
+        return cls(data["vault"], data["seq"], data["hash"], spent, alone, promised)
 
     @classmethod
     def parse(cls, text: str) -> Self:
