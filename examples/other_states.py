@@ -29,15 +29,15 @@ PLAN = Plan(
 )
 
 
-def other_states(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the two states and their labels."""
+def read_other_states(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read the rows of the two states, and their labels."""
     parts = [parse_acs((folder / name).read_bytes(), file=name) for name in FILES]
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
 def main() -> None:
     """Rehearse for each ε named."""
-    rows = other_states(Path(os.environ["SOTTOVOCE_DATA"]) / "acs")
+    rows = read_other_states(Path(os.environ["SOTTOVOCE_DATA"]) / "acs")
     for epsilon in map(float, sys.argv[1:] or ["1"]):
         found = rehearse(PLAN.replace(**{"privacy.epsilon": epsilon}), public=rows, runs=110)
         print(found.plan.to_toml())
