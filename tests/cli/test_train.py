@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, SIMULATION, _describe_run
+from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, _describe_run
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
 from sottovoce.plan.sections import Model
 from sottovoce.reports import progress
+from sottovoce.reports.progress import SIMULATED
 from support.command_line import run_command as sottovoce
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -41,7 +42,7 @@ def test_train_shows_rounds_result_guarantee_and_files(finished):
     folder, shown = finished
     record = json.loads((folder / "record.json").read_text())
     lines = shown.splitlines()
-    assert lines[0] == SIMULATION
+    assert lines[0] == SIMULATED
     rounds = [line for line in lines if line.startswith("round ")]
     assert len(rounds) == record["result"]["rounds_used"] <= 120
     assert any("T 120 →" in line for line in rounds)  # CRD triggered
@@ -55,7 +56,7 @@ def test_train_shows_rounds_result_guarantee_and_files(finished):
 
 
 def test_what_no_client_would_take_part_in_is_not_called_a_forecast_of_a_deployment():
-    assert _describe_run(Plan()) == SIMULATION
+    assert _describe_run(Plan()) == SIMULATED
     assert _describe_run(Plan(noise="secure")) == SECURE
     for setting, cause in (
         ("privacy.calibration=paper", "the paper's noise is too little"),
@@ -102,7 +103,7 @@ def test_a_refusal_says_nothing_of_the_run_before(tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "")
     done = sottovoce("train", "plan.toml", "--out", "run", "--seed", 1, cwd=tmp_path)
-    assert done.stdout.splitlines()[0] == SIMULATION
+    assert done.stdout.splitlines()[0] == SIMULATED
 
 
 def test_a_large_table_is_announced(tmp_path, monkeypatch):
@@ -153,7 +154,7 @@ def test_quiet_shows_no_rounds_and_the_default_folder_is_new_each_time(tmp_path)
         done = sottovoce("train", "--quiet", "--set", "rounds.rounds=1", cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         assert "round 1" not in done.stdout
-        assert done.stdout.startswith(SIMULATION)
+        assert done.stdout.startswith(SIMULATED)
         assert "files  runs/digits-" in done.stdout
         assert len(list((tmp_path / "runs").iterdir())) == count
 

@@ -102,9 +102,9 @@ def test_the_command_prints_findings_and_ends_in_zero(folder):
         "people.csv: 900 rows, 3 clients (",
         "age: ",
         "outside [0, 100] and are clipped to it",
-        "missing and become the middle of [10, 60] (most at north: ",
+        "empty in this column and are read as the middle of [10, 60] (most at north: ",
         "not among the categories Y, N and become none of them",
-        "judge by AUROC or balanced accuracy",
+        "judge by AUROC or balanced accuracy, and see model.class_weights",
     ):
         assert words in done.output
     found = json.loads(run("check", "plan.toml", "--json").output)
@@ -156,7 +156,7 @@ def test_rows_without_fault_have_nothing_to_warn_of(tmp_path):
 
 def test_a_missing_number_that_is_flagged_needs_no_warning(folder):
     said = run("check", "plan.toml").output
-    assert re.search(r'become the middle of .*%\); with data.missing = "flag" an input', said)
+    assert re.search(r'the middle of .*%\); data.missing = "flag" gives the model an input', said)
     said = run("check", "plan.toml", "--set", "data.missing=flag").output
     assert "bmi: " not in said
     assert re.search(r"^bmi +\d\d\.\d%", said, re.MULTILINE)

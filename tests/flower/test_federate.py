@@ -18,12 +18,12 @@ import pytest
 
 from sottovoce import Plan
 from sottovoce.cli import commands
-from sottovoce.client import sum_protocol
+from sottovoce.client import ledger, sum_protocol
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
 from sottovoce.data import datasets, federated
 from sottovoce.data.federated import load_holdings
-from sottovoce.errors import DataError, FederationError, RunError
+from sottovoce.errors import DataError, FederationError, RunError, VaultRefusal
 from sottovoce.flower import federate, server_app
 from sottovoce.flower.federate import load_plan
 from sottovoce.reports import progress
@@ -154,6 +154,41 @@ def test_sites_keep_their_names_and_their_samples_are_declared(sites, folders, t
         name: len(Node.load(f).read_rows().y) for name, f in zip(folders, files, strict=True)
     }
     assert admitted[folders[0]] > admitted[folders[1]]
+
+
+def test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word(tmp_path):
+    """A second run makes new vaults, and what is promised to a row adds up over both."""
+    table = tmp_path / "t.csv"
+    table.write_text("a,y\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(90)), "utf-8")
+    plan = load_plan(
+        {"data": {"path": str(table), "label": "y", "columns": {"a": [0, 9], "y": ["0", "1"]},
+                  "clients": 2}},
+        [], None,
+    )  # fmt: skip
+    first = [ledger.read_statement(file.parent / "client.vault").vault
+             for file in federate.deal(plan, tmp_path / "one")]  # fmt: skip
+    with pytest.raises(
+        VaultRefusal, match=r"2 vaults of an earlier federate .*one\), and a new run"
+    ):
+        federate.deal(plan, tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+    for file in federate.deal(plan, tmp_path / "two", second_ledger=True):
+        stated = ledger.read_statement(file.parent / "client.vault")
+        assert not stated.only_ledger
+        assert {*first} <= {*stated.other_ledgers}
+    table.write_text(table.read_text("utf-8") + "1,1\n", "utf-8")
+    federate.deal(plan, tmp_path / "three")  # other bytes are another table
+
+
+def test_a_run_says_how_long_it_may_take_and_how_to_shorten_it():
+    short, long = (
+        federate.describe_duration(load_plan(None, [f"rounds.rounds={rounds}"], None))
+        for rounds in (10, 200)
+    )
+    assert short.endswith(": about 40 s.")
+    assert "about 13 min. Fewer rounds end sooner" in long
+    summed = ["privacy.view=sum", "privacy.honest=2", "rounds.rounds=10"]
+    assert "of about 20 s" in federate.describe_duration(load_plan(None, summed, 5))
 
 
 def test_a_folder_whose_dealing_was_cut_short_is_no_federation(tmp_path):
@@ -287,7 +322,7 @@ def test_a_run_has_finished_when_its_record_says_so(tmp_path, monkeypatch, statu
 def test_a_start_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):
     """Half of a federation could neither be started again nor resumed."""
 
-    def fails(_plan, folder):
+    def fails(_plan, folder, **_stated):
         (folder / "nodes").mkdir(parents=True)
         raise DataError("no rows")
 

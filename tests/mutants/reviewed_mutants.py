@@ -540,6 +540,25 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         ),
     ),
     (
+        "a table is dealt to new vaults without a word",
+        "flower.federate",
+        "Rows that have vaults of an earlier run get others only on their owner's recorded word: without it, what is promised to a row adds up unnoticed.",
+        "tests/flower/test_federate.py::test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word",
+        (
+            (
+                "    if earlier and not second_ledger:\n",
+                "    if earlier and second_ledger is None:\n",
+            ),
+        ),
+    ),
+    (
+        "a second ledger does not name the first",
+        "flower.federate",
+        "The vaults of a second run over a table name those of the first: left out, a certificate speaks of no other ledger of the same rows.",
+        "tests/flower/test_federate.py::test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word",
+        (("others=list(earlier))", "others=[])"),),
+    ),
+    (
         "dealt rows are readable by every account",
         "flower.federate",
         "A client's rows lie in folders for their owner alone: made with the usual mode, every account of the machine reads the rows and the vaults' fingerprints.",

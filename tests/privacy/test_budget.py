@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sottovoce import Plan, simulate
+from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError
 from sottovoce.privacy.budget import (
     ALWAYS_NOT_COVERED,
@@ -56,7 +57,43 @@ def test_a_guarantee_names_unit_adjacency_adversary_and_what_is_not_covered(unit
     for code in ALWAYS_NOT_COVERED:
         assert NOT_COVERED[code] in guarantee.text
     assert json.loads(json.dumps(guarantee.to_json())) == guarantee.to_json()
-    assert " ".join(str(guarantee).split()) == guarantee.text
+
+
+@pytest.mark.parametrize(
+    "guarantee",
+    [
+        Guarantee(Budget(3.5, 1e-6), unit="record", calibration="exact"),
+        Guarantee(Budget(3.5, 1e-6), unit="client", calibration="paper", one_client=True),
+        Guarantee(
+            Budget(8, 1e-5),
+            unit="person",
+            calibration="zcdp",
+            not_covered=tuple(NOT_COVERED),
+            tightest=Budget(1, 1e-6),
+            others=("exact",),
+            corrupt=2,
+            epsilon_alone=9.5,
+        ),
+    ],
+)
+def test_a_terminal_shows_every_word_of_a_promise_in_short_labelled_lines(guarantee):
+    lines = str(guarantee).splitlines()
+    assert max(map(len, lines)) <= 96
+    labels = [line[:13].strip() for line in lines]
+    names = ["promise", "budgets", "meaning", "adversary", "noise", "test rows", "not covered"]
+    if guarantee.tightest is None:
+        names.remove("budgets")
+    assert [label for label in labels if label] == names
+    promise, _, uncovered = guarantee.text.partition(" Not covered: ")
+    start = labels.index("not covered")
+    assert " ".join(" ".join(line[13:] for line in lines[:start]).split()) == promise
+    listed = " ".join(" ".join(line[13:] for line in lines[start:]).split())
+    assert listed == "- " + uncovered.removesuffix(".").replace("; ", " - ")
+
+
+def test_the_promise_of_a_vault_speaks_of_its_client():
+    promise = Policy(epsilon=8, delta=1e-5, clip=1.0, samples=100).guarantee()
+    assert promise.text.startswith("This client's uploads are (8, 1e-05)-")
 
 
 def test_what_is_printed_holds():

@@ -25,7 +25,7 @@ from sottovoce.errors import RunError
 from sottovoce.privacy.budget import LEAKS, NOT_COVERED
 from sottovoce.reports import charts, render_report, write_report
 from sottovoce.reports.progress import LineDisplay
-from sottovoce.reports.run import CheckedRun, _choose_article, group_by_budget
+from sottovoce.reports.run import CheckedRun, group_by_budget
 from sottovoce.runs.checkpoint import RoundDone
 from support.example_record import example
 
@@ -99,7 +99,7 @@ def schema():
 @pytest.mark.slow
 def test_the_headline_says_all_and_stands_first(default_page):
     sentence = (
-        "Finished: 87.5\u00a0% test accuracy on digits with an mlp, after 80 of 120 rounds, "
+        "Finished: 87.5\u00a0% test accuracy on digits, model mlp, after 80 of 120 rounds, "
         "at ε = 8."
     )
     assert f"<h1>{sentence}</h1>" in default_page
@@ -142,6 +142,28 @@ def test_a_line_shows_the_metric_and_no_horizon_below_the_rounds_done(capsys):
     ]
 
 
+def test_a_long_run_says_how_long_it_still_takes(capsys, monkeypatch):
+    clock = iter([100.0, 104.0, 110.0, 112.0])
+    monkeypatch.setattr("sottovoce.reports.progress.time.monotonic", lambda: next(clock))
+    show = LineDisplay(sys.stdout)
+    for t in (0, 1, 2, 199):
+        show.round(RoundDone(t, 200, 200, 3, 0.5, 0.25, 0.75, 0.0))
+    ends = [line.partition("fuel 0.0%")[2] for line in capsys.readouterr().out.splitlines()]
+    assert ends == ["", "  about 13 min left", "  about 16 min left", ""]  # 198 × 4 s, 197 × 5 s
+
+
+def test_unequal_classes_name_the_remedy_unless_it_is_used(no_drawing):
+    record, trace = example(measured=True)
+    remedy = "model.class_weights with a public data.prevalence"
+    share = record["result"]["metrics"]["accuracy"]["baseline"]
+    for largest, weights, shown in ((0.95, {}, True), (0.95, {"class_weights": [1, 1]}, False),
+                                    (0.1, {}, False)):  # fmt: skip
+        record["result"]["metrics"]["accuracy"]["baseline"] = largest
+        record["plan"]["model"] = {"name": "mlp"} | weights
+        assert (remedy in Page(render_report(record, trace)).text) == shown
+    assert 0 < share < 1
+
+
 def test_metrics_stand_beside_what_a_constant_answer_scores(no_drawing):
     record, trace = example(measured=True)
     jsonschema.validate(record, schema())
@@ -151,19 +173,16 @@ def test_metrics_stand_beside_what_a_constant_answer_scores(no_drawing):
     assert "AUROC (always the most frequent class: 0.500)" in page.text
     assert "ROC curve of the test rows" in page.text
     assert "calibrated on 200 validation rows" in page.text
+    for words in ("standard error of the difference", "log loss, calibrated", "test loss, before"):
+        assert words in page.text
     assert "a site with a name of several words 60" in page.text
-    assert "beyond two standard errors" in page.text
-
-
-def test_a_model_has_the_article_that_its_name_is_spoken_with():
-    spoken = [("svm", "an"), ("mlp", "an"), ("cnn", "a"), ("softmax", "a"), ("custom", "a")]
-    assert [(name, _choose_article(name)) for name, _ in spoken] == spoken
+    assert "above two standard errors of the difference" in page.text
 
 
 def test_a_number_is_not_predicted_by_a_softmax():
     record, trace = example(stop_after=2)
     record["plan"]["model"] = {"name": "softmax", "loss": "squared"}
-    assert "with a linear model, after" in render_report(record, trace)
+    assert ", model linear, after" in render_report(record, trace)
 
 
 def test_the_gauge_shows_what_is_left(no_drawing):

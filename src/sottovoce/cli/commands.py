@@ -26,7 +26,7 @@ import typer.core
 
 from sottovoce._version import __version__
 from sottovoce.cli.deploy import node_app, server_app
-from sottovoce.cli.ledger import AsJson, ledger_app
+from sottovoce.cli.ledger import AsJson, SecondLedger, ledger_app
 from sottovoce.errors import InputError, SottovoceError
 
 Settings = Annotated[
@@ -414,6 +414,7 @@ def federate(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no authentication: a demonstration.")
     ] = False,
+    second_ledger: SecondLedger = False,
     log: Log = None,
     as_json: RecordAsJson = False,
     quiet: Quiet = False,

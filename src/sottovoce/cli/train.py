@@ -20,11 +20,6 @@ from sottovoce.runs.integrations import Tracker
 
 MOST_FINDINGS = 5  # warnings about the rows that `train` prints
 
-SIMULATION = (
-    "Simulation: this is what a deployment of this plan would guarantee; "
-    "do not publish this model as private."
-)
-
 IN_SIMULATION_ONLY = (
     "Simulation of what no deployment does ({}); do not publish this model as private."
 )
@@ -143,4 +138,4 @@ def _describe_run(plan: Plan) -> str:
         ),
     }
     causes = [cause for cause, holds in why.items() if holds]
-    return IN_SIMULATION_ONLY.format("; ".join(causes)) if causes else SIMULATION
+    return IN_SIMULATION_ONLY.format("; ".join(causes)) if causes else progress.SIMULATED

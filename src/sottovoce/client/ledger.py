@@ -481,14 +481,15 @@ def create_vault(
     return create_from_data(path, second_ledger=second_ledger, **terms)
 
 
-def create_from_node(node: str | Path, *, second_ledger: bool = False) -> Statement:
+def create_from_node(
+    node: str | Path, *, second_ledger: bool = False, others: Sequence[str] = ()
+) -> Statement:
     """Make the vault that a node file names, for its data and with its policy."""
     client = Node.load(node)
     rows = client.read_rows()
     policy = client.make_policy(len(rows.y))
-    with Vault.create(
-        client.vault, policy, dataset=rows.fingerprint, second_ledger=second_ledger
-    ) as vault:
+    stated: dict[str, Any] = {"second_ledger": second_ledger, "others": others}
+    with Vault.create(client.vault, policy, dataset=rows.fingerprint, **stated) as vault:
         return make_statement(vault)
 
 

@@ -1,37 +1,9 @@
 """The node file: what a client has decided for itself, before any server asks.
 
-    schema = 1
-    name = "ward-3"              # how the server may call this client
-    vault = "ward-3.vault"       # its ledger; made once by: sottovoce ledger create --node FILE
-    # answer_every = 0.5         # seconds: answers leave at multiples of it after their requests
-
-    [data]
-    path = "rows.npz"            # arrays x and y; or a table (.csv, .parquet)
-    classes = 10                 # public; of a table they are the categories of its label
-    # target = [0, 100]          # instead of classes: the public range of a label that is a number
-    # label = "readmitted"       # a table's label, and
-    # columns = { age = [0, 120], sex = ["f", "m"], readmitted = ["no", "yes"] }
-    # missing = "flag"           # as the plan says: a missing number is 0 and has a flag
-    # person = "patient"         # the column, or array, of person ids, for unit = "person", and
-    # rows_per_person = 8        # the most rows of one person that are used; public
-
-    [policy]                     # fixed when the vault is made; later it may only be tightened
-    epsilon = 8.0
-    delta = 1e-5
-    clip = 1.0
-
-    # [policy.limits]            # of one run, one server, one request and the vault's file
-    # run_share = 0.25           # the part of the budget that one run may take
-    # server_share = 1.0         # the part that one server may take, by the name it gives itself
-    # max_work = 1_099_511_627_776   # parameters × steps × samples
-    # max_bytes = 17_179_869_184
-
-    [model]                      # only for a model of your own, or a network of features
-    own = "net.py:model"         # or "package.module:name"
-    # features = "onnx:net.onnx" # this client's copy of the plan's network (model.features)
-
-Paths are relative to the file. The server cannot change any of it. No JAX, no pydantic: a device
-process starts in a fraction of a second.
+It names the client, its vault, its rows ([data]), what was fixed when the vault was made ([policy])
+and perhaps a model of its own ([model]); docs/deploy.md has one with every key. Paths are relative
+to the file. The server cannot change any of it. No JAX, no pydantic: a device process starts in a
+fraction of a second.
 """
 
 from __future__ import annotations

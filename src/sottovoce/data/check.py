@@ -41,7 +41,7 @@ LABEL_REMEDY = (
 )
 SHOWN = 20  # clients or classes on one line, columns of a list
 _WORDS = {
-    "missing": "missing and become {middle}",
+    "missing": "empty in this column and are read as {middle}",
     "outside": "outside {spec} and are clipped to it",
     "unknown": "not among the categories {spec} and become none of them",
     "unreadable": "",
@@ -405,7 +405,10 @@ class _TableReader:
             remedy = self._suggest_case(column, self.report.specs[column])
         if shown.startswith("["):
             middle = f"the middle of {shown}"
-            remedy = '; with data.missing = "flag" an input says so' * (kind == "missing")
+            remedy = (
+                '; data.missing = "flag" gives the model an input that says which are empty'
+                * (kind == "missing")
+            )
         words = _WORDS[kind].format(spec=shown, middle=middle)
         self.report.warn(column, f"{share:.1%} of the rows are {words}{by}{remedy}")
 
@@ -451,7 +454,8 @@ def _judge_labels(report: Report) -> None:
         report.warn(
             "",
             f"the class {name} has {share:.1%} of the rows: a model that never names it can be "
-            f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy",
+            f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy, "
+            "and see model.class_weights, with which a rare class counts for more",
         )
     folded: dict[str, list[str]] = defaultdict(list)
     for text in sorted(total):

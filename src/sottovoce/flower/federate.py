@@ -36,10 +36,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from sottovoce.client import ledger, sum_protocol
+from sottovoce.client.vault import fingerprint_file, witness
 from sottovoce.data import federated, tables
 from sottovoce.data.federated import Holdings
 from sottovoce.data.files import make_folder, require_empty, write_file, write_npz
-from sottovoce.errors import FederationError, InputError, RunError
+from sottovoce.errors import FederationError, InputError, RunError, VaultRefusal
 from sottovoce.models import custom
 from sottovoce.models.base import Regression
 from sottovoce.models.network import is_network, resolve_network
@@ -63,11 +64,23 @@ ROUNDS = 1000  # that a node allows in one run, unless the plan needs more
 STEPS = 16  # likewise, in one turn
 
 
-def deal(plan: Plan, out: Path) -> list[Path]:
+def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
     """Read the plan's data and deal them to node folders below `out`; return the node files.
 
-    Which client gets which rows is drawn anew each time; the written plan has absolute paths.
+    Which client gets which rows is drawn anew each time; the written plan has absolute paths. A
+    file that was dealt to vaults before is dealt again only with `second_ledger`.
     """
+    path = plan.data.path
+    source = "" if path is None else f"federate {fingerprint_file(path)[0]}"
+    earlier = witness.find_ledgers(source) if source else {}
+    if earlier and not second_ledger:
+        raise VaultRefusal(
+            f"the rows of {Path(str(path)).name} have {len(earlier)} vaults of an earlier federate "
+            f"(in {', '.join(sorted({*earlier.values()}))}), and a new run makes new ones: what is "
+            "promised to a record then adds up over all of them; go on with a stopped run by "
+            "--resume, try settings with `sottovoce train`, which spends nothing, or add "
+            "--second-ledger, your recorded word that you want another promise"
+        )
     held = federated.deal_rows(
         plan, seed=seeds.draw_seed()
     )  # as read: a node makes features itself
@@ -77,7 +90,15 @@ def deal(plan: Plan, out: Path) -> list[Path]:
     federated.save_public(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so
     names = _name_clients(held)
     keys = [Ed25519PrivateKey.generate() for _ in names]  # used where the server learns only sums
-    files = [_make_node(plan, held, i, out / NODES / name, keys) for i, name in enumerate(names)]
+    files, vaults = [], []
+    for i, name in enumerate(names):
+        file = _make_node(plan, held, i, out / NODES / name, keys)
+        # Made for this run; the record says so.
+        stated = ledger.create_from_node(file, second_ledger=True, others=list(earlier))
+        files.append(file)
+        vaults.append(stated.vault)
+    for vault in vaults if source else ():
+        witness.note_ledger(source, vault, str(out.resolve()))
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
     write_file(out / PLAN, plan.to_toml().encode())
@@ -169,7 +190,6 @@ def _make_node(
     file = folder / NODE
     text = format_node_file(plan, i, name=folder.name, classes=held.classes, target=held.target)
     file.write_text(text, "utf-8")
-    ledger.create_from_node(file, second_ledger=True)  # made for this run; the record says so
     return file
 
 
@@ -182,6 +202,9 @@ OPTIONS, SESSIONS, PROGRESS = "federation.json", "flower", "progress.jsonl"
 GATHERING = 180.0
 # Seconds in which a stopped server may write its record before it is ended.
 LAST_WORDS = 20.0
+# Seconds that a round takes for each message to the clients, on a machine that is not busy.
+MESSAGE_SECONDS, SUM_MESSAGES = 4.0, 5
+LONG = 120.0  # seconds after which it is said how to shorten a run
 GONE = 5.0  # seconds without the server process after which it counts as gone
 
 SECURE = (
@@ -228,11 +251,13 @@ def federate(
     deadline: float | None = None,
     minimum: int | None = None,
     log: Sequence[str] = (),
+    second_ledger: bool = False,
 ) -> Path:
     """Run a plan between real processes, or resume such a run, and print the result.
 
     `path` is that of a TOML file, a `Plan`, or a dictionary. Returns the run's folder: from Python,
-    `load(federate(plan, out="runs/five", quiet=True))` is the trained model.
+    `load(federate(plan, out="runs/five", quiet=True))` is the trained model. `second_ledger` states
+    that rows which have vaults of an earlier run may have others: budgets add up.
     """
     out = None if out is None else Path(out)
     stream = sys.stderr if as_json else sys.stdout
@@ -261,13 +286,15 @@ def federate(
         nodes = load_dealt(folder)[1]
     else:
         try:
-            nodes = deal(plan, folder)
+            nodes = deal(plan, folder, second_ledger=second_ledger)
             write_file(folder / OPTIONS, json.dumps(asdict(options)).encode())
         except BaseException:
             # It was new or empty, and half of a federation can neither be started nor resumed.
             shutil.rmtree(folder, ignore_errors=True)
             raise
     show.say(INSECURE if options.insecure else SECURE)
+    if not resume:
+        show.say(describe_duration(plan))
     # A service manager's SIGTERM is treated as Ctrl-C: the server writes its record first.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -292,6 +319,26 @@ def federate(
     else:
         show.say(progress.summarize_run(record, folder, page))
     return folder
+
+
+def describe_duration(plan: Plan) -> str:
+    """Return how long a run on this machine may take, and how to shorten it.
+
+    >>> print(describe_duration(load_plan(None, [], None)))
+    At most 8 rounds of about 4 s (Flower's nodes look for work every 3 s): about 32 s.
+    """
+    pace = MESSAGE_SECONDS * (SUM_MESSAGES if plan.privacy.view == "sum" else 1)
+    rounds = plan.rounds.rounds
+    text = (
+        f"At most {rounds} rounds of about {pace:.0f} s (Flower's nodes look for work every 3 s): "
+        f"about {progress.format_seconds(rounds * pace)}."
+    )
+    if rounds * pace > LONG:
+        text += (
+            " Fewer rounds end sooner and learn less (--set rounds.rounds=20); `sottovoce train` "
+            "forecasts the result in seconds."
+        )
+    return text
 
 
 def _end_trackers(trackers: Sequence[Tracker], folder: Path) -> None:

@@ -3,21 +3,16 @@
     flower-supernode --isolation process --superexec-auth-secret-file SECRET …
     python -m sottovoce.flower.worker --node 127.0.0.1:PORT --secret SECRET
 
-Flower lets somebody else run its tasks. By default `flower-superexec` does: it unpacks the bundle
-the server has shipped, imports it and runs it, in a new python for every message. This one does
-two things differently. The bundle is never opened: what runs is the app installed on the node,
-chosen by its owner, so that a server cannot ship code that reads the data. And everything is
-imported once: a message is answered by a fork of this process, in a few hundredths of a second
-where a new python takes almost two seconds to start.
-
-The secret proves to the SuperNode that it hands its messages to this worker and to no other
-process of the machine.
+Flower's own `flower-superexec` unpacks the bundle that the server has shipped and runs it, in a new
+python for every message. Here the bundle is never opened: what runs is the app installed on the
+node, so that a server cannot ship code that reads the data. A message is answered by a fork of this
+process, which has imported everything. The secret proves to the SuperNode that it hands its
+messages to this worker and to no other process of the machine.
 
     python -m sottovoce.flower.worker --check NODE.toml [--server HOST:PORT --authority ca.crt]
 
-looks at what a message would meet (node file, rows, model, vault), says what is wrong in words,
-and ends; with a server it looks at the way to it and compares the clocks, too. The log has the
-kinds of errors only.
+looks at what a message would meet (node file, rows, model, vault, the way to a server), says what
+is wrong in words, and ends. The log has the kinds of errors only.
 """
 
 from __future__ import annotations

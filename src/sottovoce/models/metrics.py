@@ -103,9 +103,14 @@ def choose_metric(labels: NDArray[Any], classes: int) -> str:
     ('accuracy', 'auroc')
     """
     largest = np.bincount(labels).max(initial=0) / max(1, len(labels))
-    if largest <= min(MOST_OF_TWO, 2 / classes):
+    if not is_unequal(largest, classes):
         return "accuracy"
     return "auroc" if classes == 2 else "balanced_accuracy"
+
+
+def is_unequal(largest: float, classes: int) -> bool:
+    """Return whether the most frequent class has so large a share that accuracy misleads."""
+    return largest > min(MOST_OF_TWO, 2 / classes)
 
 
 def measure_classes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -270,6 +271,7 @@ class Guarantee:
     others: tuple[Calibration, ...] = ()  # calibrations of vaults that do not use `calibration`
     corrupt: int = 0  # clients that may side with a server that learns only sums
     epsilon_alone: float | None = None  # there, whatever others do; None: it sees every upload
+    one_client: bool = False  # whether it is the promise of one vault to its client
     adjacency: Literal["replace-one"] = "replace-one"
     adversary: Literal["server"] = "server"
 
@@ -358,7 +360,7 @@ class Guarantee:
         here = " in this run" if {*self.not_covered} & {*THIS_RUN_ONLY} else ""
         if "undisclosed-budgets" in self.not_covered:
             return f"The uploads{here} of each client that discloses its budget"
-        return f"Each client's uploads{here}"
+        return f"{'This' if self.one_client else 'Each'} client's uploads{here}"
 
     def to_json(self) -> GuaranteeEntry:
         """Return the guarantee as plain data, as in run records and `calibrate --json`."""
@@ -376,7 +378,42 @@ class Guarantee:
         }
 
     def __str__(self) -> str:
-        return textwrap.fill(self.text, width=96, break_on_hyphens=False)
+        return format_promise(self.text)
+
+
+#: How each sentence of a promise begins, and its label on a terminal; the first is the promise.
+_LABELS = {
+    "This is the loosest ": "budgets",
+    "That is: ": "meaning",
+    "The adversary is ": "adversary",
+    "The noise is ": "noise",
+    "Records that ": "test rows",
+    "The clients' own rows ": "test rows",
+    "Not covered: ": "not covered",
+    "Against whoever sees the models ": "models only",
+}
+
+
+def format_promise(text: str) -> str:
+    """Return the paragraph of a promise as labelled lines for a terminal, with all its words.
+
+    >>> print(format_promise("All of it. The noise is exact. Not covered: the time; the host."))
+    promise      All of it.
+    noise        The noise is exact.
+    not covered  - the time
+                 - the host
+    """
+    lines = []
+    for sentence in re.split(rf"(?<=\.) (?={'|'.join(map(re.escape, _LABELS))})", text):
+        label = next((name for start, name in _LABELS.items() if sentence.startswith(start)), "")
+        items, indent = [sentence], 13
+        if label == "not covered":
+            items = [f"- {item}" for item in sentence[13:].removesuffix(".").split("; ")]
+            indent = 15
+        for first, item in zip([label or "promise", *[""] * len(items)], items, strict=False):
+            wrapper = textwrap.TextWrapper(96, f"{first:<13}", " " * indent, break_on_hyphens=False)
+            lines.append(wrapper.fill(item))
+    return "\n".join(lines)
 
 
 def _to_float(value: object) -> float:

@@ -16,21 +16,12 @@ restored snapshots and retried messages never share noise. There is no seed.
 The time of a draw reveals nothing about the data: a step's noise is drawn before that step reads
 them.
 
-With the staircase (`Envelope`), a proposal takes one random word. The integers are divided into
-bars of 2ᵐ neighbours, the bell is scaled by a whole number S, and every bar gets two whole heights
-that enclose S times the bell over the bar:
-
-    sure ≤ S·exp(−y²/2σ²) ≤ top        for every y of the bar.
-
-The heights of all bars add up to at most 2⁶², which is divided into 2¹⁶ slots of 2⁴⁶. The whole
-slots of a bar below `sure` need no further test, whatever y is, and about 98 % of all proposals
-fall there. The rests of the bars, from the last whole slot to the top, are laid end to end; a
-proposal that falls there is accepted if its height is below the bell.
-
-The heights are computed in floating point, which is harmless: *any* whole numbers with the two
-inequalities give exactly the same distribution, and a relative margin of 2⁻⁴⁰ keeps them true
-(docs/proofs.md). Beyond `REACH` standard deviations a bar would be lower than one; the two tails
-are separate entries, computed in exact arithmetic.
+The staircase (`Envelope`) has bars over 2ᵐ neighbours each, with two whole heights that enclose S
+times the bell over the bar: sure ≤ S·exp(−y²/2σ²) ≤ top. A proposal takes one random word; about
+98 % fall into slots below `sure` and need no test, the others are accepted if their height is below
+the bell. *Any* whole heights with the two inequalities give exactly the same distribution, so that
+they may be computed in floating point, with a relative margin of 2⁻⁴⁰. The two tails beyond `REACH`
+standard deviations are separate entries, computed in exact arithmetic.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,31 +36,12 @@ PURPLE, SKY, AMBER = "#a64d79", "#3a9ad9", "#b8860b"
 _COLOURS = (INK, MUTED, LINE, BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
 _VARIABLES = ("ink", "muted", "line", "blue", "orange", "green", "purple", "sky", "amber")
 SIZE = (4.3, 2.65)  # inches; narrow, so that the letters stay legible on a phone
-_STYLE: Any = {  # which names there are differs between versions of matplotlib
-    "svg.fonttype": "none",
-    "svg.hashsalt": "sottovoce",
-    "font.size": 9.6,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.use_mathtext": False,
-    "axes.formatter.useoffset": False,
-    "axes.unicode_minus": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.5,
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "legend.frameon": False,
-    "legend.fontsize": 9.6,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
+_NAMED = dict(zip(_VARIABLES, _COLOURS, strict=True))
+_STYLE: Any = {  # matplotlib's settings, in which a colour is one of the names above
+    key: _NAMED.get(value, value)
+    for key, value in tomllib.loads(
+        (resources.files("sottovoce.reports") / "charts.toml").read_text("utf-8")
+    ).items()
 }
 
 
@@ -263,7 +246,9 @@ def _draw_shares(
         if not constant:  # few bins may be near 0: show where they are
             top = min(103, max(float(points.max()) for points in drawn.values()) * 1.1 + 1)
             ax.set(xlim=(-top / 50, top), ylim=(-top / 50, top))
-        ax.legend(loc="best", handlelength=1.6)
+        # Above the axes: a curve may pass anywhere within them.
+        above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.2}
+        ax.legend(**above, ncols=3, handlelength=1.6, columnspacing=1.2)
 
     return draw_axes(name, label, paint)
 

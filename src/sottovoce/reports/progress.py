@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import sys
 import textwrap
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sottovoce.models.metrics import TITLES, format_metric
 from sottovoce.plan import Plan
-from sottovoce.privacy.budget import describe_undisclosed
+from sottovoce.privacy.budget import describe_undisclosed, format_promise
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,6 +31,11 @@ def choose_display(stream: TextIO, *, quiet: bool, waiting: str) -> SilentDispla
     )
 
 
+SIMULATED = (
+    "Simulation: this is what a deployment of this plan would guarantee; "
+    "do not publish this model as private."
+)
+SOON = 10.0  # seconds: what ends sooner needs no estimate
 LARGE = 64 * 2**20  # bytes: a file that takes seconds to read
 
 
@@ -92,18 +99,40 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
         text = guarantee["text"]
     loss = "not finite" if result["test_loss"] is None else f"{result['test_loss']:.4f}"
     lines = ["", result["headline"]["text"]]
+    loss += " (before calibration)" * ("calibration" in result)
     lines.append(f"test loss {loss}   {result['rounds_used']} rounds of {first}{fuel}")
+    turns = [(c["participations"], c["spent"]) for c in record.get("clients", ())]
+    if (ratio := find_multiplier(record["plan"]["privacy"], turns)) is not None:
+        what = "σ/Δ of one turn, median client; σ also depends on step, clipping norm and rows"
+        lines.append(f"noise multiplier {ratio:.3g} ({what})")
     lost = [entry["t"] + 1 for entry in record["rounds"] if entry["validation_loss"] is None]
     if lost:
         remedy = "try a smaller local.learning_rate"
         lines.append(f"the loss is not finite since round {lost[0]}: {remedy}")
-    lines += ["", textwrap.fill(text, width=96, break_on_hyphens=False)]
+    lines += ["", format_promise(text)]
     if (view := record.get("model_view")) is not None:
-        lines += ["", textwrap.fill(view["text"], width=96, break_on_hyphens=False)]
+        lines.append(format_promise(view["text"]))
     if (rehearsed := record["plan"].get("rehearsed")) is not None:
         text = f"Settings were chosen, as the plan says: {rehearsed}."
         lines += ["", textwrap.fill(text, width=96, break_on_hyphens=False)]
     return "\n".join([*lines, "", f"files  {folder}", f"page   {page}"])
+
+
+def find_multiplier(
+    privacy: Mapping[str, Any], turns: Iterable[tuple[float, float | None]]
+) -> float | None:
+    """Return σ/Δ of one turn of the median client from (turns, Σμ²); None if nobody discloses it.
+
+    It is None, too, where Σμ² is not that of a client's own noise in its own turns: for sums, and
+    for the paper's noise, which charges who is absent.
+
+    >>> find_multiplier({"calibration": "exact"}, [(4, 1.0), (0, 0.0)])
+    2.0
+    """
+    if privacy.get("view") == "sum" or privacy.get("calibration") == "paper":
+        return None
+    known = [count / spent for count, spent in turns if spent and spent > 0]
+    return math.sqrt(statistics.median(known)) if known else None
 
 
 def print_advice(record: dict[str, Any]) -> None:
@@ -140,12 +169,34 @@ def name_new_folder(plan: Plan) -> Path:
     return folder
 
 
+def format_seconds(seconds: float) -> str:
+    """Return a duration as people say it.
+
+    >>> format_seconds(4.2), format_seconds(100), format_seconds(800), format_seconds(9000)
+    ('4 s', '100 s', '13 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 class SilentDisplay:
     """Shows no rounds; prints only what it is told to say."""
 
     def __init__(self, stream: TextIO, waiting: str = "") -> None:
         self.stream = stream
         self.waiting = waiting  # what is going on before the first round
+        self.rounds, self.first = 0, 0.0  # shown, and when the first of them was
+
+    def estimate_left(self, done: RoundDone) -> str:
+        """Count a round, and return how long the rounds left may take; empty if not for long.
+
+        The pace is counted from the first round on, when compiling and starting are over.
+        """
+        now, left = time.monotonic(), max(0, done.next_horizon - done.t - 1)
+        self.rounds, self.first = self.rounds + 1, self.first or now
+        seconds = left * (now - self.first) / max(1, self.rounds - 1)
+        return f"about {format_seconds(seconds)}" if seconds >= SOON else ""
 
     def say(self, text: str) -> None:
         """Print, unless the reader has gone (as `head` does): the run goes on without it."""
@@ -209,11 +260,13 @@ class LineDisplay(SilentDisplay):
     def round(self, done: RoundDone) -> None:
         """Print the round."""
         horizon, (name, score) = _find_shrunk(done), _score_round(done)
+        left = self.estimate_left(done)
         self.say(
             f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}  "
             + (f"{name} {score}  " if score != "–" else "")
             + f"σ {_format_sigma(done)}  fuel {done.fuel:.1%}"
             + ("" if horizon is None else f"  T {done.horizon} → {horizon}")
+            + (f"  {left} left" if left else "")
         )
 
 
@@ -229,7 +282,6 @@ class TableDisplay(SilentDisplay):
         super().__init__(stream, waiting)
         self.done: list[RoundDone] = []
         self.began = time.monotonic()
-        self.first = 0.0
         self.live = Live(console=Console(file=stream), refresh_per_second=12, transient=False)
 
     def __enter__(self) -> TableDisplay:
@@ -253,8 +305,6 @@ class TableDisplay(SilentDisplay):
 
     def round(self, done: RoundDone) -> None:
         """Add the round to the table."""
-        if not self.done:
-            self.first = time.monotonic()  # compiling is over: from here on rounds take their time
         self.done.append(done)
         self.live.update(self._table())
 
@@ -283,7 +333,5 @@ class TableDisplay(SilentDisplay):
         count, left = len(self.done), max(0, last.next_horizon - last.t - 1)
         if left == 0:
             return f"{count} rounds in {time.monotonic() - self.began:.1f} s"
-        if count == 1:
-            return f"at most {left} rounds left"
-        pace = (time.monotonic() - self.first) / (count - 1)
-        return f"at most {left} rounds left, about {left * pace:.0f} s"
+        estimate = self.estimate_left(last)
+        return f"at most {left} rounds left" + (f", {estimate}" if estimate else "")

@@ -42,6 +42,7 @@ from sottovoce.reports.pages import (
     format_whole,
     render_page,
 )
+from sottovoce.reports.progress import SIMULATED, find_multiplier
 from sottovoce.runs.record import (
     AGAIN,
     ClientEntry,
@@ -52,10 +53,6 @@ from sottovoce.runs.record import (
 )
 from sottovoce.schemas import GuaranteeEntry
 
-SIMULATED = (
-    "Simulation: this is what a deployment of this plan would guarantee; "
-    "do not publish this model as private."
-)
 IN_SIMULATION_ONLY = (
     "Simulation of what no deployment does (see what is not covered); "
     "do not publish this model as private."
@@ -439,6 +436,7 @@ def _render(run: CheckedRun) -> str:
         not_covered=[NOT_COVERED.get(code, code) for code in codes],
         charts=_draw_charts(run, mu),
         metrics=_list_metrics(run),
+        unequal=_has_unequal_classes(run),
         curves=_draw_curves(run),
         confusion=_list_confusion(run),
         epsilon_name="ε asked for" if run.guarantee["calibration"] == "paper" else "ε",
@@ -464,8 +462,8 @@ def describe_run(run: CheckedRun) -> str:
     dataset = str(data.get("name") or Path(data.get("path") or "your data").name)
     name = model.get("name")
     if name == "softmax" and "loss" in model:  # a number is predicted
-        name = "linear model"
-    with_model = f"{_choose_article(name)} {name}" if name else "your model"
+        name = "linear"
+    with_model = f"model {name}" if name else "your model"
     after = f"after {run.used:,} of {format_count(run.planned, 'round')}"
     up_to = "up to" if count_tighter_budgets(run) else "="
     holds = f"ε {up_to} {format_ceiling(guarantee['epsilon'])}"
@@ -487,13 +485,7 @@ def describe_run(run: CheckedRun) -> str:
     else:
         reached = "no test accuracy"
     status = run.record.status.capitalize()
-    return f"{status}: {reached} on {dataset} with {with_model}, {after}, at {holds}.{caveat}"
-
-
-def _choose_article(name: object) -> str:
-    # A name without vowels is spelt: an svm, an mlp, a cnn; but a softmax.
-    word = str(name).lower()
-    return "an" if word[:1] in ("aeiou" if {*word} & {*"aeiou"} else "fhlmnrsx") else "a"
+    return f"{status}: {reached} on {dataset}, {with_model}, {after}, at {holds}.{caveat}"
 
 
 def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
@@ -506,7 +498,10 @@ def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
         head = [(f"{metrics.TITLES[name]} ({metrics.describe_constant(name)}: {baseline})", value)]
     return [
         *head,
-        ("test loss", format_number(_to_float(result["test_loss"]), 3)),
+        (
+            "test loss" + ", before calibration" * ("calibration" in result),
+            format_number(_to_float(result["test_loss"]), 3),
+        ),
         (f"rounds used of {run.planned:,}", f"{run.used:,}"),
         ("clients", f"{clients:,}" if isinstance(clients, int) else "–"),
         ("time", format_duration(run.record.timing["seconds"])),
@@ -557,6 +552,9 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
             watched = f"The plan is judged by {metric} on the same rows instead."
         drawn.append(("Validation loss", watched + marked, charts.draw_loss(run)))
         sigma = "Standard deviation on one coordinate of one upload."
+        spent = [] if run.clients is None else [run.clients.participations, run.clients.spent]
+        if (ratio := find_multiplier(run.section("privacy"), zip(*spent, strict=True))) is not None:
+            sigma += f" Noise multiplier σ/Δ (one turn, median client): {ratio:.3g}."
         drawn += [
             *_draw_accuracy(run, marked),
             ("The horizon", _describe_horizon(run), charts.draw_horizon(run)),
@@ -606,18 +604,31 @@ def _format_pair(name: str, entry: MetricEntry) -> tuple[str, str]:
 
 
 def _list_metrics(run: CheckedRun) -> list[list[str]]:
-    better = {True: "less is better", False: "more is better"}
+    result = run.record.result
+    less = metrics.LESS_IS_BETTER
+    fitted = {"log_loss", "brier"} if "calibration" in result else set()
     return [
         [
-            metrics.TITLES[name],
+            metrics.TITLES[name]
+            + ", calibrated" * (name in fitted)
+            + " (less is better)" * (name in less),
             *_format_pair(name, entry),
             format_number(_to_float(entry["error"]), 2),
-            better[name in metrics.LESS_IS_BETTER],
         ]
         if name in metrics.TITLES
-        else [name, format_number(_to_float(entry["value"])), "–", "–", "given from Python"]
-        for name, entry in run.record.result.get("metrics", {}).items()
+        else [f"{name} (given from Python)", format_number(_to_float(entry["value"])), "–", "–"]
+        for name, entry in result.get("metrics", {}).items()
     ]
+
+
+def _has_unequal_classes(run: CheckedRun) -> bool:
+    """Return whether test rows are so unequal that accuracy misleads, and weights could help."""
+    share = run.record.result.get("metrics", {}).get("accuracy", {"baseline": None})["baseline"]
+    classes = 0 if run.confusion is None else len(run.confusion)
+    weighted = (
+        "class_weights" in run.section("model") or run.section("local").get("unit") == "person"
+    )
+    return not weighted and classes > 1 and metrics.is_unequal(_to_float(share), classes)
 
 
 def _draw_curves(run: CheckedRun) -> list[tuple[str, str, str]]:

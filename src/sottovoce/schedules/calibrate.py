@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 import tomllib
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -27,6 +26,7 @@ from sottovoce.privacy.budget import (
     advise,
     describe_model_view,
     format_claim,
+    format_promise,
     list_always_not_covered,
     round_up,
     weigh_noise,
@@ -228,7 +228,7 @@ def list_noise(answer: Calibrated) -> list[tuple[str, str, str]]:
     """Return the rows of a table: name, with your calibration, and with the paper's Theorem 1.
 
     >>> [name for name, _, _ in list_noise(calibrate())][1:3]
-    ['noise σ of one upload', 'μ of one upload, Δ/σ']
+    ['noise σ of one upload', 'noise multiplier, σ/Δ']
     """
     ask = answer.request
     ratio = answer.sensitivity / answer.paper_sigma
@@ -238,6 +238,7 @@ def list_noise(answer: Calibrated) -> list[tuple[str, str, str]]:
     return [
         ("", f"{ask.calibration} (yours)", "Theorem 1 of the paper"),
         ("noise σ of one upload", f"{answer.sigma:.6g}", f"{answer.paper_sigma:.6g}"),
+        ("noise multiplier, σ/Δ", f"{1 / answer.mu_release:.6g}", f"{1 / ratio:.6g}"),
         ("μ of one upload, Δ/σ", f"{answer.mu_release:.6g}", f"{ratio:.6g}"),
         ("μ of the whole run", f"{answer.mu:.6g}", f"{mu_paper:.6g}"),
         (
@@ -296,7 +297,7 @@ def format_table(answer: Calibrated) -> str:
         ),
         str(answer.guarantee),
         "",
-        textwrap.fill(answer.model_view["text"], width=96, break_on_hyphens=False),
+        format_promise(answer.model_view["text"]),
     ]
     return "\n".join(line.rstrip() for line in lines)
 

@@ -100,10 +100,17 @@ class Chest:
         self.alone = threading.RLock()  # one thread at a time, from the check to the write
 
     @staticmethod
-    def make(path: Path, facts: dict[str, Any], *, second_ledger: bool = False) -> None:
+    def make(
+        path: Path,
+        facts: dict[str, Any],
+        *,
+        second_ledger: bool = False,
+        others: Sequence[str] = (),
+    ) -> None:
         """Make a new vault; until the last step there is none, after it there is a complete one.
 
-        For rows that have a ledger on this machine the operator's word is needed.
+        For rows that have a ledger on this machine the operator's word is needed; it is recorded
+        with their ids and those of `others`, which may have some of these rows.
         """
         path = resolve_path(path)
         held = [take_lock(path)]
@@ -111,7 +118,8 @@ class Chest:
             _require_unused(path)
             with witness.open_state() as state:  # two creations at a time would not see each other
                 held.append(take_lock(path, _PATIENCE, at=state / "create.lock"))
-            facts = {**facts, **state_second_ledger(facts["dataset"], second_ledger=second_ledger)}
+            rows = facts["dataset"]
+            facts = facts | state_second_ledger(rows, second_ledger=second_ledger, known=others)
             draft = path.with_name(path.name + ".part")
             for left in (draft, draft.with_name(draft.name + "-journal")):
                 left.unlink(missing_ok=True)  # of a crashed creation, with nothing booked
@@ -431,14 +439,15 @@ class Chest:
 
 
 def state_second_ledger(
-    dataset: str, *, vault: str = "", second_ledger: bool = False
+    dataset: str, *, vault: str = "", second_ledger: bool = False, known: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Refuse a second ledger for rows that have one on this machine, unless it is stated.
 
     Returns the facts that record the operator's statement. The vault these rows are for does not
-    count. A deleted ledger does: what it released cannot be taken back.
+    count; `known` ones do, which may have some of the rows, and a deleted ledger does: what it
+    released cannot be taken back.
     """
-    others = [found for found in witness.find_ledgers(dataset) if found != vault]
+    others = sorted({*witness.find_ledgers(dataset), *known} - {vault})
     if others and not second_ledger:
         raise VaultRefusal(
             f"these rows have a ledger on this machine already ({', '.join(others[:3])}"

@@ -191,6 +191,7 @@ formula does not keep its promise, so a vault does not take it
             epsilon_alone=self.compute_alone(),
             unit=self.unit,
             calibration=self.calibration,
+            one_client=True,
             not_covered=(
                 *list_always_not_covered(self.unit),
                 *(["loose-delta"] if self.delta * self.units >= 1 else []),

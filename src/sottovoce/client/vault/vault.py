@@ -99,12 +99,19 @@ or make one with `sottovoce ledger create`
 
     @classmethod
     def create(
-        cls, path: str | Path, policy: Policy, *, dataset: str, second_ledger: bool = False
+        cls,
+        path: str | Path,
+        policy: Policy,
+        *,
+        dataset: str,
+        second_ledger: bool = False,
+        others: Sequence[str] = (),
     ) -> Self:
         """Make a vault where there is none. `dataset` is the `fingerprint` of the client's rows.
 
         Rows for which this machine has seen a ledger get another one only with `second_ledger`: the
-        operator's word that budgets add up, stored in the new vault's first line.
+        operator's word that budgets add up, stored in the new vault's first line, with the ids of
+        `others` that may have some of these rows.
         """
         require_dataset(dataset)
         facts = {
@@ -114,7 +121,7 @@ or make one with `sottovoce ledger create`
             "dataset": dataset,
             "software": __version__,
         }
-        Chest.make(Path(path), facts, second_ledger=second_ledger)
+        Chest.make(Path(path), facts, second_ledger=second_ledger, others=others)
         return cls.open(path, dataset=dataset)
 
     @classmethod

@@ -12,7 +12,8 @@ the hash of the newest one belongs to one file's history and no other.
     $SOTTOVOCE_STATE              else $XDG_STATE_HOME/sottovoce or ~/.local/state/sottovoce
         witness/ID                the newest receipt of the vault with this id
         witness/ID.lock           held by the one process that uses a file with this id
-        datasets/MARK/ID          the vault keeps, or has kept, a ledger of the rows with this mark
+        datasets/MARK/ID          the vault keeps, or has kept, a ledger of the rows with this mark;
+                                  it may say where the vault is
         key                       32 random bytes; MARK = HMAC-SHA256(key, fingerprint)
 
 A vault without a witness here (another machine, a lost state folder, a fresh container) is used
@@ -187,20 +188,17 @@ def open_state() -> Iterator[Path]:
         ) from None
 
 
-def find_ledgers(dataset: str) -> list[str]:
-    """Return the ids of all vaults that this machine has seen with a ledger of these rows."""
+def find_ledgers(dataset: str) -> dict[str, str]:
+    """Return the ids of all vaults seen with a ledger of these rows, and where they were noted."""
     key = _read_key()
     try:
-        return (
-            []
-            if key is None
-            else sorted(file.name for file in _locate_mark(key, dataset).iterdir())
-        )
+        marks = [] if key is None else sorted(_locate_mark(key, dataset).iterdir())
+        return {mark.name: mark.read_text("utf-8") for mark in marks}
     except FileNotFoundError:
-        return []
+        return {}
 
 
-def note_ledger(dataset: str, vault: str) -> None:
+def note_ledger(dataset: str, vault: str, place: str = "") -> None:
     """Record that a vault keeps the ledger of these rows; durable when this returns."""
     with open_state() as folder:
         key = _read_key() or _make_key(folder)
@@ -208,7 +206,7 @@ def note_ledger(dataset: str, vault: str) -> None:
         if path.exists():
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _create_file(path, b"", like=folder)
+        _create_file(path, place.encode(), like=folder)
         for changed in (path.parent, path.parent.parent, folder):
             sync_folder(changed)
 

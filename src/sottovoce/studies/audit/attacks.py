@@ -1,45 +1,25 @@
 """The attacks of a curious server: it reconstructs samples, and tells members from others.
 
-**First layer** (`invert_first_layer`). With h = relu(x w1 + b1) every sample adds x ⊗ e to the
-gradient of w1 and e to that of b1. For a single sample, column j of the first divided by entry j of
-the second *is* the sample, whatever its gradient was clipped to. With several samples the quotient
-is a weighted mean of those that activate unit j. The gradient of the last bias is p − onehot(y):
-its most negative entry is at the label.
+docs/audit.md explains them and has what they find.
 
-**Likeliest candidate** (`name_candidates`). A client with one sample uploads its clipped gradient g
-with Gaussian noise, and the server knows the g of every candidate: the likeliest one has the
-largest ⟨upload, g⟩ − |g|²/2. No attack names the right one more often if all are equally likely and
-the model is an honest server's. Other samples of the client would not help it: a server that knows
-them subtracts their gradients.
-
-**Gradient matching** (`match_gradients`). The server looks for samples x that minimise
-1 − cos(Σ clip(g(x, y)), upload) with Adam from several random starts (Zhu et al. 2019, Geiping et
-al. 2020; the code is our own), with labels read from the last bias. Without noise it finds a
-handful of small pictures.
-
-**Trap weights** (`set_trap`). A dishonest server sends weights with which all hidden units look at
-the same brightness m·x, with thresholds that rise from unit to unit. A sample between the
-thresholds of units j and j + 1 activates unit j and not unit j + 1: the difference of their
-gradients holds only the samples of that bin, and if there is a single one, the quotient is that
-sample, however many others the client has (Fowl et al. 2022). Clipping scales a sample's gradient
-as a whole, so it does not help; noise does. The server only needs to know how bright samples
-usually are, which its public validation rows show.
-
-**Membership** (`attack_models`, `attack_uploads`). Was this record in the training data? Every
-shadow run trains on a random half of a pool. A record's statistic has one normal distribution over
-the runs that had the record and another over those that had not; a run is judged by their
-likelihood ratio (LiRA: Carlini et al. 2022). The statistic is the final model's confidence, or the
-inner product of the record's clipped gradient with one upload or with all of them, summed over the
-rounds. A plain threshold on the loss is shown for comparison.
+`invert_first_layer`   with h = relu(x w1 + b1) a sample adds x ⊗ e to the gradient of w1 and e to
+                       that of b1: their quotient is the sample, however it was clipped
+`name_candidates`      the candidate with the largest ⟨upload, g⟩ − |g|²/2: no attack on a client
+                       with one sample and an honest model is better
+`match_gradients`      looks with Adam for samples that minimise 1 − cos(Σ clip(g(x, y)), upload)
+                       (Zhu et al. 2019, Geiping et al. 2020; the code is our own)
+`set_trap`             weights whose hidden units look at the same brightness with rising
+                       thresholds: a sample alone between two of them is read (Fowl et al. 2022)
+`attack_models`,       was this record in the training data? Two normal distributions of a statistic
+`attack_uploads`       over shadow runs with and without it, and their likelihood ratio (LiRA:
+                       Carlini et al. 2022)
 
 Distributions and thresholds are fitted on the even runs alone; the odd runs are judged. A half with
 a record and a half without it differ in one replaced record, so that every rate obeys
 TPR ≤ Φ(Φ⁻¹(FPR) + μ), with μ of the run's whole budget. To tell a member i from another record j of
 the same run is a test between two halves in which i and j are swapped: the area under a run's curve
-is Φ(μ/2) at most on average.
-
-Records of one run share its noise, and only runs are independent. Therefore a ceiling is
-contradicted by a mean over runs (`messages.bound_mean`).
+is Φ(μ/2) at most on average. Records of one run share its noise, and only runs are independent.
+Therefore a ceiling is contradicted by a mean over runs (`messages.bound_mean`).
 """
 
 from __future__ import annotations

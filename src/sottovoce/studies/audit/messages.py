@@ -1,34 +1,23 @@
 """Measure what uploads of the real `client.release` reveal about worst-case neighbours.
 
-**The ceiling.** An attacker says "it was D′" or "it was D". Against a μ-GDP release
+Against a μ-GDP release TPR ≤ Φ(Φ⁻¹(FPR) + μ) (Dong, Roth & Su 2022), so that counted rates with
+Clopper–Pearson bounds (TPR ≥ t, FPR ≤ f) prove μ ≥ Φ⁻¹(t) − Φ⁻¹(f). To turn that μ into an ε
+assumes that the noise has the Gaussian shape. Without any assumption ε ≥ ln((t − δ)/f).
 
-    TPR ≤ Φ(Φ⁻¹(FPR) + μ)                               (Dong, Roth & Su 2022)
+**The duel** (`measure`). A server that knows both D and D′ sends a model at which replacing one
+record turns a clipped gradient around, so that the upload moves by all of Δ, and scores the upload
+by its likelihood ratio: N(±μ/2, 1) with noise as promised, and no attack is better. From round to
+round the model's sign changes: noise that two rounds share cancels out of the score and is
+detected. The heads of the messages are compared, too; a noised loss is one more coordinate.
 
-so that counted rates with Clopper–Pearson bounds (TPR ≥ t, FPR ≤ f) prove μ ≥ Φ⁻¹(t) − Φ⁻¹(f). To
-turn that μ into an ε assumes that the noise has the Gaussian shape. Without any assumption
-ε ≥ ln((t − δ)/f), which with n messages cannot be much more than ln n.
-
-**The duel** (`measure`). A server that knows both D and D′ and may send any model is the strongest
-attacker that the guarantee covers. It sends a model at which replacing one record turns a clipped
-gradient around, so that the upload moves by all of Δ, and scores the upload by its likelihood
-ratio. With independent noise as promised, the score is N(±μ/2, 1) with μ = Δ/σ over the whole run,
-and no attack is better.
-
-From round to round the model's sign changes, and with it the direction in which D and D′ differ:
-noise that two rounds share then cancels out of the score and is detected. The heads of the messages
-are compared too: a head that only one of the two datasets produces decides at once. A noised loss,
-where clients report it, is one more coordinate of the score.
-
-**One run** (`play_one_run`). Every row of the client is a canary whose label a fair coin has
-chosen; the two labels pull the canary's own row of the first layer in opposite directions, as far
-as clipping allows. After the run the server guesses the coins that it is surest of, a number fixed
-beforehand. If the run is (ε, δ)-DP,
+**One run** (`play_one_run`). Every row is a canary whose label a fair coin has chosen, and the
+server guesses the coins that it is surest of, a number fixed beforehand. If the run is (ε, δ)-DP,
 
     P[at least v of r guesses right] ≤ β + 2mδ·α,   β = P[Binomial(r, e^ε/(1 + e^ε)) ≥ v],
 
 with α = max_i (P[Binomial ≥ v − i] − β)/i (Steinke, Nasr & Jagielski 2023): an ε for which that is
 below 1 − confidence is refuted. Assuming the Gaussian shape, Mahloujifar, Melis & Chaudhuri (2024)
-refute more from the same guesses. One run proves less than the thousands of runs of a duel.
+refute more from the same guesses.
 """
 
 from __future__ import annotations

@@ -1,21 +1,8 @@
 """The search of a rehearsal: which settings are tried in which order, and the trials themselves.
 
-1. every model and kind of features at three pairs (T, η) that trade rounds for length of step,
-   with a fixed number of rounds; the better half of them at all nine pairs;
-2. from the best one, steps of a factor two in T, η and C (and in two of them against each other)
-   while they gain a tenth of a point: no end of a range stops them;
-3. the other schedules and weights;
-4. the whole grid (T, η) around the best; where the best lies on its edge, it grows there;
-5. steps of √2, with two seeds;
-6. the best few with more seeds. The best mean wins; of equals, the one with fewer rounds. On
-   synthetic rows the plan as given stays, or the public rule for η, unless the best one is better
-   by a standard error.
-
-The plan as given comes first, then the same with η by the public rule (`choose_learning_rate`).
-Where the plan leaves η to that rule, the pairs of 1. are around its T and η.
-
-Only the plan's metric on the rows that choose counts. All settings have the same seeds, rows and
-noise.
+docs/rehearsal.md has the six steps. The plan as given comes first, then the same with η by the
+public rule (`choose_learning_rate`). Only the plan's metric on the rows that choose counts, and all
+settings have the same seeds, rows and noise.
 
 A trial is a whole federation on the stand-in, and a function of setting and seed (on a CPU to the
 last bit). It is stored as soon as it is done: a rehearsal that was stopped reads what is done, and

@@ -1,20 +1,11 @@
-"""The stand-in: rows that replace the clients' own in a rehearsal.
+"""The stand-in: rows that replace the clients' own in a rehearsal (docs/rehearsal.md).
 
-They are public rows, digits drawn anew, or synthetic rows. The plan's own data are never opened: a
-rehearsal on them would be a release that nobody pays for. A stand-in has rows to train on, rows
-that choose a setting (validation), and rows that only tell what it reaches (test).
+They are public rows, digits drawn anew (`draw_digits`) or synthetic rows of a public schema
+(`make_rows`). The plan's own data are never opened: a rehearsal on them would be a release that
+nobody pays for. A stand-in has rows to train on, rows that choose a setting (validation), and rows
+that only tell what it reaches (test).
 
-**Digits drawn anew** (`draw_digits`): the 1,797 embedded pictures shifted, turned, scaled, with
-thicker or thinner strokes, as many as a federation needs.
-
-**Synthetic rows** (`make_rows`) follow a public schema: which columns there are, and nothing of
-what they contain. A row is of one of eight kinds; each kind has its own shares of every category
-and its own mean of every number, so that columns depend on each other as in real tables. The label
-is drawn from a softmax of a random linear rule in which every column counts alike, so noisy that
-the best possible prediction is right for about 85 of 100 rows. Classes are even, unless the plan
-says their shares or names a metric for uneven ones.
-
-**The federation** (`fit_plan`) has as many rows as the stand-in, and the noise of the real one. The
+The federation (`fit_plan`) has as many rows as the stand-in, and the noise of the real one. The
 noise of a step is 2ηC√T/(n·μ): a client with n/f rows and a budget that is worth f·μ adds what the
 real client will add, and only the gradients are means over fewer rows. Where the unit is a client,
 n does not matter and the budget stays.
