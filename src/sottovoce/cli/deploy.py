@@ -88,9 +88,7 @@ def init_server(
 
 @server_app.command("renew")
 def renew_server(
-    folder: Folder = None,
-    authority: Authority = None,
-    passphrase_file: PassphraseFile = None,
+    folder: Folder = None, authority: Authority = None, passphrase_file: PassphraseFile = None
 ) -> None:
     """Sign the server's certificates for another year; clients need nothing new.
 

@@ -236,8 +236,7 @@ def rebind(
     nothing_since: Annotated[
         bool,
         typer.Option(
-            "--nothing-since",
-            help="Declare, on record: nothing was released after this state.",
+            "--nothing-since", help="Declare, on record: nothing was released after this state."
         ),
     ] = False,
     second_ledger: SecondLedger = False,

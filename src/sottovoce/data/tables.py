@@ -11,11 +11,6 @@ categories are taken from all rows, and the guarantee says that this is not cove
 Only polars reads tables, and it is loaded when the first one is opened. A CSV is read as texts: the
 plan says what a column is, never a guess from its first rows. Memory holds the encoded matrix and
 one batch of rows, however large the file is.
-
-`draft_plan` writes the draft of `sottovoce init --from`.
-
-`split_by_column` is the split of a table with a client column. Validation and test rows are taken
-from the clients' rows before training, and every client keeps at least one row to train on.
 """
 
 from __future__ import annotations

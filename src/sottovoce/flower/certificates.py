@@ -5,17 +5,6 @@ the SuperLink whose names include the address clients dial, and for every SuperN
 ECDSA key pair. All keys are on P-384. Every file is made new (an existing one is never
 overwritten) and is readable by its owner alone. `sottovoce server init` and `sottovoce node init`
 make those of a federation between machines; a renewal keeps every key.
-
->>> import tempfile
->>> from pathlib import Path
->>> folder = Path(tempfile.mkdtemp())
->>> link = make_server_keys(folder, make_authority(folder), names=["link.example.org", "192.0.2.7"])
->>> sorted(path.name for path in folder.iterdir())
-['ca.crt', 'ca.key', 'server.crt', 'server.key']
->>> oct(link.key.stat().st_mode & 0o777)
-'0o600'
->>> make_node_key(folder, "node0").public.read_text().split()[0]
-'ecdsa-sha2-nistp384'
 """
 
 from __future__ import annotations

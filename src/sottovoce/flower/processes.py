@@ -4,16 +4,6 @@ A log is plain or lines of JSON: events and kinds of errors, no data. An excepti
 contain a value from a client's rows, and logs are collected on other machines; so a line has the
 exception's kind, never its words. The words are shown on the machine itself: `python -m
 sottovoce.flower.worker --check`, `sottovoce ledger`.
-
->>> import sys, tempfile
->>> from pathlib import Path
->>> log = Path(tempfile.mkdtemp()) / "hello.log"
->>> with Processes() as processes:
-...     process = processes.start("hello", [sys.executable, "-c", "print('good day')"], log=log)
-...     process.wait(10)
-0
->>> process.tail()
-'good day'
 """
 
 from __future__ import annotations

@@ -148,9 +148,7 @@ class BoundedGrid(HttpGrid):
                 contents = pull_objects(
                     _list_parts(tree),
                     make_pull_object_fn_protobuf(
-                        lambda request: self._pull_object(request, limit + ENVELOPE),
-                        self.node,
-                        run,
+                        lambda request: self._pull_object(request, limit + ENVELOPE), self.node, run
                     ),
                     max_time=ARRIVAL + limit / PACE,
                 )

@@ -149,10 +149,7 @@ class Products:
 
 
 def clipped_sum(
-    blocks: Iterable[Floats | Products],
-    clip: float,
-    parameters: int,
-    weights: Floats | None = None,
+    blocks: Iterable[Floats | Products], clip: float, parameters: int, weights: Floats | None = None
 ) -> Integers:
     """Return the exact Σ_m q_m over blocks of per-sample gradients, each (rows, parameters).
 

@@ -43,14 +43,7 @@ from sottovoce.reports.pages import (
     render_page,
 )
 from sottovoce.reports.progress import SIMULATED, find_multiplier
-from sottovoce.runs.record import (
-    AGAIN,
-    ClientEntry,
-    Fairness,
-    MetricEntry,
-    Record,
-    RoundEntry,
-)
+from sottovoce.runs.record import AGAIN, ClientEntry, Fairness, MetricEntry, Record, RoundEntry
 from sottovoce.schemas import GuaranteeEntry
 
 IN_SIMULATION_ONLY = (

@@ -31,14 +31,7 @@ from sottovoce.data.federated import (
 )
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.models import metrics
-from sottovoce.models.base import (
-    JaxModel,
-    Model,
-    Params,
-    find_model,
-    predict_numbers,
-    require_rows,
-)
+from sottovoce.models.base import JaxModel, Model, Params, find_model, predict_numbers, require_rows
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import find_shortfall, gradient_norms
 from sottovoce.models.custom import Custom, adopt_model, explain_error, load_own_model
@@ -614,11 +607,7 @@ def _build_model(plan: Plan, held: Holdings) -> Model:
     names = [option.name for option in find_model(section.name).options]
     options = {name: getattr(section, name, None) for name in names}
     return build_model(
-        section.name,
-        shape=held.inputs,
-        classes=held.classes,
-        number_loss=section.loss,
-        **options,
+        section.name, shape=held.inputs, classes=held.classes, number_loss=section.loss, **options
     )
 
 

@@ -86,11 +86,6 @@ class Vault:
     >>> with Vault.open(place, dataset=dataset) as vault:
     ...     vault.contains(receipt), int(vault.tank("run-1").debits)
     (True, 1)
-    >>> Vault.open(place.with_name("another.vault"), dataset=dataset)
-    Traceback (most recent call last):
-        ...
-    sottovoce.errors.VaultRefusal: ...another.vault does not exist; put it back if it was there, \
-or make one with `sottovoce ledger create`
     """
 
     def __init__(self, chest: Chest, *, readable_only: bool) -> None:
