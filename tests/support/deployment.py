@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -26,6 +27,30 @@ SERVER = ("sottovoce-superlink", "sottovoce-server", "sottovoce-proxy")
 NODE = ("sottovoce-worker", "sottovoce-node")
 HOSTILE = Path(__file__).parent / "hostile_party.py"
 DOOR = "server.example.org:8000"
+# Asks the SuperLink whenever it is told to: `flwr list` costs a second of computing each time.
+DESK = """
+import json, sys
+from pathlib import Path
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
+from sottovoce.errors import FederationError
+from sottovoce.flower import local
+link = local.Link("127.0.0.1:8001", Path("/etc/sottovoce/server/ca.crt"))
+for line in sys.stdin:
+    try:
+        if line.strip() == "online":
+            print(len(local.list_online(link)), flush=True)
+        elif line.strip() == "everything":
+            with local._open_control(link) as client:
+                runs = client.ListRuns(ListRunsRequest()).run_dict
+                nodes = client.ListNodes(ListNodesRequest()).nodes_info
+            told = {str(run): state.status.status for run, state in runs.items()}
+            print(json.dumps([told, sorted(node.node_id for node in nodes)]), flush=True)
+        else:
+            state = local.read_run_state(link, int(line))
+            print(state.status, state.outcome, sep=":", flush=True)
+    except FederationError:
+        print("unknown", flush=True)
+"""
 
 
 def until(question, seconds=900):
@@ -58,6 +83,7 @@ class Deployment:
     longer: int
     floor: float  # many runs follow: none may take more than a little of the budget
     said: dict[str, str] = field(default_factory=dict)
+    desk: subprocess.Popen[str] | None = None
 
     @property
     def machines(self):
@@ -123,21 +149,28 @@ class Deployment:
         home = "/etc/sottovoce/server/flwr"
         return self.server.run("flwr", *words, check=check, FLWR_HOME=home).stdout
 
-    def listed(self, *words):
-        return json.loads(self.flwr(*words, "federation", "--format", "json"))
+    def ask(self, question):
+        """Ask the SuperLink through one process on the server that stays; return its words."""
+        if self.desk is None:
+            self.desk = self.server.open("python", "-c", DESK)
+        self.desk.stdin.write(f"{question}\n")
+        self.desk.stdin.flush()
+        return self.desk.stdout.readline().strip()
+
+    def close_desk(self):
+        if self.desk is not None:
+            self.desk.communicate(timeout=900)
 
     def online(self):
-        """How many SuperNodes the server counts as online."""
-        nodes = self.listed("supernode", "list")["nodes"]
-        return sum(node["status"] == "online" for node in nodes)
+        """How many SuperNodes the server counts as online; nan while it does not answer."""
+        said = self.ask("online")
+        return math.nan if said == "unknown" else int(said)
 
     def all_online(self):
         return self.online() == len(self.wards)
 
     def runs_and_nodes(self):
-        nodes = self.listed("supernode", "list")["nodes"]
-        runs = {(run["run-id"], run["status"]) for run in self.listed("list")["runs"]}
-        return runs, {node["node-id"] for node in nodes}
+        return json.loads(self.ask("everything"))
 
     def run(self, out, **config):
         """Start a run of our own app as the page does, and return its id."""
@@ -155,10 +188,7 @@ class Deployment:
 
     def state(self, run):
         """What the SuperLink says of a run; `unknown` while it does not answer."""
-        said = self.flwr("list", "--run-id", run, "federation", "--format", "json", check=False)
-        with contextlib.suppress(ValueError, LookupError):
-            return json.loads(said)["runs"][0]["status"]
-        return "unknown"
+        return self.ask(run)
 
     def hostile(self, *words, machine=None):
         """Start a hostile party on a machine; what it found out is read from it at its end."""
@@ -204,7 +234,7 @@ def deployed(*wards, rounds, longer, floor=8.0):
     """The page, followed for these clients; everything that it started ends with this."""
     folder = Path(tempfile.mkdtemp(prefix="sottovoce-machines-"))
     folder.chmod(0o755)
-    machines = []
+    machines, it = [], None
     try:
         for name in ("server", *wards, "stranger"):
             machines.append(Machine(folder, name))
@@ -216,6 +246,8 @@ def deployed(*wards, rounds, longer, floor=8.0):
         it.follow()
         yield it
     finally:
+        if it is not None:
+            it.close_desk()
         for machine in machines:
             machine.close()
         shutil.rmtree(folder)

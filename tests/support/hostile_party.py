@@ -3,7 +3,8 @@
 python hostile_party.py calls HOST:PORT ca.crt [KEY]      every call there is, signed with KEY
 python hostile_party.py node HOST:PORT ca.crt KEY SECONDS MODE…   a registered node that replies
 
-A node ends when it is told to (SIGTERM), or after so many seconds, and prints what it met.
+A node ends when it is told to (SIGTERM), or after so many seconds, and prints what it met. It
+replies in each MODE in turn; `large+half` is one turn, in which a message is replied to twice.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def calls(address, authority, key=None):
     found = {}
     for method, path in [*PROTOBUF_REQUEST_TYPES, *(("POST", trick) for trick in TRICKS)]:
         for verb in (method, "GET"):
-            connection = http.client.HTTPSConnection(host, int(port), timeout=30, context=trust)
+            connection = http.client.HTTPSConnection(host, int(port), timeout=900, context=trust)
             headers = {"Content-Type": "application/protobuf", **signed(key)}
             connection.request(verb, path, body=b"", headers=headers)
             found[f"{verb} {path}"] = connection.getresponse().status
@@ -241,7 +242,7 @@ class HostileNode:
         """Pull what it is asked and reply in the ways given, in turn, until it is told to end."""
         stopped = []
         signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
-        replies = [mode for mode in modes if mode in MODES] or ["silent"]
+        replies = [mode for mode in modes if mode not in BESIDES] or ["silent"]
         for mode in BESIDES:
             if mode in modes:
                 for _ in range(FLOODERS if mode == "flood" else 1):
@@ -258,10 +259,11 @@ class HostileNode:
             )
             for proto in [] if pulled is None else pulled.messages_list:
                 self.seen["asked"] += 1
-                mode, turn = replies[turn % len(replies)], turn + 1
-                content = MODES[mode](b"")
-                if content is not None:
-                    self.reply(proto, content, half=mode == "half")
+                together, turn = replies[turn % len(replies)], turn + 1
+                for mode in together.split("+"):
+                    content = MODES[mode](b"")
+                    if content is not None:
+                        self.reply(proto, content, half=mode == "half")
             time.sleep(0.5)
         gone = DeactivateNodeRequest(node_id=self.node.node_id)
         self.call("left", self.client.DeactivateNode, gone)

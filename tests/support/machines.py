@@ -127,6 +127,13 @@ class Machine:
         assert not check or done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done
 
+    def open(self, *argv: object, user: str | None = None) -> subprocess.Popen[str]:
+        """Start a command that is talked with line by line."""
+        return subprocess.Popen(
+            self.inside(*argv, user=user), env=self.environment(), text=True, cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
     def shell(self, lines: str, *, typed: str = "", folder: str = "/") -> str:
         """Run lines as they are printed on a page."""
         return self.run("bash", "-ec", lines, typed=typed, folder=folder).stdout
