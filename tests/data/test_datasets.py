@@ -92,7 +92,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     thread.start()
     yield mirror
     mirror.server.shutdown()
-    thread.join(timeout=10)
+    thread.join()
     mirror.server.server_close()
 
 

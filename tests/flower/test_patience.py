@@ -60,7 +60,7 @@ class Grid(FakeGrid):
             plan(**{"rounds.rounds": rounds}),
             public(),
             Routes(Seats(self, read_client_id, limit=2**20)),
-            Patience(3, gathering=5.0, round=deadline),
+            Patience(3, gathering=900.0, round=deadline),
             out=out,
             on_round=told,
         )
@@ -71,7 +71,7 @@ def test_one_that_greets_and_never_answers_is_asked_less_and_less(tmp_path):
     """Each time costs the whole deadline: after three in a row it sits out 1, 2, 4, … rounds."""
     grid = Grid(tmp_path)
     grid.instead[2] = lambda message: None
-    done = grid.lead(tmp_path / "run", rounds=9, deadline=3.0)
+    done = grid.lead(tmp_path / "run", rounds=9, deadline=6.0)
     assert grid.asked == {1: list(range(9)), 2: [0, 1, 2, 4, 7], 3: list(range(9))}
     assert [entry["uploads"] for entry in done.record["rounds"]] == [2] * 9
 
@@ -83,7 +83,7 @@ def test_one_that_refused_for_a_while_comes_back(tmp_path):
     grid.instead[2] = lambda message: (
         said(message, make_refusal("data", "no")) if grid.round < 3 else ...
     )
-    done = grid.lead(tmp_path / "run", rounds=7, deadline=20.0)
+    done = grid.lead(tmp_path / "run", rounds=7, deadline=900.0)
     assert grid.asked[2] == [0, 1, 2, 4, 5, 6]
     assert [entry["uploads"] for entry in done.record["rounds"]] == [2] * 4 + [3] * 3
     assert done.record["rounds"][0]["refused"] == {"data": 1}

@@ -65,7 +65,7 @@ class TestCertificates:
                 check = ssl.create_default_context(cafile=str(trust))
                 check.verify_flags |= ssl.VERIFY_X509_STRICT
                 with (
-                    socket.create_connection(listener.getsockname(), timeout=5) as plain,
+                    socket.create_connection(listener.getsockname(), timeout=900) as plain,
                     check.wrap_socket(plain, server_hostname=name) as said,
                 ):
                     return said.recv(16)
@@ -302,7 +302,7 @@ class TestProcesses:
             first = processes.start("nap", nap, log=tmp_path / "nap.log")
             os.kill(processes.pid, signal.SIGKILL)
             assert until(lambda: gone(first.pid))
-            assert first.wait(5) == -signal.SIGKILL
+            assert first.wait(900) == -signal.SIGKILL
             with pytest.raises(FederationError, match="has ended"):
                 processes.start("more", nap, log=tmp_path / "more.log")
 
@@ -310,7 +310,7 @@ class TestProcesses:
         with Processes() as processes:
             argv = [sys.executable, "-c", "print('one\\n\\ntwo'); raise SystemExit(3)"]
             process = processes.start("p", argv, log=tmp_path / "p.log")
-            assert process.wait(10) == 3
+            assert process.wait(900) == 3
             assert not process.alive
             assert process.tail(1) == "two"
             with pytest.raises(FederationError, match="could not be started"):
@@ -342,8 +342,8 @@ class TestProcesses:
             argv = [sys.executable, "-c", textwrap.dedent(code), *words]
             return processes.start(name, argv, log=tmp_path / name, **more)
 
-        with Processes(grace=0.3) as processes:
-            started(processes, "worker", busy, "0.5", grace=20.0)
+        with Processes(grace=5.0) as processes:
+            started(processes, "worker", busy, "0.5", grace=900.0)
             started(processes, "stuck", busy, "600", grace=0.8)
             started(processes, "node", other)
             assert until(lambda: all(p.tail() == "ready" for p in processes.all.values()))

@@ -233,4 +233,4 @@ def open_tab(browser: str, profile: Path) -> Iterator[Tab]:
             yield Tab(send, receive)
         finally:
             started.terminate()
-            started.wait(60)
+            started.wait(900)

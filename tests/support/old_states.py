@@ -47,7 +47,7 @@ def removed_and_copied(old: Path, new: Path) -> None:
 
 def copied_with_all(old: Path, new: Path) -> None:
     """`cp -a --remove-destination`: times, mode and owner stay, as in a backup that is put back."""
-    subprocess.run(["cp", "-a", "--remove-destination", old, new], check=True, timeout=60)
+    subprocess.run(["cp", "-a", "--remove-destination", old, new], check=True, timeout=900)
 
 
 def synchronised(old: Path, new: Path) -> None:

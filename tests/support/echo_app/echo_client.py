@@ -7,17 +7,18 @@ from sottovoce.flower.client_app import build_app
 
 
 class Echo:
-    """The node file holds the client's name, and perhaps how long to think."""
+    """The node file holds the client's name; beside it, `.asked` appears and `.hold` holds it."""
 
     def hello(self, node: Path) -> bytes:
-        return node.read_text().split()[0].encode()
+        return node.read_text().encode()
 
     def answer(self, request: bytes, node: Path) -> bytes:
-        name, *seconds = node.read_text().split()
         if request.startswith(b"boom"):
             raise RuntimeError("the secret sample is 42")
-        time.sleep(float(seconds[0]) if seconds else 0.0)
-        return name.encode() + b" " + request
+        node.with_suffix(".asked").touch()
+        while node.with_suffix(".hold").exists():
+            time.sleep(0.02)
+        return self.hello(node) + b" " + request
 
 
 app = build_app(Echo())

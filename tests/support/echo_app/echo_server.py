@@ -19,13 +19,13 @@ def conduct(roll, config):
         part.write_text(json.dumps(told))
         part.replace(out)
 
-    roll.call(wanted=config["clients"], seconds=60)
+    roll.call(wanted=config["clients"], seconds=900)
     told["called"] = time.time()
     write()
     body = os.urandom(config["bytes"])
     for t in range(config["rounds"]):
         start = time.time()
-        roll.call(wanted=1, seconds=20)
+        roll.call(wanted=1, seconds=900)
         names = sorted(roll.seats)
         request = b"boom" if config["boom"] == t else f"{t} ".encode() + body
         said = roll.ask(dict.fromkeys(names, request), group=str(t), seconds=config["seconds"])
