@@ -28,6 +28,7 @@ from sottovoce.privacy.budget import (
 from sottovoce.reports import progress
 from sottovoce.server.coordinator import find_misfit
 from sottovoce.server.federation import build, build_from_members
+from sottovoce.simulation.simulate import adapt_plan
 from support.in_process import plan
 from support.in_process import public as public_rows
 from support.promised import account, member
@@ -341,27 +342,33 @@ def test_a_federation_dealt_from_a_table_with_clients_names_their_rows(tmp_path)
 @pytest.mark.parametrize("unit", UNITS)
 def test_rows_of_nobody_are_not_called_the_clients(tmp_path, unit):
     """A data set, arrays, one array a client, a table without a client column; every signal."""
+
+    def promise(plan, *given, **more):
+        arrays = federated.Given(*given, **more) if given else None
+        plan = adapt_plan(plan, arrays, None)
+        return build(plan, seed=1, data=arrays).guarantee().to_json()
+
     path = hospital(tmp_path, last="no")
     dealt = {"client": None, "split": "iid", "clients": 3}
     rows = np.zeros((60, 2), np.float32), np.tile([0, 1], 30)
     few = {"local": {"unit": unit}, "rounds": {"rounds": 1}}
     noised = few | {"server": {"signal": "clients"}}
-    runs = [simulate(of_wards(path, unit=unit, **dealt), seed=1)]
+    table = simulate(of_wards(path, unit=unit, **dealt), seed=1).record["guarantee"]
+    found = [table, promise(of_wards(path, unit=unit, **dealt))]
     if unit == "person":  # which a data set does not have
         arrays = Plan(**few, data={"name": "arrays", "clients": 3, "validation": 5, "test": 5})
-        runs += [simulate(arrays, data=rows, person=np.arange(60) // 2, seed=1)]
+        found += [promise(arrays, rows, person=np.arange(60) // 2)]
     else:
-        runs += [
-            simulate(Plan(**few), seed=1),
-            simulate(Plan(**noised), seed=1),
-            simulate(Plan(**few), data=rows, seed=1),
-            simulate(Plan(**few), data=[rows, rows], validation=rows, test=rows, seed=1),
+        found += [
+            promise(Plan(**few)),
+            promise(Plan(**noised)),
+            promise(Plan(**few), rows),
+            promise(Plan(**few), [rows, rows], rows, rows),
         ]
-    for run in runs:
-        text = run.record["guarantee"]["text"]
-        assert NOBODYS_ROWS in text.partition(" Not covered: ")[0]
-        assert "clients' own rows" not in text
-        assert not {*LEAKS, "evaluation-of-clients"} & {*run.record["guarantee"]["not_covered"]} - {
+    for guarantee in found:
+        assert NOBODYS_ROWS in guarantee["text"].partition(" Not covered: ")[0]
+        assert "clients' own rows" not in guarantee["text"]
+        assert not {*LEAKS, "evaluation-of-clients"} & {*guarantee["not_covered"]} - {
             "counted-classes"
         }
 
