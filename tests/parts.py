@@ -11,55 +11,56 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 BIN = ".venv/bin"
 # Three workers on two cores: a third of the tests wait for processes of their own.
 PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal"]
 
 INSTALL = ("install", ["make", "--no-print-directory", ".venv/.dev"])
-CHECK = [
-    INSTALL,
+LINT = [
     ("style", [f"{BIN}/ruff", "check", "."]),
     ("format", [f"{BIN}/ruff", "format", "--check", "."]),
     ("imports", [f"{BIN}/lint-imports", "--no-cache"]),
     ("types", [f"{BIN}/mypy"]),
-    ("quick tests", [*PYTEST, "-m", "not slow"]),
 ]
-TEST = [
-    *CHECK[:-1],
-    ("tests", [*PYTEST, "--durations=8"]),
+BUILD = [
     ("docs", ["make", "--no-print-directory", "docs"]),
     ("wheel", [f"{BIN}/python", "tests/wheel.py"]),
 ]
+# What stands in one list keeps one core busy each: two run at a time.
+CHECK = [[INSTALL], LINT, [("quick tests", [*PYTEST, "-m", "not slow"])]]
+TEST = [[INSTALL], LINT + BUILD, [("tests", [*PYTEST, "--durations=8"])]]
 
 
-def run(name: str, command: list[str]) -> bool:
-    """Run one part and print its line; its last line of output stands beside it."""
+def run(name: str, command: list[str]) -> tuple[bool, str]:
+    """Run one part; return whether it passed, and its line with its last line of output."""
     began = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     minutes = (time.monotonic() - began) / 60
     lines = [x for x in done.stdout.splitlines() if x.strip() and not x.startswith("WARNING")]
-    last = lines[-1].strip("= ") if lines else ""
-    print(f"{name:<12} {minutes:5.1f} min  {'ok' if done.returncode == 0 else 'FAILED':<7} {last}")
-    if done.returncode != 0:
-        print(done.stdout)
-    sys.stdout.flush()
-    return done.returncode == 0
+    last, good = lines[-1].strip("= ") if lines else "", done.returncode == 0
+    said = f"{name:<12} {minutes:5.1f} min  {'ok' if good else 'FAILED':<7} {last}"
+    return good, said if good else f"{said}\n{done.stdout}"
 
 
 def main() -> int:
     """Run all parts of the set named on the command line."""
     began = time.monotonic()
-    parts = {"test": TEST, "check": CHECK}[sys.argv[1]]
+    groups = {"test": TEST, "check": CHECK}[sys.argv[1]]
     results = []
-    for part in parts:
-        results.append(run(*part))
-        if part is INSTALL and not results[-1]:
+    for group in groups:
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            for part in as_completed([pool.submit(run, *part) for part in group]):
+                good, said = part.result()
+                results.append(good)
+                print(said, flush=True)
+        if group == [INSTALL] and not all(results):
             break
     print(f"{'all':<12} {(time.monotonic() - began) / 60:5.1f} min")
-    good = sum(results)
-    print(f"parts: {good} passed, {len(parts) - good} failed")
-    return 0 if good == len(parts) else 1
+    good, count = sum(results), sum(map(len, groups))
+    print(f"parts: {good} passed, {count - good} failed")
+    return 0 if good == count else 1
 
 
 if __name__ == "__main__":
