@@ -56,7 +56,7 @@ types: $(VENV)/.dev  # mypy, strict
 	@$(BIN)/mypy
 
 schemas: $(VENV)/.run  ## the JSON Schemas, generated from the code
-	@$(BIN)/python -m sottovoce.schemas
+	@cd tests && ../$(BIN)/python -m support.schemas
 
 docs: $(VENV)/.dev  ## the documentation site into build/docs (executes the tutorials)
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
@@ -64,7 +64,8 @@ docs: $(VENV)/.dev  ## the documentation site into build/docs (executes the tuto
 
 ##@ Trust it
 trust: $(VENV)/.dev  ## the long checks at full size (MNIST needs SOTTOVOCE_DATA)
-	@$(BIN)/python trust/table.py
+	@$(PIP) --editable '.[ray]'
+	@$(BIN)/python trust/table.py trust tests/simulation/test_executors.py
 
 mutants: $(VENV)/.dev  ## deliberate privacy bugs, and which test notices each
 	@cd tests && ../$(BIN)/python -m mutants.mutant_score $(ARGS)
@@ -102,7 +103,7 @@ figures: $(VENV)/.run  ## every figure of the paper into results/ (needs SOTTOVO
 	@$(BIN)/sottovoce reproduce all
 
 claims: $(VENV)/.run  # the table of claims in docs/paper.md, from results/
-	@$(BIN)/python -m sottovoce.studies.paper.outcomes docs/paper.md results
+	@cd tests && ../$(BIN)/python -m support.claims ../docs/paper.md ../results
 
 ##@ Publish it
 dist: $(VENV)/.run  ## wheel, sdist and SBOM into dist/, built twice and checked

@@ -13,14 +13,14 @@ import pytest
 from sottovoce.errors import RunError
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.runs.record import Record
-from sottovoce.schemas.__main__ import generate_schemas
 from support.example_record import example
+from support.schemas import generate_schemas
 
 FOLDER = resources.files("sottovoce").joinpath("schemas")
 
 
 def test_the_committed_schemas_are_what_the_code_generates():
-    """To renew them: python -m sottovoce.schemas."""
+    """To renew them: make schemas."""
     generated = generate_schemas()
     assert {path.name for path in FOLDER.iterdir() if path.name.endswith(".json")} == {*generated}
     for name, text in generated.items():

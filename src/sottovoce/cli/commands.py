@@ -47,6 +47,10 @@ Log = Annotated[
         metavar="TOOL",
     ),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(help="Where runs are computed: ray, or ray:ADDRESS (default: this process)."),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="A smaller version that takes less time.")]
 
 MOST_PROGRAMS = 4000  # compiled ones that are kept; a run on the digits has 17
@@ -90,6 +94,7 @@ def rehearse(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the rehearsal that was stopped in --out.")
     ] = False,
+    on: On = None,
     as_json: Annotated[bool, typer.Option("--json", help="rehearsal.json on stdout.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -703,6 +708,7 @@ def reproduce(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Of horizon: these panels, repeatable.")
     ] = None,
+    on: On = None,
     quiet: Quiet = False,
 ) -> None:
     """Make the figures of the paper, with a verdict on every claim.
@@ -723,22 +729,20 @@ def reproduce(
     from sottovoce.studies.paper import reproduce as figures
     from sottovoce.studies.paper.outcomes import format_markdown
 
+    how: Any = {"quick": quick, "out": out, "quiet": quiet, "on": on}
     if claims:
         click.echo(format_markdown(figures.load_finished(out)))
     elif not names:
         click.echo(figures.format_listing())
     elif only and names != ["horizon"]:
         raise InputError("--only names panels of horizon; leave it out, or reproduce horizon")
-    elif names == ["horizon"]:
-        folder = figures.reproduce_horizon(quick=quick, only=only or (), out=out, quiet=quiet)
-        click.echo((folder / "horizon.md").read_text("utf-8"), nl=False)
-        click.echo(f"picture   {folder / 'horizon.svg'}")
-    elif names == ["frontier"]:
-        folder = figures.reproduce_frontier(quick=quick, out=out, quiet=quiet)
-        click.echo((folder / "frontier.md").read_text("utf-8"), nl=False)
-        click.echo(f"picture   {folder / 'frontier.svg'}")
+    elif names in (["horizon"], ["frontier"]):
+        (name,) = names
+        folder = figures.reproduce_study(name, only=only or (), **how)
+        click.echo((folder / f"{name}.md").read_text("utf-8"), nl=False)
+        click.echo(f"picture   {folder / f'{name}.svg'}")
     else:
-        found = figures.reproduce(names, quick=quick, out=out, quiet=quiet)
+        found = figures.reproduce(names, **how)
         click.echo(format_markdown(found))
         click.echo(f"page   {out / 'index.html'}")
 

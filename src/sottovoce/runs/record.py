@@ -343,8 +343,7 @@ ResolvedPlan = Annotated[
     ),
 ]
 Versions = Annotated[
-    dict[str, str],
-    Field(json_schema_extra={"required": ["sottovoce", "python", "numpy", "jax"]}),
+    dict[str, str], Field(json_schema_extra={"required": ["sottovoce", "python", "numpy", "jax"]})
 ]
 
 
@@ -376,6 +375,8 @@ class Record(BaseModel):
     to itself."""
     versions: Versions
     timing: Timing
+    ran_on: str | None = None
+    """Where a simulation was computed: the kind of device, and its node in a Ray cluster."""
     model_view: ModelView | None = None
     not_covered: NotCovered | None = None
     """The codes, where guarantee is null."""
@@ -471,6 +472,7 @@ class Record(BaseModel):
         not_covered: Sequence[str] = (),
         versions: Mapping[str, str] | None = None,
         identities: Sequence[Identity] = (),
+        ran_on: str | None = None,
     ) -> Self:
         """Return the record of a run as it stands, finished or not.
 
@@ -530,6 +532,7 @@ class Record(BaseModel):
                     "seconds": state.seconds,
                     "seconds_per_round": state.seconds / max(1, done),
                 },
+                ran_on=ran_on,
                 model_view=None if views is None else views[0],
                 # Without a figure, what is not covered is said all the same.
                 not_covered=None if guarantee is not None else codes,
@@ -640,11 +643,7 @@ def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[An
 
 
 def write_run(
-    folder: Path,
-    record: Record,
-    federation: Federation,
-    state: ServerState,
-    params: Parameters,
+    folder: Path, record: Record, federation: Federation, state: ServerState, params: Parameters
 ) -> None:
     """Write all files of a run folder but the page; the record last: it vouches for the others."""
     write_npz(folder / "model.npz", params)

@@ -3,7 +3,7 @@
 The functions that make a document name its class here as what they return, so that mypy holds
 them to its keys. Only the code that validates a document or generates its schema imports this file
 at run time: `sottovoce calibrate` and a device start without pydantic. The JSON Schemas beside it
-are generated: `python -m sottovoce.schemas` writes them, `tests/project/test_schemas.py` compares.
+are generated: `make schemas` writes them, `tests/project/test_schemas.py` compares.
 """
 
 from __future__ import annotations

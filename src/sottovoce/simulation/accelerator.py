@@ -38,7 +38,6 @@ from sottovoce.simulation.compiled import (
     RunTable,
     Seat,
     Seating,
-    Signal,
     StackedRows,
     compute_round,
     make_orders,
@@ -75,19 +74,17 @@ def compile_stretch(
     start: BatchPosition,
     words: Words,
     layout: Packing,
-    *,
-    signal: Signal = "public",
-    metric: str | None = None,
-    longest: int = 0,
+    **options: Any,
 ) -> Launch:
     """Compile a function (position, `words`, number of rounds) → results of these rounds.
 
-    `words` are the packed inputs of each round, [rounds, runs, …]. It is compiled here, with the
-    caller's JAX settings, and may be called from any thread.
+    `words` are the packed inputs of each round, [rounds, runs, …], `options` those of
+    `compute_round`. It is compiled here, with the caller's JAX settings, and may be called from any
+    thread.
     """
-    options = {"signal": signal, "metric": metric, "longest": longest, "layout": layout}
     stack, where = start.stack, np.zeros(2, np.int32)
-    lowered = _play_stretch.lower(model, rows, stack.params, stack.memory, words, where, **options)
+    inputs = rows, stack.params, stack.memory, words, where
+    lowered = _play_stretch.lower(model, *inputs, layout=layout, **options)
     compiled = lowered.compile()  # JAX caches it for the next run
 
     def launch(start: BatchPosition, words: Words, count: int) -> RoundResult:
@@ -296,9 +293,7 @@ class AheadEngine:
                 BatchPosition(first, 0),
                 words,
                 layout,
-                signal=self.table.signal,
-                metric=self.table.metric,
-                longest=self.table.longest,
+                **self.table.options,
             )
         launch, start, index = self.launch, self.start, self.index
         stack = self.thread.submit(  # that thread has launched the stretch before

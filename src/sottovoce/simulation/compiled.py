@@ -128,20 +128,20 @@ def play_round(
     orders: Orders,
     t: int,
     *,
-    signal: Signal = "public",
-    metric: str | None = None,
-    longest: int = 0,
     memory: dict[str, Params] | None = None,
+    **options: Any,
 ) -> RoundResult:
     """Compute round t of every run. One compilation per model, number of runs and shape of rows.
 
-    `longest` is the largest number of rows of any client; it matters where the round goes client by
-    client. `memory` are the models that the server's optimiser keeps beside the newest.
+    `memory` are the models that the server's optimiser keeps beside the newest, `options` those of
+    `compute_round`.
     """
     now = np.full(len(orders.std), t, np.uint32)
     words, layout = pack((orders, now))
-    options = {"signal": signal, "metric": metric, "longest": longest, "layout": layout}
-    return cast(RoundResult, _play_packed(model, rows, params, memory or {}, words, **options))
+    return cast(
+        RoundResult,
+        _play_packed(model, rows, params, memory or {}, words, layout=layout, **options),
+    )
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("signal", "metric", "longest", "layout"))
@@ -167,13 +167,15 @@ def compute_round(
     orders: Orders,
     now: Array,
     *,
-    signal: Signal,
-    longest: int,
+    signal: Signal = "public",
     metric: str | None = None,
+    longest: int = 0,
 ) -> RoundResult:
     """Compute a round inside a compiled program: of this file, or of `accelerator`.
 
     `metric` is the plan's; without one the validation loss steers schedule and `server.choose`.
+    `longest` is the largest number of rows of any client; it matters where the round goes client by
+    client.
     """
 
     def compute_run(
@@ -598,8 +600,8 @@ class RunTable:
         first = batch[0].federation
         self.batch = batch
         self.rows, self.split = stack_splits([run.federation for run in batch], model)
-        self.signal, self.metric = first.plan.server.signal, first.plan.metric
-        self.longest = int(max(first.samples))
+        signal, longest = first.plan.server.signal, int(max(first.samples))
+        self.options = {"signal": signal, "metric": first.plan.metric, "longest": longest}
 
     def prepare_runs(self, live: Iterable[int], states: list[ServerState]) -> PreparedRounds:
         """Price and debit the next round of each run that is not over, from these states."""
@@ -697,10 +699,8 @@ class CompiledEngine:
             self.params,
             make_orders(seats, self.seating.always),
             next(iter(opened.values())).turn.t,
-            signal=self.table.signal,
-            metric=self.table.metric,
-            longest=self.table.longest,
             memory=self.memory,
+            **self.table.options,
         )
         outcome.score.copy_to_host_async()
         self.params, self.memory, self.score = outcome.params, outcome.memory, outcome.score

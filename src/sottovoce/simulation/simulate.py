@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import os
+import platform
+import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +21,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sottovoce._version import __version__
 from sottovoce.data.federated import (
     NUMBERS,
     Given,
@@ -24,20 +32,15 @@ from sottovoce.data.federated import (
     load_holdings,
 )
 from sottovoce.data.files import hold_folder, require_empty
-from sottovoce.errors import InputError, RunError
-from sottovoce.models.base import (
-    JaxModel,
-    Params,
-    flatten_parameters,
-    predict_numbers,
-)
+from sottovoce.errors import InputError, RunError, SottovoceError
+from sottovoce.models.base import JaxModel, Params, flatten_parameters, predict_numbers
 from sottovoce.models.network import KEYS
 from sottovoce.plan import Plan
 from sottovoce.privacy import seeds as seeding
 from sottovoce.reports.progress import ProgressBar, is_notebook
 from sottovoce.runs import checkpoint, record
 from sottovoce.runs.checkpoint import OnRound, ServerState, describe_last_round
-from sottovoce.runs.integrations import Tracker
+from sottovoce.runs.integrations import Tracker, require_package
 from sottovoce.runs.record import Record, Status
 from sottovoce.runs.trained import Trained
 from sottovoce.server import forecast, rounds
@@ -51,7 +54,7 @@ from sottovoce.server.federation import (
     measure_model,
     score_model,
 )
-from sottovoce.server.rounds import Interrupts
+from sottovoce.server.rounds import Interrupts, check_interrupts
 from sottovoce.simulation import accelerator, compiled, streamed
 from sottovoce.simulation.compiled import (
     AfterRound,
@@ -63,6 +66,7 @@ from sottovoce.simulation.compiled import (
 
 # A plan, the path of its TOML file, or its keys.
 PlanLike: TypeAlias = Plan | str | Path | Mapping[str, Any] | None
+Job: TypeAlias = tuple[Plan, int]  # a run of a sweep: its plan and seed
 
 
 class Callbacks:
@@ -407,6 +411,7 @@ def describe_run(
         measured=measure_model(federation, params),
         identities=[{"name": name} for name in federation.held.names],
         not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
+        ran_on=describe_place(),
     )
 
 
@@ -423,6 +428,7 @@ def simulate_many(
     test: Pair | None = None,
     model: Any = None,
     together: bool | None = None,
+    on: str | Executor | None = None,
 ) -> list[Trained]:
     """Simulate every plan with every seed, plan after plan.
 
@@ -430,21 +436,17 @@ def simulate_many(
     round; on a CPU, whose cores one run keeps busy, one after another. `together` overrides that.
     Each run equals the one that `simulate` makes of its plan and seed, up to rounding.
 
+    `on` spreads the runs over other processes: "ray" over this machine (or the cluster that
+    RAY_ADDRESS names), "ray:ADDRESS" over a cluster, or an `Executor` of concurrent.futures.
+
     >>> plan = Plan(rounds={"schedule": "fixed", "rounds": 2})
     >>> runs = simulate_many([plan, plan.replace("privacy.epsilon=1")], seeds=[1, 2])
     >>> [run.record["seed"] for run in runs]
     [1, 2, 1, 2]
     """
-    results = simulate_each(
-        plans,
-        seeds=seeds,
-        data=data,
-        validation=validation,
-        test=test,
-        model=model,
-        together=together,
-    )
-    runs = dict(results)
+    given = None if data is None else Given(data, validation, test)
+    sweep = simulate_each(plans, seeds=seeds, given=given, model=model, together=together, on=on)
+    runs = dict(sweep)
     return [runs[i] for i in range(len(runs))]
 
 
@@ -452,11 +454,10 @@ def simulate_each(
     plans: Sequence[Plan],
     *,
     seeds: Sequence[int],
-    data: Pair | Sequence[Pair] | None = None,
-    validation: Pair | None = None,
-    test: Pair | None = None,
+    given: Given | None = None,
     model: Any = None,
     together: bool | None = None,
+    on: str | Executor | None = None,
 ) -> Iterator[tuple[int, Trained]]:
     """Yield the runs of `simulate_many` with their index in its list, as soon as they are done.
 
@@ -466,59 +467,54 @@ def simulate_each(
     >>> sorted(i for i, run in simulate_each([plan], seeds=[1, 2]))
     [0, 1]
     """
-    given = None if data is None else Given(data, validation, test)
     plans = [adapt_plan(plan, given, model) for plan in plans]
-    seeds = [seeding.check_seed(seed) for seed in seeds]
+    jobs = list(itertools.product(plans, [seeding.check_seed(seed) for seed in seeds]))
+    with open_executor(on) as executor:
+        if executor is None:
+            yield from _play_jobs(jobs, given, model, together)
+        else:
+            yield from _spread_jobs(jobs, given, model, together, executor)
+
+
+def _play_jobs(
+    jobs: Sequence[Job], given: Given | None, model: Any, together: bool | None
+) -> Iterator[tuple[int, Trained]]:
+    """Play the runs of a sweep in this process."""
     together = jax.default_backend() != "cpu" if together is None else together
     runs: list[tuple[Federation, int]] = []
     held: dict[Any, Holdings] = {}
-    for plan in plans:
-        for seed in seeds:
-            seen = tuple(getattr(plan.model, key) for key in KEYS)
-            where = (plan.data, seen, seed)
-            if where not in held:
-                held[where] = load_holdings(plan, seed=seed, data=given)
-            runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
+    for plan, seed in jobs:
+        where = (plan.data, tuple(getattr(plan.model, key) for key in KEYS), seed)
+        if where not in held:
+            held[where] = load_holdings(plan, seed=seed, data=given)
+        runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
     # All batches of a sweep are played in the same way, because each way needs a compilation.
     guess = not together or all(federation.schedule.steady for federation, _ in runs)
-    waiting = _group_runs(runs, TOGETHER if together else 1)
-    live = _begin_batches(waiting, runs, AT_ONCE if together else 1, guess=guess)
+    groups = _group_runs(runs, TOGETHER if together else 1)
+    waiting = (_play_group(group, runs, guess=guess) for group in groups)
+    live = list(itertools.islice(waiting, AT_ONCE if together else 1))
     over: deque[tuple[int, BatchRun, datetime]] = deque()
     while live or over:
         for batch in tuple(live):
-            if next(batch.rounds, _OVER) is _OVER:
+            if ended := next(batch):
                 live.remove(batch)
-                live += _begin_batches(waiting, runs, 1, guess=guess)
-                ended = zip(batch.members, batch.batch, strict=True)
-                over.extend((i, run, batch.began) for i, run in ended)
+                live += itertools.islice(waiting, 1)
+                over.extend(ended)
         if over:  # one at a time, while the others' rounds are under way
             i, run, began = over.popleft()
             made = describe_run(run, "finished", began)
             yield i, Trained(made.to_dict(), run.federation.model, run.final_model)
 
 
-_OVER = object()
-
-
-class _Batch(NamedTuple):
-    """A batch that is being played."""
-
-    members: list[int]
-    batch: list[BatchRun]
-    rounds: Iterator[object]
-    began: datetime
-
-
-def _begin_batches(
-    waiting: Iterator[list[int]], runs: list[tuple[Federation, int]], count: int, *, guess: bool
-) -> list[_Batch]:
-    begun = []
-    for members in itertools.islice(waiting, count):
-        known: dict[Any, First] = {}
-        batch = [start_run(*runs[i], known) for i in members]
-        rounds = play_batch(batch, guess=guess)
-        begun.append(_Batch(members, batch, rounds, datetime.now(UTC)))
-    return begun
+def _play_group(
+    group: list[int], runs: list[tuple[Federation, int]], *, guess: bool
+) -> Iterator[list[tuple[int, BatchRun, datetime]]]:
+    """Play these runs together; yield nothing after each round, and the runs at the end."""
+    known: dict[Any, First] = {}
+    batch, began = [start_run(*runs[i], known) for i in group], datetime.now(UTC)
+    for _ in play_batch(batch, guess=guess):
+        yield []
+    yield [(i, run, began) for i, run in zip(group, batch, strict=True)]
 
 
 def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int]]:
@@ -566,3 +562,123 @@ def _choose_batch_size(waiting: int, size: int) -> int:
     seats = 1 << (count - 1).bit_length()
     # A few empty seats cost nothing: an accelerator is not busy with so few runs.
     return seats // 2 if seats >= 16 and 4 * count <= 3 * seats else count
+
+
+# Where the runs of a sweep are computed: in this process, or through an `Executor`.
+
+
+def describe_place() -> str:
+    """Return where this process computes: the kind of device, and its node in a Ray cluster."""
+    device, ray = jax.devices()[0], sys.modules.get("ray")
+    name = f"{platform.machine()} CPU" if device.platform == "cpu" else device.device_kind
+    if ray is None or not ray.is_initialized():
+        return name
+    return f"{name}, Ray node {ray.get_runtime_context().get_node_id()[:8]}"
+
+
+def play_portion(
+    jobs: Sequence[Job], given: Given | None, model: Any, together: bool | None, version: str
+) -> list[Trained] | SottovoceError:
+    """Play some runs of a sweep in a worker; an error comes back as a value, however carried."""
+    try:
+        if version != __version__:
+            remedy = "install one version on all machines"
+            return InputError.of("sottovoce of a worker", __version__, version, remedy)
+        runs = dict(_play_jobs(jobs, given, model, together))
+    except SottovoceError as error:
+        return error
+    return [runs[i] for i in range(len(runs))]
+
+
+def _spread_jobs(
+    jobs: Sequence[Job], given: Given | None, model: Any, together: bool | None, executor: Executor
+) -> Iterator[tuple[int, Trained]]:
+    """Yield the runs of a sweep as workers finish them: one by one, or those trained together."""
+    size = getattr(executor, "together", 1) if together is None else TOGETHER if together else 1
+    sent: dict[Future[list[Trained] | SottovoceError], range] = {}
+    try:
+        for k in range(0, len(jobs), size):
+            work = jobs[k : k + size]
+            task = executor.submit(play_portion, work, given, model, together, __version__)
+            sent[task] = range(k, k + len(work))
+        while sent:
+            for task in wait(sent, timeout=0.2, return_when=FIRST_COMPLETED).done:
+                yield from zip(sent.pop(task), _read_portion(task), strict=True)
+            check_interrupts()
+    finally:
+        for task in sent:
+            task.cancel()
+
+
+def _read_portion(task: Future[list[Trained] | SottovoceError]) -> list[Trained]:
+    try:
+        made = task.result()
+    except Exception as error:  # of the executor, or of a model of the user's
+        raise RunError(f"a worker failed ({error!r:.300}); what is stored is kept") from error
+    if isinstance(made, SottovoceError):
+        raise made
+    return made
+
+
+def open_executor(on: str | Executor | None) -> AbstractContextManager[Executor | None]:
+    """Open what `on` names until the end of the context; an executor that is given stays open."""
+    return RayExecutor(on) if isinstance(on, str) else nullcontext(on)
+
+
+class RayExecutor(Executor):
+    """Calls functions on a Ray cluster that is named, or on one for this machine alone."""
+
+    def __init__(self, on: str) -> None:
+        kind, _, address = on.partition(":")
+        if kind != "ray":
+            remedy = "leave it out to compute in this process"
+            raise InputError.of("on", on, "ray, or ray:ADDRESS of a cluster", remedy)
+        require_package("ray", f"on {on}", "ray")
+        address = on if address.startswith("//") else address or os.environ.get("RAY_ADDRESS", "")
+        if not address and "ray" not in sys.modules:
+            # Read when it is imported: without this, Ray on Linux listens on every interface.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        self.ray = ray = importlib.import_module("ray")
+        self.is_ours = not ray.is_initialized()
+        if self.is_ours:
+            if not address and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ:
+                text = (
+                    "ray was imported before it could be kept off the network; call ray.init first"
+                )
+                raise InputError(text)
+            how: dict[str, Any] = {} if address else {"include_dashboard": False}
+            try:
+                with warnings.catch_warnings():  # JAX warns of the processes that Ray starts
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **how)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                remedy = f"Ray says: {error}"
+                raise InputError.of("on", on, "a cluster that answers", remedy) from error
+        gpus = ray.cluster_resources().get("GPU", 0)
+        self.together = TOGETHER if gpus else 1
+        # Ray calls a function again whose worker died.
+        self.call = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=3)(_call)
+        self.shared: dict[int, tuple[Any, Any]] = {}  # arrays, once for all tasks
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a function in a worker."""
+        for arg in args:
+            if isinstance(arg, Given) and id(arg) not in self.shared:
+                self.shared[id(arg)] = (arg, self.ray.put(arg))
+        args = tuple(self.shared.get(id(arg), (None, arg))[1] for arg in args)
+        task = self.call.remote(function, *args, **kwargs)
+        future: Future[Any] = task.future()
+        future.add_done_callback(
+            lambda done: self.ray.cancel(task, force=True) if done.cancelled() else None
+        )
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster, or end the one on this machine."""
+        if self.is_ours:
+            self.ray.shutdown()
+
+
+def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)

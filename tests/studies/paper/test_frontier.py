@@ -110,7 +110,7 @@ def test_the_papers_curves_share_the_runs_of_its_figures():
 
 @pytest.mark.slow
 def test_the_quick_version_runs_once(tmp_path, monkeypatch):
-    folder = reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
+    folder = reproduce.reproduce_study("frontier", quick=True, out=tmp_path, quiet=True)
     points = frontier.read_points(folder)
     assert len(points) == len(frontier.list_jobs(quick=True))
     assert all(0 <= point.mean <= 1 and point.spread == 0 for point in points)
@@ -118,7 +118,7 @@ def test_the_quick_version_runs_once(tmp_path, monkeypatch):
     assert "<svg" in (folder / "frontier.svg").read_text("utf-8")
     asked = []
     monkeypatch.setattr(reproduce, "train", lambda jobs, *rest, **how: asked.extend(jobs) or [])
-    reproduce.reproduce_frontier(quick=True, out=tmp_path, quiet=True)
+    reproduce.reproduce_study("frontier", quick=True, out=tmp_path, quiet=True)
     assert asked == []
     assert frontier.read_points(folder) == points
 

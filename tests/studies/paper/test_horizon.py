@@ -31,7 +31,7 @@ def stand_in(jobs, folder, count=None):
 
 def test_only_rule_steps_and_budget_differ_within_a_panel():
     """The same averaging on all sides, exact noise, public rows that steer, T₀ = 400 for rules."""
-    for name, panel in horizon.load_definition()["panel"].items():
+    for name, panel in horizon.load_tables("horizon")["panel"].items():
         cells = list(horizon.list_cells(name, quick=False))
         assert len(cells) == len(panel["steps"]) * 5 * 7
         assert len({cell.key for cell in cells}) == len(cells)
@@ -106,6 +106,6 @@ def test_the_page_shows_the_measured_table():
 
 @pytest.mark.slow
 def test_the_quick_version_trains(tmp_path):
-    folder = reproduce.reproduce_horizon(quick=True, out=tmp_path, quiet=True)
+    folder = reproduce.reproduce_study("horizon", quick=True, out=tmp_path, quiet=True)
     points = horizon.read_panels(folder)["digits"]
     assert {point.rule for point in points} == {"2", "4", "smoothed", "forecast"}

@@ -31,7 +31,7 @@ from sottovoce.studies.paper.definition import (
     together,
 )
 from sottovoce.studies.paper.outcomes import CHECKS, compute_interval, judge
-from support import ROOT
+from support import ROOT, claims
 from support.command_line import run_command
 from support.example_results import fill, result
 
@@ -252,7 +252,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_p
     trained = []
     real = reproduce._train
     monkeypatch.setattr(
-        reproduce, "_train", lambda jobs: (trained.append(x) or x for x in real(jobs))
+        reproduce, "_train", lambda *job: (trained.append(x) or x for x in real(*job))
     )
     reproduce.reproduce(["digits"], quick=True, out=parts, quiet=True)
     assert len(trained) == 3 * 2 * 2 * 2 - 5  # T × ε × variants × seeds, less what was there
@@ -394,7 +394,7 @@ def test_the_page_on_the_paper_shows_the_committed_results():
         assert all(len(cell["seeds"]) >= LEAST_SEEDS for cell in one.result.cells)
         assert one.figure == load_figure(one.figure.name)
     page = (ROOT / "docs" / "paper.md").read_text("utf-8")
-    assert outcomes.insert_table(page, outcomes.format_markdown(found)) == page
+    assert claims.insert_table(page, outcomes.format_markdown(found)) == page
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def test_every_figure_runs_quickly(tmp_path, monkeypatch):
         assert (out / f"{name}.svg").read_text("utf-8").startswith("<?xml")
     assert "A quick run" in (out / "index.html").read_text("utf-8")
 
-    def refuse(jobs):
+    def refuse(*_):
         raise AssertionError("something was left to train")
 
     monkeypatch.setattr(reproduce, "_train", refuse)
@@ -421,12 +421,10 @@ def test_every_figure_runs_quickly(tmp_path, monkeypatch):
     assert again.returncode == 0, again.stderr
 
 
-def test_the_claims_table_is_written_by_the_module_as_a_program(tmp_path):
-    """`make claims` runs the file itself: all of it must be defined before its last line."""
+def test_the_claims_table_is_written_between_its_marks(tmp_path):
     figure = definition.load_figure("fig2")
     outcomes.Result(figure, True, moments=reproduce.compute_moments(figure.moments)).save(tmp_path)
     page = tmp_path / "page.md"
-    page.write_text(f"{outcomes.START}\nold\n{outcomes.END}\n", "utf-8")
-    words = [sys.executable, "-m", "sottovoce.studies.paper.outcomes", str(page), str(tmp_path)]
-    subprocess.run(words, check=True, timeout=600)
+    page.write_text(f"{claims.START}\nold\n{claims.END}\n", "utf-8")
+    claims.main(str(page), str(tmp_path))
     assert figure.claims[0].words in page.read_text("utf-8")

@@ -601,7 +601,7 @@ def attack_models(
     pair = (x.astype(np.float32), y.astype(np.int32))
     losses, members = np.empty((runs, len(y))), np.zeros((runs, len(y)), dtype=bool)
     form = Form("mlp", (x.shape[1],), int(y.max()) + 1, {"hidden": hidden})
-    shadows = simulate_each([plan], seeds=range(runs), data=pair)
+    shadows = simulate_each([plan], seeds=range(runs), given=Given(pair))
     for done, (seed, trained) in enumerate(shadows, start=1):
         split = build(plan, seed=seed, data=Given(pair)).held.split
         assert split is not None, "arrays are split among clients"

@@ -364,14 +364,13 @@ def load_methods() -> dict[str, Method]:
     >>> load_methods()["udp"].plan["rounds.schedule"]
     'fixed'
     """
-    tables = tomllib.loads(_ROOT.joinpath("methods.toml").read_text("utf-8"))
-    return {name: Method(**table) for name, table in tables.items()}
+    return {name: Method(**table) for name, table in load_tables("methods").items()}
 
 
 @cache
-def load_looks() -> dict[str, dict[str, list[str]]]:
-    """Load `looks.toml`: colour, marker and stroke of each line, by kind and name."""
-    return tomllib.loads(_ROOT.joinpath("looks.toml").read_text("utf-8"))
+def load_tables(name: str) -> dict[str, Any]:
+    """Load `NAME.toml` of this folder: looks of lines, methods, or the panels of a study."""
+    return tomllib.loads(_ROOT.joinpath(f"{name}.toml").read_text("utf-8"))
 
 
 def parse_figure(text: str, name: str) -> Figure:

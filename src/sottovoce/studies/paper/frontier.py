@@ -14,11 +14,8 @@ OUT/frontier/frontier.md     the table of docs/frontier.md
 from __future__ import annotations
 
 import statistics
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -34,7 +31,7 @@ from sottovoce.privacy.gaussian import Floats
 from sottovoce.reports.charts import INK, MUTED, draw_svg, tidy_axes
 from sottovoce.studies import store
 from sottovoce.studies.paper import outcomes
-from sottovoce.studies.paper.definition import Cell, expand, load_figure, nest_keys
+from sottovoce.studies.paper.definition import Cell, expand, load_figure, load_tables, nest_keys
 from sottovoce.studies.paper.outcomes import Outcome, Runs, flatten_plan
 from sottovoce.studies.paper.page import draw_error_bars, find_look
 
@@ -114,11 +111,11 @@ def list_jobs(quick: bool) -> list[Job]:
     ('mnist', [1, 2, 3, 4, 5])
     """
     found = []
-    for panel in load_definition()["panel"]:
+    for panel in load_tables(NAME)["panel"]:
         for curve in panel["curve"]:
             fitted, first = curve.get("fitted"), curve.get("first_seed", 1)
             # The public rows are the same whatever the seed.
-            count = 1 if quick or fitted == "public" else load_definition()["seeds"]
+            count = 1 if quick or fitted == "public" else load_tables(NAME)["seeds"]
             for epsilon, plan in list(_list_plans(curve))[: 1 if quick else None]:
                 asked = {None: epsilon, "public": 0.0, "clients": OPEN}[fitted]
                 if quick:
@@ -235,13 +232,6 @@ def _read_runs(folder: Path) -> Runs:
     return outcomes.list_runs([vars(point) for point in read_points(folder)])
 
 
-@cache
-def load_definition() -> dict[str, Any]:
-    """Load `frontier.toml`: the number of seeds, and the panels with their curves."""
-    text = resources.files("sottovoce.studies.paper").joinpath("frontier.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
 def format_table(points: Sequence[FrontierPoint]) -> str:
     """Return the table of points: panel, curve, true ε, accuracy over the seeds, rounds, settings.
 
@@ -252,7 +242,7 @@ def format_table(points: Sequence[FrontierPoint]) -> str:
         "| data | how | ε that holds | test accuracy | rounds | T₀, η, C, after the noise |",
         "|---|---|---|---|---|---|",
     ]
-    for panel in load_definition()["panel"]:
+    for panel in load_tables(NAME)["panel"]:
         for curve in panel["curve"]:
             for point in points:
                 theirs = point.curve in ("paper", "corrected")
@@ -299,7 +289,7 @@ def draw_curves(points: Sequence[FrontierPoint]) -> str:
     """Draw a panel for each federation that was measured at more than one ε."""
     by_panel = [
         (panel, [point for point in points if point.panel == panel["name"]])
-        for panel in load_definition()["panel"]
+        for panel in load_tables(NAME)["panel"]
     ]
     drawn = [(panel, there) for panel, there in by_panel if len({p.asked for p in there}) > 1]
 

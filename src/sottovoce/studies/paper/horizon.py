@@ -13,11 +13,8 @@ OUT/horizon/horizon.svg   accuracy against ε
 from __future__ import annotations
 
 import statistics
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ from sottovoce.plan import Plan
 from sottovoce.reports.charts import INK, draw_svg, tidy_axes
 from sottovoce.studies import store
 from sottovoce.studies.paper import outcomes
-from sottovoce.studies.paper.definition import Cell, nest_keys
+from sottovoce.studies.paper.definition import Cell, load_tables, nest_keys
 from sottovoce.studies.paper.page import draw_error_bars, find_look
 
 NAME, SCHEMA = "horizon", "sottovoce.horizon/1"
@@ -61,20 +58,13 @@ class RulePoint:
         return 100 * statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
 
 
-@cache
-def load_definition() -> dict[str, Any]:
-    """Load `horizon.toml`."""
-    text = resources.files("sottovoce.studies.paper").joinpath("horizon.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
 def list_cells(panel: str, quick: bool) -> Iterator[Cell]:
     """Yield what is to be trained of a panel: `panel` is (η, C), `line` the rule, `x` the ε.
 
     >>> len(list(list_cells("digits", quick=False)))  # 3 steps, 5 budgets, 5 fixed T and 2 rules
     105
     """
-    known = load_definition()
+    known = load_tables(NAME)
     one = known["panel"][panel]
     source = {**known, **QUICK} if quick else known
     lines = {str(T): {"rounds.schedule": "fixed", "rounds.rounds": T} for T in source["fixed"]}
@@ -105,7 +95,7 @@ def reproduce(
     train: Callable[[Sequence[tuple[Cell, int, None]], Path], list[str]],
 ) -> dict[str, list[RulePoint]]:
     """Run what is missing of these panels in `out/horizon`, and write table and picture of all."""
-    panels, folder = load_definition()["panel"], out / NAME
+    panels, folder = load_tables(NAME)["panel"], out / NAME
     if unknown := [name for name in only if name not in panels]:
         raise InputError.of("--only", unknown[0], f"one of {', '.join(panels)}", "name panels")
     make_folder(folder)
@@ -159,7 +149,7 @@ def read_panel(folder: Path, name: str) -> list[RulePoint]:
 
 def read_panels(folder: Path) -> dict[str, list[RulePoint]]:
     """Return the points of every panel that was made, in the order of the file."""
-    found = {name: read_panel(folder, name) for name in load_definition()["panel"]}
+    found = {name: read_panel(folder, name) for name in load_tables(NAME)["panel"]}
     return {name: points for name, points in found.items() if points}
 
 
@@ -205,7 +195,7 @@ def format_table(panels: Mapping[str, Sequence[RulePoint]]) -> str:
     >>> format_table({}).splitlines()[0]
     '| data | rule | mean regret | worst cell | largest fall as ε grows |'
     """
-    rules = load_definition()["rule"]
+    rules = load_tables(NAME)["rule"]
     lines = [
         "| data | rule | mean regret | worst cell | largest fall as ε grows |",
         "|---|---|---|---|---|",
@@ -213,7 +203,7 @@ def format_table(panels: Mapping[str, Sequence[RulePoint]]) -> str:
     heads = ["data", "η, C", "ε", "best fixed T", *(rule["label"] for rule in rules.values())]
     details = ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, points in panels.items():
-        title, cells = load_definition()["panel"][name]["title"], gather_cells(points)
+        title, cells = load_tables(NAME)["panel"][name]["title"], gather_cells(points)
         for rule, about in rules.items():
             regrets = [cell.regret(rule) for cell in cells]
             numbers = statistics.mean(regrets), max(regrets), find_falls(cells, rule)
@@ -232,7 +222,7 @@ def format_table(panels: Mapping[str, Sequence[RulePoint]]) -> str:
 
 def draw_panels(panels: Mapping[str, Sequence[RulePoint]]) -> str:
     """Draw a row for each panel and in it a chart for each (η, C): accuracy against ε."""
-    labels = {BEST: BEST} | {name: r["label"] for name, r in load_definition()["rule"].items()}
+    labels = {BEST: BEST} | {name: r["label"] for name, r in load_tables(NAME)["rule"].items()}
     widest = max([len({tuple(p.step) for p in points}) for points in panels.values()] or [1])
 
     def paint(page: Any) -> None:
@@ -253,7 +243,7 @@ def draw_panels(panels: Mapping[str, Sequence[RulePoint]]) -> str:
                 ax.set_xticks([c.epsilon for c in there], [f"{c.epsilon:g}" for c in there])
                 ax.minorticks_off()
                 ax.set(xlabel="budget ε", ylabel="test accuracy (%)")
-                title = load_definition()["panel"][name]["title"]
+                title = load_tables(NAME)["panel"][name]["title"]
                 ax.set_title(f"{title}: η = {step[0]:g}, C = {step[1]:g}", fontsize=7, color=INK)
                 tidy_axes(ax)
         handles, names = axes[0][0].get_legend_handles_labels()

@@ -19,14 +19,12 @@ A claim of a figure names a check, which gives numbers that are positive where t
 `overdrawn`         the ε that holds is larger than the one asked for
 
 docs/figures.md says how a verdict follows from one number for each seed at each point; `judge`
-computes it. A number that is not finite decides nothing. `python -m …paper.outcomes PAGE FOLDER`
-writes the table of claims into a document.
+computes it. A number that is not finite decides nothing.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -166,7 +164,7 @@ class Outcome:
     distinct: float = math.nan
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], made: str) -> Outcome:
+    def of(cls, record: Mapping[str, Any]) -> Outcome:
         """Take the numbers from a run's record."""
         rounds, result = record["rounds"], record["result"]
         changes = [(0, rounds[0]["horizon"])] if rounds else []
@@ -174,6 +172,8 @@ class Outcome:
             if entry["next_horizon"] != changes[-1][1]:
                 changes.append((entry["t"] + 1, entry["next_horizon"]))
         last = rounds[-1] if rounds else record["initial"]
+        names = {"sottovoce": "sottovoce", "python": "Python", "jax": "jax", "numpy": "numpy"}
+        made = [f"{name} {record['versions'][key]}" for key, name in names.items()]
         return cls(
             loss=_read_number(result["test_loss"]),
             accuracy=_read_number(result["test_accuracy"]),
@@ -182,7 +182,7 @@ class Outcome:
             epsilon=record["guarantee"]["epsilon"],
             delta=record["guarantee"]["delta"],
             horizon=tuple(changes) if len(changes) > 1 else (),
-            made=made,
+            made=", ".join([*made, f"on {record['ran_on']}"]),
         )
 
 
@@ -346,9 +346,6 @@ def _compact(values: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-START, END = "<!-- claims -->", "<!-- /claims -->"
-
-
 @dataclass(frozen=True, eq=False)
 class Judged:
     """A finished figure with the verdict on each of its claims, variant by variant."""
@@ -437,29 +434,6 @@ def format_markdown(found: Iterable[Judged]) -> str:
         words = words + (" *(ours)*" if ours else "")
         lines.append(f"| {words} | {figure} | {printed} | {corrected} |")
     return "\n".join(lines)
-
-
-def insert_table(text: str, table: str) -> str:
-    """Insert the table between the marks of a document.
-
-    >>> print(insert_table("a\\n<!-- claims -->\\nold\\n<!-- /claims -->\\nb", "new"))
-    a
-    <!-- claims -->
-    new
-    <!-- /claims -->
-    b
-    """
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n{table}\n{END}{after}"
-
-
-def main(document: str, folder: str) -> None:
-    """Write the table of a folder's claims between the marks of a document."""
-    path = Path(document)
-    path.write_text(
-        insert_table(path.read_text("utf-8"), format_markdown(judge_folder(Path(folder)))), "utf-8"
-    )
 
 
 Word = Literal["holds", "contradicted", "undecided"]
@@ -717,7 +691,3 @@ CHECKS: dict[str, Check] = {
     "overdrawn": _overdrawn,
     "above": lambda claim, table: {},
 }
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -19,7 +19,7 @@ from sottovoce._version import __version__
 from sottovoce.plan import Plan
 from sottovoce.reports import charts
 from sottovoce.reports.pages import format_ceiling, format_number, render_page
-from sottovoce.studies.paper.definition import Figure, load_looks, load_methods, load_setting
+from sottovoce.studies.paper.definition import Figure, load_methods, load_setting, load_tables
 from sottovoce.studies.paper.outcomes import (
     Judged,
     PointTable,
@@ -345,12 +345,12 @@ def choose_look(figure: Figure, line: Any, index: int) -> Look:
     """Return colour, marker and stroke of a line."""
     if figure.line is not None and figure.line.key == "method":
         return find_look("method", str(line).removesuffix("-short"))
-    return find_look("level", str(index % len(load_looks()["level"])))
+    return find_look("level", str(index % len(load_tables("looks")["level"])))
 
 
 def find_look(kind: str, name: str) -> Look:
     """Return colour, marker and stroke of a line of this kind, by its name in `looks.toml`."""
-    colour, marker, stroke = load_looks()[kind][name]
+    colour, marker, stroke = load_tables("looks")[kind][name]
     return getattr(charts, colour.upper()), marker, _STROKES[stroke]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln, logsumexp
 
-from sottovoce._version import __version__
 from sottovoce.data import datasets
 from sottovoce.data.files import write_file
 from sottovoce.errors import DataError, InputError, RunError
@@ -34,7 +33,12 @@ Job = tuple[Cell, int, Prototypes | None]
 
 
 def run_missing(
-    figures: Sequence[Figure], *, quick: bool, folder: Path, progress: Progress
+    figures: Sequence[Figure],
+    *,
+    quick: bool,
+    folder: Path,
+    progress: Progress,
+    on: str | Executor | None = None,
 ) -> list[str]:
     """Run whatever the figures still lack; where data are missing, the sentences that say so."""
     runs = outcomes.read_runs(folder)
@@ -46,22 +50,30 @@ def run_missing(
             known = todo.get((cell.key, seed))
             if known is None or known[2] is None:
                 todo[cell.key, seed] = (cell, seed, figure.prototypes)
-    return train(list(todo.values()), folder, progress)
+    return train(list(todo.values()), folder, progress, on)
 
 
-def train(jobs: Sequence[Job], folder: Path, progress: Progress) -> list[str]:
+def train(
+    jobs: Sequence[Job], folder: Path, progress: Progress, on: str | Executor | None = None
+) -> list[str]:
     """Run these and store each as it comes; where data are missing, the sentences that say so."""
+    if not jobs:
+        return []
+    # Loaded only now: what is there already is drawn without JAX.
+    from sottovoce.simulation.simulate import open_executor
+
     total = sum(cell.plan.rounds.rounds for cell, _, _ in jobs)
     done, absent = 0, []
-    for batch in _group_jobs(jobs):
-        try:
-            for cell, seed, outcome in _train(batch):
-                outcomes.append_run(folder, cell.key, seed, outcome)
-                done += cell.plan.rounds.rounds
-                progress(done, total)
-        except DataError as error:
-            absent.append(str(error))
-            done += sum(cell.plan.rounds.rounds for cell, _, _ in batch)
+    with open_executor(on) as executor:
+        for batch in _group_jobs(jobs):
+            try:
+                for cell, seed, outcome in _train(batch, executor):
+                    outcomes.append_run(folder, cell.key, seed, outcome)
+                    done += cell.plan.rounds.rounds
+                    progress(done, total)
+            except DataError as error:
+                absent.append(str(error))
+                done += sum(cell.plan.rounds.rounds for cell, _, _ in batch)
     return list(dict.fromkeys(absent))
 
 
@@ -90,18 +102,16 @@ def _group_jobs(jobs: Sequence[Job]) -> list[list[Job]]:
     return list(portions.values())
 
 
-def _train(jobs: list[Job]) -> Any:
-    # Loaded only now: what is there already is drawn without JAX.
+def _train(jobs: list[Job], on: Executor | None) -> Iterator[tuple[Cell, int, Outcome]]:
     from sottovoce.simulation.simulate import simulate_each
 
     cells = {cell.key: cell for cell, _, _ in jobs}
     seeds = list(dict.fromkeys(seed for _, seed, _ in jobs))
     how = {cell.key: drawing for cell, _, drawing in jobs}
-    made = _describe_machine()
     plans = list(cells.values())
-    for i, trained in simulate_each([cell.plan for cell in plans], seeds=seeds):
+    for i, trained in simulate_each([cell.plan for cell in plans], seeds=seeds, on=on):
         cell, seed = plans[i // len(seeds)], seeds[i % len(seeds)]
-        outcome = Outcome.of(trained.record, made)
+        outcome = Outcome.of(trained.record)
         drawing = how[cell.key]
         if drawing is not None:
             drawn = draw_prototypes(trained, drawing)
@@ -158,18 +168,6 @@ def encode_pictures(drawn: Floats) -> str:
     'AP8='
     """
     return base64.b64encode(np.round(255 * drawn).astype(np.uint8).tobytes()).decode()
-
-
-def _describe_machine() -> str:
-    """Return the versions and the device that make a run, in words."""
-    import jax
-
-    device = jax.devices()[0]
-    name = f"{platform.machine()} CPU" if device.platform == "cpu" else device.device_kind
-    return (
-        f"sottovoce {__version__}, Python {platform.python_version()}, jax {jax.__version__}, "
-        f"numpy {np.__version__}, on {name}"
-    )
 
 
 def compute_moments(what: Moments) -> list[dict[str, Any]]:
@@ -305,6 +303,7 @@ def reproduce(
     quick: bool = False,
     out: str | Path = "results",
     quiet: bool = False,
+    on: str | Executor | None = None,
 ) -> list[Judged]:
     """Make the figures that are named in the folder `out`; what is there already is not run again.
 
@@ -319,7 +318,8 @@ def reproduce(
     began = time.monotonic()
     show = ProgressLine(sys.stderr, quiet=quiet)
     sweeps = [figure for figure in wanted if figure.kind != "moments"]
-    absent = run_missing(sweeps, quick=quick, folder=folder, progress=partial(_show_progress, show))
+    progress = partial(_show_progress, show)
+    absent = run_missing(sweeps, quick=quick, folder=folder, progress=progress, on=on)
     show.close()
     runs = outcomes.read_runs(folder)
     skipped = []
@@ -341,34 +341,26 @@ def reproduce(
     return [one for one in judge_folder(folder) if one.figure.name in {f.name for f in wanted}]
 
 
-def reproduce_frontier(
-    *, quick: bool = False, out: Path = Path("results"), quiet: bool = False
-) -> Path:
-    """Make `out/frontier`: records, picture and table; what is there already is not run again."""
-    folder, show = _open_folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
-    try:
-        progress = partial(_show_progress, show)
-        frontier.reproduce(quick=quick, out=folder, train=partial(train, progress=progress))
-    finally:
-        show.close()
-    return folder / frontier.NAME
-
-
-def reproduce_horizon(
+def reproduce_study(
+    name: str,
     *,
-    quick: bool = False,
     only: Sequence[str] = (),
+    quick: bool = False,
     out: Path = Path("results"),
     quiet: bool = False,
+    on: str | Executor | None = None,
 ) -> Path:
-    """Make `out/horizon`: panels, picture and table; what is there already is not run again."""
+    """Make `out/frontier` or `out/horizon` (`only` some panels): what is there is not run again."""
     folder, show = _open_folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
+    run = partial(train, progress=partial(_show_progress, show), on=on)
     try:
-        progress = partial(train, progress=partial(_show_progress, show))
-        horizon.reproduce(quick=quick, only=only, out=folder, train=progress)
+        if name == frontier.NAME:
+            frontier.reproduce(quick=quick, out=folder, train=run)
+        else:
+            horizon.reproduce(quick=quick, only=only, out=folder, train=run)
     finally:
         show.close()
-    return folder / horizon.NAME
+    return folder / name
 
 
 def choose_figures(names: Sequence[str]) -> list[Figure]:

@@ -15,6 +15,8 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
@@ -45,6 +47,7 @@ from sottovoce.schemas import (
     TrialEntry,
     WithoutNoiseEntry,
 )
+from sottovoce.simulation.simulate import open_executor
 from sottovoce.studies.rehearsal.search import (
     LEAST,
     NOISE,
@@ -606,13 +609,15 @@ def rehearse(
     out: str | Path | None = None,
     resume: bool = False,
     told: Callable[[Trials], None] | None = None,
+    on: str | Executor | None = None,
 ) -> Rehearsal:
     """Choose T₀, η, C, schedule, weights, model and features for a plan without its data.
 
     Whole private federations like the plan's are run on a stand-in (`public` rows, or what the
     kind of data allows), with the noise that the plan's budgets need. `keep` names keys or sections
     that stay as they are. With `out` a folder is written; with `resume` the rehearsal in it is
-    continued. `told` is called before the first federation and after each.
+    continued. `told` is called before the first federation and after each; `on` is that of
+    `simulate_many`.
     """
     plan = Plan.load() if plan is None else plan
     if plan.regression is not None:
@@ -639,7 +644,8 @@ def rehearse(
     import jax
 
     known: list[Trial] = []
-    sitting = {"version": __version__, "backend": jax.default_backend()}
+    place = jax.default_backend() if on is None else "ray" if isinstance(on, str) else "an executor"
+    sitting = {"version": __version__, "backend": place}
     sittings = [sitting]
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -653,25 +659,19 @@ def rehearse(
         }
         known, sittings = read_trials(folder, head, sitting)
     trials = Trials(
-        space,
-        stage,
-        rows,
-        limit=runs,
-        minutes=minutes,
-        folder=folder,
-        known=known,
-        told=told,
+        space, stage, rows, limit=runs, minutes=minutes, folder=folder, known=known, told=told
     )
     _, fresh = choose_seeds(seed)
     made_up = rows.kind == "synthetic"
     trials.promised = len(fresh) * (1 + made_up)
     if told is not None:
         told(trials)
-    found = search_settings(space, trials, seed)
-    bare = {**found.setting, NOISE: WITHOUT}
-    trials.run_jobs(PREDICTION, [(found.setting, s) for s in fresh], must=True)
-    if made_up:  # the accuracy on synthetic rows means nothing, but what noise costs does
-        trials.run_jobs(UNNOISED, [(bare, s) for s in fresh], must=True)
+    with open_executor(on) as trials.on, redirect_stdout(sys.stderr):  # Ray prints of lost workers
+        found = search_settings(space, trials, seed)
+        bare = {**found.setting, NOISE: WITHOUT}
+        trials.run_jobs(PREDICTION, [(found.setting, s) for s in fresh], must=True)
+        if made_up:  # the accuracy on synthetic rows means nothing, but what noise costs does
+            trials.run_jobs(UNNOISED, [(bare, s) for s in fresh], must=True)
     prediction = predict_run(
         [trials.done[encode_setting(found.setting), s] for s in fresh],
         rows.telling,
@@ -747,19 +747,15 @@ def run_command(
     path: Path | None,
     settings: Sequence[str],
     *,
-    public: str | None,
-    keep: Sequence[str],
     runs: int | None,
     minutes: float | None,
-    clients: int | None,
-    samples: int | None,
-    seed: int,
     out: Path | None,
     resume: bool,
     as_json: bool,
     quiet: bool,
+    **options: Any,
 ) -> None:
-    """Run the command, and print a summary or, with `as_json`, rehearsal.json."""
+    """Run the command with `options` of `rehearse`; print a summary or, if wanted, its JSON."""
     if resume and out is None:
         raise InputError("--resume continues the rehearsal in --out; name its folder")
     plan = Plan.load(path, settings)
@@ -769,16 +765,12 @@ def run_command(
     try:
         result = rehearse(
             plan,
-            public=public,
-            keep=keep,
             runs=wanted if runs is not None or minutes is None else 100_000,
             minutes=minutes,
-            clients=clients,
-            samples=samples,
-            seed=seed,
             out=folder,
             resume=resume,
             told=partial(_show_progress, show),
+            **options,
         )
     except KeyboardInterrupt:
         show.close()

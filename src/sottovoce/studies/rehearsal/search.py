@@ -28,6 +28,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +36,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, RunError
@@ -275,7 +275,8 @@ class Trials:
         self.ran = 0
         self.share = 1.0  # of the minutes, for the current stage
         self.promised = 0  # federations that will be run at the end in any case
-        self._seen: dict[Any, dict[str, tuple[NDArray[np.float32], NDArray[np.int32]]]] = {}
+        self.on: Executor | None = None  # where trials are computed
+        self._seen: dict[Any, Given] = {}
 
     def run_jobs(
         self, stage: str, jobs: Sequence[Job], *, reserve: int = 0, must: bool = False
@@ -339,8 +340,7 @@ class Trials:
     def estimate_theory(self, setting: Setting, seed: int) -> Theory | None:
         """Estimate Theorem 2 for this setting on the stand-in."""
         plan = self._apply_setting(setting)
-        rows = self._prepare_rows(_build_features(plan, self.rows.shape))
-        given = Given(rows["train"], rows["validation"], rows["test"])
+        given = self._prepare_rows(_build_features(plan, self.rows.shape))
         built = build(adapt_plan(_drop_features(plan), given, None), seed=seed, data=given)
         return estimate_theory(built, seed)
 
@@ -381,15 +381,9 @@ class Trials:
                     _build_features(self._apply_setting(self.settings[keys[0]]), self.rows.shape)
                 )
                 plans = [_drop_features(self._apply_setting(self.settings[key])) for key in keys]
-                x, y = rows["validation"]
+                x, y = cast(tuple[Any, Any], rows.validation)
                 judges, since = Samples(x.reshape(len(y), -1), y), time.monotonic()
-                for i, trained in simulate_each(
-                    plans,
-                    seeds=seeds,
-                    data=rows["train"],
-                    validation=rows["validation"],
-                    test=rows["test"],
-                ):
+                for i, trained in simulate_each(plans, seeds=seeds, given=rows, on=self.on):
                     now = time.monotonic()
                     where = keys[i // len(seeds)], seeds[i % len(seeds)]
                     trial = _make_trial(
@@ -428,15 +422,17 @@ class Trials:
             changes["privacy.epsilon"] = UNBOUNDED
         return self.fitted.replace(**changes)
 
-    def _prepare_rows(self, lens: Any) -> dict[str, tuple[NDArray[np.float32], NDArray[np.int32]]]:
+    def _prepare_rows(self, lens: Any) -> Given:
         """Return the stand-in's rows as these features, computed once for all trials."""
         if lens not in self._seen:
             shape = self.rows.shape
             pairs = {name: getattr(self.rows, name) for name in ("train", "validation", "test")}
-            self._seen[lens] = {
-                name: (x.reshape(len(x), *shape) if lens is None else lens.apply(x), y)
-                for name, (x, y) in pairs.items()
-            }
+            self._seen[lens] = Given(
+                **{
+                    name: (x.reshape(len(x), *shape) if lens is None else lens.apply(x), y)
+                    for name, (x, y) in pairs.items()
+                }
+            )
         return self._seen[lens]
 
 

@@ -1,4 +1,4 @@
-"""Write all JSON Schemas beside this file: `python -m sottovoce.schemas`."""
+"""Write all JSON Schemas of the package from its classes: `make schemas`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generate_schemas() -> dict[str, str]:
 def main() -> None:
     """Write the files."""
     for name, text in generate_schemas().items():
-        Path(__file__).with_name(name).write_text(text, "utf-8")
+        Path(schemas.__file__).with_name(name).write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
