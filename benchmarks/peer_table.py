@@ -93,5 +93,36 @@ def versions(row: dict[str, Any]) -> str:
 
 
 def page(found: dict[str, Any]) -> str:
-    """All runs, as they stand in the document."""
-    return "\n\n".join(f"{heading(run)}\n\n{markdown(run)}" for run in found["runs"])
+    """All runs as they stand in the document: a table for each work, its threads side by side."""
+    works = list(dict.fromkeys(run["work"] for run in found["runs"]))
+    tables = [compare([run for run in found["runs"] if run["work"] == work]) for work in works]
+    used = {f"{name} {version}" for run in found["runs"] for row in run["rows"]
+            for name, version in row.get("versions", {}).items() if name != "jaxlib"}  # fmt: skip
+    note = f"–: not timed, or it computes nothing. Versions: {', '.join(sorted(used))}."
+    return "\n\n".join([*tables, note])
+
+
+def compare(runs: list[dict[str, Any]]) -> str:
+    """One work on different numbers of threads as a table, in the order of the first."""
+    head = "| | " + " | ".join(
+        f"{run['threads']} thread{'s' * (run['threads'] > 1)}, s | × ours | × floor" for run in runs
+    )
+    lines = [f"{head} | peak MB |", "|---|" + "---:|" * (3 * len(runs) + 1)]
+    cells: dict[str, list[list[str]]] = {}
+    for place, run in enumerate(runs):
+        timed = [row for row in run["rows"] if "why" not in row]
+        timed.sort(key=lambda row: (row["clips"] == "nothing", statistics.median(row["wall_s"])))
+        ours = next((row for row in timed if row["peer"] == "ours"), None)
+        for row in timed:
+            wall = statistics.median(row["wall_s"])
+            ratio = number(wall / row.get("beside", run)["floor_s"])
+            found = [number(wall), times(row, ours, "wall_s"), ratio]
+            if row["clips"] == "nothing":
+                found = [number(wall), "–", "–"]
+            memory = f"{row['peak_mb']:,.0f}" if "peak_mb" in row else "–"
+            blank = [["–"] * 3 for _ in runs]
+            entry = cells.setdefault(row["label"], [*blank, [memory]])
+            entry[place] = found
+    for label, parts in cells.items():
+        lines.append(f"| {label} | " + " | ".join(cell for part in parts for cell in part) + " |")
+    return "\n\n".join([*map(heading, runs), "\n".join(lines)])
