@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ import pytest
 
 from sottovoce.client import device, messages
 from sottovoce.client.node import Node
-from sottovoce.client.vault import fingerprint
+from sottovoce.client.vault import Vault, fingerprint
+from sottovoce.data.tables import Source, declare_layout
+from sottovoce.errors import Malformed, OtherVersion
 from sottovoce.models.base import Form
 from sottovoce.models.features import Hog
 from sottovoce.privacy import secure_noise
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.server.members import Member
 from support.device_twins import frozen
 from support.devices import ask, make_vault, memory, told
 
@@ -137,6 +141,14 @@ def form_of(what: str, name: str = "softmax") -> Form:
     return Form(name, shape, 2, {"hidden": 3} if name == "mlp" else {}, lens=lens)
 
 
+def encoding_of(what: str, **changes: Any) -> str:
+    """What a server with a table of these columns says of its encoding."""
+    columns = {name: tuple(spec) for name, spec in columns_of(what).items()}
+    missing = "flag" if what == "flagged" else "middle"
+    layout = declare_layout(Source("rows.csv", "ill", columns=columns, missing=missing))
+    return replace(layout, **changes).encoding
+
+
 def requests(what: str) -> list[bytes]:
     """Two models, with a loss and without, and one of them asked again."""
     said = []
@@ -146,7 +158,9 @@ def requests(what: str) -> list[bytes]:
             k: (0.3 * rng.normal(size=s)).astype(np.float32) for k, s in form.shapes().items()
         }
         bound = 2.0 if name == "mlp" else None
-        said.append(ask(form=form, params=params, t=t, loss_bound=bound).to_blob())
+        says = encoding_of(what)
+        asked = ask(form=form, params=params, t=t, loss_bound=bound, encoding=says)
+        said.append(asked.to_blob())
     return [*said, said[0]]
 
 
@@ -168,6 +182,50 @@ def test_a_vault_of_version_0_1_knows_its_table(ram, what):
     for kind in ("csv", "parquet"):
         node = make_table_node(ram / kind, what, kind, rows)
         assert node.read_rows().fingerprint == fingerprint(x, y)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"low": 0.0},
+        {"missing": "flag"},
+        {"classes": ("yes", "no")},
+        {"columns": {"age": (0.0, 1.0)}},
+    ],
+)
+def test_a_table_is_never_trained_in_another_encoding(ram, changes):
+    """A server of [0, 1], other bounds or classes, or one that says nothing, is refused unpaid."""
+    node, form = make_table_node(ram / "a", "people", "csv", table("people", 1)), form_of("people")
+    params = {k: np.zeros(s, np.float32) for k, s in form.shapes().items()}
+    other = encoding_of("people", **changes)
+    for says in (other, None):
+        refusal = told(
+            device.answer_request(ask(form=form, params=params, encoding=says).to_blob(), node)
+        )
+        assert refusal["code"] == "policy"
+        assert refusal["text"].startswith("the encoding of the table must be ")
+    with Vault.open(node.vault, dataset=node.read_rows().fingerprint) as vault:
+        assert vault.spent == 0
+    greeting = Member.from_hello(device.make_greeting(node))
+    assert greeting.encoding == encoding_of("people")
+    assert Member.from_head(greeting.to_head()) == replace(greeting, version=greeting.version)
+    with_arrays = make_table_node(ram / "b", "people", "npz", table("people", 1))
+    assert Member.from_hello(device.make_greeting(with_arrays)).encoding is None
+    asked = ask(form=form, params=params, encoding=other).to_blob()
+    assert told(device.answer_request(asked, with_arrays))["kind"] == "upload"  # nothing to compare
+
+
+def test_who_knows_only_the_older_messages_refuses_those_of_a_table():
+    """A client or server of before names both versions, instead of training on other numbers."""
+    asked = messages.unpack(ask(encoding="0" * 64).to_blob())[0]
+    with pytest.raises(OtherVersion, match=r"a request/2 and .* reads request/1"):
+        messages.require_version(asked, messages.REQUEST)
+    for head in (
+        {"schema": messages.TABLE_HELLO},
+        {"schema": messages.HELLO, "encoding": "0" * 64},
+    ):
+        with pytest.raises(Malformed, match="encoding"):
+            messages.read_encoding(head, messages.HELLO, messages.TABLE_HELLO)
 
 
 every_node = pytest.mark.parametrize(
@@ -273,7 +331,8 @@ def test_what_a_row_contributes_does_not_depend_on_the_others(ram, what, kind):
 
     form, rng = form_of(what), np.random.default_rng(3)
     params = {k: (0.3 * rng.normal(size=s)).astype(np.float32) for k, s in form.shapes().items()}
-    blob = ask(form=form, params=params, recipe=Recipe(1.0, 0.1)).to_blob()
+    recipe, says = Recipe(1.0, 0.1), encoding_of(what)
+    blob = ask(form=form, params=params, recipe=recipe, encoding=says).to_blob()
     old = table(what, 4)[0]
     for new in odd_rows(what)[:2]:
         among = [replaced(table(what, seed), 2, old) for seed in (6, 7)]

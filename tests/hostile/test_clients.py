@@ -571,18 +571,18 @@ def test_another_version_is_a_refusal_with_both_versions(tmp_path, caplog):
         if node.name != "client-1":
             return ask_them(blob, node)
         text, body = opened(blob)
-        text["head"]["schema"] = "sottovoce.request/2"
+        text["head"]["schema"] = "sottovoce.request/3"
         return ask_them(written(text, body), node)
 
     transport.answer = newer
     done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
     assert done.record["rounds"][0]["refused"] == {"version": 1}
-    both = rf"request/2 and sottovoce {re.escape(sottovoce.__version__)} reads request/1"
+    both = rf"request/3 and sottovoce {re.escape(sottovoce.__version__)} reads request/1"
     assert re.search(rf"refused a request of \d+ bytes \(version\): the message is a {both}",
                      caplog.text)  # fmt: skip
     head, _ = opened(device.make_greeting(transport.nodes[BAD]))
-    head["head"]["schema"] = "sottovoce.hello/2"
-    with pytest.raises(OtherVersion, match="hello/2 and sottovoce"):
+    head["head"]["schema"] = "sottovoce.hello/3"
+    with pytest.raises(OtherVersion, match="hello/3 and sottovoce"):
         Member.from_hello(written(head))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sottovoce import Plan, reports, simulate
 from sottovoce.data import federated
+from sottovoce.data.tables import Source, declare_layout
 from sottovoce.errors import InputError, PlanError
 from sottovoce.flower import federate
 from sottovoce.flower.federate import load_plan
@@ -167,6 +169,27 @@ def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
     else:
         assert found is not None
         assert f"which local.unit = {own} does" in found
+
+
+def test_a_client_whose_table_becomes_other_numbers_takes_no_part():
+    """Whether the public rows have a layout, or only the plan says what their columns are."""
+    columns = {"age": [0, 120], "ill": ["no", "yes"]}
+    table = {"path": "t.csv", "label": "ill", "columns": columns}
+    asked = Plan(data={**table, "clients": 1}, privacy={"epsilon": 8.0, "delta": 1e-5})
+    layout = declare_layout(Source("t.csv", "ill", columns=asked.data.columns))
+    held = replace(public_rows(), shape=(1,), classes=2)
+    for public, low, fits in (
+        (held, -1.0, True),
+        (held, 0.0, False),
+        (replace(held, layout=layout), -1.0, True),
+        (replace(held, layout=replace(layout, low=0.0)), -1.0, False),
+    ):
+        own = replace(layout, low=low).encoding
+        client = replace(member(0, account(8.0)), features=1, classes=2, encoding=own)
+        found = find_misfit(asked, public, client, clients=1)
+        assert ("encodes its table" not in str(found)) == fits, found
+        arrays = find_misfit(asked, public, replace(client, encoding=None), clients=1)
+        assert "encodes" not in str(arrays)
 
 
 def test_the_record_of_a_dealt_federation_says_that_its_vaults_are_new(tmp_path):

@@ -332,7 +332,7 @@ def describe_node(path: Path, *, share: float = SHARE, bins: int = BINS) -> Desc
     target = None if node.target is None else node.target._replace(loss="squared")
     form = replace(model.form(), rows_per_person=node.rows_per_person, target=target)
     zeros = {PARAMETER: np.zeros(model.size, np.float32)}
-    request = Request(run, turn, 1, 1, "balanced", recipe, form, zeros)
+    request = Request(run, turn, 1, 1, "balanced", recipe, form, zeros, encoding=rows.encoding)
     head, arrays = messages.unpack(answer_request(request.to_blob(), node))
     if head["kind"] != "upload":
         raise Refusal(f"the client refuses its own description ({head['code']}): {head['text']}")

@@ -183,7 +183,7 @@ def _make_greeting(node: Node) -> bytes:
     with _open_vault(node, rows) as vault:
         return messages.pack(
             {
-                "schema": messages.HELLO,
+                **messages.make_hello_schema(rows.encoding),
                 "name": node.name,
                 "version": __version__,
                 "features": rows.features,
@@ -418,6 +418,13 @@ def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
             "policy",
             f"the model is for {request.form.numbers} features and {request.form.classes} "
             f"classes, and this client has {rows.features} and {rows.classes}",
+        )
+    if rows.encoding is not None and request.encoding != rows.encoding:
+        said = "says nothing of it" if request.encoding is None else "has another"
+        raise RequestDeclined(
+            "policy",
+            f"the encoding of the table must be {rows.encoding[:8]}…, and the request {said}; give "
+            "server and clients one version, and the plan's data.columns to every node file",
         )
     if request.form.target is not None and rows.target is not None:
         low, high = rows.target[1:]

@@ -177,6 +177,9 @@ def _refuse(sentence: str) -> NoReturn:
 REQUEST = "sottovoce.request/1"
 ANSWER = "sottovoce.answer/1"
 HELLO = "sottovoce.hello/1"
+# With the encoding of a table. One that knows only /1 refuses them, instead of other numbers.
+TABLE_REQUEST = "sottovoce.request/2"
+TABLE_HELLO = "sottovoce.hello/2"
 SUM = "sottovoce.sum/1"  # a step of the sum view that needs no model
 LARGEST = 1 << 31  # bytes of one message
 MOST = 10**9  # clients, rounds, steps: beyond it a number is nonsense
@@ -248,6 +251,7 @@ class Request:
     receipt: Receipt | None = None  # the newest one the server has from this client
     server: str = ""
     sum: Mapping[str, Any] | None = None  # a step of the sum view: `keys` or `input`
+    encoding: str | None = None  # `data.tables.Layout.encoding` of the server's rows, if a table
 
     def to_blob(self) -> bytes:
         """Return the bytes of the message."""
@@ -255,7 +259,7 @@ class Request:
         if self.recipe.class_weights is not None:
             local["class_weights"] = list(self.recipe.class_weights)
         head = {
-            "schema": REQUEST,
+            "schema": REQUEST if self.encoding is None else TABLE_REQUEST,
             "run": self.run,
             "round": {**asdict(self.round), "scale": float(self.round.scale)},
             "terms": {key: getattr(self, key) for key in _TERMS},
@@ -265,6 +269,7 @@ class Request:
             "receipt": None if self.receipt is None else self.receipt.to_json(),
             "server": self.server,
             **({} if self.sum is None else {"sum": dict(self.sum)}),
+            **({} if self.encoding is None else {"encoding": self.encoding}),
         }
         return pack(head, self.params)
 
@@ -277,8 +282,9 @@ class Request:
     def from_blob(cls, blob: bytes) -> Request:
         """Read a request; raise `Malformed` for anything else."""
         head, params = unpack(blob, limit=LARGEST)
-        require_version(head, REQUEST)
-        _require_keys(head, "request", (*_KEYS, "sum") if "sum" in head else _KEYS)
+        encoding = read_encoding(head, REQUEST, TABLE_REQUEST)
+        newer = [key for key in ("sum", "encoding") if key in head]
+        _require_keys(head, "request", (*_KEYS, *newer))
         if "sum" in head and not isinstance(head["sum"], Mapping):
             raise Malformed("the request's sum is no step of a round")
         turn, terms, local = head["round"], head["terms"], head["local"]
@@ -335,6 +341,7 @@ class Request:
             receipt=None if head["receipt"] is None else Receipt.from_json(head["receipt"]),
             server=head["server"],
             sum=head.get("sum"),
+            encoding=encoding,
         )
 
 
@@ -379,6 +386,23 @@ bring both sides to one version
             f"{kind}/{number}; bring both sides to one version"
         )
     raise Malformed(f"the message is no {kind} ({schema})")
+
+
+def make_hello_schema(encoding: str | None) -> dict[str, str]:
+    """Return the schema of a greeting, with the encoding of the client's table where it has one."""
+    return {"schema": HELLO} if encoding is None else {"schema": TABLE_HELLO, "encoding": encoding}
+
+
+def read_encoding(head: Mapping[str, Any], schema: str, of_table: str) -> str | None:
+    """Refuse a message of another schema; return the encoding, which one of a table must have."""
+    if head.get("schema") != of_table:
+        require_version(head, schema)
+    encoding = head.get("encoding")
+    if ("encoding" in head) != (head["schema"] == of_table) or (
+        "encoding" in head and not re.fullmatch(r"[0-9a-f]{64}", str(encoding))
+    ):
+        raise Malformed("the message's encoding is no SHA-256 of a table's columns")
+    return encoding
 
 
 def _require_keys(values: Any, name: str, keys: tuple[str, ...]) -> None:

@@ -77,6 +77,7 @@ class Rows:
     target: Regression | None = None  # with its range; the request names the loss
     labels: NDArray[Any] | None = None  # y as the file has it, where it was scaled
     dataset: str | None = None  # the fingerprint, where it is not that of x
+    encoding: str | None = None  # of a table: how its cells became numbers
 
     @property
     def features(self) -> int:
@@ -200,8 +201,8 @@ class Node:
         if person is None:
             return rows
         x = join_persons(rows.x.astype(np.float64), rows.y, person, self.rows_per_person)
-        y = np.zeros(len(x), np.int64)
-        return Rows(x, y, rows.classes, self.rows_per_person, rows, rows.target)
+        persons = replace(rows, x=x, y=np.zeros(len(x), np.int64), labels=None, dataset=None)
+        return replace(persons, rows=rows, rows_per_person=self.rows_per_person)
 
     def load_own_model(self) -> OwnModel | None:
         """Import the model that `model.own` names; None where the file names none."""
@@ -251,9 +252,11 @@ def _read_table(
         raise DataError(f"{path} has no rows; a client without samples takes no part")
     y = read.y if target is not None else read.y.astype(np.int64)
     dataset = fingerprint(read.x, y)
-    move_numbers(read.x, replace(read.layout, low=Layout.low))
-    classes = 1 if target is not None else len(read.layout.classes)
-    return Rows(read.x, y, classes, target=target, dataset=dataset), read.person
+    layout = replace(read.layout, low=Layout.low)
+    move_numbers(read.x, layout)
+    classes = 1 if target is not None else len(layout.classes)
+    rows = Rows(read.x, y, classes, target=target, dataset=dataset, encoding=layout.encoding)
+    return rows, read.person
 
 
 def _read_persons(data: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import csv
 import difflib
+import hashlib
+import json
 import os
 import re
 from collections import Counter
@@ -541,6 +543,23 @@ class Layout:
                 names += [f"{column}={category}" for category in spec]
         return tuple(names)
 
+    @property
+    def encoding(self) -> str:
+        """A digest of how cells become numbers: the same on two machines, or their rows differ.
+
+        >>> layout = Layout("y", ("0", "1"), {"age": (0.0, 120.0)})
+        >>> replace(layout, label="z").encoding == layout.encoding
+        True
+        >>> replace(layout, low=0.0).encoding == layout.encoding
+        False
+        """
+        columns = [
+            [name, *(map(float, spec) if is_bounds(spec) else spec)]
+            for name, spec in self.columns.items()
+        ]
+        text = json.dumps([columns, self.classes, self.missing, self.low])
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def to_json(self) -> TableEntry:
         """Return the layout as it stands in a run record."""
         entry: TableEntry = {
@@ -816,13 +835,20 @@ def _encode_names(
     return texts.replace_strict(table, return_dtype=pl.Int32).to_numpy()
 
 
+def declare_layout(source: Source) -> Layout:
+    """Return how rows become numbers by what is declared alone."""
+    label, columns = source.label, source.columns
+    classes: Any = () if source.target is not None else columns.get(label, ())
+    listed = {c: spec for c, spec in columns.items() if spec and c != label}
+    return Layout(label, tuple(classes), listed, (), source.target, source.missing)
+
+
 def make_layout(opened: Scan, source: Source) -> Layout:
     """Return how the rows become numbers; what the plan leaves to the data is taken from them."""
-    label, file = source.label, opened.path.name
-    listed = {c: spec for c, spec in source.columns.items() if spec and c != label}
-    classes: Any = () if source.target is not None else source.columns.get(label, ())
+    declared, label, file = declare_layout(source), source.label, opened.path.name
     if not source.infer:
-        return Layout(label, tuple(classes), listed, (), source.target, source.missing)
+        return declared
+    listed, classes = dict(declared.columns), declared.classes
     ours = {label, source.client, source.person, *source.columns}
     # The column without a name is the row number that other programs write.
     lacking = [column for column in opened.schema if column not in ours and column]

@@ -33,6 +33,7 @@ from sottovoce.client.messages import LONGEST_TEXT, SUM, Request, pack, unpack
 from sottovoce.client.sum_protocol import choose_threshold
 from sottovoce.data.federated import Holdings, add_features
 from sottovoce.data.files import hold_folder, write_file
+from sottovoce.data.tables import Source, declare_layout
 from sottovoce.errors import (
     InputError,
     Malformed,
@@ -100,6 +101,11 @@ def find_misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> s
             f"has {member.features} features and {member.classes} classes, "
             f"the plan's data {features} and {public.classes}"
         )
+    if member.encoding is not None and member.encoding != find_encoding(plan, public):
+        return (
+            "encodes its table in another way than the server's rows; give both one version and "
+            "its node file the plan's data.columns"
+        )
     if recipe.clip > member.clip:
         return f"allows a clip of {member.clip:g}, and local.clip is {recipe.clip:g}"
     if member.unit != plan.local.unit:  # its vault counts all releases in one unit
@@ -137,6 +143,18 @@ def find_misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> s
     if (member.floor or 0.0) > most:
         return f"has a floor of {member.floor:g}, and {most:g} is the most that this plan can use"
     return None
+
+
+def find_encoding(plan: Plan, public: Holdings) -> str | None:
+    """Return how a table's cells became the public rows' numbers; None where they are arrays.
+
+    Rows that an operator has made without a layout are those of the columns in the plan.
+    """
+    if public.layout is not None:
+        return public.layout.encoding
+    if not plan.data.columns or plan.data.infer:
+        return None
+    return declare_layout(Source(**plan.data.table(), target=plan.regression)).encoding
 
 
 def read_admitted(path: str | Path) -> dict[str, int]:
@@ -418,6 +436,7 @@ def _make_request(
         params=params,
         loss_bound=plan.server.loss_bound if plan.server.signal == "clients" else None,
         server=header["server"],
+        encoding=find_encoding(plan, held),
     )
 
 

@@ -25,7 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client import messages
-from sottovoce.client.messages import HELLO, Receipt, is_finite, require_version
+from sottovoce.client.messages import (
+    HELLO,
+    TABLE_HELLO,
+    Receipt,
+    is_finite,
+    make_hello_schema,
+    read_encoding,
+)
 from sottovoce.errors import InputError, Malformed, RunError
 from sottovoce.privacy import calibration
 from sottovoce.privacy.budget import UNITS, Budget, Calibration, Unit
@@ -360,6 +367,7 @@ class Member:
     run_share: float | None = 1.0  # part of its budget that a run may take; None: hidden
     rows_per_person: int = 0  # 0: its samples are rows
     sum: Mapping[str, Any] | None = None  # its key and terms, where it releases sums
+    encoding: str | None = None  # of its table (`data.tables.Layout.encoding`); None: arrays
 
     @classmethod
     def from_hello(cls, blob: bytes) -> Member:
@@ -375,8 +383,8 @@ class Member:
     def from_head(cls, head: Mapping[str, Any]) -> Member:
         """Read the head of a greeting, or what `to_head` stored of one."""
         keys = {"schema", "name", "features", "classes", "policy", "budget", "receipt"}
-        require_version(head, HELLO)
-        if head.keys() - {"version"} != keys:
+        encoding = read_encoding(head, HELLO, TABLE_HELLO)
+        if head.keys() - {"version", "encoding"} != keys:
             raise Malformed("the greeting does not have the expected keys")
         version = head.get("version")
         if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
@@ -431,6 +439,7 @@ class Member:
             run_share=share,
             rows_per_person=policy.get("rows_per_person", 0),
             sum=sums,
+            encoding=encoding,
         )
 
     @property
@@ -441,7 +450,7 @@ class Member:
     def to_head(self) -> dict[str, Any]:
         """Return the greeting that the client would send now, with its newest receipt."""
         return {
-            "schema": HELLO,
+            **make_hello_schema(self.encoding),
             "name": self.name,
             "features": self.features,
             "classes": self.classes,
