@@ -1,19 +1,23 @@
-"""Measure what a user reaches on six tables: the defaults beside central training.
+"""Measure what a user reaches on seven tables: the defaults beside central training.
 
-    python benchmarks/own_data.py                                 all but the column "rehearsed"
-    python benchmarks/own_data.py --rehearse MINUTES --epsilon 8  this column, at these ε
+    python benchmarks/own_data.py                         all but the column "rehearsed"
+    python benchmarks/own_data.py --rehearse MINUTES      choose settings, `--jobs` at a time
+    python benchmarks/own_data.py --rehearsed             the column, of the settings chosen
 
 The tables and the scores of scikit-learn and diffprivlib come from `peers/own_tables.py`, in an
 environment of its own. Ours are means over seeds of plans that name the table, its label, its
 public columns, five clients (or the sites of the table) and ε, and nothing else; δ is 1e-5, one
 record is protected. A rehearsal is given the same plan and how many rows a client has (sites: on
-average). Writes results/own_data.json and the table in docs/own-data.md.
+average); it reads no table, so that it can run on another machine. Writes
+results/own_data.json and the table in docs/own-data.md; the settings go to .bench/rehearsed.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -42,7 +46,8 @@ def make_plan(folder: Path, name: str, facts: dict[str, Any], epsilon: float) ->
     }
     data |= {"client": "site", "evaluation": "public"} if facts["sites"] else {"clients": 5}
     model = {"model": {"loss": "squared"}} if facts["task"] == "r2" else {}
-    return Plan(data=data, privacy={"epsilon": epsilon}, **model)
+    named = {"metric": "auroc"} if facts["sites"] else {}  # a rehearsal cannot see a rare class
+    return Plan(data=data, privacy={"epsilon": epsilon}, **model, **named)
 
 
 def score_plan(plan: Plan, task: str) -> tuple[float, float, int]:
@@ -72,17 +77,44 @@ def measure_tables(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def rehearse_table(folder: Path, entry: dict[str, Any], minutes: float) -> dict[str, Any]:
-    """Return the entry with what its plan reaches after a rehearsal."""
-    facts = json.loads((folder / f"{entry['table']}.json").read_text("utf-8"))
-    plan = make_plan(folder, entry["table"], facts, entry["epsilon"])
+def rehearse_table(job: tuple[Path, str, float, float]) -> dict[str, Any]:
+    """Return what a rehearsal of so many minutes chooses for a table and an ε."""
+    folder, name, epsilon, minutes = job
+    facts = json.loads((folder / f"{name}.json").read_text("utf-8"))
+    plan = make_plan(folder, name, facts, epsilon)
     rows = facts["rows"] if facts["sites"] else int(0.9 * facts["rows"])  # a tenth steers
     sizes = {"samples": rows // 5} | ({"clients": 5} if facts["sites"] else {})
     found = rehearse(plan, runs=100_000, minutes=minutes, **sizes)
-    mean, deviation, _ = score_plan(found.plan, entry["task"])
-    added = {"rehearsed": mean, "rehearsed_deviation": deviation, "minutes": minutes}
-    added |= {"setting": dict(found.setting), "federations": len(found.trials)}
-    print(entry["table"], json.dumps(added), flush=True)
+    chosen = {"table": name, "epsilon": epsilon, "minutes": minutes}
+    chosen |= {"federations": len(found.trials), "setting": dict(found.setting)}
+    return chosen | {"changes": found.space.list_changes(found.setting)}
+
+
+def use_one_thread() -> None:
+    """Let JAX compute in one thread: in each of many processes it would take all cores."""
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+
+def rehearse_tables(folder: Path, minutes: float, count: int) -> list[dict[str, Any]]:
+    """Rehearse every table at every ε, `count` at a time."""
+    names = sorted(file.stem for file in folder.glob("*.json"))
+    jobs = [(folder, name, epsilon, minutes) for name in names for epsilon in EPSILON]
+    found = []
+    with multiprocessing.get_context("spawn").Pool(count, use_one_thread) as pool:
+        for chosen in pool.imap_unordered(rehearse_table, jobs, chunksize=1):
+            found.append(chosen)
+            print(json.dumps(chosen), flush=True)
+    return found
+
+
+def score_rehearsed(folder: Path, entry: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry with what its plan reaches with the settings chosen."""
+    facts = json.loads((folder / f"{entry['table']}.json").read_text("utf-8"))
+    plan = make_plan(folder, entry["table"], facts, entry["epsilon"])
+    mean, deviation, better = score_plan(plan.replace(**chosen["changes"]), entry["task"])
+    added = {"rehearsed": mean, "rehearsed_deviation": deviation, "rehearsed_better": better}
+    added |= {key: chosen[key] for key in ("minutes", "federations", "setting")}
+    print(entry["table"], entry["epsilon"], json.dumps(added), flush=True)
     return entry | added
 
 
@@ -109,21 +141,26 @@ def format_table(entries: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rehearse", type=float, metavar="MINUTES")
-    parser.add_argument("--epsilon", type=float, nargs="*", default=list(EPSILON))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--rehearsed", action="store_true")
     given = parser.parse_args()
     folder, kept = environments.FOLDER / "own-tables", ROOT / "results" / "own_data.json"
-    if given.rehearse is None or not folder.exists():
+    settings = environments.FOLDER / "rehearsed.json"
+    if not folder.exists():
         python = environments.python_of("sklearn")
         subprocess.run([python, HERE / "peers" / "own_tables.py", folder], check=True)
-    if given.rehearse is None:
-        entries = measure_tables(folder)
-    else:
+    if given.rehearse is not None:
+        found = rehearse_tables(folder, given.rehearse, given.jobs)
+        settings.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        return
+    if given.rehearsed:
+        chosen = {(c["table"], c["epsilon"]): c for c in json.loads(settings.read_text("utf-8"))}
         entries = [
-            rehearse_table(folder, entry, given.rehearse)
-            if entry["epsilon"] in given.epsilon and entry["task"] != "r2"
-            else entry
+            score_rehearsed(folder, entry, chosen[entry["table"], entry["epsilon"]])
             for entry in json.loads(kept.read_text("utf-8"))
         ]
+    else:
+        entries = measure_tables(folder)
     kept.write_text(json.dumps(entries, indent=1) + "\n", "utf-8")
     page = PAGE.read_text("utf-8")
     head, tail = page.split(BEGIN)[0], page.split(END)[1]

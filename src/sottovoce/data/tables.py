@@ -848,7 +848,8 @@ def make_layout(opened: Scan, source: Source) -> Layout:
     declared, label, file = declare_layout(source), source.label, opened.path.name
     if not source.infer:
         return declared
-    listed, classes = dict(declared.columns), declared.classes
+    listed = dict(declared.columns)
+    classes: Any = declared.classes
     ours = {label, source.client, source.person, *source.columns}
     # The column without a name is the row number that other programs write.
     lacking = [column for column in opened.schema if column not in ours and column]

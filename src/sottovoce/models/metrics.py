@@ -36,6 +36,8 @@ CLASS_METRICS = {
 REGRESSION_METRICS = {"mae": "mean absolute error", "rmse": "RMSE", "r2": "R²"}
 TITLES = CLASS_METRICS | {"calibration_error": "calibration error"} | REGRESSION_METRICS
 GAINS = TITLES | {"brier": "1 − Brier score", "log_loss": "e^(−log loss)"}  # of `to_gain`
+GAINS |= {"mae": "1 − mean absolute error / range", "rmse": "1 − RMSE / range"}
+WORST_R2 = -10.0  # of `to_gain`: a model that diverged must not outweigh the others in a mean
 SHARES = ("accuracy", "balanced_accuracy")  # of rows, which are read in per cent
 LESS_IS_BETTER = frozenset({"log_loss", "brier", "calibration_error", "mae", "rmse"})
 
@@ -69,12 +71,18 @@ class Measured(NamedTuple):
         return bool(gain > ERRORS * self.error + 1e-9 * abs(self.baseline))
 
 
-def to_gain(metric: str, value: float) -> float:
-    """Return a metric of classes as a number from 0 to 1 of which more is better; 0 for NaN.
+def to_gain(metric: str, value: float, width: float = 1.0) -> float:
+    """Return a metric as a number up to 1 of which more is better; the least for NaN.
 
-    >>> to_gain("auroc", 0.8), to_gain("brier", 0.25), to_gain("log_loss", 0.0)
-    (0.8, 0.75, 1.0)
+    It is 0 at least, and R² −10. `width` is that of the target's range, for errors.
+
+    >>> to_gain("auroc", 0.8), to_gain("brier", 0.25), to_gain("mae", 2.0, 8.0)
+    (0.8, 0.75, 0.75)
     """
+    if metric == "r2":
+        return WORST_R2 if math.isnan(value) else max(WORST_R2, value)
+    if metric in ("mae", "rmse"):
+        return 0.0 if math.isnan(value) else max(0.0, 1 - value / width)
     gain = {"brier": 1 - value, "log_loss": math.exp(-value)}.get(metric, value)
     return 0.0 if math.isnan(gain) else gain
 

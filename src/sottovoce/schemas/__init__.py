@@ -25,6 +25,7 @@ STRICT = ConfigDict(strict=True)
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Gain = Annotated[float, Field(le=1)]  # a metric of which more is better; only R² may be below 0
 Delta = Annotated[float, Field(gt=0, le=0.5)]
 Count = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -591,7 +592,7 @@ class CostEntry(TypedDict):
 class WithoutNoiseEntry(TypedDict):
     """Synthetic rows only: the same seeds without noise, and what the budget costs."""
 
-    accuracies: list[Share]
+    accuracies: list[Gain]
     lost: float
     deviation: NotNegative
 
@@ -603,11 +604,11 @@ class PredictionEntry(TypedDict):
     of: Literal["the stand-in"]
     metric: NotRequired[str]
     """What all numbers here are of: the metric that chose; "accuracy" where it is absent."""
-    accuracies: list[Share]
-    mean: Share
+    accuracies: list[Gain]
+    mean: Gain
     deviation: NotNegative
-    low: Share | None
-    high: Share | None
+    low: float | None
+    high: Gain | None
     rounds: float
     tested: int | None
     """Test rows of the plan that the range counts; null: they are in a file, and left out."""
@@ -635,17 +636,18 @@ class TrialEntry(TypedDict):
     seed: int
     loss: float | None
     """On the rows that choose; null where it is not finite."""
-    accuracy: Share
-    test_accuracy: Share
+    accuracy: Share | None
+    """Null where a number is predicted, which has none."""
+    test_accuracy: Share | None
     rounds: int
     seconds: float
     metric: NotRequired[str]
     """That chose: the plan's, or else by the rule of docs/results.md."""
-    gain: NotRequired[Share | None]
+    gain: NotRequired[Gain | None]
     """Of a metric other than accuracy on the rows that choose; more is better."""
     error: NotRequired[float | None]
     """Its standard error."""
-    test_gain: NotRequired[Share | None]
+    test_gain: NotRequired[Gain | None]
     """The same metric on the rows that tell."""
     test_error: NotRequired[float | None]
 

@@ -660,6 +660,121 @@ def test_the_range_can_be_missed():
     assert found.low <= 0.9 <= found.high
 
 
+# --- numbers and persons ----------------------------------------------------------------------
+
+
+def number_plan(**changes) -> Plan:
+    """A plan that protects persons with several rows each, and predicts a number."""
+    columns = {**COLUMNS, "cost": [0, 5000]}
+    own = {"path": "visits.csv", "label": "cost", "columns": columns, "clients": 3}
+    own |= {"samples": 40, "person": "pid", "rows_per_person": 3}
+    plan = Plan(data=own, local={"unit": "person"}, model={"loss": "squared"},
+                privacy={"epsilon": 8, "delta": 1e-3})  # fmt: skip
+    return plan.replace(**changes)
+
+
+def test_synthetic_persons_keep_their_rows_and_have_the_noise_of_the_real_ones():
+    """A sample is a person with 1 to 3 rows; with fewer persons, Δ/√capacity is the real one."""
+    plan = number_plan(**{"data.samples": 4000})
+    real = announce_federation(plan)
+    rows_ = make_stand_in(plan, real)
+    count = np.bincount(rows_.person)
+    assert rows_.units == len(count) == standin.MOST_ROWS
+    assert (count.min(), count.max()) == (1, 3)
+    ages = rows_.train[0][:, 0]
+    first = ages[np.flatnonzero(np.r_[True, np.diff(rows_.person) > 0])][rows_.person]
+    several = count[rows_.person] > 1
+    # All cells of a person are of one kind: its rows are more alike than those of two persons.
+    apart = np.abs(ages - first)[several].mean()
+    assert apart < 0.9 * np.abs(ages - rng_permuted(ages))[several].mean()
+    low, high = rows_.target.low, rows_.target.high
+    assert all(low <= pair[1].min() < pair[1].max() <= high for pair in (rows_.train, rows_.test))
+    small, factor = fit_plan(plan, real, rows_.units)
+    assert factor == pytest.approx(1.2, rel=1e-3)
+    given = Given(rows_.train, rows_.validation, rows_.test, rows_.person)
+    built, n = build(small, seed=1, data=given), 4000
+    assert built.samples.tolist() == [standin.MOST_ROWS // 3] * 3
+    worth = calibration.capacity(*plan.budgets())
+    wanted = plan.choose_learning_rate(real.sizes, plan.recipe().clip).recipe().sensitivity(n)
+    np.testing.assert_allclose(
+        built.sensitivity / np.sqrt(built.capacity), wanted / np.sqrt(worth), rtol=1e-6
+    )
+
+
+def rng_permuted(values):
+    return np.random.default_rng(0).permutation(values)
+
+
+def test_the_best_prediction_of_synthetic_numbers_explains_what_it_says():
+    plan = number_plan(**{"data.samples": 3000})
+    x, y = make_stand_in(plan, announce_federation(plan)).train
+    wide = np.column_stack([x.astype(float), np.ones(len(y))])
+    left = y - wide @ np.linalg.lstsq(wide, y, rcond=None)[0]
+    # Least squares is nearly the rule; cutting to the range loses a little.
+    assert standin.EXPLAINED - 0.05 < 1 - left.var() / y.var() < standin.EXPLAINED + 0.02
+
+
+def test_nobody_of_public_rows_is_both_trained_on_and_judged_by(tmp_path):
+    rng = np.random.default_rng(3)
+    person = rng.integers(0, 60, 300)
+    x = np.column_stack([person, rng.random((300, 5))]).astype(np.float32)
+    plan = number_plan(**{"model.loss": None, "data.label": "rich", "data.columns": COLUMNS})
+    y = rng.integers(0, 2, 300)
+    np.savez(tmp_path / "rows.npz", x=x, y=y, pid=person)
+    for public in ((x, y, person), str(tmp_path / "rows.npz")):
+        found = make_stand_in(plan, announce_federation(plan), public)
+        sets = [{*pair[0][:, 0].tolist()} for pair in (found.train, found.validation, found.test)]
+        assert sum(map(len, sets)) == len({*person.tolist()}) == len(set.union(*sets))
+        assert found.units == len(sets[0])
+        assert sorted({*found.validation[1].tolist(), *found.test[1].tolist()}) == [0, 1]
+    alone = make_stand_in(plan, announce_federation(plan), (x, y))  # every row a person
+    assert alone.units == len(alone.train[1])
+    with pytest.raises(InputError, match="an id for each of the 300 rows"):
+        make_stand_in(plan, announce_federation(plan), (x, y, person[1:]))
+
+
+@pytest.mark.parametrize("metric", ["r2", "mae", "rmse"])
+def test_a_number_is_rehearsed_by_the_metric_of_the_plan(metric):
+    """Each trial's value is the metric on the rows that choose, and a diverged run never wins."""
+    plan = number_plan(metric=metric)
+    rows_ = make_stand_in(plan, announce_federation(plan))
+    small, _ = fit_plan(plan, announce_federation(plan), rows_.units)
+    space = build_space(small, keep=["rounds.schedule", "server", CLIP], bodies=False)
+    ran = Trials(space, small, rows_, limit=9)
+    settings = [{ROUNDS: 20.0, RATE: rate} for rate in (0.5, 1e4)]
+    ran.run_jobs("by hand", [(setting, 1) for setting in settings])
+    calm, wild = (ran.done[encode_setting(setting), 1] for setting in settings)
+    assert (calm.metric, calm.accuracy, calm.test_accuracy) == (metric, None, None)
+    assert wild.value < calm.value <= 1
+    assert ran.choose_best(settings, [1]) == settings[0]
+    # The same run by hand, and its metric from its definition.
+    (x, y), width = rows_.validation, 5000.0
+    given = {"validation": rows_.validation, "test": rows_.test, "person": rows_.person}
+    again = simulate(small.replace(**settings[0] | {ROUNDS: 20}), seed=1, data=rows_.train, **given)
+    missed = y.astype(float) - again.predict(x)
+    by_hand = {
+        "r2": 1 - np.mean(missed**2) / np.var(y.astype(float)),
+        "mae": 1 - np.mean(np.abs(missed)) / width,
+        "rmse": 1 - np.sqrt(np.mean(missed**2)) / width,
+    }
+    assert calm.value == pytest.approx(by_hand[metric], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_persons_and_numbers_are_rehearsed_to_a_plan_that_trains(tmp_path):
+    found = rehearse(number_plan(metric="r2"), runs=40, keep=KEEP, out=tmp_path / "out")
+    assert found.metric == "R²"
+    assert "persons with" in found.rows.about
+    assert "R²" in found.prediction.describe()
+    schema = resources.files("sottovoce").joinpath("schemas/rehearsal.json").read_text("utf-8")
+    jsonschema.validate(
+        json.loads((tmp_path / "out" / "rehearsal.json").read_text()), json.loads(schema)
+    )
+    plan = Plan.load(tmp_path / "out" / "plan.toml")
+    assert (plan.local.unit, plan.data.rows_per_person) == ("person", 3)
+    assert plan.regression == number_plan().regression
+
+
 # --- one sentence each ------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ def _list_alternatives(
     if not others and key == "model":  # at other T and η: the best accuracy of each model
         best: dict[str, float] = {}
         for setting, accuracy in known:
-            best[setting[key]] = max(best.get(setting[key], 0.0), accuracy)
+            best[setting[key]] = max(best.get(setting[key], -math.inf), accuracy)
         best.pop(chosen[key], None)
         others = list(best.items())
     return sorted(others, key=lambda pair: -pair[1])
@@ -348,7 +348,7 @@ def predict_run(
         values=seen,
         mean=mean,
         deviation=deviation,
-        low=max(0.0, mean - half) if ranged else None,
+        low=max(0.0 if trials[0].metric != "r2" else -math.inf, mean - half) if ranged else None,
         high=min(1.0, mean + half) if ranged else None,
         rounds=statistics.fmean(trial.rounds for trial in trials),
         tested=tested,
@@ -620,9 +620,6 @@ def rehearse(
     `simulate_many`.
     """
     plan = Plan.load() if plan is None else plan
-    if plan.regression is not None:
-        remedy = "stand-in rows have classes; try T₀ and η with sottovoce train on public rows"
-        raise InputError.of("model.loss", plan.model.loss, "absent in a rehearsal", remedy)
     seeds.check_seed(seed)
     if isinstance(runs, bool) or not isinstance(runs, int) or not LEAST <= runs <= 100_000:
         raise InputError.of(
@@ -636,7 +633,7 @@ def rehearse(
     plan = ruled if plan.local.learning_rate == "auto" else plan
     folder = None if out is None else _prepare_folder(Path(out), resume)
     rows = make_stand_in(plan, real, public, seed=seed)
-    stage, factor = fit_plan(plan, real, len(rows.train[1]))
+    stage, factor = fit_plan(plan, real, rows.units)
     bodies = rows.kind != "synthetic"
     space = build_space(plan, keep, shape=rows.shape, bodies=bodies, auto=ruled.local.rate)
     if not (space.ladders or space.forks):

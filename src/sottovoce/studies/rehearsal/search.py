@@ -40,7 +40,7 @@ import numpy as np
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, RunError
 from sottovoce.models import features, metrics
-from sottovoce.models.base import JaxModel, Params
+from sottovoce.models.base import JaxModel, Params, Regression, predict_numbers
 from sottovoce.plan import Plan
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.algorithms import Bound, Landscape
@@ -60,7 +60,7 @@ from sottovoce.studies.rehearsal.space import (
     encode_setting,
     sort_distinct,
 )
-from sottovoce.studies.rehearsal.standin import StandIn
+from sottovoce.studies.rehearsal.standin import Pair, StandIn
 
 STEPS, ROWS, POWERS = 300, 2048, 20
 
@@ -204,8 +204,8 @@ class Trial:
     setting: dict[str, Any]
     seed: int
     loss: float | None  # on the rows that choose; None: not finite
-    accuracy: float  # on the rows that choose
-    test_accuracy: float  # on the rows that tell
+    accuracy: float | None  # on the rows that choose; None: a number is predicted
+    test_accuracy: float | None  # on the rows that tell
     rounds: int
     seconds: float
     metric: str = "accuracy"  # that chooses: the plan's, or else by the rule of docs/results.md
@@ -216,8 +216,8 @@ class Trial:
 
     @property
     def value(self) -> float:
-        """What the choice makes large, from 0 to 1."""
-        return self.accuracy if self.gain is None else self.gain
+        """What the choice makes large, 1 at most."""
+        return (self.accuracy or 0.0) if self.gain is None else self.gain
 
     def estimate_error(self, rows: int) -> float:
         """Return the standard error of `value` on this number of rows; of shares √(p(1−p)/n)."""
@@ -227,7 +227,7 @@ class Trial:
     @property
     def test_value(self) -> float:
         """The same metric on the rows that tell."""
-        return self.test_accuracy if self.test_gain is None else self.test_gain
+        return (self.test_accuracy or 0.0) if self.test_gain is None else self.test_gain
 
 
 def format_gain(metric: str, value: float, digits: int = 1) -> str:
@@ -382,12 +382,18 @@ class Trials:
                 )
                 plans = [_drop_features(self._apply_setting(self.settings[key])) for key in keys]
                 x, y = cast(tuple[Any, Any], rows.validation)
+                y = y if self.rows.target is None else self.rows.target.scale(y)
                 judges, since = Samples(x.reshape(len(y), -1), y), time.monotonic()
                 for i, trained in simulate_each(plans, seeds=seeds, given=rows, on=self.on):
                     now = time.monotonic()
                     where = keys[i // len(seeds)], seeds[i % len(seeds)]
                     trial = _make_trial(
-                        stage, self.settings[where[0]], trained, judges, now - since
+                        stage,
+                        self.settings[where[0]],
+                        trained,
+                        judges,
+                        now - since,
+                        self.rows.target,
                     )
                     self._store_trial(where, trial)
                     since = now
@@ -431,7 +437,8 @@ class Trials:
                 **{
                     name: (x.reshape(len(x), *shape) if lens is None else lens.apply(x), y)
                     for name, (x, y) in pairs.items()
-                }
+                },
+                person=self.rows.person,
             )
         return self._seen[lens]
 
@@ -442,34 +449,50 @@ def _build_features(plan: Plan, shape: tuple[int, ...]) -> Any:
 
 
 def _make_trial(
-    stage: str, setting: Setting, trained: Trained, judges: Samples, seconds: float
+    stage: str,
+    setting: Setting,
+    trained: Trained,
+    judges: Samples,
+    seconds: float,
+    target: Regression | None,
 ) -> Trial:
     """Make a trial of the final model, which may be an average of iterates, on rows that choose."""
     loss, accuracy = score_model(trained.model, trained.params, judges)
     result = trained.record["result"]
     metric, gains = result["headline"]["metric"], {}
     if metric != "accuracy":
-        answer = trained.model.answer(trained.params, judges.x)
-        measured = metrics.measure_classes(judges.y, *answer)[metric]
+        if target is None:
+            answer = trained.model.answer(trained.params, judges.x)
+            measured = metrics.measure_classes(judges.y, *answer)[metric]
+        else:
+            numbers = target.restore(predict_numbers(trained.model, trained.params, judges.x))
+            measured = metrics.measure_regression(target.restore(judges.y), numbers)[metric]
         told = result["metrics"][metric]
+        # An error in the target's unit is one in shares of its range.
+        width = target.high - target.low if target is not None and metric != "r2" else 1.0
         gains = {
-            "gain": metrics.to_gain(metric, measured.value),
-            "error": _keep_finite(measured.error),
-            "test_gain": metrics.to_gain(metric, told["value"]),
-            "test_error": _keep_finite(told["error"]),
+            "gain": metrics.to_gain(metric, measured.value, width),
+            "error": _keep_finite(measured.error / width),
+            "test_gain": metrics.to_gain(metric, _read_number(told["value"]), width),
+            "test_error": _keep_finite(_read_number(told["error"]) / width),
         }
     return Trial(
         stage=stage,
         setting=dict(setting),
         seed=int(trained.record["seed"]),
         loss=_keep_finite(loss),
-        accuracy=accuracy,
-        test_accuracy=trained.accuracy,
+        accuracy=accuracy if target is None else None,
+        test_accuracy=_keep_finite(trained.accuracy),
         rounds=trained.rounds_used,
         seconds=round(seconds, 3),
         metric=metric,
         **gains,
     )
+
+
+def _read_number(value: float | None) -> float:
+    """Return a number of a record, which has None for NaN."""
+    return math.nan if value is None else value
 
 
 def _keep_finite(value: float) -> float | None:

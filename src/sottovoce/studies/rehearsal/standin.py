@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,8 @@ from sottovoce.data.federated import find_classes, read_labels
 from sottovoce.data.files import read_npz
 from sottovoce.data.tables import Spec, is_bounds
 from sottovoce.errors import InputError
+from sottovoce.models.base import Regression
+from sottovoce.models.person import has_ids
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS
 from sottovoce.privacy import calibration, seeds
@@ -151,6 +153,11 @@ MIDDLE = (0.1, 0.6)  # of a number's bounds: where its mean lies
 DRIFT = 0.2  # the deviation of the kinds' means from it
 NARROW = (4.0, 32.0)  # α + β of the beta distribution around these
 BEST = 0.85  # the share of rows that whoever knows the rule predicts right
+EXPLAINED, SPREAD = (
+    0.6,
+    0.3,
+)  # R² of whoever knows the rule, and the deviation of targets in [−1, 1]
+SHARED = 0.5  # the columns that are the same in all rows of a person
 NUMBERED = {"ipums": 57}  # the number of features where `data.datasets` does not list the columns
 
 
@@ -200,8 +207,11 @@ def make_rows(
     rows: int,
     rng: np.random.Generator,
     shares: Sequence[float] = (),
-) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    person: NDArray[np.int64] | None = None,
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Make synthetic rows of these columns, and their labels, in these shares of the classes.
+
+    Labels of one class are numbers in [−1, 1]. `person` has the number of each row's person.
 
     >>> x, y = make_rows(list_fields("adult", {}, None), 2, 500, np.random.default_rng(1))
     >>> x.shape, float(x.min()), float(x.max()) <= 1, 0.3 < y.mean() < 0.7
@@ -212,19 +222,25 @@ def make_rows(
             "the plan declares no columns to make rows from; list them in data.columns, or give "
             "public rows with --public"
         )
-    kind = rng.integers(0, KINDS, rows)
-    columns = [_draw_column(field, kind, rng) for field in fields]
+    kind = rng.integers(0, KINDS, rows if person is None else int(person.max()) + 1)
+    columns = [_draw_column(field, kind, rng, person) for field in fields]
     parts = [column @ rng.normal(size=(column.shape[1], classes)) for column in columns]
     scores = sum(part / np.maximum(part.std(axis=0), 1e-9) for part in parts)
     scores -= np.median(scores, axis=0)
     scores /= max(float(scores.std()), 1e-9)
+    x = np.concatenate(columns, axis=1).astype(np.float32)
+    if classes == 1:
+        noise = np.sqrt(1 - EXPLAINED) * rng.normal(size=rows)
+        told = np.sqrt(EXPLAINED) * scores[:, 0] + noise
+        middle = 2 * rng.uniform(*MIDDLE) - 1
+        return x, np.clip(middle + SPREAD * told, -1, 1).astype(np.float32)
     chances = _compute_chances(scores)
     if shares:
         chances = _match_shares(chances, np.asarray(shares))
     draw = rng.random((rows, 1))
     y = np.minimum((np.cumsum(chances, axis=1) < draw).sum(axis=1), classes - 1)
     y[: min(classes, rows)] = np.arange(min(classes, rows))  # every class occurs
-    return np.concatenate(columns, axis=1).astype(np.float32), y.astype(np.int32)
+    return x, y.astype(np.int32)
 
 
 def _compute_chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -258,8 +274,15 @@ def _compute_softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _draw_column(
-    field: Field, kind: NDArray[np.int64], rng: np.random.Generator
+    field: Field,
+    kind: NDArray[np.int64],
+    rng: np.random.Generator,
+    person: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
+    if person is not None:  # one cell for all rows of a person, or one for each
+        if rng.random() < SHARED:
+            return _draw_column(field, kind, rng)[person]
+        kind = kind[person]
     out = np.zeros((len(kind), field.width))
     if field.categories == 0:
         middle = rng.uniform(*MIDDLE) + rng.normal(0, DRIFT, KINDS)
@@ -420,8 +443,10 @@ def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
             if getattr(plan.data, key) is not None:
                 changes[f"data.{key}"] = getattr(plan.data, key)
     scale = np.array(real.sizes) / sizes
-    if plan.local.unit == "person":  # with n persons, noise is that of n records
-        changes |= {"local.unit": "record", "data.person": None, "data.rows_per_person": None}
+    if plan.local.unit == "person":  # arrays are given with ids, and a client's samples are persons
+        changes |= {"data.person": None, "data.rows_per_person": plan.rows_per_person}
+    if plan.regression is not None:
+        changes["data.target"] = list(plan.regression[1:])
     if plan.local.unit != "client" and scale.max() > 1:
         changes["privacy.epsilon"] = _scale_budgets(plan, scale)
     return plan.replace(**changes), float(scale.max())
@@ -460,8 +485,9 @@ MOST_ROWS = 10_000  # to train on: beyond, clients hold fewer rows than the real
 MOST_JUDGES = 4_000  # that choose, and as many that tell
 FEW = 2_000  # public rows, below which a fifth of them chooses and a fifth tells, not a tenth
 
-Public: TypeAlias = "str | Path | tuple[ArrayLike, ArrayLike] | None"
-Pair: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
+Public: TypeAlias = "str | Path | tuple[ArrayLike, ...] | None"
+Pair: TypeAlias = tuple[NDArray[np.float32], NDArray[Any]]  # labels: classes, or targets
+Persons: TypeAlias = NDArray[np.int64] | None  # the number of each row's person, from 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -479,6 +505,13 @@ class StandIn:
     sources: int | None = None  # the number of different pictures behind the rows that tell
     origin: str = "made"  # made | published | said (to be public) | own (the plan's); see `Cost`
     name: str = ""  # of public rows, as the user gave it
+    person: Persons = None  # of the rows to train on, where persons are protected
+    target: Regression | None = None  # the number that is predicted; `classes` is then 1
+
+    @property
+    def units(self) -> int:
+        """The number of records, or persons, to train on."""
+        return len(self.train[1]) if self.person is None else int(self.person.max()) + 1
 
     @property
     def telling(self) -> int:
@@ -521,6 +554,9 @@ def make_stand_in(
             "public rows, as rehearse(plan, public=(X, y)) or --public rows.npz"
         )
     if plan.data.pictures:
+        if plan.regression is not None:
+            bound = "absent where digits stand in for pictures"
+            raise InputError.of("model.loss", plan.model.loss, bound, "give rows with --public")
         return _draw_stand_in(plan, wanted, rng)
     return _make_synthetic(plan, wanted, rng)
 
@@ -572,32 +608,45 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
             "declare them in data.columns, or give public rows with --public"
         )
     fields = list_fields(data.name, data.columns or {}, data.label, data.missing)
-    classes = data.classes or 2
-    judges = _count_judges(wanted)
+    target, judges = plan.regression, _count_judges(wanted)
+    classes = 1 if target is not None else data.classes or 2
+    person, rows = None, wanted
+    if plan.rows_per_person:
+        count = np.minimum(rng.geometric(0.5, wanted), plan.rows_per_person)
+        person, rows = np.repeat(np.arange(wanted), count), int(count.sum())
+    ids = None if person is None else np.append(person, wanted + np.arange(2 * judges))
     shares = _find_shares(plan, classes)
     uneven = f", in the shares {', '.join(f'{share:.1%}' for share in shares)}" if shares else ""
-    x, y = make_rows(fields, classes, wanted + 2 * judges, rng, shares)
-    x, y = np.roll(x, -wanted, axis=0), np.roll(y, -wanted)  # every class is among the judges
-    y[judges : judges + classes] = np.arange(classes)
+    x, y = make_rows(fields, classes, rows + 2 * judges, rng, shares, ids)
+    x, y = np.roll(x, -rows, axis=0), np.roll(y, -rows)  # every class is among the judges
+    if target is None:
+        y[judges : judges + classes] = np.arange(classes)
+    else:
+        y = target.restore(y).astype(np.float32)
+    told = f"{classes} classes{uneven}" if target is None else "a number as the label"
+    best = f"is right in about {BEST:.0%}" if target is None else f"has R² {EXPLAINED:g}"
+    if person is not None:
+        told += f"; {wanted:,} persons with {rows / wanted:.1f} rows on average"
     return StandIn(
         kind="synthetic",
         about=(
             f"synthetic rows of the public schema ({len(fields)} columns, {x.shape[1]} features, "
-            f"{classes} classes{uneven}): eight kinds of rows, a random linear rule with chance, "
-            f"of which the best prediction {'of even classes ' if uneven else ''}is right in about "
-            f"{BEST:.0%}"
+            f"{told}): eight kinds of rows, a random linear rule with chance, "
+            f"of which the best prediction {'of even classes ' if uneven else ''}{best}"
         ),
         trust=(
             "Only the form of the rows is yours. Rounds, step and clipping follow mostly from the "
             "federation; the model is kept as planned, because a linear rule cannot say which "
             "model suits your data, and how good it will be cannot be told from them."
-            + ("" if uneven or plan.metric else NAME_METRIC)
+            + ("" if uneven or plan.metric or target is not None else NAME_METRIC)
         ),
         validation=(x[:judges], y[:judges]),
         test=(x[judges : 2 * judges], y[judges : 2 * judges]),
         train=(x[2 * judges :], y[2 * judges :]),
         shape=(x.shape[1],),
         classes=classes,
+        person=person,
+        target=target,
     )
 
 
@@ -618,7 +667,8 @@ def _find_shares(plan: Plan, classes: int) -> tuple[float, ...]:
 def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -> StandIn:
     known = _find_shape(plan)
     pictured = known is not None and len(known) == 3
-    name, x, y, shape = _load_public(plan, public, pictured)
+    target = plan.regression
+    name, x, y, shape, ids = _load_public(plan, public, pictured)
     if pictured and len(shape) in (2, 3) and known is not None:
         x = resize_pictures(x.reshape(len(x), *shape[:2], -1), known)
         x, shape = x.reshape(len(x), -1), known
@@ -626,33 +676,36 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
         raise InputError.of(
             "--public", shape, f"rows of shape {known} as the plan's", "give rows of the same kind"
         )
-    classes = plan.data.classes
+    classes = 1 if target is not None else plan.data.classes
     classes = int(y.max()) + 1 if classes is None else classes
     seen = np.unique(y)
-    if not np.array_equal(seen, np.arange(classes)):
+    if target is None and not np.array_equal(seen, np.arange(classes)):
         raise InputError.of(
             "--public labels",
             f"{len(seen)} classes from {int(seen[0])} to {int(seen[-1])}",
             f"the {classes} classes 0 to {classes - 1} of the plan",
             "show every class, and no other",
         )
-    judges = min(_count_judges(wanted), max(1, len(y) // (5 if len(y) < FEW else 10)))
-    if len(y) < 10 * classes:
-        raise InputError.of(
-            "--public", f"{len(y)} rows", f"{10 * classes} rows or more", "give more of them"
-        )
-    order = rng.permutation(len(y))
+    whose = np.arange(len(y)) if ids is None else np.unique(ids, return_inverse=True)[1].reshape(-1)
+    persons = int(whose.max()) + 1
+    judges = min(_count_judges(wanted), max(1, persons // (5 if persons < FEW else 10)))
+    if persons < 10 * classes:
+        what = "rows" if ids is None else "persons"
+        bound = f"{10 * classes} {what} or more"
+        raise InputError.of("--public", f"{persons} {what}", bound, "give more of them")
+    order = rng.permutation(persons)
     # One row of each class comes first, because the number of classes is read from these rows.
-    if np.bincount(y).min() < 2:
-        raise InputError("--public has a class of one row; show two or more of every class")
-    first = np.array([np.flatnonzero(y[order] == k)[:2] for k in range(classes)])
-    front = np.concatenate([order[first[:, 0]], order[first[:, 1]]])
+    front = _pick_two_of_each(y, whose, order) if target is None else order[:2]
     rest = np.setdiff1d(order, front, assume_unique=True)
     rest = rest[rng.permutation(len(rest))]
-    choose = np.concatenate([front[:classes], rest[: max(0, judges - classes)]])
-    rest = rest[max(0, judges - classes) :]
-    tell = np.concatenate([front[classes:], rest[: max(0, judges - classes)]])
-    train = rest[max(0, judges - classes) :][:wanted]
+    more = max(0, judges - len(front) // 2)
+    choose = np.concatenate([front[: len(front) // 2], rest[:more]])
+    tell = np.concatenate([front[len(front) // 2 :], rest[more : 2 * more]])
+    kept = rest[2 * more :][:wanted]
+    if ids is not None:  # nobody is both trained on and judged by
+        train, choose, tell = (np.flatnonzero(np.isin(whose, w)) for w in (kept, choose, tell))
+    else:
+        train = kept
     same = name == plan.data.name
     published = isinstance(public, str) and name in datasets.DATASETS
     return StandIn(
@@ -675,7 +728,32 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
         test=(x[tell], y[tell]),
         shape=shape,
         classes=classes,
+        person=_number_persons(plan, whose[train]),
+        target=target,
     )
+
+
+def _pick_two_of_each(
+    y: NDArray[Any], whose: NDArray[np.int64], order: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return a person with a row of each class, then another one of each, in this order."""
+    rank = np.argsort(order)
+    found: list[list[int]] = [[], []]
+    for label in np.unique(y):
+        having = np.unique(whose[y == label])
+        having = having[np.argsort(rank[having])]
+        fresh = [p for p in having.tolist() if p not in (*found[0], *found[1])]
+        if len(fresh) < 2:
+            raise InputError("--public has a class of one row; show two or more of every class")
+        found[0].append(fresh[0])
+        found[1].append(fresh[1])
+    return np.array(found).reshape(-1)
+
+
+def _number_persons(plan: Plan, whose: NDArray[np.int64]) -> Persons:
+    if not plan.rows_per_person:
+        return None
+    return np.unique(whose, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _find_shape(plan: Plan) -> tuple[int, ...] | None:
@@ -689,11 +767,16 @@ def _find_shape(plan: Plan) -> tuple[int, ...] | None:
     return (sum(field.width for field in fields),)
 
 
-def _load_public(
-    plan: Plan, public: Public, pictured: bool
-) -> tuple[str, NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
+Loaded: TypeAlias = tuple[NDArray[np.float32], NDArray[Any], tuple[int, ...], NDArray[Any] | None]
+
+
+def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Loaded]:
+    """Return the name of public rows, rows, labels, the shape of a row, and persons or None."""
+    target = plan.regression
     if isinstance(public, tuple):
-        return "what was given from Python", *_check_rows("public", *public, pictured)
+        loaded = _check_rows("public", public[0], public[1], pictured, target)
+        ids = public[2] if plan.rows_per_person and len(public) > 2 else None
+        return "what was given from Python", *loaded, _check_ids("public", ids, len(loaded[1]))
     text = str(public)
     if text in datasets.DATASETS:
         if text == plan.data.name and text != "digits":
@@ -705,7 +788,7 @@ def _load_public(
             )
         arrays = datasets.load(text)
         x = np.concatenate([arrays.train_x, arrays.test_x.reshape(-1, arrays.train_x.shape[1])])
-        return text, x, np.concatenate([arrays.train_y, arrays.test_y]), arrays.shape
+        return text, x, np.concatenate([arrays.train_y, arrays.test_y]), arrays.shape, None
     path = Path(text)
     if not path.is_file():
         raise InputError.of(
@@ -725,7 +808,7 @@ def _load_public(
                 "on what chose them",
             )
     if path.suffix.lower() == ".npz":
-        return path.name, *_load_npz(path, pictured)
+        return path.name, *_load_npz(plan, path, pictured)
     is_table = plan.data.path is not None and not plan.data.is_array_file
     if path.suffix.lower() not in (".csv", ".parquet") or not is_table:
         raise InputError.of(
@@ -734,38 +817,52 @@ def _load_public(
             "an .npz with x and y, or a .csv or .parquet for a plan of a table",
             "save the rows as one of these",
         )
-    unused = dict.fromkeys(("client", "person", "validation", "test"))
+    unused = dict.fromkeys(("client", "validation", "test"))
+    unused |= {} if plan.rows_per_person else {"person": None}
     source = plan.data.table() | {"path": path} | unused
-    table = tables.read_table(tables.Source(**source))
-    return path.name, table.x, table.y, (table.x.shape[1],)
+    table = tables.read_table(tables.Source(**source, target=target))
+    labels = table.y if target is None else target.restore(table.y).astype(np.float32)
+    return path.name, table.x, labels, (table.x.shape[1],), table.person
 
 
-def _load_npz(
-    path: Path, pictured: bool
-) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
+def _load_npz(plan: Plan, path: Path, pictured: bool) -> Loaded:
     try:
-        x, y = read_npz(path, "x", "y").values()
-    except (OSError, ValueError):
+        stored = read_npz(path)
+        x, y = stored["x"], stored["y"]
+    except (OSError, ValueError, KeyError):
         raise InputError.of(
             "--public", str(path), "an .npz with the arrays x and y", "save it with numpy.savez"
         ) from None
-    return _check_rows(path.name, x, y, pictured)
+    ids = stored.get(plan.data.person or "person") if plan.rows_per_person else None
+    loaded = _check_rows(path.name, x, y, pictured, plan.regression)
+    return *loaded, _check_ids(path.name, ids, len(loaded[1]))
+
+
+def _check_ids(name: str, ids: ArrayLike | None, rows: int) -> NDArray[Any] | None:
+    """Return the persons of public rows; None where each row is a person by itself."""
+    if ids is not None and not (np.shape(ids) == (rows,) and has_ids(np.asarray(ids))):
+        bound = f"an id for each of the {rows} rows"
+        raise InputError.of(f"the persons of {name}", np.shape(ids), bound, "number them")
+    return None if ids is None else np.asarray(ids)
 
 
 def _check_rows(
-    name: str, x: ArrayLike, y: ArrayLike, pictured: bool
-) -> tuple[NDArray[np.float32], NDArray[np.int32], tuple[int, ...]]:
-    bound = "x[n, …] of finite numbers and y[n] of whole numbers from 0"
+    name: str, x: ArrayLike, y: ArrayLike, pictured: bool, target: Regression | None
+) -> tuple[NDArray[np.float32], NDArray[Any], tuple[int, ...]]:
+    kind = "whole numbers from 0" if target is None else "finite numbers"
+    bound = f"x[n, …] of finite numbers and y[n] of {kind}"
     given = f"the rows of {name}"
     try:
         rows_, labels = np.asarray(x), np.asarray(y)
     except ValueError:  # lists of unequal length
         raise InputError.of(given, "no arrays", bound, "one label for each row") from None
-    if labels.dtype.kind in "bfOU" and labels.ndim == 1:  # names, as arrays to train on may have
+    if (
+        target is None and labels.dtype.kind in "bfOU" and labels.ndim == 1
+    ):  # names, as arrays to train on may have
         labels = read_labels(f"labels of {name}", labels)
         if labels.dtype.kind not in "iuf":
             labels = find_classes([labels]).encode(labels, name)
-    if rows_.dtype.kind not in "fiub" or labels.dtype.kind not in "iu":
+    if rows_.dtype.kind not in "fiub" or labels.dtype.kind not in ("iu", "iuf")[target is not None]:
         kinds = f"x of {rows_.dtype} and y of {labels.dtype}"
         raise InputError.of(given, kinds, bound, "encode categories first")
     if rows_.ndim < 2 or labels.shape != rows_.shape[:1] or not rows_.size:
@@ -774,6 +871,10 @@ def _check_rows(
         flat = rows_.astype(np.float32).reshape(len(rows_), -1)
     if not np.isfinite(flat).all():
         raise InputError.of(given, "a number that is not finite", bound, "leave such rows out")
+    if target is not None:
+        if not np.isfinite(labels).all():
+            raise InputError.of(given, "a label that is not finite", bound, "leave such rows out")
+        return flat, labels.astype(np.float32), rows_.shape[1:]
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= len(labels):  # there are never more classes than rows
         found = f"labels from {least} to {most}"
