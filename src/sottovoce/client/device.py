@@ -183,7 +183,8 @@ def _make_greeting(node: Node) -> bytes:
     with _open_vault(node, rows) as vault:
         return messages.pack(
             {
-                **messages.make_hello_schema(rows.encoding),
+                "schema": messages.HELLO if rows.encoding is None else messages.TABLE_HELLO,
+                **({} if rows.encoding is None else {"encoding": rows.encoding}),
                 "name": node.name,
                 "version": __version__,
                 "features": rows.features,

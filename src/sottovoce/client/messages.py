@@ -388,11 +388,6 @@ bring both sides to one version
     raise Malformed(f"the message is no {kind} ({schema})")
 
 
-def make_hello_schema(encoding: str | None) -> dict[str, str]:
-    """Return the schema of a greeting, with the encoding of the client's table where it has one."""
-    return {"schema": HELLO} if encoding is None else {"schema": TABLE_HELLO, "encoding": encoding}
-
-
 def read_encoding(head: Mapping[str, Any], schema: str, of_table: str) -> str | None:
     """Refuse a message of another schema; return the encoding, which one of a table must have."""
     if head.get("schema") != of_table:

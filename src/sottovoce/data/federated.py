@@ -2,19 +2,11 @@
 
 The rows come from a named dataset, a table, or arrays given from Python. The number of clients,
 their sizes and the classes are public; where they had to be counted on the clients' rows, the
-guarantee says so.
+guarantee says so. The server of a real federation holds public rows for validation and test, in one
+`.npz` file without pickle and without training rows (`save_public`).
 
-The server of a real federation holds public rows for validation and test. `save_public` writes them
-as one `.npz` file: `validation_x`, `validation_y`, `test_x`, `test_y`; `shape` (of one sample) and
-`classes`, or `target` (loss, low, high) if a number is predicted; for a table `layout`, how its
-rows became numbers; `class_names`, if the labels of arrays were not 0, 1, …; `fresh_vaults`, if the
-clients were dealt together with them and have vaults for one run only. It has no pickle and no
-training rows.
-
-`summarise_fairness` gives the accuracy by client and by budget. It uses test rows only, and only if
-they are clients' own rows (a table with a client column, from which the test rows are taken), which
-the guarantee then names as unprotected. On a client's training rows it would be one more release,
-for which no budget paid; so elsewhere the record says why it is not shown.
+`summarise_fairness` uses test rows only, and only if it is known whose they are: on a client's
+training rows it would be one more release, for which no budget paid.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """Read your own table: a CSV or Parquet file as the float32 matrix that models are trained on.
 
-- A number is cut to its public bounds and scaled to [−1, 1]; a missing one is 0, their middle. With
-  `missing = "flag"` a second input of the column is then 1.
-- A text becomes one 0/1 input for each of its public categories; missing or unknown: all are 0.
-- The label must be one of its categories in every row, and every row must name its client.
-
-Columns that the plan does not list are not read, unless it asks to infer them: then bounds and
-categories are taken from all rows, and the guarantee says that this is not covered.
-
-Only polars reads tables, and it is loaded when the first one is opened. A CSV is read as texts: the
-plan says what a column is, never a guess from its first rows. Memory holds the encoded matrix and
-one batch of rows, however large the file is.
+docs/data.md says what becomes of a cell. Columns that the plan does not list are not read, unless
+it asks to infer them. Only polars reads tables, and it is loaded when the first one is opened. A
+CSV is read as texts: the plan says what a column is, never a guess from its first rows. Memory
+holds the encoded matrix and one batch of rows, however large the file is.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from sottovoce.client.messages import (
     TABLE_HELLO,
     Receipt,
     is_finite,
-    make_hello_schema,
     read_encoding,
 )
 from sottovoce.errors import InputError, Malformed, RunError
@@ -450,7 +449,8 @@ class Member:
     def to_head(self) -> dict[str, Any]:
         """Return the greeting that the client would send now, with its newest receipt."""
         return {
-            **make_hello_schema(self.encoding),
+            "schema": HELLO if self.encoding is None else TABLE_HELLO,
+            **({} if self.encoding is None else {"encoding": self.encoding}),
             "name": self.name,
             "features": self.features,
             "classes": self.classes,

@@ -717,20 +717,18 @@ def test_the_best_prediction_of_synthetic_numbers_explains_what_it_says():
 def test_nobody_of_public_rows_is_both_trained_on_and_judged_by(tmp_path):
     rng = np.random.default_rng(3)
     person = rng.integers(0, 60, 300)
-    x = np.column_stack([person, rng.random((300, 5))]).astype(np.float32)
     plan = number_plan(**{"model.loss": None, "data.label": "rich", "data.columns": COLUMNS})
     y = rng.integers(0, 2, 300)
-    np.savez(tmp_path / "rows.npz", x=x, y=y, pid=person)
-    for public in ((x, y, person), str(tmp_path / "rows.npz")):
-        found = make_stand_in(plan, announce_federation(plan), public)
-        sets = [{*pair[0][:, 0].tolist()} for pair in (found.train, found.validation, found.test)]
-        assert sum(map(len, sets)) == len({*person.tolist()}) == len(set.union(*sets))
-        assert found.units == len(sets[0])
-        assert sorted({*found.validation[1].tolist(), *found.test[1].tolist()}) == [0, 1]
-    alone = make_stand_in(plan, announce_federation(plan), (x, y))  # every row a person
-    assert alone.units == len(alone.train[1])
-    with pytest.raises(InputError, match="an id for each of the 300 rows"):
-        make_stand_in(plan, announce_federation(plan), (x, y, person[1:]))
+    pairs = zip(person.tolist(), y.tolist(), strict=True)
+    cells = [f"{who},f,a,{('no', 'yes')[k]},{who}" for who, k in pairs]
+    (tmp_path / "rows.csv").write_text("\n".join(["age,sex,job,rich,pid", *cells]), "utf-8")
+    found = make_stand_in(plan, announce_federation(plan), str(tmp_path / "rows.csv"))
+    sets = [{*pair[0][:, 0].tolist()} for pair in (found.train, found.validation, found.test)]
+    assert sum(map(len, sets)) == len({*person.tolist()}) == len(set.union(*sets))
+    assert found.units == len(sets[0]) < len(found.train[1])
+    assert sorted({*found.validation[1].tolist(), *found.test[1].tolist()}) == [0, 1]
+    alone = make_stand_in(plan, announce_federation(plan), (rng.random((300, 6)), y))
+    assert alone.units == len(alone.train[1])  # without ids every row is a person
 
 
 @pytest.mark.parametrize("metric", ["r2", "mae", "rmse"])

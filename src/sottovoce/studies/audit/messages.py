@@ -411,11 +411,6 @@ def play_one_run(
 
     The server sends models at which it sees the canaries best: the promise holds for any model. A
     coin decides one record, so the unit must be a record.
-
-    >>> from sottovoce.privacy.sensitivity import Recipe
-    >>> run = play_one_run(AuditSetting(8.0, 1e-5, Recipe(1.0, 1.0)), canaries=100)
-    >>> run.canaries, run.contradicts
-    (100, False)
     """
     if setting.recipe.unit != "record":
         raise InputError.of(
@@ -635,12 +630,7 @@ class Duel:
 def measure(
     setting: AuditSetting, messages: int, progress: Progress | None = None, wrong: float = WRONG
 ) -> Measurement:
-    """Play the duel `messages` times on each side, and return the scores.
-
-    >>> found = measure(AuditSetting(4.0, 1e-3, Recipe(1.0, 1.0)), messages=500)
-    >>> bool(found.mu[0] <= found.setting.promised), round(found.true, 4)
-    (True, 1.215)
-    """
+    """Play the duel `messages` times on each side, and return the scores."""
     duel = Duel.prepare(setting)
     _, y, other = make_neighbours(setting.recipe)
     practice = PRACTICE_RUNS + messages // 10

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -248,12 +248,7 @@ class Prediction:
         return statistics.stdev(without - noised for without, noised in pairs)
 
     def describe(self) -> str:
-        """Describe the prediction in a sentence or two.
-
-        >>> prediction = Prediction((0.7, 0.8), 0.75, 0.07, 0.6, 0.9, 9.0, None)
-        >>> print(prediction.describe())  # doctest: +ELLIPSIS
-        Predicted on the stand-in: 75.0 ± 7.0 %, 95 % of runs between 60.0 % and 90.0 % if the ...
-        """
+        """Describe the prediction in a sentence or two."""
         show = partial(format_gain, self.metric)
         name = "" if self.metric == "accuracy" else f"{GAINS[self.metric]} "
         if (self.low is None or self.high is None) and self.lost < 0:
@@ -383,25 +378,21 @@ _NOTHING = (
 )
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What a rehearsal costs in privacy, worded for a tile, a headline, a sentence, a paragraph.
 
-    It depends on where the rows come from (`StandIn.origin`):
-
-    - made (drawn digits, synthetic rows): nothing
-    - published (a dataset that sottovoce knows by name, other than the plan's): nothing
-    - said (a file or arrays): nothing if they are public, which cannot be checked
-    - own (the plan's own rows, the embedded digits): a demonstration, nothing is claimed
+    It depends on where the rows come from (`StandIn.origin`): nothing if they were made, or
+    published by others than the plan; nothing if a file that is said to be public is, which cannot
+    be checked; and nothing is claimed of the plan's own rows (the embedded digits).
     """
 
-    mu2: float | None  # None: not counted
-    provided: str | None  # the condition of the claim
     tile: str
     short: str  # ends a headline
     sentence: str
     why: str
     when: str  # how the plan's first comment ends
+    mu2: float | None = 0.0  # None: not counted
+    provided: str | None = None  # the condition of the claim
 
     def to_json(self) -> CostEntry:
         """Return the part of rehearsal.json."""
@@ -417,36 +408,21 @@ def state_cost(rows: StandIn) -> Cost:
     'none, provided that a.csv is public: you say so, sottovoce cannot check'
     """
     if rows.origin == "own":
-        return Cost(
-            mu2=None,
-            provided=None,
-            tile="not counted",
-            short="a demonstration on the plan's own rows",
-            sentence=f"not counted, {DEMONSTRATION}",
-            why=f"Not counted, {DEMONSTRATION}. With your own data, other rows stand in.",
-            when="chosen on the plan's own rows",
-        )
+        why = f"Not counted, {DEMONSTRATION}. With your own data, other rows stand in."
+        short, when = "a demonstration on the plan's own rows", "chosen on the plan's own rows"
+        sentence = f"not counted, {DEMONSTRATION}"
+        return Cost("not counted", short, sentence, why, when, mu2=None)
     if rows.origin == "said":
-        name = rows.name
-        return Cost(
-            mu2=0.0,
-            provided=f"{name} is public",
-            tile="0, if public",
-            short=f"no privacy spent if {name} is public",
-            sentence=f"none, provided that {name} is public: {UNCHECKED}",
-            why=f"None, provided that {name} is public: {UNCHECKED}. No client was asked, and no "
-            "vault or budget was touched; but a client's rows would have been used unpaid.",
-            when="chosen on a stand-in",
+        sentence = f"none, provided that {rows.name} is public: {UNCHECKED}"
+        why = (
+            f"N{sentence[1:]}. No client was asked, and no "
+            "vault or budget was touched; but a client's rows would have been used unpaid."
         )
-    return Cost(
-        mu2=0.0,
-        provided=None,
-        tile="0",
-        short="no privacy spent",
-        sentence="none; no private row was read",
-        why=f"Nothing: {_NOTHING}",
-        when="chosen on a stand-in, before any private row was touched",
-    )
+        short, provided = f"no privacy spent if {rows.name} is public", f"{rows.name} is public"
+        return Cost("0, if public", short, sentence, why, "chosen on a stand-in", provided=provided)
+    when = "chosen on a stand-in, before any private row was touched"
+    sentence = "none; no private row was read"
+    return Cost("0", "no privacy spent", sentence, f"Nothing: {_NOTHING}", when)
 
 
 RUNS = 120
@@ -866,7 +842,7 @@ def render_rehearsal(result: Rehearsal) -> str:
         result=result,
         tiles=_list_tiles(result),
         choices=[
-            [key, _format_setting(result.setting[key]), reason]
+            [key, _format_value(result.setting[key]), reason]
             for key, reason in result.reasons.items()
         ],
         surfaces=surfaces,
@@ -932,7 +908,7 @@ def _list_trials(result: Rehearsal) -> list[list[str]]:
     return [
         [
             trial.stage,
-            *(_format_setting(trial.setting[key]) for key in result.setting),
+            *(_format_value(trial.setting[key]) for key in result.setting),
             str(trial.seed),
             "–" if trial.loss is None else f"{trial.loss:.4f}",
             result.format_value(trial.value, 2),
@@ -940,10 +916,6 @@ def _list_trials(result: Rehearsal) -> list[list[str]]:
         ]
         for trial in result.trials
     ]
-
-
-def _format_setting(value: Any) -> str:
-    return format_number(value) if isinstance(value, float) else str(value)
 
 
 def find_points(result: Rehearsal, measure: str) -> dict[tuple[float, float], float]:

@@ -473,8 +473,8 @@ def _make_trial(
         gains = {
             "gain": metrics.to_gain(metric, measured.value, width),
             "error": _keep_finite(measured.error / width),
-            "test_gain": metrics.to_gain(metric, _read_number(told["value"]), width),
-            "test_error": _keep_finite(_read_number(told["error"]) / width),
+            "test_gain": metrics.to_gain(metric, told["value"], width),
+            "test_error": _keep_finite(told["error"] / width),
         }
     return Trial(
         stage=stage,
@@ -488,11 +488,6 @@ def _make_trial(
         metric=metric,
         **gains,
     )
-
-
-def _read_number(value: float | None) -> float:
-    """Return a number of a record, which has None for NaN."""
-    return math.nan if value is None else value
 
 
 def _keep_finite(value: float) -> float | None:

@@ -17,19 +17,17 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import datasets, tables
-from sottovoce.data.datasets import Choice, Number
 from sottovoce.data.federated import find_classes, read_labels
 from sottovoce.data.files import read_npz
 from sottovoce.data.tables import Spec, is_bounds
 from sottovoce.errors import InputError
 from sottovoce.models.base import Regression
-from sottovoce.models.person import has_ids
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS
 from sottovoce.privacy import calibration, seeds
@@ -50,15 +48,7 @@ CHUNK = 2048
 def draw_digits(
     sources: Floats, pick: NDArray[np.int64], shape: tuple[int, ...], rng: np.random.Generator
 ) -> Floats:
-    """Draw sources[pick[i]] anew as picture i of `shape` (height, width, colours).
-
-    >>> rng = np.random.default_rng(1)
-    >>> cross = np.zeros((1, 8, 8), np.float32)
-    >>> cross[0, 3:5], cross[0, :, 3:5] = 1, 1
-    >>> seen = draw_digits(cross, np.zeros(3, int), (28, 28, 1), rng)
-    >>> seen.shape, bool(seen.min() >= 0), bool(seen.max() <= 1), bool((seen[0] != seen[1]).any())
-    ((3, 28, 28, 1), True, True, True)
-    """
+    """Draw sources[pick[i]] anew as picture i of `shape` (height, width, colours)."""
     high, wide, colours = shape[0], shape[1], shape[2] if len(shape) > 2 else 1
     out = np.empty((len(pick), high, wide, colours), np.float32)
     for start in range(0, len(pick), CHUNK):
@@ -76,28 +66,13 @@ def resize_pictures(pictures: Floats, shape: tuple[int, ...]) -> Floats:
     >>> resize_pictures(np.ones((1, 28, 28, 1), np.float32), (8, 8, 3)).shape
     (1, 8, 8, 3)
     """
-    n, high, wide, colours = pictures.shape
+    import jax
+
     wanted = shape[2] if len(shape) > 2 else 1
-    if colours != wanted:
-        grey = pictures.mean(axis=3, keepdims=True)
-        pictures = np.repeat(grey, wanted, axis=3)
-    if (high, wide) == tuple(shape[:2]):
-        return np.ascontiguousarray(pictures, np.float32)
-    y = (np.arange(shape[0]) + 0.5) * high / shape[0] - 0.5
-    x = (np.arange(shape[1]) + 0.5) * wide / shape[1] - 0.5
-    lines = _interpolate(pictures, y, axis=1)
-    return np.asarray(_interpolate(lines, x, axis=2), np.float32).reshape(n, *shape[:2], wanted)
-
-
-def _interpolate(values: Floats, at: NDArray[np.float64], axis: int) -> Floats:
-    last = values.shape[axis] - 1
-    at = np.clip(at, 0, last)
-    low = np.floor(at).astype(int)
-    shape = [1] * values.ndim
-    shape[axis] = len(at)
-    weight = (at - low).astype(np.float32).reshape(shape)
-    below, above = (np.take(values, i, axis=axis) for i in (low, np.minimum(low + 1, last)))
-    return np.asarray((1 - weight) * below + weight * above)
+    if pictures.shape[3] != wanted:
+        pictures = np.repeat(pictures.mean(axis=3, keepdims=True), wanted, axis=3)
+    size = (len(pictures), *shape[:2], wanted)
+    return np.asarray(jax.image.resize(pictures, size, "linear", antialias=False), np.float32)
 
 
 def _transform_pictures(pictures: Floats, high: int, wide: int, rng: np.random.Generator) -> Floats:
@@ -161,15 +136,15 @@ SHARED = 0.5  # the columns that are the same in all rows of a person
 NUMBERED = {"ipums": 57}  # the number of features where `data.datasets` does not list the columns
 
 
-class Field:
-    """A column: `width` features, of which a category sets one, and a number the first."""
+class Field(NamedTuple):
+    """A column: `width` features, of which a category sets one, and a number the first.
 
-    def __init__(self, width: int, categories: int, low: float = 0.0) -> None:
-        """Make a column; `categories` is 0 for a number, which is from `low` to 1.
+    `categories` is 0 for a number, which is from `low` to 1. Categories beyond the width set none.
+    """
 
-        Categories beyond the width set none.
-        """
-        self.width, self.categories, self.low = width, categories, low
+    width: int
+    categories: int
+    low: float = 0.0
 
 
 def list_fields(
@@ -187,18 +162,12 @@ def list_fields(
     """
     known = {"acs": datasets.ACS, "adult": datasets.ADULT}
     if name in known:
-        return [_make_field(column) for column in known[name]]
+        return [Field(c.width, len(getattr(c, "categories", ()))) for c in known[name]]
     if name in NUMBERED:
         return [Field(1, 0) for _ in range(NUMBERED[name])]
     specs = [spec for column, spec in columns.items() if column != label and spec]
     number = Field(2 if missing == "flag" else 1, 0, low=-1.0)
     return [number if is_bounds(spec) else Field(len(spec), len(spec)) for spec in specs]
-
-
-def _make_field(column: Choice | Number) -> Field:
-    if isinstance(column, Number):
-        return Field(column.width, 0)
-    return Field(column.width, len(column.categories))
 
 
 def make_rows(
@@ -250,7 +219,7 @@ def _compute_chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
         middle = np.sqrt(low * high)
         low, high = (
             (middle, high)
-            if _compute_best(_compute_softmax(middle * scores)) < BEST
+            if float(_compute_softmax(middle * scores).max(axis=1).mean()) < BEST
             else (low, middle)
         )
     return _compute_softmax(low * scores)
@@ -262,10 +231,6 @@ def _match_shares(chances: NDArray[np.float64], shares: NDArray[np.float64]) -> 
         chances = chances * (shares / chances.mean(axis=0))
         chances = chances / chances.sum(axis=1, keepdims=True)
     return chances
-
-
-def _compute_best(chances: NDArray[np.float64]) -> float:
-    return float(chances.max(axis=1).mean())
 
 
 def _compute_softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -485,7 +450,7 @@ MOST_ROWS = 10_000  # to train on: beyond, clients hold fewer rows than the real
 MOST_JUDGES = 4_000  # that choose, and as many that tell
 FEW = 2_000  # public rows, below which a fifth of them chooses and a fifth tells, not a tenth
 
-Public: TypeAlias = "str | Path | tuple[ArrayLike, ...] | None"
+Public: TypeAlias = "str | Path | tuple[ArrayLike, ArrayLike] | None"
 Pair: TypeAlias = tuple[NDArray[np.float32], NDArray[Any]]  # labels: classes, or targets
 Persons: TypeAlias = NDArray[np.int64] | None  # the number of each row's person, from 0
 
@@ -535,13 +500,7 @@ class StandIn:
 def make_stand_in(
     plan: Plan, real: RealFederation, public: Public = None, *, seed: int = 0, most: int = MOST_ROWS
 ) -> StandIn:
-    """Make the stand-in for a plan from `public` rows, or from what its kind of data allows.
-
-    >>> plan = Plan(data={"name": "mnist", "clients": 5, "samples": 20})
-    >>> found = make_stand_in(plan, announce_federation(plan))
-    >>> found.kind, found.train[0].shape, found.shape
-    ('drawn', (100, 784), (28, 28, 1))
-    """
+    """Make the stand-in for a plan from `public` rows, or from what its kind of data allows."""
     rng = seeds.generator(seed, Purpose.SPLIT, 10)
     wanted = min(real.rows, most) * choose_spare_factor(plan)
     if public is None and plan.data.name == "digits":
@@ -695,17 +654,20 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
         raise InputError.of("--public", f"{persons} {what}", bound, "give more of them")
     order = rng.permutation(persons)
     # One row of each class comes first, because the number of classes is read from these rows.
-    front = _pick_two_of_each(y, whose, order) if target is None else order[:2]
-    rest = np.setdiff1d(order, front, assume_unique=True)
+    having = [order[np.isin(order, whose[y == k])][:2].tolist() for k in range(classes)]
+    having = having if target is None else [order[:2].tolist()]
+    if min(map(len, having)) < 2:
+        raise InputError("--public has a class of one row; show two or more of every class")
+    choose = list(dict.fromkeys(pair[0] for pair in having))
+    tell = [p for p in dict.fromkeys(pair[1] for pair in having) if p not in choose]
+    rest = np.setdiff1d(order, [*choose, *tell], assume_unique=True)
     rest = rest[rng.permutation(len(rest))]
-    more = max(0, judges - len(front) // 2)
-    choose = np.concatenate([front[: len(front) // 2], rest[:more]])
-    tell = np.concatenate([front[len(front) // 2 :], rest[more : 2 * more]])
-    kept = rest[2 * more :][:wanted]
+    more = max(0, judges - len(choose))
+    parts = rest[2 * more :][:wanted], [*choose, *rest[:more]], [*tell, *rest[more : 2 * more]]
+    picked = [np.array(part, dtype=np.int64) for part in parts]
     if ids is not None:  # nobody is both trained on and judged by
-        train, choose, tell = (np.flatnonzero(np.isin(whose, w)) for w in (kept, choose, tell))
-    else:
-        train = kept
+        picked = [np.flatnonzero(np.isin(whose, group)) for group in picked]
+    train, chosen, told = picked
     same = name == plan.data.name
     published = isinstance(public, str) and name in datasets.DATASETS
     return StandIn(
@@ -724,36 +686,13 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
             else "As far as these rows are like the clients'; they must be nobody's secret."
         ),
         train=(x[train], y[train]),
-        validation=(x[choose], y[choose]),
-        test=(x[tell], y[tell]),
+        validation=(x[chosen], y[chosen]),
+        test=(x[told], y[told]),
         shape=shape,
         classes=classes,
-        person=_number_persons(plan, whose[train]),
+        person=np.unique(whose[train], return_inverse=True)[1] if plan.rows_per_person else None,
         target=target,
     )
-
-
-def _pick_two_of_each(
-    y: NDArray[Any], whose: NDArray[np.int64], order: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return a person with a row of each class, then another one of each, in this order."""
-    rank = np.argsort(order)
-    found: list[list[int]] = [[], []]
-    for label in np.unique(y):
-        having = np.unique(whose[y == label])
-        having = having[np.argsort(rank[having])]
-        fresh = [p for p in having.tolist() if p not in (*found[0], *found[1])]
-        if len(fresh) < 2:
-            raise InputError("--public has a class of one row; show two or more of every class")
-        found[0].append(fresh[0])
-        found[1].append(fresh[1])
-    return np.array(found).reshape(-1)
-
-
-def _number_persons(plan: Plan, whose: NDArray[np.int64]) -> Persons:
-    if not plan.rows_per_person:
-        return None
-    return np.unique(whose, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _find_shape(plan: Plan) -> tuple[int, ...] | None:
@@ -767,16 +706,14 @@ def _find_shape(plan: Plan) -> tuple[int, ...] | None:
     return (sum(field.width for field in fields),)
 
 
-Loaded: TypeAlias = tuple[NDArray[np.float32], NDArray[Any], tuple[int, ...], NDArray[Any] | None]
+Loaded: TypeAlias = tuple[NDArray[np.float32], NDArray[Any], tuple[int, ...]]
 
 
-def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Loaded]:
+def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Loaded, Persons]:
     """Return the name of public rows, rows, labels, the shape of a row, and persons or None."""
     target = plan.regression
     if isinstance(public, tuple):
-        loaded = _check_rows("public", public[0], public[1], pictured, target)
-        ids = public[2] if plan.rows_per_person and len(public) > 2 else None
-        return "what was given from Python", *loaded, _check_ids("public", ids, len(loaded[1]))
+        return "what was given from Python", *_check_rows("public", *public, pictured, target), None
     text = str(public)
     if text in datasets.DATASETS:
         if text == plan.data.name and text != "digits":
@@ -808,7 +745,7 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
                 "on what chose them",
             )
     if path.suffix.lower() == ".npz":
-        return path.name, *_load_npz(plan, path, pictured)
+        return path.name, *_load_npz(path, pictured, target), None
     is_table = plan.data.path is not None and not plan.data.is_array_file
     if path.suffix.lower() not in (".csv", ".parquet") or not is_table:
         raise InputError.of(
@@ -825,30 +762,19 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
     return path.name, table.x, labels, (table.x.shape[1],), table.person
 
 
-def _load_npz(plan: Plan, path: Path, pictured: bool) -> Loaded:
+def _load_npz(path: Path, pictured: bool, target: Regression | None) -> Loaded:
     try:
-        stored = read_npz(path)
-        x, y = stored["x"], stored["y"]
-    except (OSError, ValueError, KeyError):
+        x, y = read_npz(path, "x", "y").values()
+    except (OSError, ValueError):
         raise InputError.of(
             "--public", str(path), "an .npz with the arrays x and y", "save it with numpy.savez"
         ) from None
-    ids = stored.get(plan.data.person or "person") if plan.rows_per_person else None
-    loaded = _check_rows(path.name, x, y, pictured, plan.regression)
-    return *loaded, _check_ids(path.name, ids, len(loaded[1]))
-
-
-def _check_ids(name: str, ids: ArrayLike | None, rows: int) -> NDArray[Any] | None:
-    """Return the persons of public rows; None where each row is a person by itself."""
-    if ids is not None and not (np.shape(ids) == (rows,) and has_ids(np.asarray(ids))):
-        bound = f"an id for each of the {rows} rows"
-        raise InputError.of(f"the persons of {name}", np.shape(ids), bound, "number them")
-    return None if ids is None else np.asarray(ids)
+    return _check_rows(path.name, x, y, pictured, target)
 
 
 def _check_rows(
     name: str, x: ArrayLike, y: ArrayLike, pictured: bool, target: Regression | None
-) -> tuple[NDArray[np.float32], NDArray[Any], tuple[int, ...]]:
+) -> Loaded:
     kind = "whole numbers from 0" if target is None else "finite numbers"
     bound = f"x[n, …] of finite numbers and y[n] of {kind}"
     given = f"the rows of {name}"
