@@ -859,11 +859,7 @@ def _split_rows(
 
 
 def _make_holdings(
-    dealt: Split,
-    train: Samples,
-    own_test: Samples | None,
-    shape: tuple[int, ...],
-    classes: Classes,
+    dealt: Split, train: Samples, own_test: Samples | None, shape: tuple[int, ...], classes: Classes
 ) -> Holdings:
     def take(samples: Samples, ids: NDArray[np.int64]) -> Samples:
         return Samples(samples.x[ids], samples.y[ids])

@@ -34,14 +34,7 @@ from sottovoce.client.sum_protocol import choose_threshold
 from sottovoce.data.federated import Holdings, add_features
 from sottovoce.data.files import hold_folder, write_file
 from sottovoce.data.tables import Source, declare_layout
-from sottovoce.errors import (
-    InputError,
-    Malformed,
-    OtherSamples,
-    OtherVersion,
-    RoundVoid,
-    RunError,
-)
+from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RoundVoid, RunError
 from sottovoce.models.base import flatten_parameters
 from sottovoce.plan import Plan
 from sottovoce.plan.base import read_text
@@ -58,12 +51,7 @@ from sottovoce.schedules.optimizer import choose_model
 from sottovoce.schedules.pricing import LOSS_SHARE, Terms, pick_cohort
 from sottovoce.server import checks, forecast, rounds, sum_round
 from sottovoce.server.checks import AcceptedUpload, ExpectedUpload
-from sottovoce.server.federation import (
-    Federation,
-    build_from_members,
-    judge_model,
-    measure_model,
-)
+from sottovoce.server.federation import Federation, build_from_members, judge_model, measure_model
 from sottovoce.server.members import (
     LASTING,
     MOST_SAMPLES,

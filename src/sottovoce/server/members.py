@@ -25,13 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client import messages
-from sottovoce.client.messages import (
-    HELLO,
-    TABLE_HELLO,
-    Receipt,
-    is_finite,
-    read_encoding,
-)
+from sottovoce.client.messages import HELLO, TABLE_HELLO, Receipt, is_finite, read_encoding
 from sottovoce.errors import InputError, Malformed, RunError
 from sottovoce.privacy import calibration
 from sottovoce.privacy.budget import UNITS, Budget, Calibration, Unit

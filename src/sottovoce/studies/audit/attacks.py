@@ -201,13 +201,7 @@ def _compute_misfit(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _minimise_misfit(
-    model: Mlp,
-    steps: int,
-    params: Params,
-    goal: Params,
-    y: jax.Array,
-    clip: float,
-    keys: jax.Array,
+    model: Mlp, steps: int, params: Params, goal: Params, y: jax.Array, clip: float, keys: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     slope = jax.value_and_grad(
         lambda x: _compute_misfit(model, params, goal, clip, jax.nn.sigmoid(x), y)

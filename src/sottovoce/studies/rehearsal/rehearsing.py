@@ -33,12 +33,7 @@ from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS
 from sottovoce.privacy import seeds
 from sottovoce.reports.charts import BLUE, INK, ORANGE, draw_svg, tidy_axes
-from sottovoce.reports.pages import (
-    format_count,
-    format_number,
-    format_whole,
-    render_page,
-)
+from sottovoce.reports.pages import format_count, format_number, format_whole, render_page
 from sottovoce.reports.progress import ProgressLine
 from sottovoce.schemas import (
     CostEntry,
@@ -75,6 +70,7 @@ from sottovoce.studies.rehearsal.space import (
     encode_setting,
 )
 from sottovoce.studies.rehearsal.standin import (
+    WORDS,
     Public,
     RealFederation,
     StandIn,
@@ -370,14 +366,6 @@ def count_test_rows(plan: Plan, real: RealFederation) -> int | None:
     return test if isinstance(test, int) else None
 
 
-DEMONSTRATION = "a demonstration: these are the plan's own rows, which are public"
-UNCHECKED = "you say so, sottovoce cannot check"
-_NOTHING = (
-    "every row that was read is public or made up, no client was asked, and no vault or budget was "
-    "touched. What depends on no private row tells nothing about one."
-)
-
-
 class Cost(NamedTuple):
     """What a rehearsal costs in privacy, worded for a tile, a headline, a sentence, a paragraph.
 
@@ -407,22 +395,9 @@ def state_cost(rows: StandIn) -> Cost:
     >>> state_cost(rows).sentence
     'none, provided that a.csv is public: you say so, sottovoce cannot check'
     """
-    if rows.origin == "own":
-        why = f"Not counted, {DEMONSTRATION}. With your own data, other rows stand in."
-        short, when = "a demonstration on the plan's own rows", "chosen on the plan's own rows"
-        sentence = f"not counted, {DEMONSTRATION}"
-        return Cost("not counted", short, sentence, why, when, mu2=None)
-    if rows.origin == "said":
-        sentence = f"none, provided that {rows.name} is public: {UNCHECKED}"
-        why = (
-            f"N{sentence[1:]}. No client was asked, and no "
-            "vault or budget was touched; but a client's rows would have been used unpaid."
-        )
-        short, provided = f"no privacy spent if {rows.name} is public", f"{rows.name} is public"
-        return Cost("0, if public", short, sentence, why, "chosen on a stand-in", provided=provided)
-    when = "chosen on a stand-in, before any private row was touched"
-    sentence = "none; no private row was read"
-    return Cost("0", "no privacy spent", sentence, f"Nothing: {_NOTHING}", when)
+    words = WORDS["cost"].get(rows.origin, WORDS["cost"]["nothing"])
+    said = {key: text.format(name=rows.name) for key, text in words.items()}
+    return Cost(**said, mu2=None if rows.origin == "own" else 0.0)
 
 
 RUNS = 120
@@ -894,10 +869,7 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
         rounds = f"rounds done, rehearsed (T₀ = {planned:,})"
     return [
         *reached,
-        (
-            f"{result.metric} as given, on the rows that chose",
-            show(result.baseline.value),
-        ),
+        (f"{result.metric} as given, on the rows that chose", show(result.baseline.value)),
         (rounds, format_whole(prediction.rounds)),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory.best_rounds:,}"),
         ("cost in privacy", result.cost.tile),

@@ -14,8 +14,10 @@ n does not matter and the budget stays.
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -113,12 +115,11 @@ def _colour_pictures(ink: Floats, colours: int, rng: np.random.Generator) -> Flo
     return np.asarray(pair[0] + ink[..., None] * (pair[1] - pair[0]), np.float32)
 
 
+WORDS: dict[str, Any] = tomllib.loads(
+    (resources.files("sottovoce.studies.rehearsal") / "words.toml").read_text("utf-8")
+)
 UNEVEN = ("auroc", "auprc", "balanced_accuracy")  # metrics that a plan names for uneven classes
 RARE = 0.05  # then the rarest class has this many rows for one of the most frequent
-NAME_METRIC = (
-    " The classes here are even: if one of yours is rare, name the metric, as "
-    'metric = "auroc", and rehearse again.'
-)
 KINDS = 8
 # As in real tables, most rows have the same few categories, and most numbers lie in a narrow part
 # of their bounds, more often the lower one. So all rows share a large mean, along which a long step
@@ -540,17 +541,10 @@ def _draw_stand_in(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn
     return StandIn(
         kind="drawn",
         sources=len(order) - second,
-        about=(
-            f"the {len(order):,} embedded handwritten digits (UCI), enlarged to "
-            f"{known.shape[0]} × {known.shape[1]} pixels and drawn anew: shifted, turned, scaled, "
-            "with thicker and thinner strokes; rows that choose and rows that tell come from "
-            "digits that no client holds"
+        about=WORDS["drawn"]["about"].format(
+            rows=len(order), high=known.shape[0], wide=known.shape[1]
         ),
-        trust=(
-            "Digits are not your pictures. Rounds, step and clipping depend mostly on the "
-            "federation (clients, rows, budgets) and on the model, which are the real ones; the "
-            "predicted accuracy is that of drawn digits, and yours may lie elsewhere."
-        ),
+        trust=WORDS["drawn"]["trust"],
         train=draw_rows(order[:first], wanted),
         validation=draw_rows(order[first:second], _count_judges(wanted)),
         test=draw_rows(order[second:], _count_judges(wanted)),
@@ -584,21 +578,16 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
         y = target.restore(y).astype(np.float32)
     told = f"{classes} classes{uneven}" if target is None else "a number as the label"
     best = f"is right in about {BEST:.0%}" if target is None else f"has R² {EXPLAINED:g}"
+    best = f"of even classes {best}" if uneven else best
     if person is not None:
         told += f"; {wanted:,} persons with {rows / wanted:.1f} rows on average"
     return StandIn(
         kind="synthetic",
-        about=(
-            f"synthetic rows of the public schema ({len(fields)} columns, {x.shape[1]} features, "
-            f"{told}): eight kinds of rows, a random linear rule with chance, "
-            f"of which the best prediction {'of even classes ' if uneven else ''}{best}"
+        about=WORDS["synthetic"]["about"].format(
+            columns=len(fields), features=x.shape[1], told=told, best=best
         ),
-        trust=(
-            "Only the form of the rows is yours. Rounds, step and clipping follow mostly from the "
-            "federation; the model is kept as planned, because a linear rule cannot say which "
-            "model suits your data, and how good it will be cannot be told from them."
-            + ("" if uneven or plan.metric or target is not None else NAME_METRIC)
-        ),
+        trust=WORDS["synthetic"]["trust"]
+        + ("" if uneven or plan.metric or target is not None else WORDS["synthetic"]["metric"]),
         validation=(x[:judges], y[:judges]),
         test=(x[judges : 2 * judges], y[judges : 2 * judges]),
         train=(x[2 * judges :], y[2 * judges :]),
@@ -670,21 +659,13 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
     train, chosen, told = picked
     same = name == plan.data.name
     published = isinstance(public, str) and name in datasets.DATASETS
+    words = WORDS["public"]
     return StandIn(
         kind="public",
         origin="own" if same else "published" if published else "said",
         name=name,
-        about=(
-            f"{len(y):,} public rows of {name}"
-            if same or published
-            else f"{len(y):,} rows of {name}, said to be public"
-        ),
-        trust=(
-            "The plan trains on the embedded digits and these are the same public pictures, some "
-            "of which the plan is tested on: with your own data, others stand in."
-            if same
-            else "As far as these rows are like the clients'; they must be nobody's secret."
-        ),
+        about=words["about" if same or published else "said"].format(rows=len(y), name=name),
+        trust=words["own" if same else "trust"],
         train=(x[train], y[train]),
         validation=(x[chosen], y[chosen]),
         test=(x[told], y[told]),
