@@ -589,7 +589,7 @@ MUTANTS = [
           " + loss_bound * (loss_noise / grid.REPLACED) / samples")),
     _bug("columns less their mean", "client.node",
          "tests/client/test_table_nodes.py::test_replacing_a_row_changes_no_other_row_that_a_node_reads",
-         ("return Rows(read.x, y, classes", "return Rows(read.x - read.x.mean(axis=0), y, classes")),
+         ("rows = Rows(read.x, y, classes", "rows = Rows(read.x - read.x.mean(axis=0), y, classes")),
     _bug("a node that infers its columns", "client.node",
          "tests/client/test_table_nodes.py::test_frozen_noise_and_equal_rows_give_equal_bytes",
          ("**table, person", "**table, infer=True, person")),
