@@ -60,7 +60,7 @@ from sottovoce.studies.rehearsal.space import (
     encode_setting,
     sort_distinct,
 )
-from sottovoce.studies.rehearsal.standin import Pair, StandIn
+from sottovoce.studies.rehearsal.standin import StandIn
 
 STEPS, ROWS, POWERS = 300, 2048, 20
 
