@@ -591,9 +591,12 @@ def test_random_schedules_never_exceed_the_budget(ram):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(10, 200, 38))
-def test_200_schedules_never_exceed_the_budget(ram, first):
-    play_all(ram, range(first, first + 38))
+def test_48_schedules_never_exceed_the_budget(ram):
+    """With the ten above, a bug that shows in one schedule of ten is missed with 0.9⁴⁸ = 0.6 %.
+
+    `make trust` plays 2,000 others.
+    """
+    play_all(ram, range(10, 48))
 
 
 def test_the_device_and_its_node_make_no_files_of_their_own(ram):
