@@ -41,11 +41,12 @@ class Mutant:
     changes: tuple[tuple[str, str], ...]
 
     def write(self, folder: Path) -> None:
-        """A package in this folder, all links but for the mutated module."""
+        """A package in this folder, all links but for the mutated module; compiled as PACKAGE is."""
         home = folder / "sottovoce"
         own = PACKAGE.joinpath(*self.module.split(".")).with_suffix(".py")
+        compiled = f"{own.parent / '__pycache__' / own.stem}."
         for path in PACKAGE.rglob("*"):
-            if "__pycache__" in path.parts or path.is_dir():
+            if path.is_dir() or str(path).startswith(compiled):
                 continue
             place = home / path.relative_to(PACKAGE)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -63,16 +64,47 @@ class Mutant:
         return source
 
 
-def trial(mutant: Mutant, killers: Sequence[str]) -> tuple[str, str]:
+class Nursery:
+    """A process that forks one for each trial (`trial_nursery`); it ends with the context."""
+
+    def __enter__(self) -> Nursery:
+        words = [sys.executable, "-m", "mutants.trial_nursery"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(words, cwd=TESTS, text=True, **pipes)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+    def run(
+        self, names: Sequence[str], folder: Path, env: dict[str, str], *, seconds: int
+    ) -> tuple[int, str]:
+        """Run the killers: their exit code, and all that they said."""
+        path, said = env["PYTHONPATH"].split(os.pathsep), folder / "said"
+        order = {"names": [*names], "environment": env, "path": path, "folder": str(ROOT),
+                 "said": str(said), "seconds": seconds}  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        code = int(self.process.stdout.readline())
+        return code, said.read_text("utf-8", "replace").strip()
+
+
+def trial(
+    mutant: Mutant, killers: Sequence[str], nursery: Nursery | None = None
+) -> tuple[str, str]:
     """What became of it, and what was said."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mutant.write(folder)
         tests = [killer for killer in killers if "::" in killer]
         own = [killer for killer in killers if killer not in tests] or ["none"] * bool(tests)
-        words = ["-m", "mutants.mutant_trial", *own]
         known = {**environment(folder), "MUTANT_MODULE": mutant.module}
-        code, said = _run(words, folder, known, seconds=900)
+        if nursery is None:
+            code, said = _run(["-m", "mutants.mutant_trial", *own], folder, known, seconds=900)
+        else:
+            code, said = nursery.run(own, folder, known, seconds=900)
         if code != SURVIVED or not tests:
             return WORDS.get(code, "idle"), said[-900:]
         seen, said = hunt(mutant, folder, tests, seconds=900)

@@ -19,7 +19,7 @@ import sys
 import pytest
 
 from mutants import privacy_killers
-from mutants.privacy_mutants import MUTANTS, PACKAGE, Mutant, trial
+from mutants.privacy_mutants import MUTANTS, PACKAGE, Mutant, Nursery, trial
 from support import ROOT, TESTS
 
 slow = pytest.mark.slow  # a process each; left out of the editing loop
@@ -65,12 +65,18 @@ def test_every_bug_fits_the_package_as_it_is():
         assert {node.id for node in named} <= known, mutant.name
 
 
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery() as it:
+        yield it
+
+
 @slow
 @pytest.mark.parametrize("mutant", ONE_EACH.values(), ids=lambda mutant: mutant.name)
-def test_a_bug_is_noticed(mutant):
+def test_a_bug_is_noticed(mutant, nursery):
     if "power_cut" in mutant.killer and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("power cuts are recorded by a shim, and there is no C compiler")
-    became, said = trial(mutant, [mutant.killer])
+    became, said = trial(mutant, [mutant.killer], nursery)
     assert became == "killed", said
 
 
@@ -86,32 +92,38 @@ def test_there_are_enough_of_them_and_each_is_one_of_a_kind():
 
 
 @slow
-def test_a_harmless_change_is_no_kill():
+def test_a_harmless_change_is_no_kill(nursery):
     """The harness does not count what breaks nothing, nor what only crashes."""
     same = Mutant(
         "comment", "client.release", "", (("_MINT = object()", "_MINT = object()  # mint"),)
     )
-    assert trial(same, ["only_release_makes_uploads", "heads_say_nothing_private"])[0] == "survived"
+    assert (
+        trial(same, ["only_release_makes_uploads", "heads_say_nothing_private"], nursery)[0]
+        == "survived"
+    )
     dead = Mutant("crash", "client.release", "", (("_MINT = object()", "_MINT = 1 / 0"),))
-    assert trial(dead, ["only_release_makes_uploads"])[0] == "idle"
+    assert trial(dead, ["only_release_makes_uploads"], nursery)[0] == "idle"
     test = "tests/hostile/test_uploads.py::test_every_step_of_an_upload_is_paid_for"
-    assert trial(same, [test])[0] == "survived"
+    assert trial(same, [test], nursery)[0] == "survived"
     broken = Mutant(
         "no account",
         "server.checks",
         "",
         (("ratios = [", "raise ArithmeticError\n    ratios = ["),),
     )
-    assert trial(broken, [test])[0] == "idle"  # it trains; the test stops, and asserts nothing
+    assert (
+        trial(broken, [test], nursery)[0] == "idle"
+    )  # it trains; the test stops, and asserts nothing
 
 
 @slow
-def test_a_bug_that_stops_the_simulator_is_no_kill():
+def test_a_bug_that_stops_the_simulator_is_no_kill(nursery):
     """Half the noise, which its killer would notice, in a simulator that trains no network."""
     half = next(m for m in MUTANTS if m.name == "simulated noise of half the σ")
     told = 'if type(model).__name__ == "Mlp":\n        raise ArithmeticError\n    return _stepped('
     start = "def _take_one_step("
     stops = (start, f"{start}model, *rest):\n    {told}model, *rest)\n\n\ndef _stepped(")
     assert (
-        trial(Mutant("stops", half.module, "", (*half.changes, stops)), [half.killer])[0] == "idle"
+        trial(Mutant("stops", half.module, "", (*half.changes, stops)), [half.killer], nursery)[0]
+        == "idle"
     )
