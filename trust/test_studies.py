@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from sottovoce.studies.paper.definition import list_figures
 from support.command_line import run_command
 
 ROOT = Path(__file__).parent.parent
-TRAINED = ("tests/models", "tests/schedules", "tests/simulation", "tests/server", "tests/runs")
+TRAINING = runpy.run_path(str(ROOT / "tests" / "parts.py"))["TRAINING"]
 
 
 def tell_without_times(found) -> dict:
@@ -58,7 +59,7 @@ def test_every_figure_runs_quickly_with_all_its_seeds(tmp_path, record_property)
 
 def test_programs_that_xla_optimises_pass_the_tests_of_training(record_property):
     """`make test` compiles all but the exact ones without most optimisations."""
-    words = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *TRAINED]
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *TRAINING]
     plain = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
     done = subprocess.run(words, cwd=ROOT, env=os.environ | plain, capture_output=True, text=True)
     last = done.stdout.splitlines()[-1]

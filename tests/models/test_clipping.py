@@ -168,6 +168,7 @@ def test_no_row_adds_more_than_the_clip(kind, clip):
     assert np.all(norms[3:5][~not_finite[3:5]] > 0)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "cnn", "least-squares", "custom"])
 def test_weight_zero_adds_exactly_nothing(kind):
     model, params, x, y, weight = draw(kind, 7, 3, 5, spoil=False)

@@ -8,6 +8,7 @@ import inspect
 import json
 import pkgutil
 import re
+import runpy
 import shlex
 import subprocess
 import tomllib
@@ -313,3 +314,13 @@ def test_no_file_names_this_machine_or_a_registry():
         text = path.read_text("utf-8")
         assert here not in text, name
         assert "simple/" not in text or name == "tests/project/test_project.py", name
+
+
+def test_every_exact_test_is_run_by_make_test():
+    """`make test` runs them apart, by the files that tests/parts.py names."""
+    parts = runpy.run_path(str(ROOT / "tests" / "parts.py"))
+    mark = "@pytest.mark." + "exact"
+    marked = [
+        path for path in (ROOT / "tests").rglob("test_*.py") if mark in path.read_text("utf-8")
+    ]
+    assert {path.relative_to(ROOT).as_posix() for path in marked} == set(parts["WHERE_EXACT"])

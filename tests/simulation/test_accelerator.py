@@ -93,6 +93,7 @@ def counted(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exact
 @pytest.mark.parametrize("name", PLANS)
 def test_stretches_make_the_same_run(name, counted):
     """A guess that the horizon stays is either right or thrown away; nothing of it is booked."""
