@@ -400,12 +400,12 @@ def test_a_demonstration_in_plaintext_does_not_call_itself_encrypted(
 
     show = MagicMock()
     monkeypatch.setattr(federate.progress, "choose_display", lambda *_, **__: show)
-    monkeypatch.setattr(federate, "deal", lambda _, folder: folder.mkdir() or [])
+    monkeypatch.setattr(federate, "deal", lambda _, folder, **__: folder.mkdir() or [])
     monkeypatch.setattr(federate, "_lead_run", MagicMock(side_effect=Stop))
     with pytest.raises(Stop):
         federate.federate(None, [], clients=2, out=tmp_path / "run", insecure=insecure, quiet=True)
-    show.say.assert_called_once()
-    (words,) = show.say.call_args.args
+    words, duration = (call.args[0] for call in show.say.call_args_list)
+    assert duration.startswith("At most ")
     assert ("not encrypted" in words or "plaintext" in words) is insecure, words
 
 
