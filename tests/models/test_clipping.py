@@ -376,6 +376,32 @@ def test_dense_layers_of_a_custom_model_are_found_and_clipped_as_if_written_out(
     np.testing.assert_array_equal(again[others], block[others])
 
 
+@pytest.mark.parametrize("offset", [0.0, 30.0, 1000.0])
+def test_products_that_cancel_do_not_make_a_norm_too_small(offset):
+    """Inputs that are nearly equal, with errors that add up to nearly nothing, along a sequence."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 16 * 32)).astype(np.float32), np.zeros(40, int)
+    x += np.float32(offset)
+    signs = jnp.tile(jnp.array([1.0, -1.0]), 8)
+
+    def apply(p, x):
+        return jnp.einsum("t,nto,o->n", signs, x.reshape(-1, 16, 32) @ p["w"], p["v"])
+
+    params = {"w": np.zeros((32, 32), np.float32), "v": np.ones(32, np.float32)}
+    model = custom(lambda key: params, apply, lambda scores, y: scores)
+    dense = clipping.find_dense_layers(model, params, jnp.asarray(x), jnp.asarray(y))
+    assert len(dense.layers) == 2
+    exact = model.gradients(params, x.astype(np.float64), y)
+    flat = np.concatenate([leaf.reshape(40, -1) for leaf in exact.values()], axis=1)
+    norms = np.linalg.norm(flat, axis=1)
+    one = jax.jit(lambda weight: clipping.clipped_sum(model, params, x, y, weight, 1.0))
+    for m in range(0, 40, 8):
+        found = one(jnp.eye(40)[m])
+        added = np.concatenate([np.ravel(found[key]) for key in exact])
+        assert np.linalg.norm(added) <= 1 + 1e-3
+        assert np.linalg.norm(added - flat[m] / norms[m]) <= 1e-3
+
+
 def test_a_row_that_the_host_fails_on_counts_as_nothing_and_tells_nobody():
     """An error would be an answer that this row alone causes; the others keep every bit."""
 

@@ -264,6 +264,89 @@ def test_the_clipped_sum_of_a_layer_is_the_sum_of_clipped_gradients(name):
         assert np.linalg.norm(step - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
+class Cancelling(torch.nn.Module):
+    """A layer along a sequence, or a table of tokens, whose errors add up to nearly nothing."""
+
+    def __init__(self, kind):
+        super().__init__()
+        is_table = kind == "table"
+        self.layer = torch.nn.Embedding(2, 8) if is_table else torch.nn.Linear(32, 32, bias=False)
+
+    def forward(self, x):
+        signs = torch.tensor([1.0, -1.0], dtype=x.dtype).repeat(8)[:, None]
+        if isinstance(self.layer, torch.nn.Embedding):
+            tokens = self.layer(x[:, :16].long() * 0)
+            return (tokens * signs * (1 + 1e-5 * x[:, :16, None])).sum((1, 2))
+        return (self.layer(x.reshape(-1, 16, 32)) * signs).sum((1, 2))
+
+
+@pytest.mark.parametrize("kind", ["layer", "table"])
+def test_products_that_cancel_do_not_make_a_norm_too_small(kind):
+    """In float32: what one row adds is at most C, and points where its gradient does."""
+    x = np.random.default_rng(0).standard_normal((6, 512)).astype(np.float32)
+    x = x + np.float32(1000) if kind == "layer" else x
+    model = torch_model.TorchModel(lambda: Cancelling(kind), loss=lambda scores, y: scores)
+    params, y = model.draw_parameters(seed=3), np.zeros(6, int)
+    exact = model.gradients(params, x.astype(np.float64), y)["layer.weight"].reshape(6, -1)
+    clip = 1e-6
+    for m in range(6):
+        found = model.clipped_sum(params, x, y, np.eye(6, dtype=np.float32)[m], clip)
+        added = found["layer.weight"].reshape(-1) / clip
+        assert np.linalg.norm(added) <= 1 + 1e-2
+        assert np.linalg.norm(added - exact[m] / np.linalg.norm(exact[m])) <= 1e-2
+
+
+class Elsewhere(torch.nn.Module):
+    """Uses weight or bias of a layer again, or layers in another order, for rows that say so."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.first, self.second = kind, torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.head = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        layers = [self.first, self.second]
+        if bool((x == 0).all()):
+            return self.head(torch.tanh(layers[1](torch.tanh(layers[0](x)))))
+        more: object = 0
+        if self.kind == "weight":
+            more = self.first.weight.sum(1)
+        if self.kind == "list":
+            more = torch.stack([self.first.weight, self.second.weight]).sum((0, 1))
+        if self.kind == "bias":
+            more = torch.nn.functional.linear(x, torch.ones(6, 6, dtype=x.dtype), self.first.bias)
+        if self.kind == "input":
+            more = torch.nn.functional.linear(self.first.weight, self.second.weight).sum(0)
+        if self.kind == "order":
+            layers.reverse()
+        if self.kind == "other bias":
+            scores = torch.nn.functional.linear(x, self.first.weight, self.second.bias)
+            return self.head(torch.tanh(self.second(torch.tanh(scores))))
+        return self.head(torch.tanh(layers[1](torch.tanh(layers[0](x + more)))))
+
+
+@pytest.mark.parametrize("kind", ["weight", "list", "bias", "input", "order", "other bias"])
+def test_a_weight_used_in_a_way_that_was_not_surveyed_is_never_left_out(kind):
+    """A release writes such rows out whole; a simulation, which has no other way, refuses."""
+    model, (x, y) = torch_model.TorchModel(lambda: Elsewhere(kind)), data(5)
+    params = {key: leaf.astype(np.float64) for key, leaf in model.draw_parameters(seed=3).items()}
+    with pytest.raises(InputError, match=r'must use the same layers .* noise = "secure"'):
+        model.clipped_sum(params, x, y, np.ones(5), 1.0)
+    assert not model.factor_gradients(params, x, y)[1].any()
+    moved = release.step(OWN, params, x, y, Recipe(1.0, 1.0), model)
+    step = np.concatenate([(params[key] - moved[key]).reshape(-1) for key in params])
+    named = {key: torch.tensor(leaf, requires_grad=True) for key, leaf in params.items()}
+    rows = []
+    for row, label in zip(torch.tensor(x), torch.tensor(y), strict=True):
+        scores = torch.func.functional_call(Elsewhere(kind).double(), named, (row[None],))
+        loss = torch.nn.functional.cross_entropy(scores, label[None])
+        found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+        rows.append(np.concatenate([leaf.numpy().reshape(-1) for leaf in found]))
+    lengths = np.maximum(1, np.linalg.norm(rows, axis=1))
+    expected = np.mean(np.array(rows) / lengths[:, None], axis=0)
+    assert np.linalg.norm(step - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
 def test_a_released_row_depends_on_no_other_row_to_the_last_bit():
     """Also where another row is not finite, or makes the module fail."""
 

@@ -566,6 +566,11 @@ def relu_finite(before: Array, kind: Any) -> Array:
     return jnp.where(before <= 0, 0, jnp.where(before < most, before, most)).astype(kind)
 
 
+# ‖Σ_t a_tδ_tᵀ‖² is computed as Σ_{t,s} (a_t·a_s)(δ_t·δ_s), which float32 rounds by about 10⁻⁷ of
+# (Σ_t ‖a_t‖‖δ_t‖)². Where it is smaller than that by more than this factor it is computed anew.
+MOST_CANCELLED = 4096
+
+
 def squared_norms(values: Array) -> Array:
     """Return ‖v‖² of every row; a dense layer's gradient (h, 1) δᵀ has ‖δ‖²(‖h‖² + 1)."""
     return jnp.sum(values**2, axis=1)
@@ -892,11 +897,7 @@ def _find_code(form: Form, own_model: OwnModel | None) -> NamedCode | IsolatedMo
 
 
 def rows_per_block(numbers: int) -> int:
-    """Return how many samples are worked on at a time, each of which takes so many numbers.
-
-    >>> rows_per_block(2410), rows_per_block(10**9)
-    (1740, 1)
-    """
+    """Return how many samples are worked on at a time, each of which takes so many numbers."""
     return max(1, BLOCK_NUMBERS // max(1, numbers))
 
 

@@ -23,7 +23,7 @@ from jax import Array
 from jax.extend.core import Literal
 
 from sottovoce.errors import InputError
-from sottovoce.models.base import Inspected, JaxModel, Params, precision
+from sottovoce.models.base import MOST_CANCELLED, Inspected, JaxModel, Params, precision
 from sottovoce.models.metrics import REGRESSION_METRICS, compute_auprc, compute_auroc
 
 # Rows in chunks of fixed size: memory follows the chunk, not the data, and shapes stay static.
@@ -36,11 +36,7 @@ DEVICE_BYTES = 256 << 20
 
 
 def rows_per_chunk(numbers_a_row: int, item_bytes: int) -> int:
-    """Return how many rows to take at once when each needs `numbers_a_row` temporary numbers.
-
-    >>> rows_per_chunk(784 + 2 * 256, 4) >= 1000
-    True
-    """
+    """Return how many rows to take at once when each needs `numbers_a_row` temporary numbers."""
     budget = CPU_BYTES if jax.default_backend() == "cpu" else DEVICE_BYTES
     return max(1, budget // max(1, numbers_a_row * item_bytes))
 
@@ -110,12 +106,7 @@ def inspect(model: JaxModel, x: Array, dtype: Any = jnp.float32) -> Inspected:
 
 
 def product_type(model: JaxModel, dtype: Any) -> Any:
-    """Return the type of large products: bfloat16 for mlp and cnn on an accelerator, else `dtype`.
-
-    >>> from sottovoce.models.svm import Svm
-    >>> product_type(Svm(2), jnp.float32) is jnp.float32
-    True
-    """
+    """Return the type of large products: bfloat16 for mlp and cnn on an accelerator."""
     fast = model.uses_bfloat16 and jax.default_backend() != "cpu"
     return jnp.bfloat16 if fast and dtype == jnp.float32 else dtype
 
@@ -156,13 +147,7 @@ def clipped_sum(
 
 @partial(jax.jit, static_argnums=0)
 def gradient_norms(model: JaxModel, params: Params, x: Array, y: Array) -> Array:
-    """Return ‖g_m‖ of every row over all parameters together, unclipped, in bounded memory.
-
-    >>> from sottovoce.models.svm import Svm
-    >>> params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
-    >>> gradient_norms(Svm(2, kappa=0.0), params, jnp.array([[4.0, 2.0]]), jnp.array([1])).round(3)
-    Array([4.583], dtype=float32)
-    """
+    """Return ‖g_m‖ of every row over all parameters together, unclipped, in bounded memory."""
 
     def norm(row: tuple[Array, Array]) -> Array:
         gradient = jax.grad(lambda w: model.loss(w, row[0][None], row[1][None])[0])(params)
@@ -302,8 +287,7 @@ class DenseLayers(NamedTuple):
                 lengths = [jnp.sum(factor**2, axis=(1, 2)) for factor in leaf]
                 squared += lengths[0] * lengths[1]
             else:
-                grams = [jnp.einsum("nti,nsi->nts", factor, factor) for factor in leaf]
-                squared += jnp.sum(grams[0] * grams[1], axis=(1, 2))
+                squared += _square_products(*leaf)
         return cast(Array, squared)
 
     def add_rows(self, found: list[Any], factor: Array) -> Params:
@@ -326,6 +310,26 @@ class DenseLayers(NamedTuple):
         numbers += sum(math.prod(d.inputs) + 2 * math.prod(d.outputs) for d in layers.values())
         rows = max(1, GENERIC_BYTES // max(1, numbers * dtype.itemsize))
         return int(min(rows, GENERIC_ROWS))
+
+
+def _square_products(inputs: Array, errors: Array) -> Array:
+    """Return ‖Σ_t a_tδ_tᵀ‖² of every row, written out where products cancel.
+
+    Else the norm of such a row might come out too small, and what it adds exceed C. A loop, not a
+    condition: under vmap a condition would always compute both sides.
+    """
+    grams = [jnp.einsum("nti,nsi->nts", factor, factor) for factor in (inputs, errors)]
+    terms = grams[0] * grams[1]
+    lengths = jnp.sum(jnp.sqrt(jnp.diagonal(terms, axis1=1, axis2=2)), axis=1)
+    squared = jnp.sum(terms, axis=(1, 2))
+    is_lost = squared < lengths**2 / MOST_CANCELLED
+
+    def write_out(_: Any) -> tuple[Array, Array]:
+        written = jax.lax.map(lambda row: jnp.sum((row[0].T @ row[1]) ** 2), (inputs, errors))
+        return jnp.where(is_lost, written, squared), jnp.array(True)
+
+    found, _ = jax.lax.while_loop(lambda state: ~state[1], write_out, (squared, ~jnp.any(is_lost)))
+    return found
 
 
 def find_dense_layers(model: JaxModel, params: Params, x: Array, y: Array) -> DenseLayers:
@@ -459,12 +463,6 @@ def evaluate(model: JaxModel, params: Params, x: Array, y: Array) -> tuple[Array
 
     Compiled, in chunks of fixed size, and fit for `jax.vmap` over params. A row whose loss is not
     finite makes the mean so: unlike a training row, a row of a public set may be complained of.
-
-    >>> from sottovoce.models.svm import Svm
-    >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
-    >>> x, y = jnp.array([[2.0], [-0.5]]), jnp.array([1, 1])
-    >>> [float(mean) for mean in evaluate(Svm(1, kappa=0.0), params, x, y)]
-    [0.75, 0.5]
     """
     if x.shape[0] == 0:
         raise InputError.of("x", x.shape, "at least one row", "evaluate on rows that exist")
@@ -490,13 +488,7 @@ def _evaluate(model: JaxModel, params: Params, x: Array, y: Array) -> tuple[Arra
 
 @partial(jax.jit, static_argnums=0)
 def answer(model: JaxModel, params: Params, x: Array) -> tuple[Array, Array]:
-    """Return the class and the scores of every row, in chunks of fixed size.
-
-    >>> from sottovoce.models.svm import Svm
-    >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
-    >>> [found.tolist() for found in answer(Svm(1), params, jnp.array([[2.0], [-0.5]]))]
-    [[1, 0], [2.0, -0.5]]
-    """
+    """Return the class and the scores of every row, in chunks of fixed size."""
 
     def answer_row(row: Array) -> tuple[Array, Array]:
         return model.predict(params, row[None])[0], model.apply(params, row[None])[0]
@@ -561,14 +553,7 @@ def find_shortfall(metric: str, y: Array, predicted: Array, scores: Array) -> Ar
 
 
 def compute_losses(model: JaxModel, params: Params, x: Array, y: Array) -> Array:
-    """Return F(D_m, w) of every row, in chunks of fixed size.
-
-    >>> from sottovoce.models.svm import Svm
-    >>> params = {"w": jnp.array([1.0]), "b": jnp.array(0.0)}
-    >>> x, y = jnp.array([[2.0], [-0.5]]), jnp.array([1, 1])
-    >>> compute_losses(Svm(1, kappa=0.0), params, x, y).tolist()
-    [0.0, 1.5]
-    """
+    """Return F(D_m, w) of every row, in chunks of fixed size."""
     found: Array = jax.lax.map(
         lambda row: model.loss(params, row[0][None], row[1][None])[0],
         (x.astype(precision(params)), y),

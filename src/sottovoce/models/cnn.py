@@ -305,14 +305,7 @@ def kernel_gradients(model: Cnn, windows: Array, error: Array, kind: jnp.dtype) 
 
 
 def compute_scores(model: Cnn, with_params: Tiled, x: Array) -> Array:
-    """Return what `Cnn.apply` does, for many rows.
-
-    >>> model = Cnn((8, 8, 1), channels=2, classes=3)
-    >>> params, x = model.init(jax.random.key(0)), jnp.ones((2, 64))
-    >>> found = compute_scores(model, arrange_tiles(model, params), x)
-    >>> bool(jnp.allclose(found, model.apply(params, x), atol=1e-5))
-    True
-    """
+    """Return what `Cnn.apply` does, for many rows."""
     return apply_dense(jax.nn.relu(convolve(cut_windows(model, x), with_params)), with_params)
 
 

@@ -20,16 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.models.base import (
-    Arrays,
-    Floats,
-    Form,
-    IsolatedModel,
-    JaxModel,
-    Model,
-    Params,
-    jnp,
-)
+from sottovoce.models.base import Arrays, Floats, Form, IsolatedModel, JaxModel, Model, Params, jnp
 from sottovoce.privacy.grid import Products
 
 if TYPE_CHECKING:

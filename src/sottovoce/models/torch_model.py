@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, final
 
@@ -35,7 +35,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sottovoce.errors import InputError
-from sottovoce.models.base import EVALUATED_ROWS, Arrays, Floats, Model, Shapes, arrange_scores
+from sottovoce.models import base
+from sottovoce.models.base import Arrays, Floats, Model, Shapes
 from sottovoce.privacy.grid import Products
 
 Tensors = dict[str, Tensor]
@@ -46,18 +47,11 @@ Gradients = Tensor | tuple[Tensor, Tensor]
 CPU_BYTES, GPU_BYTES = 32 << 20, 1 << 30  # of what is kept of the rows of a chunk
 MOST_ROWS = {"cpu": 1024, "cuda": 1 << 16}  # of a chunk: what the module needs besides is not known
 # The functions whose gradients are outer products, with the names of their arguments.
+_FIRST = "input", "weight"
 _FUNCTIONS = {
-    functional.linear: ("input", "weight", "bias"),
-    torch.conv2d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    functional.embedding: (
-        "input",
-        "weight",
-        "padding_idx",
-        "max_norm",
-        "norm_type",
-        "scaled",
-        "sparse",
-    ),
+    functional.linear: (*_FIRST, "bias"),
+    torch.conv2d: (*_FIRST, "bias", "stride", "padding", "dilation", "groups"),
+    functional.embedding: (*_FIRST, "padding_idx", "max_norm", "norm_type", "scaled", "sparse"),
 }
 
 
@@ -112,33 +106,56 @@ class LayerCalls(NamedTuple):
 
 
 class _Recorder(TorchFunctionMode):
-    """Adds zeros to the outputs of the layers in `names`, and keeps the inputs of these layers."""
+    """Adds zeros to the outputs of the surveyed layers, and keeps the inputs of these layers.
 
-    def __init__(self, names: set[int], zeros: Sequence[Tensor]) -> None:
+    `named` are the parameters, `biases` those that have no gradient but the errors of these calls.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[LayerCall],
+        named: Mapping[Any, Tensor],
+        biases: Container[str],
+        zeros: Sequence[Tensor],
+    ) -> None:
         super().__init__()
-        self.names, self.zeros, self.inputs = names, zeros, list[Tensor]()
+        self.calls, self.zeros, self.inputs = calls, zeros, list[Tensor]()
+        self.expected = [
+            (id(named[call.weight]), id(named[call.bias]) if call.bias in biases else 0)
+            for call in calls
+        ]
+        self.watched = {known for pair in self.expected for known in pair if known}
+        self.is_strange = False  # whether a watched parameter was used in any other way
 
     @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the inputs."""
-        return [tuple(given.shape) for given in self.inputs]
+    def is_alike(self) -> bool:
+        """Whether the calls were those of the survey: else the factors are another gradient."""
+        shapes = [tuple(given.shape) for given in self.inputs]
+        return not self.is_strange and shapes == [call.inputs for call in self.calls]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        used = self.watched.intersection(_list_ids((*args, *kwargs.values())))
         if func not in _FUNCTIONS:
-            return func(*args, **kwargs)
+            outputs = func(*args, **kwargs)
+            self.is_strange |= bool(used) and _has_tensor(outputs)
+            return outputs
         given = _name_arguments(func, args, kwargs)
         if func is functional.linear and given["input"].ndim == 2:
             # One row is a batch of one here; vmap is twice as fast with another axis.
             outputs = func(given["input"][None], given["weight"], given.get("bias"))[0]
         else:
             outputs = func(*args, **kwargs)
-        if id(given["weight"]) not in self.names:
+        if not used:
+            return outputs
+        weight, bias, turn = id(given["weight"]), id(given.get("bias")), len(self.inputs)
+        pair = weight, bias if bias in self.watched else 0
+        is_known = turn < len(self.expected) and self.expected[turn] == pair
+        if not is_known or used - {*pair} or id(given["input"]) in used:
+            self.is_strange = True
             return outputs
         self.inputs.append(given["input"])
-        # More calls than for the row that was surveyed: whoever asked finds out by the inputs.
-        is_known = len(self.inputs) <= len(self.zeros)
-        return outputs + self.zeros[len(self.inputs) - 1] if is_known else outputs
+        return outputs + self.zeros[turn]
 
 
 class _Survey(TorchFunctionMode):
@@ -151,9 +168,9 @@ class _Survey(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, names = kwargs or {}, self.names
         outputs = func(*args, **kwargs)
-        if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(outputs)):
+        if not _has_tensor(outputs):
             return outputs  # a shape or a type has no gradient
-        used = {names[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in names}
+        used = {names[key] for key in _list_ids((*args, *kwargs.values())) if key in names}
         if func in _FUNCTIONS:
             given = _name_arguments(func, args, kwargs)
             if id(given["weight"]) in names and _is_product(given):
@@ -171,6 +188,18 @@ class _Survey(TorchFunctionMode):
 def _name_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     named: dict[str, Any] = dict(zip(_FUNCTIONS[func], args, strict=False)) | kwargs
     return named
+
+
+def _list_ids(values: Iterable[Any]) -> Iterator[int]:
+    """Yield the ids of arguments, also of those in lists: torch's functions nest no deeper."""
+    for value in values:
+        yield id(value)
+        if isinstance(value, list | tuple):
+            yield from map(id, value)
+
+
+def _has_tensor(outputs: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(outputs))
 
 
 def _is_product(given: Mapping[str, Any]) -> bool:
@@ -313,7 +342,7 @@ class TorchModel(Model):
         zeros = [torch.zeros(call.outputs, dtype=kind, requires_grad=True) for call in calls]
         for i, (module, row, label) in enumerate(self._load_rows(params, x, y)):
             leaf = dict(module.named_parameters())
-            recorder = _Recorder({id(leaf[call.weight]) for call in calls}, zeros)
+            recorder = _Recorder(calls, leaf, biases, zeros)
             sources = [*zeros, *(leaf[name] for name in written)]
             try:
                 with recorder:
@@ -324,7 +353,7 @@ class TorchModel(Model):
                 raise
             except BaseException:  # an exit that a sample causes would tell of it, too
                 continue
-            if recorder.shapes != [call.inputs for call in calls]:
+            if not recorder.is_alike:
                 is_alike[i] = False
                 continue
             for target, source in zip([*errors, *leaves], found, strict=True):
@@ -501,7 +530,6 @@ class TorchModel(Model):
         self, layout: LayerCalls, tensors: Tensors, rows: Tensor, labels: Tensor
     ) -> dict[str, Gradients]:
         """Return the gradient of each row by every trainable parameter."""
-        names = {id(tensors[call.weight]) for call in layout.calls}
         like = next(iter(tensors.values()))
         zeros = [like.new_zeros(call.outputs) for call in layout.calls]
         leaves = {name: tensors[name] for name in layout.written}
@@ -510,13 +538,13 @@ class TorchModel(Model):
         def compute_loss(
             zeros: list[Tensor], leaves: Tensors, row: Tensor, label: Tensor
         ) -> tuple[Tensor, list[Tensor]]:
-            recorder = _Recorder(names, zeros)
+            recorder = _Recorder(layout.calls, tensors, layout.biases, zeros)
             with recorder:
                 given = self._arrange(row[None])
                 scores = functional_call(module, tensors | leaves, given)
-            if recorder.shapes != [call.inputs for call in layout.calls]:
+            if not recorder.is_alike:
                 raise InputError(
-                    "the torch module must call the same layers for every row in a simulation; "
+                    "the torch module must use the same layers for every row in a simulation; "
                     'train it with noise = "secure"'
                 )
             return self._compute_losses(scores, label[None])[0], recorder.inputs
@@ -588,14 +616,14 @@ class TorchModel(Model):
         found = [scores.cpu().numpy() for scores, _ in self._apply(params, x, np.zeros(len(x)))]
         scores = np.concatenate(found)
         decided = _decide(torch.from_numpy(scores)).numpy()
-        return np.asarray(decided, np.int64), arrange_scores(scores)
+        return np.asarray(decided, np.int64), base.arrange_scores(scores)
 
     def _apply(self, params: Arrays, x: Any, y: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield scores and labels of some rows at a time."""
         tensors, module = self._move_tensors(params), copy.deepcopy(self._module)
         sample = next(iter(tensors.values()))
-        for start in range(0, len(x), EVALUATED_ROWS):
-            chunk = slice(start, start + EVALUATED_ROWS)
+        for start in range(0, len(x), base.EVALUATED_ROWS):
+            chunk = slice(start, start + base.EVALUATED_ROWS)
             rows, labels = self._move_rows(x[chunk], y[chunk], sample.dtype, sample.device)
             with torch.no_grad():
                 yield functional_call(module, tensors, self._arrange(rows)), labels
@@ -653,15 +681,27 @@ def _square_lengths(rows: Tensor) -> Tensor:
 
 
 def _square_norms(leaf: Gradients) -> Tensor:
-    """Return ‖g‖² of every row: of outer products Σ_{t,s} (δ_t·δ_s)(a_t·a_s)."""
+    """Return ‖g‖² of every row: of outer products Σ_{t,s} (δ_t·δ_s)(a_t·a_s).
+
+    Where products cancel, float32 keeps few digits of that sum, and the norm might come out too
+    small: such rows are computed again in float64.
+    """
     if isinstance(leaf, Tensor):
         return _square_lengths(leaf)
     error, given = leaf
-    if not given.is_floating_point():
-        return ((error @ error.mT) * (given[:, :, None] == given[:, None, :])).sum((1, 2))
+    is_table = not given.is_floating_point()
     if error.shape[1] == 1:
-        return _square_lengths(error) * _square_lengths(given)
-    return ((error @ error.mT) * (given @ given.mT)).sum((1, 2))
+        return _square_lengths(error) * (1 if is_table else _square_lengths(given))
+    alike = given[:, :, None] == given[:, None, :] if is_table else given @ given.mT
+    terms = (error @ error.mT) * alike
+    squared = terms.sum((1, 2))
+    if squared.dtype != torch.float64:
+        lengths = terms.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+        is_lost = squared < lengths.square() / base.MOST_CANCELLED
+        if bool(is_lost.any()):
+            pair = error[is_lost].double(), given[is_lost] if is_table else given[is_lost].double()
+            squared[is_lost] = _square_norms(pair).to(squared.dtype)
+    return squared
 
 
 def _keep_rows(leaf: Gradients, is_kept: Tensor) -> Gradients:

@@ -446,10 +446,6 @@ def stack_numbers(
     """Return the optimiser's inputs for a batch as arrays; None where it changes nothing.
 
     A run that is over has no round: the result of its seat is ignored.
-
-    >>> best = Finish(best=True)
-    >>> stack_numbers([best, best], [Marks(), Marks(best=0.5)], [Round(0, 4), None]).best.tolist()
-    [inf, 0.5]
     """
     if finishes[0].idle:
         return None
@@ -727,10 +723,6 @@ def draw_simulated_noise(key: Array, like: Any, std: Array | float) -> Any:
     uses this noise says so in its record.
 
     It is one long draw cut into the leaves: a generator takes about a second to compile.
-
-    >>> noise = draw_simulated_noise(jax.random.key(0), {"w": jnp.zeros((1000, 10))}, 2.0)
-    >>> bool(abs(noise["w"].std() - 2) < 0.05)
-    True
     """
     leaves, tree = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])
