@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import jsonschema
@@ -381,3 +382,45 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence(words, said, tmp_path):
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["persons", "numbers", "both"])
+def test_persons_and_numbers_are_attacked_by_all_that_applies(tmp_path, kind):
+    """What looks for a single row or a class is named as not measured; the rest has its ceiling."""
+    rng = np.random.default_rng(2)
+    rows = [(who, rng.uniform(0, 9), rng.uniform(0, 9)) for who in range(60) for _ in range(2)]
+    cells = [f"{who},{a:.2f},{b:.2f},{'ny'[a > b]},{a + b:.2f}" for who, a, b in rows]
+    (tmp_path / "t.csv").write_text("\n".join(["who,a,b,more,sum", *cells]), "utf-8")
+    columns = {"a": [0, 9], "b": [0, 9]}
+    columns |= {"more": ["n", "y"]} if kind == "persons" else {"sum": [0, 18]}
+    data = {"path": str(tmp_path / "t.csv"), "label": "more" if kind == "persons" else "sum"}
+    data |= {"columns": columns, "clients": 2} | ({} if kind == "numbers" else {"person": "who"})
+    plan = Plan(
+        data=data,
+        model={} if kind == "persons" else {"loss": "squared"},
+        local={} if kind == "numbers" else {"unit": "person"},
+        privacy={"epsilon": 8.0},
+    )
+    (tmp_path / "plan.toml").write_text(plan.to_toml(), "utf-8")
+    target = load_target(tmp_path / "plan.toml")
+    found = auditing.run_attacks(target, TINY)
+    assert found.contradictions == []
+    assert not any("label" in row.measure for row in found.rows)
+    assert len(found.one_runs) == len(found.measurements)
+    assert {attack.name for attack in found.members} == {
+        "loss threshold, final model",
+        "LiRA, final model",
+        "LiRA, one upload",
+        "LiRA, whole transcript",
+    }
+    assert all((attack.members.sum(axis=1) == TINY.pool // 2).all() for attack in found.members)
+    (why,) = found.unmeasured
+    assert ("a person's gradient" in why) == (kind != "numbers") == (not found.traps)
+    naming = next(row for row in found.rows if row.attack.startswith("likeliest"))
+    assert naming.cells[found.levels[0]].value == 1.0  # without noise everybody is named
+    page = findings.render_audit(found)
+    assert why in page
+    is_read = "first-layer inversion, one sample" in findings.format_table(found)
+    assert is_read == (kind == "numbers")
+    schema = resources.files("sottovoce").joinpath("schemas/audit.json").read_text("utf-8")
+    jsonschema.validate(json.loads(json.dumps(found.to_json())), json.loads(schema))

@@ -6,16 +6,18 @@ the operating system, so that each assertion says its own false-alarm rate.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from sottovoce.client import release
+from sottovoce.models.base import Regression
 from sottovoce.privacy import calibration, gaussian, grid
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import messages
 from sottovoce.studies.audit.messages import (
-    FORM,
     AuditSetting,
     Duel,
     Measurement,
@@ -107,17 +109,42 @@ def test_a_head_that_tells_in_one_message_of_a_hundred_refutes_epsilon():
     assert found.contradicts
 
 
+NUMBERS = (None, Regression("squared", 0.0, 9.0), Regression("huber", 0.0, 9.0))
+
+
 @pytest.mark.parametrize("clip", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("unit", ["record", "client"])
-def test_the_neighbours_are_as_far_apart_as_neighbours_can_be(unit, clip):
+@pytest.mark.parametrize("unit", ["record", "person", "client"])
+@pytest.mark.parametrize("target", NUMBERS)
+def test_the_neighbours_are_as_far_apart_as_neighbours_can_be(unit, clip, target):
+    """Of records and persons, classes and numbers: all of Δ, and never more than Δ."""
     recipe = Recipe(1.0, clip, unit=unit)
-    x, y, other = make_neighbours(recipe)
+    setting = AuditSetting(8.0, 1e-5, recipe, target=target)
+    form = setting.make_form(messages.FEATURES)
     for sign in (1.0, -1.0):
-        one, two = (
-            release.step(FORM, make_model(FORM, sign), x, labels, recipe) for labels in (y, other)
-        )
+        model = make_model(form, sign)
+        one, two = (release.step(form, model, *s, recipe) for s in make_neighbours(setting))
         moved = np.sqrt(sum(np.sum((one[name] - two[name]) ** 2) for name in one))
         assert 0.999 <= moved / float(recipe.sensitivity(messages.SAMPLES)) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("unit", "target"), [("person", None), ("person", NUMBERS[1]), ("record", NUMBERS[2])]
+)
+def test_persons_and_numbers_are_audited_as_records_and_classes_are(unit, target):
+    """The duel's μ is that of the budget, 400 runs do not refute it (once in 1,000), and they do
+    refute half of it; canaries of one run likewise."""
+    recipe = Recipe(1.0, 1.0, unit=unit)
+    setting = AuditSetting(20.0, 1e-5, recipe, target=target)
+    found = measure(setting, 400)
+    assert 0.999 < found.true / setting.capacity() ** 0.5 <= 1 + 1e-9
+    assert not found.contradicts
+    less = replace(setting, epsilon=6.0)
+    assert less.promised < setting.promised / 2
+    assert replace(found, setting=less).refutes_mu
+    run = messages.play_one_run(setting, 300)
+    assert not run.contradicts
+    assert run.mu > 0.15 * setting.promised
+    assert replace(run, setting=replace(setting, epsilon=0.05)).contradicts
 
 
 def test_the_noise_that_is_audited_is_the_noise_that_was_bought():

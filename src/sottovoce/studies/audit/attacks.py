@@ -41,6 +41,7 @@ from sottovoce.data.federated import Given
 from sottovoce.models.base import Form, Params, flatten_parameters, gradient_matrix, sample_losses
 from sottovoce.models.metrics import compute_auroc
 from sottovoce.models.mlp import Mlp
+from sottovoce.models.person import split_persons
 from sottovoce.plan import Plan
 from sottovoce.privacy.gaussian import cdf
 from sottovoce.privacy.sensitivity import Recipe
@@ -60,7 +61,7 @@ from sottovoce.studies.audit.messages import (
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float64]
-Labels = NDArray[np.int64]
+Labels = NDArray[Any]  # classes, or numbers in [−1, 1]; 0 for persons
 Members = NDArray[np.bool_]  # [runs, rows]: which rows each run had
 Progress = Callable[[int, int], None]
 
@@ -333,30 +334,17 @@ def _count_stolen(found: Floats, rows: Rows) -> int:
 
 
 def mse(picture: ArrayLike, other: ArrayLike) -> float:
-    """Return the mean squared error.
-
-    >>> mse([0.0, 1.0], [0.0, 0.5])
-    0.125
-    """
+    """Return the mean squared error."""
     return float(np.mean((_to_array(picture) - _to_array(other)) ** 2))
 
 
 def psnr(picture: ArrayLike, other: ArrayLike) -> float:
-    """Return the peak signal-to-noise ratio in decibels, for pixels from 0 to 1; at most 200.
-
-    >>> round(psnr([0.0, 1.0], [0.0, 0.9]), 2)
-    23.01
-    """
+    """Return the peak signal-to-noise ratio in decibels, for pixels from 0 to 1; at most 200."""
     return float(-10 * np.log10(max(mse(picture, other), 1e-20)))
 
 
 def ssim(picture: ArrayLike, other: ArrayLike) -> float:
-    """Return the structural similarity (one window over the picture), for pixels from 0 to 1.
-
-    >>> picture = [0.0, 0.2, 1.0, 0.4]
-    >>> round(ssim(picture, picture), 6), ssim(picture, [1.0, 0.8, 0.0, 0.6]) < 0
-    (1.0, True)
-    """
+    """Return the structural similarity (one window over the picture), for pixels from 0 to 1."""
     x, y = _to_array(picture).ravel(), _to_array(other).ravel()
     joint = np.cov(x, y, bias=True)
     top = (2 * x.mean() * y.mean() + _C1) * (2 * joint[0, 1] + _C2)
@@ -365,11 +353,7 @@ def ssim(picture: ArrayLike, other: ArrayLike) -> float:
 
 
 def find_nearest(found: ArrayLike, candidates: ArrayLike) -> NDArray[np.int64]:
-    """Return for every reconstruction the index of the candidate with the highest correlation.
-
-    >>> find_nearest([[0.1, 0.9]], [[1.0, 0.0], [0.0, 1.0]]).tolist()
-    [1]
-    """
+    """Return for every reconstruction the index of the candidate with the highest correlation."""
     return np.asarray(np.argmax(_standardise(found) @ _standardise(candidates).T, axis=1))
 
 
@@ -445,7 +429,7 @@ def invert_first_layer(
         victim = Victim(form, recipe, row[None], np.array([right]))
         gradient = victim.read_gradient(level, model)
         found.append(invert_gradient(gradient))
-        labels.append(int(np.argmin(gradient["b2"])) == right)
+        labels.append(bool(np.argmin(gradient["b2"]) == right))
     pictures = np.array(found)
     recognised = find_nearest(pictures, x) == np.arange(len(y))
     every = np.ones(len(y), dtype=bool)
@@ -568,39 +552,42 @@ def attack_models(
     level: Level,
     *,
     runs: int,
-    hidden: int,
+    form: Form,
     rounds: int,
     recipe: Recipe,
     progress: Progress,
 ) -> list[Attack]:
     """Attack the final models of simulated runs, by a loss threshold and by LiRA."""
-    half = len(y) // 2
+    half, rows, ids = len(y) // 2, (x, y), np.arange(len(y))
+    data = {"name": "arrays", "clients": 1, "samples": half, "validation": (len(y) - half) // 2}
+    data |= {"test": len(y) - half - (len(y) - half) // 2}
+    number = form.target is not None
+    if form.rows_per_person:
+        cells, labels, weight = split_persons(x, form.rows_per_person, number)
+        ids = np.repeat(ids, form.rows_per_person)[weight > 0]
+        rows = cells[weight > 0], labels[weight > 0]
+        data["rows_per_person"] = form.rows_per_person
+    model = {"name": "mlp", "hidden": form.options["hidden"]}
+    if form.target is not None:  # labels are scaled already
+        model, data = {**model, "loss": form.target.loss}, {**data, "target": [-1, 1]}
+    budget: dict[str, Any] = {"epsilon": level.epsilon or SILENT, "delta": level.delta}
+    budget |= {"calibration": level.calibration}
     plan = Plan(
-        data={
-            "name": "arrays",
-            "clients": 1,
-            "samples": half,
-            "validation": (len(y) - half) // 2,
-            "test": len(y) - half - (len(y) - half) // 2,
-        },
-        model={"name": "mlp", "hidden": hidden},
+        data=data,
+        model=model,
         local={"learning_rate": recipe.learning_rate, "clip": recipe.clip, "unit": recipe.unit},
-        privacy={
-            "epsilon": level.epsilon or SILENT,
-            "delta": level.delta,
-            "calibration": level.calibration,
-        },
+        privacy=budget,
         rounds={"schedule": "fixed", "rounds": rounds},
     )
-    pair = (x.astype(np.float32), y.astype(np.int32))
+    pair = rows[0].astype(np.float32), rows[1].astype(np.float32 if number else np.int32)
+    given = Given(pair, person=ids if form.rows_per_person else None)
     losses, members = np.empty((runs, len(y))), np.zeros((runs, len(y)), dtype=bool)
-    form = Form("mlp", (x.shape[1],), int(y.max()) + 1, {"hidden": hidden})
-    shadows = simulate_each([plan], seeds=range(runs), given=Given(pair))
+    shadows = simulate_each([plan], seeds=range(runs), given=given)
     for done, (seed, trained) in enumerate(shadows, start=1):
-        split = build(plan, seed=seed, data=Given(pair)).held.split
+        split = build(plan, seed=seed, data=given).held.split
         assert split is not None, "arrays are split among clients"
-        for rows in split.clients:
-            members[seed, rows] = True
+        for held in split.clients:
+            members[seed, ids[held]] = True
         params = {
             name: np.asarray(v, np.float64)
             for name, v in flatten_parameters(trained.params).items()

@@ -146,7 +146,7 @@ def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> F
             wrong = WRONG if by_paper and i >= len(settings) else WRONG_PER_COMPARISON
             measurements.append(messages.measure(setting, runs, progress, wrong))
     one_runs = []
-    if target.recipe.unit == "record":
+    if target.recipe.unit != "client":
         with stages.time_stage("one run full of canaries"):
             one_runs = [
                 messages.play_one_run(setting, sizes.canaries, wrong=WRONG_PER_COMPARISON)
@@ -154,23 +154,26 @@ def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> F
             ]
     form, model = target.form, target.model
     x, y = target.pool_x[: sizes.candidates], target.pool_y[: sizes.candidates]
-    with stages.time_stage("first-layer inversion"):
-        inversions = [
-            attacks.invert_first_layer(form, target.recipe, model, x, y, level) for level in levels
-        ]
+    inversions, matchings, traps = [], [], []
+    if not form.rows_per_person:
+        with stages.time_stage("first-layer inversion"):
+            inversions = [
+                attacks.invert_first_layer(form, target.recipe, model, x, y, level)
+                for level in levels
+            ]
     with stages.time_stage("the likeliest candidate"):
         namings = [
             attacks.name_candidates(form, target.recipe, model, x, y, level) for level in levels
         ]
-    matchings = []
-    if attacks.has_pixels(x):
+    if target.has_classes and attacks.has_pixels(x):
         with stages.time_stage("gradient matching") as progress:
             for done, level in enumerate(levels, start=1):
                 matchings.append(_match_groups(target, sizes, level))
                 progress(done, len(levels))
-    with stages.time_stage("trap weights"):
-        victim = attacks.Victim(form, target.recipe, target.x, target.y)
-        traps = [attacks.set_trap(victim, target.public, level) for level in levels]
+    if not form.rows_per_person:
+        with stages.time_stage("trap weights"):
+            victim = attacks.Victim(form, target.recipe, target.x, target.y)
+            traps = [attacks.set_trap(victim, target.public, level) for level in levels]
     members = []
     for level in levels:
         with stages.time_stage(f"membership with {level.name}") as progress:
@@ -199,7 +202,9 @@ def list_settings(target: Target) -> list[AuditSetting]:
     bound = server.loss_bound if server.signal == "clients" else None
     budgets = sorted({*BUDGETS, target.epsilon})
     return [
-        AuditSetting(epsilon, target.delta, target.recipe, by, loss_bound=bound)
+        AuditSetting(
+            epsilon, target.delta, target.recipe, by, loss_bound=bound, target=target.form.target
+        )
         for epsilon in budgets
     ]
 
@@ -233,7 +238,7 @@ def _attack_members(
     x, y = target.pool_x[: sizes.pool], target.pool_y[: sizes.pool]
     models = attacks.attack_models(
         x, y, level,
-        runs=sizes.shadows, hidden=int(target.form.options["hidden"]), rounds=sizes.rounds,
+        runs=sizes.shadows, form=target.form, rounds=sizes.rounds,
         recipe=target.recipe, progress=lambda done, count: progress(done, 2 * count),
     )  # fmt: skip
     uploads = attacks.attack_uploads(
@@ -291,22 +296,16 @@ def load_target(path: Path | None) -> Target:
         plan, name = Plan.load(path, []), "the embedded plan" if path is None else path.name
     if plan.data.name == "arrays":
         raise InputError.of("data.name", "arrays", "data that can be read", "audit a plan or table")
-    if plan.local.unit == "person":
-        raise InputError(
-            "local.unit must be record or client in an audit, got 'person'; audit the plan with "
-            "record: Δ of n persons is that of n records"
-        )
     if plan.privacy.view == "sum":
         remedy = "its attacks read single uploads"
         raise InputError.of("privacy.view", "sum", "upload in an audit", remedy)
-    if plan.regression is not None:
-        remedy = "its attacks name classes; the guarantee is the same for numbers"
-        raise InputError.of("model.loss", plan.model.loss, "absent in an audit", remedy)
     federation = build(plan, seed=SEED)
     held = federation.held
-    model, own_model = federation.model, isinstance(federation.model, Mlp)
+    model = getattr(federation.model, "model", federation.model)  # that of a person's rows
+    own_model = isinstance(model, Mlp)
     if not isinstance(model, Mlp):
-        model = Mlp(int(np.prod(held.inputs)), HIDDEN, held.classes)
+        loss = None if held.target is None else held.target.loss
+        model = Mlp(int(np.prod(held.inputs)), HIDDEN, held.classes, loss)
     if own_model and path is not None and path.is_dir():
         params = load(path).params
     else:
@@ -315,13 +314,14 @@ def load_target(path: Path | None) -> Target:
     if len(held.train.y) < FEWEST:
         remedy = "there is too little to guess"
         raise InputError.of("data", len(held.train.y), f"at least {FEWEST} training rows", remedy)
+    label = np.int64 if held.target is None or plan.rows_per_person else np.float64
     # The first client may hold a single label, so candidates are drawn from all clients.
     order = np.random.default_rng(SEED).permutation(len(held.train.y))
     return Target(
         name=name,
         plan=plan,
         own_model=own_model,
-        form=model.form(),
+        form=replace(model.form(), rows_per_person=plan.rows_per_person, target=held.target),
         model={
             name: np.asarray(leaf, np.float64) for name, leaf in flatten_parameters(params).items()
         },
@@ -331,9 +331,9 @@ def load_target(path: Path | None) -> Target:
         epsilon=float(np.max(federation.epsilon)),
         delta=float(np.max(federation.delta)),
         x=rows.x.astype(np.float64),
-        y=rows.y.astype(np.int64),
+        y=rows.y.astype(label),
         pool_x=held.train.x[order[:MOST]].astype(np.float64),
-        pool_y=held.train.y[order[:MOST]].astype(np.int64),
+        pool_y=held.train.y[order[:MOST]].astype(label),
         public=held.validation.x.astype(np.float64),
         shape=held.inputs,
         uncovered=_list_uncovered(federation),

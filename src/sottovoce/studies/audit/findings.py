@@ -85,6 +85,11 @@ class Target:
     uncovered: tuple[str, ...] = ()  # codes of what this plan's guarantee does not cover
 
     @property
+    def has_classes(self) -> bool:
+        """Whether a sample is one row with a class, which some attacks look for."""
+        return self.form.target is None and not self.form.rows_per_person
+
+    @property
     def pictures(self) -> tuple[int, int] | None:
         """Height and width if a row is a picture, else None."""
         if len(self.shape) == 3 and min(self.shape[:2]) > 1:
@@ -164,9 +169,10 @@ class Findings:
             odds = first.candidates / first.tries
             cells = {r.level: _judge_share(r.recognised, r, odds) for r in found}
             rows.append(Row(name, f"recognised among {first.candidates}{tries}", cells))
-            odds /= self._most_common
-            cells = {r.level: _judge_share(r.labels, r, odds) for r in found}
-            rows.append(Row(name, f"label right, of {self.target.form.classes}", cells))
+            if self.target.has_classes:
+                odds /= self._most_common
+                cells = {r.level: _judge_share(r.labels, r, odds) for r in found}
+                rows.append(Row(name, f"label right, of {self.target.form.classes}", cells))
             if name == NAMING:
                 continue  # it names candidates and reconstructs nothing
             for measure, compute in SIMILARITY:
@@ -181,6 +187,8 @@ class Findings:
         return int(np.bincount(self.inversions[0].truth).max())
 
     def _list_traps(self) -> list[Row]:
+        if not self.traps:
+            return []
         cells = {}
         for trap in self.traps:
             most = trap.level.bound_tpr(1 / trap.rates.negatives)
@@ -260,7 +268,14 @@ class Findings:
         if plan.server.signal == "clients":
             found.append("the clients' noised losses, except in the measurement of uploads")
         if plan.local.unit == "client":
-            found.append("one run full of canaries, which needs records as the unit")
+            found.append("one run full of canaries, which needs records or persons as the unit")
+        if self.target.form.rows_per_person:
+            found.append(
+                "first-layer inversion, gradient matching and trap weights, which look for one "
+                "row: a person's gradient is the mean of several"
+            )
+        elif self.target.form.target is not None:
+            found.append("gradient matching and labels read off a gradient, which need classes")
         return found
 
     @property
@@ -670,7 +685,7 @@ def draw_files(found: Findings) -> dict[str, str]:
 def _draw_pictures(found: Findings, *, inline: bool = True) -> dict[str, Markup]:
     """Draw what the attacks made of the samples, where samples are pictures."""
     side, classes = found.target.pictures, found.target.form.classes
-    if side is None:
+    if side is None or not found.traps:
         return {}
     attacks = {"inversion": found.inversions, "matching": found.matchings}
     drawn = {
@@ -718,15 +733,18 @@ def render_audit(found: Findings) -> str:
 
 
 def _list_tiles(found: Findings) -> list[tuple[str, str]]:
-    clean, noisy = found.inversions[0], found.inversions[-1]
-    stolen, hidden = found.traps[0].rates, found.traps[-1]
-    return [
+    clean, *_, noisy = found.inversions or found.namings
+    tiles = [
         ("recognised from one upload, no noise", format_percent(clean.identified)),
         (f"the same at {noisy.level.name}", format_percent(noisy.identified)),
-        ("stolen by trap weights, no noise", f"{stolen.hits} of {stolen.positives}"),
-        (f"the same at {hidden.level.name}", f"{hidden.rates.hits}"),
-        ("time", format_duration(found.seconds)),
     ]
+    if found.traps:
+        stolen, hidden = found.traps[0].rates, found.traps[-1]
+        tiles += [
+            ("stolen by trap weights, no noise", f"{stolen.hits} of {stolen.positives}"),
+            (f"the same at {hidden.level.name}", f"{hidden.rates.hits}"),
+        ]
+    return [*tiles, ("time", format_duration(found.seconds))]
 
 
 def _split_finding(row: Row, cell: Finding) -> dict[str, Any]:

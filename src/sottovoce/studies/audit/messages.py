@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,8 @@ from sottovoce.client import release
 from sottovoce.client.messages import unpack
 from sottovoce.client.release import Parameters, Price
 from sottovoce.errors import InputError
-from sottovoce.models.base import Form, sample_losses
+from sottovoce.models.base import Form, Regression, sample_losses
+from sottovoce.models.person import join_persons
 from sottovoce.privacy import calibration, gaussian, grid
 from sottovoce.privacy.budget import Calibration, Unit
 from sottovoce.privacy.gaussian import cdf, quantile
@@ -104,9 +106,6 @@ def bound_rate(hits: int, trials: int, confidence: float = CONFIDENCE) -> tuple[
     """Return the Clopper–Pearson interval of a probability from the hits among trials.
 
     Each end is wrong with probability (1 − confidence)/2 at most.
-
-    >>> [round(end, 4) for end in bound_rate(0, 1000, 0.95)]
-    [0.0, 0.0037]
     """
     from scipy.special import betaincinv
 
@@ -210,9 +209,6 @@ def bound_guess_rate(candidates: float, mu: float) -> float:
     To name a record is a test with FPR = 1/candidates between the release with that record and the
     release with another one: P ≤ Φ(Φ⁻¹(1/candidates) + μ). Where records are not equally likely,
     1/candidates is the probability of the likeliest (the bound is concave in it).
-
-    >>> round(bound_guess_rate(100, 0.0), 3), round(bound_guess_rate(100, 1.0), 3)
-    (0.01, 0.092)
     """
     return float(gaussian.tpr(1 / candidates, mu))
 
@@ -269,11 +265,7 @@ def find_edge(holds: Callable[[float], bool], inside: float, outside: float) -> 
 
 
 def choose_threshold(negative: object, fpr: float) -> float:
-    """Return the threshold that at most this share of the negatives exceeds.
-
-    >>> choose_threshold([0.0, 1.0, 2.0, 3.0], 0.25)
-    2.0
-    """
+    """Return the threshold that at most this share of the negatives exceeds."""
     ordered = np.sort(np.asarray(negative, dtype=np.float64))
     allowed = int(np.floor(fpr * ordered.size))
     return float(ordered[ordered.size - 1 - min(allowed, ordered.size - 1)])
@@ -291,8 +283,8 @@ def format_lower_bound(value: float, digits: int) -> str:
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
-FORM = Form("mlp", (4,), 2, {"hidden": 1})
-SAMPLES = 3  # the canary and two others, which the server knows
+FEATURES, SAMPLES = 4, 3  # samples: the canary and two others, which the server knows
+ROWS = 2  # of every person of a duel or a run of canaries
 PRACTICE_RUNS = 20  # on each side, and a tenth of the runs more: they show which heads there are
 _STEEP, _DIM = 1000.0, 3e-4  # weights of the last layer, bias of the first
 _MOST = 60.0  # the largest ε and μ that one run is tested for
@@ -410,12 +402,11 @@ def play_one_run(
     """Play one run of a client whose rows are all canaries, through the real release.
 
     The server sends models at which it sees the canaries best: the promise holds for any model. A
-    coin decides one record, so the unit must be a record.
+    coin decides one record, or all rows of a person, so the unit must be one of them.
     """
-    if setting.recipe.unit != "record":
-        raise InputError.of(
-            "unit", setting.recipe.unit, "record", "one run has one client, and so one coin a run"
-        )
+    if setting.recipe.unit == "client":
+        remedy = "one run has one client, and so one coin a run"
+        raise InputError.of("unit", "client", "record or person", remedy)
     recipe = replace(setting.recipe, steps=1)
     coins = np.random.default_rng(seed).integers(0, 2, canaries)
     scores = _score_canaries(replace(setting, recipe=recipe), coins)
@@ -427,14 +418,13 @@ def play_one_run(
 
 def _score_canaries(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
     recipe, canaries = setting.recipe, len(coins)
-    form = Form("mlp", (canaries,), 2, {"hidden": 1})
-    x = np.eye(canaries) * 1000.0 * max(1.0, recipe.clip)
+    form = setting.make_form(canaries)
+    rows = np.eye(canaries) * 1000.0 * max(1.0, recipe.clip)
+    x, y = setting.make_samples(rows, coins == 1)
     scores = np.zeros(canaries)
     for t, paid in enumerate(setting.price_rounds(canaries)):
         model = make_model(form, sign := -1.0 if t % 2 else 1.0)
-        sent = release.release(
-            form, model, x, coins, recipe=recipe, paid=paid, head={"kind": "upload"}
-        )
+        sent = release.release(form, model, x, y, recipe=recipe, paid=paid, head={"kind": "upload"})
         scores -= sign * sent.params["w1"][:, 0].astype(np.float64) / sent.sigma[0]
     return scores
 
@@ -449,6 +439,20 @@ class AuditSetting:
     calibration: Calibration = "exact"
     rounds: int = 2  # uploads that spend the whole budget; even, because the sign alternates
     loss_bound: float | None = None  # B of the losses, where clients report them
+    target: Regression | None = None  # where the label is a number
+
+    def make_form(self, features: int) -> Form:
+        """Return the form of a model with one hidden unit, for samples of these features."""
+        rows, classes = ROWS * (self.recipe.unit == "person"), 2 if self.target is None else 1
+        return Form("mlp", (features,), classes, {"hidden": 1}, None, rows, self.target)
+
+    def make_samples(self, rows: Floats, turned: NDArray[np.bool_]) -> tuple[Floats, NDArray[Any]]:
+        """Return samples and labels of one of two opposite kinds; a person has the row twice."""
+        y: NDArray[Any] = turned.astype(np.int64) if self.target is None else 2.0 * turned - 1
+        if self.recipe.unit != "person":
+            return rows, y
+        pairs = [np.repeat(array, ROWS, axis=0) for array in (rows, y, np.arange(len(y)))]
+        return join_persons(pairs[0], pairs[1], pairs[2], ROWS), np.zeros(len(y), np.int64)
 
     @property
     def promised(self) -> float:
@@ -540,17 +544,15 @@ class Measurement:
         return self.refutes_mu or self.refutes_epsilon
 
 
-def make_neighbours(recipe: Recipe) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
-    """Return rows, and the labels of D and of D′, which differ in one protected unit.
+def make_neighbours(setting: AuditSetting) -> list[tuple[Floats, NDArray[Any]]]:
+    """Return the samples and labels of D and of D′, which differ in one protected unit.
 
-    >>> x, y, other = make_neighbours(Recipe(1.0, 1.0))
-    >>> y.tolist(), other.tolist()
-    ([0, 0, 0], [1, 0, 0])
+    >>> [y.tolist() for _, y in make_neighbours(AuditSetting(8.0, 1e-5, Recipe(1.0, 1.0)))]
+    [[0, 0, 0], [1, 0, 0]]
     """
-    x = np.full((SAMPLES, FORM.features), 5.0 * max(1.0, recipe.clip))
-    y, other = np.zeros(SAMPLES, np.int64), np.zeros(SAMPLES, np.int64)
-    other[: SAMPLES if recipe.unit == "client" else 1] = 1
-    return x, y, other
+    rows = np.full((SAMPLES, FEATURES), 5.0 * max(1.0, setting.recipe.clip))
+    replaced = SAMPLES if setting.recipe.unit == "client" else 1
+    return [setting.make_samples(rows, np.arange(SAMPLES) < k) for k in (0, replaced)]
 
 
 def make_model(form: Form, sign: float, loss_bound: float | None = None) -> Parameters:
@@ -562,8 +564,9 @@ def make_model(form: Form, sign: float, loss_bound: float | None = None) -> Para
     """
     params = {name: np.zeros(shape) for name, shape in form.shapes().items()}
     params["b1"][:] = _DIM
-    params["w2"][:] = sign * _STEEP, -sign * _STEEP
-    if loss_bound is not None:
+    # A larger number pulls as the second class does.
+    params["w2"][:] = sign * _STEEP * np.array([1.0, -1.0] if form.classes == 2 else [-1.0])
+    if loss_bound is not None and form.target is None:
         lean = min(max(loss_bound, 5.0) / 2 + 0.3, 4.0)
         params["b2"][:] = lean, -lean
     return params
@@ -583,14 +586,13 @@ class Duel:
     @classmethod
     def prepare(cls, setting: AuditSetting) -> Duel:
         """Compute the prices as a client does from its tank, and the answers without noise."""
-        recipe = replace(setting.recipe, steps=1)
-        x, y, other = make_neighbours(recipe)
+        recipe, form = replace(setting.recipe, steps=1), setting.make_form(FEATURES)
         paid, bound = setting.price_rounds(SAMPLES), setting.loss_bound
         signs = (1.0, -1.0) * (setting.rounds // 2 + 1)
-        models = tuple(make_model(FORM, sign, bound) for sign in signs[: setting.rounds])
+        models = tuple(make_model(form, sign, bound) for sign in signs[: setting.rounds])
         ends = [
-            np.array([_compute_answer(w, x, labels, recipe, bound) for w in models])
-            for labels in (y, other)
+            np.array([_compute_answer(form, w, *samples, recipe, bound) for w in models])
+            for samples in make_neighbours(setting)
         ]
         step = recipe.learning_rate / SAMPLES * grid.grid_unit(recipe.clip)
         sigma = np.full(ends[0].shape, [[step * price.noise[0]] for price in paid])
@@ -603,13 +605,13 @@ class Duel:
         middle = (ends[0] + ends[1]) / 2
         return cls(setting, tuple(paid), models, middle, difference / sigma / mu, mu)
 
-    def play_run(self, labels: NDArray[np.int64]) -> tuple[float, tuple[str, ...]]:
-        """Play a run of the client with these labels; return its score and the uploads' heads."""
-        recipe = replace(self.setting.recipe, steps=1)
-        x, score, heads = make_neighbours(recipe)[0], 0.0, []
+    def play_run(self, x: Floats, y: NDArray[Any]) -> tuple[float, tuple[str, ...]]:
+        """Play a run of the client with these samples; return its score and the uploads' heads."""
+        recipe, form = replace(self.setting.recipe, steps=1), self.setting.make_form(FEATURES)
+        score, heads = 0.0, []
         for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
             upload = release.release(
-                FORM, sent, x, labels, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
+                form, sent, x, y, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
                 loss_bound=self.setting.loss_bound,
             )  # fmt: skip
             head, arrays = unpack(upload.blob)
@@ -620,10 +622,12 @@ class Duel:
             heads.append(repr(sorted(head.items())))
         return score, tuple(heads)
 
-    def play_runs(self, labels: NDArray[np.int64], messages: int) -> Iterator[tuple[float, str]]:
+    def play_runs(
+        self, samples: tuple[Floats, NDArray[Any]], messages: int
+    ) -> Iterator[tuple[float, str]]:
         """Yield the scores of so many runs, each with the text of its heads."""
         for _ in range(messages):
-            score, heads = self.play_run(labels)
+            score, heads = self.play_run(*samples)
             yield score, "|".join(heads)
 
 
@@ -632,13 +636,12 @@ def measure(
 ) -> Measurement:
     """Play the duel `messages` times on each side, and return the scores."""
     duel = Duel.prepare(setting)
-    _, y, other = make_neighbours(setting.recipe)
-    practice = PRACTICE_RUNS + messages // 10
-    known = [{head for _, head in duel.play_runs(labels, practice)} for labels in (y, other)]
+    both, practice = make_neighbours(setting), PRACTICE_RUNS + messages // 10
+    known = [{head for _, head in duel.play_runs(samples, practice)} for samples in both]
     sides: list[Floats] = []
-    for labels in (y, other):
+    for samples in both:
         scores = np.empty(messages)
-        for i, (score, head) in enumerate(duel.play_runs(labels, messages)):
+        for i, (score, head) in enumerate(duel.play_runs(samples, messages)):
             verdict = (head in known[1]) - (head in known[0])  # 0 where heads do not decide
             scores[i] = np.inf * verdict if verdict else score
             if progress is not None and i % 100 == 99:
@@ -648,14 +651,14 @@ def measure(
 
 
 def _compute_answer(
-    sent: Parameters, x: Floats, labels: NDArray[np.int64], recipe: Recipe, bound: float | None
+    form: Form, sent: Parameters, x: Floats, y: NDArray[Any], recipe: Recipe, bound: float | None
 ) -> Floats:
     """Return what a client would upload without noise, and its mean loss if that is reported."""
-    answer = flatten(release.step(FORM, sent, x, labels, recipe))
+    answer = flatten(release.step(form, sent, x, y, recipe))
     if bound is None:
         return answer
-    losses = sample_losses(FORM, sent, x, labels)
-    return np.append(answer, bound * grid.bounded_sum(losses, bound) / grid.REPLACED / len(labels))
+    losses = sample_losses(form, sent, x, y)
+    return np.append(answer, bound * grid.bounded_sum(losses, bound) / grid.REPLACED / len(y))
 
 
 def flatten(params: Parameters | dict[str, NDArray[np.float32]]) -> Floats:

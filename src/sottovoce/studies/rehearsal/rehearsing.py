@@ -318,11 +318,6 @@ def predict_run(
     """Predict from the trials with fresh seeds, and from the same trials without noise.
 
     `telling` of the `rows` that they were tested on are independent.
-
-    >>> trials = [Trial("", {}, s, 1.0, 0.9, a, 10, 0.1) for s, a in enumerate((0.89, 0.9, 0.91))]
-    >>> found = predict_run(trials, 1000, 1000)
-    >>> round(found.mean, 3), round(found.deviation, 3), round(found.low, 2), round(found.high, 2)
-    (0.9, 0.01, 0.84, 0.96)
     """
     from scipy.special import stdtrit
 
@@ -962,11 +957,7 @@ def draw_surface(result: Rehearsal, measure: str) -> Markup:
 
 
 def choose_labels(points: Sequence[tuple[float, float]]) -> set[tuple[float, float]]:
-    """Return the points whose numbers fit on the map without touching; the first ones go first.
-
-    >>> sorted(choose_labels([(10.0, 1.0), (11.0, 1.0), (40.0, 1.0), (10.0, 8.0)]))
-    [(10.0, 1.0), (10.0, 8.0), (40.0, 1.0)]
-    """
+    """Return the points whose numbers fit on the map without touching; the first ones go first."""
     logs = np.log2(np.array(points))
     # The limits are a factor 1.6 beyond the points; a number takes a tenth of the map's width.
     parts = logs / (np.ptp(logs, axis=0) + 2 * np.log2(1.6)) / (0.1, 0.075)

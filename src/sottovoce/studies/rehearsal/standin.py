@@ -375,12 +375,7 @@ def choose_spare_factor(plan: Plan) -> int:
 
 
 def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
-    """Return the plan of a federation on `rows` rows with the noise of the real one, and f.
-
-    >>> plan, f = fit_plan(Plan(), announce_federation(Plan()), rows=715)
-    >>> plan.data.samples, round(f, 2), round(plan.privacy.epsilon, 1)
-    (71, 2.01, 19.3)
-    """
+    """Return the plan of a federation on `rows` rows with the noise of the real one, and f."""
     plan = plan.choose_learning_rate(real.sizes, plan.recipe().clip)
     least, rows = plan.data.labels_per_client or 1, rows // choose_spare_factor(plan)
     if rows < least * len(real.sizes):
