@@ -71,7 +71,6 @@ def test_the_accelerator_benchmark_keeps_what_its_table_needs_and_only_when_all_
     monkeypatch.setattr(gpu, "engine", lambda *_: dict(times))
     monkeypatch.setattr(gpu, "sweep", lambda: old["sweep"])
     monkeypatch.setattr(gpu, "count_compilations", lambda: compiled[0])
-    monkeypatch.setattr(gpu, "count_versions", lambda: 0)
 
     def compared():
         assert not out.exists()

@@ -38,7 +38,6 @@ from sottovoce.schemas import (
     AtLeastOne,
     Count,
     Delta,
-    DocumentSchema,
     GuaranteeEntry,
     ModelView,
     NotCovered,
@@ -450,12 +449,6 @@ class Record(BaseModel):
             for name, field in type(self).model_fields.items()
             if (value := getattr(self, name)) is not None or field.is_required()
         }
-
-    @classmethod
-    def json_schema(cls) -> dict[str, Any]:
-        """Return the JSON Schema of a record; schemas/record.json is this."""
-        schema = cls.model_json_schema(schema_generator=DocumentSchema)
-        return schema | {"title": "record.json of a run folder"}
 
     @classmethod
     def of_run(

@@ -1,20 +1,16 @@
 """The keys of the JSON documents that sottovoce writes, with their types and bounds.
 
 The functions that make a document name its class here as what they return, so that mypy holds
-them to its keys. Only the code that validates a document or generates its schema imports this file
-at run time: `sottovoce calibrate` and a device start without pydantic. The JSON Schemas beside it
+them to its keys. Only the code that validates a document imports this file at run
+time: `sottovoce calibrate` and a device start without pydantic. The JSON Schemas beside it
 are generated: `make schemas` writes them, `tests/project/test_schemas.py` compares.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from sottovoce.privacy.budget import NOT_COVERED, Calibration, Unit
@@ -35,67 +31,6 @@ NotCovered = Annotated[
     list[Annotated[str, WithJsonSchema({"enum": [*NOT_COVERED]})]],
     Field(json_schema_extra={"uniqueItems": True}),
 ]
-
-
-class DocumentSchema(GenerateJsonSchema):
-    """Generates the JSON Schema of a document: no unknown keys, no null for an absent key."""
-
-    def generate(self, schema: Any, mode: Any = "validation") -> dict[str, Any]:
-        """Return the schema, with its dialect."""
-        return {"$schema": self.schema_dialect, **super().generate(schema, mode)}
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        """Return False: the name of a key is its title."""
-        return False
-
-    def default_schema(self, schema: Any) -> dict[str, Any]:
-        """Return the schema of a key that may be absent."""
-        value = schema["schema"]
-        return self.generate_inner(value["schema"] if value["type"] == "nullable" else value)
-
-    def typed_dict_schema(self, schema: Any) -> dict[str, Any]:
-        """Return the schema of a part."""
-        return _complete(super().typed_dict_schema(schema), schema["cls"])
-
-    def model_schema(self, schema: Any) -> dict[str, Any]:
-        """Return the schema of the whole."""
-        return _complete(super().model_schema(schema), schema["cls"])
-
-
-def _complete(made: dict[str, Any], document: type) -> dict[str, Any]:
-    """Return the schema with the class's own descriptions, refusing unknown keys."""
-    made |= {"additionalProperties": False}
-    if "description" in made:
-        made["description"] = " ".join(made["description"].split())
-    for key, text in _read_docstrings(document).items():
-        made["properties"][key]["description"] = " ".join(text.split())
-    return made
-
-
-def _read_docstrings(document: type) -> dict[str, str]:
-    """Return the text below each key of a class, and of those it inherits keys from."""
-    found: dict[str, str] = {}
-    for parent in getattr(document, "__orig_bases__", ()):
-        if inspect.isclass(parent):
-            found |= _read_docstrings(parent)
-    try:
-        (tree,) = ast.parse(inspect.getsource(document)).body
-    except OSError:  # made without a class statement, as a key that is no name needs
-        return found
-    assert isinstance(tree, ast.ClassDef)
-    for key, below in itertools.pairwise(tree.body):
-        match key, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                value=ast.Constant(value=str(text))
-            ):
-                found[name] = text
-    return found
-
-
-def describe_document(document: Any, title: str) -> dict[str, Any]:
-    """Return the JSON Schema of a document."""
-    schema = TypeAdapter(document).json_schema(schema_generator=DocumentSchema)
-    return schema | {"title": title}
 
 
 class GuaranteeEntry(TypedDict):

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from sottovoce.simulation.compiled import (
     BatchRun,
     Packing,
     PreparedRounds,
+    RoundOptions,
     RoundResult,
     RunTable,
     Seat,
@@ -74,17 +75,16 @@ def compile_stretch(
     start: BatchPosition,
     words: Words,
     layout: Packing,
-    **options: Any,
+    options: RoundOptions,
 ) -> Launch:
     """Compile a function (position, `words`, number of rounds) → results of these rounds.
 
-    `words` are the packed inputs of each round, [rounds, runs, …], `options` those of
-    `compute_round`. It is compiled here, with the caller's JAX settings, and may be called from any
-    thread.
+    `words` are the packed inputs of each round, [rounds, runs, …]. It is compiled here, with the
+    caller's JAX settings, and may be called from any thread.
     """
     stack, where = start.stack, np.zeros(2, np.int32)
     inputs = rows, stack.params, stack.memory, words, where
-    lowered = _play_stretch.lower(model, *inputs, layout=layout, **options)
+    lowered = _play_stretch.lower(model, *inputs, layout=layout, options=options)
     compiled = lowered.compile()  # JAX caches it for the next run
 
     def launch(start: BatchPosition, words: Words, count: int) -> RoundResult:
@@ -96,7 +96,7 @@ def compile_stretch(
     return launch
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("signal", "metric", "longest", "layout"))
+@partial(jax.jit, static_argnums=0, static_argnames=("layout", "options"))
 def _play_stretch(
     model: JaxModel,
     rows: StackedRows,
@@ -106,7 +106,7 @@ def _play_stretch(
     where: Array,
     *,
     layout: Packing,
-    **options: Any,
+    options: RoundOptions,
 ) -> RoundResult:
     _VERSIONS.append(model)
     start, count = where
@@ -115,7 +115,7 @@ def _play_stretch(
     def step(k: Array, carried: tuple[RoundResult, RoundResult]) -> tuple[RoundResult, RoundResult]:
         last, stack = carried
         orders, now = unpack(_take_round(words, k), layout)
-        new = compute_round(model, rows, last.params, last.memory, orders, now, **options)
+        new = compute_round(model, rows, last.params, last.memory, orders, now, options)
         return new, jax.tree.map(
             lambda kept, leaf: jax.lax.dynamic_update_index_in_dim(kept, leaf, k, 0), stack, new
         )
@@ -128,11 +128,6 @@ def _play_stretch(
 
 def _take_round(leaf: Array, k: Array) -> Array:
     return cast(Array, jax.lax.dynamic_index_in_dim(leaf, k, keepdims=False))
-
-
-def count_versions() -> int:
-    """Return how many versions of a stretch have been compiled in this process."""
-    return len(_VERSIONS)
 
 
 _VERSIONS: list[JaxModel] = []  # one entry per compilation: JAX counts only calls
@@ -293,7 +288,7 @@ class AheadEngine:
                 BatchPosition(first, 0),
                 words,
                 layout,
-                **self.table.options,
+                self.table.options,
             )
         launch, start, index = self.launch, self.start, self.index
         stack = self.thread.submit(  # that thread has launched the stretch before

@@ -26,6 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data.federated import Samples
@@ -42,6 +44,10 @@ from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, put_on_device
 
 Shape = tuple[int, ...]
+AXIS = "devices"
+_spec: Any = PartitionSpec
+_psum: Any = jax.lax.psum
+DIVIDED, BY_DEVICE, WHOLE = _spec(None, AXIS), _spec(AXIS), _spec()
 
 
 class Packing(NamedTuple):
@@ -121,6 +127,15 @@ class RoundResult(NamedTuple):
     memory: dict[str, Params] = {}  # noqa: RUF012  # the optimiser's models; never written to
 
 
+class RoundOptions(NamedTuple):
+    """What a compiled round depends on beside its inputs."""
+
+    signal: Signal = "public"
+    metric: str | None = None  # the plan's; None: the loss steers schedule and `server.choose`
+    longest: int = 0  # rows of any client at most, where the round goes client by client
+    mesh: Mesh | None = None  # the devices among which rows are divided
+
+
 def play_round(
     model: JaxModel,
     rows: StackedRows,
@@ -133,18 +148,14 @@ def play_round(
 ) -> RoundResult:
     """Compute round t of every run. One compilation per model, number of runs and shape of rows.
 
-    `memory` are the models that the server's optimiser keeps beside the newest, `options` those of
-    `compute_round`.
+    `memory` are the models that the server's optimiser keeps, `options` those of `RoundOptions`.
     """
-    now = np.full(len(orders.std), t, np.uint32)
-    words, layout = pack((orders, now))
-    return cast(
-        RoundResult,
-        _play_packed(model, rows, params, memory or {}, words, layout=layout, **options),
-    )
+    words, layout = pack((orders, np.full(len(orders.std), t, np.uint32)))
+    how = {"layout": layout, "options": RoundOptions(**options)}
+    return cast(RoundResult, _play_packed(model, rows, params, memory or {}, words, **how))
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("signal", "metric", "longest", "layout"))
+@partial(jax.jit, static_argnums=0, static_argnames=("layout", "options"))
 def _play_packed(
     model: JaxModel,
     rows: StackedRows,
@@ -153,10 +164,10 @@ def _play_packed(
     words: Array,
     *,
     layout: Packing,
-    **options: Any,
+    options: RoundOptions,
 ) -> RoundResult:
     orders, now = unpack(words, layout)
-    return compute_round(model, rows, params, memory, orders, now, **options)
+    return compute_round(model, rows, params, memory, orders, now, options)
 
 
 def compute_round(
@@ -166,35 +177,49 @@ def compute_round(
     memory: dict[str, Params],
     orders: Orders,
     now: Array,
-    *,
-    signal: Signal = "public",
-    metric: str | None = None,
-    longest: int = 0,
+    options: RoundOptions,
 ) -> RoundResult:
     """Compute a round inside a compiled program: of this file, or of `accelerator`.
 
-    `metric` is the plan's; without one the validation loss steers schedule and `server.choose`.
-    `longest` is the largest number of rows of any client; it matters where the round goes client by
-    client.
+    Over a mesh each device sums up its rows, one all-reduce adds up, each does the rest alike.
     """
+    compute: Any = partial(_compute_runs, model, options)
+    if options.mesh is not None:
+        specs = (StackedRows(*[DIVIDED] * 3, *[WHOLE] * 3), WHOLE, WHOLE, WHOLE, WHOLE)
+        compute = jax.shard_map(
+            compute, mesh=options.mesh, in_specs=specs, out_specs=WHOLE, check_vma=False
+        )
+    return cast(RoundResult, compute(rows, params, memory, orders, now))
 
+
+def _compute_runs(
+    model: JaxModel,
+    options: RoundOptions,
+    rows: StackedRows,
+    params: Params,
+    memory: dict[str, Params],
+    orders: Orders,
+    now: Array,
+) -> RoundResult:
     def compute_run(
         params: Params, memory: dict[str, Params], order: Orders, t: Array
     ) -> RoundResult:
         data: StackedRows = jax.tree.map(lambda leaf: _take_split(leaf, order.split), rows)
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
         if order.sigma.shape[0] == 1:
-            new = _take_one_step(model, data, params, order, key, longest)
+            new = _take_one_step(model, data, params, order, key, options)
         else:
-            new = _take_several_steps(model, data, params, order, key, longest)
+            new = _take_several_steps(model, data, params, order, key, options.longest)
         valid = data.valid_x, data.valid_y
-        new, memory, score = finish_step(model, params, new, memory, order.finish, valid, metric)
-        if signal == "raw":
+        new, memory, score = finish_step(
+            model, params, new, memory, order.finish, valid, options.metric
+        )
+        if options.signal == "raw":
             plain, is_clean = _separate_rows(data.x)
             loss = clipping.evaluate(model, new, plain, data.y)[0]
             score[2] = jnp.where(jnp.all(is_clean), loss, jnp.nan)
-        elif signal == "clients":
-            score[2] = _average_client_losses(model, data, params, order, key)
+        elif options.signal == "clients":
+            score[2] = _average_client_losses(model, data, params, order, key, options)
         return RoundResult(new, jnp.stack(score), memory)
 
     if now.shape[0] > 1:
@@ -252,17 +277,20 @@ def _take_split(leaf: Array, split: Array) -> Array:
 
 
 def _take_one_step(
-    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, longest: int
+    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, how: RoundOptions
 ) -> Params:
     """Return w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
     coefficient = order.weight * order.rate / rows.samples
     if order.members is None:
-        weight = weigh_rows(coefficient[rows.owner], rows.y, order.class_weights)
+        weight = weigh_rows(_weigh_owners(coefficient, rows, how), rows.y, order.class_weights)
         step = clipping.clipped_sum(model, params, rows.x, rows.y, weight, order.clip)
+        if how.mesh is not None:
+            flat, restore = ravel_pytree(step)
+            step = restore(_psum(flat, AXIS))  # one array: one all-reduce
     else:
 
         def client(total: Params, i: Array) -> tuple[Params, None]:
-            x, y, mine = _slice_client(rows, i, longest)
+            x, y, mine = _slice_client(rows, i, how.longest)
             weight = weigh_rows(jnp.where(mine, coefficient[i], 0), y, order.class_weights)
             client_sum = clipping.clipped_sum(model, params, x, y, weight, order.clip)
             return jax.tree.map(jnp.add, total, client_sum), None
@@ -270,6 +298,13 @@ def _take_one_step(
         step = jax.lax.scan(client, jax.tree.map(jnp.zeros_like, params), order.members)[0]
     noise = draw_simulated_noise(key, params, order.std)
     return jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
+
+
+def _weigh_owners(weight: Array, rows: StackedRows, how: RoundOptions) -> Array:
+    """Return the weight of each row's client; 0 where a row fills up a device's share."""
+    if how.mesh is None:
+        return weight[rows.owner]
+    return weight.at[rows.owner].get(mode="fill", fill_value=0)
 
 
 def weigh_rows(weight: Array, y: Array, class_weights: Array | None) -> Array:
@@ -317,21 +352,16 @@ def _take_several_steps(
 
 
 def _average_client_losses(
-    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array
+    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, how: RoundOptions
 ) -> Array:
     """Return Σ_i p_i·(mean of client i's losses before the step, clipped to [0, B]) + noise."""
     plain, is_clean = _separate_rows(rows.x)
     row_losses = jnp.where(is_clean, clipping.compute_losses(model, params, plain, rows.y), jnp.inf)
     row_losses = jnp.clip(jnp.nan_to_num(row_losses, nan=jnp.inf, posinf=jnp.inf), 0, order.bound)
-    mean = jnp.sum((order.weight / rows.samples)[rows.owner] * row_losses)
+    mean = jnp.sum(_weigh_owners(order.weight / rows.samples, rows, how) * row_losses)
+    mean = mean if how.mesh is None else _psum(mean, AXIS)
     noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)
     return cast(Array, mean + order.signal_std * noise)
-
-
-def count_compilations() -> int:
-    """Return how many versions of the single round have been compiled in this process."""
-    size: Any = _play_packed._cache_size  # type: ignore[attr-defined]
-    return int(size())
 
 
 def stack_splits(
@@ -353,6 +383,34 @@ def stack_splits(
         valid_y=_stack_arrays([y for _, y in valid]),
     )
     return rows, [index[id(federation.held)] for federation in federations]
+
+
+LEAST_ROWS = 256  # of a device; with fewer a round is mostly latency, and one device does it
+
+
+def choose_mesh(federation: Federation) -> Mesh | None:
+    """Return the devices, of all hosts, that divide the rows of a run; None: one does it alone."""
+    devices, plan = np.array(jax.devices()), federation.plan
+    # Several local steps go client by client, and the signal `raw` asks for all rows.
+    alone = plan.local.steps > 1 or plan.server.signal == "raw" or plan.noise == "secure"
+    alone = alone or federation.samples.sum() < LEAST_ROWS * devices.size
+    if devices.size == 1 or alone or not isinstance(federation.model, JaxModel):
+        return None
+    return Mesh(devices, AXIS)
+
+
+def divide_rows(rows: StackedRows, mesh: Mesh) -> StackedRows:
+    """Divide the rows among devices; those that fill up the last share belong to no client."""
+    spare, last = -rows.y.shape[1] % mesh.size, rows.samples.shape[1]
+
+    def place(leaf: Any, fill: int = 0) -> Any:
+        width = [(0, 0), (0, spare), *[(0, 0)] * (leaf.ndim - 2)]
+        padded = np.pad(np.asarray(leaf), width, constant_values=fill)
+        return jax.device_put(padded, NamedSharding(mesh, DIVIDED))
+
+    x, y = jax.tree.map(place, (rows.x, rows.y))
+    rest = jax.device_put(rows[3:], NamedSharding(mesh, WHOLE))
+    return StackedRows(x, y, place(rows.owner, last), *rest)
 
 
 _INSPECTED: WeakKeyDictionary[Samples, dict[tuple[object, bool], Inspected]] = WeakKeyDictionary()
@@ -481,6 +539,7 @@ def choose_members(
     if size >= len(samples):
         return None
     alone = len(federations) == 1 and jax.default_backend() == "cpu" and longest >= FEW_ROWS
+    alone = alone and choose_mesh(first) is None
     if first.plan.local.steps == 1 and not (alone and size * longest <= 0.9 * samples.sum()):
         return None
     return fill_cohort(weight, size)
@@ -597,7 +656,9 @@ class RunTable:
         self.batch = batch
         self.rows, self.split = stack_splits([run.federation for run in batch], model)
         signal, longest = first.plan.server.signal, int(max(first.samples))
-        self.options = {"signal": signal, "metric": first.plan.metric, "longest": longest}
+        mesh = choose_mesh(first)
+        self.options = RoundOptions(signal, first.plan.metric, longest, mesh)
+        self.rows = self.rows if mesh is None else divide_rows(self.rows, mesh)
 
     def prepare_runs(self, live: Iterable[int], states: list[ServerState]) -> PreparedRounds:
         """Price and debit the next round of each run that is not over, from these states."""
@@ -623,15 +684,16 @@ class RunTable:
         """Return the models of the seated runs, and those that the optimiser keeps."""
         at = [self.batch[i].at for i in seating.runs]
         _, params, _, memory = at[0]
-        if all(
-            models is params for _, models, _, _ in at
-        ):  # they played the same round: one launch
+        if all(models is params for _, models, _, _ in at):  # of the same round: one launch
             positions = np.array([position for _, _, position, _ in at])
-            return cast(Models, _take_models((params, memory), positions))
-        runs = [self.batch[i] for i in seating.runs]
-        models = [jax.tree.map(np.asarray, (run.params, run.memory)) for run in runs]
-        # JAX's arrays from the first round on: numpy's would need another compilation.
-        return cast(Models, jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *models))
+            found: Models = _take_models((params, memory), positions)
+        else:
+            runs = [self.batch[i] for i in seating.runs]
+            models = [jax.tree.map(np.asarray, (run.params, run.memory)) for run in runs]
+            # JAX's arrays from the first round on: numpy's would need another compilation.
+            found = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *models)
+        mesh = self.options.mesh
+        return found if mesh is None else jax.device_put(found, NamedSharding(mesh, WHOLE))
 
     def list_seats(
         self, seating: Seating, states: list[ServerState], opened: PreparedRounds
@@ -696,7 +758,7 @@ class CompiledEngine:
             make_orders(seats, self.seating.always),
             next(iter(opened.values())).turn.t,
             memory=self.memory,
-            **self.table.options,
+            **self.table.options._asdict(),
         )
         outcome.score.copy_to_host_async()
         self.params, self.memory, self.score = outcome.params, outcome.memory, outcome.score

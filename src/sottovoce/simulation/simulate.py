@@ -411,7 +411,7 @@ def describe_run(
         measured=measure_model(federation, params),
         identities=[{"name": name} for name in federation.held.names],
         not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
-        ran_on=describe_place(),
+        ran_on=describe_place(federation),
     )
 
 
@@ -527,17 +527,9 @@ def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[
     groups: dict[Any, dict[int, list[int]]] = {}
     for i, (federation, _) in enumerate(runs):
         plan = federation.plan
-        server = federation.finish.idle, federation.finish.memory_names
-        alike = (
-            plan.data,
-            federation.model,
-            plan.server.signal,
-            plan.metric,
-            plan.local.steps,
-            federation.recipe.class_weights is None,
-            plan.noise,
-            server,
-        )
+        server = plan.server.signal, plan.metric, federation.finish.idle
+        local = plan.local.steps, federation.recipe.class_weights is None, plan.noise
+        alike = (plan.data, federation.model, local, server, federation.finish.memory_names)
         groups.setdefault(alike, {}).setdefault(id(federation.held), []).append(i)
     for splits in groups.values():
         pools = list(splits.values())
@@ -564,13 +556,12 @@ def _choose_batch_size(waiting: int, size: int) -> int:
     return seats // 2 if seats >= 16 and 4 * count <= 3 * seats else count
 
 
-# Where the runs of a sweep are computed: in this process, or through an `Executor`.
-
-
-def describe_place() -> str:
-    """Return where this process computes: the kind of device, and its node in a Ray cluster."""
-    device, ray = jax.devices()[0], sys.modules.get("ray")
+def describe_place(federation: Federation) -> str:
+    """Return where a run is computed: the kind and number of devices, and Ray's node."""
+    device, mesh = jax.devices()[0], compiled.choose_mesh(federation)
+    ray: Any = sys.modules.get("ray")
     name = f"{platform.machine()} CPU" if device.platform == "cpu" else device.device_kind
+    name = name if mesh is None else f"{mesh.size} × {name}"
     if ray is None or not ray.is_initialized():
         return name
     return f"{name}, Ray node {ray.get_runtime_context().get_node_id()[:8]}"

@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from sottovoce.data.federated import Holdings
@@ -212,28 +214,38 @@ def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[
     weights = federation.recipe.class_weights
     by_class = None if weights is None else np.array(weights, np.float32)
     carried: Any = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+    mesh = compiled.choose_mesh(federation)
+    if mesh is not None:  # every device adds up its own rows
+        carried = jax.tree.map(lambda leaf: jnp.stack([leaf] * mesh.size), carried)
+    place = None if mesh is None else NamedSharding(mesh, compiled.BY_DEVICE)
     wait: Any = jax.block_until_ready
     # One buffer is read into while the other is computed on; reusing both next round was slower.
     free, filled = _make_buffer(federation), _make_buffer(federation)
     selections = plan_blocks(federation.samples, coefficient, len(free.y))
     with ThreadPoolExecutor(1) as reader:
-        waiting = [reader.submit(_fill_buffer, federation.held, free, next(selections))]
+        waiting = [reader.submit(_fill_buffer, federation.held, free, next(selections), place)]
         while waiting:
             block = waiting.pop().result()
             wait(carried)  # only now the other buffer may be overwritten
             free, filled = filled, free
             if (selection := next(selections, None)) is not None:
-                waiting.append(reader.submit(_fill_buffer, federation.held, free, selection))
-            carried = add_block(
-                model, carried, params, block, clip, bound, by_class, with_loss=with_loss
-            )
+                waiting.append(reader.submit(_fill_buffer, federation.held, free, selection, place))
+            inputs = (params, block, clip, bound, by_class)
+            carried = add_block(model, carried, *inputs, with_loss=with_loss, mesh=mesh)
             check_interrupts()
         wait(carried)
-    step, loss = carried
+    step, loss = carried if mesh is None else _add_devices(carried)
     return step, loss / rate
 
 
-@partial(jax.jit, static_argnums=0, static_argnames="with_loss", donate_argnums=1)
+@jax.jit
+def _add_devices(carried: Any) -> Any:
+    """Return the sum over devices, in one all-reduce."""
+    _, restore = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], carried))
+    return restore(jax.vmap(lambda tree: ravel_pytree(tree)[0])(carried).sum(axis=0))
+
+
+@partial(jax.jit, static_argnums=0, static_argnames=("with_loss", "mesh"), donate_argnums=1)
 def add_block(
     model: JaxModel,
     carried: tuple[Params, Array],
@@ -244,8 +256,21 @@ def add_block(
     class_weights: Array | None = None,
     *,
     with_loss: bool,
+    mesh: Mesh | None = None,
 ) -> tuple[Params, Array]:
-    """Add a block to the running sum; one compilation a run."""
+    """Add a block to the running sum, or to that of each device; one compilation a run."""
+    if mesh is not None:
+        own, whole = compiled.BY_DEVICE, compiled.WHOLE
+
+        def add(carried: Any, *inputs: Any) -> Any:
+            first = jax.tree.map(lambda leaf: leaf[0], carried)
+            added = add_block(model, first, *inputs, with_loss=with_loss)
+            return jax.tree.map(lambda leaf: leaf[None], added)
+
+        specs = (own, whole, own, whole, whole, whole)
+        divided = jax.shard_map(add, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)
+        made: tuple[Params, Array] = divided(carried, params, block, clip, bound, class_weights)
+        return made
     summed, loss = carried
     weight = compiled.weigh_rows(block.weight, block.y, class_weights)
     step = clipped_sum(model, params, block.x, block.y, weight, clip)
@@ -289,7 +314,9 @@ def choose_block_rows(federation: Federation) -> int:
     cohort = np.sort(federation.samples)[-federation.terms.per_round :]
     most = int(cohort.sum())
     blocks = -(-most // max(1, BLOCK_BYTES // (4 * numbers_a_row)))
-    return -(-most // blocks)
+    mesh = compiled.choose_mesh(federation)
+    share = 1 if mesh is None else mesh.size
+    return share * -(-most // (blocks * share))
 
 
 def plan_blocks(
@@ -336,7 +363,7 @@ def _make_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return aligned
 
 
-def _fill_buffer(held: Holdings, buffer: Block, selection: RowSelection) -> Block:
+def _fill_buffer(held: Holdings, buffer: Block, selection: RowSelection, place: Any) -> Block:
     """Read rows into the buffer and bring it to where JAX computes; runs in a thread."""
     where, weight = selection
     count = len(weight)
@@ -344,4 +371,4 @@ def _fill_buffer(held: Holdings, buffer: Block, selection: RowSelection) -> Bloc
     train.x.read_rows(where, buffer.x[:count])
     train.y.read_rows(where, buffer.y[:count])
     buffer.weight[:count], buffer.weight[count:] = weight, 0
-    return Block(*jax.device_put(tuple(buffer), may_alias=True))
+    return Block(*jax.device_put(tuple(buffer), place, may_alias=True))
