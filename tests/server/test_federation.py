@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,18 @@ import numpy as np
 import pytest
 
 from sottovoce import reports
-from sottovoce.errors import InputError, PlanError
+from sottovoce.data import federated
+from sottovoce.errors import DataError, InputError, PlanError
 from sottovoce.models import metrics
 from sottovoce.models.clipping import find_shortfall
 from sottovoce.models.custom import custom
 from sottovoce.plan import Plan
 from sottovoce.reports.progress import summarize_run
-from sottovoce.server.federation import build, measure_model
+from sottovoce.server.federation import build, build_from_members, measure_model
 from sottovoce.simulation.simulate import simulate
+from support.in_process import plan
+from support.in_process import public as public_rows
+from support.promised import account, member
 
 SCHEMA = json.loads(resources.files("sottovoce").joinpath("schemas/record.json").read_text())
 SITES = {"North": 600, "South": 400, "East": 200}
@@ -244,3 +249,35 @@ def test_a_metric_that_cannot_be_had_is_refused_before_training() -> None:
     with pytest.raises(InputError, match="metric must be absent for a model without 10 scores"):
         simulate(Plan(metric="auroc"), model=strange, seed=1)
     assert "metric" not in Plan().to_dict()
+
+
+def test_a_federation_shows_the_results_of_its_sites_on_rows_that_the_server_holds(tmp_path):
+    """By the names of those that take part; a hidden budget is in no group of budgets."""
+    rng = np.random.default_rng(4)
+    held = public_rows()
+    sites = np.array(["client-0", "client-1", "elsewhere"])[rng.integers(0, 3, len(held.test.y))]
+    names, owner = np.unique(sites, return_inverse=True)
+    given = replace(held, names=tuple(names.tolist()), test_owner=owner.astype(np.int32))
+    federated.save_public(tmp_path / "public.npz", given)
+    read = federated.load_public(tmp_path / "public.npz")
+    members = [member(0, account(8.0)), member(1, None)]
+    built = build_from_members(plan(**{"data.clients": 2}), members, read)
+    again = build_from_members(built.plan, members, built.held, built.model)
+    for found in (built, again):
+        shown = measure_model(found, found.model.draw_parameters(1))["fairness"]
+        assert [(entry["name"], entry["rows"]) for entry in shown["by_client"]] == [
+            ("client-0", int((sites == "client-0").sum())),
+            ("client-1", int((sites == "client-1").sum())),
+        ]
+        assert [group["rows"] for group in shown["by_budget"]] == [int((sites == "client-0").sum())]
+    assert federated.load_public(save_sites(tmp_path / "other.npz", held)).test_owner is None
+    with pytest.raises(DataError, match="one site for each"):
+        federated.load_public(save_sites(tmp_path / "few.npz", held, test_site=sites[1:]))
+
+
+def save_sites(path, held, **more):
+    """The public rows as an operator would write them."""
+    federated.save_public(path, held)
+    with np.load(path) as stored:
+        np.savez(path, **{**stored}, **more)
+    return path

@@ -65,6 +65,8 @@ def save_public(path: Path, held: Holdings) -> None:
         arrays["class_names"] = np.array(held.class_names)
     if held.fresh_vaults:
         arrays["fresh_vaults"] = np.array(True)
+    if held.test_owner is not None and held.names:
+        arrays["test_site"] = np.array(held.names)[held.test_owner]
     write_npz(path, arrays)
 
 
@@ -95,6 +97,11 @@ def load_public(path: Path) -> Holdings:
     held = Holdings(
         none, nobody, validation, test, None, shape, classes, layout, fresh_vaults=fresh
     )
+    if "test_site" in arrays:
+        sites, owner = np.unique(arrays["test_site"].astype(str), return_inverse=True)
+        if owner.shape != test.y.shape:
+            raise DataError(f"{path}: test_site must have one site for each of {len(test.y)} rows")
+        held = replace(held, names=tuple(sites.tolist()), test_owner=owner.astype(np.int32))
     return replace(held, class_names=names if len(names) == classes else (), target=target)
 
 
@@ -123,8 +130,8 @@ def _read_public_samples(
 
 
 WHY_NOT = (
-    "nothing tells whose the test rows are, if they are any client's: only a simulation of a table "
-    "with data.client and no file as data.test does"
+    "nothing tells whose the test rows are, if they are any client's: a table with data.client and "
+    "no file as data.test does, or test_site in the public rows of a server"
 )
 
 
@@ -137,16 +144,10 @@ def summarise_fairness(
     """Return the accuracy by client (least, quartiles, most) and by budget, or why there is none.
 
     `right` says of each test row whether it was predicted right, `owner` whose row it is.
-
-    >>> found = summarise_fairness(np.array([True, False, True, True]), np.array([0, 0, 1, 1]),
-    ...                 np.array([1.0, 8.0]), np.array([1e-5, 1e-5]))
-    >>> found["accuracy"]["min"], [group["accuracy"] for group in found["by_budget"]]
-    (0.5, [0.5, 1.0])
-    >>> summarise_fairness(np.array([True]), None, np.array([1.0]), np.array([1e-5]))["shown"]
-    False
     """
-    if owner is None or len(owner) == 0:
+    if owner is None or not (known := owner >= 0).any():  # below 0: of a site that takes no part
         return {"shown": False, "why": WHY_NOT}
+    right, owner = right[known], owner[known]
     rows = np.bincount(owner, minlength=len(epsilon))
     hits = np.bincount(owner, weights=right, minlength=len(epsilon))
     tested = rows > 0
@@ -163,7 +164,7 @@ def summarise_fairness(
             "accuracy": float(hits[group == g].sum() / rows[group == g].sum()),
         }
         for g in range(len(pairs))
-        if rows[group == g].sum() > 0
+        if rows[group == g].sum() > 0 and not np.isnan(pairs[g]).any()  # NaN: a hidden budget
     ]
     return {
         "shown": True,

@@ -85,8 +85,9 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
     plan = make_paths_absolute(add_client_count(plan, held))
     make_folder(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
-    federated.save_public(out / PUBLIC, replace(held, fresh_vaults=True))  # the record says so
     names = _name_clients(held)
+    public = replace(held, fresh_vaults=True, names=tuple(names))  # the record says that it is so
+    federated.save_public(out / PUBLIC, public)
     keys = [Ed25519PrivateKey.generate() for _ in names]  # used where the server learns only sums
     files, vaults = [], []
     for i, name in enumerate(names):

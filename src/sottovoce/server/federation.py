@@ -534,6 +534,11 @@ def build_from_members(
         )
     model = _build_model(plan, held) if model is None else adopt_model(model)
     samples = np.array([member.samples for member in members], dtype=np.int64)
+    if held.test_owner is not None:  # from sites, by the names of those that take part
+        places = {member.name: i for i, member in enumerate(members)}
+        order = np.array([*(places.get(name, -1) for name in held.names), -1], np.int32)
+        names = tuple(member.name for member in members)
+        held = replace(held, names=names, test_owner=order[held.test_owner])
     return Federation(
         plan=plan,
         held=replace(held, samples=samples),
@@ -792,10 +797,11 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
         result["curves"] = metrics.draw_curves(labels, calibrated)
     owner = held.test_owner
     fairness = summarise_fairness(predicted == labels, owner, federation.epsilon, federation.delta)
-    if owner is not None and plan.data.evaluation == "public" and plan.clients <= MOST_NAMED:
+    is_public = plan.data.evaluation == "public" or plan.data.client is None
+    if owner is not None and is_public and plan.clients <= MOST_NAMED:
         fairness["by_client"] = [
             _measure_client(i, held.names, metric, owner, labels, predicted, scores, calibrated)
-            for i in np.unique(owner).tolist()
+            for i in np.unique(owner[owner >= 0]).tolist()
         ]
     result["fairness"] = fairness
     return result
