@@ -684,6 +684,8 @@ MUTANTS = [
          ("public = federation.held.validation", "public = federation.held.train")),
     _bug("a horizon that tells a hidden budget", "server.forecast", "tests/server/test_forecast.py::test_the_numbers_of_clients_that_hide_them_do_not_show",
          ("shown = offer.granted & ~np.isnan(federation.capacity)", "shown = offer.granted")),
+    _bug("a forecast that announces more rounds than the plan", "schedules.algorithms", "tests/server/test_forecast.py::test_no_candidate_lengthens_a_run",
+         ("for T in sorted(shrunk) if s * T <= self.rounds", "for T in sorted(shrunk)")),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(name, module, killer, changes)

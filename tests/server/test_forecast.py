@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import jax
 import numpy as np
@@ -37,6 +38,14 @@ def look_ahead(federation, seed=1):
     public = federation.held.validation
     values = forecast.forecast(federation, params, public, tank=federation.tank(), seed=seed)
     return start, values
+
+
+def check_horizons(record):
+    """All rounds are as announced by one candidate."""
+    horizons, schedule = [entry["horizon"] for entry in record["rounds"]], ForecastRounds(ROUNDS)
+    assert record["result"]["rounds_used"] == len(horizons) == horizons[-1]
+    plans = [forecast._list_turns(schedule, schedule.announce(*c)) for c in schedule.candidates]
+    assert horizons in [[turn.horizon for turn in turns] for turns in plans]
 
 
 class Untouchable(Samples):
@@ -100,7 +109,7 @@ def test_it_is_a_function_of_the_seed_and_foresees_what_noise_does():
         for epsilon in (0.05, 1e4, 1e4)
     )
     assert loose == again
-    assert tight[0].horizon < loose[0].horizon
+    assert tight[0].final < loose[0].final
     assert np.mean(tight[1]) > np.mean(loose[1])
 
 
@@ -108,8 +117,7 @@ def test_a_run_keeps_the_horizon_and_resumes_with_it(tmp_path):
     """The horizon is in the checkpoint: a resumed run ends in the same model."""
     own, data = plan(**FORECAST), draw(240, 5)
     whole = simulate(own, data=data, seed=3)
-    horizons = {entry["horizon"] for entry in whole.record["rounds"]}
-    assert horizons == {whole.rounds_used} <= set(ForecastRounds(ROUNDS).candidates)
+    check_horizons(whole.record)
 
     def stop(done):
         if done.t == 2:
@@ -126,9 +134,7 @@ def test_a_run_keeps_the_horizon_and_resumes_with_it(tmp_path):
 @pytest.mark.slow
 def test_a_federation_of_real_clients_forecasts_alike(tmp_path):
     done = go(Direct(clients(tmp_path)), tmp_path / "run", own=plan(**FORECAST))
-    horizons = {entry["horizon"] for entry in done.record["rounds"]}
-    assert horizons == {done.record["result"]["rounds_used"]}
-    assert horizons <= set(ForecastRounds(ROUNDS).candidates)
+    check_horizons(done.record)
 
 
 def test_what_it_cannot_do_is_refused_in_a_sentence():
@@ -138,25 +144,62 @@ def test_what_it_cannot_do_is_refused_in_a_sentence():
         simulate(plan(**FORECAST, **{"data.validation": 20}), data=draw(240, 5), seed=1)
 
 
+@pytest.mark.parametrize("candidate", [(12, 2), (12, 1)])
+def test_the_noise_of_every_round_is_that_of_the_run(candidate):
+    """Also where it falls, for a cohort of all clients; and the budget is spent to the end."""
+    federation = make_federation()
+    schedule = federation.schedule
+    state = rounds.make_first_state(
+        federation, 1.0, 0.5, 1.0, progress=schedule.announce(*candidate)
+    )
+    paid = []
+    while schedule.round(state.progress) is not None:
+        prepared = rounds.prepare_round(federation, state, 1)
+        paid.append(prepared.std)
+        progress = schedule.advance(state.progress, 0.0)
+        state = replace(state, tank=prepared.tank, progress=progress)
+    turns = forecast._list_turns(schedule, schedule.announce(*candidate))
+    first = forecast.compute_noise(federation, federation.tank(), turns[0].horizon)
+    assert paid == pytest.approx(first * forecast._spread_noise(turns))
+    assert np.all(state.tank.left_fraction < 1e-9)
+
+
 @given(
     best=st.integers(1, 9),
     width=st.floats(0.01, 1.0),
-    noise=st.lists(st.floats(-1, 1), min_size=11, max_size=11),
+    noise=st.lists(st.floats(-1, 1), min_size=27, max_size=27),
+    fall=st.sampled_from([1, 2, 4]),
 )
-def test_choose_finds_the_least_of_a_parabola(best, width, noise):
+def test_choose_finds_the_least_of_a_parabola(best, width, noise, fall):
     """With jitter of a tenth of a step's rise it is at most one candidate away."""
     schedule = ForecastRounds(400)
-    assert len(schedule.candidates) == 11
-    steps = np.arange(11)
-    clean = width * (steps - best) ** 2
-    assert schedule.choose(clean) == schedule.candidates[best]
-    chosen = schedule.choose(clean + 0.1 * width * np.array(noise))
-    assert abs(schedule.candidates.index(chosen) - best) <= 1
+    equal = [T for T, s in schedule.candidates if s == 1]
+    assert (len(equal), len(schedule.candidates)) == (11, 27)
+    best = min(best, sum(s == fall for _, s in schedule.candidates) - 2)
+    clean = np.array([
+        width * (equal.index(T) - best) ** 2 + (s != fall) * 2 for T, s in schedule.candidates
+    ])  # fmt: skip
+    assert schedule.choose(clean) == (equal[best], fall)
+    chosen, s = schedule.choose(clean + 0.1 * width * np.array(noise))
+    assert s == fall
+    assert abs(equal.index(chosen) - best) <= 1
+
+
+@given(rounds=st.integers(1, 500))
+def test_no_candidate_lengthens_a_run(rounds):
+    """Horizons never grow, never exceed T₀, and end at T, which any client's policy can bound."""
+    schedule = ForecastRounds(rounds)
+    for T, s in schedule.candidates:
+        told = [turn.horizon for turn in forecast._list_turns(schedule, schedule.announce(T, s))]
+        assert len(told) == told[-1] == T
+        assert rounds >= told[0]
+        assert all(after <= before for before, after in pairwise(told))
 
 
 def test_choose_takes_a_diverged_forecast_for_the_worst():
     schedule = ForecastRounds(100)
-    assert schedule.choose([np.nan] * 7) == schedule.candidates[0]
-    assert schedule.choose([0.5, 0.4, 0.3, 0.2, 0.3, np.inf, np.nan]) in (35, 50)
-    assert ForecastRounds(5).candidates == (5,)
+    assert schedule.choose([np.nan] * 15) == schedule.candidates[0]
+    rest = [np.inf] * 8
+    assert schedule.choose([0.5, 0.4, 0.3, 0.2, 0.3, np.inf, np.nan, *rest]) in ((25, 1), (35, 1))
+    assert ForecastRounds(5).candidates == ((5, 1),)
     assert Plan(rounds={"schedule": "forecast"}).rounds.build() == ForecastRounds(120)

@@ -580,7 +580,10 @@ def _describe_horizon(run: CheckedRun) -> str:
     times, rounds = len(run.triggers), run.section("rounds")
     if rounds.get("schedule") == "forecast":
         found = f"{run.next_horizon[-1]:,} of at most {rounds.get('rounds')}"
-        return f"T was forecast on public rows before the first round: {found}."
+        fell = " The announced T fell to it from round to round, and noise with it."
+        return (
+            f"T was forecast on public rows before the first round: {found}.{fell if times else ''}"
+        )
     if not times:
         return "T, the number of rounds planned, did not change."
     often = "once" if times == 1 else f"{times} times"

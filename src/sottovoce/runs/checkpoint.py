@@ -179,12 +179,7 @@ def save(
     }
     meta = {
         "header": header,
-        "progress": [
-            state.progress.done,
-            state.progress.horizon,
-            list(state.progress.recent),
-            state.progress.last_discount,
-        ],
+        "progress": [*vars(state.progress).values()],
         "rounds": state.rounds,
         "initial": state.initial,
         "seconds": state.seconds,
@@ -205,9 +200,9 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
         meta = json.loads(arrays["meta"].tobytes())
         header: dict[str, Any] = meta["header"]
         tank = Tank(*(arrays[name] for name in _TANK))
-        done, horizon, recent, last = meta["progress"]
+        done, horizon, recent, *rest = meta["progress"]
         state = ServerState(
-            progress=Progress(done, horizon, tuple(recent), last),
+            progress=Progress(done, horizon, tuple(recent), *rest),
             tank=tank,
             asked=arrays["asked"],
             turns=arrays["turns"],

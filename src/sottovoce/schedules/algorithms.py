@@ -3,7 +3,7 @@
 `FixedRounds`        T rounds, as announced: the paper's UDP (Algorithm 1)
 `DiscountedRounds`   CRD (Algorithm 2): T shrinks when the loss stops falling
 `DecayingNoise`      noise that falls linearly until the budget is spent: the paper's "Lei"
-`ForecastRounds`     T is forecast on public rows before the first round
+`ForecastRounds`     T and how the noise falls are forecast on public rows before the first round
 
 `Bound` has Theorems 2 and 3: how far from the optimum T rounds may end, and the best T.
 
@@ -39,8 +39,8 @@ from sottovoce.schedules.base import Progress, Round, require_rounds
 
 
 @dataclass(frozen=True)
-class _AnnouncedRounds:
-    """Rounds that no loss changes, once their number is announced."""
+class _Rounds:
+    """Rounds up to a horizon, which no loss changes unless a schedule says so."""
 
     rounds: int
 
@@ -49,7 +49,7 @@ class _AnnouncedRounds:
 
     @property
     def steady(self) -> bool:
-        """Whether no loss changes the horizon: always true."""
+        """Whether no loss changes the horizon."""
         return True
 
     def start(self, loss: float | None) -> Progress:
@@ -58,30 +58,25 @@ class _AnnouncedRounds:
 
     def round(self, progress: Progress) -> Round | None:
         """Return the next of T rounds."""
-        if progress.done >= progress.horizon:
+        if progress.done >= (progress.final or progress.horizon):
             return None
         return Round(t=progress.done, horizon=progress.horizon)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
-        """Count one more round."""
-        return replace(progress, done=progress.done + 1)
+        """Count one more round; a horizon above the final number of rounds falls to it evenly."""
+        t, final, horizon = progress.done + 1, progress.final, progress.horizon
+        if final is not None and t < final:
+            horizon = final + (horizon - final) * (final - 1 - t) // (final - t)
+        return replace(progress, done=t, horizon=horizon)
 
 
 @dataclass(frozen=True)
-class FixedRounds(_AnnouncedRounds):
-    """Exactly `rounds` rounds, whatever the losses.
-
-    >>> schedule = FixedRounds(rounds=2)
-    >>> progress = schedule.advance(schedule.start(2.3), 2.1)
-    >>> schedule.round(progress)
-    Round(t=1, horizon=2, scale=1.0, spread=None)
-    >>> schedule.round(schedule.advance(progress, 2.0)) is None
-    True
-    """
+class FixedRounds(_Rounds):
+    """Exactly `rounds` rounds, whatever the losses."""
 
 
 @dataclass(frozen=True)
-class DiscountedRounds:
+class DiscountedRounds(_Rounds):
     """At most `rounds` rounds, discounted by `beta` if `window` losses improve by less than ζ.
 
     After round t (from 0) the losses V₀ … V_{t+1} are known. As printed (step 8 of the paper):
@@ -104,13 +99,12 @@ class DiscountedRounds:
     Round(t=2, horizon=90, scale=1.0, spread=None)
     """
 
-    rounds: int
     beta: float = 0.8
     zeta: float = 0.0
     window: int = 3
 
     def __post_init__(self) -> None:
-        require_rounds(self.rounds)
+        super().__post_init__()
         if not 0 < self.beta < 1:
             raise InputError.of("beta", self.beta, "between 0 and 1", "0.8 is the default")
         if not math.isfinite(self.zeta):
@@ -129,12 +123,6 @@ class DiscountedRounds:
         """Start with T = T₀; a discount is allowed as soon as there are 2w losses."""
         known = () if loss is None else (loss,)
         return Progress(0, self.rounds, recent=known, last_discount=-self.window)
-
-    def round(self, progress: Progress) -> Round | None:
-        """Return the next round while t < T."""
-        if progress.done >= progress.horizon:
-            return None
-        return Round(t=progress.done, horizon=progress.horizon)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
         """Apply the rule after round t = `progress.done` (after the last round too)."""
@@ -157,7 +145,7 @@ class DiscountedRounds:
 
 
 @dataclass(frozen=True)
-class DecayingNoise:
+class DecayingNoise(_Rounds):
     """σ_t = (1 − s·t)·σ₀, with σ₀ the noise of `rounds` equal rounds; stops before it overspends.
 
     Round t costs 1 / (T₀·(1 − s·t)²) of the budget, so a run is shorter than T₀. A client that
@@ -171,11 +159,10 @@ class DecayingNoise:
     Round(t=1, horizon=111, scale=0.996, spread=200)
     """
 
-    rounds: int
     slope: float = 0.004
 
     def __post_init__(self) -> None:
-        require_rounds(self.rounds)
+        super().__post_init__()
         if not 0 <= self.slope < 1:
             raise InputError.of(
                 "slope", self.slope, "at least 0 and below 1", "0.004 a round is the default"
@@ -194,11 +181,6 @@ class DecayingNoise:
                 return t
         return self.rounds
 
-    @property
-    def steady(self) -> bool:
-        """Whether no loss changes the horizon: always true."""
-        return True
-
     def start(self, loss: float | None) -> Progress:
         """Start with the horizon that the budget affords."""
         return Progress(done=0, horizon=self.affordable)
@@ -210,56 +192,56 @@ class DecayingNoise:
             return None
         return Round(t, progress.horizon, scale=1 - self.slope * t, spread=self.rounds)
 
-    def advance(self, progress: Progress, loss: float) -> Progress:
-        """Count one more round."""
-        return replace(progress, done=progress.done + 1)
-
 
 FEWEST = 12  # rounds that are forecast, unless T₀ is less
-REACH = 4  # candidates on either side that a forecast is smoothed over
+REACH = 2  # candidates on either side that a forecast is smoothed over
+FALLS = (1, 2, 4)  # s: in the first of T rounds the horizon is about s·T
 
 
 @dataclass(frozen=True)
-class ForecastRounds(_AnnouncedRounds):
+class ForecastRounds(_Rounds):
     """As many of at most `rounds` rounds as a forecast on public rows finds best.
 
     `server.forecast` trains on the server's public rows alone, once for each of `candidates`, with
-    the noise that so many rounds would have, and measures what is missing of the metric. `choose`
-    takes the candidate where that is least. From then on the rounds are as many as announced.
+    the noise that such a run would have, and measures what is missing of the metric. `choose` takes
+    the candidate where that is least. From then on all rounds are as announced.
 
-    >>> ForecastRounds(rounds=100).candidates
-    (12, 18, 25, 35, 50, 71, 100)
+    A candidate (T, s) has T rounds. In round t the horizon T + (s − 1)(T − 1 − t) is announced,
+    which falls to T: clients spend 1/s of an equal share at first, and noise falls from round to
+    round, σ² ∝ (1 − t/T)^{1 − 1/s}. With s = 1 it stays the same.
+
+    >>> ForecastRounds(rounds=50).candidates
+    ((12, 1), (18, 1), (25, 1), (35, 1), (50, 1), (12, 2), (18, 2), (25, 2), (12, 4))
     """
 
     @property
-    def candidates(self) -> tuple[int, ...]:
-        """T₀, T₀/√2, T₀/2, … down to 12, in ascending order."""
+    def candidates(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (T, s) with T = T₀, T₀/√2, T₀/2, … down to 12 and s·T ≤ T₀, s by s, T ascending."""
         least, shrunk = min(FEWEST, self.rounds), {self.rounds}
         for k in range(1, 2 * self.rounds.bit_length()):
             shrunk.add(max(least, round(self.rounds / 2 ** (k / 2))))
-        return tuple(sorted(shrunk))
+        return tuple((T, s) for s in FALLS for T in sorted(shrunk) if s * T <= self.rounds)
 
-    def choose(self, missing: Sequence[float]) -> int:
-        """Return the candidate with the least forecast; among equal ones the shortest.
+    def announce(self, rounds: int, fall: int) -> Progress:
+        """Return the progress before the first round of a candidate."""
+        return Progress(0, rounds + (fall - 1) * (rounds - 1), final=rounds)
+
+    def choose(self, missing: Sequence[float]) -> tuple[int, int]:
+        """Return the candidate with the least forecast; among equal ones the first.
 
         A forecast is noisy, and nearly a parabola in log T around its least value (Theorem 3 has
-        one minimum): each value is replaced by that of a parabola fitted to its neighbours, near
-        ones counting more. One that is not finite counts as the worst that is.
-
-        >>> ForecastRounds(rounds=100).choose([0.9, 0.6, 0.4, 0.3, 0.32, 0.25, 0.5])
-        50
+        one minimum): each value is replaced by that of a parabola fitted to its neighbours of equal
+        s, near ones counting more. One that is not finite counts as the worst that is.
         """
-        values = np.asarray(missing, np.float64)
-        finite = values[np.isfinite(values)]
-        if not finite.size:
-            return self.candidates[0]
-        values = np.where(np.isfinite(values), values, finite.max())
-        steps = np.arange(len(values))
-        smooth = []
-        for i in steps:
-            near = np.sqrt(np.maximum(0, 1 - ((steps - i) / (REACH + 1)) ** 2))
-            parabola = np.stack([near, near * (steps - i), near * (steps - i) ** 2], axis=1)
-            smooth.append(float(np.linalg.lstsq(parabola, near * values, rcond=None)[0][0]))
+        known = np.isfinite(missing)
+        values = np.where(known, missing, np.max(missing, initial=0, where=known))
+        falls, smooth = np.array([s for _, s in self.candidates]), []
+        for i in range(len(values)):
+            steps = (np.flatnonzero(falls == falls[i]) - i).astype(np.float64)
+            near = np.sqrt(np.maximum(0, 1 - (steps / (REACH + 1)) ** 2))
+            parabola = near[:, None] * steps[:, None] ** [0, 1, 2]
+            fitted = np.linalg.lstsq(parabola, near * values[falls == falls[i]], rcond=None)[0]
+            smooth.append(float(fitted[0]))
         return self.candidates[int(np.argmin(np.round(smooth, 12)))]
 
 
@@ -278,14 +260,13 @@ class Landscape:
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "curvature", "gap", "learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
+            if not 0 < (value := getattr(self, name)) < math.inf:
                 raise InputError.of(
-                    name, getattr(self, name), "a finite number > 0", "estimate it on public data"
+                    name, value, "a finite number > 0", "estimate it on public data"
                 )
-        if not 0 <= self.divergence < math.inf:
-            raise InputError.of(
-                "divergence", self.divergence, "a finite number ≥ 0", "0 is right for IID clients"
-            )
+        if not 0 <= (value := self.divergence) < math.inf:
+            remedy = "0 is right for IID clients"
+            raise InputError.of("divergence", value, "a finite number ≥ 0", remedy)
         if self.curvature > self.smoothness:
             bound = f"at most the smoothness {self.smoothness:g}"
             remedy = "a loss cannot curve more than it is smooth"
@@ -323,9 +304,8 @@ class Bound:
     def __post_init__(self) -> None:
         for name in ("noise", "sampling"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise InputError.of(
-                    name, value, "a finite number ≥ 0", "check sensitivities, budgets and dimension"
-                )
+                remedy = "check sensitivities, budgets and dimension"
+                raise InputError.of(name, value, "a finite number ≥ 0", remedy)
         if not 1e-15 <= self.progress <= 1:
             remedy = "curvature × learning rate is too small to learn anything"
             raise InputError.of("progress", self.progress, "from 1e-15 to 1", remedy)

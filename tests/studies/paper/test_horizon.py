@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 
 from sottovoce.errors import DataError, InputError
@@ -23,7 +24,7 @@ def stand_in(jobs, folder, count=None):
     for cell, seed, _ in jobs:
         low, high = TOLD[cell.line]
         accuracy = low if cell.x == 1 else high
-        told = Outcome(loss=1.0, accuracy=accuracy, validation=1.0, rounds=30 + seed,
+        told = Outcome(loss=1.0, accuracy=accuracy, validation=1.0, rounds=33,
                        epsilon=float(cell.x), delta=1e-3, made="by hand")  # fmt: skip
         outcomes.append_run(folder, cell.key, seed, told)
     return []
@@ -58,9 +59,30 @@ def test_regret_is_the_best_fixed_mean_less_the_rules(tmp_path):
     assert horizon.find_falls(cells, "smoothed") == pytest.approx(1.0)
     assert horizon.find_falls(cells, "forecast") == 0
     table = (tmp_path / "horizon" / "horizon.md").read_text("utf-8")
-    assert "| digits, mlp, 10 × 143 | forecast | +0.6 | +1.0 | +0.0 |" in table
+    assert "| digits, mlp, 10 × 143 | forecast | +0.6 | +1.0 | +0.6 | +1.0 | +0.0 |" in table
     assert "| 2, 1 | 1 | 64.0 (50) | -2.0 (33) | +1.0 (33) |" in table
     assert (tmp_path / "horizon" / "horizon.svg").read_text("utf-8").startswith("<?xml")
+
+
+def test_the_honest_reference_gains_nothing_from_a_choice_among_equals():
+    """Of runs that differ by luck alone the best mean lies above the truth, the other does not."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(400):
+        luck = rng.normal(0.7, 0.05, (5, 5))
+        found.append((100 * luck.mean(axis=1).max(), horizon.choose_on_other_seeds(luck.tolist())))
+    best, elsewhere = np.mean(found, axis=0)  # standard errors below 0.15
+    assert best > 70 + 2
+    assert abs(elsewhere - 70) < 0.6
+
+
+def test_a_fall_within_the_spread_of_the_seeds_does_not_count():
+    def make_cell(epsilon, *accuracy):
+        point = horizon.RulePoint((1, 1), epsilon, "25", "", (1, 2), accuracy, (25, 25), ("", ""))
+        return horizon.RuleCell((1, 1), epsilon, {"25": point}, 0.0)
+
+    wide, narrow = make_cell(1, 0.5, 0.6), make_cell(2, 0.52, 0.52)
+    assert horizon.find_falls([wide, narrow], "25") == 0
+    assert horizon.find_falls([make_cell(1, 0.6, 0.6), narrow], "25") == pytest.approx(8)
 
 
 def test_panels_made_elsewhere_are_merged_by_copying_and_not_run_again(tmp_path):

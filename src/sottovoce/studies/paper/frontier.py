@@ -13,7 +13,6 @@ OUT/frontier/frontier.md     the table of docs/frontier.md
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,7 @@ MOST_STEPS = 500
 
 
 @dataclass(frozen=True)
-class FrontierPoint:
+class FrontierPoint(outcomes.ScoredSeeds):
     """A measured point: the plan's ε, what holds, and one accuracy for every seed."""
 
     panel: str
@@ -66,16 +65,6 @@ class FrontierPoint:
     accuracy: Sequence[float]
     rounds: Sequence[int]
     made: Sequence[str]
-
-    @property
-    def mean(self) -> float:
-        """The mean accuracy."""
-        return statistics.mean(self.accuracy)
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation over the seeds; 0 of one."""
-        return statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
 
     @property
     def is_level(self) -> bool:
@@ -210,9 +199,7 @@ def _make_point(job: Job, runs: Sequence[Outcome]) -> FrontierPoint:
         key=job.key,
         plan=flatten_plan(cell.plan.to_dict()),
         seeds=job.seeds,
-        accuracy=[float(f"{run.accuracy:.6g}") for run in runs],
-        rounds=[run.rounds for run in runs],
-        made=[run.made for run in runs],
+        **outcomes.list_values(runs),
     )
 
 
@@ -257,7 +244,7 @@ def format_table(points: Sequence[FrontierPoint]) -> str:
 def _format_point(point: FrontierPoint) -> list[str]:
     """Return the cells of a federation: ε that holds, accuracy, rounds, settings."""
     plan = point.plan
-    score = f"{100 * point.mean:.2f} ± {100 * point.spread:.2f} %"
+    score = f"{point.mean:.2f} ± {point.spread:.2f} %"
     ours = point.curve.startswith("ours") or point.curve == "rehearsed"
     least, most = min(point.rounds), max(point.rounds)
     after = [str(plan[key]) for key in ("server.decay", "server.average") if key in plan]
@@ -280,9 +267,9 @@ def _format_point(point: FrontierPoint) -> list[str]:
 def _format_level(point: FrontierPoint) -> list[str]:
     """Return the cells of a fitted layer: no rounds, and an ε of 0 (no client) or none."""
     # Where nothing is left over, every seed deals the same rows.
-    spread = f" ± {100 * point.spread:.2f}" if len(set(point.accuracy)) > 1 else ""
+    spread = f" ± {point.spread:.2f}" if len(set(point.accuracy)) > 1 else ""
     holds = "0, no client" if point.asked == 0 else "none"
-    return [holds, f"{100 * point.mean:.2f}{spread} %", "–", "–"]
+    return [holds, f"{point.mean:.2f}{spread} %", "–", "–"]
 
 
 def draw_curves(points: Sequence[FrontierPoint]) -> str:
@@ -313,12 +300,12 @@ def _paint_panel(ax: Any, panel: Mapping[str, Any], points: Sequence[FrontierPoi
         for level in (point for point in on_curve if point.is_level):
             stroke = (0, (1.5, 1.5)) if level.asked else (0, (4, 1.5, 1, 1.5))
             name = curve["label"] + level.public_rows
-            ax.axhline(100 * level.mean, color=MUTED, linewidth=0.9, linestyle=stroke, label=name)
+            ax.axhline(level.mean, color=MUTED, linewidth=0.9, linestyle=stroke, label=name)
         private = [point for point in on_curve if not point.is_level]
         if private:
             private.sort(key=lambda point: point.epsilon)
-            at, means = [p.epsilon for p in private], [100 * p.mean for p in private]
-            spreads = [100 * p.spread for p in private]
+            at, means = [p.epsilon for p in private], [p.mean for p in private]
+            spreads = [p.spread for p in private]
             draw_error_bars(
                 ax, at, means, spreads, find_look("curve", curve["name"]), curve["label"]
             )

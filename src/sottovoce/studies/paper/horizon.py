@@ -1,9 +1,13 @@
 """`sottovoce reproduce horizon`: which rule finds a good number of rounds, by data, steps and ε.
 
 `horizon.toml` lists panels. A cell is a panel, a pair (η, C) and an ε; there, every fixed T of the
-list and every rule is trained with the same seeds. The regret of a rule is the mean accuracy of the
-best fixed T, chosen in hindsight on the test rows, less that of the rule, in points. A best of five
-noisy means is above the truth, so that a rule which always finds the best T has a regret above 0.
+list and every rule is trained with the same seeds. The regret of a rule is a fixed T's accuracy
+less that of the rule, in points, where T is chosen in one of two ways:
+
+- in hindsight: the best mean on the test rows. A best of five noisy means is above the truth, so
+  that a rule which always finds the best T has a regret above 0;
+- on the other seeds: for each seed, the T that is best on the rest. Nothing is chosen on what is
+  then counted, so that this is what someone who tried every T elsewhere would get.
 
 OUT/horizon/PANEL.json    a panel, a number for every seed; panels made elsewhere may be copied here
 OUT/horizon/horizon.md    the table of docs/horizon.md
@@ -35,7 +39,7 @@ BEST = "best fixed T"
 
 
 @dataclass(frozen=True)
-class RulePoint:
+class RulePoint(outcomes.ScoredSeeds):
     """What a rule, or a fixed T, made of one cell: a number for every seed."""
 
     step: Sequence[float]  # η, C
@@ -46,16 +50,6 @@ class RulePoint:
     accuracy: Sequence[float]
     rounds: Sequence[int]
     made: Sequence[str]
-
-    @property
-    def mean(self) -> float:
-        """The mean test accuracy in per cent."""
-        return 100 * statistics.mean(self.accuracy)
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation over the seeds, in points; 0 of one."""
-        return 100 * statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
 
 
 def list_cells(panel: str, quick: bool) -> Iterator[Cell]:
@@ -111,9 +105,13 @@ def reproduce(
         if failed:
             continue
         runs |= outcomes.read_runs(folder)
-        points = [_make_point(c, seeds, [runs[c.key, seed] for seed in seeds]) for c in cells]
+        points = [
+            {"step": c.panel, "epsilon": c.x, "rule": c.line, "key": c.key, "seeds": [*seeds]}
+            | outcomes.list_values([runs[c.key, seed] for seed in seeds])
+            for c in cells
+        ]
         head = {"schema": SCHEMA, "panel": name, "quick": quick}
-        text = store.format_results(head, {"points": [vars(point) for point in points]})
+        text = store.format_results(head, {"points": points})
         write_file(folder / f"{name}.json", text.encode())
     found = read_panels(folder)
     write_file(folder / f"{NAME}.md", format_table(found).encode())
@@ -122,19 +120,6 @@ def reproduce(
         raise DataError(f"{NAME} is not complete: {' '.join(dict.fromkeys(absent))}")
     store.remove_journal(folder)
     return found
-
-
-def _make_point(cell: Cell, seeds: Sequence[int], runs: Sequence[outcomes.Outcome]) -> RulePoint:
-    return RulePoint(
-        step=list(cell.panel),
-        epsilon=cell.x,
-        rule=cell.line,
-        key=cell.key,
-        seeds=list(seeds),
-        accuracy=[float(f"{run.accuracy:.6g}") for run in runs],
-        rounds=[run.rounds for run in runs],
-        made=[run.made for run in runs],
-    )
 
 
 def read_panel(folder: Path, name: str) -> list[RulePoint]:
@@ -155,15 +140,20 @@ def read_panels(folder: Path) -> dict[str, list[RulePoint]]:
 
 @dataclass(frozen=True)
 class RuleCell:
-    """The points of one (η, C) and one ε by rule, with the best fixed T in hindsight."""
+    """The points of one (η, C) and one ε by rule, with the best fixed T in hindsight.
+
+    `elsewhere` is the mean accuracy, in per cent, of the fixed T that is best on the other seeds.
+    """
 
     step: tuple[float, float]
     epsilon: float
     rules: Mapping[str, RulePoint]
+    elsewhere: float
 
-    def regret(self, rule: str) -> float:
-        """Return the best fixed T's mean accuracy less the rule's, in points."""
-        return self.rules[BEST].mean - self.rules[rule].mean
+    def regret(self, rule: str, *, hindsight: bool = True) -> float:
+        """Return the fixed T's mean accuracy less the rule's, in points."""
+        best = self.rules[BEST].mean if hindsight else self.elsewhere
+        return best - self.rules[rule].mean
 
 
 def gather_cells(points: Sequence[RulePoint]) -> list[RuleCell]:
@@ -176,16 +166,34 @@ def gather_cells(points: Sequence[RulePoint]) -> list[RuleCell]:
     for (step, epsilon), rules in by_cell.items():
         fixed = [point for name, point in rules.items() if name.isdecimal()]
         best = max(fixed, key=lambda point: point.mean)
-        cells.append(RuleCell(step, epsilon, rules | {BEST: best}))
+        elsewhere = choose_on_other_seeds([point.accuracy for point in fixed])
+        cells.append(RuleCell(step, epsilon, rules | {BEST: best}, elsewhere))
     return cells
 
 
+def choose_on_other_seeds(accuracy: Sequence[Sequence[float]]) -> float:
+    """Return the mean accuracy, in per cent, of choosing a row on all columns but the counted one.
+
+    >>> choose_on_other_seeds([[0.5, 0.5], [0.6, 0.3]])  # the first row, then the second
+    40.0
+    """
+    found = []
+    for seed in range(len(accuracy[0])):
+        row = max(accuracy, key=lambda row: sum(row) - row[seed])
+        found.append(row[seed])
+    return 100 * statistics.mean(found)
+
+
 def find_falls(cells: Sequence[RuleCell], rule: str) -> float:
-    """Return by how much the accuracy falls at most from one ε to the next larger, in points."""
+    """Return by how much more than the seeds' spread accuracy falls when ε grows, in points.
+
+    The spread is the larger standard deviation of the two; 0 where accuracy never falls by more.
+    """
     falls = [0.0]
     for before, after in pairwise(cells):
         if before.step == after.step:
-            falls.append(before.rules[rule].mean - after.rules[rule].mean)
+            less, more = before.rules[rule], after.rules[rule]
+            falls.append(less.mean - more.mean - max(less.spread, more.spread))
     return max(falls)
 
 
@@ -193,21 +201,23 @@ def format_table(panels: Mapping[str, Sequence[RulePoint]]) -> str:
     """Return two tables: regret of each rule by panel, and every cell.
 
     >>> format_table({}).splitlines()[0]
-    '| data | rule | mean regret | worst cell | largest fall as ε grows |'
+    '| data | rule | mean regret | worst cell | T of other seeds: mean | worst | fall |'
     """
     rules = load_tables(NAME)["rule"]
     lines = [
-        "| data | rule | mean regret | worst cell | largest fall as ε grows |",
-        "|---|---|---|---|---|",
+        "| data | rule | mean regret | worst cell | T of other seeds: mean | worst | fall |",
+        "|---|---|---|---|---|---|---|",
     ]
     heads = ["data", "η, C", "ε", "best fixed T", *(rule["label"] for rule in rules.values())]
     details = ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, points in panels.items():
         title, cells = load_tables(NAME)["panel"][name]["title"], gather_cells(points)
         for rule, about in rules.items():
-            regrets = [cell.regret(rule) for cell in cells]
-            numbers = statistics.mean(regrets), max(regrets), find_falls(cells, rule)
-            shown = " | ".join(f"{number:+.1f}" for number in numbers)
+            numbers = []
+            for hindsight in (True, False):
+                regrets = [cell.regret(rule, hindsight=hindsight) for cell in cells]
+                numbers += [statistics.mean(regrets), max(regrets)]
+            shown = " | ".join(f"{number:+.1f}" for number in (*numbers, find_falls(cells, rule)))
             lines.append(f"| {title} | {about['label']} | {shown} |")
         for cell in cells:
             best = cell.rules[BEST]

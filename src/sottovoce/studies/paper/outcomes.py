@@ -25,6 +25,7 @@ computes it. A number that is not finite decides nothing.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -308,6 +309,31 @@ def flatten_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
         else:
             out[key] = value
     return out
+
+
+class ScoredSeeds:
+    """A point with an accuracy for every seed."""
+
+    accuracy: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        """The mean accuracy in per cent."""
+        return 100 * statistics.mean(self.accuracy)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over the seeds, in points; 0 of one."""
+        return 100 * statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
+
+
+def list_values(runs: Sequence[Outcome]) -> dict[str, list[Any]]:
+    """Return what a point has of every run: accuracy, rounds, and how it was made."""
+    return {
+        "accuracy": [float(f"{run.accuracy:.6g}") for run in runs],
+        "rounds": [run.rounds for run in runs],
+        "made": [run.made for run in runs],
+    }
 
 
 def list_runs(rows: Sequence[Mapping[str, Any]], made: Sequence[str] = ()) -> Runs:
