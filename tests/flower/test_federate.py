@@ -185,8 +185,8 @@ def test_a_run_says_how_long_it_may_take_and_how_to_shorten_it():
         federate.describe_duration(load_plan(None, [f"rounds.rounds={rounds}"], None))
         for rounds in (10, 200)
     )
-    assert short.endswith(": about 40 s once the nodes are online.")
-    assert "about 13 min once the nodes are online. Fewer rounds end sooner" in long
+    assert short.endswith(": about 40 s.")
+    assert "about 13 min. Fewer rounds end sooner" in long
     summed = ["privacy.view=sum", "privacy.honest=2", "rounds.rounds=10"]
     assert "of about 20 s" in federate.describe_duration(load_plan(None, summed, 5))
 

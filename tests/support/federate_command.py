@@ -63,7 +63,7 @@ def running(pids, word):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(Path(part.decode("utf-8", "replace")).name == word for part in words[:2]):
+        if any(Path(part.decode("utf-8", "replace")).name == word for part in words[:3]):
             found.append(pid)
     return sorted(found)
 
