@@ -54,6 +54,24 @@ def test_our_curves_keep_the_promises_of_the_page():
         assert plan.data.public is not None or cell.panel in ("four", "census")
 
 
+def test_curves_of_sums_share_the_noise_of_forty_clients():
+    """50 clients, h = 40, c = 5, five seeds that chose nothing, and the aims of the page."""
+    sums = [cell for cell in cells() if cell.line == "sum"]
+    assert {(cell.panel, cell.x) for cell in sums} == {
+        (panel, epsilon) for panel in ("mnist", "census") for epsilon in (0.25, 0.5, 1, 2, 4)
+    }
+    for cell in sums:
+        privacy = cell.plan.privacy
+        assert (privacy.view, privacy.honest, privacy.corrupt) == ("sum", 40, 5)
+        assert (cell.plan.data.clients, cell.plan.rounds.schedule) == (50, "fixed")
+        assert len(seeds_of(cell)) == 5
+        assert {97, 98, 99}.isdisjoint(seeds_of(cell))
+    points = frontier.read_points(RESULTS / "frontier")
+    found = {(p.panel, p.asked): p.mean for p in points if p.curve == "sum"}
+    assert found["mnist", 1.0] >= 0.978
+    assert found["mnist", 0.25] >= 0.955
+
+
 def test_rehearsed_settings_are_those_that_a_rehearsal_wrote():
     """Key by key, and told with seeds that did not choose."""
     names = {"mnist": "mnist", "cifar": "cifar10", "census": "acs"}
