@@ -15,9 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.client import messages, release, sum_protocol
 from sottovoce.client.sum_protocol import Cohort, MemoryNotes, Party, RoundKey, SumTerms
+from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError, Malformed, PolicyRefusal, RoundAnswered, RoundVoid
 from sottovoce.models.base import Form
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import FULL
 from sottovoce.server import sum_round
 from support.sum_rounds import RUN, SIZE, Cohorts, Vector
 
@@ -689,3 +691,21 @@ def test_a_key_reads_back_and_nothing_else_does():
     for name, value in (("t", -1), ("promise", 0), ("samples", 2**40), ("run", 7), ("member", "")):
         with pytest.raises(Malformed):
             RoundKey.from_json({**key.to_json(), name: value})
+
+
+def test_the_arithmetic_of_sums_by_example():
+    """Noise is rounded up, thresholds are the smallest that hold, a grid has room or has not."""
+    assert sum_protocol.complete_noise(1000, 500, [500] * 3, 4, share=4.0) == 501
+    assert sum_protocol.complete_noise(1000, 500, [100, 500, 500], 4, share=4.0) == 700
+    assert [sum_protocol.promise_noise(sigma, 4.0) for sigma in (1000, 1001)] == [501, 501]
+    assert sum_protocol.choose_threshold(10, 5, 2) == 7
+    assert sum_protocol.choose_threshold(10, 8, 1) == 9
+    assert sum_protocol.has_room(40_000, 2.0**35, 50)
+    assert not sum_protocol.has_room(2**33, 2.0**35, 50)
+    shares = sum_protocol.split_secret(bytes(31) + b"\x07", 2, 3, bytes(32))
+    assert sum_protocol.join_shares({1: shares[0], 3: shares[2]}) == 7
+    assert sum_protocol.join_shares({2: shares[1], 3: shares[2]}) == 7
+    with pytest.raises(InputError, match=r"at least honest \+ corrupt = 3 keys, got 2"):
+        sum_protocol.SumTerms(frozenset({"aa", "bb"}), honest=2, corrupt=1)
+    policy = Policy(epsilon=1, delta=1e-5, samples=9, clip=1, honest=9, epsilon_alone=2)
+    assert round(policy.count_alone(policy.capacity()) / FULL, 4) == 3.501

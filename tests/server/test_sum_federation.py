@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sottovoce.client import device, messages, sum_protocol
+from sottovoce.client import device, ledger, messages, sum_protocol
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, rebinding
 from sottovoce.client.vault.policy import require_tighter
 from sottovoce.errors import InputError, PolicyRefusal, RoundAnswered, RunError, TankEmpty
 from sottovoce.models.base import Form
+from sottovoce.privacy.budget import format_claim
 from sottovoce.privacy.tank import FULL
+from sottovoce.reports.certificate import render_certificate
 from sottovoce.server.coordinator import Patience
 from support.devices import ask, kind
 from support.federations import RECORD, go
@@ -368,3 +372,25 @@ def test_a_node_file_without_its_terms_of_sums_tightens_nothing(tmp_path):
         assert vault.spent > 0
         assert (vault.policy.honest, vault.policy) == (2, vault.promised)
         assert Node.load(path).make_policy(vault.policy.samples, vault.policy) == vault.policy
+
+
+def test_certificate_and_statement_say_both_promises_of_sums(tmp_path):
+    """On whom (ε, δ) rests, and what holds alone; a vault that released no sums says neither."""
+    for honest, words in ((4, "as long as 4 of their clients are honest"), (1, "")):
+        policy = Policy(2, 1e-5, 40, 1.0, honest=honest, corrupt=2 if honest > 1 else 0)
+        place = tmp_path / f"{honest}.vault"
+        with Vault.create(place, policy, dataset="ab" * 32, second_ledger=True) as vault:
+            vault.reserve("r", 0, "cd" * 32, [FULL // 90], server="", facts={},
+                          alone=honest * (FULL // 90))  # fmt: skip
+            alone = vault.promised.compute_alone()
+        statement = ledger.read_statement(place)
+        page = html.unescape(render_certificate(statement))
+        for text in (ledger.format_statement(statement), page):
+            said = " ".join(re.sub("<[^>]+>", " ", text).split())
+            assert ("whatever anyone does" in said) is (honest > 1)
+            assert words in said
+            if alone is not None:
+                assert said.count(f"({format_claim(alone)}, 1e-05)") == 2  # above, and in the text
+                assert "up to 2 of the other clients" in said
+        told = statement.to_json()["guarantee"]
+        assert ("epsilon_alone" in told, told.get("corrupt", 0)) == (honest > 1, policy.corrupt)

@@ -31,12 +31,7 @@ from sottovoce.errors import DataError, InputError, Refusal, TankEmpty
 from sottovoce.models.base import Floats, Regression
 from sottovoce.models.statistics import BINS, PARAMETER, Statistics
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import (
-    NOT_COVERED,
-    Unit,
-    format_claim,
-    list_always_not_covered,
-)
+from sottovoce.privacy.budget import NOT_COVERED, Unit, format_claim, list_always_not_covered
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.base import Round
 

@@ -193,9 +193,9 @@ def format_statement(statement: Statement, *, most: int | None = 20) -> str:
         f"for {what}, "
         f"{promised.calibration} calibration, all runs and servers together",
         *(
-            [f"          {describe_tightening(statement)}"]
-            if describe_tightening(statement)
-            else []
+            f"          {text}"
+            for text in (describe_sums(statement), describe_tightening(statement))
+            if text
         ),
         f"fuel      {draw_gauge(statement.left)} {format_left(statement)} left",
         f"          {describe_turns(statement)}",
@@ -256,16 +256,24 @@ def describe_term(statement: Statement, name: str, words: str) -> str:
 def describe_tightening(statement: Statement) -> str:
     """Say in a clause what a budget tightened after the first release means; else nothing."""
     now, then = statement.policy, statement.promised
-    if (now.epsilon, now.delta, now.calibration) == (
-        then.epsilon,
-        then.delta,
-        then.calibration,
-    ):
+    if (now.epsilon, now.delta, now.calibration) == (then.epsilon, then.delta, then.calibration):
         return ""
     return (
         f"tightened later: from now on nothing is released beyond ({format_claim(now.epsilon)}, "
         f"{format_claim(now.delta, 3)}) by {now.calibration} calibration; what was released before "
         "was promised as above"
+    )
+
+
+def describe_sums(statement: Statement) -> str:
+    """Say in a clause on whom the promise rests where sums are released, and what holds alone."""
+    promised = statement.promised
+    if (alone := promised.compute_alone()) is None:
+        return ""
+    return (
+        f"of sums as long as {promised.honest} of their clients are honest, this one included, and "
+        f"at most {promised.corrupt} side with the server; whatever anyone does, (ε, δ) = "
+        f"({format_claim(alone)}, {format_claim(promised.delta, 3)})"
     )
 
 
@@ -461,11 +469,7 @@ def create_from_data(
 
 
 def create_vault(
-    path: str | Path | None,
-    node: str | Path | None,
-    *,
-    second_ledger: bool = False,
-    **terms: Any,
+    path: str | Path | None, node: str | Path | None, *, second_ledger: bool = False, **terms: Any
 ) -> Statement:
     """Make a vault from a node file alone, or from a path, a data file and terms."""
     if node is not None:

@@ -75,13 +75,7 @@ class Upload:
 
 
 def price(
-    tank: Tank,
-    turn: Round,
-    terms: Terms,
-    *,
-    change: int,
-    floor: float = 0.0,
-    loss: bool = False,
+    tank: Tank, turn: Round, terms: Terms, *, change: int, floor: float = 0.0, loss: bool = False
 ) -> Price:
     """Return what this turn's releases cost, or raise `TankEmpty`; nothing is booked yet.
 
@@ -247,12 +241,7 @@ def _require_public(head: Mapping[str, Any]) -> None:
 
 
 def _sum_clipped(
-    form: Form,
-    params: Parameters,
-    x: ArrayLike,
-    y: ArrayLike,
-    recipe: Recipe,
-    own: OwnModel | None,
+    form: Form, params: Parameters, x: ArrayLike, y: ArrayLike, recipe: Recipe, own: OwnModel | None
 ) -> NDArray[np.int64]:
     rows, labels = np.asarray(x, dtype=np.float64), np.asarray(y)
     count = sum(leaf.size for leaf in params.values())

@@ -58,12 +58,6 @@ class SumTerms:
     """A client's own terms: whose keys it knows, how many of them it trusts, and for what.
 
     Of any h + c roster members at least h are honest, this client included, if at most c are not.
-
-    >>> SumTerms(frozenset({"aa", "bb"}), honest=2, corrupt=1)
-    Traceback (most recent call last):
-        ...
-    sottovoce.errors.InputError: policy.sum.roster must be at least honest + corrupt = 3 keys, \
-got 2; add clients to the roster, or count on fewer
     """
 
     roster: frozenset[str]  # long-term public keys in hexadecimal, this client's included
@@ -140,9 +134,6 @@ def choose_threshold(cohort: int, honest: int, corrupt: int) -> int:
     """Return the smallest t with 2t > K + c and t ≥ h + c; refuse where it exceeds K.
 
     With 2t > K + c no two sets can get t signatures: an honest client signs one, a corrupt one two.
-
-    >>> choose_threshold(10, honest=5, corrupt=2), choose_threshold(10, honest=8, corrupt=1)
-    (7, 9)
     """
     threshold = max((cohort + corrupt) // 2 + 1, honest + corrupt)
     if cohort > MOST_MEMBERS:
@@ -162,9 +153,6 @@ def has_room(samples: int, noise: float, clients: int) -> bool:
     """Return whether N samples and K noises stay within ±2⁶³ grid units: N·2³⁰ + 40·σ√K < 2⁶³.
 
     |Z| > 40·σ√K has probability below 10⁻³⁴⁷.
-
-    >>> has_room(40_000, 2.0**35, 50), has_room(2**33, 2.0**35, 50)
-    (True, False)
     """
     return samples * grid.NORM + 40 * noise * math.sqrt(clients) < 2**63
 
@@ -176,11 +164,6 @@ def complete_noise(
 
     s_i² ≥ σ_i² − Σ (the h − 1 smallest promises)², s_i ≥ what it promised, and s_i² ≥ σ_i²/share:
     whoever takes the other noises away sees a release of at most `share` times the price.
-
-    >>> complete_noise(1000, 500, [500, 500, 500], honest=4, share=4.0)
-    501
-    >>> complete_noise(1000, 500, [100, 500, 500], honest=4, share=4.0)
-    700
     """
     counted = sorted(others)[: honest - 1]
     if len(counted) < honest - 1:
@@ -191,11 +174,7 @@ def complete_noise(
 
 
 def promise_noise(sigma: int, share: float) -> int:
-    """Return at least σ/√share in whole grid units: the noise of one of `share` equal clients.
-
-    >>> promise_noise(1000, 4.0), promise_noise(1001, 4.0)
-    (501, 501)
-    """
+    """Return at least σ/√share in whole grid units: the noise of one of `share` equal clients."""
     return math.ceil(sigma / math.sqrt(share) * (1 + 2**-50))
 
 
@@ -203,10 +182,6 @@ def split_secret(secret: bytes, threshold: int, points: int, entropy: bytes) -> 
     """Return the shares f(1), …, f(K) of a random polynomial of degree t − 1 with f(0) = secret.
 
     The coefficients are AES-256-CTR of `entropy`: a retry deals the same shares.
-
-    >>> shares = split_secret(bytes(31) + b"\\x07", 2, 3, bytes(32))
-    >>> join_shares({1: shares[0], 3: shares[2]}), join_shares({2: shares[1], 3: shares[2]})
-    (7, 7)
     """
     wide = 48  # bytes of a coefficient: modulo the prime it is uniform to 2⁻¹²⁷
     drawn = _stream(entropy, wide * (threshold - 1))

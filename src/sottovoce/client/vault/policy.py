@@ -166,12 +166,7 @@ formula does not keep its promise, so a vault does not take it
         return min(float(self.honest), alone / self.capacity() * (1 - 2**-20))
 
     def count_alone(self, capacity: float) -> int | None:
-        """Return the parts of a tank of this capacity that `epsilon_alone` is worth, if it is set.
-
-        >>> policy = Policy(epsilon=1, delta=1e-5, samples=9, clip=1, honest=9, epsilon_alone=2)
-        >>> round((policy.count_alone(policy.capacity()) or 0) / FULL, 4)
-        3.501
-        """
+        """Return the parts of a tank of this capacity that `epsilon_alone` is worth, if set."""
         if self.epsilon_alone is None:
             return None
         alone = _compute_capacity(self.epsilon_alone, self.delta, self.calibration)
@@ -253,15 +248,7 @@ def count_withheld_units(policy: Policy, capacity: float) -> int:
 
 
 def require_tighter(old: Policy, new: Policy, *, spent: int) -> None:
-    """Refuse `new` unless it allows nothing that `old` does not.
-
-    >>> old = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
-    >>> require_tighter(old, Policy(epsilon=9, delta=1e-5, samples=143, clip=1), spent=0)
-    Traceback (most recent call last):
-        ...
-    sottovoce.errors.PolicyRefusal: epsilon may only be tightened, to at most 8.0, and 9.0 was \
-asked for; keep it, or make a new vault for other data
-    """
+    """Refuse `new` unless it allows nothing that `old` does not."""
     for name in ("epsilon", "delta", "clip", "max_rounds", "max_steps", *LIMITS):
         if getattr(new, name) > getattr(old, name):
             _refuse_looser(name, f"at most {getattr(old, name)}", getattr(new, name))
