@@ -320,8 +320,13 @@ def test_page_card_and_terminal_say_both(tmp_path: Path) -> None:
         assert ("does not know the noise of the clients" in page) is bool(changes)
 
 
-def test_an_audit_of_sums_is_refused(tmp_path: Path) -> None:
+def test_an_audit_of_sums_attacks_uploads_at_what_holds_alone(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
-    path.write_text(plan_of(**SUM).to_toml())
-    with pytest.raises(InputError, match=r"privacy\.view must be upload in an audit"):
-        load_target(path)
+    plan = plan_of(**SUM)
+    path.write_text(plan.to_toml())
+    target = load_target(path)
+    assert target.shared == plan.privacy.epsilon
+    guarantee = build(plan, seed=1).guarantee()
+    assert guarantee is not None
+    assert target.epsilon == guarantee.epsilon_alone
+    assert target.epsilon > target.shared

@@ -81,7 +81,9 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
             "--resume, try settings with `sottovoce train`, which spends nothing, or add "
             "--second-ledger, your recorded word that you want another promise"
         )
-    held = federated.deal_rows(plan, seed=seeds.draw_seed())  # as read: nodes make features
+    held = federated.deal_rows(
+        plan, seed=seeds.draw_seed()
+    )  # as read: a node makes features itself
     plan = make_paths_absolute(add_client_count(plan, held))
     make_folder(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
@@ -324,14 +326,13 @@ def describe_duration(plan: Plan) -> str:
     """Return how long a run on this machine may take, and how to shorten it.
 
     >>> print(describe_duration(load_plan(None, [], None)))
-    At most 8 rounds of about 4 s (Flower's nodes look for work every 3 s): about 32 s once the \
-nodes are online.
+    At most 8 rounds of about 4 s (Flower's nodes look for work every 3 s): about 32 s.
     """
     pace = MESSAGE_SECONDS * (SUM_MESSAGES if plan.privacy.view == "sum" else 1)
     rounds = plan.rounds.rounds
     text = (
         f"At most {rounds} rounds of about {pace:.0f} s (Flower's nodes look for work every 3 s): "
-        f"about {progress.format_seconds(rounds * pace)} once the nodes are online."
+        f"about {progress.format_seconds(rounds * pace)}."
     )
     if rounds * pace > LONG:
         text += (
@@ -532,6 +533,7 @@ def _make_session_folder(folder: Path) -> Path:
 
 
 def _load_stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
+
     plan, _ = load_dealt(folder)
     if (folder / "record.json").exists():
         checkpoint.require_stopped(folder)

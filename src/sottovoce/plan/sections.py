@@ -196,8 +196,7 @@ class Local(Section):
         description="what is protected: a record, a person's rows at a client, or a client's data",
     )
     steps: Few = Field(
-        default=1,
-        description="the gradient steps of a round, each with noise and each charged (E)",
+        default=1, description="the gradient steps of a round, each with noise and each charged (E)"
     )
 
     @model_validator(mode="after")
@@ -381,12 +380,10 @@ class Server(Section):
         examples=["tail"],
     )
     keep: Annotated[Number | None, When("average", "exponential", 0.9)] = Field(
-        default=None,
-        description="what fraction a running average keeps of itself, between 0 and 1",
+        default=None, description="what fraction a running average keeps of itself, between 0 and 1"
     )
     tail: Annotated[Number | None, When("average", "tail", 0.5)] = Field(
-        default=None,
-        description="the fraction of the rounds, the last ones, to average, at most 1",
+        default=None, description="the fraction of the rounds, the last ones, to average, at most 1"
     )
     choose: Literal["last", "best"] | None = Field(
         default=None,

@@ -309,10 +309,7 @@ class Guarantee:
         if self.others:
             how += f"; other clients have vaults that calibrate by {' and '.join(self.others)}"
         uncovered = "; ".join(NOT_COVERED[code] for code in self.not_covered)
-        epsilon, delta = (
-            format_claim(self.budget.epsilon),
-            format_claim(self.budget.delta, 3),
-        )
+        epsilon, delta = (format_claim(self.budget.epsilon), format_claim(self.budget.delta, 3))
         loosest = ""
         if self.tightest is not None:
             loosest = (

@@ -16,14 +16,7 @@ from sottovoce.data import tables
 from sottovoce.data.check import describe_unfit_cells
 from sottovoce.data.files import read_npz, why
 from sottovoce.errors import InputError, RunError, SottovoceError
-from sottovoce.models.base import (
-    JaxModel,
-    Model,
-    Params,
-    Regression,
-    find_model,
-    predict_numbers,
-)
+from sottovoce.models.base import JaxModel, Model, Params, Regression, find_model, predict_numbers
 from sottovoce.models.base import build as build_model
 from sottovoce.models.custom import adopt_model, load_own_model
 from sottovoce.models.metrics import Calibration, compute_probabilities

@@ -403,7 +403,14 @@ class MessagesEntry(TypedDict):
     """What many uploads prove of their noise."""
 
     calibration: Calibration
+    clients: NotRequired[int]
+    """Above 1 the attacker sees models alone, the means of so many clients' uploads."""
+    honest: NotRequired[int]
+    """Above 1 so many clients share their noise: a server learns only sums."""
     epsilon: float
+    """Of a client's budget."""
+    epsilon_promised: NotRequired[float]
+    """Against this attacker."""
     delta: float
     messages: int
     """A side."""
@@ -414,7 +421,7 @@ class MessagesEntry(TypedDict):
     alarms: int
     """Runs of D above the threshold."""
     mu_promised: float
-    """Of (epsilon, delta)."""
+    """Against this attacker."""
     mu_true: float
     """Of the noise that the client says it drew."""
     mu: Annotated[list[float | None], Field(min_length=3, max_length=3)]

@@ -72,6 +72,7 @@ def test_every_attack_stands_at_every_level_with_its_ceiling():
         "gradient matching, 2 samples",
         "trap weights (dishonest server)",
         "LiRA, whole transcript",
+        "LiRA, all models",
         "LiRA, one upload",
         "LiRA, final model",
         "loss threshold, final model",

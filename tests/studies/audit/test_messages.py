@@ -6,6 +6,7 @@ the operating system, so that each assertion says its own false-alarm rate.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from scipy import stats
 from sottovoce.client import release
 from sottovoce.models.base import Regression
 from sottovoce.privacy import calibration, gaussian, grid
+from sottovoce.privacy.calibration import sum_model_mu2
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.studies.audit import messages
 from sottovoce.studies.audit.messages import (
@@ -225,6 +227,44 @@ def test_the_audit_can_fail(bug, monkeypatch):
     monkeypatch.setattr(messages, "release", mutated("sottovoce.client.release", old, new, kept))
     budget = 1.0 if "message of ten" in bug else 12.0
     assert measure(AuditSetting(budget, 1e-5, RECIPE), runs).contradicts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("honest", [1, 4])
+def test_the_audit_finds_models_with_too_little_noise(honest, monkeypatch):
+    """Five clients whose models are watched: as it stands nobody is accused (false alarm < 1e-3).
+
+    If only one in five adds noise, the models hide as little as that one upload: found
+    (missed: < 1e-5), although every single upload of that client is as noisy as was promised.
+    """
+    setting = AuditSetting(12.0, 1e-5, RECIPE, clients=5, honest=honest)
+    found = measure(setting, 300)
+    assert not found.contradicts
+    assert found.true == pytest.approx(setting.promised, rel=1e-6)
+    assert setting.claim < setting.epsilon
+    real, drawn = release.secure_noise.draw, itertools.count()
+    monkeypatch.setattr(
+        messages.release.secure_noise, "draw",
+        lambda n, sigma: real(n, sigma) * (next(drawn) % 5 == 0),
+    )  # fmt: skip
+    assert measure(setting, 300).contradicts
+
+
+def test_whoever_sees_models_is_held_to_the_averaged_noise():
+    """μ² of K equal clients' models is 1/K of an upload's, h/K where h clients share their noise.
+
+    The product states the same of a federation (`sum_model_mu2`).
+    """
+    one, many, sums = (
+        AuditSetting(8.0, 1e-5, RECIPE, clients=k, honest=h) for k, h in ((1, 1), (5, 1), (5, 4))
+    )
+    sigma = np.array([[price.noise[0]] * 5 for price in one.price_rounds(3)], dtype=float)
+    stated = sum_model_mu2(np.full((2, 5), 0.2), sigma, 2.0**31, 0)
+    assert many.promised**2 == pytest.approx(stated[0], rel=1e-6)
+    shared = np.array([[price.noise[0]] * 5 for price in sums.price_rounds(3)], dtype=float)
+    stated = sum_model_mu2(np.full((2, 5), 0.2), shared, 2.0**31, 0)
+    assert sums.promised**2 == pytest.approx(stated[0], rel=1e-6)
+    assert one.claim == 8.0 > sums.claim > many.claim
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ from sottovoce.models.person import split_persons
 from sottovoce.plan import Plan
 from sottovoce.privacy.gaussian import cdf
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.schedules.aggregate import average
 from sottovoce.server.federation import build
 from sottovoce.simulation.simulate import simulate_each
 from sottovoce.studies.audit.messages import (
@@ -83,12 +84,12 @@ class Victim:
     y: Labels
 
     def send_uploads(
-        self, level: Level, models: Iterator[Parameters], count: int
+        self, level: Level, models: Iterator[Parameters], count: int, honest: int = 1
     ) -> Iterator[Parameters]:
         """Yield `count` uploads, one for each model that the server sends.
 
-        With noise they are made by `client.release` and together spend all of ε. Without noise they
-        are `release.step`, which no client may send.
+        With noise they are made by `client.release` and together spend all of ε, in sums with the
+        noise of `honest` clients. Without noise they are `release.step`, which no client may send.
         """
         if level.epsilon is None:
             for model in itertools.islice(models, count):
@@ -96,7 +97,8 @@ class Victim:
             return
         capacity = compute_capacity(level.epsilon, level.delta, level.calibration)
         unit, samples = self.recipe.unit, len(self.y)
-        prices = price_run(capacity, count, level.calibration, unit=unit, samples=samples)
+        by = level.calibration
+        prices = price_run(capacity, count, by, unit=unit, samples=samples, honest=honest)
         for t, (paid, model) in enumerate(zip(prices, models, strict=False)):
             sent = release.release(
                 self.form, model, self.x, self.y, recipe=self.recipe, paid=paid,
@@ -105,14 +107,7 @@ class Victim:
             yield {name: leaf.astype(np.float64) for name, leaf in sent.params.items()}
 
     def read_gradient(self, level: Level, model: Parameters) -> Parameters:
-        """Return Σ clip(g) + noise, which the server computes from one upload that spends all of ε.
-
-        >>> form, recipe = Form("svm", (1,), 2, {"kappa": 0.0}), Recipe(1.0, 1.0)
-        >>> victim = Victim(form, recipe, np.ones((1, 1)), np.ones(1, np.int64))
-        >>> start = {"b": np.zeros(()), "w": np.zeros(1)}
-        >>> victim.read_gradient(Level(None), start)["w"].round(4).tolist()
-        [-0.7071]
-        """
+        """Return Σ clip(g) + noise, as the server computes it from an upload worth all of ε."""
         upload = next(self.send_uploads(level, iter([model]), 1))
         scale = len(self.y) / self.recipe.learning_rate
         return {name: scale * (np.asarray(model[name]) - upload[name]) for name in upload}
@@ -292,11 +287,6 @@ def make_trap_model(form: Form, public: Rows, samples: int) -> Parameters:
     """Make a dishonest server's weights from public samples and the client's number of samples.
 
     A bin is so wide that about one of the client's samples falls into it.
-
-    >>> public = np.random.default_rng(0).random((99, 2))
-    >>> trap = make_trap_model(Form("mlp", (2,), 2, {"hidden": 3}), public, 9)
-    >>> bool(np.all(np.diff(trap["b1"]) < 0))
-    True
     """
     look = np.linspace(0.8, 1.2, form.features) / form.features
     hidden = int(form.options["hidden"])
@@ -514,12 +504,6 @@ def compute_ratios(statistic: Floats, members: Members) -> Floats:
 
     An even run is left out when it is scored itself. A record that all even runs had, or none,
     gets 0.
-
-    >>> rng = np.random.default_rng(0)
-    >>> there = rng.random((200, 50)) < 0.5
-    >>> scores = compute_ratios(rng.standard_normal((200, 50)) + 2 * there, there)[1::2]
-    >>> bool(abs(compute_auroc(there[1::2].ravel(), scores.ravel()) - 0.921) < 0.02)
-    True
     """
     taught = np.arange(len(statistic)) % 2 == 0
     middle = statistic[taught].mean(axis=0)
@@ -613,10 +597,13 @@ def attack_uploads(
     recipe: Recipe,
     seed: int,
     progress: Progress,
+    clients: int = 1,
+    honest: int = 1,
 ) -> list[Attack]:
     """Attack the uploads of a client, the first one and all of a run; each is the next model.
 
-    The first upload is compared with the ceiling of the whole run, although its own is lower.
+    The first upload is compared with the ceiling of the whole run, although its own is lower. With
+    several clients the attacker sees the models alone, which are the means of their uploads.
     """
     rng, half = np.random.default_rng(seed), len(y) // 2
     members = np.zeros((runs, len(y)), dtype=bool)
@@ -624,15 +611,25 @@ def attack_uploads(
     for run in range(runs):
         rows = rng.permutation(len(y))[:half]
         members[run, rows] = True
-        victim, models = Victim(form, recipe, x[rows], y[rows]), [start]
-        newest = (models[-1] for _ in range(rounds))
-        for t, upload in enumerate(victim.send_uploads(level, newest, rounds)):
+        models, parts = [start], np.array_split(rows, clients)
+        uploads = [
+            Victim(form, recipe, x[part], y[part]).send_uploads(
+                level, (models[-1] for _ in range(rounds)), rounds, honest
+            )
+            for part in parts
+        ]
+        weight = np.array([len(part) for part in parts]) / half
+        for t, sent in enumerate(zip(*uploads, strict=True)):
+            upload = average(sent, weight)
             # The inner product of the upload's step with each record's clipped gradient.
             step = flatten(models[-1]) - flatten(upload)
             projections[t, run] = clip_gradients(form, models[-1], x, y, recipe.clip) @ step
             models.append(upload)
         progress(run + 1, runs)
     first, every = projections[0], projections.sum(axis=0)
+    if clients > 1:
+        watched = replace(level, share=honest / clients)
+        return [Attack("LiRA, all models", watched, compute_ratios(every, members), members)]
     return [
         Attack("LiRA, one upload", level, compute_ratios(first, members), members),
         Attack("LiRA, whole transcript", level, compute_ratios(every, members), members),

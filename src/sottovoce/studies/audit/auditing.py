@@ -43,6 +43,7 @@ SEED = 0  # of the split and the first model; the noise that protects a client h
 FEWEST, MOST = 16, 1000  # rows of all clients together that are attacked
 HIDDEN = 32  # units of the mlp that replaces a model of another kind
 BUDGETS = (4.0, 8.0, 20.0)
+WATCHED, SHARING = 5, 4  # clients of a model that is watched; those that share noise in its sums
 PAPER = (20.0, 1e-3, Recipe(learning_rate=1.0, clip=5.0))  # where Theorem 1 is plainly wrong
 
 
@@ -145,6 +146,12 @@ def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> F
             # The paper's promise is not ours: its refutation is a single comparison by itself.
             wrong = WRONG if by_paper and i >= len(settings) else WRONG_PER_COMPARISON
             measurements.append(messages.measure(setting, runs, progress, wrong))
+    views = []
+    with stages.time_stage("sequences of models"):
+        plan = replace(settings[0], epsilon=target.shared, loss_bound=None, clients=WATCHED)
+        for honest in (1, SHARING):  # a run has five times as many uploads
+            watched = replace(plan, honest=honest)
+            views.append(messages.measure(watched, sizes.runs // 4, wrong=WRONG_PER_COMPARISON))
     one_runs = []
     if target.recipe.unit != "client":
         with stages.time_stage("one run full of canaries"):
@@ -183,6 +190,7 @@ def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> F
         quick=sizes == QUICK,
         levels=levels,
         measurements=measurements[: len(settings)],
+        views=views,
         headline=measurements[len(settings) :],
         one_runs=one_runs,
         inversions=inversions,
@@ -239,14 +247,16 @@ def _attack_members(
     models = attacks.attack_models(
         x, y, level,
         runs=sizes.shadows, form=target.form, rounds=sizes.rounds,
-        recipe=target.recipe, progress=lambda done, count: progress(done, 2 * count),
+        recipe=target.recipe, progress=lambda done, count: progress(done, 3 * count),
     )  # fmt: skip
-    uploads = attacks.attack_uploads(
-        x, y, level, target.model,
-        runs=sizes.shadows, form=target.form, rounds=sizes.turns, recipe=target.recipe, seed=SEED,
-        progress=lambda done, count: progress(done + count, 2 * count),
-    )  # fmt: skip
-    return [*models, *uploads]
+    seen, honest = [], SHARING if target.plan.privacy.view == "sum" else 1
+    for i, (clients, shared) in enumerate([(1, 1), (WATCHED, honest)], start=1):
+        seen += attacks.attack_uploads(
+            x, y, level, target.model, runs=sizes.shadows, form=target.form, rounds=sizes.turns,
+            recipe=target.recipe, seed=SEED, clients=clients, honest=shared,
+            progress=lambda done, count: progress(done + i * count, 3 * count),  # noqa: B023
+        )  # fmt: skip
+    return [*models, *seen]
 
 
 class Stages:
@@ -296,9 +306,6 @@ def load_target(path: Path | None) -> Target:
         plan, name = Plan.load(path, []), "the embedded plan" if path is None else path.name
     if plan.data.name == "arrays":
         raise InputError.of("data.name", "arrays", "data that can be read", "audit a plan or table")
-    if plan.privacy.view == "sum":
-        remedy = "its attacks read single uploads"
-        raise InputError.of("privacy.view", "sum", "upload in an audit", remedy)
     federation = build(plan, seed=SEED)
     held = federation.held
     model = getattr(federation.model, "model", federation.model)  # that of a person's rows
@@ -317,6 +324,9 @@ def load_target(path: Path | None) -> Target:
     label = np.int64 if held.target is None or plan.rows_per_person else np.float64
     # The first client may hold a single label, so candidates are drawn from all clients.
     order = np.random.default_rng(SEED).permutation(len(held.train.y))
+    # Of sums, attacks on single uploads are those of a server that all other clients side with.
+    promise = federation.guarantee()
+    alone = None if promise is None else promise.epsilon_alone
     return Target(
         name=name,
         plan=plan,
@@ -328,7 +338,8 @@ def load_target(path: Path | None) -> Target:
         recipe=Recipe(
             federation.recipe.learning_rate, federation.recipe.clip, unit=plan.local.unit
         ),
-        epsilon=float(np.max(federation.epsilon)),
+        epsilon=alone or float(np.max(federation.epsilon)),
+        shared=float(np.max(federation.epsilon)),
         delta=float(np.max(federation.delta)),
         x=rows.x.astype(np.float64),
         y=rows.y.astype(label),

@@ -74,7 +74,8 @@ class Target:
     form: Form
     model: Parameters
     recipe: Recipe
-    epsilon: float
+    epsilon: float  # of single uploads: in the sum view what holds whatever others do
+    shared: float  # of the plan: in the sum view with the noise of others
     delta: float
     x: Rows  # of one client
     y: Labels
@@ -129,6 +130,7 @@ class Findings:
     quick: bool
     levels: Sequence[Level]
     measurements: Sequence[Measurement]  # at the levels, with the plan's calibration
+    views: Sequence[Measurement]  # at the plan's ε, of whoever sees models and no upload
     headline: Sequence[Measurement]  # ours and the paper's at ε = 20, δ = 1e-3
     one_runs: Sequence[OneRun]
     inversions: Sequence[Reconstructions]
@@ -147,7 +149,8 @@ class Findings:
     @property
     def promises(self) -> list[Measurement]:
         """The measurements of promises that are ours: all but the paper's."""
-        return [*self.measurements, *(m for m in self.headline if m is not self.paper)]
+        ours = (m for m in self.headline if m is not self.paper)
+        return [*self.measurements, *self.views, *ours]
 
     @property
     def rows(self) -> list[Row]:
@@ -230,7 +233,8 @@ class Findings:
         found = []
         for measurement in self.promises:
             setting = measurement.setting
-            where = f"uploads at ε = {setting.epsilon:g}"
+            what = "uploads" if setting.clients == 1 else f"models of {setting.clients} clients"
+            where = f"{what} at ε = {setting.epsilon:g}"
             if measurement.refutes_mu:
                 mu = format_lower_bound(measurement.mu[0], 3)
                 found.append(
@@ -283,7 +287,13 @@ class Findings:
         """What was not measured, and what the plan's guarantee does not cover; often empty."""
         uncovered = [NOT_COVERED[code] for code in self.target.uncovered]
         lists = (("Not measured", self.unmeasured), ("Not covered by the promise", uncovered))
-        return "".join(f" {name}: {'; '.join(phrases)}." for name, phrases in lists if phrases)
+        text = "".join(f" {name}: {'; '.join(phrases)}." for name, phrases in lists if phrases)
+        if (alone := self.target.epsilon) != self.target.shared:
+            text += (
+                f" Single uploads were attacked at ε = {alone:.3g}, what holds whatever others do: "
+                "as if all other clients sided with the server."
+            )
+        return text
 
     @property
     def verdict(self) -> str:
@@ -343,7 +353,7 @@ class Findings:
                 }
                 for row in self.rows
             ],
-            "messages": [_describe_measurement(m) for m in (*self.measurements, *self.headline)],
+            "messages": [_describe_measurement(m) for m in _list_measurements(self)],
             "one_run": [
                 {
                     "epsilon": run.setting.epsilon,
@@ -379,7 +389,10 @@ def _describe_measurement(measurement: Measurement) -> MessagesEntry:
     setting, rates = measurement.setting, measurement.rates
     return {
         "calibration": setting.calibration,
+        "clients": setting.clients,
+        "honest": setting.honest,
         "epsilon": setting.epsilon,
+        "epsilon_promised": setting.claim,
         "delta": setting.delta,
         "messages": measurement.messages * setting.rounds,
         "runs": measurement.messages,
@@ -432,7 +445,7 @@ def draw_claims(found: Findings, *, inline: bool = True) -> Markup:
                 (low, min(high, _FURTHEST)), (height, height), color=colour, linewidth=5, alpha=0.45
             )
             ax.plot(low, height, "|", color=colour, markersize=13, markeredgewidth=2.5)
-            ax.plot(measurement.setting.epsilon, height, "D", color=INK, markersize=4.5)
+            ax.plot(measurement.setting.claim, height, "D", color=INK, markersize=4.5)
         ax.plot([], [], "D", color=INK, markersize=4.5, label="claimed")
         ax.plot([], [], color=BLUE, linewidth=5, alpha=0.45, label="measured")
         ax.plot([], [], color=ORANGE, linewidth=5, alpha=0.45, label="measured, claim refuted")
@@ -442,15 +455,18 @@ def draw_claims(found: Findings, *, inline: bool = True) -> Markup:
         ax.grid(visible=False, axis="y")
 
     label = " ".join(
-        f"{_name_noise(m)}, ε = {m.setting.epsilon:g}: measured {m.epsilon[0]:.1f} or more."
+        f"{_name_noise(m)}, ε = {m.setting.claim:.3g}: measured {m.epsilon[0]:.1f} or more."
         for m in measured
     )
     return draw_axes("claimed", label, paint, size=_TALL, inline=inline)
 
 
 def _name_noise(measurement: Measurement) -> str:
-    name = "Theorem 1" if measurement.setting.calibration == "paper" else "ours"
-    return f"{name}, δ = {format_number(measurement.setting.delta)}"
+    setting = measurement.setting
+    name = "Theorem 1" if setting.calibration == "paper" else "ours"
+    if setting.clients > 1:
+        name = "models" if setting.honest == 1 else "models, sums"
+    return f"{name}, δ = {format_number(setting.delta)}"
 
 
 def draw_scores(measurement: Measurement, *, inline: bool = True) -> Markup:
@@ -558,7 +574,8 @@ def format_table(found: Findings) -> str:
         for row in found.rows
     ]
     proved = [
-        "", "δ", "μ promised", "μ measured", "ε measured, Gaussian", "ε measured, free",
+        "", "δ", "μ promised", "ε promised", "μ measured", "ε measured, Gaussian",
+        "ε measured, free",
     ]  # fmt: skip
     uploads = [list_upload_cells(m) for m in _list_measurements(found)]
     guessed = [
@@ -618,12 +635,12 @@ def format_finding(row: Row, cell: Finding) -> str:
 def list_upload_cells(measurement: Measurement) -> list[str]:
     """Return what the uploads of one setting prove, as a row of texts."""
     setting, (low, _, high) = measurement.setting, measurement.mu
-    whose = "the paper's" if setting.calibration == "paper" else setting.calibration
     epsilons = measurement.epsilon
     return [
-        f"{whose}, ε = {setting.epsilon:g}",
+        setting.name,
         f"{setting.delta:g}",
         f"{setting.promised:.3f}",
+        f"{setting.claim:.3g}",
         _format_range(low, high, 3) + ("  contradicted" if measurement.contradicts else ""),
         _format_range(*epsilons, 2),
         f"≥ {format_lower_bound(measurement.free_epsilon, 2)}",
@@ -761,7 +778,7 @@ def _join_comparisons(text: str) -> str:
 
 
 def _list_measurements(found: Findings) -> list[Measurement]:
-    return [*found.measurements, *found.headline]
+    return [*found.measurements, *found.views, *found.headline]
 
 
 def _list_attacks(found: Findings) -> list[str]:

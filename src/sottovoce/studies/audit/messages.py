@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from sottovoce.client import release
 from sottovoce.client.messages import unpack
 from sottovoce.client.release import Parameters, Price
+from sottovoce.client.sum_protocol import complete_noise, promise_noise
 from sottovoce.errors import InputError
 from sottovoce.models.base import Form, Regression, sample_losses
 from sottovoce.models.person import join_persons
@@ -63,15 +64,25 @@ def compute_capacity(epsilon: float, delta: float, by: Calibration) -> float:
 
 
 def price_run(
-    capacity: float, rounds: int, by: Calibration, *, unit: Unit, samples: int, loss: bool = False
-) -> list[Price]:
-    """Return the prices of a run's rounds, as a client computes them from its tank."""
+    capacity: float, rounds: int, by: Calibration, *, unit: Unit, samples: int, loss: bool = False,
+    honest: int = 1,
+) -> list[Price]:  # fmt: skip
+    """Return the prices of a run's rounds, as a client computes them from its tank.
+
+    Where only sums are seen, `honest` equal clients share the noise, as their protocol has it.
+    """
     tank, prices = Tank.full(capacity), []
     terms = Terms(clients=1, per_round=1, calibration=by)
     change = grid.grid_sensitivity(unit, samples)
     for t in range(rounds):
-        prices.append(release.price(tank, Round(t, rounds), terms, change=change, loss=loss))
-        tank = tank.spend(sum(prices[-1].units))
+        price = release.price(tank, Round(t, rounds), terms, change=change, loss=loss)
+        tank = tank.spend(sum(price.units))
+        if honest > 1:
+            (sigma,), share = price.noise, float(honest)
+            promise = promise_noise(sigma, share)
+            noise = complete_noise(sigma, promise, [promise] * honest, honest, share=share)
+            price = replace(price, noise=(noise,))
+        prices.append(price)
     return prices
 
 
@@ -86,6 +97,7 @@ class Level:
     epsilon: float | None
     delta: float = 1e-5
     calibration: Calibration = "exact"  # what turns the budget into noise
+    share: float = field(default=1.0, compare=False)  # of μ² that is seen: h/K of models
 
     @property
     def name(self) -> str:
@@ -95,7 +107,9 @@ class Level:
     @property
     def mu(self) -> float:
         """μ of the promise, which bounds every attack; infinite without noise."""
-        return np.inf if self.epsilon is None else float(gaussian.mu(self.epsilon, self.delta))
+        if self.epsilon is None:
+            return np.inf
+        return float(gaussian.mu(self.epsilon, self.delta)) * math.sqrt(self.share)
 
     def bound_tpr(self, fpr: float) -> float:
         """Return the largest TPR of any attacker at this rate of false alarms."""
@@ -152,21 +166,13 @@ class Rates:
         return max(0.0, compute_mu(t[0], f[1])), compute_mu(t[1], f[0])
 
     def epsilon(self, delta: float, confidence: float = CONFIDENCE) -> float:
-        """Return the ε that is proven at this δ, whatever the shape of the noise.
-
-        >>> round(Rates(1000, 1000, 0, 1000).epsilon(1e-5), 2)  # a perfect attack proves no more
-        4.79
-        """
+        """Return the ε that is proven at this δ, whatever the shape of the noise."""
         t, f = self._ends(confidence)
         ratios = ((t[0] - delta) / max(f[1], _TINY), (1 - f[1] - delta) / max(1 - t[0], _TINY))
         return float(np.log(max(1.0, *ratios)))
 
     def exceeds(self, mu: float, confidence: float = CONFIDENCE) -> bool:
-        """Return whether the counts contradict μ: TPR > Φ(Φ⁻¹(FPR) + μ) beyond chance.
-
-        >>> Rates(841, 1000, 159, 1000).exceeds(2.0), Rates(990, 1000, 10, 1000).exceeds(2.0)
-        (False, True)
-        """
+        """Return whether the counts contradict μ: TPR > Φ(Φ⁻¹(FPR) + μ) beyond chance."""
         return self.bound_mu(confidence)[0] > mu
 
     def _ends(self, confidence: float) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -218,9 +224,6 @@ def choose_far_threshold(mu: float, messages: int, delta: float = 0.0) -> float:
 
     It is computed from scores N(±μ/2, 1), not from measured ones. Far out there are too few alarms
     for a good bound; near the middle the ratio of the rates is small.
-
-    >>> [round(choose_far_threshold(mu, 10_000, 1e-5), 1) for mu in (0.925, 4.0)]
-    [2.1, 1.8]
     """
     from scipy.special import betaincinv
 
@@ -440,6 +443,8 @@ class AuditSetting:
     rounds: int = 2  # uploads that spend the whole budget; even, because the sign alternates
     loss_bound: float | None = None  # B of the losses, where clients report them
     target: Regression | None = None  # where the label is a number
+    clients: int = 1  # above 1 the attacker sees models alone, the means of so many uploads
+    honest: int = 1  # clients that share their noise, where a server learns only sums
 
     def make_form(self, features: int) -> Form:
         """Return the form of a model with one hidden unit, for samples of these features."""
@@ -456,8 +461,24 @@ class AuditSetting:
 
     @property
     def promised(self) -> float:
-        """μ of (ε, δ), which no attacker may exceed."""
-        return float(gaussian.mu(self.epsilon, self.delta))
+        """μ that no attacker may exceed: of (ε, δ), and of models √(h/K) times that."""
+        share = self.honest / self.clients
+        return float(gaussian.mu(self.epsilon, self.delta)) * math.sqrt(share)
+
+    @property
+    def claim(self) -> float:
+        """ε that this attacker is held to: the plan's, or that of the models."""
+        if self.clients == 1:
+            return self.epsilon
+        return float(gaussian.epsilon(self.delta, self.promised))
+
+    @property
+    def name(self) -> str:
+        """The noise, whose uploads are averaged, and the plan's ε."""
+        by = "the paper's" if self.calibration == "paper" else self.calibration
+        seen = "" if self.clients == 1 else f", models of {self.clients} clients"
+        shared = "" if self.honest == 1 else f" (sums, h = {self.honest})"
+        return f"{by}, ε = {self.epsilon:g}{seen}{shared}"
 
     def capacity(self) -> float:
         """Return the μ² that the calibration lets the run spend."""
@@ -467,8 +488,9 @@ class AuditSetting:
         """Return what the rounds cost a client with so many samples."""
         unit, loss = self.recipe.unit, self.loss_bound is not None
         return price_run(
-            self.capacity(), self.rounds, self.calibration, unit=unit, samples=samples, loss=loss
-        )
+            self.capacity(), self.rounds, self.calibration, unit=unit, samples=samples, loss=loss,
+            honest=self.honest,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -536,7 +558,7 @@ class Measurement:
     @property
     def refutes_epsilon(self) -> bool:
         """Whether (ε, δ) itself is refuted, without any assumption."""
-        return self._bound_epsilon(self.wrong / 2) > self.setting.epsilon
+        return self._bound_epsilon(self.wrong / 2) > self.setting.claim
 
     @property
     def contradicts(self) -> bool:
@@ -600,26 +622,35 @@ class Duel:
             sigma[:, -1] = [
                 bound * (price.loss_noise or 0) / grid.REPLACED / SAMPLES for price in paid
             ]
+        # Models are means: the others hold D's rows, which the attacker knows, and add noise.
+        count = setting.clients
+        ends, sigma = [ends[0] + (end - ends[0]) / count for end in ends], sigma / math.sqrt(count)
         difference = (ends[1] - ends[0]) / sigma
         mu = float(np.sqrt(np.sum(difference**2)))
         middle = (ends[0] + ends[1]) / 2
         return cls(setting, tuple(paid), models, middle, difference / sigma / mu, mu)
 
     def play_run(self, x: Floats, y: NDArray[Any]) -> tuple[float, tuple[str, ...]]:
-        """Play a run of the client with these samples; return its score and the uploads' heads."""
+        """Play a run of the client with these samples; return its score and the uploads' heads.
+
+        Whoever sees models alone sees the mean of all clients' uploads, and no head.
+        """
         recipe, form = replace(self.setting.recipe, steps=1), self.setting.make_form(FEATURES)
-        score, heads = 0.0, []
+        known, others = make_neighbours(self.setting)[0], self.setting.clients - 1
+        score, heads = 0.0, list[str]()
         for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
-            upload = release.release(
-                form, sent, x, y, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
-                loss_bound=self.setting.loss_bound,
-            )  # fmt: skip
-            head, arrays = unpack(upload.blob)
-            answer = flatten(arrays)
+            answers = []
+            for samples in ((x, y), *[known] * others):
+                upload = release.release(
+                    form, sent, *samples, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
+                    loss_bound=self.setting.loss_bound,
+                )  # fmt: skip
+                head, arrays = unpack(upload.blob)
+                answers.append(flatten(arrays))
             if self.setting.loss_bound is not None:
-                answer = np.append(answer, float(head["loss"]))
-            score += float((answer - self.middle[t]) @ self.apart[t])
-            heads.append(repr(sorted(head.items())))
+                answers[0] = np.append(answers[0], float(head["loss"]))
+            score += float((np.mean(answers, axis=0) - self.middle[t]) @ self.apart[t])
+            heads += [] if others else [repr(sorted(head.items()))]
         return score, tuple(heads)
 
     def play_runs(
