@@ -16,6 +16,7 @@ import numpy as np
 
 from sottovoce.errors import InputError
 from sottovoce.models.base import Floats, flatten_parameters
+from sottovoce.models.least_squares import PARAMETER, LeastSquares
 from sottovoce.models.metrics import Calibration
 from sottovoce.runs.checkpoint import RoundDone
 
@@ -173,30 +174,35 @@ class Layers(NamedTuple):
     weights: list[Floats]  # [inputs, outputs] each
     biases: list[Floats]
     bounds: tuple[float, float] | None
+    norm: float | None = None  # longer rows are first cut to it
 
 
 def list_layers(run: Trained, to: str) -> Layers:
     """Return the layers of a built-in model; refuse what is none, in one sentence."""
     plan, arrays = run.record["plan"]["model"], flatten_parameters(run.params)
     params = {name: np.asarray(leaf, np.float64) for name, leaf in arrays.items()}
-    if plan["name"] not in ("svm", "softmax", "mlp") or plan.get("features") is not None:
+    linear, norm = ("svm", "softmax", "mlp", LeastSquares.name), plan.get("norm")
+    if plan["name"] not in linear or plan.get("features") is not None:
         what = "features" if plan.get("features") is not None else "name"
-        bound = "svm, softmax or mlp" if what == "name" else "absent"
+        bound = f"{', '.join(linear[:-1])} or {linear[-1]}" if what == "name" else "absent"
         remedy = "export it to safetensors, which holds every model's arrays"
         raise InputError.of(f"model.{what}", plan[what], f"{bound} for an export to {to}", remedy)
     if plan["name"] == "svm":  # one score s stands for the logits 0 and s
         params = {"w": np.stack([0 * params["w"], params["w"]], 1), "b": np.stack([0, params["b"]])}
+    if isinstance(run.model, LeastSquares):  # its parameters are moments
+        solved = run.model.solve(params[PARAMETER], np)
+        params = {"w": solved[:-1], "b": solved[-1]}
     names = ("1", "2") if plan["name"] == "mlp" else ("",)
     weights, biases = [params[f"w{n}"] for n in names], [params[f"b{n}"] for n in names]
     if (target := run.target) is not None:
         half, bounds = (target.high - target.low) / 2, (target.low, target.high)
         weights[-1], biases[-1] = half * weights[-1], half * biases[-1] + sum(bounds) / 2
-        return Layers(weights, biases, bounds)
+        return Layers(weights, biases, bounds, norm)
     if (fitted := run.record["result"].get("calibration")) is not None:
         calibration = Calibration(fitted["temperature"], tuple(fitted["bias"]))
         weights[-1] = weights[-1] / calibration.temperature
         biases[-1] = calibration.apply(biases[-1][None])[0]
-    return Layers(weights, biases, None)
+    return Layers(weights, biases, None, norm)
 
 
 def export_run(run: Trained, to: str, path: str | Path | None = None) -> Path:
@@ -227,6 +233,13 @@ def _write_onnx(run: Trained, path: Path, about: dict[str, str]) -> None:
     from onnx import helper, numpy_helper
 
     layers, nodes, constants, last = list_layers(run, "onnx"), [], [], "x"
+    if layers.norm is not None:
+        constants.append(numpy_helper.from_array(np.float32(layers.norm), "norm"))
+        nodes.append(helper.make_node("ReduceL2", ["x"], ["length"], axes=[1], keepdims=1))
+        nodes.append(helper.make_node("Max", ["length", "norm"], ["longest"]))
+        nodes.append(helper.make_node("Div", ["norm", "longest"], ["share"]))
+        nodes.append(helper.make_node("Mul", ["x", "share"], ["cut"]))
+        last = "cut"
     for i, arrays in enumerate(zip(layers.weights, layers.biases, strict=True)):
         names = f"weight{i}", f"bias{i}"
         for name, array in zip(names, arrays, strict=True):
@@ -258,7 +271,14 @@ def _write_onnx(run: Trained, path: Path, about: dict[str, str]) -> None:
 def _write_torch(run: Trained, path: Path, about: dict[str, str]) -> None:
     import torch
 
-    layers, parts = list_layers(run, "torch"), []
+    layers, parts = list_layers(run, "torch"), list[Any]()
+
+    class CutRows(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * (layers.norm / x.norm(dim=1, keepdim=True).clamp_min(layers.norm))
+
+    if layers.norm is not None:
+        parts.append(CutRows())
     for w, b in zip(layers.weights, layers.biases, strict=True):
         linear = torch.nn.Linear(*w.shape)
         linear.load_state_dict({"weight": torch.tensor(w.T), "bias": torch.tensor(b)})
@@ -278,7 +298,10 @@ def _write_sklearn(run: Trained, path: Path, about: dict[str, str]) -> None:
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
     layers = list_layers(run, "sklearn")
-    weights, biases, bounds = layers
+    if layers.norm is not None:
+        bound, remedy = "softmax, svm or mlp for an export to sklearn", "export it to onnx or torch"
+        raise InputError.of("model.name", LeastSquares.name, bound, remedy)
+    weights, biases, bounds, _ = layers
     is_binary = bounds is None and biases[-1].size == 2
     if is_binary:  # scikit-learn has one logit for two classes
         weights = [*weights[:-1], weights[-1][:, 1:] - weights[-1][:, :1]]
