@@ -365,8 +365,8 @@ def test_idx_round_trip() -> None:
     ("content", "named"),
     [
         (b"", "magic number 2049, got 0"),
-        (b"plain", "not a complete gzip file"),
-        (idx(np.zeros(9, np.uint8))[:-4], "not a complete gzip file"),
+        (b"plain", "be a complete gzip file"),
+        (idx(np.zeros(9, np.uint8))[:-4], "be a complete gzip file"),
         (idx(np.zeros((2, 2), np.uint8)), "magic number 2049, got 2050"),
         (gzip.compress(b"\0\0\x08\1", mtime=0), "magic number 2049"),
         (

@@ -543,7 +543,7 @@ def describe(
 def features(
     file: Annotated[Path, typer.Argument(help="Samples: .npy, or .npz with x (and y).")],
     network: Annotated[
-        str, typer.Option(help="efficientnet-lite0 | onnx:FILE | torch:FILE.py:NAME")
+        str, typer.Option(help="efficientnet-lite0 | wordllama | onnx:FILE | torch:FILE.py:NAME")
     ],
     out: Annotated[Path, typer.Option(help="The file to write: .npz with x (and y).")],
     project: Annotated[

@@ -256,6 +256,9 @@ def _format_entry(entry: StatisticsEntry, error: float) -> list[str]:
 
 def make_model(layout: Layout, *, bins: int = BINS, norm: float = 1.0) -> Statistics:
     """Return the model of a table's statistics."""
+    if layout.text is not None:
+        remedy = "texts have no mean; describe a copy of the table without them"
+        raise InputError.of("data.text", layout.text, "absent for a description", remedy)
     number = int(layout.missing == "flag")
     counts = tuple(number if is_bounds(s) else len(s) + 1 for s in layout.columns.values())
     loss = None if layout.target is None else "squared"

@@ -459,9 +459,8 @@ def create_from_data(
     given. For rows that have a ledger on this machine, `second_ledger` is needed, and is recorded.
     """
     if terms.get("unit") == "person":
-        raise InputError.of(
-            "unit", "person", "record or client without a node file", "which names the persons"
-        )
+        remedy = "which names the persons"
+        raise InputError.of("unit", "person", "record or client without a node file", remedy)
     rows = _require_rows(samples, *fingerprint_file(data))
     policy = Policy(samples=rows[1], **terms)
     with Vault.create(path, policy, dataset=rows[0], second_ledger=second_ledger) as vault:

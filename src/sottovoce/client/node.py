@@ -24,7 +24,7 @@ from sottovoce.data.files import read_npz, why
 from sottovoce.errors import DataError, InputError
 from sottovoce.models import custom
 from sottovoce.models.base import WIDEST, OwnModel, Regression
-from sottovoce.models.network import Lens, Network, is_network, resolve_network
+from sottovoce.models.network import FILES, Lens, Network, as_samples, is_network, resolve_network
 from sottovoce.models.person import (
     MOST_ROWS_PER_PERSON,
     ROWS_PER_PERSON,
@@ -54,6 +54,7 @@ _KEYS = {
         "label",
         "columns",
         "missing",
+        "text",
         "target",
         "person",
         "rows_per_person",
@@ -222,6 +223,8 @@ def _read_arrays(
         x, y, *ids = read_npz(path, *names).values()
     except (OSError, ValueError) as bad:
         raise DataError(f"{path} cannot be read as arrays {', '.join(names)}: {why(bad)}") from None
+    if x.dtype.kind == "U":
+        x = as_samples(x)
     kinds, words = ("iu", "whole numbers") if target is None else ("fiu", "numbers")
     if x.dtype.kind not in "fiu" or x.ndim < 2 or y.dtype.kind not in kinds or y.ndim != 1:
         raise DataError(f"{path}: x must be numbers with a row a sample, and y {words}")
@@ -263,12 +266,9 @@ def _read_persons(data: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[st
     """Return what the node file says of persons; `unit = "person"` and `data.person` need both."""
     person = data.get("person")
     if (person is not None) != (policy.get("unit") == "person"):
-        raise InputError.of(
-            "data.person",
-            person,
-            'the column of person ids with policy.unit = "person", and absent with others',
-            "set both or neither",
-        )
+        bound = 'the column of person ids with policy.unit = "person", and absent with others'
+        remedy = "set both or neither"
+        raise InputError.of("data.person", person, bound, remedy)
     if person is None:
         if "rows_per_person" in data:
             raise InputError("data.rows_per_person has no effect without data.person; remove it")
@@ -298,9 +298,8 @@ def _require_text(name: str, value: Any) -> str:
 
 def _require_seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value <= 3600:
-        raise InputError.of(
-            "answer_every", value, "seconds from 0 to 3600", "with 0 the time of an answer shows"
-        )
+        remedy = "with 0 the time of an answer shows"
+        raise InputError.of("answer_every", value, "seconds from 0 to 3600", remedy)
     return float(value)
 
 
@@ -324,15 +323,14 @@ def _require_classes(data: Mapping[str, Any]) -> int:
             raise InputError("data.classes has no effect beside data.target; remove one of the two")
         return 1
     if type(value) is not int or not 2 <= value <= 2**30:
-        raise InputError.of(
-            "data.classes", value, "a whole number ≥ 2", "it is public: how many labels there are"
-        )
+        remedy = "it is public: how many labels there are"
+        raise InputError.of("data.classes", value, "a whole number ≥ 2", remedy)
     return value
 
 
 def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] | None:
     if not is_table:
-        for key in ("label", "columns", "missing"):
+        for key in ("label", "columns", "missing", "text"):
             if key in data:
                 raise InputError(f"data.{key} belongs to a table; data.path names arrays")
         return None
@@ -355,7 +353,13 @@ def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] |
     if missing not in ("middle", "flag"):
         remedy = "it says what a missing number becomes"
         raise InputError.of("data.missing", missing, '"middle" or "flag"', remedy)
-    return {"label": label, "columns": check_columns(data["columns"], label), "missing": missing}
+    text = None if "text" not in data else _require_text("data.text", data["text"])
+    columns = check_columns(data["columns"], label)
+    if text is not None and (text == label or text in columns):
+        raise InputError(
+            f"data.text = {text!a} is a feature or the label, too; a column has one role"
+        )
+    return {"label": label, "columns": columns, "missing": missing, "text": text}
 
 
 def _locate_model(model: Mapping[str, Any], folder: Path) -> str | None:
@@ -371,6 +375,5 @@ def _locate_features(model: Mapping[str, Any], folder: Path) -> str | None:
         return None
     name = _require_text("model.features", model["features"])
     if not is_network(name):
-        bound = "efficientnet-lite0, onnx:FILE or torch:FILE.py:NAME"
-        raise InputError.of("model.features", name, bound, "other features need no file")
+        raise InputError.of("model.features", name, FILES, "other features need no file")
     return resolve_network(name, folder)

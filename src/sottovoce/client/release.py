@@ -224,9 +224,8 @@ def release_masked(
     start = _sort_leaves(params)
     count = sum(leaf.size for leaf in start.values())
     if recipe.releases != 1 or mask.shape != (count,) or mask.dtype != np.uint64:
-        raise InputError.of(
-            "mask", mask.shape, f"{count} words for one step", "make it of its size"
-        )
+        remedy = "make it of its size"
+        raise InputError.of("mask", mask.shape, f"{count} words for one step", remedy)
     drawn = secure_noise.draw(count, noise)
     noised = _sum_clipped(form, start, x, y, recipe, own) + drawn
     sent = noised.view(np.uint64) + mask  # wraps around at 2⁶⁴

@@ -95,9 +95,8 @@ def read_roster(path: Path) -> frozenset[str]:
         raise InputError.of("policy.sum.roster", str(path), bound, "collect the clients' keys anew")
     names = [name_key(key) for key in keys if isinstance(key, Ed25519PublicKey)]
     if len(set(names)) < len(names):
-        raise InputError.of(
-            "policy.sum.roster", str(path), "one key for each client", "two clients have one key"
-        )
+        remedy = "two clients have one key"
+        raise InputError.of("policy.sum.roster", str(path), "one key for each client", remedy)
     return frozenset(names)
 
 

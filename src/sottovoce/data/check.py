@@ -490,7 +490,8 @@ def check_arrays(
 ) -> Report:
     """Check arrays x[n, …] and y[n], with the client of each row if there is one."""
     report = Report(file, rows=len(y))
-    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not x.size:
+    is_text = x.ndim == 1 and x.dtype.kind == "U"
+    if not (is_text or x.ndim >= 2) or y.ndim != 1 or len(x) != len(y) or not x.size:
         report.fail("x", f"x{list(x.shape)} and y{list(y.shape)} must be x[n, …] and y[n], n ≥ 1")
         return report
     rows, labels = x.reshape(len(x), -1), y.astype(str)
@@ -514,7 +515,7 @@ def check_arrays(
         )
     if (sentence := describe_scale(rows[finite])) is not None:
         report.warn("x", sentence)
-    constant = int((rows.min(axis=0) == rows.max(axis=0)).sum())
+    constant = 0 if is_text else int((rows.min(axis=0) == rows.max(axis=0)).sum())
     if constant > TOUCHED * rows.shape[1]:
         report.warn("x", f"{constant:,} of {rows.shape[1]:,} columns are constant")
     _judge_labels(report)
@@ -531,7 +532,8 @@ def describe_scale(x: NDArray[Any]) -> str | None:
     >>> describe_scale(np.array([[0.0, 1.0]])) is None
     True
     """
-    low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
+    is_empty = not x.size or x.dtype.kind == "U"
+    low, high = (0.0, 0.0) if is_empty else (float(x.min()), float(x.max()))
     if x.dtype.kind in "iu" and low >= 0 and LARGEST < high <= 255:
         return f"whole numbers from {low:g} to {high:g} are used as they are; divide pixels by 255"
     if max(-low, high) > LARGEST:

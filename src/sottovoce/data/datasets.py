@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -57,22 +57,15 @@ def parse_idx(content: bytes, *, file: str, dimensions: int) -> Bytes:
     try:
         raw = gzip.decompress(content)
     except (OSError, EOFError, zlib.error):
-        raise DataError(
-            f"{file} is not a complete gzip file; fetch it again from where it came"
-        ) from None
+        raise _make_damage(file, "be a complete gzip file", f"{len(content)} bytes") from None
     start = 4 + 4 * dimensions
     if len(raw) < start or raw[:4] != bytes([0, 0, 8, dimensions]):
-        raise DataError(
-            f"{file} must begin with the IDX magic number {2048 + dimensions}, "
-            f"got {int.from_bytes(raw[:4], 'big')}; fetch it again from where it came"
-        )
+        bound = f"begin with the IDX magic number {2048 + dimensions}"
+        raise _make_damage(file, bound, int.from_bytes(raw[:4], "big"))
     shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", dimensions, offset=4))
     expected = start + int(np.prod(shape, dtype=object))
     if len(raw) != expected:
-        raise DataError(
-            f"{file} must unpack to {expected} bytes, got {len(raw)}; "
-            "it is cut short or damaged, so fetch it again from where it came"
-        )
+        raise _make_damage(file, f"unpack to {expected} bytes", len(raw))
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
@@ -88,19 +81,18 @@ def parse_cifar10(content: bytes, *, file: str) -> tuple[Bytes, Bytes]:
     """
     record = 1 + 3 * 32 * 32
     if not content or len(content) % record:
-        raise DataError(
-            f"{file} must be a whole number of {record}-byte records, got {len(content)} bytes; "
-            "it is cut short or damaged, so fetch it again from where it came"
-        )
+        bound = f"be a whole number of {record}-byte records"
+        raise _make_damage(file, bound, f"{len(content)} bytes")
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
     labels = records[:, 0]
     if labels.max() > 9:
-        raise DataError(
-            f"{file} must hold labels 0 to 9, got {labels.max()}; "
-            "it is not CIFAR-10, so fetch it again from where it came"
-        )
+        raise _make_damage(file, "hold labels 0 to 9", labels.max())
     planes = records[:, 1:].reshape(-1, 3, 32, 32)
     return planes.transpose(0, 2, 3, 1).reshape(len(records), -1), labels
+
+
+def _make_damage(file: str, bound: str, found: object) -> DataError:
+    return DataError(f"{file} must {bound}, got {found}; fetch it again from where it came")
 
 
 def decode_mnist(read: Read) -> Raw:
@@ -123,13 +115,15 @@ def decode_mnist(read: Read) -> Raw:
 
 def decode_cifar10(read: Read) -> Raw:
     """Decode CIFAR-10 from its six files; `read` returns the content of a file."""
-    batches = [
-        parse_cifar10(read(file), file=file)
-        for file in (f"data_batch_{i}.bin" for i in range(1, 6))
-    ]
-    test_x, test_y = parse_cifar10(read("test_batch.bin"), file="test_batch.bin")
-    train_x = np.concatenate([x for x, _ in batches])
-    return train_x, np.concatenate([y for _, y in batches]), test_x, test_y
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    x, y = _join_files(parse_cifar10, read, names)
+    return x, y, *parse_cifar10(read("test_batch.bin"), file="test_batch.bin")
+
+
+def _join_files(parse: Callable[..., Any], read: Read, names: Sequence[str]) -> tuple[Any, Any]:
+    """Return rows and labels of several files, one after the other."""
+    x, y = zip(*(parse(read(name), file=name) for name in names), strict=True)
+    return np.concatenate(x), np.concatenate(y)
 
 
 Table: TypeAlias = Mapping[str, Sequence[str]]  # the cells of each column, as written
@@ -321,22 +315,17 @@ def parse_ipums(content: bytes, *, file: str, rows: int = IPUMS_ROWS) -> tuple[F
     widths = {len(line) for line in lines}
     if len(lines) != rows or widths not in ({58}, {59}):
         found = " or ".join(str(n) for n in sorted(widths)[:3]) or "no"
-        raise DataError(
-            f"{file} must be {rows} lines of 58 numbers, got {len(lines)} lines of {found}; put "
-            "the authors' file there"
-        )
+        bound = f"be {rows} lines of 58 numbers, got {len(lines)} lines of {found}"
+        raise DataError(f"{file} must {bound}; put the authors' file there")
     try:
         values = np.array(lines, dtype=np.float64)
     except ValueError as error:
-        raise DataError(
-            f"{file} must hold numbers only ({error}); put the authors' file there"
-        ) from None
+        bound = f"hold numbers only ({error})"
+        raise DataError(f"{file} must {bound}; put the authors' file there") from None
     labels = values[:, -1]
     if not np.isfinite(values).all() or not np.isin(labels, (0, 1)).all():
-        raise DataError(
-            f"{file} must hold finite numbers, and 0 or 1 last in each line, but does not; put the "
-            "authors' file there"
-        )
+        bound = "hold finite numbers, and 0 or 1 last in each line, but does not"
+        raise DataError(f"{file} must {bound}; put the authors' file there")
     x = values[:, :-1]
     size = np.abs(x).clip(1, IPUMS_LARGEST)  # 1, whose logarithm is 0, where x stays as it is
     squashed = np.where(np.abs(x) <= 1, x, np.sign(x) * (1 + np.log(size)))
@@ -345,17 +334,14 @@ def parse_ipums(content: bytes, *, file: str, rows: int = IPUMS_ROWS) -> tuple[F
 
 def decode_acs(read: Read) -> Raw:
     """Decode both years of the national excerpt; the plan takes test rows from them."""
-    years = [parse_acs(read(file), file=file) for file in ("national2018.csv", "national2019.csv")]
-    x = np.concatenate([x for x, _ in years])
-    y = np.concatenate([y for _, y in years])
+    x, y = _join_files(parse_acs, read, ["national2018.csv", "national2019.csv"])
     return x, y, x[:0], y[:0]
 
 
 def decode_adult(read: Read) -> Raw:
     """Decode `adult.data`, and `adult.test` as the test set."""
-    x, y = parse_adult(read("adult.data"), file="adult.data")
-    test_x, test_y = parse_adult(read("adult.test"), file="adult.test")
-    return x, y, test_x, test_y
+    parts = (parse_adult(read(name), file=name) for name in ("adult.data", "adult.test"))
+    return sum(parts, ())  # type: ignore[return-value]  # of two pairs
 
 
 def decode_ipums(read: Read) -> Raw:

@@ -31,7 +31,7 @@ from sottovoce.data.streaming import Stored, is_stored, is_streamed, require_fin
 from sottovoce.data.tables import Layout, split_by_column
 from sottovoce.errors import DataError, InputError
 from sottovoce.models.base import Regression
-from sottovoce.models.network import KEYS, Lens, Network, build_lens, build_network
+from sottovoce.models.network import KEYS, Lens, Network, as_samples, build_lens, build_network
 from sottovoce.models.person import has_ids, join_persons
 from sottovoce.plan import Plan
 from sottovoce.plan.data import format_category
@@ -308,11 +308,11 @@ def compute_features(file: Path, network: str, out: Path, *, project: int | None
         stored = stored or dict(read_npz(file))
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read as arrays: {why(error)}") from None
-    if "x" not in stored or stored["x"].ndim < 2 or stored["x"].dtype.kind not in "fiu":
-        raise InputError.of("x", sorted(stored), "an array of numbers", "a row a sample")
-    x = stored["x"]
+    x = as_samples(stored["x"]) if "x" in stored and stored["x"].dtype.kind in "fiuU" else None
+    if x is None or x.ndim < 2:
+        raise InputError.of("x", sorted(stored), "an array of numbers or texts", "a row a sample")
     lens = build_network(network, x.shape[1:], project)
-    stored["x"] = _apply_lens(lens, x.reshape(len(x), -1).astype(np.float32), None)
+    stored["x"] = _apply_lens(lens, x.reshape(len(x), -1), None)
     with out.open("xb") as target:
         np.savez(target, **stored)
     return f"{out}: {len(x):,} samples of {lens.width} features; network SHA-256 {lens.sha256}"
@@ -471,16 +471,9 @@ def _deal_array_file(plan: Plan, seed: int) -> Holdings:
         names = tuple(tables.sort_texts(map(str, np.unique(clients).tolist())))
         owner = Classes(len(names), names).encode(clients, "data.client")
     train = _encode_samples(train, classes, "data")
-    held = _deal_file(
-        plan,
-        seed,
-        train,
-        owner,
-        public.get("validation"),
-        public.get("test"),
-        classes,
-        _check_ids(arrays.get("person"), len(train.y)),
-    )
+    ids = _check_ids(arrays.get("person"), len(train.y))
+    steering, tested = (public.get(key) for key in PUBLIC_SETS)
+    held = _deal_file(plan, seed, train, owner, steering, tested, classes, ids)
     return replace(held, shape=shape, names=names, counted=not (public or declared))
 
 
@@ -685,12 +678,8 @@ def _require_streamable(plan: Plan) -> None:
     ):
         if value != bound:
             words = "public or clients" if name == "server.signal" else bound
-            raise InputError.of(
-                name,
-                value,
-                f"{words} where the rows are streamed",
-                "or bring them into memory first, with numpy.array",
-            )
+            remedy = "or bring them into memory first, with numpy.array"
+            raise InputError.of(name, value, f"{words} where the rows are streamed", remedy)
 
 
 def _join_client_arrays(plan: Plan, data: Given) -> Holdings:
@@ -699,9 +688,8 @@ def _join_client_arrays(plan: Plan, data: Given) -> Holdings:
     shape = clients[0][1]
     for i, (_, other) in enumerate(clients):
         if other != shape:
-            raise InputError.of(
-                f"data[{i}]", other, f"rows of shape {shape} as in data[0]", "make them alike"
-            )
+            remedy = "make them alike"
+            raise InputError.of(f"data[{i}]", other, f"rows of shape {shape} as in data[0]", remedy)
     validation = _check_evaluation("validation", data.validation, shape, target)
     test = _check_evaluation("test", data.test, shape, target)
     if validation is None or test is None:
@@ -783,9 +771,8 @@ def find_classes(sets: Sequence[Any]) -> Classes:
     if names <= {"false", "true"}:
         names = {"false", "true"}
     if len(names) < 2:
-        raise InputError.of(
-            "labels", f"{names.pop()[:60]} alone", "two classes or more", "show every class"
-        )
+        remedy = "show every class"
+        raise InputError.of("labels", f"{names.pop()[:60]} alone", "two classes or more", remedy)
     return Classes(len(names), tuple(tables.sort_texts(names)))
 
 
@@ -903,19 +890,14 @@ def _check_pair(
     try:
         rows, labels = pair
         stored = stream and is_streamed(rows)
-        x = rows if stored else np.asarray(rows, dtype=np.float32)
+        x = rows if stored else as_samples(rows)
         y = labels if stored and is_streamed(labels) else np.asarray(labels)
     except (TypeError, ValueError):
-        raise InputError.of(
-            name, type(pair).__name__, "a pair (X, y) of arrays", "rows of numbers and their labels"
-        ) from None
+        remedy = "rows of numbers and their labels"
+        raise InputError.of(name, type(pair).__name__, "a pair (X, y) of arrays", remedy) from None
     if len(x.shape) < 2 or len(y.shape) != 1 or len(x) != len(y) or len(y) == 0:
-        raise InputError.of(
-            name,
-            (x.shape, y.shape),
-            "X[n, …] and y[n] with n ≥ 1",
-            "one row of X and one label for each sample",
-        )
+        remedy = "one row of X and one label for each sample"
+        raise InputError.of(name, (x.shape, y.shape), "X[n, …] and y[n] with n ≥ 1", remedy)
     if shape is not None and x.shape[1:] != shape:
         raise InputError.of(name, x.shape[1:], f"rows of shape {shape}", "as in the training data")
     # Stored whole numbers from 0 need no table in memory: they are their classes.

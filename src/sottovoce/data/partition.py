@@ -374,9 +374,8 @@ def _check_sizes(
         return np.full(clients, spare // clients)
     listed = _list_sizes(samples, kind=kind, clients=clients)
     if min(listed) < at_least:
-        raise InputError.of(
-            "data.samples", samples, f"whole numbers >= {at_least}", "give rows per client"
-        )
+        remedy = "give rows per client"
+        raise InputError.of("data.samples", samples, f"whole numbers >= {at_least}", remedy)
     total = sum(int(n) for n in listed) * (clients // len(listed))
     if total > spare:
         raise InputError(

@@ -29,6 +29,7 @@ from sottovoce.data import files
 from sottovoce.data.partition import Split
 from sottovoce.errors import DataError, InputError, PlanError
 from sottovoce.models.base import Regression
+from sottovoce.models.network import TEXT_NUMBERS, as_samples, pack_texts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,12 +44,11 @@ def read_samples(path: Path) -> NDArray[np.float32]:
     """
     readers = {".npy": files.read_npy, ".npz": _read_npz, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
-        raise InputError.of(
-            "FILE", path.name, "a .npy, .npz or .csv file", "save the samples as one of these"
-        )
+        remedy = "save the samples as one of these"
+        raise InputError.of("FILE", path.name, "a .npy, .npz or .csv file", remedy)
     try:
         rows = readers[path.suffix.lower()](path)
-        return np.asarray(rows, dtype=np.float32)
+        return as_samples(rows)
     except FileNotFoundError:
         raise InputError.of("FILE", str(path), "a file that exists", "check its name") from None
     except (OSError, ValueError, TypeError, csv.Error) as error:
@@ -121,12 +121,9 @@ def split_by_column(
             else _take_count(spare, wanted, rng)
         )
         if len(at) == 0 or len(at) < (wanted if wanted >= 1 else 1):
-            raise InputError.of(
-                f"data.{name}",
-                wanted,
-                f"one row or more and at most the {int(spare.sum())} that clients can spare",
-                f"{len(sizes)} clients hold {len(owner)} rows and each keeps one to train on",
-            )
+            bound = f"one row or more and at most the {int(spare.sum())} that clients can spare"
+            remedy = f"{len(sizes)} clients hold {len(owner)} rows and each keeps one to train on"
+            raise InputError.of(f"data.{name}", wanted, bound, remedy)
         spare[at] = False
         taken.append(np.sort(order[at]))
     used = np.zeros(len(owner), bool)
@@ -166,7 +163,7 @@ Kind: TypeAlias = Literal["number", "text", "id", "date", "prose", "levels"]
 LEFT_OUT: dict[str, str] = {
     "id": "it looks like an id (if it names clients or persons, write client or person above)",
     "date": "dates are no categories; make a number of it, such as a year or days since an event",
-    "prose": "it looks like free text, which no column of categories holds",
+    "prose": 'it looks like free text; text = "{}" above and features = "wordllama" below use it',
     "levels": "it has very many different texts; group them into a few categories first",
 }
 MOST_LEVELS = 50  # different texts among the first rows, above which a column is no category
@@ -505,6 +502,7 @@ class Source:
     test: str | Path | None = None  # another one
     target: Regression | None = None  # how the label is a number
     missing: Missing = "middle"
+    text: str | None = None  # the column of free texts
 
 
 @dataclass(frozen=True)
@@ -518,10 +516,16 @@ class Layout:
     target: Regression | None = None  # how the label is a number; it then has no classes
     missing: Missing = "middle"
     low: float = field(default=-1.0, compare=False)  # what a lower bound becomes; once it was 0
+    text: str | None = None  # the column of free texts, whose bytes are the last inputs
+
+    @property
+    def used(self) -> list[str]:
+        """The columns that inputs are made of."""
+        return [*self.columns, *([] if self.text is None else [self.text])]
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The name of each input.
+        """The name of each input but the bytes of a text.
 
         >>> Layout("y", ("0", "1"), {"age": (0.0, 120.0), "sex": ("f", "m")}).features
         ('age', 'sex=f', 'sex=m')
@@ -563,6 +567,8 @@ class Layout:
         }
         if self.low == -1:
             entry["scale"] = "signed"
+        if self.text is not None:
+            entry["text"] = self.text
         return entry if self.missing == "middle" else {**entry, "missing": self.missing}
 
     @classmethod
@@ -580,6 +586,7 @@ class Layout:
             inferred=tuple(values["inferred"]),
             missing=values.get("missing", "middle"),
             low=-1.0 if "scale" in values else 0.0,
+            text=values.get("text"),
         )
 
 
@@ -600,16 +607,17 @@ def check_source(source: Source) -> Scan:
     opened = open_table(source.path)
     used = [column for column, spec in source.columns.items() if spec]
     opened.require_column(source.label, "data.label")
-    for key, name in (("data.client", source.client), ("data.person", source.person)):
-        if name is not None:
-            opened.require_column(name, key)
+    for key in ("client", "person", "text"):
+        if (name := getattr(source, key)) is not None:
+            opened.require_column(name, f"data.{key}")
     for column in source.columns:
         if column in used or column not in opened.schema:  # an unused column must exist, too
             opened.require_column(column, "data.columns")
     for key, file in (("data.validation", source.validation), ("data.test", source.test)):
         if file is not None:
             other = open_table(file, key)
-            for column in dict.fromkeys([source.label, *used]):
+            texts = [] if source.text is None else [source.text]
+            for column in dict.fromkeys([source.label, *used, *texts]):
                 other.require_column(column, key)
     return opened
 
@@ -627,7 +635,7 @@ def read_table(source: Source, *, low: float = -1.0) -> Table:
 def read_rows(path: str | Path, layout: Layout, *, labels: bool, key: str = "data.test") -> Table:
     """Read another table with the same columns: to evaluate on, or to predict (labels = False)."""
     opened = open_table(path, key)
-    for column in [layout.label] * labels + list(layout.columns):
+    for column in [layout.label] * labels + layout.used:
         opened.require_column(column, key)
     return _read_rows(opened, layout, labels=labels)
 
@@ -650,12 +658,12 @@ def _read_rows(
     person: str | None = None,
 ) -> Table:
     rows, wide = opened.count_rows(), len(layout.features)
-    x = np.zeros((rows, wide), np.float32)
+    x = np.zeros((rows, wide + (layout.text is not None) * TEXT_NUMBERS), np.float32)
     y = np.zeros(rows if labels else 0, np.int32 if layout.target is None else np.float32)
     owner = np.zeros(rows if client is not None else 0, np.int32)
     known: dict[str, int] = {}  # clients, in the order in which they appear
     persons, known_persons = np.zeros(rows if person is not None else 0, np.int64), dict[str, int]()
-    named = dict.fromkeys([*layout.columns, *[layout.label] * labels, client, person])
+    named = dict.fromkeys([*layout.used, *[layout.label] * labels, client, person])
     wanted = [column for column in named if column]
     done = 0
     for batch in opened.batches(wanted):
@@ -710,6 +718,8 @@ def _encode_batch(
         (seen,) = np.nonzero(codes >= 0)
         x[seen, at + codes[seen]] = 1.0
         at += len(spec)
+    if layout.text is not None:
+        x[:, at:] = pack_texts(as_text(batch[layout.text]).fill_null(""))
     move_numbers(x, layout)
 
 
@@ -833,7 +843,8 @@ def declare_layout(source: Source) -> Layout:
     label, columns = source.label, source.columns
     classes: Any = () if source.target is not None else columns.get(label, ())
     listed = {c: spec for c, spec in columns.items() if spec and c != label}
-    return Layout(label, tuple(classes), listed, (), source.target, source.missing)
+    target, missing = source.target, source.missing
+    return Layout(label, tuple(classes), listed, (), target, missing, text=source.text)
 
 
 def make_layout(opened: Scan, source: Source) -> Layout:
@@ -843,12 +854,12 @@ def make_layout(opened: Scan, source: Source) -> Layout:
         return declared
     listed = dict(declared.columns)
     classes: Any = declared.classes
-    ours = {label, source.client, source.person, *source.columns}
+    ours = {label, source.client, source.person, source.text, *source.columns}
     # The column without a name is the row number that other programs write.
     lacking = [column for column in opened.schema if column not in ours and column]
     for column in lacking:
         opened.require_column(column, "the column")
-    if not (listed or lacking):
+    if not (listed or lacking or source.text):
         raise PlanError(f"{file} has no column beside the label {label[:60]!a}; add features")
     seen = {
         c: _ColumnSummary(c, file, number=c != label)
@@ -859,7 +870,7 @@ def make_layout(opened: Scan, source: Source) -> Layout:
             found.add_batch(batch[column])
     specs = {column: found.spec() for column, found in seen.items()}
     if source.target is not None:
-        return Layout(label, (), listed | specs, tuple(seen), source.target, source.missing)
+        return replace(declared, columns=listed | specs, inferred=tuple(seen))
     classes = classes or specs.pop(label)
     if label in seen and len(classes) > MOST_NUMBERS and _are_numbers(list(classes)):
         raise InputError.of(
@@ -873,7 +884,8 @@ def make_layout(opened: Scan, source: Source) -> Layout:
             f"the label {label[:60]!a} of {file} has {len(classes)} different values; "
             "there must be two or more to tell apart"
         )
-    return Layout(label, tuple(classes), listed | specs, tuple(seen), missing=source.missing)
+    columns = listed | specs
+    return replace(declared, classes=tuple(classes), columns=columns, inferred=tuple(seen))
 
 
 class _ColumnSummary:
@@ -934,7 +946,8 @@ def draft_plan(table: Path, plan: Path) -> str:
         # This is not valid TOML, so that it must be filled in.
         public = {"number": "[LOW, HIGH]", "text": "[TEXT, TEXT]"}.get(kind)
         key = format_key(column)
-        lines.append(f"# {key} = {public}" if public else f"# {key} is left out: {LEFT_OUT[kind]}")
+        why = LEFT_OUT.get(kind, "").format(column)
+        lines.append(f"# {key} = {public}" if public else f"# {key} is left out: {why}")
     # The plan finds the table from its own folder, with slashes on every system.
     path = Path(os.path.relpath(table, plan.parent)).as_posix()
     return (

@@ -467,12 +467,8 @@ def build(
         raise InputError.of("model.loss", number_loss, f"absent for the {name}", remedy)
     _require_at_least("classes", classes, 2 - (number_loss is not None), "count the labels")
     if found.takes_pictures and len(shape) != 3:
-        raise InputError.of(
-            "shape",
-            shape,
-            f"(height, width, colours) for the {name}",
-            "add an axis for the colours, X[..., None], or choose another model",
-        )
+        remedy = "add an axis for the colours, X[..., None], or choose another model"
+        raise InputError.of("shape", shape, f"(height, width, colours) for the {name}", remedy)
     if found.most_classes is not None and classes > found.most_classes:
         raise InputError.of(
             "classes", classes, f"{found.most_classes} for the model {name}", "choose another model"
@@ -515,9 +511,8 @@ def _name_leaf(path: tuple[Any, ...]) -> str:
 
 def _require_names(names: Any, arrays: Arrays) -> None:
     if set(names) != set(arrays):
-        raise InputError.of(
-            "model", sorted(names), f"the one with {sorted(arrays)}", "pass the model that was run"
-        )
+        remedy = "pass the model that was run"
+        raise InputError.of("model", sorted(names), f"the one with {sorted(arrays)}", remedy)
 
 
 @cache
@@ -1020,9 +1015,8 @@ def _fill_block(block: Floats, params: Arrays, gradients: Mapping[str, Any]) -> 
     for name in sorted(params):
         leaf, wanted = np.asarray(gradients[name], np.float64), (len(block), *params[name].shape)
         if leaf.shape != wanted:  # as many numbers in another order would mix the samples
-            raise InputError.of(
-                f"gradient {name}", leaf.shape, f"{wanted}, a row a sample", "mend model.own"
-            )
+            remedy = "mend model.own"
+            raise InputError.of(f"gradient {name}", leaf.shape, f"{wanted}, a row a sample", remedy)
         size = math.prod(wanted[1:])
         block[:, start : start + size] = leaf.reshape(len(block), size)
         start += size

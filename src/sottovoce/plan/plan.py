@@ -23,7 +23,7 @@ from sottovoce.errors import PlanError
 from sottovoce.models.base import LEAST_SQUARES, Regression, find_model
 from sottovoce.models.custom import resolve_beside
 from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
-from sottovoce.models.network import is_network, resolve_network
+from sottovoce.models.network import TEXT_PRESET, is_network, resolve_network
 from sottovoce.models.person import ROWS_PER_PERSON
 from sottovoce.plan.base import (
     TABLES,
@@ -246,10 +246,16 @@ class Plan(Section):
             bound = f"absent with {source}"
             remedy = f"gradient histograms are of pictures and {data.name or 'this'} is a table"
             raise PlanError.of("model.features", self.model.features, bound, remedy)
+        if data.text is not None and not self.model.has_network:
+            remedy = f"it makes numbers of texts; or remove data.text = {data.text[:30]!a}"
+            raise PlanError.of("model.features", self.model.features, TEXT_PRESET, remedy)
+        is_table = data.path is not None and not data.is_array_file
+        if self.model.features == TEXT_PRESET and is_table and data.text is None:
+            bound = f"the column of texts with model.features = {TEXT_PRESET}"
+            raise PlanError.of("data.text", None, bound, "name it")
         if self.model.colours and data.name in ("mnist", "digits"):
-            raise PlanError.of(
-                "model.colours", True, f"absent with {source}", "these pictures are grey"
-            )
+            remedy = "these pictures are grey"
+            raise PlanError.of("model.colours", True, f"absent with {source}", remedy)
 
     def _check_class_weights(self) -> None:
         weights, shares = self.model.class_weights, self.data.prevalence
@@ -280,9 +286,8 @@ class Plan(Section):
             remedy = "list one for each class, in the order of the classes"
             raise PlanError.of(key, list(listed), f"{classes or 'two or more'} numbers", remedy)
         if min(listed) < LEAST_WEIGHT * max(listed):
-            raise PlanError.of(
-                key, list(listed), "numbers that differ at most by 1e6", "raise the smallest"
-            )
+            remedy = "raise the smallest"
+            raise PlanError.of(key, list(listed), "numbers that differ at most by 1e6", remedy)
 
     def _check_least_squares(self) -> None:
         if self.model.name != LEAST_SQUARES:

@@ -277,9 +277,8 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise InputError.of(
-                "unit", self.unit, " or ".join(UNITS), "name what one difference is"
-            )
+            remedy = "name what one difference is"
+            raise InputError.of("unit", self.unit, " or ".join(UNITS), remedy)
         if self.calibration not in CALIBRATIONS:
             raise InputError(
                 f"calibration must be exact, zcdp or paper, got {self.calibration!r:.60}; exact "
@@ -287,9 +286,8 @@ class Guarantee:
             )
         unknown = sorted(set(self.not_covered) - NOT_COVERED.keys())
         if unknown:
-            raise InputError.of(
-                "not_covered", unknown[0], "a code of NOT_COVERED", "see sottovoce.privacy.budget"
-            )
+            remedy = "see sottovoce.privacy.budget"
+            raise InputError.of("not_covered", unknown[0], "a code of NOT_COVERED", remedy)
 
     @property
     def text(self) -> str:

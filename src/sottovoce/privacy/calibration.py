@@ -46,18 +46,16 @@ def capacity(
     2.779485
     """
     if calibration not in CALIBRATIONS:
-        raise InputError.of(
-            "calibration", calibration, "exact, zcdp or paper", "exact is the default"
-        )
+        remedy = "exact is the default"
+        raise InputError.of("calibration", calibration, "exact, zcdp or paper", remedy)
     if not np.all((np.asarray(epsilon) >= 1e-6) & (np.asarray(epsilon) <= LOOSEST[0])):
         raise InputError(
             f"epsilon must be from 1e-06 to 1e+06, got {np.asarray(epsilon).tolist()!r:.60}; "
             "outside this range the calibration is not checked against 50 digits"
         )
     if not np.all((np.asarray(delta) >= 1e-100) & (np.asarray(delta) <= LOOSEST[1])):
-        raise InputError.of(
-            "delta", np.asarray(delta).tolist(), "from 1e-100 to 0.5", "well below 1 / samples"
-        )
+        remedy = "well below 1 / samples"
+        raise InputError.of("delta", np.asarray(delta).tolist(), "from 1e-100 to 0.5", remedy)
     if not 0 < sampling <= 1:
         raise InputError.of("sampling", sampling, "above 0 and at most 1", "it is K / U")
     if calibration == "exact":

@@ -116,9 +116,8 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
         """
         n = np.asarray(samples, dtype=np.float64)
         if not np.all((n >= 1) & (n == np.floor(n)) & np.isfinite(n)):
-            raise InputError.of(
-                "samples", samples, "whole numbers ≥ 1", "a client without samples takes no part"
-            )
+            remedy = "a client without samples takes no part"
+            raise InputError.of("samples", samples, "whole numbers ≥ 1", remedy)
         one_step = np.ones_like(n) if self.unit == "client" else np.minimum(self.group, n) / n
         moved = one_step + (self.steps - 1 if self.noise_at == "last-step" else 0)
         return np.asarray(2 * self.learning_rate * self.clip * moved * _ROUND_UP)

@@ -126,9 +126,8 @@ class Tank:
         """
         given = np.asarray(capacity)
         if given.dtype.kind not in "fiu" or not np.all(np.isfinite(given) & (given > 0)):
-            raise InputError.of(
-                "capacity", given.tolist(), "finite and > 0", "derive it from a Budget"
-            )
+            remedy = "derive it from a Budget"
+            raise InputError.of("capacity", given.tolist(), "finite and > 0", remedy)
         capacity = given.astype(np.float64)
         zero = np.zeros(capacity.shape, dtype=np.int64)
         return cls(capacity=capacity, spent=zero, opened=zero, debits=zero)
@@ -203,9 +202,8 @@ the client takes no further part, and only a new dataset brings a new budget
         granted = units > 0
         delta = self._broadcast("sensitivity", np.asarray(sensitivity, dtype=np.float64))
         if not ((delta > 0) & (delta < np.inf)).all():
-            raise InputError.of(
-                "sensitivity", sensitivity, "finite and > 0", "compute it from the recipe"
-            )
+            remedy = "compute it from the recipe"
+            raise InputError.of("sensitivity", sensitivity, "finite and > 0", remedy)
         sigma = self.noise(np.where(granted, units, 1), delta)
         return Offer(
             granted=np.asarray(granted),
@@ -262,10 +260,7 @@ the client takes no further part, and only a new dataset brings a new budget
         if values.shape == self.capacity.shape:
             return values
         if values.shape != ():
-            raise InputError.of(
-                name,
-                values.shape,
-                f"one number or of shape {self.capacity.shape}",
-                "one for each client of the tank",
-            )
+            bound = f"one number or of shape {self.capacity.shape}"
+            remedy = "one for each client of the tank"
+            raise InputError.of(name, values.shape, bound, remedy)
         return np.broadcast_to(values, self.capacity.shape)

@@ -20,7 +20,7 @@ from sottovoce.models.base import JaxModel, Model, Params, Regression, find_mode
 from sottovoce.models.base import build as build_model
 from sottovoce.models.custom import adopt_model, load_own_model
 from sottovoce.models.metrics import Calibration, compute_probabilities
-from sottovoce.models.network import KEYS, Lens, build_lens
+from sottovoce.models.network import KEYS, Lens, as_samples, build_lens
 from sottovoce.privacy.budget import describe_undisclosed
 from sottovoce.runs.integrations import export_run
 from sottovoce.runs.record import Record, model_sha256
@@ -172,7 +172,7 @@ class Trained:
 
     def _prepare_rows(self, x: ArrayLike) -> Any:
         """Return rows as the model takes them; refuse those that it was not trained on."""
-        rows = np.asarray(x, dtype=np.float32)
+        rows = as_samples(x)
         shape = tuple(self.record["model"]["shape"])
         numbers = int(np.prod(shape, dtype=int))
         if len(rows.shape) < 2 or int(np.prod(rows.shape[1:], dtype=int)) != numbers:

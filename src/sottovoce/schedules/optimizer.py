@@ -59,9 +59,8 @@ class ExponentialAverage:
 
     def __post_init__(self) -> None:
         if not 0 < self.keep < 1:
-            raise InputError.of(
-                "keep", self.keep, "above 0 and below 1", "0.9 averages about ten iterates"
-            )
+            remedy = "0.9 averages about ten iterates"
+            raise InputError.of("keep", self.keep, "above 0 and below 1", remedy)
 
     def counts(self, t: int, horizon: int) -> bool:
         """Return whether the iterate of round t is averaged: always."""
@@ -84,9 +83,8 @@ class TailAverage:
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
-            raise InputError.of(
-                "tail", self.fraction, "above 0 and at most 1", "0.5 averages the second half"
-            )
+            remedy = "0.5 averages the second half"
+            raise InputError.of("tail", self.fraction, "above 0 and at most 1", remedy)
 
     def counts(self, t: int, horizon: int) -> bool:
         """Return whether round t is one of the last: t + 1 > (1 − fraction)·T."""

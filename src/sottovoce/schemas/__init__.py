@@ -77,6 +77,8 @@ class TableEntry(TypedDict):
     """Every number has a second input, which is 1 (and the first 0) where the cell is missing."""
     scale: NotRequired[Literal["signed"]]
     """Numbers are scaled to [-1, 1]; a run without the key has them from 0 to 1."""
+    text: NotRequired[str]
+    """The column of free texts, which follow the other features as bytes."""
 
 
 # sottovoce describe

@@ -246,6 +246,9 @@ def describe_plan(
     if plan.data.path is None or plan.data.is_array_file:
         remedy = "describe a table: .csv or .parquet"
         raise InputError.of("data.path", plan.data.path, "a table with declared columns", remedy)
+    if plan.model.features is not None and plan.data.text is None:
+        remedy = "a description is of the columns themselves"
+        raise InputError.of("model.features", plan.model.features, "absent", remedy)
     federation = build(plan.replace(noise="secure"), seed=seed)
     plan, held = federation.plan, federation.held
     assert held.layout is not None
