@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -213,6 +214,15 @@ def test_a_client_makes_features_of_its_own_texts(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"data\.text must be absent for a description"):
         describe.describe_node(tmp_path / "node.toml")
     assert messages.unpack(device.make_greeting(node))[0]["budget"] == head["budget"]
+
+
+def test_a_node_file_from_the_plan_names_the_texts(tmp_path):
+    deploy = pytest.importorskip("sottovoce.flower.deploy", reason="the extra flower is absent")
+    rows, plan = write_table(tmp_path / "a.csv"), tmp_path / "plan.toml"
+    plan.write_text(plan_for("a.csv").to_toml())
+    terms = deploy.NodeTerms(rows, epsilon=8.0, delta=1e-5, plan=plan)
+    found = tomllib.loads(terms.to_toml("ward"))
+    assert (found["data"]["text"], found["model"]) == ("note", {"features": "wordllama"})
 
 
 @pytest.mark.parametrize(

@@ -473,9 +473,8 @@ def init(
     except FileExistsError:
         raise InputError.of("PATH", str(path), "a new file", "name another or move it") from None
     except OSError as error:
-        raise InputError.of(
-            "PATH", str(path), "a file that can be written", f"{error.strerror}: name another"
-        ) from None
+        remedy = f"{error.strerror}: name another"
+        raise InputError.of("PATH", str(path), "a file that can be written", remedy) from None
     todo = "edit it" if table is None else "fill in the label and what is public about the columns"
     click.echo(f"{path} is written; {todo}, then run: sottovoce check {path}, and train")
 
@@ -519,9 +518,8 @@ def describe(
     if all(file.suffix.lower() == ".json" for file in files):
         found = client.combine([client.read_description(file) for file in files])
     elif len(files) > 1:
-        raise InputError.of(
-            "FILES", str(files[1]), "description.json if there are several", "describe one first"
-        )
+        remedy = "describe one first"
+        raise InputError.of("FILES", str(files[1]), "description.json if there are several", remedy)
     elif client.is_node_file(files[0]):
         found = client.describe_node(files[0], share=share, bins=bins)
     else:

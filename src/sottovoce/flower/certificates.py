@@ -258,9 +258,8 @@ def _parse_name(name: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not name or not name.isascii() or any(c.isspace() or c in "/:" for c in name):
-        raise InputError.of(
-            "names", name, "host names or IP addresses", "leave scheme, port and path out"
-        )
+        remedy = "leave scheme, port and path out"
+        raise InputError.of("names", name, "host names or IP addresses", remedy)
     return x509.DNSName(name)
 
 

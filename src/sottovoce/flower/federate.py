@@ -233,9 +233,8 @@ class Options:
             remedy = "it is how long a round waits for answers"
             raise InputError.of("deadline", self.deadline, bound, remedy)
         if self.minimum < 1:
-            raise InputError.of(
-                "minimum", self.minimum, "a whole number ≥ 1", "a round needs an upload"
-            )
+            remedy = "a round needs an upload"
+            raise InputError.of("minimum", self.minimum, "a whole number ≥ 1", remedy)
 
 
 def federate(

@@ -292,9 +292,8 @@ def check_configuration(given: Mapping[str, Any], runs: Path | None) -> dict[str
         if runs is None or not isinstance(value, str) or not value:
             continue
         if not Path(value).resolve().is_relative_to(runs.resolve()):
-            raise InputError.of(
-                key, value, f"a path below {runs}", "put the run there, or change --runs"
-            )
+            remedy = "put the run there, or change --runs"
+            raise InputError.of(key, value, f"a path below {runs}", remedy)
     return settings
 
 

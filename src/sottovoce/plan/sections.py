@@ -100,8 +100,8 @@ class Model(Section):
     )
     features: FeatureName | None = Field(
         default=None,
-        description="free features: hog, efficientnet-lite0 (pictures), wordllama (texts), "
-        "onnx:FILE, torch:FILE.py:NAME",
+        description="free features: hog, efficientnet-lite0, wordllama (texts), onnx:FILE, "
+        "torch:FILE.py:NAME",
         examples=["hog"],
     )
     project: Few | None = Field(

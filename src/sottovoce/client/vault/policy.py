@@ -86,8 +86,12 @@ formula does not keep its promise, so a vault does not take it
         self._set_field("epsilon", budget.epsilon)
         self._set_field("delta", budget.delta)
         if self.calibration not in get_args(VaultCalibration):
-            remedy = "the paper's formula does not keep its promise, so a vault does not take it"
-            raise InputError.of("calibration", self.calibration, "exact or zcdp", remedy)
+            raise InputError.of(
+                "calibration",
+                self.calibration,
+                "exact or zcdp",
+                "the paper's formula does not keep its promise, so a vault does not take it",
+            )
         if self.unit not in UNITS:
             raise InputError.of("unit", self.unit, " or ".join(UNITS), "name what is protected")
         for name, most, remedy in (
@@ -112,8 +116,12 @@ formula does not keep its promise, so a vault does not take it
             bound = f"a number above epsilon = {self.epsilon:g}, with sum.honest ≥ 2"
             raise InputError.of("sum.epsilon_alone", alone, bound, "leave it out for h noises")
         if type(self.disclose) is not bool:
-            remedy = "false keeps ε, δ and what is spent out of messages; n and σ stay in them"
-            raise InputError.of("disclose", self.disclose, "true or false", remedy)
+            raise InputError.of(
+                "disclose",
+                self.disclose,
+                "true or false",
+                "false keeps ε, δ and what is spent out of messages; n and σ stay in them",
+            )
         self._require_number("clip", 1e-15, 1e15, "choose the norm gradients are cut to")
         self._require_number(
             "run_share", 1e-6, 1.0, "it is the part of the budget that one run may take"

@@ -29,6 +29,7 @@ from sottovoce.client.vault import Vault
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.flower import certificates
 from sottovoce.flower.transport import ENVELOPE, SLACK
+from sottovoce.models.network import PRESETS
 from sottovoce.plan import Plan
 from sottovoce.plan.base import write_toml
 from sottovoce.plan.data import DATASETS
@@ -158,9 +159,11 @@ class NodeTerms:
         if plan is not None and plan.rows_per_person:
             data |= {"person": plan.data.person, "rows_per_person": plan.rows_per_person}
         policy = {"epsilon": self.epsilon, "delta": self.delta, "clip": clip, "unit": unit}
-        text = write_toml(
-            {"schema": 1, "name": name, "vault": f"{name}.vault", "data": data, "policy": policy}
-        )
+        values = {"schema": 1, "name": name, "vault": f"{name}.vault"}
+        values |= {"data": data, "policy": policy}
+        if plan is not None and plan.model.features in PRESETS:  # a file is the client's to name
+            values["model"] = {"features": plan.model.features}
+        text = write_toml(values)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "node.toml"
             file.write_text(text, "utf-8")
@@ -183,8 +186,9 @@ class NodeTerms:
                 "without data.infer; the server's operator has it"
             )
         columns = {column: list(spec) for column, spec in plan.data.columns.items()}
-        missing = {} if plan.data.missing is None else {"missing": plan.data.missing}
-        return {"label": plan.data.label, **public, **missing, "columns": columns}
+        given = {"missing": plan.data.missing, "text": plan.data.text}
+        public |= {key: value for key, value in given.items() if value is not None}
+        return {"label": plan.data.label, **public, "columns": columns}
 
 
 def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -> str:
@@ -408,9 +412,8 @@ def _find_or_make_authority(folder: Path, passphrase: bytes) -> certificates.Aut
     if (folder / "ca.crt").exists():
         return certificates.find_authority(folder, passphrase)
     if len(passphrase) < 8:
-        raise InputError.of(
-            "passphrase", f"{len(passphrase)} characters", "at least 8", "it protects ca.key"
-        )
+        remedy = "it protects ca.key"
+        raise InputError.of("passphrase", f"{len(passphrase)} characters", "at least 8", remedy)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return certificates.make_authority(folder, passphrase=passphrase)
 

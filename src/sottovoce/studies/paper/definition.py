@@ -342,9 +342,8 @@ fig8, fig9, fig10, fig11, fig12, fig13, fig14, fig15, calibrations, weights, \
 got 'fig1'; or all, or frontier
     """
     if name not in list_figures():
-        raise InputError.of(
-            "the figure", name, f"one of {', '.join(list_figures())}", "or all, or frontier"
-        )
+        remedy = "or all, or frontier"
+        raise InputError.of("the figure", name, f"one of {', '.join(list_figures())}", remedy)
     return parse_figure(_ROOT.joinpath("figures", f"{name}.toml").read_text("utf-8"), name)
 
 

@@ -568,9 +568,8 @@ def rehearse(
     plan = Plan.load() if plan is None else plan
     seeds.check_seed(seed)
     if isinstance(runs, bool) or not isinstance(runs, int) or not LEAST <= runs <= 100_000:
-        raise InputError.of(
-            "--runs", runs, f"a whole number from {LEAST} to 100000", f"{RUNS} is the default"
-        )
+        remedy = f"{RUNS} is the default"
+        raise InputError.of("--runs", runs, f"a whole number from {LEAST} to 100000", remedy)
     if minutes is not None and not 0 < minutes < 1e6:
         raise InputError.of("--minutes", minutes, "a number above 0", "how long it may take")
     real = announce_federation(plan, clients, samples)

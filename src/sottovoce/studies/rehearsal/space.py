@@ -328,9 +328,8 @@ def _require_known(plan: Plan, key: str) -> None:
     section, _, name = key.partition(".")
     table = getattr(plan, section, None) if section in type(plan).model_fields else None
     if table is None or (name and name not in type(table).model_fields):
-        raise PlanError.of(
-            "--keep", key, "a key or a section of the plan", "such as local.clip, or model"
-        )
+        remedy = "such as local.clip, or model"
+        raise PlanError.of("--keep", key, "a key or a section of the plan", remedy)
 
 
 def encode_setting(setting: Setting) -> str:

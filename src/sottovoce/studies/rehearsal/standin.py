@@ -693,16 +693,23 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
     text = str(public)
     if text in datasets.DATASETS:
         if text == plan.data.name and text != "digits":
-            remedy = "settings chosen on the clients' rows would cost privacy that nobody pays"
-            raise InputError.of("--public", text, "other rows than the plan's own", remedy)
+            raise InputError.of(
+                "--public",
+                text,
+                "other rows than the plan's own",
+                "settings chosen on the clients' rows would cost privacy that nobody pays",
+            )
         arrays = datasets.load(text)
         x = np.concatenate([arrays.train_x, arrays.test_x.reshape(-1, arrays.train_x.shape[1])])
         return text, x, np.concatenate([arrays.train_y, arrays.test_y]), arrays.shape, None
     path = Path(text)
     if not path.is_file():
-        bound = f"a file, or one of {', '.join(datasets.DATASETS)}"
-        remedy = "name public rows"
-        raise InputError.of("--public", text, bound, remedy)
+        raise InputError.of(
+            "--public",
+            text,
+            f"a file, or one of {', '.join(datasets.DATASETS)}",
+            "name public rows",
+        )
     for key in ("path", "validation", "test"):
         file = getattr(plan.data, key)
         if isinstance(file, str | Path) and Path(file).exists() and path.samefile(file):
@@ -788,7 +795,10 @@ def _scale_pixels(given: str, x: NDArray[np.float32], *, whole: bool) -> NDArray
     low, high = float(x.min()), float(x.max())
     bytes_ = whole and 127 < high <= 255  # else a dark picture of another scale
     if low < 0 or (high > 1 and not bytes_):
-        bound = "whole numbers from 0 to 255, or numbers from 0 to 1"
-        remedy = "bring the pictures to one of these scales"
-        raise InputError.of(given, f"from {low:g} to {high:g}", bound, remedy)
+        raise InputError.of(
+            given,
+            f"from {low:g} to {high:g}",
+            "whole numbers from 0 to 255, or numbers from 0 to 1",
+            "bring the pictures to one of these scales",
+        )
     return x / np.float32(255) if bytes_ else x
