@@ -143,6 +143,7 @@ def test_other_columns_stand_beside_a_text(tmp_path):
     assert read.x[1, 0] == pytest.approx(2 / 90 - 1)
     assert unpack(read.x[:, 1:]) == draw_notes(120)[0]
     assert tables.Layout.from_json(read.layout.to_json()) == read.layout
+    assert replace(read.layout, text="other").encoding != read.layout.encoding
     with_gap = tmp_path / "gap.csv"
     with_gap.write_text('age,note,topic\n1,"",car\n2,b,ill\n')
     read = tables.read_rows(with_gap, read.layout, labels=True)
@@ -206,11 +207,15 @@ def test_a_client_makes_features_of_its_own_texts(tmp_path, monkeypatch):
     lens = replace(build_network("wordllama", (TEXT_NUMBERS + 1,)), source=None)
     form = Form("softmax", (TEXT_NUMBERS + 1,), 2, lens=lens)
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
-    assert kind(device.answer_request(ask(form=form, params=params).to_blob(), node)) == "upload"
+    says = node.read_rows().encoding
+    asked = ask(form=form, params=params, encoding=says)
+    assert kind(device.answer_request(asked.to_blob(), node)) == "upload"
     head, _ = messages.unpack(device.make_greeting(node))
     other = replace(form, lens=replace(lens, sha256="0" * 64))
-    refused = told(device.answer_request(ask(form=other, params=params, t=1).to_blob(), node))
+    asked = ask(form=other, params=params, t=1, encoding=says)
+    refused = told(device.answer_request(asked.to_blob(), node))
     assert refused["code"] == "policy"
+    assert "0" * 64 in refused["text"]
     with pytest.raises(InputError, match=r"data\.text must be absent for a description"):
         describe.describe_node(tmp_path / "node.toml")
     assert messages.unpack(device.make_greeting(node))[0]["budget"] == head["budget"]

@@ -74,8 +74,7 @@ def rehearse(
         typer.Option(help="Private federations at most (default: 120, or what --minutes allows)."),
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(help="About how long it may take; at least five runs are made."),
+        float | None, typer.Option(help="About how long it may take; at least five runs are made.")
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Number of clients, if only the private table has it.")

@@ -71,12 +71,9 @@ class SumTerms:
                 bound = f"a whole number from {least} to {MOST_MEMBERS}"
                 raise InputError.of(f"policy.sum.{name}", value, bound, "count roster members")
         if len(self.roster) < self.honest + self.corrupt:
-            raise InputError.of(
-                "policy.sum.roster",
-                len(self.roster),
-                f"at least honest + corrupt = {self.honest + self.corrupt} keys",
-                "add clients to the roster, or count on fewer",
-            )
+            bound = f"at least honest + corrupt = {self.honest + self.corrupt} keys"
+            remedy = "add clients to the roster, or count on fewer"
+            raise InputError.of("policy.sum.roster", len(self.roster), bound, remedy)
 
 
 def read_roster(path: Path) -> frozenset[str]:
@@ -488,12 +485,9 @@ class Party:
         self._key, self.terms, self._notes = key, terms, notes
         self.member = name_key(key.public_key())
         if self.member not in terms.roster:
-            raise InputError.of(
-                "policy.sum.roster",
-                self.member,
-                "a list with this client's own key",
-                "add its public key, as for every other client",
-            )
+            bound = "a list with this client's own key"
+            remedy = "add its public key, as for every other client"
+            raise InputError.of("policy.sum.roster", self.member, bound, remedy)
 
     def answer(self, head: Mapping[str, Any], run: str, t: int, booking: Booking | None) -> bytes:
         """Answer one message of the server; `keys` and `input` need a booking."""

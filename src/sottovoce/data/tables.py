@@ -554,7 +554,8 @@ class Layout:
             [name, *(map(float, spec) if is_bounds(spec) else spec)]
             for name, spec in self.columns.items()
         ]
-        text = json.dumps([columns, self.classes, self.missing, self.low])
+        about = [columns, self.classes, self.missing, self.low, *self.used[len(columns) :]]
+        text = json.dumps(about)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> TableEntry:

@@ -113,9 +113,8 @@ def fingerprint(x: ArrayLike, y: ArrayLike) -> str:
     """
     rows, labels = _numbers("x", x), _numbers("y", y)
     if len(rows) != len(labels):
-        raise InputError.of(
-            "y", len(labels), f"as many labels as x has rows ({len(rows)})", "one for each row"
-        )
+        remedy = "one for each row"
+        raise InputError.of("y", len(labels), f"as many labels as x has rows ({len(rows)})", remedy)
     total = hashlib.sha256(_ROWS_VERSION)
     width = rows.size // max(1, len(rows)), labels.size // max(1, len(labels))
     kind = "<f8" if labels.dtype.kind == "f" else "<i8"

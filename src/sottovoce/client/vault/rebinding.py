@@ -78,9 +78,8 @@ def rebind(
             "run `sottovoce ledger create` and keep this one with the old records"
         )
     if overlap not in OVERLAPS:
-        raise InputError.of(
-            "overlap", overlap, "all, some or none", "say which old records are among the new ones"
-        )
+        remedy = "say which old records are among the new ones"
+        raise InputError.of("overlap", overlap, "all, some or none", remedy)
     with closing(Chest.open(Path(path))) as chest:
         chest.require_newest()
         books = chest.books
@@ -170,9 +169,8 @@ def restore(
         proofs = [*receipts, *(proof for proof in (seen, known) if proof is not None)]
         for proof in proofs:
             if proof.vault != books.id:
-                raise InputError.of(
-                    "receipt", proof.vault, f"of the vault {books.id}", "give one of this vault"
-                )
+                remedy = "give one of this vault"
+                raise InputError.of("receipt", proof.vault, f"of the vault {books.id}", remedy)
         unknown = [proof for proof in proofs if not chest.contains(proof)]
         witnessed = seen is not None and chest.is_known()
         in_place = witnessed and not (chest.is_copy() or chest.is_backup or chest.is_second())

@@ -589,9 +589,8 @@ def _check_booking(
     paid = tuple(units)
     whole = all(isinstance(u, int | np.integer) and not isinstance(u, bool) for u in paid)
     if not 1 <= len(paid) <= MOST_RELEASES or not whole or min(paid) < 1:
-        raise InputError.of(
-            "units", list(paid)[:4], "whole numbers ≥ 1, one a release", "take those of an offer"
-        )
+        remedy = "take those of an offer"
+        raise InputError.of("units", list(paid)[:4], "whole numbers ≥ 1, one a release", remedy)
     try:
         small = len(encode_canonical(dict(facts))) <= _MOST_FACTS
     except (TypeError, ValueError, RecursionError):

@@ -298,9 +298,8 @@ def announce_federation(
     pairs = (("clients", clients, data.clients), ("samples", samples, data.samples))
     for key, given, planned in pairs:
         if given is not None and planned is not None:
-            raise InputError.of(
-                f"--{key}", given, f"absent where the plan has data.{key}", f"it says {planned}"
-            )
+            remedy = f"it says {planned}"
+            raise InputError.of(f"--{key}", given, f"absent where the plan has data.{key}", remedy)
         if given is not None and given < 1:
             raise InputError.of(f"--{key}", given, "a whole number ≥ 1", "as announced")
     U = data.clients or clients
@@ -433,9 +432,8 @@ def _find_epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
     wanted = f * f * worth(epsilon)
     low, high = epsilon, 1e6
     if worth(high) < wanted:
-        raise InputError.of(
-            "the stand-in", f"1/{f:.0f} of the rows", "larger", "its budget would be out of range"
-        )
+        remedy = "its budget would be out of range"
+        raise InputError.of("the stand-in", f"1/{f:.0f} of the rows", "larger", remedy)
     for _ in range(80):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if worth(middle) < wanted else (low, middle)
@@ -616,9 +614,8 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
         x = resize_pictures(x.reshape(len(x), *shape[:2], -1), known)
         x, shape = x.reshape(len(x), -1), known
     elif known is not None and shape != known:
-        raise InputError.of(
-            "--public", shape, f"rows of shape {known} as the plan's", "give rows of the same kind"
-        )
+        remedy = "give rows of the same kind"
+        raise InputError.of("--public", shape, f"rows of shape {known} as the plan's", remedy)
     classes = 1 if target is not None else plan.data.classes
     classes = int(y.max()) + 1 if classes is None else classes
     seen = np.unique(y)
@@ -693,23 +690,16 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
     text = str(public)
     if text in datasets.DATASETS:
         if text == plan.data.name and text != "digits":
-            raise InputError.of(
-                "--public",
-                text,
-                "other rows than the plan's own",
-                "settings chosen on the clients' rows would cost privacy that nobody pays",
-            )
+            remedy = "settings chosen on the clients' rows would cost privacy that nobody pays"
+            raise InputError.of("--public", text, "other rows than the plan's own", remedy)
         arrays = datasets.load(text)
         x = np.concatenate([arrays.train_x, arrays.test_x.reshape(-1, arrays.train_x.shape[1])])
         return text, x, np.concatenate([arrays.train_y, arrays.test_y]), arrays.shape, None
     path = Path(text)
     if not path.is_file():
-        raise InputError.of(
-            "--public",
-            text,
-            f"a file, or one of {', '.join(datasets.DATASETS)}",
-            "name public rows",
-        )
+        bound = f"a file, or one of {', '.join(datasets.DATASETS)}"
+        remedy = "name public rows"
+        raise InputError.of("--public", text, bound, remedy)
     for key in ("path", "validation", "test"):
         file = getattr(plan.data, key)
         if isinstance(file, str | Path) and Path(file).exists() and path.samefile(file):
@@ -724,12 +714,9 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
         return path.name, *_load_npz(path, pictured, target), None
     is_table = plan.data.path is not None and not plan.data.is_array_file
     if path.suffix.lower() not in (".csv", ".parquet") or not is_table:
-        raise InputError.of(
-            "--public",
-            text,
-            "an .npz with x and y, or a .csv or .parquet for a plan of a table",
-            "save the rows as one of these",
-        )
+        bound = "an .npz with x and y, or a .csv or .parquet for a plan of a table"
+        remedy = "save the rows as one of these"
+        raise InputError.of("--public", text, bound, remedy)
     unused = dict.fromkeys(("client", "validation", "test"))
     unused |= {} if plan.rows_per_person else {"person": None}
     source = plan.data.table() | {"path": path} | unused
@@ -795,10 +782,7 @@ def _scale_pixels(given: str, x: NDArray[np.float32], *, whole: bool) -> NDArray
     low, high = float(x.min()), float(x.max())
     bytes_ = whole and 127 < high <= 255  # else a dark picture of another scale
     if low < 0 or (high > 1 and not bytes_):
-        raise InputError.of(
-            given,
-            f"from {low:g} to {high:g}",
-            "whole numbers from 0 to 255, or numbers from 0 to 1",
-            "bring the pictures to one of these scales",
-        )
+        bound = "whole numbers from 0 to 255, or numbers from 0 to 1"
+        remedy = "bring the pictures to one of these scales"
+        raise InputError.of(given, f"from {low:g} to {high:g}", bound, remedy)
     return x / np.float32(255) if bytes_ else x
