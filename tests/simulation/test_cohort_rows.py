@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from sottovoce.data.federated import Given
 from sottovoce.plan import Plan
+from sottovoce.server.federation import build
 from sottovoce.simulation import compiled
 from sottovoce.simulation.simulate import simulate, simulate_many
 
@@ -87,3 +89,36 @@ def test_runs_of_a_batch_with_several_steps_go_through_their_own_cohorts(asked, 
     alone = [simulate(plan, seed=1, **given) for plan in plans]
     for one, other in zip(runs, alone, strict=True):
         np.testing.assert_allclose(flat(one), flat(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [False, True])
+def test_an_accelerator_copies_the_rows_of_each_cohort_and_computes_the_same(
+    together, asked, monkeypatch
+):
+    plans = [PLAN.replace("rounds.per_round=2"), PLAN.replace("rounds.per_round=1")]
+    given = {"data": [pair(40) for _ in range(7)], **PUBLIC, "seeds": [1], "together": together}
+    usual = simulate_many(plans, **given)
+    monkeypatch.setattr(compiled, "_has_accelerator", lambda: True)
+    jax.clear_caches()
+    asked.clear()
+    copied = simulate_many(plans, **given)
+    jax.clear_caches()
+    assert asked
+    assert all(own is not None for own in asked)
+    for one, other in zip(copied, usual, strict=True):
+        np.testing.assert_allclose(flat(one), flat(other), rtol=1e-5, atol=1e-6)
+
+
+def test_an_accelerator_copies_no_more_than_it_should(monkeypatch):
+    """Neither where the cohorts have most of the rows, nor where their copies would be large."""
+    monkeypatch.setattr(compiled, "_has_accelerator", lambda: True)
+    given = Given([pair(40) for _ in range(7)], **PUBLIC)
+    weight = np.ones((1, 7))
+    for size, copies in ((3, True), (4, False), (7, False)):
+        one = build(PLAN.replace(f"rounds.per_round={size}"), seed=1, data=given)
+        assert (compiled.choose_members([one], weight) is not None) == copies
+    few = build(PLAN, seed=1, data=given)
+    monkeypatch.setattr(compiled, "COPIED_BYTES", 2 * 3 * 40 * 4 * 6)
+    assert compiled.choose_members([few] * 2, np.ones((2, 7))) is not None
+    assert compiled.choose_members([few] * 3, np.ones((3, 7))) is None

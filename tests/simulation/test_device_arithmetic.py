@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.models import cnn, mlp
+from sottovoce.models import clipping, cnn, mlp
 from sottovoce.models.cnn import Cnn
 
 RANDOM = np.random.default_rng(5)
@@ -16,9 +18,29 @@ RANDOM = np.random.default_rng(5)
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1), (9, 6, 2)])
 def test_windows_are_the_same_numbers_however_they_are_copied(shape):
     model = Cnn(shape, channels=8, classes=10)
-    high, wide, colours = shape
-    seen = jnp.asarray(RANDOM.random((3, high + 8, wide + 8, colours)), jnp.float32)
+    seen = jnp.asarray(RANDOM.random((3, math.prod(shape))), jnp.float32)
     np.testing.assert_array_equal(cnn._copy_windows(model, seen), cnn._gather_windows(model, seen))
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 3), (9, 6, 2)])
+def test_the_cnn_computes_the_same_however_its_products_are_typed(shape):
+    """With rows of float32 the program of an accelerator differs from a CPU's in rounding only."""
+    model = Cnn(shape, channels=8, classes=10)
+    params, x = model.init(jax.random.key(0)), jnp.asarray(RANDOM.random((12, math.prod(shape))))
+    y, weight = jnp.asarray(RANDOM.integers(0, 10, 12)), jnp.asarray(RANDOM.random(12))
+    rows, prepared = clipping.inspect(model, x), model.prepare(params)
+
+    def compute():
+        total = model.sum_chunk(prepared, jnp.float32(0.5), rows, y, weight)
+        return [*jax.tree.leaves(total), *model.judge(prepared, x, y)]
+
+    usual = compute()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        patch.setattr(clipping, "product_type", lambda model, dtype: dtype)
+        found = compute()
+    for one, other in zip(found, usual, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def products(x, error):

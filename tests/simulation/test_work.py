@@ -164,6 +164,17 @@ def test_a_round_of_some_clients_computes_their_rows_only(one_piece):
 
 
 @pytest.mark.slow
+def test_an_accelerator_computes_the_rows_of_the_cohort_only(one_piece, monkeypatch):
+    """K of U clients cost K/U: ten of fifty here, at once."""
+    monkeypatch.setattr(rounds, "_has_accelerator", lambda: True)
+    jax.clear_caches()
+    train, public = products(MLP)
+    floor = ROWS // CLIENTS * 10 * train + ROWS // 4 * public
+    found = operations(compiled_round(MLP, ROWS, members=10))
+    assert floor <= found <= MOST["mlp"] * floor + (NOISE["mlp"] + 2) * size(MLP) + 20_000
+
+
+@pytest.mark.slow
 def test_the_memory_of_a_round_does_not_grow_with_its_rows():
     model = MLP
     few, many = (temporaries(compiled_round(model, n)) for n in (20_000, 40_000))

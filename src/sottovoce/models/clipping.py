@@ -32,7 +32,7 @@ from sottovoce.models.metrics import REGRESSION_METRICS, compute_auprc, compute_
 # (the MNIST round is fastest around 1,000 rows of 784+2·256 floats: 5 MB); an accelerator wants
 # few, large kernels.
 CPU_BYTES = 5 << 20
-DEVICE_BYTES = 256 << 20
+DEVICE_BYTES = 512 << 20
 
 
 def rows_per_chunk(numbers_a_row: int, item_bytes: int) -> int:

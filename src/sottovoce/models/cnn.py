@@ -123,7 +123,8 @@ class Cnn(NamedModel):
         return total | {"kernel": kernel, "w": w}
 
     def judge(self, prepared: Tiled, x: Array, y: Array) -> tuple[Array, Array]:
-        scores = compute_scores(self, prepared, x)
+        kind = clipping.product_type(self, base.precision(prepared))
+        scores = compute_scores(self, prepared, x.astype(kind))
         losses = softmax.compute_loss(scores, y, self.number_loss)
         return losses, jnp.argmax(scores, axis=1) == y
 
@@ -237,15 +238,15 @@ def restore_map_order(model: Cnn, values: Array) -> Array:
 
 def cut_windows(model: Cnn, x: Array) -> Array:
     """Return what each tile looks at, (n, tiles, window)."""
-    around = [(0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0)]
-    padded = jnp.pad(x.reshape(-1, *model.shape), around)
     cut = _copy_windows if jax.default_backend() == "cpu" else _gather_windows
-    return cut(model, padded)
+    return cut(model, x)
 
 
-def _copy_windows(model: Cnn, padded: Array) -> Array:
+def _copy_windows(model: Cnn, x: Array) -> Array:
     """Copy windows line by line, as a CPU does fastest."""
     (a, b), (_, height, width) = choose_tile(model), model.map_shape
+    around = [(0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0)]
+    padded = jnp.pad(x.reshape(-1, *model.shape), around)
     # Side by side first, then one above the other: the second copies whole lines of a window.
     last = width - b + 1
     strips = [padded[:, :, j : j + last : b] for j in range(b + KERNEL - 1)]
@@ -256,16 +257,18 @@ def _copy_windows(model: Cnn, padded: Array) -> Array:
     return windows.reshape(padded.shape[0], (height // a) * (width // b), windows.shape[3])
 
 
-def _gather_windows(model: Cnn, padded: Array) -> Array:
+def _gather_windows(model: Cnn, x: Array) -> Array:
     """Gather windows number by number, as an accelerator does fastest: one kernel, not many."""
     (a, b), (_, height, width) = choose_tile(model), model.map_shape
-    sides = (height // a, width // b, a + KERNEL - 1, b + KERNEL - 1, model.shape[2])
+    high, wide, colours = model.shape
+    sides = (height // a, width // b, a + KERNEL - 1, b + KERNEL - 1, colours)
     down, right, i, j, colour = np.ogrid[tuple(slice(side) for side in sides)]
-    line, column = down * a + i, right * b + j
-    where = (line * padded.shape[2] + column) * model.shape[2] + colour
-    flat = padded.reshape(padded.shape[0], -1)
-    windows = jnp.take(flat, where.reshape(-1).astype(np.int32), axis=1, mode="clip")
-    return windows.reshape(padded.shape[0], sides[0] * sides[1], -1)
+    line, column = down * a + i - PADDING, right * b + j - PADDING
+    is_inside = (line >= 0) & (line < high) & (column >= 0) & (column < wide)
+    where = np.where(is_inside, (line * wide + column) * colours + colour, x[0].size)
+    flat, where = x.reshape(x.shape[0], -1), where.reshape(-1).astype(np.int32)
+    windows = jnp.take(flat, where, axis=1, mode="fill", fill_value=0)
+    return windows.reshape(x.shape[0], sides[0] * sides[1], -1)
 
 
 def _align_types(left: Array, right: Array, kind: jnp.dtype) -> tuple[Array, Array]:
@@ -276,10 +279,11 @@ def _align_types(left: Array, right: Array, kind: jnp.dtype) -> tuple[Array, Arr
 
 
 def convolve(windows: Array, with_params: Tiled) -> Array:
-    """Return the maps before the relu, (n, tiles, numbers), added up in the type of the band."""
+    """Return the maps before the relu, (n, tiles, numbers)."""
     kind = with_params.band.dtype
-    windows, band = _align_types(windows, with_params.band, kind)
-    return jnp.matmul(windows, band, preferred_element_type=kind) + with_params.bias
+    # What a product returns in bfloat16 was added up in float32: half the bytes to write and read.
+    product = jnp.matmul(*_align_types(windows, with_params.band, kind))
+    return product.astype(kind) + with_params.bias
 
 
 def apply_dense(hidden: Array, with_params: Tiled) -> Array:
@@ -295,7 +299,7 @@ def kernel_gradients(model: Cnn, windows: Array, error: Array, kind: jnp.dtype) 
     (a, b), colours = choose_tile(model), model.shape[2]
     windows, error = _align_types(windows, error, kind)
     # Error first: the longer of the two sides runs along the memory.
-    by_band = jnp.einsum("ntm,ntk->nmk", error, windows, preferred_element_type=kind)
+    by_band = jnp.einsum("ntm,ntk->nmk", error, windows).astype(kind)
     high, wide = a + KERNEL - 1, b + KERNEL - 1
     by_band = by_band.reshape(-1, a, b, model.channels, high, wide, colours)
     parts = [
@@ -306,7 +310,8 @@ def kernel_gradients(model: Cnn, windows: Array, error: Array, kind: jnp.dtype) 
 
 def compute_scores(model: Cnn, with_params: Tiled, x: Array) -> Array:
     """Return what `Cnn.apply` does, for many rows."""
-    return apply_dense(jax.nn.relu(convolve(cut_windows(model, x), with_params)), with_params)
+    hidden = jax.nn.relu(convolve(cut_windows(model, x), with_params))
+    return apply_dense(hidden.astype(x.dtype), with_params)
 
 
 class Factors(NamedTuple):
@@ -324,7 +329,8 @@ def find_factors(model: Cnn, params: Tiled, rows: Inspected, y: Array) -> Factor
     windows, kind = cut_windows(model, rows.x), params.w.dtype
     hidden = base.relu_finite(convolve(windows, params), windows.dtype)
     error2 = softmax.score_errors(apply_dense(hidden, params), y, model.number_loss)
-    error1 = jnp.where(hidden > 0, jnp.tensordot(error2, params.back, 1), 0)
+    spread = jnp.tensordot(*_align_types(error2.astype(hidden.dtype), params.back, kind), 1)
+    error1 = jnp.where(hidden > 0, spread, 0)
     kernels = kernel_gradients(model, windows, error1, kind)
-    by_place = jnp.sum(error1, axis=1).reshape(y.shape[0], -1, model.channels)
+    by_place = jnp.sum(error1, axis=1, dtype=kind).reshape(y.shape[0], -1, model.channels)
     return Factors(rows.is_clean, kernels, jnp.sum(by_place, axis=1), hidden, error2)

@@ -287,6 +287,12 @@ def _take_one_step(
         if how.mesh is not None:
             flat, restore = ravel_pytree(step)
             step = restore(_psum(flat, AXIS))  # one array: one all-reduce
+    elif _has_accelerator():  # it wants few, large products
+        x, y, mine = jax.vmap(lambda i: _slice_client(rows, i, how.longest))(order.members)
+        weight = jnp.where(mine, coefficient[order.members][:, None], 0)
+        x, y, weight = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (x, y, weight))
+        weight = weigh_rows(weight, y, order.class_weights)
+        step = clipping.clipped_sum(model, params, x, y, weight, order.clip)
     else:
 
         def client(total: Params, i: Array) -> tuple[Params, None]:
@@ -305,6 +311,10 @@ def _weigh_owners(weight: Array, rows: StackedRows, how: RoundOptions) -> Array:
     if how.mesh is None:
         return weight[rows.owner]
     return weight.at[rows.owner].get(mode="fill", fill_value=0)
+
+
+def _has_accelerator() -> bool:
+    return jax.default_backend() != "cpu"
 
 
 def weigh_rows(weight: Array, y: Array, class_weights: Array | None) -> Array:
@@ -476,7 +486,8 @@ def make_orders(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Order
 
     The seats may be those of several rounds, one after the other.
     """
-    turns = len(seats) // len(always["rate"])
+    runs = [seat.federation for seat in seats[: len(always["rate"])]]
+    turns = len(seats) // len(runs)
     if turns > 1:
         always = {name: np.concatenate([column] * turns) for name, column in always.items()}
     prepared = [seat.prepared for seat in seats]
@@ -494,7 +505,7 @@ def make_orders(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Order
             [seat.state.marks for seat in seats],
             [None if round_ is None else round_.turn for round_ in prepared],
         ),
-        members=choose_members([seat.federation for seat in seats], weight),
+        members=choose_members(runs, weight),
     )
 
 
@@ -521,6 +532,7 @@ def stack_numbers(
 
 
 FEW_ROWS = 256  # of a client; with fewer, going client by client costs more than it saves
+COPIED_BYTES = 2 << 30  # of the cohorts' rows, which an accelerator copies side by side
 
 
 def choose_members(
@@ -530,19 +542,22 @@ def choose_members(
 
     Where K < U the rows of the other clients need not be read. With several local steps the round
     goes client by client anyway. With one step that pays where a client has enough rows to keep a
-    CPU busy; the runs of a batch on an accelerator read the same rows, whichever clients are in
-    their cohorts.
+    CPU busy, and on an accelerator, which copies the rows, where the cohorts have half of them.
     """
     size = max(federation.terms.per_round for federation in federations)
     first = federations[0]
     samples, longest = first.samples, int(max(first.samples))
     if size >= len(samples):
         return None
-    alone = len(federations) == 1 and jax.default_backend() == "cpu" and longest >= FEW_ROWS
-    alone = alone and choose_mesh(first) is None
-    if first.plan.local.steps == 1 and not (alone and size * longest <= 0.9 * samples.sum()):
-        return None
-    return fill_cohort(weight, size)
+    share = size * longest / samples.sum()
+    if _has_accelerator():
+        row_bytes = 4 * math.prod(first.held.train.x.shape[1:])
+        copied = len(federations) * size * longest * row_bytes
+        pays = share <= 0.5 and copied <= COPIED_BYTES
+    else:
+        pays = len(federations) == 1 and longest >= FEW_ROWS and share <= 0.9
+    pays = pays and choose_mesh(first) is None
+    return fill_cohort(weight, size) if pays or first.plan.local.steps > 1 else None
 
 
 def fill_cohort(weight: ArrayLike, size: int) -> NDArray[np.int32]:
