@@ -329,11 +329,7 @@ class OneRun:
 
 
 def compute_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the probability of so many right guesses if the run is (ε, δ)-DP.
-
-    >>> round(compute_p_value(100, 10, 10, 0.0, 0.0), 6)  # ten coins
-    0.000977
-    """
+    """Bound the probability of so many right guesses if the run is (ε, δ)-DP."""
     from scipy.stats import binom
 
     chance = 1 / (1 + np.exp(-epsilon))
@@ -348,11 +344,7 @@ def compute_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
 def refute_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the largest ε that so many right guesses refute with this confidence.
-
-    >>> round(refute_epsilon(1000, 100, 98, 1e-5, 0.95), 1)
-    2.7
-    """
+    """Return the largest ε that so many right guesses refute with this confidence."""
     return _find_largest(
         lambda e: compute_p_value(canaries, guesses, right, e, delta) < 1 - confidence
     )
