@@ -333,12 +333,7 @@ def as_text(cells: pl.Series) -> pl.Series:
 
 
 def as_number(cells: pl.Series) -> pl.Series:
-    """Return cells as float64; missing ones, NaN and texts are null.
-
-    >>> import polars as pl
-    >>> as_number(pl.Series([" 1", "1e3", "x", "", None, "nan"])).to_list()
-    [1.0, 1000.0, None, None, None, None]
-    """
+    """Return cells as float64; missing ones, NaN and texts are null."""
     import polars as pl
 
     if not (cells.dtype.is_numeric() or cells.dtype == pl.Boolean):
@@ -347,11 +342,7 @@ def as_number(cells: pl.Series) -> pl.Series:
 
 
 def sort_texts(texts: Iterable[str]) -> list[str]:
-    """Sort texts as numbers if all of them are numbers, else by the alphabet.
-
-    >>> sort_texts(["10", "9", "1"]), sort_texts(["b", "10", "9"])
-    (['1', '9', '10'], ['10', '9', 'b'])
-    """
+    """Sort texts as numbers if all of them are numbers, else by the alphabet."""
     listed = sorted(texts)
     try:
         return sorted(listed, key=float)
@@ -642,11 +633,7 @@ def read_rows(path: str | Path, layout: Layout, *, labels: bool, key: str = "dat
 
 
 def is_bounds(spec: Spec) -> bool:
-    """Return whether a column's specification is bounds, so that it holds numbers.
-
-    >>> is_bounds((0.0, 1.0)), is_bounds(("a", "b")), is_bounds(())
-    (True, False, False)
-    """
+    """Return whether a column's specification is bounds, so that it holds numbers."""
     return len(spec) > 0 and not isinstance(spec[0], str)
 
 
@@ -964,10 +951,6 @@ def draft_plan(table: Path, plan: Path) -> str:
 
 
 def _list_names(names: list[str]) -> str:
-    """Return as many names as fit on one line of a comment.
-
-    >>> _list_names(["age", "sex"])
-    'age, sex'
-    """
+    """Return as many names as fit on one line of a comment."""
     text = ", ".join(names)
     return text if len(text) <= 70 else text[:67].rpartition(",")[0] + ", …"

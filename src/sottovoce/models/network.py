@@ -55,21 +55,13 @@ NAMES = f"hog, {FILES}"
 
 
 def is_network(name: str) -> bool:
-    """Return whether `model.features` names a network.
-
-    >>> is_network("onnx:net.onnx"), is_network("torch:net.py:body"), is_network("hog")
-    (True, True, False)
-    """
+    """Return whether `model.features` names a network."""
     kind, _, where = name.partition(":")
     return name in PRESETS or (kind in ("onnx", "torch") and where != "")
 
 
 def resolve_network(name: str, folder: str | Path) -> str:
-    """Return the name with its file taken from `folder`, as other paths of a plan are.
-
-    >>> resolve_network("onnx:net.onnx", "study"), resolve_network("torch:net.py:body", "study")
-    ('onnx:study/net.onnx', 'torch:study/net.py:body')
-    """
+    """Return the name with its file taken from `folder`, as other paths of a plan are."""
     kind, _, where = name.partition(":")
     if not is_network(name) or not where:
         return name
@@ -295,13 +287,7 @@ def _open_onnx(path: Path) -> OpenNetwork:
 
 
 def arrange_axes(samples: NDArray[Any], wanted: list[int | None]) -> NDArray[Any]:
-    """Return samples (n, height, width, colours) or (n, numbers) in the axes that a network takes.
-
-    >>> arrange_axes(np.zeros((5, 8, 9, 3)), [None, 3, None, None]).shape
-    (5, 3, 8, 9)
-    >>> arrange_axes(np.zeros((5, 8, 9)), [None, 72]).shape
-    (5, 72)
-    """
+    """Return samples (n, height, width, colours) or (n, numbers) in a network's axes."""
     n, shape = len(samples), samples.shape[1:]
     if len(wanted) <= 2:
         choices = [samples.reshape(n, -1)]

@@ -110,9 +110,8 @@ class DiscountedRounds(_Rounds):
         if not math.isfinite(self.zeta):
             raise InputError.of("zeta", self.zeta, "a finite number", "0 is the default")
         if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
-            raise InputError.of(
-                "window", self.window, "a whole number ≥ 1", "1 is the paper's rule, 3 the default"
-            )
+            remedy = "1 is the paper's rule, 3 the default"
+            raise InputError.of("window", self.window, "a whole number ≥ 1", remedy)
 
     @property
     def steady(self) -> bool:
@@ -164,9 +163,8 @@ class DecayingNoise(_Rounds):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.slope < 1:
-            raise InputError.of(
-                "slope", self.slope, "at least 0 and below 1", "0.004 a round is the default"
-            )
+            remedy = "0.004 a round is the default"
+            raise InputError.of("slope", self.slope, "at least 0 and below 1", remedy)
 
     @property
     def affordable(self) -> int:
@@ -261,9 +259,8 @@ class Landscape:
     def __post_init__(self) -> None:
         for name in ("smoothness", "curvature", "gap", "learning_rate"):
             if not 0 < (value := getattr(self, name)) < math.inf:
-                raise InputError.of(
-                    name, value, "a finite number > 0", "estimate it on public data"
-                )
+                remedy = "estimate it on public data"
+                raise InputError.of(name, value, "a finite number > 0", remedy)
         if not 0 <= (value := self.divergence) < math.inf:
             remedy = "0 is right for IID clients"
             raise InputError.of("divergence", value, "a finite number ≥ 0", remedy)
