@@ -29,10 +29,6 @@ class Cnn(NamedModel):
 
     No pooling, as in the paper: an H×W picture becomes channels×(H+4)×(W+4) numbers. Rows are
     pictures of `shape` (H, W, colours), flattened with the colours last.
-
-    >>> params = Cnn((8, 8, 1), channels=2, classes=10).init(jax.random.key(0))
-    >>> {name: array.shape for name, array in params.items()}
-    {'kernel': (5, 5, 1, 2), 'bias': (2,), 'w': (288, 10), 'b': (10,)}
     """
 
     shape: tuple[int, int, int]

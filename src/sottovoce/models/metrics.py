@@ -132,9 +132,6 @@ def measure_classes(
     `predicted` are classes. `scores` (n, classes) are logits, `calibrated` the same after
     calibration, from which the probabilities come; without scores there are only the metrics of
     the classes, and where scores are not finite the others are NaN.
-
-    >>> measure_classes(np.array([0, 0, 0, 1]), np.zeros(4, int))["accuracy"]
-    Measured(value=0.75, baseline=0.75, error=0.0)
     """
     counts = np.bincount(labels)
     present = np.flatnonzero(counts)
@@ -295,9 +292,6 @@ def draw_curves(labels: NDArray[Any], logits: Floats) -> dict[str, Any]:
     These two are of the rarer class, `positive`: (false alarms, found) and (found, precision), at
     most 60 points with both ends. With more than two classes `by_class` has them of the rarest
     six, each against all others.
-
-    >>> draw_curves(np.array([0, 1]), np.array([[1.0, 0.0], [0.0, 1.0]]))["roc"]
-    [[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
     """
     table = measure_reliability(labels, compute_probabilities(logits))
     drawn: dict[str, Any] = {"reliability": table.round(6).tolist()}
@@ -330,9 +324,6 @@ def measure_reliability(labels: NDArray[Any], probabilities: Floats) -> Floats:
     """Return mean probability, share that is so and rows of ten bins of equal counts.
 
     The probability is that of the rarer of two classes; of more, of the class that is most likely.
-
-    >>> measure_reliability(np.array([0, 1]), np.array([[0.9, 0.1], [0.2, 0.8]])).round(2).tolist()
-    [[0.1, 0.0, 1.0], [0.8, 1.0, 1.0]]
     """
     k: Any = np.argmax(probabilities, axis=1)
     if probabilities.shape[1] == 2:
@@ -362,11 +353,7 @@ class Calibration(NamedTuple):
 
 
 def compute_probabilities(scores: Floats, calibration: Calibration | None = None) -> Floats:
-    """Return softmax of the scores, after calibration.
-
-    >>> compute_probabilities(np.zeros((1, 4))).tolist()
-    [[0.25, 0.25, 0.25, 0.25]]
-    """
+    """Return softmax of the scores, after calibration."""
     return np.exp(_log_softmax(scores if calibration is None else calibration.apply(scores)))
 
 

@@ -22,12 +22,7 @@ PARTS = 8  # of the rows, where an accelerator sums over them for one run alone
 @final
 @dataclass(frozen=True)
 class Mlp(NamedModel):
-    """One hidden layer of ReLU units, then softmax.
-
-    >>> params = Mlp(4, hidden=3, classes=2).init(jax.random.key(0))
-    >>> {name: array.shape for name, array in params.items()}
-    {'w1': (4, 3), 'b1': (3,), 'w2': (3, 2), 'b2': (2,)}
-    """
+    """One hidden layer of ReLU units, then softmax."""
 
     features: int
     hidden: int

@@ -31,10 +31,6 @@ class Softmax(NamedModel):
 
     Few parameters meet little noise (it grows with √d), so that on good features this is the model
     that learns most from a small budget.
-
-    >>> params = Softmax(4, classes=3).init(jax.random.key(0))
-    >>> {name: array.shape for name, array in params.items()}
-    {'w': (4, 3), 'b': (3,)}
     """
 
     features: int
