@@ -346,6 +346,9 @@ def test_a_node_file_with_bad_terms_says_so_in_a_sentence(tmp_path):
         path.write_text(text.replace(old, new))
         with pytest.raises(InputError, match=words):
             Node.load(path)
+    path.write_text(text.replace("honest = 2", "honest = 4"))
+    with pytest.raises(InputError, match=r"at least honest \+ corrupt = 4 keys, got 3"):
+        device.check_node(Node.load(path))  # before a message meets it, by the file's own terms
     for name, words in (("roster.pem", "roster"), ("key-0.pem", "private key")):
         kept = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(b"x")

@@ -84,12 +84,11 @@ def _answer_blob(blob: bytes, node: Node) -> bytes:
     if arrays or not messages.is_run(run):
         raise Malformed("the message is no step of a round")
     with _open_vault(node, node.read_rows()) as vault:
-        return _make_party(node, vault).answer(head, run, t, None)
+        return _make_party(node, vault, vault.policy).answer(head, run, t, None)
 
 
-def _make_party(node: Node, vault: Vault) -> Party:
+def _make_party(node: Node, vault: Vault, policy: Policy) -> Party:
     """Return this client as a party of the sum view, by its own roster and key."""
-    policy = vault.policy
     if node.sum_files is None or policy.honest == 1:
         raise RequestDeclined("policy", "this client releases no sums ([policy.sum])")
     roster, key = node.sum_files
@@ -111,10 +110,11 @@ def check_node(node: Node) -> None:
     node.load_own_model()
     with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
         _require_samples(node, rows, vault)
-        vault.require_tightening(node.make_policy(vault.policy.samples, vault.policy))
+        policy = node.make_policy(vault.policy.samples, vault.policy)
+        vault.require_tightening(policy)
         vault.require_running()
         if node.sum_files is not None:
-            _make_party(node, vault)
+            _make_party(node, vault, policy)
 
 
 def _name_request(blob: bytes) -> str:
@@ -340,7 +340,7 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             (paid.noise[0], policy.share),
             lambda noise, mask: make_upload(Masked(noise, mask, change)),
         )
-        party = _make_party(node, vault)
+        party = _make_party(node, vault, vault.policy)
         return party.answer(request.sum, request.run, request.round.t, booking)
 
 
