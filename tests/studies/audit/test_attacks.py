@@ -10,7 +10,7 @@ from scipy import stats
 
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.studies.audit import attacks, messages
+from sottovoce.studies.audit import attacks, findings, messages
 from sottovoce.studies.audit.attacks import Victim, find_nearest, mse, psnr, ssim
 from sottovoce.studies.audit.auditing import load_target
 from sottovoce.studies.audit.messages import AuditSetting, Level, bound_guess_rate, bound_rate
@@ -226,3 +226,29 @@ def test_pictures_are_compared_as_pictures():
     assert abs(ssim(one, other)) < 0.5
     assert find_nearest([0.5 * other + 0.1], [one, other]).tolist() == [1]
     assert find_nearest([np.full(64, np.nan)], [one, other]).shape == (1,)
+
+
+def test_parts_of_the_attacks_by_example():
+    gradient = {"w1": np.array([[0.0, 6.0], [0.0, 2.0]]), "b1": np.array([0.0, 2.0])}
+    assert attacks.invert_gradient(gradient).tolist() == [3.0, 1.0]
+    assert attacks.guess_labels({"b2": np.array([-1.9, 0.6, -0.6])}, 3).tolist() == [0, 0, 2]
+    assert attacks.choose_one_per_class(np.array([1, 1, 0, 2]), 3) == [2, 0, 3]
+    assert [attacks.has_pixels(np.array([[low, 1.0]])) for low in (0.0, -3.0)] == [True, False]
+    form = attacks.Form("svm", (1,), 2, {"kappa": 0.0})
+    start, x = {"b": np.zeros(()), "w": np.zeros(1)}, np.full((1, 1), 3.0)
+    clipped = attacks.clip_gradients(form, start, x, np.ones(1, np.int64), 1.0)
+    assert clipped.round(3).tolist() == [[-0.316, -0.949]]
+
+
+def test_numbers_of_the_audit_by_example():
+    assert round(messages.compute_mu(0.8413, 0.1587), 2) == 2.0
+    counted = messages.count_rates([1.0, 2.0], [-1.0, 1.5], 0.0)
+    assert counted == messages.Rates(hits=2, positives=2, alarms=1, negatives=2)
+    bounds = [messages.bound_mean(values) for values in ([1.0] * 32, [0.4, 0.6] * 16)]
+    assert np.round(bounds, 3).tolist() == [[0.789, 1.0], [0.193, 0.807]]
+    assert [messages.format_lower_bound(v, 1) for v in (28.4516, 8.1)] == ["28.4", "8.1"]
+    share, plain = findings.Row("", "", {}), findings.Row("", "", {}, False)
+    assert findings.format_finding(share, findings.Finding(0.021, 0.09)) == "2.1 % (9.0 %)"
+    assert findings.format_finding(plain, findings.Finding(1.2e-17)) == "1.2e-17"
+    found = findings.Finding(0.5, 0.9, counts=messages.Rates(1, 2, 1, 100))
+    assert findings.format_finding(share, found) == "50.0 % at 1.0 % (90.0 %)"

@@ -114,14 +114,7 @@ class Victim:
 
 
 def clip_gradients(form: Form, model: Parameters, x: Rows, y: Labels, clip: float) -> Floats:
-    """Return each record's gradient, clipped to the norm C, as an array [rows, parameters].
-
-    >>> form = Form("svm", (1,), 2, {"kappa": 0.0})
-    >>> start = {"b": np.zeros(()), "w": np.zeros(1)}
-    >>> x, y = np.full((1, 1), 3.0), np.ones(1, np.int64)
-    >>> clip_gradients(form, start, x, y, 1.0).round(3).tolist()
-    [[-0.316, -0.949]]
-    """
+    """Return each record's gradient, clipped to the norm C, as an array [rows, parameters]."""
     matrix = gradient_matrix(form, model, x, y)
     matrix /= np.maximum(1.0, np.linalg.norm(matrix, axis=1, keepdims=True) / clip)
     return np.asarray(matrix)
@@ -149,9 +142,6 @@ def guess_labels(gradient: Parameters, count: int) -> NDArray[np.int64]:
 
     The most negative entry gives a label; what one sample lowers its label's entry by, estimated as
     half of the lowest, is then added there; and so on.
-
-    >>> guess_labels({"b2": np.array([-1.9, 0.6, -0.6])}, 3).tolist()
-    [0, 0, 2]
     """
     pulled, found = np.array(gradient["b2"], dtype=np.float64), []
     share = max(-pulled.min() / 2, 1e-12)
@@ -260,11 +250,7 @@ def join_reconstructions(groups: Sequence[Reconstructions]) -> Reconstructions:
 
 
 def has_pixels(rows: Rows) -> bool:
-    """Return whether all values are from 0 to 1, as the search for pictures assumes.
-
-    >>> has_pixels(np.array([[0.0, 1.0]])), has_pixels(np.array([[-3.0, 1.0]]))
-    (True, False)
-    """
+    """Return whether all values are from 0 to 1, as the search for pictures assumes."""
     return bool(np.min(rows) >= 0 and np.max(rows) <= 1)
 
 
@@ -396,12 +382,7 @@ class Reconstructions:
 
 
 def invert_gradient(gradient: Parameters) -> Floats:
-    """Return x = ∂w1[:, j] / ∂b1[j] at the unit j with the largest gradient of the bias.
-
-    >>> gradient = {"w1": np.array([[0.0, 6.0], [0.0, 2.0]]), "b1": np.array([0.0, 2.0])}
-    >>> invert_gradient(gradient).tolist()
-    [3.0, 1.0]
-    """
+    """Return x = ∂w1[:, j] / ∂b1[j] at the unit j with the largest gradient of the bias."""
     unit = int(np.argmax(np.abs(gradient["b1"])))
     bottom = float(gradient["b1"][unit])
     return np.asarray(gradient["w1"][:, unit] / (bottom if bottom else 1.0))
@@ -427,11 +408,7 @@ def invert_first_layer(
 
 
 def choose_one_per_class(y: Labels, classes: int) -> list[int]:
-    """Return the index of the first sample of each class, for a drawing.
-
-    >>> choose_one_per_class(np.array([1, 1, 0, 2]), 3)
-    [2, 0, 3]
-    """
+    """Return the index of the first sample of each class, for a drawing."""
     return [int(np.flatnonzero(y == c)[0]) for c in range(classes) if np.any(y == c)]
 
 

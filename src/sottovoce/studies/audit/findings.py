@@ -613,16 +613,7 @@ def explain_brackets(found: Findings) -> str:
 
 
 def format_finding(row: Row, cell: Finding) -> str:
-    """Return a cell of the table of attacks, its ceiling in brackets.
-
-    >>> format_finding(Row("", "", {}), Finding(0.021, 0.09))
-    '2.1 % (9.0 %)'
-    >>> format_finding(Row("", "", {}, False), Finding(1.2e-17))
-    '1.2e-17'
-    >>> from sottovoce.studies.audit.messages import Rates
-    >>> format_finding(Row("", "", {}), Finding(0.5, 0.9, counts=Rates(1, 2, 1, 100)))
-    '50.0 % at 1.0 % (90.0 %)'
-    """
+    """Return a cell of the table of attacks, its ceiling in brackets."""
     value = f"{100 * cell.value:.1f} %" if row.share else f"{cell.value:.3g}"
     if cell.counts is not None and cell.counts.negatives and row.decides:
         value += f" at {100 * cell.counts.fpr:.1f} %"  # alarms as they were counted

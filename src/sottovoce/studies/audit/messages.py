@@ -183,11 +183,7 @@ class Rates:
 
 
 def compute_mu(tpr: float, fpr: float) -> float:
-    """Return the μ of two rates: Φ⁻¹(TPR) − Φ⁻¹(FPR).
-
-    >>> round(compute_mu(0.8413, 0.1587), 2)
-    2.0
-    """
+    """Return the μ of two rates: Φ⁻¹(TPR) − Φ⁻¹(FPR)."""
     with np.errstate(divide="ignore"):
         ends = [
             -np.inf if rate <= 0 else np.inf if rate >= 1 else float(quantile(rate))
@@ -200,9 +196,6 @@ def count_rates(positive: object, negative: object, threshold: float) -> Rates:
     """Count hits and alarms of the rule "score > threshold".
 
     For a proof the threshold must be fixed before the scores are seen.
-
-    >>> count_rates([1.0, 2.0], [-1.0, 1.5], 0.0)
-    Rates(hits=2, positives=2, alarms=1, negatives=2)
     """
     yes, no = np.asarray(positive, dtype=np.float64), np.asarray(negative, dtype=np.float64)
     hits, alarms = int(np.sum(yes > threshold)), int(np.sum(no > threshold))
@@ -240,11 +233,6 @@ def bound_mean(values: object, confidence: float = CONFIDENCE) -> tuple[float, f
 
     P[mean of n ≥ x] ≤ exp(−n·KL(x ‖ p)) where p is the true mean (Hoeffding 1963). The numbers are
     shares of a run's records: records of one run share its noise, but runs are independent.
-
-    >>> [round(end, 3) for end in bound_mean([1.0] * 32)]
-    [0.789, 1.0]
-    >>> [round(end, 3) for end in bound_mean([0.4, 0.6] * 16)]
-    [0.193, 0.807]
     """
     shares = np.asarray(values, dtype=np.float64)
     if shares.size == 0 or np.min(shares) < 0 or np.max(shares) > 1:
@@ -275,11 +263,7 @@ def choose_threshold(negative: object, fpr: float) -> float:
 
 
 def format_lower_bound(value: float, digits: int) -> str:
-    """Format a lower bound, rounded down so that no more is claimed than was proven.
-
-    >>> format_lower_bound(28.4516, 1), format_lower_bound(8.1, 1)
-    ('28.4', '8.1')
-    """
+    """Format a lower bound, rounded down so that no more is claimed than was proven."""
     return f"{math.floor(value * 10**digits + 1e-9) / 10**digits:.{digits}f}"
 
 
