@@ -533,14 +533,7 @@ class Layout:
 
     @property
     def encoding(self) -> str:
-        """A digest of how cells become numbers: the same on two machines, or their rows differ.
-
-        >>> layout = Layout("y", ("0", "1"), {"age": (0.0, 120.0)})
-        >>> replace(layout, label="z").encoding == layout.encoding
-        True
-        >>> replace(layout, low=0.0).encoding == layout.encoding
-        False
-        """
+        """A digest of how cells become numbers: the same on two machines, or their rows differ."""
         columns = [
             [name, *(map(float, spec) if is_bounds(spec) else spec)]
             for name, spec in self.columns.items()

@@ -543,11 +543,7 @@ class Measurement:
 
 
 def make_neighbours(setting: AuditSetting) -> list[tuple[Floats, NDArray[Any]]]:
-    """Return the samples and labels of D and of D′, which differ in one protected unit.
-
-    >>> [y.tolist() for _, y in make_neighbours(AuditSetting(8.0, 1e-5, Recipe(1.0, 1.0)))]
-    [[0, 0, 0], [1, 0, 0]]
-    """
+    """Return the samples and labels of D and of D′, which differ in one protected unit."""
     rows = np.full((SAMPLES, FEATURES), 5.0 * max(1.0, setting.recipe.clip))
     replaced = SAMPLES if setting.recipe.unit == "client" else 1
     return [setting.make_samples(rows, np.arange(SAMPLES) < k) for k in (0, replaced)]

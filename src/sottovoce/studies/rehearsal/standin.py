@@ -288,11 +288,6 @@ def announce_federation(
 
     `samples` is the number of rows that a client holds; with `data.client` those of the whole
     table, of which validation and test take their share (as `data.tables.split_by_column` does).
-
-    >>> announce_federation(Plan()).sizes[:2]
-    (143, 143)
-    >>> announce_federation(Plan(data={"name": "mnist", "clients": 50})).rows
-    50000
     """
     data = plan.data
     pairs = (("clients", clients, data.clients), ("samples", samples, data.samples))
@@ -365,11 +360,7 @@ def _count_training_rows(plan: Plan, held: int, U: int) -> int:
 
 
 def choose_spare_factor(plan: Plan) -> int:
-    """Return how many times the rows are needed: clients with few classes do not use all equally.
-
-    >>> choose_spare_factor(Plan()), choose_spare_factor(Plan(data={"split": "dirichlet"}))
-    (1, 3)
-    """
+    """Return how many times the rows are needed: clients with few classes do not use all equally."""
     return 3 if plan.data.split in ("labels", "dirichlet") else 1
 
 
@@ -592,11 +583,7 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
 
 
 def _find_shares(plan: Plan, classes: int) -> tuple[float, ...]:
-    """Return the shares of the classes: those published, uneven ones for a metric of these, or ().
-
-    >>> [round(share, 3) for share in _find_shares(Plan(metric="auroc"), 2)]
-    [0.952, 0.048]
-    """
+    """Return the shares of the classes: those published, uneven ones for a metric of these, or ()."""
     if plan.data.prevalence is not None:
         return plan.data.prevalence
     if plan.metric not in UNEVEN or classes < 2:
