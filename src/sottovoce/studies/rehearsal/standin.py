@@ -360,7 +360,7 @@ def _count_training_rows(plan: Plan, held: int, U: int) -> int:
 
 
 def choose_spare_factor(plan: Plan) -> int:
-    """Return how many times the rows are needed: clients with few classes do not use all equally."""
+    """Return how many times the rows are needed: few classes a client do not use all equally."""
     return 3 if plan.data.split in ("labels", "dirichlet") else 1
 
 
@@ -583,7 +583,7 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
 
 
 def _find_shares(plan: Plan, classes: int) -> tuple[float, ...]:
-    """Return the shares of the classes: those published, uneven ones for a metric of these, or ()."""
+    """Return the shares of the classes: published ones, uneven ones for such a metric, or ()."""
     if plan.data.prevalence is not None:
         return plan.data.prevalence
     if plan.metric not in UNEVEN or classes < 2:
