@@ -51,7 +51,7 @@ def it_ends_well_and_states_both_promises(story):
 
 def the_killed_client_missed_little(story):
     """Its worker comes back; the sum needs honest + corrupt of the five, and a round has them."""
-    assert len(story.workers) == 5
+    assert len(story.workers) >= 5  # a worker forks for a moment
     uploads = [entry["uploads"] for entry in record_of(story.out)["rounds"]]
     assert uploads[0] == 5
     assert min(uploads) >= HONEST + CORRUPT
