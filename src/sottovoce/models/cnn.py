@@ -119,8 +119,7 @@ class Cnn(NamedModel):
         return total | {"kernel": kernel, "w": w}
 
     def judge(self, prepared: Tiled, x: Array, y: Array) -> tuple[Array, Array]:
-        kind = clipping.product_type(self, base.precision(prepared))
-        scores = compute_scores(self, prepared, x.astype(kind))
+        scores = compute_scores(self, prepared, x)
         losses = softmax.compute_loss(scores, y, self.number_loss)
         return losses, jnp.argmax(scores, axis=1) == y
 
@@ -275,11 +274,10 @@ def _align_types(left: Array, right: Array, kind: jnp.dtype) -> tuple[Array, Arr
 
 
 def convolve(windows: Array, with_params: Tiled) -> Array:
-    """Return the maps before the relu, (n, tiles, numbers)."""
+    """Return the maps before the relu, (n, tiles, numbers), added up in the type of the band."""
     kind = with_params.band.dtype
-    # What a product returns in bfloat16 was added up in float32: half the bytes to write and read.
-    product = jnp.matmul(*_align_types(windows, with_params.band, kind))
-    return product.astype(kind) + with_params.bias
+    windows, band = _align_types(windows, with_params.band, kind)
+    return jnp.matmul(windows, band, preferred_element_type=kind) + with_params.bias
 
 
 def apply_dense(hidden: Array, with_params: Tiled) -> Array:
@@ -295,7 +293,7 @@ def kernel_gradients(model: Cnn, windows: Array, error: Array, kind: jnp.dtype) 
     (a, b), colours = choose_tile(model), model.shape[2]
     windows, error = _align_types(windows, error, kind)
     # Error first: the longer of the two sides runs along the memory.
-    by_band = jnp.einsum("ntm,ntk->nmk", error, windows).astype(kind)
+    by_band = jnp.einsum("ntm,ntk->nmk", error, windows, preferred_element_type=kind)
     high, wide = a + KERNEL - 1, b + KERNEL - 1
     by_band = by_band.reshape(-1, a, b, model.channels, high, wide, colours)
     parts = [
@@ -306,8 +304,7 @@ def kernel_gradients(model: Cnn, windows: Array, error: Array, kind: jnp.dtype) 
 
 def compute_scores(model: Cnn, with_params: Tiled, x: Array) -> Array:
     """Return what `Cnn.apply` does, for many rows."""
-    hidden = jax.nn.relu(convolve(cut_windows(model, x), with_params))
-    return apply_dense(hidden.astype(x.dtype), with_params)
+    return apply_dense(jax.nn.relu(convolve(cut_windows(model, x), with_params)), with_params)
 
 
 class Factors(NamedTuple):
@@ -325,8 +322,7 @@ def find_factors(model: Cnn, params: Tiled, rows: Inspected, y: Array) -> Factor
     windows, kind = cut_windows(model, rows.x), params.w.dtype
     hidden = base.relu_finite(convolve(windows, params), windows.dtype)
     error2 = softmax.score_errors(apply_dense(hidden, params), y, model.number_loss)
-    spread = jnp.tensordot(*_align_types(error2.astype(hidden.dtype), params.back, kind), 1)
-    error1 = jnp.where(hidden > 0, spread, 0)
+    error1 = jnp.where(hidden > 0, jnp.tensordot(error2, params.back, 1), 0)
     kernels = kernel_gradients(model, windows, error1, kind)
-    by_place = jnp.sum(error1, axis=1, dtype=kind).reshape(y.shape[0], -1, model.channels)
+    by_place = jnp.sum(error1, axis=1).reshape(y.shape[0], -1, model.channels)
     return Factors(rows.is_clean, kernels, jnp.sum(by_place, axis=1), hidden, error2)
