@@ -20,7 +20,7 @@ from sottovoce import Plan
 from sottovoce.cli import commands
 from sottovoce.client import ledger, sum_protocol
 from sottovoce.client.node import Node
-from sottovoce.client.vault import Vault
+from sottovoce.client.vault import Vault, fingerprint_file
 from sottovoce.data import datasets, federated
 from sottovoce.data.federated import load_holdings
 from sottovoce.errors import DataError, FederationError, RunError, VaultRefusal
@@ -167,9 +167,7 @@ def test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word(tmp
     )  # fmt: skip
     first = [ledger.read_statement(file.parent / "client.vault").vault
              for file in federate.deal(plan, tmp_path / "one")]  # fmt: skip
-    with pytest.raises(
-        VaultRefusal, match=r"2 vaults of an earlier federate .*one\), and a new run"
-    ):
+    with pytest.raises(VaultRefusal, match=r"2 vaults already \(.*one\), and a new run"):
         federate.deal(plan, tmp_path / "two")
     assert not (tmp_path / "two").exists()
     for file in federate.deal(plan, tmp_path / "two", second_ledger=True):
@@ -178,6 +176,28 @@ def test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word(tmp
         assert {*first} <= {*stated.other_ledgers}
     table.write_text(table.read_text("utf-8") + "1,1\n", "utf-8")
     federate.deal(plan, tmp_path / "three")  # other bytes are another table
+
+
+@pytest.mark.parametrize("first", ["federate", "ledger create"])
+def test_federate_and_ledger_create_see_each_others_vaults_of_a_file(tmp_path, first):
+    rng = np.random.default_rng(len(first))  # other rows each time: a machine remembers
+    np.savez(tmp_path / "rows.npz", x=rng.random((90, 3)), y=rng.integers(0, 2, 90))
+    plan = load_plan({"data": {"path": str(tmp_path / "rows.npz"), "clients": 2}}, [], None)
+    terms = {"data": tmp_path / "rows.npz", "epsilon": 1.0, "delta": 1e-3, "clip": 1.0}
+    works = {
+        "federate": lambda: federate.deal(plan, tmp_path / "out"),
+        "ledger create": lambda: ledger.create_from_data(tmp_path / "a.vault", **terms),
+    }
+    works.pop(first)()
+    (second,) = works.values()
+    with pytest.raises(VaultRefusal, match="already"):
+        second()
+
+
+def test_a_file_of_texts_is_dealt(tmp_path):
+    texts = np.array([f"note {i % 7} of {i}" for i in range(90)])
+    np.savez(tmp_path / "notes.npz", x=texts, y=np.arange(90) % 2)
+    assert fingerprint_file(tmp_path / "notes.npz")[1] == 90
 
 
 def test_a_run_says_how_long_it_may_take_and_how_to_shorten_it():

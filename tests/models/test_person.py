@@ -301,8 +301,9 @@ def ask(node, unit="person", rows_per_person=4, t=0):
     form = Form("softmax", (2,), 2, rows_per_person=rows_per_person)
     params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
     request = messages.Request(
-        "0badc0de", Round(t, 8), 1, 1, "balanced", Recipe(1.0, 1.0, unit=unit), form, params
-    )
+        "0badc0de", Round(t, 8), 1, 1, "balanced", Recipe(1.0, 1.0, unit=unit), form, params,
+        encoding=node.read_rows().encoding,
+    )  # fmt: skip
     return messages.unpack(device.answer_request(request.to_blob(), node))[0]
 
 

@@ -700,6 +700,66 @@ def what_a_restore_burns_was_promised_before():
             assert vault.promised.epsilon == 8.0
 
 
+def a_restore_takes_no_promise_that_cannot_be_true():
+    """A receipt from anywhere may name any policy: none below what was spent, none looser."""
+    true = Policy(epsilon=8.0, delta=1e-5, samples=9, clip=1.0, run_share=1.0)
+    for stated in ({"epsilon": 0.5}, {"epsilon": 100.0, "clip": 1e6, "floor": 1e-3}):
+        home = folder()
+        saved = home / "saved.vault"
+        with machine(home / "one"):
+            Vault.create(home / "a.vault", true, dataset=DATA).close()
+            backup(home / "a.vault", saved)
+            with Vault.open(home / "a.vault", dataset=DATA) as vault:
+                for t in range(4):
+                    paid = vault.reserve("run", t, "cd" * 32, [FULL // 8], server="s", facts={})
+                    newest = vault.store(paid, b"x")
+        with machine(home / "two"):
+            restore(saved, receipts=[replace(newest, promised=replace(true, **stated))])
+            with Vault.open(saved, dataset=DATA) as vault:
+                assert vault.promised.epsilon == 8.0
+                assert (vault.policy.clip, vault.policy.floor) == (true.clip, true.floor)
+
+
+def a_restore_counts_what_was_spent_alone_at_the_most():
+    """A receipt without it, and ε tightened since: the share that holds alone had risen."""
+    loose = Policy(epsilon=2.0, delta=1e-5, samples=9, clip=1.0, honest=100, epsilon_alone=4.0)
+    loose = replace(loose, run_share=1.0)
+    tight = replace(loose, epsilon=0.5)
+    home = folder()
+    saved = home / "saved.vault"
+
+    def pay(vault, run, units, policy):
+        price = {"units": [units], "alone": int(units * policy.share)}
+        return vault.store(vault.reserve(run, 0, "cd" * 32, server="s", facts={}, **price), b"x")
+
+    with machine(home / "one"):
+        with Vault.create(home / "a.vault", loose, dataset=DATA) as vault:
+            pay(vault, "one", FULL // 1000, loose)
+        backup(home / "a.vault", saved)
+        with Vault.open(home / "a.vault", dataset=DATA) as vault:
+            vault.tighten(tight)
+            newest, alone = pay(vault, "two", FULL // 200, tight), vault.alone
+    with machine(home / "two"):
+        restore(saved, receipts=[replace(newest, alone=None, promised=None)])
+        with Vault.open(saved, dataset=DATA) as vault:
+            assert vault.alone >= alone
+
+
+def a_vault_whose_share_is_below_one_can_be_restored():
+    """ε_alone barely above ε: rounding for safety must not make a restored vault a damaged one."""
+    terms = {"epsilon": 1.0, "honest": 2, "epsilon_alone": 1.0000001}
+    policy = Policy(delta=1e-5, samples=9, clip=1.0, **terms)
+    home = folder()
+    saved = home / "saved.vault"
+    with machine(home / "one"):
+        Vault.create(home / "a.vault", policy, dataset=DATA).close()
+        backup(home / "a.vault", saved)
+    with machine(home / "two"):
+        restore(saved, burn_rest=True)
+        with Vault.open(saved, dataset=DATA) as vault:
+            assert vault.alone >= vault.spent == FULL
+
+
 def a_restore_states_the_terms_of_lost_sums():
     """A backup from before `[policy.sum]`, and lost sums: what holds alone is not stated better."""
     for proof in ("machine", "receipt", "old receipt", "none"):
@@ -803,6 +863,9 @@ LEDGER = [
     a_budget_tightened_later_limits_what_follows, no_turn_takes_more_than_a_quarter,
     what_a_restore_burns_was_promised_before, a_restore_asks_the_machine_too,
     a_restore_states_the_terms_of_lost_sums,
+    a_restore_takes_no_promise_that_cannot_be_true,
+    a_restore_counts_what_was_spent_alone_at_the_most,
+    a_vault_whose_share_is_below_one_can_be_restored,
     a_receipt_that_says_no_sum_restores_nothing, a_receipt_is_a_line_and_not_a_number,
     a_state_before_a_store_is_not_taken_for_the_newest,
 ]  # fmt: skip

@@ -298,7 +298,33 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "client.vault.rebinding",
         "Terms of sums are free until the first release: a backup of before states (ε, δ) for lost sums as if each upload had all its noise.",
         "a_restore_states_the_terms_of_lost_sums",
-        (("else _recall_promise(books, unknown)", "else books.policy"),),
+        (
+            (
+                "policy = _recall_promise(books, unknown, books.spent + burnt)",
+                "policy = books.policy",
+            ),
+        ),
+    ),
+    (
+        "a restore takes any promise that a receipt names",
+        "client.vault.rebinding",
+        "A receipt is a file from anywhere: one that names a smaller ε than was spent would be stated.",
+        "a_restore_takes_no_promise_that_cannot_be_true",
+        (("if spent <= FULL - count_withheld_units(promise, books.capacity):", "if spent:"),),
+    ),
+    (
+        "a restore takes a looser promise from a receipt",
+        "client.vault.rebinding",
+        "The vault would take the terms of a forged receipt for its own.",
+        "a_restore_takes_no_promise_that_cannot_be_true",
+        (("            require_tighter(books.policy, promise, spent=0)\n", ""),),
+    ),
+    (
+        "a receipt without what was spent alone counts by the backup's share",
+        "client.vault.rebinding",
+        "Tightening ε raises the share that holds alone; the backup does not know it.",
+        "a_restore_counts_what_was_spent_alone_at_the_most",
+        (("alone.append(burnt * policy.honest)", "alone.append(burnt)"),),
     ),
     (
         "without proof the backup's terms of sums are taken for the lost ones",

@@ -71,12 +71,15 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
     file that was dealt to vaults before is dealt again only with `second_ledger`.
     """
     path = plan.data.path
-    source = "" if path is None else f"federate {fingerprint_file(path)[0]}"
-    earlier = witness.find_ledgers(source) if source else {}
+    whole = "" if path is None else fingerprint_file(path)[0]
+    # Of an earlier federate, and of `ledger create` for the file as a whole.
+    sources = [f"federate {whole}", whole] if whole else []
+    earlier = {k: v for source in sources for k, v in witness.find_ledgers(source).items()}
     if earlier and not second_ledger:
         raise VaultRefusal(
-            f"the rows of {Path(str(path)).name} have {len(earlier)} vaults of an earlier federate "
-            f"(in {', '.join(sorted({*earlier.values()}))}), and a new run makes new ones: what is "
+            f"the rows of {Path(str(path)).name} have {len(earlier)} vaults already "
+            f"({', '.join(sorted({v or k for k, v in earlier.items()}))}), "
+            "and a new run makes new ones: what is "
             "promised to a record then adds up over all of them; go on with a stopped run by "
             "--resume, try settings with `sottovoce train`, which spends nothing, or add "
             "--second-ledger, your recorded word that you want another promise"
@@ -98,8 +101,9 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
         stated = ledger.create_from_node(file, second_ledger=True, others=list(earlier))
         files.append(file)
         vaults.append(stated.vault)
-    for vault in vaults if source else ():
-        witness.note_ledger(source, vault, str(out.resolve()))
+    for source in sources:
+        for vault in vaults:
+            witness.note_ledger(source, vault, str(out.resolve()))
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
     write_file(out / PLAN, plan.to_toml().encode())

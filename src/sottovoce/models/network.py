@@ -37,6 +37,7 @@ from sottovoce.models import features
 from sottovoce.models.features import NORM, Floats, Hog, centre_and_scale
 
 BATCH = 64  # rows that go through a network together
+_BLOCK = 16 * BATCH  # rows that are projected at once
 RESIZED = 160  # pixels of a picture's side before EfficientNet-Lite0
 _CLOSE = 1e-3  # of a sample's features: what another place in a batch may change by rounding
 #: By what the other samples of a trial's batch are multiplied. A sample's features must be the same
@@ -88,13 +89,14 @@ class Network:
         """Return the features of every row, (n, numbers of a sample) → (n, width) of float32."""
         assert self.source is not None, "a network of a message is located first"
         network, found = open_network(self.source), np.empty((len(x), self.width), np.float32)
-        starts = range(0, len(x), BATCH)
+        starts = range(0, len(x), _BLOCK)
         for start in _track(starts) if len(x) > 8 * BATCH else starts:
-            chunk = np.asarray(x[start : start + BATCH], np.float32)
-            raw = network.run_or_fail(chunk.reshape(len(chunk), *self.shape))
+            block = np.asarray(x[start : start + _BLOCK], np.float32).reshape(-1, *self.shape)
+            parts = [network.run_or_fail(block[i : i + BATCH]) for i in range(0, len(block), BATCH)]
+            raw = np.concatenate(parts)
             if self.project:
                 raw = raw @ _draw_projection(raw.shape[1], self.project, self.project_seed)
-            found[start : start + BATCH] = centre_and_scale(raw, NORM)
+            found[start : start + _BLOCK] = centre_and_scale(raw, NORM)
         return found
 
     def load_or_apply(self, x: NDArray[np.floating], beside: Path | None) -> Floats:
@@ -204,7 +206,12 @@ class OpenNetwork:
             chunk = samples[start : start + self.batch]
             padded = np.zeros((self.batch, *samples.shape[1:]), np.float32)
             padded[: len(chunk)] = chunk
-            found.append(np.asarray(self.run(padded), np.float32)[: len(chunk)])
+            try:
+                found.append(np.asarray(self.run(padded), np.float32)[: len(chunk)])
+            except (Exception, KeyboardInterrupt):
+                raise
+            except BaseException as left:  # an exit that a sample causes would tell of it
+                raise RuntimeError(f"the network ends the process: {left!r}") from None
         return np.concatenate(found).reshape(len(samples), -1)
 
     def run_or_fail(self, samples: Floats) -> Floats:

@@ -149,6 +149,10 @@ def fingerprint_file(path: str | Path) -> tuple[str, int | None]:
     try:
         if path.suffix.lower() == ".npz":
             x, y = read_npz(path, "x", "y").values()
+            if x.dtype.kind == "U":
+                from sottovoce.models.network import as_samples
+
+                x = as_samples(x)
             return fingerprint(x, y), len(x)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest(), None

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -31,7 +31,12 @@ from typing import Any
 from sottovoce.client.vault import witness
 from sottovoce.client.vault.chest import Chest, resolve_path, state_second_ledger
 from sottovoce.client.vault.journal import OVERLAPS, Books
-from sottovoce.client.vault.policy import MOST_COUNTED, Policy
+from sottovoce.client.vault.policy import (
+    MOST_COUNTED,
+    Policy,
+    count_withheld_units,
+    require_tighter,
+)
 from sottovoce.client.vault.vault import require_dataset
 from sottovoce.client.vault.witness import VaultReceipt, sync_folder
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
@@ -180,14 +185,18 @@ def restore(
             _require_proof(chest, unknown, [*receipts, known], nothing_since)
         spent = [proof.spent for proof in unknown if proof.spent is not None]
         burnt = FULL - books.spent if burn_rest else max([0, *(s - books.spent for s in spent)])
-        policy = books.policy if books.promised or not burnt else _recall_promise(books, unknown)
+        policy = books.policy
+        if burnt and not books.promised:
+            policy = _recall_promise(books, unknown, books.spent + burnt)
         alone = [proof.alone - books.alone for proof in unknown if proof.alone is not None]
+        if any(proof.spent is not None and proof.alone is None for proof in unknown):
+            alone.append(burnt * policy.honest)  # the most, whatever was tightened since
         newest = max([books.seq, *(proof.seq for proof in unknown)])
         unseen = not burn_rest and newest > (0 if known is None else known.seq)
         facts = {
             "inode": chest.path.stat().st_ino,
             "burnt": burnt,
-            "alone": max([math.ceil(burnt * Fraction(policy.share)), *alone]),
+            "alone": max([burnt, math.ceil(burnt * Fraction(policy.share)), *alone]),
             "stated": NOTHING_SINCE if nothing_since or unseen else None,
             "witness": None if seen is None else seen.to_proof(),
             "receipts": [receipt.to_proof() for receipt in receipts],
@@ -198,15 +207,20 @@ def restore(
         return _take_into_service(chest, "restore", facts, second_ledger, newest + 1), burnt
 
 
-def _recall_promise(books: Books, unknown: list[VaultReceipt]) -> Policy:
+def _recall_promise(books: Books, unknown: list[VaultReceipt], spent: int) -> Policy:
     """Return the policy of a first release that a backup lacks.
 
     The terms of sums are free until then, so the backup's own may say too little. Where no newer
-    proof has them, or two disagree, they are the loosest that any policy can have.
+    proof has them, two disagree, or one cannot be true (looser than the backup, or too small for
+    what was spent), they are the loosest that any policy can have.
     """
     promises = {proof.promised for proof in unknown if proof.promised is not None}
     if len(promises) == 1:
-        return replace(promises.pop(), samples=books.policy.samples)
+        promise = replace(promises.pop(), samples=books.policy.samples)
+        with suppress(PolicyRefusal):
+            require_tighter(books.policy, promise, spent=0)
+            if spent <= FULL - count_withheld_units(promise, books.capacity):
+                return promise
     return replace(books.policy, honest=MOST_COUNTED, corrupt=0, epsilon_alone=None)
 
 
