@@ -256,6 +256,15 @@ def test_the_words_of_a_headline() -> None:
     )
     assert words("rmse", 2.0, 3.0, 0.1) == "RMSE 2 (always the mean: 3)"
     assert "no better than always saying the mean" in words("r2", -0.1, 0.0, 0.1)
+    assert "(always the shares of the classes: 0.776)" in words("log_loss", 0.737, 0.776, 0.001)
+
+
+def test_a_model_of_a_skewed_number_that_learnt_nothing_is_no_better():
+    """Its best constant by absolute errors is the median; "always the mean" would flatter it."""
+    rng = np.random.default_rng(3)
+    targets = np.exp(rng.normal(8, 1, 2000))
+    learnt_nothing = measure_regression(targets, np.full(2000, np.median(targets) * 1.1))
+    assert not any(found.is_better(name) for name, found in learnt_nothing.items())
 
 
 def test_many_rows_are_calibrated_on_some_of_them():

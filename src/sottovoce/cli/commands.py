@@ -486,7 +486,11 @@ def describe(
     ],
     settings: Settings = None,
     share: Annotated[
-        float, typer.Option(help="The share of the privacy budget that it may take at most.")
+        float,
+        typer.Option(
+            help="The share of the ledger's budget (of μ², which adds up) that it may take; "
+            "of ε = 8, a tenth is ε ≈ 2.1."
+        ),
     ] = 0.1,
     bins: Annotated[int, typer.Option(help="The bins of each histogram.")] = 10,
     out: Annotated[

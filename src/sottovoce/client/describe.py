@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -220,13 +221,18 @@ class Description:
         for entry in [*columns, label]:
             lines += _format_entry(entry, self.error)
         names, matrix, errors = self.correlate()
+        tried = max(1, len(names) * (len(names) - 1) // 2)
+        beyond = NormalDist().inv_cdf(1 - 0.025 / tried)  # 2 errors would list 1 pair in 20
         pairs = [
             (abs(matrix[i, j]), f"{names[i]} and {names[j]}", matrix[i, j], errors[i, j])
             for i, j in zip(*np.triu_indices(len(names), 1), strict=True)
-            if abs(matrix[i, j]) > 2 * errors[i, j]
+            if abs(matrix[i, j]) > beyond * errors[i, j]
         ]
         if pairs:
-            lines += ["", "correlations above twice their error"]
+            lines += [
+                "",
+                f"correlations of {tried:,} pairs that are beyond the noise (95 % sure of all)",
+            ]
         for _, pair, value, error in sorted(pairs, reverse=True)[:_SHOWN]:
             lines.append(f"  {pair:<40} {value:+.2f} ± {2 * error:.2f}")
         if self.layout.missing == "middle" and any(map(is_bounds, self.layout.columns.values())):

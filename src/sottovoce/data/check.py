@@ -414,20 +414,28 @@ class _TableReader:
 
 
 def describe_unfit_cells(path: str | Path, layout: Layout) -> str | None:
-    """Return a sentence about cells outside the bounds and unknown categories; None: all fit."""
-    counts, rows = Counter[str](), 0
+    """Return a sentence about cells that were read as something else; None: all fit.
+
+    They are outside the bounds, unknown categories, or empty where the model has no flag for it.
+    """
+    counts, empty, rows = Counter[str](), Counter[str](), 0
     for batch in tables.open_table(path, "FILE").batches(list(layout.columns)):
         rows += len(batch)
         for column, spec in layout.columns.items():
             marks = _mark_cells(batch[column], spec)
             counts[column] += int(marks["outside" if is_bounds(spec) else "unknown"].sum())
-    listed = [f"{column} {count:,}" for column, count in counts.items() if count]
-    if not listed:
-        return None
-    return (
-        f"{Path(path).name}: of {rows:,} rows, numbers outside their bounds were clipped, and "
-        f"unknown categories read as none: {_shorten(listed)}"
-    )
+            if is_bounds(spec) and layout.missing != "flag":
+                empty[column] += int(marks["missing"].sum())
+    said = {
+        "numbers outside their bounds were clipped, and unknown categories read as none": counts,
+        "empty numbers were read as the middle of their bounds": empty,
+    }
+    parts = [
+        f"{words}: {_shorten([f'{column} {n:,}' for column, n in found.items() if n])}"
+        for words, found in said.items()
+        if found.total()
+    ]
+    return f"{Path(path).name}: of {rows:,} rows, {'; '.join(parts)}" if parts else None
 
 
 def _show_spec(spec: Spec) -> str:

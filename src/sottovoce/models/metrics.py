@@ -7,7 +7,8 @@
 | `auroc`: area under the ROC curve | classes | 1/2 |
 | `auprc`: average precision, of the rarer of two classes | classes | the share of the class |
 | `log_loss`, `brier`, `calibration_error` | probabilities | those of the classes' shares |
-| `mae`, `rmse`, `r2` | numbers | those of the mean |
+| `mae` | numbers | that of the median, which has the least |
+| `rmse`, `r2` | numbers | those of the mean |
 
 With more than two classes `auroc` and `auprc` are means over the classes present, each against the
 others. Everything is numpy and a function of labels and scores; nothing is drawn at random.
@@ -33,6 +34,9 @@ CLASS_METRICS = {
     "log_loss": "log loss",
     "brier": "Brier score",
 }
+#: The best constant answer, where it is not the most frequent class.
+_CONSTANTS = {"mae": "the median", "rmse": "the mean", "r2": "the mean"}
+_CONSTANTS |= dict.fromkeys(("log_loss", "brier", "calibration_error"), "the shares of the classes")
 REGRESSION_METRICS = {"mae": "mean absolute error", "rmse": "RMSE", "r2": "R²"}
 TITLES = CLASS_METRICS | {"calibration_error": "calibration error"} | REGRESSION_METRICS
 GAINS = TITLES | {"brier": "1 − Brier score", "log_loss": "e^(−log loss)"}  # of `to_gain`
@@ -176,13 +180,13 @@ def measure_classes(
 
 
 def measure_regression(targets: Floats, predictions: Floats) -> dict[str, Measured]:
-    """Return every metric of a regression; the constant answer is the mean of the same targets."""
+    """Return every metric of a regression, beside the best constant answer on the same targets."""
     away, missed = targets - np.mean(targets), targets - predictions
     squares = _compare_rows(missed**2, away**2)
     root, spread = math.sqrt(squares.value), math.sqrt(squares.baseline)
     none = squares.baseline == 0  # constant targets: nothing can be explained
     return {
-        "mae": _compare_rows(np.abs(missed), np.abs(away)),
+        "mae": _compare_rows(np.abs(missed), np.abs(targets - np.median(targets))),
         "rmse": Measured(root, spread, squares.error / max(root + spread, 1e-300)),
         "r2": Measured(
             math.nan if none else 1 - squares.value / squares.baseline,
@@ -459,7 +463,7 @@ def describe_headline(
     if measured.is_better(metric):
         always = f", but it says '{only}' to every test row: choose a --threshold"
         return words + (always if only is not None else "")
-    saying = "the mean" if metric in REGRESSION_METRICS else f"'{most_frequent}'"
+    saying = _CONSTANTS.get(metric, f"'{most_frequent}'")
     seems = Measured(measured.value, measured.baseline, 0.0).is_better(metric)
     noise = f", within the noise of {rows:,} test rows" if seems else ""
     return f"no better than always saying {saying}{noise}: {words}"
@@ -467,8 +471,7 @@ def describe_headline(
 
 def describe_constant(metric: str) -> str:
     """Return the words for the constant answer that the baseline is of."""
-    is_number = metric in REGRESSION_METRICS
-    return "always the mean" if is_number else "always the most frequent class"
+    return f"always {_CONSTANTS.get(metric, 'the most frequent class')}"
 
 
 def format_metric(metric: str, value: float) -> str:

@@ -386,6 +386,7 @@ _LABELS = {
     "The clients' own rows ": "test rows",
     "Not covered: ": "not covered",
     "Against whoever sees the models ": "models only",
+    "Against whoever sees only the models ": "models only",
 }
 
 
