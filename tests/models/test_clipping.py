@@ -402,6 +402,23 @@ def test_products_that_cancel_do_not_make_a_norm_too_small(offset):
         assert np.linalg.norm(added - flat[m] / norms[m]) <= 1e-3
 
 
+@pytest.mark.parametrize(("inputs", "positions"), [(40, 3), (2, 5)])
+def test_what_rounding_leaves_of_products_that_vanish_is_at_most_the_clip(inputs, positions):
+    """A layer along a sequence, with weights that add up to 0: the gradient is rounding alone."""
+    rng = np.random.default_rng(0)
+    parts = np.array([1.0, 3.0, -4.0, 7.0, -7.0], np.float32)[:positions]
+
+    def apply(p, x):
+        return ((parts[:, None] * x[:, None, :]) @ p["w"] * jnp.linspace(0.1, 1, 30)).sum((1, 2))
+
+    params = {"w": np.zeros((inputs, 30), np.float32)}
+    model, y = custom(lambda key: params, apply, lambda scores, y: scores), np.zeros(1, int)
+    one = jax.jit(lambda x: clipping.clipped_sum(model, params, x, y, jnp.ones(1), 1.0))
+    for scale in np.repeat(2.0 ** np.arange(10, 40, 5), 6):
+        added = one((rng.standard_normal((1, inputs)) * scale).astype(np.float32))["w"]
+        assert np.linalg.norm(np.asarray(added, np.float64)) <= 1 + 1e-3
+
+
 def test_a_row_that_the_host_fails_on_counts_as_nothing_and_tells_nobody():
     """An error would be an answer that this row alone causes; the others keep every bit."""
 

@@ -296,6 +296,34 @@ def test_products_that_cancel_do_not_make_a_norm_too_small(kind):
         assert np.linalg.norm(added - exact[m] / np.linalg.norm(exact[m])) <= 1e-2
 
 
+class Vanishing(torch.nn.Module):
+    """A layer or a table used at three positions, with weights that add up to 0: no gradient."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = torch.nn.Linear(40, 30, bias=False) if kind == "layer" else None
+        self.table = torch.nn.Embedding(3, 40) if kind == "table" else None
+        self.register_buffer("parts", torch.tensor([1.0, 3.0, -4.0]))
+
+    def forward(self, x):
+        inputs = x[:, None, :] * self.parts[None, :, None]
+        if self.layer is not None:
+            return self.layer(inputs).sum((1, 2))
+        return (self.table(torch.ones(len(x), 3).long()) * inputs).sum((1, 2))
+
+
+@pytest.mark.parametrize("kind", ["layer", "table"])
+def test_what_rounding_leaves_of_products_that_vanish_is_at_most_the_clip(kind):
+    """Of a row, what is added is measured: not what it would be without rounding."""
+    rng = np.random.default_rng(0)
+    model = torch_model.TorchModel(lambda: Vanishing(kind), loss=lambda scores, y: scores * 32)
+    params, y = model.draw_parameters(seed=1), np.zeros(1, int)
+    for scale in np.repeat(2.0 ** np.arange(10, 40, 5), 6):
+        x = (rng.standard_normal((1, 40)) * scale).astype(np.float32)
+        (added,) = model.clipped_sum(params, x, y, np.ones(1, np.float32), 1.0).values()
+        assert np.linalg.norm(added.astype(np.float64)) <= 1 + 1e-3
+
+
 class Elsewhere(torch.nn.Module):
     """Uses weight or bias of a layer again, or layers in another order, for rows that say so."""
 

@@ -285,8 +285,8 @@ class JaxModel(Model):
             ),
             (found, _are_all_finite(found)),
         )
-        found = dense.write_long(found)
-        factor = clip_factors(dense.square_norms(found), jnp.full(y.shape, True), weight, clip)
+        found, squared = dense.measure_rows(dense.write_long(found))
+        factor = clip_factors(squared, jnp.full(y.shape, True), weight, clip)
         return dense.add_rows(jax.tree.map(lambda g: keep_counted(g, factor), found), factor)
 
     def restore_layout(self, total: Params) -> Params:
@@ -562,7 +562,7 @@ def relu_finite(before: Array, kind: Any) -> Array:
 
 
 # ‖Σ_t a_tδ_tᵀ‖² is computed as Σ_{t,s} (a_t·a_s)(δ_t·δ_s), which float32 rounds by about 10⁻⁷ of
-# (Σ_t ‖a_t‖‖δ_t‖)². Where it is smaller than that by more than this factor it is computed anew.
+# (Σ_t ‖a_t‖‖δ_t‖)². Where it is smaller by more than this factor, the products are replaced.
 MOST_CANCELLED = 4096
 
 

@@ -277,18 +277,19 @@ class DenseLayers(NamedTuple):
         vectors = leaf[0].shape[-2]
         return vectors == 1 or 2 * vectors**2 <= leaf[0].shape[-1] * leaf[1].shape[-1]
 
-    def square_norms(self, found: list[Any]) -> Array:
-        """Return ‖g‖² of every row: of outer products Σ_{t,s} (a_t·a_s)(δ_t·δ_s)."""
-        squared: Any = 0.0
-        for leaf in found:
+    def measure_rows(self, found: list[Any]) -> tuple[list[Any], Array]:
+        """Return gradients to add, those of `found` up to rounding, and ‖g‖² of every row."""
+        found, squared = list(found), cast(Any, 0.0)
+        for i, leaf in enumerate(found):
             if not isinstance(leaf, tuple):
                 squared += jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim)))
             elif leaf[0].shape[1] == 1:
                 lengths = [jnp.sum(factor**2, axis=(1, 2)) for factor in leaf]
                 squared += lengths[0] * lengths[1]
             else:
-                squared += _square_products(*leaf)
-        return cast(Array, squared)
+                found[i], square = _measure_products(*leaf)
+                squared += square
+        return found, squared
 
     def add_rows(self, found: list[Any], factor: Array) -> Params:
         """Return Σ_m factor_m · g_m in the tree of the parameters."""
@@ -296,7 +297,8 @@ class DenseLayers(NamedTuple):
         for i, (leaf, shape) in enumerate(zip(found, self.shapes, strict=True)):
             if isinstance(leaf, tuple):
                 inputs, errors = leaf[0], leaf[1] * factor[:, None, None].astype(leaf[1].dtype)
-                total = jnp.einsum("nti,nto->io", inputs, errors)
+                exact = "highest" if inputs.shape[1] > 1 else None  # the sum of one row may cancel
+                total = jnp.einsum("nti,nto->io", inputs, errors, precision=exact)
             else:
                 total = jnp.tensordot(factor.astype(leaf.dtype), leaf, 1)
             restore = self.layers[i].restore_shape if i in self.layers else jnp.reshape
@@ -312,24 +314,26 @@ class DenseLayers(NamedTuple):
         return int(min(rows, GENERIC_ROWS))
 
 
-def _square_products(inputs: Array, errors: Array) -> Array:
-    """Return ‖Σ_t a_tδ_tᵀ‖² of every row, written out where products cancel.
+def _measure_products(inputs: Array, errors: Array) -> tuple[tuple[Array, Array], Array]:
+    """Return (a, δ) and ‖Σ_t a_tδ_tᵀ‖² = Σ_{t,s} (a_t·a_s)(δ_t·δ_s) of every row.
 
-    Else the norm of such a row might come out too small, and what it adds exceed C. A loop, not a
-    condition: under vmap a condition would always compute both sides.
+    Where products cancel, rounding may make the norm too small, or leave more than C of a gradient
+    that is 0: such rows get orthonormal a, with which ‖g‖ = ‖δ‖ (in a loop, as in `sum_chunk`).
     """
-    grams = [jnp.einsum("nti,nsi->nts", factor, factor) for factor in (inputs, errors)]
-    terms = grams[0] * grams[1]
+    multiply, pair = partial(jnp.einsum, precision="highest"), (inputs.astype(errors.dtype), errors)
+    terms = multiply("nti,nsi->nts", inputs, inputs) * multiply("nto,nso->nts", errors, errors)
     lengths = jnp.sum(jnp.sqrt(jnp.diagonal(terms, axis1=1, axis2=2)), axis=1)
     squared = jnp.sum(terms, axis=(1, 2))
     is_lost = squared < lengths**2 / MOST_CANCELLED
 
-    def write_out(_: Any) -> tuple[Array, Array]:
-        written = jax.lax.map(lambda row: jnp.sum((row[0].T @ row[1]) ** 2), (inputs, errors))
-        return jnp.where(is_lost, written, squared), jnp.array(True)
+    def separate(_: Any) -> tuple[Any, Array]:
+        basis, triangle = jnp.linalg.qr(pair[0].mT)
+        parts, vectors = (basis.mT, multiply("nkt,nto->nko", triangle, errors)), inputs.shape[1]
+        found = [jnp.pad(part, ((0, 0), (0, vectors - part.shape[1]), (0, 0))) for part in parts]
+        return tuple(map(partial(jnp.where, is_lost[:, None, None]), found, pair)), jnp.array(True)
 
-    found, _ = jax.lax.while_loop(lambda state: ~state[1], write_out, (squared, ~jnp.any(is_lost)))
-    return found
+    pair, _ = jax.lax.while_loop(lambda state: ~state[1], separate, (pair, ~jnp.any(is_lost)))
+    return pair, jnp.where(is_lost, jnp.sum(pair[1] ** 2, axis=(1, 2)), squared)
 
 
 def find_dense_layers(model: JaxModel, params: Params, x: Array, y: Array) -> DenseLayers:

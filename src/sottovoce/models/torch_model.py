@@ -508,22 +508,21 @@ class TorchModel(Model):
         numbers = sum(call.numbers for call in layout.calls) + x.shape[1]
         numbers += sum(trained[name].numel() for name in layout.written)
         budget = CPU_BYTES if place.type == "cpu" else GPU_BYTES
-        rows = budget // (numbers * kind.itemsize)
-        rows = max(1, min(rows, MOST_ROWS[place.type]))
+        rows = max(1, min(budget // (numbers * kind.itemsize), MOST_ROWS[place.type]))
         for start in range(0, len(y), rows):
             chunk = slice(start, start + rows)
             row, label = self._move_rows(x[chunk], y[chunk], kind, place)
             share = torch.from_numpy(np.asarray(weight[chunk])).to(place, kind)
             found = self._differentiate(layout, tensors, row, label)
-            squared = torch.stack([_square_norms(leaf) for leaf in found.values()]).sum(0)
+            measured = {name: _measure_rows(leaf) for name, leaf in found.items()}
+            squared = torch.stack([square for _, square in measured.values()]).sum(0)
             is_counted = torch.isfinite(squared) & (share != 0)
             norms = squared.clamp(min=0).sqrt()
             factor = torch.where(norms > clip, clip / norms, 1.0) * share
-            if not bool(is_counted.all()):  # 0 · NaN would spoil the sum
-                found = {name: _keep_rows(leaf, is_counted) for name, leaf in found.items()}
-                factor = torch.where(is_counted, factor, 0)
-            for name, leaf in found.items():
-                total[name] += _add_rows(leaf, factor, total[name].shape)
+            factor, is_clean = torch.where(is_counted, factor, 0), bool(is_counted.all())
+            for name, (leaf, _) in measured.items():
+                kept = leaf if is_clean else _keep_rows(leaf, is_counted)  # 0 · NaN spoils the sum
+                total[name] += _add_rows(kept, factor, total[name].shape)
         return {name: leaf.cpu().numpy() for name, leaf in total.items()}
 
     def _differentiate(
@@ -680,28 +679,40 @@ def _square_lengths(rows: Tensor) -> Tensor:
     return lengths.square()
 
 
-def _square_norms(leaf: Gradients) -> Tensor:
-    """Return ‖g‖² of every row: of outer products Σ_{t,s} (δ_t·δ_s)(a_t·a_s).
+def _measure_rows(leaf: Gradients) -> tuple[Gradients, Tensor]:
+    """Return gradients to add, and ‖g‖² of each: of outer products Σ_{t,s} (δ_t·δ_s)(a_t·a_s).
 
-    Where products cancel, float32 keeps few digits of that sum, and the norm might come out too
-    small: such rows are computed again in float64.
+    Where products cancel, rounding may make the norm too small, or leave more than C of a gradient
+    that is 0: such rows get other products, with which ‖g‖ = ‖δ‖.
     """
     if isinstance(leaf, Tensor):
-        return _square_lengths(leaf)
+        return leaf, _square_lengths(leaf)
     error, given = leaf
     is_table = not given.is_floating_point()
     if error.shape[1] == 1:
-        return _square_lengths(error) * (1 if is_table else _square_lengths(given))
+        return leaf, _square_lengths(error) * (1 if is_table else _square_lengths(given))
     alike = given[:, :, None] == given[:, None, :] if is_table else given @ given.mT
     terms = (error @ error.mT) * alike
     squared = terms.sum((1, 2))
-    if squared.dtype != torch.float64:
-        lengths = terms.diagonal(dim1=1, dim2=2).sqrt().sum(1)
-        is_lost = squared < lengths.square() / base.MOST_CANCELLED
-        if bool(is_lost.any()):
-            pair = error[is_lost].double(), given[is_lost] if is_table else given[is_lost].double()
-            squared[is_lost] = _square_norms(pair).to(squared.dtype)
-    return squared
+    lengths = terms.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+    lost = torch.nonzero(squared < lengths.square() / base.MOST_CANCELLED).flatten().tolist()
+    if lost:
+        error, given = error.clone(), given.clone()  # layers may share their inputs
+        for row in lost:
+            error[row], given[row] = _separate_products(error[row], given[row])
+        squared[lost] = _square_lengths(error[lost])
+    return (error, given), squared
+
+
+def _separate_products(error: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Return δ and a of one row with equal Σ_t δ_t a_tᵀ: a orthonormal, or one δ for each token."""
+    if given.is_floating_point():
+        basis, triangle = torch.linalg.qr(given.double().T)
+        fill = (0, 0, 0, len(given) - len(triangle))
+        return functional.pad(triangle @ error.double(), fill), functional.pad(basis.T, fill)
+    alike = given[:, None] == given
+    is_first = ~alike.tril(-1).any(1, keepdim=True)
+    return (alike & is_first).double() @ error.double(), given
 
 
 def _keep_rows(leaf: Gradients, is_kept: Tensor) -> Gradients:
