@@ -89,7 +89,7 @@ MALFORMED: dict[str, bytes] = {
     "σ asked for": head("round.sigma", 0.0),
     "no noise asked for": head("local.noise", "none"),
     "a budget": head("terms.epsilon", 1e9),
-    "another schema": head("schema", "sottovoce.request/2"),
+    "another schema": head("schema", "sottovoce.request/9"),
     "the schema of an answer": head("schema", messages.ANSWER),
     "a schema that is a list": head("schema", [messages.REQUEST]),
     # run and server

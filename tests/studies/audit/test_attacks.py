@@ -106,10 +106,9 @@ def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_wi
 def attack_members(level):
     x, y = pool()
     how = {"runs": 32, "recipe": on().recipe, "progress": lambda done, count: None}
-    models = attacks.attack_models(x, y, level, hidden=32, rounds=80, **how)
-    uploads = attacks.attack_uploads(
-        x, y, level, on().model, form=on().form, rounds=6, seed=0, **how
-    )
+    how |= {"form": on().form}
+    models = attacks.attack_models(x, y, level, rounds=80, **how)
+    uploads = attacks.attack_uploads(x, y, level, on().model, rounds=6, seed=0, **how)
     return {attack.name: attack for attack in (*models, *uploads)}
 
 

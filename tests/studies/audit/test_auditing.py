@@ -50,7 +50,7 @@ def test_a_quick_audit(tmp_path, monkeypatch):
     assert clean["gradient matching, 3 samples", "mean squared error"] < 0.02
     assert clean["trap weights (dishonest server)", "of 143 samples, exact"] > 0.04
     assert clean["LiRA, final model", "AUC"] > 0.9
-    assert [one["contradicts"] for one in told["messages"]][:-1] == [False] * 4
+    assert [one["contradicts"] for one in told["messages"]][:-1] == [False] * 6
     assert told["messages"][-1]["calibration"] == "paper"
     assert (tmp_path / "audit" / "audit.html").stat().st_size > 50_000
 
@@ -413,6 +413,7 @@ def test_persons_and_numbers_are_attacked_by_all_that_applies(tmp_path, kind):
         "LiRA, final model",
         "LiRA, one upload",
         "LiRA, whole transcript",
+        "LiRA, all models",
     }
     assert all((attack.members.sum(axis=1) == TINY.pool // 2).all() for attack in found.members)
     (why,) = found.unmeasured
@@ -420,7 +421,7 @@ def test_persons_and_numbers_are_attacked_by_all_that_applies(tmp_path, kind):
     naming = next(row for row in found.rows if row.attack.startswith("likeliest"))
     assert naming.cells[found.levels[0]].value == 1.0  # without noise everybody is named
     page = findings.render_audit(found)
-    assert why in page
+    assert why in html.unescape(page)
     is_read = "first-layer inversion, one sample" in findings.format_table(found)
     assert is_read == (kind == "numbers")
     schema = resources.files("sottovoce").joinpath("schemas/audit.json").read_text("utf-8")

@@ -129,6 +129,8 @@ def _list_plans(curve: Mapping[str, Any]) -> Iterator[tuple[float, Plan]]:
 
 def _make_quick(plan: Plan, more: Mapping[str, Any]) -> Plan:
     features = {} if plan.model.features is None else {"model.cell": 4, "model.colours": None}
+    if plan.privacy.view == "sum":
+        features |= {"privacy.honest": 8, "privacy.corrupt": 1}
     return plan.replace(**QUICK, **features, **_QUICK_MODELS.get(plan.model.name, {}), **more)
 
 
