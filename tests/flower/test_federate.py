@@ -383,3 +383,15 @@ def _conducts(heard):
 def _in_a_thread():
     with server_app.allow_interrupts():  # signals belong to the main thread: nothing to do
         return True
+
+
+def test_a_federation_warns_of_its_rows_as_training_does(tmp_path, monkeypatch, capsys):
+    """Before anything is dealt: a patient with several rows is protected less than the ε says."""
+    rows = "".join(f"p{i // 3},{i % 9},{i % 2}\n" for i in range(90))
+    (tmp_path / "t.csv").write_text("patient_id,a,y\n" + rows, "utf-8")
+    columns = {"a": [0, 9], "y": ["0", "1"]}
+    data = {"path": str(tmp_path / "t.csv"), "label": "y", "columns": columns, "clients": 2}
+    monkeypatch.setattr(federate, "deal", lambda *about, **how: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        federate.federate({"data": data}, out=tmp_path / "run")
+    assert "warning: patient_id" in capsys.readouterr().err

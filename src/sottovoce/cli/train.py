@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sottovoce.data.check import check_plan
 from sottovoce.data.files import require_empty
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
@@ -17,8 +16,6 @@ from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.runs.checkpoint import RoundDone
 from sottovoce.runs.integrations import Tracker
-
-MOST_FINDINGS = 5  # warnings about the rows that `train` prints
 
 IN_SIMULATION_ONLY = (
     "Simulation of what no deployment does ({}); do not publish this model as private."
@@ -61,7 +58,7 @@ def train(
         seeds.check_seed(seed)
     if plan.data.path is not None and not resume:
         progress.announce_reading(plan.data.path, quiet=quiet)
-        print_findings(plan, path)
+        progress.print_findings(plan, path)
     folder = out if out is not None else progress.name_new_folder(plan)
     if resume:
         plan = Plan(**checkpoint.load(folder)[2]["plan"])
@@ -105,19 +102,6 @@ def train(
         print(json.dumps(done.record, ensure_ascii=False))
     else:
         show.say("\n".join([*heading, progress.summarize_run(done.record, folder, page)]))
-
-
-def print_findings(plan: Plan, path: Path | None) -> None:
-    """Print the first warnings about the rows on stderr; refuse rows that cannot be used."""
-    report = check_plan(plan)
-    more = f"sottovoce check {shlex.quote(str(path or 'plan.toml'))} shows all"
-    if report.errors:
-        raise InputError(f"{report.errors[0]} ({more})")
-    for _, _, text in report.findings[:MOST_FINDINGS]:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
-    if len(report.findings) > MOST_FINDINGS:
-        left = len(report.findings) - MOST_FINDINGS
-        print(f"warning: {left} more about these rows; {more}", file=sys.stderr, flush=True)
 
 
 def _describe_run(plan: Plan) -> str:

@@ -281,6 +281,8 @@ def federate(
         folder = out if out is not None else progress.name_new_folder(plan)
         require_empty(folder)
     warm = _check_plan(plan, options, folder)
+    if plan.data.path is not None and not resume:
+        progress.print_findings(plan, path)
     trackers = [Tracker(name, plan.to_dict(), folder) for name in log]
     show = progress.choose_display(stream, quiet=quiet, waiting="starting the nodes …")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import statistics
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from sottovoce.errors import InputError
 from sottovoce.models.metrics import TITLES, format_metric
 from sottovoce.plan import Plan
 from sottovoce.privacy.budget import describe_undisclosed, format_promise
@@ -35,8 +37,25 @@ SIMULATED = (
     "Simulation: this is what a deployment of this plan would guarantee; "
     "do not publish this model as private."
 )
+MOST_FINDINGS = 5  # warnings about the rows that are printed before a run
 SOON = 10.0  # seconds: what ends sooner needs no estimate
 LARGE = 64 * 2**20  # bytes: a file that takes seconds to read
+
+
+def print_findings(plan: Plan, path: object) -> None:
+    """Print the first warnings about the rows on stderr; refuse rows that cannot be used."""
+    from sottovoce.data.check import check_plan
+
+    report = check_plan(plan)
+    file = path if isinstance(path, str | Path) else "plan.toml"
+    more = f"sottovoce check {shlex.quote(str(file))} shows all"
+    if report.errors:
+        raise InputError(f"{report.errors[0]} ({more})")
+    for _, _, text in report.findings[:MOST_FINDINGS]:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+    if len(report.findings) > MOST_FINDINGS:
+        left = len(report.findings) - MOST_FINDINGS
+        print(f"warning: {left} more about these rows; {more}", file=sys.stderr, flush=True)
 
 
 def announce_reading(path: str | None, *, quiet: bool = False) -> None:
