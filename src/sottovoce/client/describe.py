@@ -256,7 +256,7 @@ def _format_entry(entry: StatisticsEntry, error: float) -> list[str]:
     spread = f"{entry['deviation']:.3g}" if "deviation" in entry else "hidden by noise"
     return [
         f"{name:<24} mean {entry['mean']:.4g} ± {2 * entry['mean_error']:.2g}, standard deviation "
-        f"{spread}{missing}, {entry['low']:g} {drawn} {entry['high']:g}"
+        f"{spread}{missing}, {entry['low']:g} {drawn or 'to'} {entry['high']:g}"
     ]
 
 
