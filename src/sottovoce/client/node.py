@@ -223,7 +223,7 @@ def _read_arrays(
         x, y, *ids = read_npz(path, *names).values()
     except (OSError, ValueError) as bad:
         raise DataError(f"{path} cannot be read as arrays {', '.join(names)}: {why(bad)}") from None
-    if x.dtype.kind == "U":
+    if x.dtype.kind == "U" and x.ndim == 1:
         x = as_samples(x)
     kinds, words = ("iu", "whole numbers") if target is None else ("fiu", "numbers")
     if x.dtype.kind not in "fiu" or x.ndim < 2 or y.dtype.kind not in kinds or y.ndim != 1:

@@ -433,8 +433,6 @@ def as_samples(x: Any) -> Floats:
         and all(isinstance(text, str) for text in found)
     ):
         return pack_texts(found.tolist())
-    if found.dtype.kind in "SUO":
-        raise DataError("x must be an array of numbers, or of texts with one dimension")
     return np.asarray(x, np.float32)
 
 

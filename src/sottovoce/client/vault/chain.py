@@ -149,7 +149,7 @@ def fingerprint_file(path: str | Path) -> tuple[str, int | None]:
     try:
         if path.suffix.lower() == ".npz":
             x, y = read_npz(path, "x", "y").values()
-            if x.dtype.kind == "U":
+            if x.dtype.kind == "U" and x.ndim == 1:
                 from sottovoce.models.network import as_samples
 
                 x = as_samples(x)
