@@ -393,10 +393,12 @@ def test_every_peer_has_a_script_that_speaks_the_protocol(peer):
 
 def test_requirements_are_pinned_and_name_no_address():
     files = list(PEERS.glob("*.txt"))
-    assert len(files) == 6
+    assert len(files) == 7
     for file in files:
         for line in file.read_text("utf-8").splitlines():
-            assert re.fullmatch(r"[a-z-]+(\[[a-z]+\])?==[0-9][0-9.]*", line), f"{file.name}: {line}"
+            assert re.fullmatch(r"[a-z0-9-]+(\[[a-z]+\])?==[0-9][0-9.]*", line), (
+                f"{file.name}: {line}"
+            )
     for file in PEERS.glob("*.txt"):
         if "torch" in file.read_text("utf-8"):
             assert "torch==2.13.0\n" in file.read_text("utf-8")
