@@ -12,10 +12,10 @@ FROM python:3.11-slim
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends nginx-light \
     && rm -rf /var/lib/apt/lists/*
-COPY constraints.txt /tmp/constraints.txt
-COPY --from=build /dist /tmp/dist
-RUN pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /tmp/dist/*.whl)[flower]" \
-    && rm -rf /tmp/dist /tmp/constraints.txt
+COPY constraints.txt /build/constraints.txt
+COPY --from=build /dist /build/dist
+RUN pip install --no-cache-dir --constraint /build/constraints.txt "$(ls /build/dist/*.whl)[flower]" \
+    && rm -rf /build
 # A new volume takes over the owner of the folder on which it is mounted.
 RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /var/lib/sottovoce sottovoce \
     && install --directory --owner sottovoce --group sottovoce --mode 0700 \

@@ -66,17 +66,17 @@ def measure(plans: list[Plan]) -> list[dict]:
     return cells
 
 
-def measure_public(name: str) -> float:
+def measure_public(plan: Plan) -> float:
     """Return the test accuracy that a softmax layer reaches on public rows alone, without noise."""
-    held = load_holdings(make_plan(name, 1.0), seed=SEEDS[0])
+    held = load_holdings(plan, seed=SEEDS[0])
     public, test = (held.validation.x, held.validation.y), (held.test.x, held.test.y)
-    plan = Plan(
+    plain = Plan(
         model={"name": "softmax"},
         local={"learning_rate": 8.0, "clip": 5.0},
         rounds={"schedule": "fixed", "rounds": 200},
         privacy={"epsilon": 1e6, "delta": 0.5},
     )
-    run = simulate(plan, data=[public], validation=public, test=test, seed=1)
+    run = simulate(plain, data=[public], validation=public, test=test, seed=1)
     return float(run.record["result"]["test_accuracy"])
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     plans = [make_plan("network", e, t) for e in (1.0, 4.0) for t in ROUNDS]
     values = {
         "device": jax.devices()[0].device_kind,
-        "public_rows_alone": {n: measure_public(n) for n in FEATURES},
+        "public_rows_alone": {n: measure_public(make_plan(n, 1.0)) for n in FEATURES},
         "table": table,
         "rounds": measure(plans),
     }

@@ -25,9 +25,9 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+from features import measure_public
 
-from sottovoce import Plan, simulate, simulate_many
-from sottovoce.data.federated import load_holdings
+from sottovoce import Plan, simulate_many
 
 ROOT = Path(__file__).parents[1]
 EPSILON = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -89,20 +89,6 @@ def make_plan(folder: Path, classes: list[str], model: dict, epsilon: float) -> 
         model=model | {"features": "wordllama"},
         privacy={"epsilon": epsilon, "delta": 1e-3},
     )
-
-
-def measure_public(plan: Plan) -> float:
-    """Return the accuracy of a softmax layer on the server's public rows alone, without noise."""
-    held = load_holdings(plan, seed=SEEDS[0])
-    public, test = (held.validation.x, held.validation.y), (held.test.x, held.test.y)
-    plain = Plan(
-        model={"name": "softmax"},
-        local={"learning_rate": 8.0, "clip": 5.0},
-        rounds={"schedule": "fixed", "rounds": 200},
-        privacy={"epsilon": 1e6, "delta": 0.5},
-    )
-    run = simulate(plain, data=[public], validation=public, test=test, seed=1)
-    return float(run.accuracy)
 
 
 def measure(name: str, parts: tuple[Rows, Rows]) -> dict:

@@ -19,6 +19,7 @@ from sottovoce import Plan, simulate_many
 from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.simulation import simulate
 from sottovoce.simulation.simulate import RayExecutor, play_portion, simulate_each
+from support.example_results import DIGITS
 from support.processes import lives, until
 
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 2})
@@ -141,25 +142,7 @@ models = [[run.record["result"]["model_sha256"] for run in runs] for runs in (sp
 print(json.dumps([*models, spread[0].record["ran_on"]]))
 """
 
-FIGURE = """
-kind = "sweep"
-paper = "none"
-title = "Loss against T"
-caption = "Test loss on the digits."
-setting = "mnist"
-plan = { "rounds.schedule" = "fixed", "data.name" = "digits" }
-[x]
-key = "rounds.rounds"
-label = "rounds T"
-values = [30, 31, 32]
-[line]
-key = "privacy.epsilon"
-label = "ε = {}"
-values = [4, 20]
-[[claims]]
-words = "The loss is convex in T."
-check = "convex"
-"""
+FIGURE = DIGITS.replace("[1, 2, 3]", "[30, 31, 32]")  # long enough to kill a worker
 
 
 def list_children(pid):

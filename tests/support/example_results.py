@@ -39,6 +39,27 @@ LOSS = {
 }
 BETA = {0.5: 0.5, 0.6: 0.45, 0.7: 0.4, 0.8: 0.3, 0.9: 0.31}
 
+# A figure on the embedded digits: small, quick, and in every other way like the paper's.
+DIGITS = """
+kind = "sweep"
+paper = "none"
+title = "Loss against T"
+caption = "Test loss on the digits."
+setting = "mnist"
+plan = { "rounds.schedule" = "fixed", "data.name" = "digits" }
+[x]
+key = "rounds.rounds"
+label = "rounds T"
+values = [1, 2, 3]
+[line]
+key = "privacy.epsilon"
+label = "ε = {}"
+values = [4, 20]
+[[claims]]
+words = "The loss is convex in T."
+check = "convex"
+"""
+
 
 def loss_of(own: Figure, cell: Cell) -> float:
     """The loss that a run would have, were every claim right."""

@@ -1,8 +1,8 @@
 """Write the folders and files of a run whole or not at all, and read them with few kinds of errors.
 
 A cut-off or edited file makes numpy and zipfile raise a dozen kinds of errors (EOFError, which a
-command line takes for Ctrl-C; TokenError; zlib.error; NotImplementedError; MemoryError …). Here all
-of them become a ValueError that says why; errors of the system stay OSErrors. Nothing is unpickled.
+command line takes for Ctrl-C; TokenError; zlib.error; MemoryError …). Here all of them become a
+ValueError that says why; errors of the system stay OSErrors. Nothing is unpickled.
 """
 
 from __future__ import annotations

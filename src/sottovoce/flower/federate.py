@@ -72,9 +72,7 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
     """
     path = plan.data.path
     whole = "" if path is None else fingerprint_file(path)[0]
-    # Of an earlier federate, and of `ledger create` for the file as a whole.
-    sources = [f"federate {whole}", whole] if whole else []
-    earlier = {k: v for source in sources for k, v in witness.find_ledgers(source).items()}
+    earlier = witness.find_ledgers(whole) if whole else {}  # `ledger create` notes them, too
     if earlier and not second_ledger:
         raise VaultRefusal(
             f"the rows of {Path(str(path)).name} have {len(earlier)} vaults already "
@@ -101,9 +99,8 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
         stated = ledger.create_from_node(file, second_ledger=True, others=list(earlier))
         files.append(file)
         vaults.append(stated.vault)
-    for source in sources:
-        for vault in vaults:
-            witness.note_ledger(source, vault, str(out.resolve()))
+    for vault in vaults if whole else ():
+        witness.note_ledger(whole, vault, str(out.resolve()))
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
     write_file(out / PLAN, plan.to_toml().encode())

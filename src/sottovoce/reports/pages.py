@@ -63,14 +63,14 @@ def format_number(value: float, digits: int = 4) -> str:
 
     >>> [format_number(value) for value in (8.0, 0.0301234, 1e-5, 2.5e-7, float("nan"))]
     ['8', '0.03012', '10⁻⁵', '2.5 × 10⁻⁷', '–']
-    >>> format_number(12345.0), format_number(1e300)
-    ('12,345', '10³⁰⁰')
+    >>> format_number(12345.0), format_number(1e300), format_number(108.2, 2)
+    ('12,345', '10³⁰⁰', '108')
     """
     if not math.isfinite(value):
         return "–"
     size = abs(value)
     if value == 0 or 1e-3 <= size < 1e9:
-        if size >= 1000:
+        if size >= min(1000, 10**digits - 0.5):  # "g" would write a power of ten
             return f"{value:,.0f}"
         return f"{value:.{digits}g}"
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")

@@ -33,33 +33,11 @@ from sottovoce.studies.paper.definition import (
 from sottovoce.studies.paper.outcomes import CHECKS, compute_interval, judge
 from support import ROOT, claims
 from support.command_line import run_command
-from support.example_results import fill, result
+from support.example_results import DIGITS, fill, result
 
 FIGURES = list_figures()
 SWEEPS = tuple(name for name in FIGURES if load_figure(name).kind != "moments")
 COMPARISONS = ("fig8", "fig9", "fig11", "fig12", "fig13")
-
-# A figure on the embedded digits: small, quick, and in every other way like the paper's.
-DIGITS = """
-kind = "sweep"
-paper = "none"
-title = "Loss against T"
-caption = "Test loss on the digits."
-setting = "mnist"
-plan = { "rounds.schedule" = "fixed", "data.name" = "digits" }
-[x]
-key = "rounds.rounds"
-label = "rounds T"
-values = [1, 2, 3]
-[line]
-key = "privacy.epsilon"
-label = "ε = {}"
-values = [4, 20]
-[[claims]]
-words = "The loss is convex in T."
-check = "convex"
-"""
-
 
 # --- definitions -------------------------------------------------------------------------------
 
