@@ -294,46 +294,6 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (("        if burnt:\n            self.promised = self.promised or self.policy\n", ""),),
     ),
     (
-        "a restored backup keeps its own terms of sums",
-        "client.vault.rebinding",
-        "Terms of sums are free until the first release: a backup of before states (ε, δ) for lost sums as if each upload had all its noise.",
-        "a_restore_states_the_terms_of_lost_sums",
-        (
-            (
-                "policy = _recall_promise(books, unknown, books.spent + burnt)",
-                "policy = books.policy",
-            ),
-        ),
-    ),
-    (
-        "a restore takes any promise that a receipt names",
-        "client.vault.rebinding",
-        "A receipt is a file from anywhere: one that names a smaller ε than was spent would be stated.",
-        "a_restore_takes_no_promise_that_cannot_be_true",
-        (("if spent <= FULL - count_withheld_units(promise, books.capacity):", "if spent:"),),
-    ),
-    (
-        "a restore takes a looser promise from a receipt",
-        "client.vault.rebinding",
-        "The vault would take the terms of a forged receipt for its own.",
-        "a_restore_takes_no_promise_that_cannot_be_true",
-        (("            require_tighter(books.policy, promise, spent=0)\n", ""),),
-    ),
-    (
-        "a receipt without what was spent alone counts by the backup's share",
-        "client.vault.rebinding",
-        "Tightening ε raises the share that holds alone; the backup does not know it.",
-        "a_restore_counts_what_was_spent_alone_at_the_most",
-        (("alone.append(burnt * policy.honest)", "alone.append(burnt)"),),
-    ),
-    (
-        "without proof the backup's terms of sums are taken for the lost ones",
-        "client.vault.rebinding",
-        "Nobody knows under which terms the first sums were released: only the loosest are true of all.",
-        "a_restore_states_the_terms_of_lost_sums",
-        (("honest=MOST_COUNTED, corrupt=0, epsilon_alone=None)", "corrupt=0)"),),
-    ),
-    (
         "a restore does not ask the machine's own witness",
         "client.vault.rebinding",
         "A pair of vault and witness that was copied and put back is noticed by the machine's witness: left out here, `--restored --nothing-since` gives back all that was spent since.",
@@ -566,25 +526,6 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         ),
     ),
     (
-        "a table is dealt to new vaults without a word",
-        "flower.federate",
-        "Rows that have vaults of an earlier run get others only on their owner's recorded word: without it, what is promised to a row adds up unnoticed.",
-        "tests/flower/test_federate.py::test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word",
-        (
-            (
-                "    if earlier and not second_ledger:\n",
-                "    if earlier and second_ledger is None:\n",
-            ),
-        ),
-    ),
-    (
-        "a second ledger does not name the first",
-        "flower.federate",
-        "The vaults of a second run over a table name those of the first: left out, a certificate speaks of no other ledger of the same rows.",
-        "tests/flower/test_federate.py::test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word",
-        (("others=list(earlier))", "others=[])"),),
-    ),
-    (
         "dealt rows are readable by every account",
         "flower.federate",
         "A client's rows lie in folders for their owner alone: made with the usual mode, every account of the machine reads the rows and the vaults' fingerprints.",
@@ -787,7 +728,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     ),
 ]
 
-# By those who wrote the code and its tests: persons, and what results show.
+# By those who wrote the code and its tests.
 AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
     (
         "a sum's noise alone is not booked",
@@ -1313,5 +1254,64 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "The second ledger of rows that version 0.1 has kept one for would go unnoticed, and their budget would be spent twice.",
         "tests/client/test_table_nodes.py::test_a_vault_of_version_0_1_knows_its_table",
         (("target=target), low=0.0)", "target=target))"),),
+    ),
+    (
+        "a restored backup keeps its own terms of sums",
+        "client.vault.rebinding",
+        "Terms of sums are free until the first release: a backup of before states (ε, δ) for lost sums as if each upload had all its noise.",
+        "a_restore_states_the_terms_of_lost_sums",
+        (
+            (
+                "policy = _recall_promise(books, unknown, books.spent + burnt)",
+                "policy = books.policy",
+            ),
+        ),
+    ),
+    (
+        "a restore takes any promise that a receipt names",
+        "client.vault.rebinding",
+        "A receipt is a file from anywhere: one that names a smaller ε than was spent would be stated.",
+        "a_restore_takes_no_promise_that_cannot_be_true",
+        (("if spent <= FULL - count_withheld_units(promise, books.capacity):", "if spent:"),),
+    ),
+    (
+        "a restore takes a looser promise from a receipt",
+        "client.vault.rebinding",
+        "The vault would take the terms of a forged receipt for its own.",
+        "a_restore_takes_no_promise_that_cannot_be_true",
+        (("            require_tighter(books.policy, promise, spent=0)\n", ""),),
+    ),
+    (
+        "a receipt without what was spent alone counts by the backup's share",
+        "client.vault.rebinding",
+        "Tightening ε raises the share that holds alone; the backup does not know it.",
+        "a_restore_counts_what_was_spent_alone_at_the_most",
+        (("alone.append(burnt * policy.honest)", "alone.append(burnt)"),),
+    ),
+    (
+        "without proof the backup's terms of sums are taken for the lost ones",
+        "client.vault.rebinding",
+        "Nobody knows under which terms the first sums were released: only the loosest are true of all.",
+        "a_restore_states_the_terms_of_lost_sums",
+        (("honest=MOST_COUNTED, corrupt=0, epsilon_alone=None)", "corrupt=0)"),),
+    ),
+    (
+        "a table is dealt to new vaults without a word",
+        "flower.federate",
+        "Rows that have vaults of an earlier run get others only on their owner's recorded word: without it, what is promised to a row adds up unnoticed.",
+        "tests/flower/test_federate.py::test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word",
+        (
+            (
+                "    if earlier and not second_ledger:\n",
+                "    if earlier and second_ledger is None:\n",
+            ),
+        ),
+    ),
+    (
+        "a second ledger does not name the first",
+        "flower.federate",
+        "The vaults of a second run over a table name those of the first: left out, a certificate speaks of no other ledger of the same rows.",
+        "tests/flower/test_federate.py::test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word",
+        (("others=list(earlier))", "others=[])"),),
     ),
 ]
