@@ -17,6 +17,7 @@ from sottovoce.client.vault.policy import require_tighter
 from sottovoce.errors import InputError, PolicyRefusal, RoundAnswered, RunError, TankEmpty
 from sottovoce.models.base import Form
 from sottovoce.privacy.budget import format_claim
+from sottovoce.privacy.calibration import bound_epsilon
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports.certificate import render_certificate
 from sottovoce.server.coordinator import Patience
@@ -397,3 +398,17 @@ def test_certificate_and_statement_say_both_promises_of_sums(tmp_path):
                 assert "up to 2 of the other clients" in said
         told = statement.to_json()["guarantee"]
         assert ("epsilon_alone" in told, told.get("corrupt", 0)) == (honest > 1, policy.corrupt)
+
+
+def test_what_holds_alone_pays_for_discrete_noise():
+    """A vault states no smaller ε than docs/proofs.md (c) gives for h times its capacity."""
+    for calibration in ("exact", "zcdp"):
+        for epsilon, delta, honest in (
+            (20, 0.1, 2),
+            (1000, 1e-5, 6),
+            (1e5, 1e-6, 40),
+            (1e5, 0.5, 512),
+        ):
+            policy = Policy(epsilon, delta, 40, 1.0, honest=honest, calibration=calibration)
+            least = bound_epsilon(delta, honest * policy.capacity())
+            assert policy.compute_alone() >= least

@@ -24,7 +24,6 @@ from sottovoce.privacy.budget import (
     format_claim,
     list_always_not_covered,
 )
-from sottovoce.privacy.gaussian import epsilon
 from sottovoce.privacy.tank import FULL
 
 VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
@@ -176,7 +175,8 @@ formula does not keep its promise, so a vault does not take it
         """Return the ε that holds whatever others do, where sums are released; else None."""
         if self.honest == 1 or self.epsilon_alone is not None:
             return self.epsilon_alone
-        return float(epsilon(self.delta, math.sqrt(self.share * self.capacity()) * (1 + 1e-9)))
+        worth = self.share * self.capacity() * (1 + 2e-9)
+        return float(calibrations.bound_epsilon(self.delta, worth))
 
     def guarantee(self) -> Guarantee:
         """Return what is promised, in words that a lawyer could read."""
