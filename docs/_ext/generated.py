@@ -25,6 +25,7 @@ import sottovoce
 from sottovoce import errors
 from sottovoce.cli import commands
 from sottovoce.plan import Plan
+from sottovoce.plan.base import TABLES
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -75,7 +76,11 @@ def describe_values(schema: dict[str, Any]) -> str:
         "boolean": "true or false",
     }
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[key]:,}" for key, sign in signs.items() if key in schema]
+    limits = [
+        f"{sign} {int(bound) if (bound := schema[key]) == int(bound) else bound:,}"
+        for key, sign in signs.items()
+        if key in schema
+    ]
     return " ".join([word.get(kind, str(kind)), ", ".join(limits)]).strip()
 
 
@@ -106,6 +111,11 @@ def plan_keys() -> str:
     """Write one table per section of a plan."""
     parts, open_section = [], None
     definitions = Plan.model_json_schema()["$defs"]
+    conditions = {
+        f"{section}.{key}": when
+        for section, table in TABLES.items()
+        for key, when in table.conditions()
+    }
     rows: list[tuple[object, ...]] = []
     for section, key, schema in [*list_plan_keys(), ("end", "", {})]:
         if section != open_section:
@@ -127,6 +137,8 @@ def plan_keys() -> str:
             f" Example: `{write_toml(schema['examples'][0])}`." if "examples" in schema else ""
         )
         shown = "absent" if default is None else f"`{write_toml(default)}`"
+        if (when := conditions.get(key)) is not None and when.default is not None:
+            shown = f"`{write_toml(when.default)}` with `{when.switch} = {write_toml(when.value)}`"
         meaning = schema["description"] + "." + example
         rows.append((f"`{key}`", meaning, describe_values(schema), shown))
     return "\n".join(parts)

@@ -35,6 +35,7 @@ def test_the_reference_has_every_key_command_name_and_error(generated):
     assert len(keys) > 60
     text = generated.plan_keys()
     assert [key for key in keys if f"| `{key}` |" not in text] == []
+    assert '| `0.8` with `schedule = "discounted"` |' in text
     text = generated.command_line()
     for command in ("train", "federate", "ledger rebind", "server init", "node init"):
         assert f"## sottovoce {command}\n" in text
@@ -51,6 +52,8 @@ def test_the_reference_has_every_key_command_name_and_error(generated):
 def test_what_a_value_may_be_is_said_in_words(generated):
     number = {"type": "integer", "minimum": 1, "exclusiveMaximum": 9}
     assert generated.describe_values(number) == "whole number ≥ 1, < 9"
+    large = {"type": "number", "exclusiveMinimum": 0.5, "maximum": 1e6}
+    assert generated.describe_values(large) == "number > 0.5, ≤ 1,000,000"
     either = {"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}, {"type": "array", "items": number}]}
     assert generated.describe_values(either) == "`a`, `b` or a list (whole number ≥ 1, < 9)"
 
