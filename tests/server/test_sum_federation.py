@@ -412,3 +412,11 @@ def test_what_holds_alone_pays_for_discrete_noise():
             policy = Policy(epsilon, delta, 40, 1.0, honest=honest, calibration=calibration)
             least = bound_epsilon(delta, honest * policy.capacity())
             assert policy.compute_alone() >= least
+
+
+def test_more_noises_than_the_proof_covers_are_refused():
+    """docs/proofs.md (4) holds while h times the capacity is at most 3e8."""
+    assert Policy(1e6, 0.5, 40, 1.0, honest=100).share == 100
+    with pytest.raises(InputError, match="sum.honest must be at most 14"):
+        Policy(1e6, 0.5, 40, 1.0, honest=512)
+    assert Policy(1e6, 0.5, 40, 1.0, honest=512, epsilon_alone=2e6).share < 3

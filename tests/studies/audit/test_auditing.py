@@ -273,6 +273,8 @@ def test_rows_of_features_are_attacked_as_they_are(model, tmp_path, rendered):
     assert not {"inversion", "matching", "traps"} & findings.draw_files(found).keys()
     assert "What the server sees" not in rendered(found)
     assert "SSIM" not in {row.measure for row in found.rows}
+    said = "gradient matching, which needs features from 0 to 1"
+    assert (said in found.unmeasured) == (not found.matchings)
 
 
 def test_a_client_as_the_unit_has_no_run_of_canaries(tmp_path, rendered):

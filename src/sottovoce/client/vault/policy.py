@@ -27,6 +27,7 @@ from sottovoce.privacy.budget import (
 from sottovoce.privacy.tank import FULL
 
 VaultCalibration: TypeAlias = Literal["exact", "zcdp"]
+_MOST_ALONE = 3e8  # μ² of a client's noise alone, for which docs/proofs.md (4) holds
 
 MOST_SAMPLES = 2**32  # what an exact sum on the grid has room for
 MOST_ROUNDS = 10**9
@@ -114,6 +115,9 @@ formula does not keep its promise, so a vault does not take it
         ):
             bound = f"a number above epsilon = {self.epsilon:g}, with sum.honest ≥ 2"
             raise InputError.of("sum.epsilon_alone", alone, bound, "leave it out for h noises")
+        if self.honest > 1 and self.share * self.capacity() > _MOST_ALONE:
+            bound = f"at most {int(_MOST_ALONE / self.capacity())} with epsilon = {self.epsilon:g}"
+            raise InputError.of("sum.honest", self.honest, bound, "choose a smaller epsilon")
         if type(self.disclose) is not bool:
             raise InputError.of(
                 "disclose",

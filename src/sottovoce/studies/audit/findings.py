@@ -280,6 +280,8 @@ class Findings:
             )
         elif self.target.form.target is not None:
             found.append("gradient matching and labels read off a gradient, which need classes")
+        elif not self.matchings:
+            found.append("gradient matching, which needs features from 0 to 1")
         return found
 
     @property
