@@ -769,7 +769,9 @@ def test_the_chosen_step_keeps_the_noise_of_a_run_at_one_size() -> None:
         assert 2 * rate * rounds * clip * len(sizes) ** 0.5 / (mu * sum(sizes)) == pytest.approx(
             1.2
         )
-    assert Plan(data=OWN_TABLE).choose_learning_rate([10**9] * 5, 1.0).local.rate == 32
+    for clip, steps in ((1.0, 1), (0.1, 1), (2.0, 3)):  # a round moves the model by 8 at most
+        plan = Plan(data=OWN_TABLE, local={"steps": steps}, rounds={"rounds": 3})
+        assert plan.choose_learning_rate([10**9] * 5, clip).local.rate * clip * steps == 8
     assert Plan().choose_learning_rate([10], 1.0) == Plan()
 
 
