@@ -302,6 +302,62 @@ def test_a_client_with_one_class_is_named(tmp_path):
     assert "clients with rows of one class only: west" in texts
 
 
+def test_a_declared_class_without_rows_is_said_in_the_file_and_at_clients(folder):
+    rows = [row | {"ill": ("no", "yes", "later")[i % 3]} for i, row in enumerate(make_rows())]
+    for row in rows:
+        row["ill"] = "no" if row["site"] == "west" and row["ill"] == "later" else row["ill"]
+    write_csv(folder / "people.csv", rows)
+    declared = PLAN.replace('["no", "yes"]', '["no", "yes", "later", "never"]')
+    (folder / "plan.toml").write_text(declared)
+    said = run("check", "plan.toml").output
+    assert "no row has the class never, which data.columns declares" in said
+    assert "clients without rows of a class: west (later)" in said
+    (folder / "plan.toml").write_text(declared.replace(', "never"', ""))
+    said = run("check", "plan.toml").output
+    assert "no row has the class" not in said
+    np.savez("x.npz", x=np.zeros((40, 2)), y=np.arange(40) % 2)
+    (folder / "arrays.toml").write_text(
+        '[data]\npath = "x.npz"\n[data.columns]\ny = ["0", "1", "2"]\n'
+    )
+    assert "no row has the class 2" in run("check", "arrays.toml").output
+
+
+FLATTERS = "one person can be in training and test rows, which flatters the result"
+
+
+def test_a_person_in_training_and_test_rows_is_said_to_flatter_the_test(folder):
+    said = run("check", "plan.toml").output
+    assert "patient_id repeats" in said
+    assert f"{FLATTERS}, unless data.person = 'patient_id' keeps it on one side" in said
+    assert FLATTERS not in run("check", "plan.toml", "--set", "data.person=patient_id").output
+    # One row at each of two clients is enough; nothing else is then wrong with the promise.
+    rows = make_rows()[:400]
+    for i, row in enumerate(rows):
+        row |= {"patient_id": str(i // 2), "site": ("east", "west")[i % 2]}
+    write_csv(folder / "people.csv", rows)
+    said = run("check", "plan.toml").output
+    assert f"patient_id repeats: one person has up to 2 rows; {FLATTERS}" in said
+    assert "protected k times less" not in said
+    for i, row in enumerate(rows):
+        row["patient_id"] = str(i)
+    write_csv(folder / "people.csv", rows)
+    assert "patient_id" not in run("check", "plan.toml").output
+
+
+def test_persons_of_a_test_file_who_are_trained_on_are_counted(folder):
+    rows = make_rows()[:400]
+    for i, row in enumerate(rows):
+        row["patient_id"] = str(i)
+    write_csv(folder / "people.csv", rows)
+    write_csv(
+        folder / "later.csv", [row | {"patient_id": str(393 + i)} for i, row in enumerate(rows)]
+    )
+    (folder / "plan.toml").write_text(PLAN.replace("label =", 'test = "later.csv"\nlabel =', 1))
+    said = run("check", "plan.toml").output
+    assert "later.csv: patient_id: 7 rows are of a person who has rows in people.csv too" in said
+    assert FLATTERS not in said
+
+
 # --- files that are no plain CSV
 
 
@@ -361,7 +417,7 @@ def test_arrays_are_checked_for_numbers_that_are_missing_and_for_their_scale():
     broken = x / 255
     broken[[4, 40], 0, 0] = np.nan
     (error,) = check_arrays("x.npz", broken, y).errors
-    assert re.match(r"x: 2 rows hold a number that is missing .* the first is row 4", error)
+    assert re.match(r"x: 2 rows hold a number that is missing .* the first is row 5;", error)
 
 
 def test_bytes_given_from_python_are_said(caplog):

@@ -1,6 +1,6 @@
 """Check rows before they are trained on: missing, clipped, unknown and repeated values, by client.
 
-`check_table` and `check_arrays` read all rows once; of a table they keep a batch, and eight bytes
+`check_table` and `check_arrays` read all rows once; of a table they keep a batch, and a few bytes
 per row to find repeats. The result is for whoever holds the rows: `sottovoce check`, the first
 lines of `train`, and on a client's own machine `worker --check`. It is computed from private rows
 without noise, so that nothing of it is written to a run or sent to a server.
@@ -9,6 +9,7 @@ without noise, so that nothing of it is written to a run or sent to a server.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -130,17 +131,20 @@ def check_plan(plan: Plan) -> Report:
         raise InputError.of("data.path", None, "your own table or arrays", remedy)
     if not data.is_array_file:
         source = Source(**data.table(), target=plan.regression)
-        return _judge_test_rows(check_table(source, plan.rows_per_person), data.test)
+        is_split = not isinstance(data.test, str)
+        report = check_table(source, plan.rows_per_person, is_split=is_split)
+        return _judge_test_rows(report, data.test)
     from sottovoce.data.federated import read_array_file
 
     arrays = read_array_file(data.path, str(data.label), data.client)
     owner, target = arrays.get("client"), plan.regression
-    report = check_arrays(Path(data.path).name, arrays["x"], arrays["y"], owner, target)
+    classes = () if target else tuple(map(str, (data.columns or {}).get(str(data.label), ())))
+    report = check_arrays(Path(data.path).name, arrays["x"], arrays["y"], owner, target, classes)
     for key, file in (("data.validation", data.validation), ("data.test", data.test)):
         if isinstance(file, str):
             other = read_array_file(file, str(data.label), key=key)
             report.add_evaluation(
-                check_arrays(Path(file).name, other["x"], other["y"], None, target)
+                check_arrays(Path(file).name, other["x"], other["y"], None, target, classes)
             )
     return _judge_test_rows(report, data.test)
 
@@ -171,10 +175,11 @@ def check_node_rows(node: Node) -> Report:
     return check_arrays(path.name, x, y, target=node.target)
 
 
-def check_table(source: Source, rows_per_person: int = 0) -> Report:
+def check_table(source: Source, rows_per_person: int = 0, *, is_split: bool = False) -> Report:
     """Check a CSV or Parquet file against what the plan or the node file says about it.
 
-    `rows_per_person` is how many rows of a person are used where persons are protected, else 0.
+    `rows_per_person` is how many rows of a person are used where persons are protected, else 0;
+    `is_split` says that test rows are taken from this table.
     """
     opened, report = tables.check_source(source), Report(Path(source.path).name)
     if not _check_ragged_rows(opened.path, report):
@@ -188,7 +193,7 @@ def check_table(source: Source, rows_per_person: int = 0) -> Report:
     wanted = [name for name, kind in opened.schema.items() if name and not kind.is_nested()]
     reader.read(opened, wanted)
     reader.conclude()
-    reader.judge_rows(len(wanted), rows_per_person)
+    reader.judge_rows(len(wanted), rows_per_person, is_split and source.person is None)
     kinds = tables.guess_kinds(opened.path) if source.infer else {}
     for column in layout.inferred:
         if kinds[column] == "id" and column != layout.label:
@@ -202,9 +207,11 @@ def check_table(source: Source, rows_per_person: int = 0) -> Report:
             continue
         other = Report(Path(file).name)
         if _check_ragged_rows(Path(file), other):
-            reader = _TableReader(other, layout, None)
-            reader.read(tables.open_table(file), [layout.label, *layout.columns])
-            reader.conclude()
+            public, scan = _TableReader(other, layout, None), tables.open_table(file)
+            public.ids = [name for name in reader.ids if name in scan.schema]
+            public.read(scan, [layout.label, *layout.columns, *public.ids])
+            public.conclude()
+            public.judge_shared_ids(reader)
         report.add_evaluation(other)
     return report
 
@@ -239,6 +246,7 @@ class _TableReader:
         self.bins: dict[str, NDArray[Any]] = defaultdict(lambda: np.zeros(BINS, np.int64))
         self.first: dict[str, tuple[int, str]] = {}  # the row and cell of a kind and column
         self.hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
+        self.persons: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)  # at any client
         label: Spec = layout.classes if layout.target is None else layout.target[1:]
         report.specs = {**layout.columns, layout.label: label}
         report.columns = {name: {kind: Counter() for kind in _WORDS} for name in report.specs}
@@ -293,6 +301,7 @@ class _TableReader:
         for column in self.ids:
             pairs = pl.DataFrame([names, tables.as_text(batch[column]).alias("id")]).drop_nulls()
             self.hashes[column].append(pairs.hash_rows(seed=1).to_numpy())
+            self.persons[column].append(pairs["id"].hash(seed=1).to_numpy())
         report.rows += len(batch)
 
     def conclude(self) -> None:
@@ -303,6 +312,7 @@ class _TableReader:
         target = self.layout.target
         if target is not None:
             self._judge_values(label, (target.low, target.high))
+        _judge_absent_classes(report, self.layout.classes)
         for kind, words in (
             ("missing", "no label"),
             ("unknown", "a label that is no class"),
@@ -317,7 +327,7 @@ class _TableReader:
                     "correct them, remove them" + ("" if target is not None else LABEL_REMEDY),
                 )
 
-    def judge_rows(self, wide: int, rows_per_person: int) -> None:
+    def judge_rows(self, wide: int, rows_per_person: int, is_split: bool) -> None:
         """Add what the counts say of classes, copies and persons."""
         report = self.report
         _judge_labels(report)
@@ -325,19 +335,35 @@ class _TableReader:
         if wide >= LEAST_WIDE:
             _judge_repeats(report, len(rows) - len(np.unique(rows)))
         for column, hashes in self.hashes.items():
-            _, counts = np.unique(np.concatenate(hashes), return_counts=True)
-            most = int(counts.max(initial=0))
-            if most > max(1, rows_per_person):
+            here, anywhere = _count_most(hashes), _count_most(self.persons[column])
+            said, where = [], ""
+            if here > max(1, rows_per_person):
+                said = [
+                    f"{rows_per_person} of them are used (data.rows_per_person)"
+                    if rows_per_person
+                    else "a person with k rows is protected k times less, unless data.person "
+                    'names it with local.unit = "person"'
+                ]
                 where = " at a client" if self.client else ""
-                report.warn(
-                    "",
-                    f"{column} repeats: one person has up to {most:,} rows{where}; "
-                    + (
-                        f"{rows_per_person} of them are used (data.rows_per_person)"
-                        if rows_per_person
-                        else "a person with k rows is protected k times less, unless data.person "
-                        'names it with local.unit = "person"'
-                    ),
+            if is_split and anywhere > 1:
+                said.append(
+                    "one person can be in training and test rows, which flatters the result, "
+                    f"unless data.person = {column[:30]!a} keeps it on one side"
+                )
+            if said:
+                most = here if where else anywhere
+                text = f"{column} repeats: one person has up to {most:,} rows{where}; "
+                report.warn("", text + "; ".join(said))
+
+    def judge_shared_ids(self, trained: _TableReader) -> None:
+        """Warn of rows to evaluate on whose person is in the training table too."""
+        for column, hashes in self.persons.items():
+            known = np.concatenate(trained.persons[column])
+            if shared := int(np.isin(np.concatenate(hashes), known).sum()):
+                self.report.warn(
+                    column,
+                    f"{shared:,} rows are of a person who has rows in {trained.report.file} too, "
+                    "which flatters the result; evaluate on rows of others",
                 )
 
     def _judge_column(self, column: str, spec: Spec) -> None:
@@ -454,6 +480,29 @@ def _mark_cells(cells: pl.Series, spec: Spec) -> dict[str, pl.Series]:
     return {"missing": missing, "outside": outside, "unreadable": unreadable}
 
 
+def _count_most(hashes: list[NDArray[np.uint64]]) -> int:
+    return int(np.unique(np.concatenate(hashes), return_counts=True)[1].max(initial=0))
+
+
+def _judge_absent_classes(report: Report, classes: Sequence[str]) -> None:
+    """Warn of declared classes without rows: in the whole file, and at clients."""
+    total: Counter[str] = sum(report.labels.values(), Counter())
+    absent = [name for name in classes if not total[name]]
+    if absent and total:
+        report.warn(
+            "",
+            f"no row has the class {_shorten(absent)}, which data.columns declares: nothing can be "
+            "learnt or measured of it; correct its name, or leave it out",
+        )
+    lacking = [
+        f"{client} ({_shorten([c for c in classes if total[c] and not found[c]])})"
+        for client, found in sorted(report.labels.items())
+        if client and 1 < len(found) < len(classes) - len(absent)
+    ]
+    if lacking:
+        report.warn("", f"clients without rows of a class: {_shorten(lacking)}")
+
+
 def _judge_labels(report: Report) -> None:
     total: Counter[str] = sum(report.labels.values(), Counter())
     name, count = min(total.items(), key=lambda pair: pair[1], default=("", 0))
@@ -495,8 +544,9 @@ def check_arrays(
     y: NDArray[Any],
     owner: NDArray[Any] | None = None,
     target: Regression | None = None,
+    classes: Sequence[str] = (),
 ) -> Report:
-    """Check arrays x[n, …] and y[n], with the client of each row if there is one."""
+    """Check arrays x[n, …] and y[n], with the client of each row and declared classes, if any."""
     report = Report(file, rows=len(y))
     is_text = x.ndim == 1 and x.dtype.kind == "U"
     if not (is_text or x.ndim >= 2) or y.ndim != 1 or len(x) != len(y) or not x.size:
@@ -519,13 +569,14 @@ def check_arrays(
         report.fail(
             "x",
             f"{int((~finite).sum()):,} rows hold a number that is missing or not finite, the first "
-            f"is row {int(finite.argmin())}; fill them in with a public value or remove them",
+            f"is row {int(finite.argmin()) + 1}; fill them in with a public value or remove them",
         )
     if (sentence := describe_scale(rows[finite])) is not None:
         report.warn("x", sentence)
     constant = 0 if is_text else int((rows.min(axis=0) == rows.max(axis=0)).sum())
     if constant > TOUCHED * rows.shape[1]:
         report.warn("x", f"{constant:,} of {rows.shape[1]:,} columns are constant")
+    _judge_absent_classes(report, classes)
     _judge_labels(report)
     if rows.shape[1] >= LEAST_WIDE:
         _judge_repeats(report, len(rows) - len({hash(row.tobytes()) for row in rows}))
