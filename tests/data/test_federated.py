@@ -78,7 +78,7 @@ def test_many_classes_numbered_from_one_are_classes():
 
 @pytest.mark.parametrize("labels", [["a", ""] * 60, ["a", None] * 60, [0.0, np.nan] * 60])
 def test_a_missing_label_is_refused_with_its_row(labels):
-    with pytest.raises(InputError, match="row 1 of data labels is missing"):
+    with pytest.raises(InputError, match="row 2 of data labels is missing"):
         hold(np.array(labels, object if None in labels else None))
 
 
@@ -94,7 +94,7 @@ def test_a_class_that_is_not_public_is_refused_by_its_name():
 def test_a_number_that_is_not_finite_is_refused_with_its_row(bad):
     x = X.copy()
     x[70, 2] = bad
-    with pytest.raises(InputError, match="row 70 of data holds a number that is missing"):
+    with pytest.raises(InputError, match="row 71 of data holds a number that is missing"):
         hold(BIT, x=x)
 
 
@@ -106,10 +106,12 @@ def test_streamed_rows_are_looked_through_and_their_labels_named(tmp_path):
     broken[99, 0] = np.nan
     np.save(tmp_path / "y.npy", broken)
     held = hold(BIT, x=np.load(tmp_path / "y.npy", mmap_mode="r"))
-    with pytest.raises(InputError, match="row 99 of data holds"):  # when it is read, and not before
+    with pytest.raises(
+        InputError, match="row 100 of data holds"
+    ):  # when it is read, and not before
         np.asarray(held.train.x)
     run = {"data": (np.load(tmp_path / "y.npy", mmap_mode="r"), BIT)}
-    with pytest.raises(InputError, match="row 99 of data holds"):
+    with pytest.raises(InputError, match="row 100 of data holds"):
         simulate(SHORT.replace("data.validation=5", "data.test=5"), **run, seed=1)
 
 
@@ -279,7 +281,7 @@ def test_numbers_are_cut_to_their_range_and_scaled_alike_wherever_they_come_from
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.where(np.arange(120) == 3, np.nan, 1.0), "row 3 of data targets is no number"),
+        (np.where(np.arange(120) == 3, np.nan, 1.0), "row 4 of data targets is no number"),
         (np.array(["low", "high"])[BIT], "data targets must be numbers"),
     ],
 )

@@ -58,6 +58,7 @@ def save_public(path: Path, held: Holdings) -> None:
         rows: Samples = getattr(held, name)
         y = rows.y if held.target is None else held.target.restore(rows.y)
         arrays |= {f"{name}_x": rows.x, f"{name}_y": y}
+        arrays |= {} if rows.cut is None else {f"{name}_cut": rows.cut}
     if held.layout is not None:
         text = json.dumps(held.layout.to_json()).encode()
         arrays["layout"] = np.frombuffer(text, dtype=np.uint8)
@@ -123,7 +124,7 @@ def _read_public_samples(
         scaled = target.scale(y)
         if not np.isfinite(rows).all() or not np.isfinite(scaled).all():
             raise ValueError(f"{name} has a number that is not finite")
-        return Samples(rows, scaled)
+        return Samples(rows, scaled, arrays.get(f"{name}_cut", target.find_cut(y)).astype(bool))
     if y.min() < 0 or y.max() >= classes or not np.isfinite(rows).all():
         raise ValueError(f"{name} has a label beyond {classes - 1}, or a number that is not finite")
     return Samples(rows, y.astype(np.int32))
@@ -193,6 +194,7 @@ class Samples:
 
     x: NDArray[np.float32]
     y: NDArray[Any]
+    cut: NDArray[np.bool_] | None = None  # which numbers y were cut to their range
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +293,7 @@ def _apply_lens(lens: Lens, x: Any, beside: Path | None) -> NDArray[np.float32]:
         return lens.apply(x)
     found = lens.load_or_apply(x, beside)
     if not np.isfinite(found).all():
-        row = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
+        row = int((~np.isfinite(found).all(axis=1)).argmax()) + 1
         raise DataError(
             f"model.features gives row {row} numbers that are not finite; mend the row, or take "
             "another network"
@@ -360,7 +362,7 @@ def add_features(plan: Plan, held: Holdings) -> Holdings:
     file = None if plan.data.path is None else Path(plan.data.path)
 
     def apply(samples: Samples) -> Samples:
-        return Samples(_apply_lens(lens, samples.x, file), samples.y)
+        return replace(samples, x=_apply_lens(lens, samples.x, file))
 
     test = apply(held.test)
     validation = test if held.validation is held.test else apply(held.validation)
@@ -441,7 +443,7 @@ def _deal_table(plan: Plan, seed: int) -> Holdings:
     layout = table.layout
     steering = _read_evaluation_file(plan.data.validation, layout, "data.validation")
     tested = _read_evaluation_file(plan.data.test, layout, "data.test")
-    rows, classes = Samples(table.x, table.y), Classes(len(layout.classes))
+    rows, classes = Samples(table.x, table.y, table.cut), Classes(len(layout.classes))
     held = _deal_file(plan, seed, rows, table.owner, steering, tested, classes, table.person)
     return replace(held, layout=layout, names=table.clients)
 
@@ -560,7 +562,7 @@ def _read_evaluation_file(
     if not isinstance(wanted, str):
         return None
     rows = tables.read_rows(wanted, layout, labels=True, key=key)
-    return Samples(rows.x, rows.y)
+    return Samples(rows.x, rows.y, rows.cut)
 
 
 def _count_rows(wanted: int | float, rows: int) -> int:
@@ -657,15 +659,16 @@ def _deal_in_order(
 
 def _slice_samples(stored: Samples, start: int, stop: int) -> Samples:
     x, y = cast(Stored, stored.x), cast(Stored, stored.y)
-    return _make_samples(x.slice_rows(start, stop), y.slice_rows(start, stop))
+    cut = None if stored.cut is None else stored.cut[start:stop]
+    return _make_samples(x.slice_rows(start, stop), y.slice_rows(start, stop), cut)
 
 
-def _make_samples(x: Stored, y: Stored) -> Samples:
-    return Samples(cast(Any, x), cast(Any, y))
+def _make_samples(x: Stored, y: Stored, cut: NDArray[np.bool_] | None = None) -> Samples:
+    return Samples(cast(Any, x), cast(Any, y), cut)
 
 
 def _read_samples(stored: Samples) -> Samples:
-    return Samples(np.asarray(stored.x), np.asarray(stored.y))
+    return replace(stored, x=np.asarray(stored.x), y=np.asarray(stored.y))
 
 
 def _require_streamable(plan: Plan) -> None:
@@ -783,8 +786,8 @@ def _find_classes(sets: Sequence[Samples], target: Regression | None) -> Classes
 def _encode_samples(samples: Samples, classes: Classes, name: str) -> Samples:
     y = classes.encode(samples.y, name) if classes.count > 1 else samples.y
     if is_stored(samples.x) and not is_stored(y):
-        return _make_samples(samples.x, Stored.of(y, y.dtype))
-    return Samples(samples.x, y)
+        return _make_samples(samples.x, Stored.of(y, y.dtype), samples.cut)
+    return replace(samples, y=y)
 
 
 def read_labels(name: str, labels: Any) -> NDArray[Any]:
@@ -803,9 +806,8 @@ def read_labels(name: str, labels: Any) -> NDArray[Any]:
         remedy = "give classes as numbers, texts or booleans"
         raise InputError.of(name, y.dtype.name, "classes", remedy)
     if missing.any():
-        raise InputError(
-            f"row {int(missing.argmax())} of {name} is missing; give it one or leave the row out"
-        )
+        row = int(missing.argmax()) + 1
+        raise InputError(f"row {row} of {name} is missing; give it one or leave the row out")
     return y.astype(np.int64) if kind == "f" and (y % 1 == 0).all() else y
 
 
@@ -850,7 +852,8 @@ def _make_holdings(
     dealt: Split, train: Samples, own_test: Samples | None, shape: tuple[int, ...], classes: Classes
 ) -> Holdings:
     def take(samples: Samples, ids: NDArray[np.int64]) -> Samples:
-        return Samples(samples.x[ids], samples.y[ids])
+        cut = None if samples.cut is None else samples.cut[ids]
+        return Samples(samples.x[ids], samples.y[ids], cut)
 
     every = np.concatenate(dealt.clients)
     if is_stored(train.x):
@@ -901,9 +904,10 @@ def _check_pair(
     if shape is not None and x.shape[1:] != shape:
         raise InputError.of(name, x.shape[1:], f"rows of shape {shape}", "as in the training data")
     # Stored whole numbers from 0 need no table in memory: they are their classes.
-    whole = np.issubdtype(y.dtype, np.integer)
+    whole, cut = np.issubdtype(y.dtype, np.integer), None
     if target is not None:
         y_rows: Any = _read_numbers(f"{name} targets", y, target)
+        cut = target.find_cut(y)
     elif stored and whole and Stored.of(y, np.int32).min() == 0:
         y_rows = Stored.of(y, np.int32)
     else:
@@ -911,9 +915,9 @@ def _check_pair(
         if y.dtype.kind in "fiu":
             tables.refuse_measurement(f"{name} labels", y)
     if stored:
-        return _make_samples(Stored.of(x, np.float32), y_rows), tuple(x.shape[1:])
+        return _make_samples(Stored.of(x, np.float32), y_rows, cut), tuple(x.shape[1:])
     require_finite(x, 0, name)
-    return Samples(x.reshape(len(x), -1), y_rows), x.shape[1:]
+    return Samples(x.reshape(len(x), -1), y_rows, cut), x.shape[1:]
 
 
 def _read_numbers(name: str, labels: Any, target: Regression) -> NDArray[np.float32]:
@@ -923,6 +927,6 @@ def _read_numbers(name: str, labels: Any, target: Regression) -> NDArray[np.floa
         raise InputError.of(name, y.dtype.name, "numbers", "or leave model.loss out")
     scaled = target.scale(y)
     if not np.isfinite(scaled).all():
-        row = int((~np.isfinite(scaled)).argmax())
+        row = int((~np.isfinite(scaled)).argmax()) + 1
         raise InputError(f"row {row} of {name} is no number; give it one or leave the row out")
     return scaled

@@ -155,7 +155,7 @@ def require_finite(x: NDArray[Any], rows: int | NDArray[Any], name: str = "data"
     bad = int((~np.isfinite(x.reshape(len(x), -1)).all(axis=1)).argmax())
     row = rows + bad if isinstance(rows, int) else rows[bad]
     raise InputError(
-        f"row {row} of {name} holds a number that is missing or not finite; fill it in with a "
+        f"row {row + 1} of {name} holds a number that is missing or not finite; fill it in with a "
         "public value (numpy.nan_to_num) or leave the row out"
     )
 

@@ -585,6 +585,7 @@ class Table:
     clients: tuple[str, ...]  # as `sort_texts` sorts them
     layout: Layout
     person: NDArray[np.int64] | None = None  # a number for the person of each row
+    cut: NDArray[np.bool_] | None = None  # which numbers y were cut to their range
 
 
 def check_source(source: Source) -> Scan:
@@ -640,7 +641,7 @@ def _read_rows(
 ) -> Table:
     rows, wide = opened.count_rows(), len(layout.features)
     x = np.zeros((rows, wide + (layout.text is not None) * TEXT_NUMBERS), np.float32)
-    y = np.zeros(rows if labels else 0, np.int32 if layout.target is None else np.float32)
+    y = np.zeros(rows if labels else 0, np.int32 if layout.target is None else np.float64)
     owner = np.zeros(rows if client is not None else 0, np.int32)
     known: dict[str, int] = {}  # clients, in the order in which they appear
     persons, known_persons = np.zeros(rows if person is not None else 0, np.int64), dict[str, int]()
@@ -666,7 +667,10 @@ def _read_rows(
     rank = {name: i for i, name in enumerate(names)}
     order = np.array([rank[name] for name in known], np.int32)
     owners = order[owner] if client is not None else None
-    return Table(x, y, owners, tuple(names), layout, persons if person is not None else None)
+    who, cut = persons if person is not None else None, None
+    if layout.target is not None:
+        y, cut = layout.target.scale(y), layout.target.find_cut(y)
+    return Table(x, y, owners, tuple(names), layout, who, cut)
 
 
 @dataclass(frozen=True)
@@ -775,7 +779,7 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
                 f"row {row} of {start.file} has {str(cells[first])[:60]!a} in column "
                 f"{layout.label[:60]!a}, which is no number; correct it or remove the row"
             )
-        return layout.target.scale(numbers.to_numpy())
+        return numbers.to_numpy()
     codes = _encode_categories(as_text(cells), layout.classes)
     if codes.size and codes.min() < 0:
         first, row = start.find_row(pl.Series(codes < 0))

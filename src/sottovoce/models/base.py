@@ -194,6 +194,10 @@ class Regression(NamedTuple):
         cut = np.clip(np.asarray(values, np.float64), self.low, self.high)
         return (2 * ((cut - self.low) / (self.high - self.low)) - 1).astype(np.float32)
 
+    def find_cut(self, values: Any) -> NDArray[np.bool_]:
+        """Return which targets lie beyond the range, so that `scale` cuts them."""
+        return (np.asarray(values) < self.low) | (np.asarray(values) > self.high)
+
     def restore(self, scaled: Any) -> Floats:
         """Return what was scaled, or predictions of it, in the target's unit and range.
 

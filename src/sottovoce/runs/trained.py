@@ -183,7 +183,7 @@ class Trained:
         bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
         if len(bad):
             raise InputError(
-                f"row {bad[0]} of x holds a number that is not finite; leave such rows out"
+                f"row {bad[0] + 1} of x holds a number that is not finite; leave such rows out"
             )
         if len(rows) and (extractor := _build_features(self.record)) is not None:
             flat = extractor.apply(flat)
