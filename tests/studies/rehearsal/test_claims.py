@@ -29,7 +29,7 @@ from sottovoce.studies.rehearsal.rehearsing import (
     state_cost,
 )
 from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials
-from sottovoce.studies.rehearsal.space import ROUNDS, build_space
+from sottovoce.studies.rehearsal.space import RATE, ROUNDS, build_space
 from sottovoce.studies.rehearsal.standin import (
     StandIn,
     announce_federation,
@@ -269,7 +269,35 @@ def test_means_of_all_seeds_are_compared_with_means_and_the_first_seed_with_the_
     assert "first seed: 160: 70.0 %, 80: 84.0 %, 40: 75.0 %" in told
     for seeds in ((1,), (1, 2)):
         alone = rehearsing.explain_choices(space, chosen, own[:2], seeds)[ROUNDS]
-        assert "nothing else was tried beside it" in alone
+        assert "no other value was tried" in alone
+
+
+def test_values_that_were_tried_with_other_keys_changed_too_are_told():
+    """A short search changes T and η together: both were compared, and the reasons say so."""
+    space = build_space(Plan(), ["model", "server", "rounds.schedule", "local.clip"])
+    seen = [((160.0, 2.0), 0.70), ((40.0, 8.0), 0.60), ((10.0, 8.0), 0.65)]
+    own = [Trial("", {ROUNDS: T, RATE: eta}, 1, 0.5, a, a, 9, 0.1) for (T, eta), a in seen]
+    told = rehearsing.explain_choices(space, own[0].setting, own, (1,))
+    assert "first seed, beside other changes" in told[ROUNDS] or "1 seeds, beside" in told[ROUNDS]
+    assert "160: 70.0 %, 10: 65.0 %, 40: 60.0 %" in told[ROUNDS]
+    assert "2: 70.0 %, 8: 65.0 %)" in told[RATE]
+    assert "no other value" not in told[ROUNDS] + told[RATE]
+
+
+def test_the_choice_and_the_plan_as_given_are_compared_on_the_same_rows_and_seeds(tmp_path):
+    plan = Plan(data=MNIST)
+    result = made(plan, make_stand_in(plan, announce_federation(plan)))
+    given, other = result.setting, result.setting | {ROUNDS: 7.0}
+    trials = [
+        Trial("", setting, seed, 0.5, value, 0.99, 30, 0.1)
+        for setting, values in ((given, (0.60, 0.80)), (other, (0.70, 0.84, 0.20)))
+        for seed, value in enumerate(values, 1)
+    ]
+    result = replace(result, setting=other, seeds=(1, 2, 3), trials=tuple(trials))
+    for text in said(result, tmp_path)[::2]:
+        of = "as chosen and as given, on the rows that chose (2 seeds, the same for both)"
+        assert of in text
+        assert "77.0 % and 70.0 %" in text
 
 
 def test_rounds_that_are_done_are_told_where_the_schedule_plans_more(tmp_path):

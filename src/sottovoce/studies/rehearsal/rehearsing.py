@@ -117,36 +117,32 @@ def explain_choices(
                 if all(s in by for s in some)
             ]
             best = next(mean for setting, mean in known if setting == chosen)
-            others = _list_alternatives(knob.key, chosen, known)
+            others, is_alike = _list_alternatives(knob.key, chosen, known)
             alone = alone and not others
+            name += "" if is_alike else ", beside other changes"
             if others or len(some) > 1:
                 first = [f"{_format_value(chosen[knob.key])}: {show(best)}"]
                 rest = [f"{_format_value(v)}: {show(a)}" for v, a in others[:4]]
                 groups.append(f"{name}: {', '.join(first + rest)}")
             if len(seeds) == 1:
                 break
-        groups += ["nothing else was tried beside it"] if alone else []
+        groups += ["no other value was tried"] if alone else []
         why[knob.key] = f"{knob.why} ({'; '.join(groups)})"
     return why
 
 
 def _list_alternatives(
     key: str, chosen: Setting, known: Sequence[tuple[Setting, float]]
-) -> list[tuple[Any, float]]:
-    """List other values of a key with their accuracy, the best first; other keys as chosen."""
-    others = [
-        (setting[key], accuracy)
-        for setting, accuracy in known
-        if setting[key] != chosen[key]
-        and all(setting[k] == v for k, v in chosen.items() if k != key)
-    ]
-    if not others and key == "model":  # at other T and η: the best accuracy of each model
-        best: dict[str, float] = {}
-        for setting, accuracy in known:
-            best[setting[key]] = max(best.get(setting[key], -math.inf), accuracy)
-        best.pop(chosen[key], None)
-        others = list(best.items())
-    return sorted(others, key=lambda pair: -pair[1])
+) -> tuple[list[tuple[Any, float]], bool]:
+    """List other values of a key with their accuracy, the best first, and whether all else is
+    as chosen; where no setting differs in this key alone, it is the best of each other value."""
+    rest = {k: v for k, v in chosen.items() if k != key}
+    others = [pair for pair in known if pair[0][key] != chosen[key]]
+    alike = [pair for pair in others if {k: pair[0][k] for k in rest} == rest]
+    best: dict[Any, float] = {}
+    for setting, accuracy in alike or others:
+        best[setting[key]] = max(best.get(setting[key], -math.inf), accuracy)
+    return sorted(best.items(), key=lambda pair: -pair[1]), bool(alike or not others)
 
 
 def format_rounds(planned: int, used: float) -> str:
@@ -422,6 +418,19 @@ class Rehearsal:
     def baseline(self) -> Trial:
         """The plan as it was given, with the first seed."""
         return self.trials[0]
+
+    def compare_with_given(self) -> tuple[str, str]:
+        """Return the means of the choice and of the plan as given on the same rows and seeds.
+
+        The first is of what, the second has both values.
+        """
+        by = {(encode_setting(t.setting), t.seed): t.value for t in self.trials}
+        pair = [encode_setting(setting) for setting in (self.setting, self.baseline.setting)]
+        seeds = [s for s in self.seeds if all((key, s) in by for key in pair)]
+        means = [statistics.fmean(by[key, s] for s in seeds) for key in pair]
+        of = f"{self.metric} as chosen and as given, on the rows that chose"
+        same = f"{format_count(len(seeds), 'seed')}, the same for both"
+        return f"{of} ({same})", " and ".join(map(self.format_value, means))
 
     @property
     def metric(self) -> str:
@@ -739,8 +748,8 @@ def format_summary(result: Rehearsal, folder: Path) -> str:
             "",
             *_wrap_text(result.prediction.describe()),
             *_wrap_text(result.describe_doubt()),
-            f"as given: {result.metric} {result.format_value(result.baseline.value)} on the rows "
-            f"that chose   {theory}".rstrip(),
+            *_wrap_text(": ".join(result.compare_with_given())),
+            *([theory] if theory else []),
             *_wrap_text(f"stand-in: {result.rows.about}"),
             *_wrap_text(result.rows.trust),
             *_wrap_text(result.mixed or ""),
@@ -863,7 +872,7 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
         rounds = f"rounds done, rehearsed (T₀ = {planned:,})"
     return [
         *reached,
-        (f"{result.metric} as given, on the rows that chose", show(result.baseline.value)),
+        result.compare_with_given(),
         (rounds, format_whole(prediction.rounds)),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory.best_rounds:,}"),
         ("cost in privacy", result.cost.tile),
