@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import shlex
@@ -20,7 +21,7 @@ from sottovoce import Plan
 from sottovoce.cli import commands
 from sottovoce.client import ledger, sum_protocol
 from sottovoce.client.node import Node
-from sottovoce.client.vault import Vault, fingerprint_file
+from sottovoce.client.vault import Vault, fingerprint_file, witness
 from sottovoce.data import datasets, federated
 from sottovoce.data.federated import load_holdings
 from sottovoce.errors import DataError, FederationError, RunError, VaultRefusal
@@ -176,6 +177,68 @@ def test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word(tmp
         assert {*first} <= {*stated.other_ledgers}
     table.write_text(table.read_text("utf-8") + "1,1\n", "utf-8")
     federate.deal(plan, tmp_path / "three")  # other bytes are another table
+
+
+def deal_and_wait(data, out, state, reached, may_go):
+    """Deal in a process of its own, which stops between the check for vaults and their making."""
+    os.environ["SOTTOVOCE_STATE"] = state
+    deal_rows = federated.deal_rows
+
+    def wait_first(*args, **options):
+        reached.set()
+        assert may_go.wait(900)
+        return deal_rows(*args, **options)
+
+    federated.deal_rows = wait_first
+    federate.deal(load_plan({"data": data}, [], None), out)
+
+
+def deal_second(data, out, state, met, found):
+    """Deal in another process: `met` is set when it has to wait, or has looked for vaults."""
+    os.environ["SOTTOVOCE_STATE"] = state
+    flock, find_ledgers = fcntl.flock, witness.find_ledgers
+
+    def lock(descriptor, kind):
+        try:
+            flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            met.set()
+            flock(descriptor, kind)
+
+    def find(dataset):
+        earlier = find_ledgers(dataset)
+        met.set()
+        return earlier
+
+    fcntl.flock, witness.find_ledgers = lock, find
+    try:
+        federate.deal(load_plan({"data": data}, [], None), out)
+    except VaultRefusal as refusal:
+        found.put(str(refusal))
+    else:
+        found.put("dealt")
+
+
+def test_of_two_runs_that_start_together_over_one_file_the_second_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(90)))
+    columns = {"a": [0, 9], "y": ["0", "1"]}
+    data = {"path": str(tmp_path / "t.csv"), "label": "y", "columns": columns, "clients": 2}
+    state = str(tmp_path / "state")
+    spawn = multiprocessing.get_context("spawn")
+    reached, may_go, met, found = spawn.Event(), spawn.Event(), spawn.Event(), spawn.Queue()
+    one = spawn.Process(target=deal_and_wait, args=(data, tmp_path / "one", state, reached, may_go))
+    two = spawn.Process(target=deal_second, args=(data, tmp_path / "two", state, met, found))
+    for process, event in ((one, reached), (two, met)):
+        process.start()
+        while not event.wait(1):
+            assert process.is_alive()
+    may_go.set()
+    said = found.get(timeout=900)
+    one.join(900)
+    two.join(900)
+    assert one.exitcode == two.exitcode == 0
+    assert "have 2 vaults already" in said
+    assert not (tmp_path / "two").exists()
 
 
 @pytest.mark.parametrize("first", ["federate", "ledger create"])

@@ -70,21 +70,32 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
     Which client gets which rows is drawn anew each time; the written plan has absolute paths. A
     file that was dealt to vaults before is dealt again only with `second_ledger`.
     """
-    path = plan.data.path
-    whole = "" if path is None else fingerprint_file(path)[0]
-    earlier = witness.find_ledgers(whole) if whole else {}  # `ledger create` notes them, too
+    if (path := plan.data.path) is None:
+        return _deal_to_nodes(plan, out, "", [])
+    whole = fingerprint_file(path)[0]
+    with witness.hold_ledgers(whole):  # or two runs that start together see no vaults
+        earlier = _require_first(whole, Path(path).name, second_ledger)
+        return _deal_to_nodes(plan, out, whole, earlier)
+
+
+def _require_first(whole: str, name: str, second_ledger: bool) -> list[str]:
+    """Return the vaults that rows have already; refuse them unless another promise is wanted."""
+    earlier = witness.find_ledgers(whole)  # `ledger create` notes them, too
     if earlier and not second_ledger:
         raise VaultRefusal(
-            f"the rows of {Path(str(path)).name} have {len(earlier)} vaults already "
+            f"the rows of {name} have {len(earlier)} vaults already "
             f"({', '.join(sorted({v or k for k, v in earlier.items()}))}), "
             "and a new run makes new ones: what is "
             "promised to a record then adds up over all of them; go on with a stopped run by "
             "--resume, try settings with `sottovoce train`, which spends nothing, or add "
             "--second-ledger, your recorded word that you want another promise"
         )
-    held = federated.deal_rows(
-        plan, seed=seeds.draw_seed()
-    )  # as read: a node makes features itself
+    return list(earlier)
+
+
+def _deal_to_nodes(plan: Plan, out: Path, whole: str, earlier: Sequence[str]) -> list[Path]:
+    """Deal the rows, note the vaults as those of the file `whole`, and return the node files."""
+    held = federated.deal_rows(plan, seed=seeds.draw_seed())  # a node makes features itself
     plan = make_paths_absolute(add_client_count(plan, held))
     make_folder(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
@@ -96,7 +107,7 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
     for i, name in enumerate(names):
         file = _make_node(plan, held, i, out / NODES / name, keys)
         # Made for this run; the record says so.
-        stated = ledger.create_from_node(file, second_ledger=True, others=list(earlier))
+        stated = ledger.create_from_node(file, second_ledger=True, others=earlier)
         files.append(file)
         vaults.append(stated.vault)
     for vault in vaults if whole else ():

@@ -198,6 +198,22 @@ def find_ledgers(dataset: str) -> dict[str, str]:
         return {}
 
 
+@contextlib.contextmanager
+def hold_ledgers(dataset: str) -> Iterator[None]:
+    """Be the only process that looks for ledgers of these rows and makes new ones; others wait."""
+    import fcntl
+
+    with open_state() as folder:
+        place = _locate_mark(_read_key() or _make_key(folder), dataset)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # the system ends it with the process
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def note_ledger(dataset: str, vault: str, place: str = "") -> None:
     """Record that a vault keeps the ledger of these rows; durable when this returns."""
     with open_state() as folder:
