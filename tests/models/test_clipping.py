@@ -402,6 +402,27 @@ def test_products_that_cancel_do_not_make_a_norm_too_small(offset):
         assert np.linalg.norm(added - flat[m] / norms[m]) <= 1e-3
 
 
+@pytest.mark.parametrize("positions", [1, 6])
+@pytest.mark.parametrize("tiny", [1e-24, 1e-30, 1e24])
+def test_a_factor_whose_square_is_lost_does_not_hide_the_norm(tiny, positions):
+    """‖a‖² is 0 in float32 (or ‖δ‖² is): a row of norm 2e-4 was added whole at C = 1e-5."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((4, positions * 8)) * tiny).astype(np.float32)
+    far = np.float32(1e-4 / tiny)
+
+    def apply(p, x):
+        return jnp.sum((x.reshape(-1, positions, 8) @ p["w"]) * far, axis=(1, 2))
+
+    params, y = {"w": np.zeros((8, 5), np.float32)}, np.zeros(4, int)
+    model = custom(lambda key: params, apply, lambda scores, y: scores)
+    exact = model.gradients(params, x.astype(np.float64), y)["w"].reshape(4, -1)
+    norms = np.linalg.norm(exact, axis=1)
+    assert (norms > 1e-4).all()
+    for m in range(4):
+        found = clipping.clipped_sum(model, params, x, y, jnp.eye(4)[m], 1e-5)["w"]
+        np.testing.assert_allclose(np.ravel(found), 1e-5 * exact[m] / norms[m], rtol=1e-3)
+
+
 @pytest.mark.parametrize(("inputs", "positions"), [(40, 3), (2, 5)])
 def test_what_rounding_leaves_of_products_that_vanish_is_at_most_the_clip(inputs, positions):
     """A layer along a sequence, with weights that add up to 0: the gradient is rounding alone."""

@@ -296,6 +296,32 @@ def test_products_that_cancel_do_not_make_a_norm_too_small(kind):
         assert np.linalg.norm(added - exact[m] / np.linalg.norm(exact[m])) <= 1e-2
 
 
+class Tiny(torch.nn.Module):
+    """A layer of tiny inputs whose outputs are brought back to 1e-4, at one position or more."""
+
+    def __init__(self, positions, tiny):
+        super().__init__()
+        self.layer, self.positions = torch.nn.Linear(8, 5, bias=False), positions
+        self.far = 1e-4 / tiny
+
+    def forward(self, x):
+        return (self.layer(x.reshape(len(x), self.positions, 8)) * self.far).sum((1, 2))
+
+
+@pytest.mark.parametrize("positions", [1, 6])
+@pytest.mark.parametrize("tiny", [1e-24, 1e24])
+def test_a_factor_whose_square_is_lost_does_not_hide_the_norm(tiny, positions):
+    x = np.random.default_rng(0).standard_normal((4, positions * 8)) * tiny
+    model = torch_model.TorchModel(lambda: Tiny(positions, tiny), loss=lambda scores, y: scores)
+    params, y, clip = model.draw_parameters(seed=1), np.zeros(4, int), 1e-5
+    exact = model.gradients(params, x, y)["layer.weight"].reshape(4, -1)
+    for m in range(4):
+        weight = np.eye(4, dtype=np.float32)[m]
+        found = model.clipped_sum(params, x.astype(np.float32), y, weight, clip)
+        wanted = clip * exact[m] / np.linalg.norm(exact[m])
+        np.testing.assert_allclose(found["layer.weight"].reshape(-1), wanted, rtol=1e-3)
+
+
 class Vanishing(torch.nn.Module):
     """A layer or a table used at three positions, with weights that add up to 0: no gradient."""
 

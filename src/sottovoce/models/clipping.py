@@ -283,11 +283,13 @@ class DenseLayers(NamedTuple):
         for i, leaf in enumerate(found):
             if not isinstance(leaf, tuple):
                 squared += jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim)))
-            elif leaf[0].shape[1] == 1:
-                lengths = [jnp.sum(factor**2, axis=(1, 2)) for factor in leaf]
+                continue
+            found[i] = _balance_products(*leaf)
+            if leaf[0].shape[1] == 1:
+                lengths = [jnp.sum(factor**2, axis=(1, 2)) for factor in found[i]]
                 squared += lengths[0] * lengths[1]
             else:
-                found[i], square = _measure_products(*leaf)
+                found[i], square = _measure_products(*found[i])
                 squared += square
         return found, squared
 
@@ -312,6 +314,17 @@ class DenseLayers(NamedTuple):
         numbers += sum(math.prod(d.inputs) + 2 * math.prod(d.outputs) for d in layers.values())
         rows = max(1, GENERIC_BYTES // max(1, numbers * dtype.itemsize))
         return int(min(rows, GENERIC_ROWS))
+
+
+def _balance_products(inputs: Array, errors: Array) -> tuple[Array, Array]:
+    """Return (a/s, sδ) for every row, with a power of two s that brings a to about 1.
+
+    The products are the same bit for bit, and no square of a factor is rounded to 0 or to inf where
+    that of the gradient is not: such a row would be added whole.
+    """
+    largest = jnp.max(jnp.abs(inputs), axis=(1, 2), keepdims=True)
+    scale = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
+    return inputs / scale, errors * scale.astype(errors.dtype)
 
 
 def _measure_products(inputs: Array, errors: Array) -> tuple[tuple[Array, Array], Array]:
