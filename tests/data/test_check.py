@@ -506,6 +506,25 @@ def test_a_draft_says_which_columns_are_no_features(folder):
         assert re.search(rf"^# {column} {re.escape(words)}", text, re.MULTILINE), column
 
 
+def test_a_draft_has_the_lines_of_a_label_that_is_a_measurement(folder):
+    done = run("init", "--from", "people.csv", "draft.toml")
+    assert "of a measurement also target and loss" in done.output
+    text = (folder / "draft.toml").read_text()
+    assert "# Only if the label is a measurement, one of age, bmi:" in text
+    for before, after in (
+        ('label = ""', 'label = "bmi"'),
+        ("# target = [LOW, HIGH]", "target = [10, 60]"),
+        ('# loss = "squared"', 'loss = "squared"'),
+        ("# age = [LOW, HIGH]", "age = [0, 130]"),
+    ):
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    (folder / "draft.toml").write_text(text)
+    plan = Plan.load(folder / "draft.toml")
+    assert plan.regression == ("squared", 10.0, 60.0)
+    assert "rows with no label" in run("check", "draft.toml").output  # some are empty
+
+
 def test_repeats_of_persons_who_are_protected_are_said_only_beyond_their_rows(folder):
     named = PLAN.replace('client = "site"', 'client = "site"\nperson = "patient_id"')
     (folder / "plan.toml").write_text(named)

@@ -125,6 +125,29 @@ def test_scikit_learn_says_the_same(run):
     assert model.sottovoce_["guarantee"] == run.guarantee
 
 
+@need("sklearn")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["softmax", "mlp"])
+@pytest.mark.parametrize("classes", [["well", "ill"], ["mild", "none", "grave"]])
+def test_scikit_learn_answers_with_the_names_of_the_classes(tmp_path, name, classes):
+    """In the plan's order, which is not the alphabet's."""
+    import joblib
+
+    rng = np.random.default_rng(3)
+    x = rng.uniform(size=(300, 3))
+    y = np.array(classes)[(len(classes) * x[:, 0]).astype(int)]
+    np.savez(tmp_path / "rows.npz", x=x, y=y)
+    data = {"path": str(tmp_path / "rows.npz"), "clients": 2, "columns": {"y": classes}}
+    run = simulate(
+        Plan(data=data, model={"name": name}, rounds={"rounds": 5}), seed=1, out=tmp_path / "run"
+    )
+    model = joblib.load(run.export("sklearn"))
+    assert model.classes_.tolist() == classes
+    wanted = np.array(classes)[run.predict_proba(x).argmax(axis=1)]
+    assert len(set(wanted)) > 1
+    assert model.predict(x).tolist() == wanted.tolist()
+
+
 @need("torch")
 def test_what_has_no_such_layers_is_refused(tmp_path):
     plan = SHORT.replace("data.samples=8", "rounds.rounds=1", "model.features=hog")

@@ -474,7 +474,12 @@ def init(
     except OSError as error:
         remedy = f"{error.strerror}: name another"
         raise InputError.of("PATH", str(path), "a file that can be written", remedy) from None
-    todo = "edit it" if table is None else "fill in the label and what is public about the columns"
+    todo = "edit it"
+    if table is not None:
+        todo = (
+            "fill in the label (of a measurement also target and loss) and what is public about "
+            "the columns"
+        )
     click.echo(f"{path} is written; {todo}, then run: sottovoce check {path}, and train")
 
 

@@ -942,6 +942,7 @@ def draft_plan(table: Path, plan: Path) -> str:
             file=" ".join(table.name.split()),
             path=format_value(path),
             columns=_list_names([format_key(column) for column in kinds if column]),
+            numbers=_list_names([format_key(c) for c, kind in kinds.items() if kind == "number"]),
             listed="\n".join(lines),
         )
     )
@@ -949,5 +950,5 @@ def draft_plan(table: Path, plan: Path) -> str:
 
 def _list_names(names: list[str]) -> str:
     """Return as many names as fit on one line of a comment."""
-    text = ", ".join(names)
+    text = ", ".join(names) or "(no column)"
     return text if len(text) <= 70 else text[:67].rpartition(",")[0] + ", …"

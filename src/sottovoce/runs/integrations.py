@@ -317,11 +317,12 @@ def _write_sklearn(run: Trained, path: Path, about: dict[str, str]) -> None:
         model.out_activation_ = kind
     model.n_features_in_ = weights[0].shape[0]
     if bounds is None:
-        model.classes_ = np.arange(layers.biases[-1].size)
+        model.classes_ = np.array(run.classes or range(layers.biases[-1].size))
         if hasattr(model, "coefs_"):
             from sklearn.preprocessing import LabelBinarizer
 
             model._label_binarizer = LabelBinarizer().fit(model.classes_)
+            model._label_binarizer.classes_ = model.classes_  # it sorts them
     model.sottovoce_ = about
     joblib.dump(model, path)
 
