@@ -507,10 +507,12 @@ def test_a_draft_says_which_columns_are_no_features(folder):
 
 
 def test_a_draft_has_the_lines_of_a_label_that_is_a_measurement(folder):
+    write_csv(folder / "people.csv", [row | {"grade": "1"} for row in make_rows()])
     done = run("init", "--from", "people.csv", "draft.toml")
     assert "of a measurement also target and loss" in done.output
     text = (folder / "draft.toml").read_text()
-    assert "# Only if the label is a measurement, one of age, bmi:" in text
+    assert "# Only if the label is a measurement, one of age, bmi:" in text  # a grade is classes
+    assert "# grade = [LOW, HIGH]" in text
     for before, after in (
         ('label = ""', 'label = "bmi"'),
         ("# target = [LOW, HIGH]", "target = [10, 60]"),

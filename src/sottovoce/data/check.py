@@ -138,7 +138,8 @@ def check_plan(plan: Plan) -> Report:
 
     arrays = read_array_file(data.path, str(data.label), data.client)
     owner, target = arrays.get("client"), plan.regression
-    classes = () if target else tuple(map(str, (data.columns or {}).get(str(data.label), ())))
+    listed = data.columns[str(data.label)] if data.columns and target is None else ()
+    classes = tuple(map(str, listed))
     report = check_arrays(Path(data.path).name, arrays["x"], arrays["y"], owner, target, classes)
     for key, file in (("data.validation", data.validation), ("data.test", data.test)):
         if isinstance(file, str):

@@ -157,7 +157,7 @@ def _take_count(
 
 
 Missing: TypeAlias = Literal["middle", "flag"]  # what becomes of a number that is missing
-Kind: TypeAlias = Literal["number", "text", "id", "date", "prose", "levels"]
+Kind: TypeAlias = Literal["number", "code", "text", "id", "date", "prose", "levels"]
 
 #: Why the draft of a plan leaves a column out, by its kind.
 LEFT_OUT: dict[str, str] = {
@@ -272,7 +272,10 @@ def _guess_kind(column: str, cells: pl.Series) -> Kind:
     if looks_like_id(column) and different > MOST_NUMBERS:
         return "id"
     if is_number:
-        return "id" if _are_running(as_number(cells).drop_nulls()) else "number"
+        numbers = as_number(cells).drop_nulls()
+        if different <= MOST_NUMBERS and bool((numbers % 1 == 0).all()):
+            return "code"  # 0 and 1, a grade: as a label it is classes
+        return "id" if _are_running(numbers) else "number"
     if texts.str.contains(_DATE).mean() > 0.9:  # type: ignore[operator]  # of booleans
         return "date"
     if float(np.mean(texts.str.len_chars().to_numpy())) > LONG_TEXT:
@@ -929,7 +932,8 @@ def draft_plan(table: Path, plan: Path) -> str:
         if not column:  # the row number that other programs write
             continue
         # This is not valid TOML, so that it must be filled in.
-        public = {"number": "[LOW, HIGH]", "text": "[TEXT, TEXT]"}.get(kind)
+        bounds = "[LOW, HIGH]"
+        public = {"number": bounds, "code": bounds, "text": "[TEXT, TEXT]"}.get(kind)
         key = format_key(column)
         why = LEFT_OUT.get(kind, "").format(column)
         lines.append(f"# {key} = {public}" if public else f"# {key} is left out: {why}")
