@@ -663,7 +663,7 @@ MUTANTS = [
     _bug("a record's promise that includes evaluation rows", "privacy.budget", "tests/server/test_guarantee.py::test_the_card_of_single_records_names_the_clients_own_rows",
          ('kind = "training " if {*TRAINING_ONLY} & {*self.not_covered} else ""', 'kind = ""')),
     _bug("clients' own rows instead of a file's", "data.federated", "tests/server/test_guarantee.py::test_a_release_may_evaluate_on_rows_from_elsewhere",
-         ("rows = tables.read_rows(wanted, layout, labels=True, key=key)\n    return Samples(rows.x, rows.y)",
+         ("rows = tables.read_rows(wanted, layout, labels=True, key=key)\n    return Samples(rows.x, rows.y, rows.cut)",
           "return None"), ("0 if isinstance(wanted, str) else wanted", "0.2 if isinstance(wanted, str) else wanted")),
     _bug("a checkpoint that confirms a guessed record", "simulation.simulate", "tests/simulation/test_secure.py::test_the_checkpoint_of_a_release_confirms_no_guessed_record",
          ("fingerprint(rows=not secure)", "fingerprint()")),

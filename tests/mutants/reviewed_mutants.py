@@ -1312,6 +1312,13 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "flower.federate",
         "The vaults of a second run over a table name those of the first: left out, a certificate speaks of no other ledger of the same rows.",
         "tests/flower/test_federate.py::test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word",
-        (("others=list(earlier))", "others=[])"),),
+        (("others=earlier)", "others=[])"),),
+    ),
+    (
+        "federate looks for vaults without a lock",
+        "flower.federate",
+        "Of two runs that start together over a table the second waits until the first has noted its vaults: without the lock both pass, and rows are promised twice unnoticed.",
+        "tests/flower/test_federate.py::test_of_two_runs_that_start_together_over_one_file_the_second_is_refused",
+        (("    with witness.hold_ledgers(whole):", "    if True:"),),
     ),
 ]
