@@ -420,4 +420,3 @@ def test_more_noises_than_the_proof_covers_are_refused():
     with pytest.raises(InputError, match=r"sum\.honest must be at most 149"):
         Policy(1e6, 0.5, 40, 1.0, honest=512)
     assert Policy(5e5, 0.5, 40, 1.0, honest=512, epsilon_alone=1e6).share < 3
-
