@@ -308,6 +308,40 @@ def test_half_of_the_cohort_is_shown_another_set(corrupt):
     assert c.is_safe(corrupt=c.names[:1])
 
 
+@pytest.mark.parametrize(
+    ("count", "honest", "corrupt"),
+    [(7, 3, 1), (9, 4, 1), (10, 3, 0), (10, 5, 1), (12, 6, 2), (15, 8, 1)],
+)
+def test_an_input_made_for_fewer_dealers_is_not_opened_with_another_list(count, honest, corrupt):
+    """S1: a few clients hear of t dealers, all others of K; the set has the few and those others.
+
+    Of the few's dealers all but themselves and the corrupt ones are said to have dropped out: their
+    keys are revealed, and with them the masks between them and the few.
+    """
+    c = Cohorts(count, honest=honest, corrupt=corrupt)
+    names, t = sorted(c.names), c.threshold
+    bad, good = names[:corrupt], names[corrupt:]
+    few, heard = good[: 2 * t - count - corrupt], sorted([*bad, *good[: t - corrupt]])
+    members = sorted({*bad, *few} | (set(names) - set(heard)))
+    assert len(heard) == len(members) == t
+    common = {"keys": [c.tell("keys", m, {"step": "keys"})["key"] for m in names], "threshold": t}
+    dealt = {m: c.tell("shares", m, {"step": "shares", **common})["shares"] for m in names}
+
+    def seal(member, dealers):
+        return {**common, "shares": {d: dealt[d][member] for d in dealers if d != member}}
+
+    for member in few:
+        assert c.tell("input", member, {"step": "input", **seal(member, heard)})
+    shown = {**common, "step": "set", "dealers": names, "set": members}
+    said = {m: c.tell("set", m, shown) for m in names}
+    signed = {m: told["signature"] for m, told in said.items() if told is not None}
+    assert len(signed) >= t  # who was asked for no input may sign any list of dealers
+    for member in names:
+        told = {**seal(member, names), "set": members, "signatures": signed}
+        c.tell("unmask", member, {"step": "unmask", **told})
+    assert c.is_safe(corrupt=bad)
+
+
 def test_a_retry_gets_the_same_answer_and_a_replay_of_an_older_round_none():
     c = Cohorts(5)
     c.play(t=0)

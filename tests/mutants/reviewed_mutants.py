@@ -788,6 +788,13 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (('is_signed(m, "set", bound, signatures.get(m))]', "signatures.get(m)]"),),
     ),
     (
+        "S1: signatures of clients outside the set",
+        "client.sum_protocol",
+        "The members of a set sign it: with other clients' signatures a server opens an input that was made for fewer dealers.",
+        "tests/hostile/test_sum_view.py::test_an_input_made_for_fewer_dealers_is_not_opened_with_another_list",
+        (("signed = [m for m in members if", "signed = [m for m in dealers if"),),
+    ),
+    (
         "S2: a second set is unmasked",
         "client.sum_protocol",
         "One set a round: with the set and the set without one client the server subtracts and has that client's input.",

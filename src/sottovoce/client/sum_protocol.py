@@ -590,7 +590,9 @@ class Party:
             raise RoundAnswered("this round's set is another one, or was not signed here")
         if not isinstance(signatures, Mapping):
             _refuse("the set has no signatures")
-        signed = [m for m in dealers if is_signed(m, "set", bound, signatures.get(m))]
+        # Of members only: t others could sign for inputs that were made for fewer dealers, and
+        # reveal the keys with which these are masked.
+        signed = [m for m in members if is_signed(m, "set", bound, signatures.get(m))]
         if len(signed) < cohort.threshold:
             _refuse(f"the set has {len(signed)} signatures and needs {cohort.threshold}")
         opened[self.member] = secrets.split(cohort)[cohort.points[self.member] - 1]

@@ -103,7 +103,7 @@ def play_sum_round(
     signatures = {}
     told = {**common, "dealers": dealers, "set": members}
     for member, (head, _) in ask_all("set", dict.fromkeys(dealers, told)).items():
-        if is_signed(member, "set", bound, head.get("signature")):
+        if member in inputs and is_signed(member, "set", bound, head.get("signature")):
             signatures[member] = head["signature"]
     _require(signatures, threshold, "signed the set")
 
