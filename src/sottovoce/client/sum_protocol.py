@@ -23,7 +23,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -268,9 +268,6 @@ def digest(purpose: str, content: Any) -> str:
     return hashlib.sha256(_encode(purpose, content)).hexdigest()
 
 
-_KEY = ("run", "t", "request", "member", "mask_key", "promise", "samples")
-
-
 @dataclass(frozen=True)
 class RoundKey:
     """What a client says at the start of a round, signed: its mask key, its promise and its n."""
@@ -286,17 +283,17 @@ class RoundKey:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, for a message."""
-        return {**self.content, "signature": self.signature}
+        return dict(vars(self))
 
     @property
     def content(self) -> dict[str, Any]:
         """What the signature is about."""
-        return {name: getattr(self, name) for name in _KEY}
+        return {name: value for name, value in vars(self).items() if name != "signature"}
 
     @classmethod
     def from_json(cls, values: Any) -> RoundKey:
         """Read and verify a key, or raise `Malformed`."""
-        if not isinstance(values, Mapping) or values.keys() != {*_KEY, "signature"}:
+        if not isinstance(values, Mapping) or values.keys() != cls.__dataclass_fields__.keys():
             _refuse("a key of the round has not the fields of a key")
         hexes = (("request", 32), ("member", 32), ("mask_key", 32), ("signature", 64))
         numbers = (
@@ -517,16 +514,10 @@ class Party:
             if key.request != booking.request:
                 raise RoundAnswered("this round was asked with another model or other terms")
             return key
-        content: dict[str, Any] = {
-            "run": run,
-            "t": t,
-            "request": booking.request,
-            "member": self.member,
-            "mask_key": compute_public(_derive(self._notes.make_secret(run, t), "mask key")),
-            "promise": promise_noise(*booking.price()),
-            "samples": booking.samples,
-        }
-        key = RoundKey(**content, signature=sign(self._key, "key", content))
+        public = compute_public(_derive(self._notes.make_secret(run, t), "mask key"))
+        promise = promise_noise(*booking.price())
+        key = RoundKey(run, t, booking.request, self.member, public, promise, booking.samples, "")
+        key = replace(key, signature=sign(self._key, "key", key.content))
         self._notes.write_note(run, t, "key", json.dumps(key.to_json()))
         return key
 
@@ -572,8 +563,7 @@ class Party:
 
     def sign_set(self, cohort: Cohort, dealers: list[str], members: list[str]) -> str:
         """Return a signature on the set of clients whose inputs arrived: one set a round (S2)."""
-        self._require_set(cohort, dealers, members)
-        bound = cohort.bind_set(dealers, members)
+        bound = self._require_set(cohort, dealers, members)
         self._note(cohort, "set", bound)
         return sign(self._key, "set", bound)
 
@@ -584,8 +574,7 @@ class Party:
         secrets = self._require_noted_cohort(cohort)
         opened = self._open_shares(cohort, sealed, secrets)
         dealers = sorted([*opened, self.member])
-        self._require_set(cohort, dealers, members)
-        bound = cohort.bind_set(dealers, members)
+        bound = self._require_set(cohort, dealers, members)
         if self._find_note(cohort, "set") != bound:
             raise RoundAnswered("this round's set is another one, or was not signed here")
         if not isinstance(signatures, Mapping):
@@ -634,13 +623,15 @@ class Party:
         if len(members) < cohort.threshold:
             raise PolicyRefusal("fewer members take part than the round's threshold")
 
-    def _require_set(self, cohort: Cohort, dealers: list[str], members: list[str]) -> None:
+    def _require_set(self, cohort: Cohort, dealers: list[str], members: list[str]) -> str:
+        """Refuse a set that this client does not unmask; return what its signatures are about."""
         self._require_noted_cohort(cohort)
         if self._find_note(cohort, "dealers") not in (None, cohort.bind_dealers(dealers)):
             raise RoundAnswered("this client has made its input for other dealers")
         if not set(dealers) >= {self.member, *members}:
             _refuse("the set has a member that has dealt no shares")
         self._require_enough(cohort, members)
+        return cohort.bind_set(dealers, members)
 
     def _find_note(self, cohort: Cohort, step: str) -> str | None:
         return self._notes.find_note(cohort.run, cohort.t, step)

@@ -80,38 +80,36 @@ def play_sum_round(
             dealt[member] = head
     dealers = sorted(dealt)
     _require(dealt, threshold, "dealt shares")
-    sealed = {
-        member: {
-            **common,
-            "shares": {d: dealt[d]["shares"][member] for d in dealers if d != member},
-        }
+    input_heads = {
+        member: common | {"shares": {d: dealt[d]["shares"][member] for d in dealers if d != member}}
         for member in dealers
     }
 
     inputs, noise = dict[str, NDArray[np.uint64]](), dict[str, int]()
-    for member, (head, arrays) in ask_all("input", sealed).items():
-        masked, said = arrays.get("masked"), head.get("noise")
+    for member, (head, arrays) in ask_all("input", input_heads).items():
+        masked, sigma = arrays.get("masked"), head.get("noise")
         promise = cohort.keys[member].promise
-        if type(said) is not int or not promise <= said <= grid.LARGEST_NOISE:
+        if type(sigma) is not int or not promise <= sigma <= grid.LARGEST_NOISE:
             continue
         if masked is not None and masked.dtype == np.uint64 and masked.shape == (size,):
-            inputs[member], noise[member] = masked, said
+            inputs[member], noise[member] = masked, sigma
     _require(inputs, threshold, "sent a masked input")
     members = sorted(inputs)
     bound = cohort.bind_set(dealers, members)
 
     signatures = {}
-    told = {**common, "dealers": dealers, "set": members}
-    for member, (head, _) in ask_all("set", dict.fromkeys(dealers, told)).items():
+    set_head = {**common, "dealers": dealers, "set": members}
+    for member, (head, _) in ask_all("set", dict.fromkeys(dealers, set_head)).items():
         if member in inputs and is_signed(member, "set", bound, head.get("signature")):
             signatures[member] = head["signature"]
     _require(signatures, threshold, "signed the set")
 
     revealed: dict[str, dict[str, dict[str, int]]] = {}
-    asked = {
-        member: {**sealed[member], "set": members, "signatures": signatures} for member in dealers
+    unmask_heads = {
+        member: {**head, "set": members, "signatures": signatures}
+        for member, head in input_heads.items()
     }
-    for member, (head, _) in ask_all("unmask", asked).items():
+    for member, (head, _) in ask_all("unmask", unmask_heads).items():
         shares = _read(_read_revealed, head, dealers, members)
         if shares is not None:
             revealed[member] = shares
