@@ -62,14 +62,18 @@ class Zeros:
         return messages.pack({"noise": noise}, {"masked": mask})
 
 
-def measure_round(clients: int, lost: int) -> tuple[float, float]:
-    """Return the CPU seconds of the slowest client, and of the server, in one round."""
+def measure_round(clients: int, lost: int) -> tuple[float, float, int]:
+    """Return the CPU seconds of the slowest client, and of the server, in one round.
+
+    And the most bytes of a client's messages, both ways, without the model and the masked input.
+    """
     keys = [Ed25519PrivateKey.generate() for _ in range(clients)]
     roster = frozenset(sum_protocol.name_key(key.public_key()) for key in keys)
     corrupt = clients // 10
     terms = SumTerms(roster, clients // 2, corrupt)
     parties = {p.member: p for p in (Party(key, terms, MemoryNotes()) for key in keys)}
     gone, spent = set(sorted(parties)[:lost]), dict.fromkeys(parties, 0.0)
+    size = dict.fromkeys(parties, 0)
 
     def ask(step: str, heads: dict[str, dict[str, Any]]) -> Mapping[str, sum_round.Answer]:
         answers = {}
@@ -80,6 +84,7 @@ def measure_round(clients: int, lost: int) -> tuple[float, float]:
             blob = parties[member].answer(head, RUN, 0, Zeros())
             spent[member] += time.process_time() - began
             answers[member] = messages.unpack(blob, words=step == "input")
+            size[member] += len(messages.pack(head)) + len(blob)
         return answers
 
     began = time.process_time()
@@ -94,7 +99,8 @@ def measure_round(clients: int, lost: int) -> tuple[float, float]:
     )
     assert len(result.keys) == clients - lost
     assert not result.total.any()
-    return max(spent.values()), time.process_time() - began - sum(spent.values())
+    server = time.process_time() - began - sum(spent.values())
+    return max(spent.values()), server, max(size.values()) - 8 * PARAMETERS
 
 
 def measure_floor(streams: int) -> float:
@@ -154,14 +160,15 @@ def measure_secagg(clients: int) -> tuple[float, float]:
 def main() -> None:
     began, kept = time.perf_counter(), {}
     for clients, lost in CASES:
-        client, server = measure_round(clients, lost)
+        client, server, size = measure_round(clients, lost)
         floors = measure_floor(clients), measure_floor((clients - lost) * (1 + lost))
         name = f"{clients} clients, {lost} dropped out"
         kept[f"{name}: client"], kept[f"{name}: server"] = client, server
+        kept[f"{name}: client's bytes"] = float(size)
         kept[f"{name}: client's floor"], kept[f"{name}: server's floor"] = floors
         print(
             f"{name:32} client {client:.3f} s (floor {floors[0]:.3f}), "
-            f"server {server:.2f} s (floor {floors[1]:.2f})"
+            f"server {server:.2f} s (floor {floors[1]:.2f}), {size / 1000:.0f} kB a client"
         )
     client, server = measure_secagg(10)
     kept["SecAgg+, 10 clients: client"], kept["SecAgg+, 10 clients: server"] = client, server
