@@ -11,9 +11,9 @@ is written down before it is sent, and held against the vaults after every life:
     neither account is exceeded, and both are worth what left · a round has one input of a client,
     one set, and no client's two shares · no set is smaller than honest + corrupt
 
-With KILLS = 0 every moment comes once: a client's and the server's, at each of the five messages,
-or at one STEP. A forgetful client does not book what a sum costs alone, which must be noticed.
-Prints one JSON object. A process of its own because a fork of a test's would take threads.
+With KILLS = 0 every moment comes at least once: a client's and the server's, at each of the five
+messages, or at one STEP. A forgetful client does not book what a sum costs alone, which must be
+noticed. Prints one JSON object. A process of its own because a fork of a test's would take threads.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -49,6 +51,7 @@ from support.sum_rounds import sum_nodes
 
 CLIENTS, HONEST, CORRUPT, ROUNDS = 5, 2, 1, 6
 STEPS = ("keys", "shares", "input", "set", "unmask")
+WRITING = ("keys", "shares", "input", "set")  # messages for which a vault notes something
 MOMENTS = ("before", "begun", "inserted", "committed", "witness written", "witnessed", "after")
 SENSITIVITY = 2**31
 TERMS = {
@@ -59,23 +62,24 @@ TERMS = {
 
 @dataclass(frozen=True)
 class Kill:
-    """Who is killed, at which message (counted in a life, or by name), and at which moment."""
+    """Who is killed, at which message and moment.
+
+    A message is the `number`-th of a life; or of its `step` in a round in which nobody was killed,
+    so that one life has many kills, and each of them meets a whole cohort.
+    """
 
     server: bool
     moment: str
-    number: int = 0
+    number: int
     step: str = ""
-
-    def meets(self, number: int, step: str) -> bool:
-        """Whether this message is the one."""
-        return step == self.step if self.step else number == self.number
 
 
 class Killer:
     """Answers a server's messages, in a process that forks safely: it never loads JAX."""
 
     def __init__(self, kills: list[Kill], log: Path) -> None:
-        self.kills, self.log, self.number = kills, log, 0
+        self.kills, self.log, self.seen = kills, log, Counter[Any]()
+        self.struck: int | None = None  # the round of the last kill by name
 
     def serve(self, server: Connection, nodes: dict[str, Node]) -> None:
         """Answer until the server is gone; with each answer, whether the server is to die."""
@@ -87,12 +91,9 @@ class Killer:
 
     def answer(self, blob: bytes, node: Node) -> tuple[bytes | None, bool]:
         """One answer, None of a client that was killed, and whether the server is killed now."""
-        self.number += 1
         head = messages.unpack(blob)[0]
         step = head["sum"]["step"] if "sum" in head else head["step"]
-        kill = next((k for k in self.kills if k.meets(self.number, step)), None)
-        if kill is not None:
-            self.kills.remove(kill)
+        kill = self._find_kill(step, _round_of(head))
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -110,6 +111,21 @@ class Killer:
         if ended > 0:
             self._note({"error": f"a client ended in an error at {step}"})
         return (said if ended == 0 else None), kill is not None and kill.server
+
+    def _find_kill(self, step: str, t: int) -> Kill | None:
+        """Count a message; return the kill that it meets, once."""
+        self.seen["", 0] += 1
+        self.seen[step, t] += 1
+        for kill in self.kills:
+            at = self.seen[(kill.step, t) if kill.step else ("", 0)]
+            if kill.step in ("", step) and at == kill.number:
+                if kill.step:
+                    if self.struck == t:
+                        return None
+                    self.struck = t
+                self.kills.remove(kill)
+                return kill
+        return None
 
     def _answer(
         self, blob: bytes, node: Node, head: Any, step: str, pipe: int, kill: Kill | None
@@ -193,12 +209,17 @@ def play(folder: Path, kills: int, seed: int, step: str = "", mutant: str = "") 
         Vault.reserve = lambda *a, alone=None, **k: book(*a, **k)  # type: ignore[method-assign]
     rng, counted, wrong = np.random.default_rng(seed), Counter[str](), Counter[str]()
     every = [
-        Kill(server, moment, step=at)
-        for server, at, moment in itertools.product((False, True), STEPS, MOMENTS)
-        if step in ("", at)
+        Kill(server, moment, 1 + at % CLIENTS, name)
+        for at, (server, name, moment) in enumerate(
+            (server, name, moment)
+            for server, name in itertools.product((False, True), STEPS)
+            for moment in (MOMENTS if server or name in WRITING else ("before", "after"))
+        )
+        if step in ("", name)
     ]
+    missing = {(kill.server, kill.step, kill.moment): kill for kill in every}
     nodes: dict[str, Node] | None = None
-    while every if kills == 0 else counted["killed"] < kills:
+    while missing if kills == 0 else counted["killed"] < kills:
         if nodes is None:
             counted["federations"] += 1
             home = folder / str(counted["federations"])
@@ -209,7 +230,8 @@ def play(folder: Path, kills: int, seed: int, step: str = "", mutant: str = "") 
                 resume(node.vault)
                 counted["resumed"] += 1
         if kills == 0:
-            wanted = [every.pop(0)]
+            wanted = [kill for kill in missing.values() if not kill.server]
+            wanted = wanted or list(missing.values())[:1]
         else:
             wanted = [
                 Kill(False, str(rng.choice(MOMENTS)), number=int(n))
@@ -222,6 +244,7 @@ def play(folder: Path, kills: int, seed: int, step: str = "", mutant: str = "") 
             if '"kill"' in line and before <= 0:
                 told = json.loads(line)
                 counted["killed"] += 1
+                missing.pop((told["kill"] == "server", told["step"], told["at"]), None)
                 counted[f"{told['kill']}, {told['step']}, {told['at']}"] += 1
             before -= '"kill"' in line
         wrong.update(hold(nodes, log, spent))
@@ -230,6 +253,9 @@ def play(folder: Path, kills: int, seed: int, step: str = "", mutant: str = "") 
             wrong[f"a server ended with {ended}"] += 1
         if ended != -signal.SIGKILL:
             nodes = None
+        if kills == 0 and counted["lives"] > 3 * len(every):
+            wrong["moments that never came"] += len(missing)
+            break
     return {"counted": counted, "wrong": +wrong}
 
 
@@ -279,6 +305,15 @@ def killed(kills: int, seed: int, *more: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)
     return {**seen, "said": done.stderr}
+
+
+def killed_side_by_side(each: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+    """The same of several `killed`, at once: most of a life is waiting for the next process."""
+    with ThreadPoolExecutor() as pool:
+        seen = list(pool.map(lambda words: killed(*words), each))
+    counted = sum((Counter(part["counted"]) for part in seen), Counter[str]())
+    wrong = sum((Counter(part["wrong"]) for part in seen), Counter[str]())
+    return {"counted": counted, "wrong": dict(wrong), "said": [part["said"] for part in seen]}
 
 
 if __name__ == "__main__":
