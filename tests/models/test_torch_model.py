@@ -434,6 +434,180 @@ def test_a_released_row_depends_on_no_other_row_to_the_last_bit():
         np.testing.assert_array_equal(alone[0], clean[m])
 
 
+def chain(*layers):
+    return torch.nn.Sequential(*layers)
+
+
+def freeze(module, *names):
+    for name in names:
+        module.get_parameter(name).requires_grad_(False)
+    return module
+
+
+class Written(torch.nn.Module):
+    """As most people write a network."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = Lin(6, 5), Lin(5, 4), Lin(4, 3)
+
+    def forward(self, x):
+        x = torch.flatten(x, 1)
+        x = torch.nn.functional.relu(self.first(x))
+        x = torch.nn.functional.dropout(x, training=self.training)
+        return self.third(self.second(x).tanh())
+
+
+Lin, Tanh = torch.nn.Linear, torch.nn.Tanh
+#: Modules whose released rows go through numpy together, and the shape of a sample.
+CHAINS = {
+    "linear": (lambda: Lin(6, 3), None),
+    "relu": (mlp, None),
+    "tanh": (lambda: chain(Lin(6, 4), Tanh(), Lin(4, 3)), None),
+    "sigmoid": (lambda: chain(Lin(6, 4), torch.nn.Sigmoid(), Lin(4, 3)), None),
+    "dropout": (lambda: chain(Lin(6, 4), torch.nn.Dropout(), Lin(4, 3)), None),
+    "picture": (lambda: chain(torch.nn.Flatten(), mlp()), (2, 3)),
+    "nested": (lambda: chain(chain(Lin(6, 5), Tanh()), torch.nn.Identity(), Lin(5, 3)), None),
+    "without bias": (lambda: chain(Lin(6, 5, bias=False), Tanh(), Lin(5, 3)), None),
+    "frozen body": (lambda: freeze(mlp(), "0.weight", "0.bias"), None),
+    "frozen head": (lambda: freeze(mlp(), "2.weight", "2.bias"), None),
+    "biases": (lambda: freeze(mlp(), "0.weight", "2.weight"), None),
+    "class": (Written, None),
+    "class of pictures": (Written, (2, 3)),
+    "activation last": (lambda: chain(Lin(6, 3), Tanh()), None),
+}
+
+
+def draw_doubles(model, seed=3):
+    drawn = sorted(model.draw_parameters(seed).items())
+    return {name: leaf.astype(np.float64) for name, leaf in drawn}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_of_known_layers_has_the_gradients_of_rows_alone(name):
+    make, shape = CHAINS[name]
+    model, (x, y) = torch_model.TorchModel(make, shape=shape), data(12)
+    assert model.survey(6, y.dtype).chain
+    params = draw_doubles(model)
+    together, is_alike = model.factor_gradients(params, x, y)
+    alone = model.gradients(params, x, y)
+    flat = np.concatenate([alone[name].reshape(len(y), -1) for name in params], axis=1)
+    np.testing.assert_allclose(together.write_out(), flat, rtol=1e-11, atol=1e-13)
+    assert is_alike.all()
+
+
+@np.errstate(all="ignore")  # as in a release
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_row_of_a_chain_has_the_same_bits_in_any_company(name):
+    """Also beside rows that are not finite or overflow, and labels that are no class."""
+    make, shape = CHAINS[name]
+    model, (x, y) = torch_model.TorchModel(make, shape=shape), data(12)
+    params = draw_doubles(model)
+    clean = model.factor_gradients(params, x, y)[0].write_out()
+    x[4], x[5], x[7], y[9], y[10] = np.nan, np.inf, 1e300, 3, -1
+    dirty = model.factor_gradients(params, x, y)[0].write_out()
+    others = [m for m in range(12) if m not in (4, 5, 7, 9, 10)]
+    np.testing.assert_array_equal(dirty[others], clean[others])
+    assert np.isnan(dirty[[9, 10]]).any(axis=1).all()
+    backwards = model.factor_gradients(params, x[::-1], y[::-1])[0].write_out()
+    np.testing.assert_array_equal(backwards[::-1][others], clean[others])
+    for m in others:
+        one = model.factor_gradients(params, x[m : m + 1], y[m : m + 1])[0].write_out()
+        np.testing.assert_array_equal(one[0], clean[m])
+
+
+@pytest.mark.parametrize("row", [0.0, 1e-300, 1.0, 1e9, 1e300, np.inf, np.nan])
+def test_a_replaced_row_of_a_chain_moves_the_sum_by_its_own_share(row):
+    model, (x, y) = torch_model.TorchModel(mlp), data(20)
+    params, moved = draw_doubles(model), x.copy()
+    moved[6] = row
+
+    def add_up(x, y):
+        blocks = base.gradient_blocks(OWN, params, x, y, model)
+        return grid.clipped_sum(blocks, 0.1, 53)
+
+    changed, only = add_up(moved, y) - add_up(x, y), slice(6, 7)
+    np.testing.assert_array_equal(changed, add_up(moved[only], y[only]) - add_up(x[only], y[only]))
+    assert sum(int(units) ** 2 for units in changed) <= grid.REPLACED**2
+
+
+class Jumping(torch.nn.Module):
+    """An output that depends on two layers, or a way that depends on a row."""
+
+    def __init__(self, is_branch):
+        super().__init__()
+        self.is_branch, self.first, self.second = is_branch, Lin(6, 3), Lin(3, 3)
+
+    def forward(self, x):
+        found = self.first(x)
+        if self.is_branch and found.sum() > 50:
+            return found
+        return self.second(found) if self.is_branch else found + self.second(found)
+
+
+class Louder(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hook(kind):
+    module = mlp()
+    if kind == "forward hook":
+        module[0].register_forward_hook(lambda layer, given, found: 2 * found)
+    elif kind == "hook before":
+        module[2].register_forward_pre_hook(lambda layer, given: (2 * given[0],))
+    elif kind == "hook of the gradient":
+        module[1].register_full_backward_hook(lambda layer, before, after: before)
+    elif kind == "forward of its own":
+        module[1].forward = lambda x: 2 * x
+    elif kind == "parametrised":
+        torch.nn.utils.parametrizations.weight_norm(module[0])
+    return module
+
+
+def tie(is_shared):
+    first, second = Lin(6, 6), Lin(6, 6)
+    second.weight = first.weight
+    return chain(first, Tanh(), first if is_shared else second, Lin(6, 3))
+
+
+OTHERS = {
+    **{
+        kind: lambda kind=kind: hook(kind)
+        for kind in (
+            "forward hook", "hook before", "hook of the gradient", "forward of its own",
+            "parametrised",
+        )
+    },
+    "subclass": lambda: chain(Louder(6, 5), Tanh(), Lin(5, 3)),
+    "tied": lambda: tie(is_shared=False),
+    "shared": lambda: tie(is_shared=True),
+    "unknown": lambda: chain(Lin(6, 5), torch.nn.LayerNorm(5), Lin(5, 3)),
+    "jump": lambda: Jumping(is_branch=False),
+    "branch": lambda: Jumping(is_branch=True),
+    "code": lambda: Remembering("attribute"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_module_that_may_run_other_code_is_no_chain(kind):
+    """Its rows are computed alone, each with a module of its own."""
+    model = torch_model.TorchModel(OTHERS[kind])
+    assert not model.survey(6, np.int64).chain
+
+
+def test_a_chain_is_left_where_it_does_something_else_than_the_module(monkeypatch):
+    """Such as a layer along another axis, a loss of one's own, or a changed class of torch."""
+    rows = torch_model.TorchModel(
+        lambda: chain(Lin(3, 3), torch.nn.Flatten(), Lin(6, 3)), shape=(2, 3)
+    )
+    assert not rows.survey(6, np.int64).chain
+    loss = torch_model.TorchModel(mlp, loss=lambda scores, y: scores.square().sum(1))
+    assert not loss.survey(6, np.int64).chain
+    monkeypatch.setattr(torch.nn.ReLU, "forward", lambda self, x: torch.relu(x) * 2)
+    assert not torch_model.TorchModel(mlp).survey(6, np.int64).chain
+
+
 def test_a_module_that_changes_itself_or_takes_other_ways_meets_every_sample_afresh():
     """It is then given copies for every sample, and a step is that of samples alone."""
 

@@ -5,7 +5,9 @@
 
 Only parameters with `requires_grad` are trained, clipped, noised and uploaded. A release computes
 each sample alone in float64; clipping, grid, exact sum and noise are not done here, so that nothing
-here can weaken the guarantee except gradients that mix samples.
+here can weaken the guarantee except gradients that mix samples. A chain of linear layers and
+activations of torch's own, without hooks, has no code that could: its rows go through numpy
+together, as those of a named model do.
 
 The clipped sums of a simulation come from one pass over many rows (`torch.func.vmap` of the
 gradient of one row). The gradient of a linear layer, a convolution or an embedding is a sum of
@@ -19,6 +21,7 @@ know fewer layers, and have no weights of rows.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -27,7 +30,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,12 +40,14 @@ from torch.utils import _pytree as pytree
 from sottovoce.errors import InputError
 from sottovoce.models import base
 from sottovoce.models.base import Arrays, Floats, Model, Shapes
+from sottovoce.models.softmax import score_errors_numpy
 from sottovoce.privacy.grid import Products
 
 Tensors = dict[str, Tensor]
 # The gradients of some rows by one parameter: written out, [rows, *shape], or as δ and a of outer
 # products, [rows, T, out] and [rows, T, in]; a of an embedding is its tokens, [rows, T].
 Gradients = Tensor | tuple[Tensor, Tensor]
+Chain = tuple[tuple[str, Any], ...]  # type and name (with a dot) of each layer, in order
 
 CPU_BYTES, GPU_BYTES = 32 << 20, 1 << 30  # of what is kept of the rows of a chunk
 MOST_ROWS = {"cpu": 1024, "cuda": 1 << 16}  # of a chunk: what the module needs besides is not known
@@ -52,6 +57,24 @@ _FUNCTIONS = {
     functional.linear: (*_FIRST, "bias"),
     torch.conv2d: (*_FIRST, "bias", "stride", "padding", "dilation", "groups"),
     functional.embedding: (*_FIRST, "padding_idx", "max_norm", "norm_type", "scaled", "sparse"),
+}
+# The layers of a chain besides linear ones: the outputs, and the derivative as a function of them.
+_ACTIVATIONS: dict[Any, tuple[Callable[[Floats], Any], Callable[[Floats], Any]]] = {
+    nn.ReLU: (lambda given: np.maximum(given, 0), lambda found: found > 0),
+    nn.Tanh: (np.tanh, lambda found: 1 - found**2),
+    nn.Sigmoid: (lambda given: 1 / (1 + np.exp(-given)), lambda found: found * (1 - found)),
+}
+_KINDS = {
+    kind: kind for kind in (nn.Linear, nn.Flatten, nn.Identity, nn.Dropout, *_ACTIVATIONS)
+} | {
+    call: kind
+    for kind, calls in {
+        nn.ReLU: (torch.relu, functional.relu, "relu"),
+        nn.Tanh: (torch.tanh, functional.tanh, "tanh"),
+        nn.Sigmoid: (torch.sigmoid, functional.sigmoid, "sigmoid"),
+        nn.Identity: (torch.flatten, "flatten", functional.dropout),
+    }.items()
+    for call in calls
 }
 
 
@@ -91,6 +114,7 @@ class LayerCalls(NamedTuple):
     calls: tuple[LayerCall, ...]
     biases: frozenset[str]  # whose gradient is the sum of the errors of their calls
     written: tuple[str, ...]
+    chain: Chain = ()  # all layers, where nothing but known ones is in the module
 
     @property
     def vector_calls(self) -> tuple[LayerCall, ...]:
@@ -316,8 +340,42 @@ class TorchModel(Model):
         of the survey; a gradient of any other has no such factors, and is to be written out.
         """
         layout = self.survey(x.shape[1], np.asarray(y).dtype)
+        if layout.chain:
+            return self._differentiate_chain(layout.chain, params, x, y), np.ones(len(x), bool)
         pieces, is_alike = self._differentiate_alone(layout, layout.vector_calls, params, x, y)
         return Products(tuple(pieces)), is_alike
+
+    def _differentiate_chain(self, chain: Chain, params: Arrays, x: Floats, y: Any) -> Products:
+        """Return every sample's gradient by numpy: every operation is on one row, or one number.
+
+        No code of the module's runs, so that a row has the same bits in any company.
+        """
+        tensors = {name: leaf.detach().numpy() for name, leaf in self._constants.items()} | {
+            **params
+        }
+        values, pieces = [x], dict[str, tuple[Floats, Floats]]()
+        for name, kind in chain:
+            if kind is nn.Linear:
+                found = base.multiply_rows(values[-1], tensors[f"{name}weight"].T)
+                values.append(found + tensors.get(f"{name}bias", 0))
+            else:
+                values.append(_ACTIVATIONS[kind][0](values[-1]))
+        scores = values.pop()
+        is_class = (y >= 0) & (y < scores.shape[1])
+        error = score_errors_numpy(scores, np.where(is_class, y, 0))
+        error[~is_class] = np.nan
+        found, ones = scores, np.ones((len(x), 1))
+        for name, kind in reversed(chain):
+            given = values.pop()
+            if kind is nn.Linear:
+                pieces |= {f"{name}weight": (error, given), f"{name}bias": (ones, error)}
+                if pieces.keys() >= self._trained.keys():
+                    break
+                error = base.multiply_rows(error, tensors[f"{name}weight"])
+            else:
+                error = error * _ACTIVATIONS[kind][1](found)
+            found = given
+        return Products(tuple(pieces[name] for name in self._trained))
 
     def _differentiate_alone(
         self, layout: LayerCalls, calls: Sequence[LayerCall], params: Arrays, x: Floats, y: Any
@@ -429,8 +487,23 @@ class TorchModel(Model):
         """
         key = width, np.dtype(label_type).kind == "f"
         if key not in self._layouts:
-            self._layouts[key] = self._survey(*key)
+            layout = self._survey(*key)
+            chain = _trace_chain(self._module) if self._loss is _cross_entropy else ()
+            if chain and self._is_chain(layout, chain, width):
+                layout = layout._replace(chain=chain)
+            self._layouts[key] = layout
         return self._layouts[key]
+
+    def _is_chain(self, layout: LayerCalls, chain: Chain, width: int) -> bool:
+        """Return whether the module does what the chain does with two public rows."""
+        params = {name: leaf.detach().numpy() for name, leaf in self._trained.items()}
+        x, y = np.random.default_rng(0).standard_normal((2, width)), np.zeros(2, np.int64)
+        alone = Products(tuple(self._differentiate_alone(layout, (), params, x, y)[0])).write_out()
+        try:
+            together = self._differentiate_chain(chain, params, x, y).write_out()
+        except (IndexError, ValueError):  # shapes that do not fit: layers along other axes
+            return False
+        return np.allclose(together, alone, rtol=1e-9, atol=1e-12 * np.abs(alone).max())
 
     def _survey(self, width: int, is_number: bool) -> LayerCalls:
         module = copy.deepcopy(self._module)  # no call may change the one that others are made of
@@ -626,6 +699,40 @@ class TorchModel(Model):
             rows, labels = self._move_rows(x[chunk], y[chunk], sample.dtype, sample.device)
             with torch.no_grad():
                 yield functional_call(module, tensors, self._arrange(rows)), labels
+
+
+def _trace_chain(module: nn.Module) -> Chain:
+    """Return the layers of a module that is a chain of known ones; none of any other module.
+
+    `forward` runs once, without numbers: one that looks at a value cannot be traced. Types are
+    exact, since a subclass may do anything; no layer has a hook or a `forward` of its own, and no
+    parameter a second use.
+    """
+    wrapped = nn.Sequential(copy.deepcopy(module))  # so that a layer alone is one, too
+    try:
+        nodes = list(fx.Tracer().trace(wrapped).nodes)
+    except Exception:  # its code may raise anything
+        return ()
+    chain, leaves = list[tuple[str, Any]](), list[Any]()
+    for last, node in itertools.pairwise(nodes):
+        if node.all_input_nodes != [last]:
+            return ()
+        if node.op == "output":
+            is_used_once = len({*map(id, leaves)}) == len(leaves)
+            return tuple(chain) if is_used_once else ()
+        called = node.target
+        if node.op == "call_module":
+            layer = wrapped.get_submodule(str(called))
+            hooks = [held for key, held in vars(layer).items() if key.endswith("_hooks")]
+            if any(hooks) or "forward" in vars(layer):
+                return ()
+            called, leaves = type(layer), [*leaves, *layer.parameters()]
+        kind = _KINDS.get(called)
+        if kind is nn.Linear or kind in _ACTIVATIONS:
+            chain.append((f"{node.target}.".partition(".")[2], kind))
+        elif kind is None:
+            return ()
+    return ()
 
 
 def _build_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
