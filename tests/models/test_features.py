@@ -314,3 +314,10 @@ def test_features_made_once_for_all_are_those_of_the_dealt_rows(more):
         for part in ("train", "validation", "test"):
             a, b = getattr(one, part), getattr(two, part)
             assert (a.x.tobytes(), a.y.tobytes()) == (b.x.tobytes(), b.y.tobytes())
+
+
+@pytest.mark.parametrize("row", [0.0, 2.0, np.inf, np.nan])
+def test_scaling_a_row_warns_of_none(row):
+    """A warning would tell of a client's row; pytest makes it an error."""
+    found = features.centre_and_scale(np.full((2, 3), row, np.float32), 4.0)
+    assert np.isnan(found).all() != np.isfinite(row)

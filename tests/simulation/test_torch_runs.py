@@ -153,3 +153,7 @@ def test_what_is_no_model_is_refused_in_one_sentence(rows):
     plan = PLAN.replace(**{"local.unit": "person"})
     with pytest.raises(InputError, match=r"local\.unit must be record or client"):
         simulate(plan, data=rows, model=torch.nn.Linear(6, 3), person=person)
+
+
+def test_data_may_follow_the_plan_without_its_name(rows, module):
+    assert simulate(PLAN, rows, model=module, seed=1) is not None

@@ -117,9 +117,11 @@ class Hog:
 
 def centre_and_scale(values: Floats, norm: float) -> Floats:
     """Return every row less its mean, scaled to this norm; a constant row becomes 0."""
-    values = values - np.mean(values, axis=1, keepdims=True)
-    length = np.sqrt(np.sum(values * values, axis=1, keepdims=True))
-    return np.asarray(np.where(length == 0, values, values / length * np.float32(norm)), np.float32)
+    with np.errstate(all="ignore"):  # a warning would tell of a row
+        values = values - np.mean(values, axis=1, keepdims=True)
+        length = np.sqrt(np.sum(values * values, axis=1, keepdims=True))
+        scaled = np.where(length == 0, values, values / length * np.float32(norm))
+    return np.asarray(scaled, np.float32)
 
 
 def build(

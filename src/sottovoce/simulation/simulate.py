@@ -142,8 +142,8 @@ OnEnd: TypeAlias = Callable[[Trained], None]
 
 def simulate(
     plan: PlanLike = None,
-    *,
     data: Pair | Sequence[Pair] | None = None,
+    *,
     validation: Pair | None = None,
     test: Pair | None = None,
     person: ArrayLike | None = None,
