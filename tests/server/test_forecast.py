@@ -36,8 +36,11 @@ def look_ahead(federation, seed=1):
     params = jax.tree.map(np.asarray, federation.model.draw_parameters(seed))
     start = forecast.start_schedule(federation, params, 1.0, tank=federation.tank(), seed=seed)
     public = federation.held.validation
-    values = forecast.forecast(federation, params, public, tank=federation.tank(), seed=seed)
-    return start, values
+    measure, most = forecast.prepare_forecast(
+        federation, params, public, tank=federation.tank(), seed=seed
+    )
+    assert most == forecast.MOST_PAIRS  # a small model
+    return start, [measure(candidate, 0) for candidate in federation.schedule.candidates]
 
 
 def check_horizons(record):
@@ -164,25 +167,36 @@ def test_the_noise_of_every_round_is_that_of_the_run(candidate):
     assert np.all(state.tank.left_fraction < 1e-9)
 
 
-@given(
-    best=st.integers(1, 9),
-    width=st.floats(0.01, 1.0),
-    noise=st.lists(st.floats(-1, 1), min_size=27, max_size=27),
-    fall=st.sampled_from([1, 2, 4]),
-)
-def test_choose_finds_the_least_of_a_parabola(best, width, noise, fall):
-    """With jitter of a tenth of a step's rise it is at most one candidate away."""
+def test_choose_finds_the_least_mean_in_spite_of_noise():
+    """Most forecasts go to the best: a lead that one of them would miss is found by many.
+
+    The standard deviation of a forecast is its lead. One forecast each finds 33 of these 200, eight
+    find 121, 64 find 138; the seeds are fixed.
+    """
+    schedule, found = ForecastRounds(400), 0
+    assert len(schedule.candidates) == 27
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        best = schedule.candidates[rng.integers(27)]
+        noise = dict(zip(schedule.candidates, rng.normal(0, 1, (27, 64)), strict=True))
+        asked = []
+
+        def measure(candidate, i, best=best, noise=noise, asked=asked):
+            asked.append((candidate, i))
+            return noise[candidate][i] - (candidate == best)
+
+        found += schedule.choose(measure, 64) == best
+        assert len(set(asked)) == len(asked)  # none is measured twice
+        assert len(asked) == 27 + 14 + 2 * 7 + 4 * 4 + 3 * (8 + 16 + 32)  # instead of 27 · 64
+    assert found >= 130
+
+
+@given(st.lists(st.floats(-1, 1), min_size=27, max_size=27), st.integers(1, 40))
+def test_choose_takes_the_least_of_what_does_not_vary(values, most):
     schedule = ForecastRounds(400)
-    equal = [T for T, s in schedule.candidates if s == 1]
-    assert (len(equal), len(schedule.candidates)) == (11, 27)
-    best = min(best, sum(s == fall for _, s in schedule.candidates) - 2)
-    clean = np.array([
-        width * (equal.index(T) - best) ** 2 + (s != fall) * 2 for T, s in schedule.candidates
-    ])  # fmt: skip
-    assert schedule.choose(clean) == (equal[best], fall)
-    chosen, s = schedule.choose(clean + 0.1 * width * np.array(noise))
-    assert s == fall
-    assert abs(equal.index(chosen) - best) <= 1
+    told = dict(zip(schedule.candidates, np.round(values, 6), strict=True))
+    chosen = schedule.choose(lambda candidate, _: told[candidate], most)
+    assert chosen == min(schedule.candidates, key=lambda candidate: told[candidate])
 
 
 @given(rounds=st.integers(1, 500))
@@ -198,8 +212,9 @@ def test_no_candidate_lengthens_a_run(rounds):
 
 def test_choose_takes_a_diverged_forecast_for_the_worst():
     schedule = ForecastRounds(100)
-    assert schedule.choose([np.nan] * 15) == schedule.candidates[0]
-    rest = [np.inf] * 8
-    assert schedule.choose([0.5, 0.4, 0.3, 0.2, 0.3, np.inf, np.nan, *rest]) in ((25, 1), (35, 1))
+    assert schedule.choose(lambda *_: np.nan, 8) == schedule.candidates[0]
+    told = dict.fromkeys(schedule.candidates, np.nan) | {(25, 1): 0.5, (35, 1): np.inf}
+    assert schedule.choose(lambda candidate, _: told[candidate], 8) == (25, 1)
     assert ForecastRounds(5).candidates == ((5, 1),)
+    assert ForecastRounds(5).choose(lambda *_: pytest.fail("there is no choice"), 8) == (5, 1)
     assert Plan(rounds={"schedule": "forecast"}).rounds.build() == ForecastRounds(120)

@@ -25,7 +25,7 @@ gradients. The bias of clipping is not included.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Self
@@ -192,7 +192,7 @@ class DecayingNoise(_Rounds):
 
 
 FEWEST = 12  # rounds that are forecast, unless T₀ is less
-REACH = 2  # candidates on either side that a forecast is smoothed over
+FINALISTS = 3  # candidates that stay to the end, however often the others are halved
 FALLS = (1, 2, 4)  # s: in the first of T rounds the horizon is about s·T
 
 
@@ -224,23 +224,31 @@ class ForecastRounds(_Rounds):
         """Return the progress before the first round of a candidate."""
         return Progress(0, rounds + (fall - 1) * (rounds - 1), final=rounds)
 
-    def choose(self, missing: Sequence[float]) -> tuple[int, int]:
-        """Return the candidate with the least forecast; among equal ones the first.
+    def choose(
+        self, measure: Callable[[tuple[int, int], int], float], most: int
+    ) -> tuple[int, int]:
+        """Return the candidate whose forecasts have the least mean; among equal ones the first.
 
-        A forecast is noisy, and nearly a parabola in log T around its least value (Theorem 3 has
-        one minimum): each value is replaced by that of a parabola fitted to its neighbours of equal
-        s, near ones counting more. One that is not finite counts as the worst that is.
+        `measure(candidate, i)` is its i-th forecast. A forecast is noisy: each candidate gets one,
+        the better half, but at least `FINALISTS`, get as many again, and so on up to `most`. One
+        that is not finite counts as infinitely bad.
+
+        >>> schedule = ForecastRounds(50)
+        >>> schedule.choose(lambda candidate, i: abs(candidate[0] - 30), most=4)
+        (25, 1)
         """
-        known = np.isfinite(missing)
-        values = np.where(known, missing, np.max(missing, initial=0, where=known))
-        falls, smooth = np.array([s for _, s in self.candidates]), []
-        for i in range(len(values)):
-            steps = (np.flatnonzero(falls == falls[i]) - i).astype(np.float64)
-            near = np.sqrt(np.maximum(0, 1 - (steps / (REACH + 1)) ** 2))
-            parabola = near[:, None] * steps[:, None] ** [0, 1, 2]
-            fitted = np.linalg.lstsq(parabola, near * values[falls == falls[i]], rcond=None)[0]
-            smooth.append(float(fitted[0]))
-        return self.candidates[int(np.argmin(np.round(smooth, 12)))]
+        left, totals = list(self.candidates), dict.fromkeys(self.candidates, 0.0)
+        done, wanted = 0, 1
+        while len(left) > 1:
+            for candidate in left:
+                values = [measure(candidate, i) for i in range(done, wanted)]
+                totals[candidate] += sum(v if math.isfinite(v) else math.inf for v in values)
+            left.sort(key=lambda candidate: round(totals[candidate], 12))
+            if wanted >= most:
+                break
+            left = left[: max(FINALISTS, -(-len(left) // 2))]
+            done, wanted = wanted, min(2 * wanted, most)
+        return left[0]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ announce. No row, gradient, loss or upload of a client enters (as with `server.s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -40,8 +41,9 @@ from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import average_noise, weigh_uploads
 
 FEWEST_ROWS, MOST_ROWS = 40, 1000  # public rows that a forecast needs, and that it uses
-FEWEST_REPEATS, MOST_REPEATS = 4, 12  # trainings of a candidate, each with a split of its own;
-MOST_NUMBERS = 10**7  # as many as this many rows × parameters allow
+PAIR = 2  # trainings that are compiled together, each with a split of its own
+FEWEST_PAIRS, MOST_PAIRS = 4, 32  # of a candidate that stays to the end;
+MOST_NUMBERS = 25 * 10**6  # as many trainings as this many rows × parameters allow
 
 
 def start_schedule(
@@ -58,41 +60,50 @@ def start_schedule(
     if len(public.y) < FEWEST_ROWS:
         bound = f"at least {FEWEST_ROWS} rows with rounds.schedule = forecast"
         raise InputError.of("data.validation", len(public.y), bound, "or choose discounted")
-    missing = forecast(federation, params, public, tank=tank, seed=seed)
-    return schedule.announce(*schedule.choose(missing))
+    measure, most = prepare_forecast(federation, params, public, tank=tank, seed=seed)
+    return schedule.announce(*schedule.choose(measure, most))
 
 
-def forecast(
+def prepare_forecast(
     federation: Federation, params: Params, public: Samples, *, tank: Tank, seed: int
-) -> list[float]:
-    """Return for each candidate of the schedule what such a run misses of the metric."""
+) -> tuple[Callable[[tuple[int, int], int], float], int]:
+    """Return what measures the i-th forecast of a candidate, and how many are worth their time.
+
+    A forecast is what a pair of runs on public rows misses of the metric. The i-th forecasts of all
+    candidates share their splits and their draws of noise, so that these favour none.
+    """
     schedule, plan, recipe = federation.schedule, federation.plan, federation.recipe
     assert isinstance(schedule, ForecastRounds)
     rng, count = seeds.generator(seed, Purpose.FORECAST, 0), min(len(public.y), MOST_ROWS)
     some, seen = rng.permutation(len(public.y))[:count], 4 * count // 5
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    repeats = int(np.clip(MOST_NUMBERS // (seen * size), FEWEST_REPEATS, MOST_REPEATS))
-    rows = np.stack([rng.permutation(some) for _ in range(repeats)])
-    x, y = np.asarray(public.x)[rows], np.asarray(public.y)[rows]
-    weight = np.full((repeats, seen), plan.local.rate / seen, np.float32)
+    most = int(np.clip(MOST_NUMBERS // (seen * size) // PAIR, FEWEST_PAIRS, MOST_PAIRS))
+    splits = np.stack([rng.permutation(count) for _ in range(PAIR * most)]).reshape(most, PAIR, -1)
+    x, y = np.asarray(public.x)[some], np.asarray(public.y)[some]
+    weight = np.full(count, plan.local.rate / seen, np.float32)
     if recipe.class_weights is not None:
-        weight *= np.array(recipe.class_weights, np.float32)[y[:, :seen]]
+        weight *= np.array(recipe.class_weights, np.float32)[y]
     finish = replace(federation.finish, best=False)  # of a candidate, the last model is taken
     first = dict(enumerate(map(np.asarray, jax.tree.leaves(params))))
-    parts, start = jax.device_put((x, y, weight)), jax.device_put((first, finish.begin(first)))
+    rows, start = jax.device_put((x, y, weight)), jax.device_put((first, finish.begin(first)))
     metric = plan.metric or (federation.metric if federation.held.target is None else None)
-    static = federation.model.code, plan.local.steps, metric, jax.tree.structure(params)
+    static = federation.model.code, plan.local.steps, metric, jax.tree.structure(params), seen
     key = seeds.make_key_words(seed, Purpose.FORECAST, 1)
-    missing = []
-    for candidate in schedule.candidates:
+
+    @cache
+    def list_rounds(candidate: tuple[int, int]) -> tuple[Any, ...]:
         turns = _list_turns(schedule, schedule.announce(*candidate))
         noise = compute_noise(federation, tank, turns[0].horizon) * _spread_noise(turns)
         std = np.resize(noise.astype(np.float32), schedule.rounds)
-        inputs = _list_inputs(finish, turns, schedule.rounds)
-        numbers = np.float32(recipe.clip), std, key, np.int32(len(turns))
-        found = _train_parts(*static, start, parts, inputs, *numbers)
-        missing.append(float(np.mean(np.asarray(found, np.float64))))
-    return missing
+        return _list_inputs(finish, turns, schedule.rounds), std, np.int32(len(turns))
+
+    def measure(candidate: tuple[int, int], i: int) -> float:
+        which = np.arange(PAIR * i, PAIR * (i + 1), dtype=np.int32), splits[i]
+        numbers = np.float32(recipe.clip), key, *list_rounds(candidate)
+        found = _train_pair(*static, start, rows, which, *numbers)
+        return float(np.mean(np.asarray(found, np.float64)))
+
+    return measure, most
 
 
 def _list_turns(schedule: ForecastRounds, progress: Progress) -> list[Round]:
@@ -145,24 +156,25 @@ def _list_inputs(finish: Finish, turns: list[Round], most: int) -> StepInputs | 
     return StepInputs(**columns, transformation=finish.transformation)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _train_parts(
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _train_pair(
     model: JaxModel,
     steps: int,
     metric: str | None,
     structure: Any,
+    seen: int,
     start: tuple[Leaves, Memory],
-    parts: tuple[Array, Array, Array],
-    inputs: StepInputs | None,
+    public: tuple[Array, Array, Array],
+    which: tuple[Array, Array],
     clip: Array,
-    std: Array,
     words: Array,
+    inputs: StepInputs | None,
+    std: Array,
     rounds: Array,
 ) -> Array:
-    """Train on the first rows of each split; return what is missing on them and on the others.
+    """Train on the first `seen` rows of each split; return what is missing on them and on the rest.
 
-    The first rows are those that have a weight. Without a metric, the loss counts. One compilation
-    serves every candidate.
+    Without a metric, the loss counts. One compilation serves every candidate.
     """
 
     def make_tree(leaves: Leaves) -> Params:
@@ -173,9 +185,10 @@ def _train_parts(
             return 1 - clipping.evaluate(model, params, x, y)[1]
         return clipping.judge_public(model, params, x, y, metric)[2]
 
-    def train(index: Array, x: Array, y: Array, weight: Array) -> Array:
-        seen = len(weight)
+    def train(index: Array, split: Array) -> Array:
+        x, y, weight = (column[split] for column in public)
         rows = clipping.inspect(model, x[:seen])
+        weight, labels = weight[:seen], y[:seen]
         key = jax.random.fold_in(jax.random.wrap_key_data(words), index)
 
         def play_round(t: Array, carried: tuple[Leaves, Memory]) -> tuple[Leaves, Memory]:
@@ -183,7 +196,7 @@ def _train_parts(
             leaves = before
             for step in range(steps):
                 drawn = jax.random.split(jax.random.fold_in(key, t * steps + step), len(leaves))
-                total = clipping.clipped_sum(model, make_tree(leaves), rows, y[:seen], weight, clip)
+                total = clipping.clipped_sum(model, make_tree(leaves), rows, labels, weight, clip)
                 leaves = {
                     i: leaf - moved + std[t] * jax.random.normal(drawn[i], leaf.shape, leaf.dtype)
                     for (i, leaf), moved in zip(leaves.items(), jax.tree.leaves(total), strict=True)
@@ -198,4 +211,4 @@ def _train_parts(
         both = measure(final, x[:seen], y[:seen]), measure(final, x[seen:], y[seen:])
         return jnp.stack(both)
 
-    return jax.vmap(train)(jnp.arange(parts[0].shape[0]), *parts)
+    return jax.vmap(train)(*which)

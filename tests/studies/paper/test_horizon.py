@@ -59,7 +59,10 @@ def test_regret_is_the_best_fixed_mean_less_the_rules(tmp_path):
     assert horizon.find_falls(cells, "smoothed") == pytest.approx(1.0)
     assert horizon.find_falls(cells, "forecast") == 0
     table = (tmp_path / "horizon" / "horizon.md").read_text("utf-8")
-    assert "| digits, mlp, 10 × 143 | forecast | +0.6 | +1.0 | +0.6 | +1.0 | +0.0 |" in table
+    assert (
+        "| digits, mlp, 10 × 143 | forecast | +0.6 ± 0.0 | +1.0 ± 0.0 | +0.6 | +1.0 | +0.0 |"
+        in table
+    )
     assert "| 2, 1 | 1 | 64.0 (50) | -2.0 (33) | +1.0 (33) |" in table
     assert (tmp_path / "horizon" / "horizon.svg").read_text("utf-8").startswith("<?xml")
 

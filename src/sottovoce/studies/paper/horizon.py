@@ -16,6 +16,7 @@ OUT/horizon/horizon.svg   accuracy against ε
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,17 +68,9 @@ def list_cells(panel: str, quick: bool) -> Iterator[Cell]:
     for eta, clip in one["steps"][: 1 if quick else None]:
         for epsilon in source["epsilon"]:
             for name, changes in lines.items():
-                keys = (
-                    one["plan"]
-                    | changes
-                    | {
-                        "local.learning_rate": eta,
-                        "local.clip": clip,
-                        "privacy.epsilon": float(epsilon),
-                        "server.average": "exponential",
-                    }
-                )
-                plan = Plan(**nest_keys(keys))
+                free = {"local.learning_rate": eta, "local.clip": clip}
+                free |= {"privacy.epsilon": float(epsilon), "server.average": "exponential"}
+                plan = Plan(**nest_keys(one["plan"] | changes | free))
                 yield Cell("corrected", (eta, clip), name, epsilon, None, plan)
 
 
@@ -110,7 +103,10 @@ def reproduce(
             | outcomes.list_values([runs[c.key, seed] for seed in seeds])
             for c in cells
         ]
-        head = {"schema": SCHEMA, "panel": name, "quick": quick}
+        made = list(dict.fromkeys(how for point in points for how in point["made"]))
+        for point in points:
+            point["made"] = [made.index(how) for how in point["made"]]
+        head = {"schema": SCHEMA, "panel": name, "quick": quick, "made": made}
         text = store.format_results(head, {"points": points})
         write_file(folder / f"{name}.json", text.encode())
     found = read_panels(folder)
@@ -129,7 +125,10 @@ def read_panel(folder: Path, name: str) -> list[RulePoint]:
         return []
     content = store.read_results(path, SCHEMA)
     with store.refuse_damage(path):
-        return [RulePoint(**row) for row in content["points"]]
+        made = content["made"]  # each way once; a point has a number for each seed
+        return [
+            RulePoint(**row | {"made": [made[i] for i in row["made"]]}) for row in content["points"]
+        ]
 
 
 def read_panels(folder: Path) -> dict[str, list[RulePoint]]:
@@ -154,6 +153,12 @@ class RuleCell:
         """Return the fixed T's mean accuracy less the rule's, in points."""
         best = self.rules[BEST].mean if hindsight else self.elsewhere
         return best - self.rules[rule].mean
+
+    def error(self, rule: str) -> float:
+        """Return the standard error of the regret in hindsight, seed by seed; 0 of one seed."""
+        pairs = zip(self.rules[BEST].accuracy, self.rules[rule].accuracy, strict=False)
+        lost = [100 * (best - found) for best, found in pairs]
+        return statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
 
 
 def gather_cells(points: Sequence[RulePoint]) -> list[RuleCell]:
@@ -213,12 +218,16 @@ def format_table(panels: Mapping[str, Sequence[RulePoint]]) -> str:
     for name, points in panels.items():
         title, cells = load_tables(NAME)["panel"][name]["title"], gather_cells(points)
         for rule, about in rules.items():
-            numbers = []
-            for hindsight in (True, False):
-                regrets = [cell.regret(rule, hindsight=hindsight) for cell in cells]
-                numbers += [statistics.mean(regrets), max(regrets)]
-            shown = " | ".join(f"{number:+.1f}" for number in (*numbers, find_falls(cells, rule)))
-            lines.append(f"| {title} | {about['label']} | {shown} |")
+            regrets = [(cell.regret(rule), cell.error(rule)) for cell in cells]
+            mean = statistics.mean(regret for regret, _ in regrets)
+            of_mean = math.hypot(*(error for _, error in regrets)) / len(cells)
+            worst, of_worst = max(regrets)
+            fair = [cell.regret(rule, hindsight=False) for cell in cells]
+            numbers = statistics.mean(fair), max(fair), find_falls(cells, rule)
+            lines.append(
+                f"| {title} | {about['label']} | {mean:+.1f} ± {of_mean:.1f} | {worst:+.1f} ± "
+                f"{of_worst:.1f} | {' | '.join(f'{number:+.1f}' for number in numbers)} |"
+            )
         for cell in cells:
             best = cell.rules[BEST]
             told = [f"{best.mean:.1f} ({best.rule})"] + [
