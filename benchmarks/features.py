@@ -98,7 +98,7 @@ def main() -> None:
     for head in given.heads:
         table = {
             name: measure([make_plan(name, e, given.network, head) for e in EPSILON])
-            for name in FEATURES
+            for name in (FEATURES if head == "softmax" else ["network"])
         }
         device = jax.devices()[0].device_kind
         if head == "least-squares":
@@ -134,6 +134,8 @@ def format_tables(values: dict) -> str:
     for name in FEATURES:
         alone = f"{values['public_rows_alone'][name]:.1%}"
         for model, table in tables.items():
+            if name not in table:
+                continue
             shown = " | ".join(f"{c['mean']:.1%} ± {c['deviation']:.1%}" for c in table[name])
             lines.append(f"| {name} | `{model}` | {table[name][0]['rounds']} | {shown} | {alone} |")
     lines += [
