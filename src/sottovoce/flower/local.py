@@ -154,7 +154,7 @@ def find_free_ports(count: int) -> list[int]:
 
 APP = Path(__file__).parent / "app"
 CONNECTION = "federation"
-READY = 60.0
+READY = 300.0  # seconds; a process that dies is noticed at once
 # Seconds until a node that was refused (exit code 305: still counted online) tries again.
 RETRY = 10.0
 # Starts without a pause; a process that ends more often has a reason that may pass with time.
