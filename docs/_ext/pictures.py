@@ -67,7 +67,7 @@ PARTIES = (
             "public numbers: n, C, σ, ε, δ; who answered, and when",
             "its own validation and test rows (they should be public)",
         ),
-        "models: to clients every round, to anybody at the end",
+        "models: to clients, and at the end to anybody",
     ),
     (
         "Other clients",
