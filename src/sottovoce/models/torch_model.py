@@ -41,7 +41,7 @@ from sottovoce.errors import InputError
 from sottovoce.models import base
 from sottovoce.models.base import Arrays, Floats, Model, Shapes
 from sottovoce.models.softmax import score_errors_numpy
-from sottovoce.privacy.grid import Products
+from sottovoce.privacy.grid import Products, flush_tiny
 
 Tensors = dict[str, Tensor]
 # The gradients of some rows by one parameter: written out, [rows, *shape], or as δ and a of outer
@@ -62,7 +62,10 @@ _FUNCTIONS = {
 _ACTIVATIONS: dict[Any, tuple[Callable[[Floats], Any], Callable[[Floats], Any]]] = {
     nn.ReLU: (lambda given: np.maximum(given, 0), lambda found: found > 0),
     nn.Tanh: (np.tanh, lambda found: 1 - found**2),
-    nn.Sigmoid: (lambda given: 1 / (1 + np.exp(-given)), lambda found: found * (1 - found)),
+    nn.Sigmoid: (
+        lambda given: 1 / (1 + np.exp(np.clip(-given, -170, 170))),  # e^±709 takes longer
+        lambda found: found * (1 - found),
+    ),
 }
 _KINDS = {
     kind: kind for kind in (nn.Linear, nn.Flatten, nn.Identity, nn.Dropout, *_ACTIVATIONS)
@@ -348,18 +351,19 @@ class TorchModel(Model):
     def _differentiate_chain(self, chain: Chain, params: Arrays, x: Floats, y: Any) -> Products:
         """Return every sample's gradient by numpy: every operation is on one row, or one number.
 
-        No code of the module's runs, so that a row has the same bits in any company.
+        No code of the module's runs, so that a row has the same bits in any company. Numbers below
+        2⁻²⁵⁰ count as 0 after every layer: the time of subnormal products would tell of a row.
         """
-        tensors = {name: leaf.detach().numpy() for name, leaf in self._constants.items()} | {
-            **params
-        }
+        tensors = {name: leaf.detach().numpy() for name, leaf in self._constants.items()}
+        tensors |= params
         values, pieces = [x], dict[str, tuple[Floats, Floats]]()
         for name, kind in chain:
             if kind is nn.Linear:
                 found = base.multiply_rows(values[-1], tensors[f"{name}weight"].T)
-                values.append(found + tensors.get(f"{name}bias", 0))
+                found = found + tensors.get(f"{name}bias", 0)
             else:
-                values.append(_ACTIVATIONS[kind][0](values[-1]))
+                found = _ACTIVATIONS[kind][0](values[-1])
+            values.append(flush_tiny(found))
         scores = values.pop()
         is_class = (y >= 0) & (y < scores.shape[1])
         error = score_errors_numpy(scores, np.where(is_class, y, 0))
@@ -374,7 +378,7 @@ class TorchModel(Model):
                 error = base.multiply_rows(error, tensors[f"{name}weight"])
             else:
                 error = error * _ACTIVATIONS[kind][1](found)
-            found = given
+            error, found = flush_tiny(error), given
         return Products(tuple(pieces[name] for name in self._trained))
 
     def _differentiate_alone(
@@ -495,13 +499,17 @@ class TorchModel(Model):
         return self._layouts[key]
 
     def _is_chain(self, layout: LayerCalls, chain: Chain, width: int) -> bool:
-        """Return whether the module does what the chain does with two public rows."""
-        params = {name: leaf.detach().numpy() for name, leaf in self._trained.items()}
-        x, y = np.random.default_rng(0).standard_normal((2, width)), np.zeros(2, np.int64)
+        """Return whether the module does what the chain does with two public rows.
+
+        Parameters are drawn: zeros, with which some modules begin, would hide a difference.
+        """
+        draw, shapes = np.random.default_rng(0).standard_normal, self.shapes()
+        params = {name: draw(shape) / max((1, *shape)) ** 0.5 for name, shape in shapes.items()}
+        x, y = draw((2, width)), np.zeros(2, np.int64)
         alone = Products(tuple(self._differentiate_alone(layout, (), params, x, y)[0])).write_out()
         try:
             together = self._differentiate_chain(chain, params, x, y).write_out()
-        except (IndexError, ValueError):  # shapes that do not fit: layers along other axes
+        except (LookupError, ValueError):  # shapes or names that do not fit
             return False
         return np.allclose(together, alone, rtol=1e-9, atol=1e-12 * np.abs(alone).max())
 
