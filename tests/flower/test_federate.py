@@ -193,8 +193,8 @@ def deal_and_wait(data, out, state, reached, may_go):
     federate.deal(load_plan({"data": data}, [], None), out)
 
 
-def deal_second(data, out, state, met, found):
-    """Deal in another process: `met` is set when it has to wait, or has looked for vaults."""
+def make_second(data, out, state, met, found, work):
+    """Make vaults in another process: `met` is set when it waits, or has looked for vaults."""
     os.environ["SOTTOVOCE_STATE"] = state
     flock, find_ledgers = fcntl.flock, witness.find_ledgers
 
@@ -212,14 +212,19 @@ def deal_second(data, out, state, met, found):
 
     fcntl.flock, witness.find_ledgers = lock, find
     try:
-        federate.deal(load_plan({"data": data}, [], None), out)
+        if work == "federate":
+            federate.deal(load_plan({"data": data}, [], None), out)
+        else:
+            terms = {"samples": 90, "epsilon": 1.0, "delta": 1e-3, "clip": 1.0}
+            ledger.create_from_data(out, data=data["path"], **terms)
     except VaultRefusal as refusal:
         found.put(str(refusal))
     else:
         found.put("dealt")
 
 
-def test_of_two_runs_that_start_together_over_one_file_the_second_is_refused(tmp_path):
+@pytest.mark.parametrize("work", ["federate", "ledger create"])
+def test_of_two_runs_that_start_together_over_one_file_the_second_is_refused(tmp_path, work):
     (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(90)))
     columns = {"a": [0, 9], "y": ["0", "1"]}
     data = {"path": str(tmp_path / "t.csv"), "label": "y", "columns": columns, "clients": 2}
@@ -227,7 +232,7 @@ def test_of_two_runs_that_start_together_over_one_file_the_second_is_refused(tmp
     spawn = multiprocessing.get_context("spawn")
     reached, may_go, met, found = spawn.Event(), spawn.Event(), spawn.Event(), spawn.Queue()
     one = spawn.Process(target=deal_and_wait, args=(data, tmp_path / "one", state, reached, may_go))
-    two = spawn.Process(target=deal_second, args=(data, tmp_path / "two", state, met, found))
+    two = spawn.Process(target=make_second, args=(data, tmp_path / "two", state, met, found, work))
     for process, event in ((one, reached), (two, met)):
         process.start()
         while not event.wait(1):
@@ -237,7 +242,7 @@ def test_of_two_runs_that_start_together_over_one_file_the_second_is_refused(tmp
     one.join(900)
     two.join(900)
     assert one.exitcode == two.exitcode == 0
-    assert "have 2 vaults already" in said
+    assert ("have 2 vaults already" if work == "federate" else "have a ledger") in said
     assert not (tmp_path / "two").exists()
 
 

@@ -116,9 +116,11 @@ class Chest:
         held = [take_lock(path)]
         try:
             _require_unused(path)
+            rows = facts["dataset"]
+            if not second_ledger:  # before the other lock: federate takes them in this order
+                held.append(witness.lock_ledgers(rows))
             with witness.open_state() as state:  # two creations at a time would not see each other
                 held.append(take_lock(path, _PATIENCE, at=state / "create.lock"))
-            rows = facts["dataset"]
             facts = facts | state_second_ledger(rows, second_ledger=second_ledger, known=others)
             draft = path.with_name(path.name + ".part")
             for left in (draft, draft.with_name(draft.name + "-journal")):

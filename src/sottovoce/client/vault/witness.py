@@ -198,17 +198,26 @@ def find_ledgers(dataset: str) -> dict[str, str]:
         return {}
 
 
-@contextlib.contextmanager
-def hold_ledgers(dataset: str) -> Iterator[None]:
-    """Be the only process that looks for ledgers of these rows and makes new ones; others wait."""
+def lock_ledgers(dataset: str) -> int:
+    """Be the only process that looks for ledgers of these rows and makes new ones; others wait.
+
+    The descriptor holds the lock until it is closed, or the process ends.
+    """
     import fcntl
 
     with open_state() as folder:
         place = _locate_mark(_read_key() or _make_key(folder), dataset)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+@contextlib.contextmanager
+def hold_ledgers(dataset: str) -> Iterator[None]:
+    """Lock the ledgers of these rows for a while."""
+    descriptor = lock_ledgers(dataset)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # the system ends it with the process
         yield
     finally:
         os.close(descriptor)
