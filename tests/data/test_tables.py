@@ -83,6 +83,7 @@ MALFORMED_PLANS: list[tuple[dict[str, Any], str]] = [
     (GOOD | {"label": ""}, "data.label must be the name of a column, got ''"),
     (GOOD | {"label": 3}, "data.label must be text"),
     (GOOD | {"label": "richh"}, "data.columns lacks the label 'richh'"),
+    (GOOD | {"label": "Rich"}, "data.columns lacks the label 'Rich'; did you mean 'rich'?"),
     (GOOD | {"label": "Rich", "infer": True}, "did you mean 'rich'?"),
     (GOOD | {"label": "zzz", "infer": True}, "its columns are 'id', 'town', 'age', 'sex', 'rich'"),
     (GOOD | {"client": ""}, "data.client must be the name of a column"),

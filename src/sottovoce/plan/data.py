@@ -7,6 +7,7 @@ codebook, the law, common sense), and from the data only if the plan asks for it
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -470,6 +471,10 @@ class Data(Section):
         if self.infer or self.is_array_file:
             return
         if label not in columns and self.target is None:
+            folded = {name.casefold(): name for name in columns}
+            if near := difflib.get_close_matches(label.casefold(), folded, 1, 0.8):
+                told = f"data.columns lacks the label {label[:60]!a}"
+                raise PlanError(f"{told}; did you mean {folded[near[0]][:60]!a}?")
             raise PlanError(
                 f"data.columns lacks the label {label[:60]!a}; list its categories there, which "
                 "are public (of a number to predict its [low, high], with model.loss), or choose "
