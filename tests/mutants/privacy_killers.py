@@ -38,7 +38,7 @@ WIDE = Form("svm", (20_000,), 2, {"kappa": 0.0})
 SMALL = Form("mlp", (4,), 3, {"hidden": 3})
 BESIDE = (  # rooms that print, deal out or carry on what training has made, and that it never loads
     "schedules.calibrate", "flower.", "client.ledger", "studies.", "reports.certificate",
-    "reports.pages", "reports.run", "simulation.estimators",
+    "reports.pages", "reports.run", "simulation.estimators", "models.torch_model",
 )  # fmt: skip
 
 

@@ -1328,4 +1328,23 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/flower/test_federate.py::test_of_two_runs_that_start_together_over_one_file_the_second_is_refused",
         (("    with witness.hold_ledgers(whole):", "    if True:"),),
     ),
+    (
+        "a row of a torch chain may take longer",
+        "models.torch_model",
+        "Exponentials and products of a chain take the same time for every row: with a wider cut, a server whose weights push one row to e^-709 sees it in the time of an answer.",
+        "tests/models/test_torch_model.py::test_no_row_of_a_chain_brings_numbers_that_take_longer",
+        (("np.clip(-given, -170, 170)", "np.clip(-given, -709, 709)"),),
+    ),
+    (
+        "what holds alone is that of continuous noise",
+        "client.vault.policy",
+        "A vault states for its noise alone what discrete noise costs: without the correction it states a smaller epsilon than is proven.",
+        "tests/server/test_sum_federation.py::test_what_holds_alone_pays_for_discrete_noise",
+        (
+            (
+                "calibrations.bound_epsilon(self.delta, worth)",
+                "calibrations.gaussian.epsilon(self.delta, math.sqrt(worth))",
+            ),
+        ),
+    ),
 ]
