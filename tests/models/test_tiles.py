@@ -112,7 +112,7 @@ def test_products_of_bfloat16_keep_the_promises_of_the_clip(monkeypatch):
     squares = [np.square(leaf).reshape(9, -1).sum(axis=1) for leaf in jax.tree.leaves(each)]
     lengths = np.sqrt(sum(squares))
     np.testing.assert_array_equal(lengths > 0, is_good > 0)
-    assert np.all(lengths <= 1e-3 * (1 + 2**-8))  # errors are rounded after they were cut
+    assert np.all(lengths <= 1e-3 * (1 + 1e-5))  # though errors are rounded after they were cut
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ def inspect(model: JaxModel, x: Array, dtype: Any = jnp.float32) -> Inspected:
 
     On an accelerator the large products of mlp and cnn take bfloat16 and add up in float32: 8 bits
     of a number's mantissa instead of TF32's 11, twice as fast. Norms are those of what was so
-    rounded; errors that are multiplied with rows or hidden layers are rounded after they were cut,
-    so that a row may exceed C by one part in 2⁹ there.
+    rounded. Errors that are multiplied with rows or hidden layers are rounded after they were cut,
+    each by at most one part in 2⁸: so they are cut to C·(1 − 2⁻⁸) there, and no row exceeds C.
 
     >>> from sottovoce.models.svm import Svm
     >>> rows = inspect(Svm(2), jnp.array([[3.0, 4.0], [jnp.nan, 1.0]]))
@@ -169,6 +169,8 @@ def _clipped_sum(
 ) -> Params:
     dtype = precision(params)
     weight, clip = weight.astype(dtype), jnp.asarray(clip, dtype)
+    if product_type(model, dtype) != dtype:
+        clip = clip * (1 - 2.0**-8)  # what is rounded to bfloat16 after it was cut stays within C
     numbers = model.numbers_per_row()
     if numbers is None:
         plain = x.x if isinstance(x, Inspected) else x
