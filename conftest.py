@@ -28,6 +28,15 @@ WAITING = (
     "tests/flower/test_federation.py",
     "tests/flower/test_transport.py",
 )
+# Whose tests look at charts; elsewhere matplotlib paints none, which costs half a second a page.
+DRAWN = (
+    "src",
+    "tests/benchmarks",
+    "tests/browser",
+    "tests/reports",
+    "tests/studies/paper",
+    "trust",
+)
 KNOWN = set[str]()  # programs that this worker's folder had after its last test
 
 
@@ -128,4 +137,13 @@ def _no_witness_in_the_home() -> Iterator[None]:
         tempfile.TemporaryDirectory(dir=MEMORY) as state,
     ):
         patch.setenv("SOTTOVOCE_STATE", state)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _charts_are_blank(request: pytest.FixtureRequest) -> Iterator[None]:
+    from support.drawings import leave_drawings_blank
+
+    drawn = request.node.nodeid.startswith(DRAWN)
+    with contextlib.nullcontext() if drawn else leave_drawings_blank():
         yield

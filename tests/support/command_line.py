@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.cli import commands
-from support.drawings import leave_drawings_blank
+from support.drawings import leave_drawings_blank, paint_drawings
 
 
 def run_command(
@@ -30,7 +30,7 @@ def run_command(
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        contextlib.nullcontext() if draw else leave_drawings_blank(),
+        paint_drawings() if draw else leave_drawings_blank(),
     ):
         patch.setattr("sys.argv", line)
         try:
