@@ -74,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Users wait for their federations; tests need not ask ten times a second whether there is work.
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
     if not hasattr(config, "workerinput"):
         os.environ[COMPILED] = tempfile.mkdtemp(dir=MEMORY)
         shared = Path(os.environ[COMPILED]) / SHARED

@@ -12,6 +12,7 @@ from sottovoce.flower import keeper
 from support.devices import books_hold
 from support.processes import until
 
+PAUSE = 0.5  # every look reads the state of all processes of the machine
 COMMAND = [sys.executable, "-m", "sottovoce", "federate"]
 
 
@@ -39,13 +40,15 @@ class Command:
 
     def until_round(self, count: int, seconds: float = 900.0) -> None:
         """Wait until it has shown so many rounds."""
-        came = until(lambda: self.rounds() >= count or self.process.poll() is not None, seconds)
+        came = until(
+            lambda: self.rounds() >= count or self.process.poll() is not None, seconds, PAUSE
+        )
         assert came, self.log.read_text()
         assert self.rounds() >= count, self.log.read_text()
 
     def end(self, seconds: float = 900.0) -> int:
         """Its exit code; its processes are noted until then."""
-        assert until(lambda: not self.below() and self.process.poll() is not None, seconds)
+        assert until(lambda: not self.below() and self.process.poll() is not None, seconds, PAUSE)
         return self.process.wait()
 
     def stop(self) -> None:

@@ -101,6 +101,7 @@ class Machine:
             "LANG": "C.UTF-8",
             "HOME": "/srv/admin",
             "OMP_NUM_THREADS": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             **(more or {}),
         }
 

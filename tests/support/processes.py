@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 
-def until(question, seconds):
+def until(question, seconds, pause=0.1):
     end = time.monotonic() + seconds
     while not question():
         if time.monotonic() > end:
             return False
-        time.sleep(0.1)
+        time.sleep(pause)
     return True
 
 

@@ -50,7 +50,8 @@ from sottovoce.flower import keeper, processes, supernode
 from sottovoce.flower.client_app import FAILED, SORRY
 
 APP = "sottovoce.flower.client_app:app"
-POLL = 0.1
+# Seconds between questions for work; Flower's own SuperExec reads the same variable.
+POLL = float(os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"))
 AGAIN = 0.5
 BUSY = 0.01
 PATIENCE = 20.0
