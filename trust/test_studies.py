@@ -57,11 +57,22 @@ def test_every_figure_runs_quickly_with_all_its_seeds(tmp_path, record_property)
     record_property("size", f"{len(list_figures())} figures")
 
 
+def run_tests(*words: str) -> str:
+    """Run tests of the suite, compiled as users compile, and return how many passed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *words]
+    plain = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | plain, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout.splitlines()[-1].partition(" in ")[0]
+
+
 def test_programs_that_xla_optimises_pass_the_tests_of_training(record_property):
     """`make test` compiles all but the exact ones without most optimisations."""
-    words = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *TRAINING]
-    plain = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
-    done = subprocess.run(words, cwd=ROOT, env=os.environ | plain, capture_output=True, text=True)
-    last = done.stdout.splitlines()[-1]
-    assert done.returncode == 0, done.stdout[-4000:]
-    record_property("size", last.partition(" in ")[0])
+    record_property("size", run_tests(*TRAINING))
+
+
+def test_sizes_and_combinations_that_make_test_leaves_out(record_property):
+    """Tests and cases marked `trust`; of each guarantee `make test` has another case."""
+    folders = (path for path in (ROOT / "tests").iterdir() if path.is_dir())
+    others = sorted({f"tests/{path.name}" for path in folders} - set(TRAINING))
+    record_property("size", run_tests("-m", "trust", *others))
