@@ -15,6 +15,11 @@ from pathlib import Path
 
 import pytest
 
+# Threads of one product of matrices wait for each other without sleeping: beside other processes a
+# product of 400 × 400 took six times the CPU seconds of one thread. `make trust` has as many as a
+# user has.
+for name in ("OMP", "OPENBLAS"):
+    os.environ.setdefault(f"{name}_NUM_THREADS", "1")
 # Thousands of small writes, each synced: no test is about the disk below these folders. A container
 # may have a few megabytes of such memory only.
 ROOMY = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**30
@@ -26,6 +31,7 @@ MOST = 8000  # programs; the whole suite has some 1,500
 WAITING = (
     "tests/hostile/test_deploy.py",
     "tests/flower/test_federation.py",
+    "tests/flower/test_sum_view.py",
     "tests/flower/test_transport.py",
 )
 # Whose tests look at charts; elsewhere matplotlib paints none, which costs half a second a page.
@@ -37,7 +43,6 @@ DRAWN = (
     "tests/studies/paper",
     "trust",
 )
-KNOWN = set[str]()  # programs that this worker's folder had after its last test
 
 
 def find_kept() -> Path:
@@ -65,6 +70,29 @@ def link_programs(names: Iterable[str], source: Path, target: Path) -> None:
             os.link(source / name, target / name)
 
 
+class Linker:
+    """Gives the programs that a process compiles to the other workers."""
+
+    def __init__(self, folder: Path, known: set[str]) -> None:
+        self.folder, self.known, self.changed = folder, known, 0
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Link the programs of the test that has ended into the other workers' folders.
+
+        To list thousands of programs takes longer than most tests; the folder's time says whether
+        there is a new one.
+        """
+        changed = self.folder.stat().st_mtime_ns
+        if changed == self.changed:
+            return
+        self.changed = changed
+        new = list_programs(self.folder) - self.known
+        self.known |= new
+        for other in self.folder.parent.iterdir() if new else ():
+            if other != self.folder:
+                link_programs(new, self.folder, other)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Give this worker a folder for what XLA compiles; most of the suite's time was compiling.
 
@@ -85,8 +113,10 @@ def pytest_configure(config: pytest.Config) -> None:
     shared = Path(os.environ[COMPILED]) / SHARED
     folder = shared.with_name(str(os.getpid()))
     folder.mkdir()
-    KNOWN.update(list_programs(shared))
-    link_programs(KNOWN, shared, folder)
+    link_programs(known := list_programs(shared), shared, folder)
+    # The process that hands tests to workers is told of every end, too, and compiles nothing.
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(Linker(folder, known))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     # Else the folder's path is a part of every program's name, and no other worker finds it.
@@ -105,16 +135,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Let the processes that tests start read only: one that is killed would leave half a file."""
     os.environ[WRITE_ABOVE] = "1e9"
-
-
-def pytest_runtest_logfinish() -> None:
-    """Link the programs of the test that has ended into the other workers' folders."""
-    own = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    new = list_programs(own) - KNOWN
-    KNOWN.update(new)
-    for folder in own.parent.iterdir() if new else ():
-        if folder != own:
-            link_programs(new, own, folder)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

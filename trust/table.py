@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -56,6 +57,8 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, add_help=True)
     options.add_argument("--out", type=Path, default=Path("trust.json"))
     known, others = options.parse_known_args()
+    for name in ("OMP", "OPENBLAS"):  # as many as users have; the quick tests have one
+        os.environ.setdefault(f"{name}_NUM_THREADS", str(os.cpu_count()))
     table, began = Table(), time.monotonic()
     print(_line({"test": "test", "size": "size", "result": "result", "minutes": "minutes"}))
     files = [other for other in others if not other.startswith("-") and Path(other).exists()]
