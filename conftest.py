@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import os
 import platform
@@ -117,6 +118,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # The process that hands tests to workers is told of every end, too, and compiles nothing.
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Linker(folder, known))
+        gc.disable()  # until all is imported: what is imported stays, and looking at it takes time
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     # Else the folder's path is a part of every program's name, and no other worker finds it.
@@ -135,6 +137,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Let the processes that tests start read only: one that is killed would leave half a file."""
     os.environ[WRITE_ABOVE] = "1e9"
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

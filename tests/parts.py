@@ -21,7 +21,7 @@ TWO, THREE = [*PYTEST, "-n", "2"], [*PYTEST, "-n", "3"]
 # What the tests of training compute is small: most of their time was XLA's optimising. `make trust`
 # repeats them as users compile, and here those do whose programs must agree bit for bit.
 PLAIN = ["env", "JAX_DISABLE_MOST_OPTIMIZATIONS=1", "XLA_FLAGS=--xla_cpu_use_fusion_emitters=false"]
-TRAINING = ["tests/models", "tests/schedules", "tests/simulation"]
+TRAINING = ["tests/models", "tests/runs", "tests/schedules", "tests/simulation"]
 OTHERS = [f"--ignore={folder}" for folder in TRAINING]
 WHERE_EXACT = ["tests/simulation/test_accelerator.py", "tests/models/test_clipping.py"]
 EXACT = [f"{BIN}/python", "-m", "pytest", "-q", "-m", "exact", *WHERE_EXACT]

@@ -27,7 +27,7 @@ def tell_without_times(found) -> dict:
 
 
 def test_a_rehearsal_stopped_after_one_run_goes_on_to_the_same_plan(tmp_path, record_property):
-    """`make test` resumes after 20 and 40 runs of a journal that it did not have to run."""
+    """`make test` resumes after 40 runs of a journal that it did not have to run."""
     columns = {"age": [0, 99], "sex": ["f", "m"], "job": ["a", "b", "c"], "rich": ["no", "yes"]}
     table = {"path": "people.csv", "label": "rich", "columns": columns, "clients": 5, "samples": 60}
     plan = Plan(data=table, model={"name": "softmax"}, privacy={"epsilon": 4, "delta": 1e-3})

@@ -119,7 +119,7 @@ def test_train_predict_report_and_calibrate_need_no_call_of_posix(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
     )
     codes = [line for line in done.stdout.splitlines() if line.startswith("code ")]
     assert codes == ["code 0"] * 4 + ["code 2"] * 3, done.stderr

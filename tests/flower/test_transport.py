@@ -195,10 +195,11 @@ def test_strangers_are_refused(running, tmp_path):
     assert local.list_online(running.link) == online
 
 
+@pytest.mark.trust
 def test_no_process_is_left_when_parent_and_keeper_are_killed(tmp_path):
     """In the middle of a round, without TLS: the server waits, a device is held.
 
-    A parent killed alone leaves the keeper to tidy up: tests/flower/test_processes.py.
+    Each killed alone, with smaller processes below it: tests/flower/test_processes.py.
     """
     code = """
         import sys, time

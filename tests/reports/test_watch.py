@@ -308,7 +308,7 @@ def served(tmp_path_factory):
 
 
 def ask(port: int, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     found = answer.status, answer.read().decode(), {k.lower(): v for k, v in answer.getheaders()}
@@ -351,7 +351,7 @@ def test_pages_load_only_what_lies_beside_them(served):
 
 def test_events_bring_the_regions_first_and_then_what_changed(served):
     port, token = served
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
     connection.request("GET", f"/{token}/events/budget?epsilon=3")
     answer = connection.getresponse()
     assert answer.getheader("content-type").startswith("text/event-stream")
@@ -372,11 +372,11 @@ def test_ctrl_c_ends_it_quietly(tmp_path):
     ) as server:  # fmt: skip
         try:
             port, token = re.findall(r"[\w-]+", server.stdout.readline())[-2:]
-            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=300)
+            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=900)
             connection.request("GET", f"/{token}/events/")  # a browser that follows the runs
             connection.getresponse().readline()
             server.send_signal(signal.SIGINT)
-            assert (server.wait(300), server.stderr.read()) == (0, "")
+            assert (server.wait(900), server.stderr.read()) == (0, "")
             connection.close()
         finally:
             server.kill()

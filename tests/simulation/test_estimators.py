@@ -36,8 +36,10 @@ def test_without_scikit_learn_the_error_says_what_to_install():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "estimator",
-    [PrivateFederatedClassifier(rounds=3), PrivateFederatedRegressor(rounds=3)],
-    ids=["classifier", "regressor"],
+    [
+        pytest.param(PrivateFederatedClassifier(rounds=3), id="classifier"),
+        pytest.param(PrivateFederatedRegressor(rounds=3), id="regressor", marks=pytest.mark.trust),
+    ],
 )
 def test_scikit_learns_own_checks(estimator):
     known = {"check_methods_subset_invariance": "scores are sums of float32"}

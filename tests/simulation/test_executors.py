@@ -211,7 +211,7 @@ def test_a_sweep_on_ray_survives_a_killed_worker_and_ctrl_c(tmp_path):
         return sorted(json.dumps(run | {"made": ""}) for run in runs)
 
     process = start()
-    until(lambda: has_runs(1), 300)
+    until(lambda: has_runs(1), 900)
     children = list_children(process.pid)
     loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     listening = list_listeners(children)
@@ -220,16 +220,16 @@ def test_a_sweep_on_ray_survives_a_killed_worker_and_ctrl_c(tmp_path):
     busy = [pid for pid, name in children.items() if name == "ray::_call"]
     assert busy, children
     os.kill(busy[0], signal.SIGKILL)
-    until(lambda: has_runs(6), 300)
+    until(lambda: has_runs(6), 900)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=900)
     assert process.returncode == 130, errors
-    until(lambda: not any(lives(pid) for pid in children), 60)
+    until(lambda: not any(lives(pid) for pid in children), 900)
     before = read_journal()
     assert 6 <= len(before) < 24
 
     process = start()
-    answer, errors = process.communicate(timeout=600)
+    answer, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors
     spread, alone, place = json.loads(answer.splitlines()[-1])
     assert spread == alone

@@ -709,7 +709,7 @@ LINE = Plan(
 @pytest.mark.parametrize(
     ("change", "least"),
     [
-        ({"privacy.epsilon": 1000}, 0.99),
+        pytest.param({"privacy.epsilon": 1000}, 0.99, marks=pytest.mark.trust),
         ({}, 0.98),
         ({"model.loss": "huber"}, 0.97),
         ({"model.name": "mlp", "local.learning_rate": 0.2}, 0.9),

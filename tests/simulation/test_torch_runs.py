@@ -63,9 +63,9 @@ def twin(module):
         {},
         {"local.steps": 2, "rounds.per_round": 2},
         {"server.signal": "clients", "server.loss_bound": 4.0, "rounds.schedule": "discounted"},
-        {"server.signal": "raw", "server.momentum": 0.5},
+        pytest.param({"server.signal": "raw", "server.momentum": 0.5}, marks=pytest.mark.trust),
         {"model.class_weights": (1.0, 0.5, 0.25), "server.choose": "best"},
-        {"metric": "balanced_accuracy"},
+        pytest.param({"metric": "balanced_accuracy"}, marks=pytest.mark.trust),
     ],
     ids=lambda changes: ", ".join(changes) or "plain",
 )

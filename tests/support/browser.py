@@ -195,7 +195,7 @@ class Tab:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def wait_for(self, script: str, seconds: float = 300) -> Any:
+    def wait_for(self, script: str, seconds: float = 900) -> Any:
         """Return the first value of the expression that is true."""
         until = time.monotonic() + seconds
         while not (value := self.evaluate(script)):

@@ -96,7 +96,7 @@ def test_an_old_state_is_refused_on_an_overlay(disk):
     script = f'{mount} || exit 77; exec "$0" -c "$1" "$2"'
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script, sys.executable, code, str(TESTS)],
-        cwd=disk, capture_output=True, text=True, timeout=600,
+        cwd=disk, capture_output=True, text=True, timeout=900,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     if done.returncode == 77 or "unshare" in done.stderr:
@@ -416,7 +416,7 @@ def test_of_many_creations_at_once_one_succeeds(tmp_path, state):
         )
         for number in range(4)
     ]  # fmt: skip
-    said = [maker.communicate(timeout=300)[1] for maker in makers]
+    said = [maker.communicate(timeout=900)[1] for maker in makers]
     assert sorted(maker.returncode for maker in makers) == [0, 1, 1, 1]
     assert sum("have a ledger on this machine already" in text for text in said) == 3
 

@@ -375,6 +375,7 @@ def test_the_page_on_the_paper_shows_the_committed_results():
     assert claims.insert_table(page, outcomes.format_markdown(found)) == page
 
 
+@pytest.mark.trust
 @pytest.mark.slow
 def test_every_figure_runs_quickly(tmp_path, monkeypatch):
     """`reproduce all --quick`: every figure's path, on the real data, with one seed of its two."""

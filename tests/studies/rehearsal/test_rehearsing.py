@@ -188,7 +188,7 @@ def test_the_plans_own_rows_are_no_public_rows(word, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [20, 40])
+@pytest.mark.parametrize("stop", [pytest.param(20, marks=pytest.mark.trust), 40])
 def test_resume_goes_on_to_the_very_same_plan(stop, tmp_path, finished, rehearsed):
     """It is stopped after one run; the others up to `stop` are those of the finished rehearsal."""
 
