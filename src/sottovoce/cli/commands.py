@@ -23,25 +23,29 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 import typer.core
+from typer import Argument, Option
 
 from sottovoce._version import __version__
 from sottovoce.cli.deploy import node_app, server_app
 from sottovoce.cli.ledger import AsJson, SecondLedger, ledger_app
 from sottovoce.errors import InputError, SottovoceError
 
+PlanFile = Annotated[
+    Path | None, Argument(help="A plan (TOML). Without one: the embedded default.")
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
+    Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
 ]
 RunFolder = Annotated[
-    Path | None, typer.Option(help="A new or empty folder for the run (default: runs/…).")
+    Path | None, Option(help="A new or empty folder for the run (default: runs/…).")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that stopped in --out.")]
-RecordAsJson = Annotated[bool, typer.Option("--json", help="The record on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+Resume = Annotated[bool, Option("--resume", help="Continue the run that stopped in --out.")]
+RecordAsJson = Annotated[bool, Option("--json", help="The record on stdout.")]
+Quiet = Annotated[bool, Option("--quiet", help="No progress, only the result.")]
 Log = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--log",
         help="Send numbers of rounds and result to mlflow, tensorboard or wandb; may be repeated.",
         metavar="TOOL",
@@ -49,52 +53,48 @@ Log = Annotated[
 ]
 On = Annotated[
     str | None,
-    typer.Option(help="Where runs are computed: ray, or ray:ADDRESS (default: this process)."),
+    Option(help="Where runs are computed: ray, or ray:ADDRESS (default: this process)."),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A smaller version that takes less time.")]
+Quick = Annotated[bool, Option("--quick", help="A smaller version that takes less time.")]
 
 MOST_PROGRAMS = 4000  # compiled ones that are kept; a run on the digits has 17
 
 
 def rehearse(
-    plan: Annotated[
-        Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")
-    ] = None,
+    plan: PlanFile = None,
     settings: Settings = None,
     public: Annotated[
-        str | None,
-        typer.Option(help="Public rows: a dataset's name, a table, an .npz with x and y."),
+        str | None, Option(help="Public rows: a dataset's name, a table, an .npz with x and y.")
     ] = None,
     keep: Annotated[
-        list[str] | None,
-        typer.Option(help="A key or section that stays as it is; may be repeated."),
+        list[str] | None, Option(help="A key or section that stays as it is; may be repeated.")
     ] = None,
     runs: Annotated[
         int | None,
-        typer.Option(help="Private federations at most (default: 120, or what --minutes allows)."),
+        Option(help="Private federations at most (default: 120, or what --minutes allows)."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="About how long it may take; at least five runs are made.")
+        float | None, Option(help="About how long it may take; at least five runs are made.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Number of clients, if only the private table has it.")
+        int | None, Option(help="Number of clients, if only the private table has it.")
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="Rows of each client, if only the private table has it (with data.client: all "
             "rows of the client, validation and test rows included; else its training rows)."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another stand-in and other noise.")] = 0,
+    seed: Annotated[int, Option(help="Another stand-in and other noise.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="A new or empty folder (default: runs/rehearsal-…).")
+        Path | None, Option(help="A new or empty folder (default: runs/rehearsal-…).")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the rehearsal that was stopped in --out.")
+        bool, Option("--resume", help="Continue the rehearsal that was stopped in --out.")
     ] = False,
     on: On = None,
-    as_json: Annotated[bool, typer.Option("--json", help="rehearsal.json on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="rehearsal.json on stdout.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Choose rounds, step, clipping, schedule, model and features before any private row is read.
@@ -259,10 +259,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -270,33 +267,28 @@ def _top(
 
 @app.command()
 def calibrate(
-    epsilon: Annotated[float | None, typer.Option(help="Budget ε of a client.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Budget δ of a client.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds T.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients U.")] = None,
+    epsilon: Annotated[float | None, Option(help="Budget ε of a client.")] = None,
+    delta: Annotated[float | None, Option(help="Budget δ of a client.")] = None,
+    rounds: Annotated[int | None, Option(help="Number of rounds T.")] = None,
+    clients: Annotated[int | None, Option(help="Number of clients U.")] = None,
     per_round: Annotated[
-        int | None, typer.Option(help="Number of clients in a round, K (default: all of them).")
+        int | None, Option(help="Number of clients in a round, K (default: all of them).")
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Samples n of a client.")] = None,
-    clip: Annotated[
-        float | None, typer.Option(help="Clipping norm C of per-sample gradients.")
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Step size η.")] = None,
+    samples: Annotated[int | None, Option(help="Samples n of a client.")] = None,
+    clip: Annotated[float | None, Option(help="Clipping norm C of per-sample gradients.")] = None,
+    learning_rate: Annotated[float | None, Option(help="Step size η.")] = None,
     unit: Annotated[
-        str | None,
-        typer.Option(help="What is protected: record | person | client.", metavar="UNIT"),
+        str | None, Option(help="What is protected: record | person | client.", metavar="UNIT")
     ] = None,
-    calibration: Annotated[
-        str | None, typer.Option(help="exact | zcdp | paper.", metavar="NAME")
-    ] = None,
+    calibration: Annotated[str | None, Option(help="exact | zcdp | paper.", metavar="NAME")] = None,
     parameters: Annotated[
-        int | None, typer.Option(help="Parameters of the model, for advice on the noise.")
+        int | None, Option(help="Parameters of the model, for advice on the noise.")
     ] = None,
     colluding: Annotated[
-        int | None, typer.Option(help="Other clients that side with whoever sees the models.")
+        int | None, Option(help="Other clients that side with whoever sees the models.")
     ] = None,
     expect: Annotated[
-        bool, typer.Option("--expect", help="What federations of several sizes have reached.")
+        bool, Option("--expect", help="What federations of several sizes have reached.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -328,7 +320,7 @@ def calibrate(
 @app.command()
 def check(
     plan: Annotated[
-        Path | None, typer.Argument(help="A plan (TOML) that names your table or arrays.")
+        Path | None, Argument(help="A plan (TOML) that names your table or arrays.")
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -361,13 +353,11 @@ def check(
 
 @app.command()
 def train(
-    plan: Annotated[
-        Path | None, typer.Argument(help="A plan (TOML). Without one: the embedded default.")
-    ] = None,
+    plan: PlanFile = None,
     settings: Settings = None,
     out: RunFolder = None,
     seed: Annotated[
-        int | None, typer.Option(help="Make the simulation repeatable (default: from the OS).")
+        int | None, Option(help="Make the simulation repeatable (default: from the OS).")
     ] = None,
     resume: Resume = False,
     log: Log = None,
@@ -397,26 +387,25 @@ def train(
 @app.command()
 def federate(
     plan: Annotated[
-        Path | None,
-        typer.Argument(help="A plan (TOML). Without one: 3 clients, 8 rounds of the digits."),
+        Path | None, Argument(help="A plan (TOML). Without one: 3 clients, 8 rounds of the digits.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="How many clients (the same as --set data.clients=N).")
+        int | None, Option(help="How many clients (the same as --set data.clients=N).")
     ] = None,
     settings: Settings = None,
     out: RunFolder = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds a round waits for answers (default: 600).")
+        float | None, Option(help="Seconds a round waits for answers (default: 600).")
     ] = None,
     minimum: Annotated[
-        int | None, typer.Option(help="Uploads that a round needs to count (default: 1).")
+        int | None, Option(help="Uploads that a round needs to count (default: 1).")
     ] = None,
     resume: Resume = False,
     keep_uploads: Annotated[
-        bool, typer.Option("--keep-uploads", help="Keep every upload that counted.")
+        bool, Option("--keep-uploads", help="Keep every upload that counted.")
     ] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, no authentication: a demonstration.")
+        bool, Option("--insecure", help="No TLS, no authentication: a demonstration.")
     ] = False,
     second_ledger: SecondLedger = False,
     log: Log = None,
@@ -445,10 +434,9 @@ def federate(
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("plan.toml"),
+    path: Annotated[Path, Argument(help="The file to write.")] = Path("plan.toml"),
     table: Annotated[
-        Path | None,
-        typer.Option("--from", help="Draft it from the header of this table (CSV, Parquet)."),
+        Path | None, Option("--from", help="Draft it from the header of this table (CSV, Parquet).")
     ] = None,
 ) -> None:
     """Write a plan with every key explained; it runs as it is.
@@ -486,20 +474,19 @@ def init(
 @app.command()
 def describe(
     files: Annotated[
-        list[Path],
-        typer.Argument(help="A node file, a plan, or description.json of several clients."),
+        list[Path], Argument(help="A node file, a plan, or description.json of several clients.")
     ],
     settings: Settings = None,
     share: Annotated[
         float,
-        typer.Option(
+        Option(
             help="The share of the ledger's budget (of μ², which adds up) that it may take; "
             "of ε = 8, a tenth is ε ≈ 2.1."
         ),
     ] = 0.1,
-    bins: Annotated[int, typer.Option(help="The bins of each histogram.")] = 10,
+    bins: Annotated[int, Option(help="The bins of each histogram.")] = 10,
     out: Annotated[
-        Path | None, typer.Option(help="A new folder: description.json and description.html.")
+        Path | None, Option(help="A new folder: description.json and description.html.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -547,13 +534,13 @@ def describe(
 
 @app.command()
 def features(
-    file: Annotated[Path, typer.Argument(help="Samples: .npy, or .npz with x (and y).")],
+    file: Annotated[Path, Argument(help="Samples: .npy, or .npz with x (and y).")],
     network: Annotated[
-        str, typer.Option(help="efficientnet-lite0 | wordllama | onnx:FILE | torch:FILE.py:NAME")
+        str, Option(help="efficientnet-lite0 | wordllama | onnx:FILE | torch:FILE.py:NAME")
     ],
-    out: Annotated[Path, typer.Option(help="The file to write: .npz with x (and y).")],
+    out: Annotated[Path, Option(help="The file to write: .npz with x (and y).")],
     project: Annotated[
-        int | None, typer.Option(help="Dimensions of a fixed random projection (default: none).")
+        int | None, Option(help="Dimensions of a fixed random projection (default: none).")
     ] = None,
 ) -> None:
     """Compute the features of a public, frozen network, one sample at a time.
@@ -573,16 +560,16 @@ def features(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, Argument(help="The folder of a run.")],
     file: Annotated[
-        Path, typer.Argument(help="Samples: .npy, .npz (array x) or .csv; a table: .csv, .parquet.")
+        Path, Argument(help="Samples: .npy, .npz (array x) or .csv; a table: .csv, .parquet.")
     ],
     proba: Annotated[
-        bool, typer.Option("--proba", help="Print the probability of every class, too, as CSV.")
+        bool, Option("--proba", help="Print the probability of every class, too, as CSV.")
     ] = False,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Of two classes say the rarer where its probability is at least this."),
+        Option(help="Of two classes say the rarer where its probability is at least this."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -628,13 +615,11 @@ def predict(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, Argument(help="The folder of a run.")],
     to: Annotated[
-        str, typer.Option("--to", help="onnx | safetensors | torch | sklearn", metavar="FORMAT")
+        str, Option("--to", help="onnx | safetensors | torch | sklearn", metavar="FORMAT")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write (default: RUN/model.…).")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The file to write (default: RUN/model.…).")] = None,
 ) -> None:
     """Write the model of a run for another tool, and print the file's path.
 
@@ -654,9 +639,7 @@ def export(
 
 @app.command()
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder of a run, or of figures.", metavar="DIR")
-    ],
+    folder: Annotated[Path, Argument(help="The folder of a run, or of figures.", metavar="DIR")],
 ) -> None:
     """Draw the page of a run, or of the figures in a folder, again; nothing is trained.
 
@@ -678,9 +661,9 @@ def report(
 @app.command()
 def watch(
     folder: Annotated[
-        Path, typer.Argument(help="The folder that runs are in, or one run.", metavar="RUNS")
+        Path, Argument(help="The folder that runs are in, or one run.", metavar="RUNS")
     ] = Path("runs"),
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1 (default: a free one).")] = 0,
+    port: Annotated[int, Option(help="The port on 127.0.0.1 (default: a free one).")] = 0,
 ) -> None:
     """Serve a page that follows the runs of a folder while they go on; Ctrl-C ends it.
 
@@ -701,18 +684,17 @@ def watch(
 @app.command()
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Figures, or all. Without one: a list of them.")
+        list[str] | None, Argument(help="Figures, or all. Without one: a list of them.")
     ] = None,
     quick: Quick = False,
     out: Annotated[
-        Path,
-        typer.Option(help="The folder of the results; those it already has are not run again."),
+        Path, Option(help="The folder of the results; those it already has are not run again.")
     ] = Path("results"),
     claims: Annotated[
-        bool, typer.Option("--claims", help="Only print the table of claims of --out.")
+        bool, Option("--claims", help="Only print the table of claims of --out.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Of horizon: these panels, repeatable.")
+        list[str] | None, Option("--only", help="Of horizon: these panels, repeatable.")
     ] = None,
     on: On = None,
     quiet: Quiet = False,
@@ -757,15 +739,14 @@ def reproduce(
 def audit(
     what: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             help="A plan (TOML) or the folder of a run. Without one: the embedded default.",
             metavar="[PLAN | RUN]",
         ),
     ] = None,
     quick: Quick = False,
     out: Annotated[
-        Path | None,
-        typer.Option(help="A new or empty folder (default: runs/audit-… or RUN/audit)."),
+        Path | None, Option(help="A new or empty folder (default: runs/audit-… or RUN/audit).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -794,7 +775,7 @@ app.add_typer(data_app, name="data")
 
 @data_app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="mnist | cifar10 | acs | adult", metavar="NAME")],
+    name: Annotated[str, Argument(help="mnist | cifar10 | acs | adult", metavar="NAME")],
 ) -> None:
     """Download a dataset into the cache (unless SOTTOVOCE_DATA has it), and print its folder.
 
@@ -817,7 +798,7 @@ app.command()(rehearse)
 def schema(
     name: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="plan | record | calibrate | certificate | description | audit | rehearsal",
             metavar="NAME",
         ),

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from typer import Argument, Option
+
+from sottovoce.cli.ledger import AsJson
 
 if TYPE_CHECKING:
     from sottovoce.flower.deploy import Status
@@ -25,19 +28,18 @@ node_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Folder = Annotated[Path | None, typer.Option(help="Where keys and configuration go.")]
-State = Annotated[Path | None, typer.Option(help="Where the services keep their state.")]
-Units = Annotated[Path | None, typer.Option(help="Where systemd finds units.")]
-User = Annotated[str | None, typer.Option(help="The user of the services, made if missing.")]
+Folder = Annotated[Path | None, Option(help="Where keys and configuration go.")]
+State = Annotated[Path | None, Option(help="Where the services keep their state.")]
+Units = Annotated[Path | None, Option(help="Where systemd finds units.")]
+User = Annotated[str | None, Option(help="The user of the services, made if missing.")]
 Authority = Annotated[
-    Path | None, typer.Option(help="Where ca.crt and the encrypted ca.key are, or are made.")
+    Path | None, Option(help="Where ca.crt and the encrypted ca.key are, or are made.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 AsMetrics = Annotated[
-    bool, typer.Option("--prometheus", help="Numbers for Prometheus's textfile collector.")
+    bool, Option("--prometheus", help="Numbers for Prometheus's textfile collector.")
 ]
 PassphraseFile = Annotated[
-    Path | None, typer.Option(help="A file with the passphrase of ca.key (else it is asked for).")
+    Path | None, Option(help="A file with the passphrase of ca.key (else it is asked for).")
 ]
 
 
@@ -45,7 +47,7 @@ PassphraseFile = Annotated[
 def init_server(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Host names and addresses to which clients connect (else asked for).",
             metavar="NAME…",
         ),
@@ -53,19 +55,17 @@ def init_server(
     folder: Folder = None,
     state: State = None,
     runs: Annotated[
-        Path | None, typer.Option(help="The folder of plans and runs; nothing else is read.")
+        Path | None, Option(help="The folder of plans and runs; nothing else is read.")
     ] = None,
     units: Units = None,
     authority: Authority = None,
     user: User = None,
-    port: Annotated[int | None, typer.Option(help="The port to which clients connect.")] = None,
-    link_port: Annotated[
-        int | None, typer.Option(help="The SuperLink's own port, on loopback.")
-    ] = None,
+    port: Annotated[int | None, Option(help="The port to which clients connect.")] = None,
+    link_port: Annotated[int | None, Option(help="The SuperLink's own port, on loopback.")] = None,
     parameters: Annotated[
-        int | None, typer.Option(help="Parameters of the largest model: bounds every answer.")
+        int | None, Option(help="Parameters of the largest model: bounds every answer.")
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Most clients: bounds the memory.")] = None,
+    clients: Annotated[int | None, Option(help="Most clients: bounds the memory.")] = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Make the keys, the proxy's configuration and the services of a server.
@@ -106,7 +106,7 @@ def renew_server(
 @server_app.command("status")
 def show_server_status(
     folder: Folder = None,
-    runs: Annotated[Path | None, typer.Option(help="The folder of plans and runs.")] = None,
+    runs: Annotated[Path | None, Option(help="The folder of plans and runs.")] = None,
     as_json: AsJson = False,
     prometheus: AsMetrics = False,
 ) -> None:
@@ -126,30 +126,28 @@ def show_server_status(
 def init_node(
     name: Annotated[
         str | None,
-        typer.Argument(help="The client's name, as the server sees it (else all is asked for)."),
+        Argument(help="The client's name, as the server sees it (else all is asked for)."),
     ] = None,
-    server: Annotated[str | None, typer.Option(help="The server's HOST:PORT.")] = None,
-    ca: Annotated[
-        Path | None, typer.Option(help="The server's ca.crt, as its operator sent it.")
-    ] = None,
+    server: Annotated[str | None, Option(help="The server's HOST:PORT.")] = None,
+    ca: Annotated[Path | None, Option(help="The server's ca.crt, as its operator sent it.")] = None,
     rows: Annotated[
         Path | None,
-        typer.Option(help="The rows (.npz, .csv, .parquet): they are copied, and the vault made."),
+        Option(help="The rows (.npz, .csv, .parquet): they are copied, and the vault made."),
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="With --rows: how many labels.")] = None,
+    classes: Annotated[int | None, Option(help="With --rows: how many labels.")] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="With --rows: the federation's plan, for a table's columns.")
+        Path | None, Option(help="With --rows: the federation's plan, for a table's columns.")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="With --rows: the budget ε.")] = None,
-    delta: Annotated[float | None, typer.Option(help="With --rows: the budget δ.")] = None,
+    epsilon: Annotated[float | None, Option(help="With --rows: the budget ε.")] = None,
+    delta: Annotated[float | None, Option(help="With --rows: the budget δ.")] = None,
     folder: Folder = None,
     data: Annotated[
-        Path | None, typer.Option(help="The folder of rows, node file and vault (/srv/NAME).")
+        Path | None, Option(help="The folder of rows, node file and vault (/srv/NAME).")
     ] = None,
     state: State = None,
     units: Units = None,
     user: User = None,
-    port: Annotated[int | None, typer.Option(help="The SuperNode's own port, on loopback.")] = None,
+    port: Annotated[int | None, Option(help="The SuperNode's own port, on loopback.")] = None,
 ) -> None:
     """Make the key, the node file, the vault and the services of a client.
 
@@ -187,10 +185,10 @@ def init_node(
 
 @node_app.command("status")
 def show_node_status(
-    node: Annotated[Path, typer.Argument(help="The client's node file.", metavar="NODE.toml")],
+    node: Annotated[Path, Argument(help="The client's node file.", metavar="NODE.toml")],
     folder: Folder = None,
     state: Annotated[
-        Path | None, typer.Option(help="The worker's SOTTOVOCE_STATE (/var/lib/USER/state).")
+        Path | None, Option(help="The worker's SOTTOVOCE_STATE (/var/lib/USER/state).")
     ] = None,
     as_json: AsJson = False,
     prometheus: AsMetrics = False,

@@ -9,20 +9,21 @@ from typing import Annotated, Any
 
 import click
 import typer
+from typer import Argument, Option
 
 ledger_app = typer.Typer(
     help="A client's vault: its privacy budget and everything that was released under it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-VaultFile = Annotated[Path, typer.Argument(help="The vault.", metavar="VAULT")]
+AsJson = Annotated[bool, Option("--json", help="One JSON object on stdout.")]
+VaultFile = Annotated[Path, Argument(help="The vault.", metavar="VAULT")]
 NodeFile = Annotated[
-    Path | None, typer.Option(help="The client's node file, which names vault and data.")
+    Path | None, Option(help="The client's node file, which names vault and data.")
 ]
 SecondLedger = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--second-ledger",
         help="Declare, on record: these rows had a ledger before, and the budgets add up.",
     ),
@@ -32,57 +33,51 @@ SecondLedger = Annotated[
 @ledger_app.command()
 def create(
     vault: Annotated[
-        Path | None, typer.Argument(help="The vault to make.", metavar="VAULT", show_default=False)
+        Path | None, Argument(help="The vault to make.", metavar="VAULT", show_default=False)
     ] = None,
     node: NodeFile = None,
     data: Annotated[
-        Path | None, typer.Option(help="The client's rows: .npz (arrays x, y), or any other file.")
+        Path | None, Option(help="The client's rows: .npz (arrays x, y), or any other file.")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Budget ε for all runs together.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Budget δ for all runs together.")] = None,
+    epsilon: Annotated[float | None, Option(help="Budget ε for all runs together.")] = None,
+    delta: Annotated[float | None, Option(help="Budget δ for all runs together.")] = None,
     clip: Annotated[
-        float | None, typer.Option(help="Largest clipping norm C that a server may ask for.")
+        float | None, Option(help="Largest clipping norm C that a server may ask for.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Number of rows n, if the file does not say it.")
+        int | None, Option(help="Number of rows n, if the file does not say it.")
     ] = None,
     unit: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="What is protected: record (default) | person (in a node file) | client.",
             metavar="UNIT",
         ),
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="exact (default) | zcdp.", metavar="NAME")
+        str | None, Option(help="exact (default) | zcdp.", metavar="NAME")
     ] = None,
     floor: Annotated[
         float | None,
-        typer.Option(
-            help="Smallest σ/Δ of a turn (default: one takes at most a quarter of the budget)."
-        ),
+        Option(help="Smallest σ/Δ of a turn (default: one takes at most a quarter of the budget)."),
     ] = None,
-    max_rounds: Annotated[
-        int | None, typer.Option(help="Most rounds of one run (default 1000).")
-    ] = None,
-    max_steps: Annotated[
-        int | None, typer.Option(help="Most steps of one turn (default 16).")
-    ] = None,
+    max_rounds: Annotated[int | None, Option(help="Most rounds of one run (default 1000).")] = None,
+    max_steps: Annotated[int | None, Option(help="Most steps of one turn (default 16).")] = None,
     run_share: Annotated[
-        float | None, typer.Option(help="Part of the budget one run may take (default 0.25).")
+        float | None, Option(help="Part of the budget one run may take (default 0.25).")
     ] = None,
     disclose: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--disclose/--no-disclose",
             help="Whether servers learn ε, δ and what is spent (they can compute it from σ).",
         ),
     ] = None,
     user: Annotated[
-        str | None, typer.Option(help="As root: make it as this user, who runs the worker.")
+        str | None, Option(help="As root: make it as this user, who runs the worker.")
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(help="The worker's SOTTOVOCE_STATE: the second witness's folder.")
+        Path | None, Option(help="The worker's SOTTOVOCE_STATE: the second witness's folder.")
     ] = None,
     second_ledger: SecondLedger = False,
     as_json: AsJson = False,
@@ -116,7 +111,7 @@ def create(
 def show(
     vault: VaultFile,
     everything: Annotated[
-        bool, typer.Option("--all", help="All releases, not only the last 20.")
+        bool, Option("--all", help="All releases, not only the last 20.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -153,7 +148,7 @@ def verify(vault: VaultFile, as_json: AsJson = False) -> None:
 @ledger_app.command()
 def export(
     vault: VaultFile,
-    out: Annotated[Path, typer.Option(help="A new or empty folder.")],
+    out: Annotated[Path, Option(help="A new or empty folder.")],
     as_json: AsJson = False,
 ) -> None:
     """Write a certificate of what was promised and released: JSON, and a page to print.
@@ -187,7 +182,7 @@ def resume(vault: VaultFile, as_json: AsJson = False) -> None:
 @ledger_app.command()
 def backup(
     vault: VaultFile,
-    out: Annotated[Path, typer.Option(help="A new file.")],
+    out: Annotated[Path, Option(help="A new file.")],
     as_json: AsJson = False,
 ) -> None:
     """Write a backup: a copy that cannot be used until it is restored. No witness goes with it.
@@ -206,36 +201,35 @@ def backup(
 @ledger_app.command()
 def rebind(
     vault: Annotated[
-        Path | None, typer.Argument(help="The vault.", metavar="VAULT", show_default=False)
+        Path | None, Argument(help="The vault.", metavar="VAULT", show_default=False)
     ] = None,
     data: Annotated[
-        Path | None, typer.Argument(help="The changed rows.", metavar="DATA", show_default=False)
+        Path | None, Argument(help="The changed rows.", metavar="DATA", show_default=False)
     ] = None,
     node: NodeFile = None,
     overlap: Annotated[
         str | None,
-        typer.Option(help="Which old records are in DATA: all | some | none.", metavar="WHICH"),
+        Option(help="Which old records are in DATA: all | some | none.", metavar="WHICH"),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Number of rows of DATA, if the file does not say it.")
+        int | None, Option(help="Number of rows of DATA, if the file does not say it.")
     ] = None,
     moved: Annotated[
-        bool,
-        typer.Option("--moved", help="The file was moved, or this machine's witness was lost."),
+        bool, Option("--moved", help="The file was moved, or this machine's witness was lost.")
     ] = False,
     restored: Annotated[
-        bool, typer.Option("--restored", help="This is a backup, or it may be an older state.")
+        bool, Option("--restored", help="This is a backup, or it may be an older state.")
     ] = False,
     receipt: Annotated[
         list[str] | None,
-        typer.Option(help="A newer receipt (JSON or a file); may be repeated.", metavar="RECEIPT"),
+        Option(help="A newer receipt (JSON or a file); may be repeated.", metavar="RECEIPT"),
     ] = None,
     burn_rest: Annotated[
-        bool, typer.Option("--burn-rest", help="Without proof: burn all that is left.")
+        bool, Option("--burn-rest", help="Without proof: burn all that is left.")
     ] = False,
     nothing_since: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--nothing-since", help="Declare, on record: nothing was released after this state."
         ),
     ] = False,
