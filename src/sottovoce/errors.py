@@ -48,6 +48,11 @@ class InputError(SottovoceError, ValueError):
 class PlanError(InputError):
     """A key or a value of a plan."""
 
+    @classmethod
+    def no_effect(cls, key: str, where: str, remedy: str = "remove it") -> Self:
+        """Make the error of a key that changes nothing beside the other ones."""
+        return cls(f"{key} has no effect {where}; {remedy}")
+
 
 class NoSensitivity(InputError):
     """A training recipe for which no sensitivity bound is known."""

@@ -246,11 +246,10 @@ def read_budgets(path: str | Path) -> tuple[tuple[float, ...], tuple[float, ...]
             if not row:
                 continue
             try:
-                client, epsilon, delta = int(row[0]), float(row[1]), float(row[2])
-            except (ValueError, IndexError):
+                name, *numbers = row
+                client, (epsilon, delta) = int(name), map(float, numbers)
+            except ValueError:
                 raise PlanError(f"{line} must be three numbers: id, epsilon, delta") from None
-            if len(row) != 3:
-                raise PlanError(f"{line} must be three numbers: id, epsilon, delta")
             if client in found:
                 raise PlanError(f"{line} repeats client {client}; each id stands there once")
             try:
@@ -284,11 +283,8 @@ def write_toml(values: Mapping[str, Any]) -> str:
     for section, keys in values.items():
         if isinstance(keys, Mapping):
             flat = {key: v for key, v in keys.items() if not isinstance(v, Mapping)}
-            lines += [
-                "",
-                f"[{section}]",
-                *(f"{key} = {format_value(v)}" for key, v in flat.items()),
-            ]
+            lines += ["", f"[{section}]"]
+            lines += [f"{key} = {format_value(v)}" for key, v in flat.items()]
             for key in (key for key in keys if key not in flat):
                 lines += ["", f"[{section}.{key}]"]
                 lines += [
@@ -342,6 +338,11 @@ WholeOrZero: TypeAlias = Annotated[
 Number: TypeAlias = Annotated[float, Field(strict=True), AllowInfNan(False)]
 
 
+def optional(description: str, example: Any = None) -> Any:
+    """Return the field of a key that may be absent, with an example where it has no default."""
+    return Field(None, description=description, examples=None if example is None else [example])
+
+
 @dataclass(frozen=True)
 class When:
     """The condition of a key that applies only if `switch` has this value, and its default."""
@@ -392,11 +393,14 @@ class Section(BaseModel):
             if chosen == when.value:
                 if values.get(key) is None:
                     values[key] = when.default
-            elif values.get(key) is not None and isinstance(chosen, str):
-                raise PlanError(
-                    f"{format_name(cls.title(), key)} has no effect with {switch} = "
-                    f"{format_name(chosen)}; remove it or choose {when.value}"
+            elif values.get(key) is not None and isinstance(chosen, str | None):
+                where = (
+                    f"without {switch}"
+                    if chosen is None
+                    else f"with {switch} = {format_name(chosen)}"
                 )
+                remedy = f"remove it or choose {when.value}"
+                raise PlanError.no_effect(format_name(cls.title(), key), where, remedy)
         return values
 
     def _check_with(self, check: Callable[[], object]) -> None:

@@ -25,7 +25,16 @@ from pydantic import (
 from sottovoce.errors import PlanError
 from sottovoce.models.base import WIDEST
 from sottovoce.models.person import MOST_ROWS_PER_PERSON, ROWS_PER_PERSON
-from sottovoce.plan.base import MOST, Number, Section, When, Whole, WholeOrZero, format_name
+from sottovoce.plan.base import (
+    MOST,
+    Number,
+    Section,
+    When,
+    Whole,
+    WholeOrZero,
+    format_name,
+    optional,
+)
 
 Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
 
@@ -199,99 +208,70 @@ class Data(Section):
     """Which data, and who holds what."""
 
     name: DatasetName | None = Field(
-        default="digits", description="the dataset (arrays: given from Python)"
+        "digits", description="the dataset (arrays: given from Python)"
     )
-    path: str | None = Field(
-        default=None,
-        description="your own table (CSV, Parquet, .npz) instead of name, relative to the plan",
-        examples=["people.csv"],
+    path: str | None = optional(
+        "your own table (CSV, Parquet, .npz) instead of name, relative to the plan", "people.csv"
     )
-    label: str | None = Field(
-        default=None,
-        description="the column (of an .npz the array, y) that is to be predicted",
-        examples=["income"],
+    label: str | None = optional(
+        "the column (of an .npz the array, y) that is to be predicted", "income"
     )
-    client: str | None = Field(
-        default=None,
-        description="the column that names the client of each row (clients then follows from it)",
-        examples=["hospital"],
+    client: str | None = optional(
+        "the column that names the client of each row (clients then follows from it)", "hospital"
     )
-    person: str | None = Field(
-        default=None,
-        description="the column of person ids: a person is never both trained on and tested on",
-        examples=["patient_id"],
+    person: str | None = optional(
+        "the column of person ids: a person is never both trained on and tested on", "patient_id"
     )
-    rows_per_person: Annotated[Whole, Field(le=MOST_ROWS_PER_PERSON)] | None = Field(
-        default=None,
-        description="the most rows of a person that are trained on, public (unit = person; else 8)",
-        examples=[ROWS_PER_PERSON],
+    rows_per_person: Annotated[Whole, Field(le=MOST_ROWS_PER_PERSON)] | None = optional(
+        "the most rows of a person that are trained on, public (unit = person; else 8)",
+        ROWS_PER_PERSON,
     )
-    text: str | None = Field(
-        default=None,
-        description="the column of free texts, of which model.features makes numbers",
-        examples=["note"],
+    text: str | None = optional(
+        "the column of free texts, of which model.features makes numbers", "note"
     )
-    columns: PublicColumns | None = Field(
-        default=None,
-        description="the columns used, with what is public: [low, high] or a list of categories",
-        examples=[{"age": [0, 120], "sex": ["f", "m"], "income": ["low", "high"]}],
+    columns: PublicColumns | None = optional(
+        "the columns used, with what is public: [low, high] or a list of categories",
+        {"age": [0, 120], "sex": ["f", "m"], "income": ["low", "high"]},
     )
-    infer: bool | None = Field(
-        default=None,
-        strict=True,
-        description="whether what columns lacks is taken from the data, which is not covered",
-        examples=[False],
+    infer: Annotated[bool, Field(strict=True)] | None = optional(
+        "whether what columns lacks is taken from the data, which is not covered", False
     )
-    missing: Literal["middle", "flag"] | None = Field(
-        default=None,
-        description="a missing number: the middle of its bounds, or 0 and an input that says so",
-        examples=["flag"],
+    missing: Literal["middle", "flag"] | None = optional(
+        "a missing number: the middle of its bounds, or 0 and an input that says so", "flag"
     )
-    clients: Whole | None = Field(default=10, description="how many clients share the data (U)")
-    samples: Whole | tuple[Whole, ...] | None = Field(
-        default=None,
-        description="the rows of each client, or a list of them (absent: all rows, shared equally)",
-        examples=[143],
+    clients: Whole | None = Field(10, description="how many clients share the data (U)")
+    samples: Whole | tuple[Whole, ...] | None = optional(
+        "the rows of each client, or a list of them (absent: all rows, shared equally)", 143
     )
     split: SplitKind = Field(
-        default="iid",
+        "iid",
         description="who holds what: alike, by class, in listed sizes, by α, in order, by column",
     )
-    labels_per_client: Annotated[Whole | None, When("split", "labels", 2)] = Field(
-        default=None, description="how many classes a client holds with split = labels"
+    labels_per_client: Annotated[Whole | None, When("split", "labels", 2)] = optional(
+        "how many classes a client holds with split = labels"
     )
     alpha: Annotated[
         Annotated[Number, Field(ge=1e-3, le=MOST)] | None, When("split", "dirichlet", 0.5)
-    ] = Field(
-        default=None, description="how even the classes are with split = dirichlet, small is uneven"
-    )
+    ] = optional("how even the classes are with split = dirichlet, small is uneven")
     validation: WholeOrZero | Fraction | str = Field(
-        default=DATASETS["digits"].validation,
+        DATASETS["digits"].validation,
         description="rows to validate on (0: the test rows; a table: also a fraction, a file)",
     )
     test: WholeOrZero | Fraction | str = Field(
-        default=DATASETS["digits"].test,
+        DATASETS["digits"].test,
         description="rows to test on (0: the dataset's own; a table: also a fraction, a file)",
     )
-    evaluation: Literal["public"] | None = Field(
-        default=None,
-        description="your declaration that the clients' own validation and test rows are public",
-        examples=["public"],
+    evaluation: Literal["public"] | None = optional(
+        "your declaration that the clients' own validation and test rows are public", "public"
     )
-    target: Annotated[tuple[Number, ...], Field(min_length=2, max_length=2)] | None = Field(
-        default=None,
-        description="the public range [low, high] of a label that is a number, with model.loss",
-        examples=[[0.0, 100.0]],
+    target: Annotated[tuple[Number, ...], Field(min_length=2, max_length=2)] | None = optional(
+        "the public range [low, high] of a label that is a number, with model.loss", [0.0, 100.0]
     )
-    prevalence: tuple[Annotated[Number, Field(ge=1e-6, le=1)], ...] | None = Field(
-        default=None,
-        description="the public share of each class, for model.class_weights = balanced",
-        examples=[[0.95, 0.05]],
+    prevalence: tuple[Annotated[Number, Field(ge=1e-6, le=1)], ...] | None = optional(
+        "the public share of each class, for model.class_weights = balanced", [0.95, 0.05]
     )
-    public: Whole | None = Field(
-        default=None,
-        description="the first rows, which no client holds; validation is drawn from them",
-        examples=[20000],
+    public: Whole | None = optional(
+        "the first rows, which no client holds; validation is drawn from them", 20000
     )
 
     @model_validator(mode="before")
@@ -388,11 +368,7 @@ class Data(Section):
         return self.path is not None and self.path.lower().endswith(ARRAY_FILES)
 
     def table(self) -> dict[str, Any]:
-        """Return the arguments of `data.tables.Source`.
-
-        >>> Data(path="a.csv", label="y", infer=True).table()["path"]
-        'a.csv'
-        """
+        """Return the arguments of `data.tables.Source`."""
         return {
             "path": self.path,
             "label": self.label,
@@ -536,9 +512,8 @@ class Data(Section):
 def _complete_dataset(values: dict[str, Any]) -> dict[str, Any]:
     for key in TABLE_KEYS:
         if values.get(key) is not None:
-            raise PlanError(
-                f"data.{key} has no effect without data.path; name your table there, or remove it"
-            )
+            remedy = "name your table there, or remove it"
+            raise PlanError.no_effect(f"data.{key}", "without data.path", remedy)
     name = values.get("name")
     if not isinstance(name, str) or name not in DATASETS:
         return values
@@ -548,11 +523,10 @@ def _complete_dataset(values: dict[str, Any]) -> dict[str, Any]:
 
 def _complete_table(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("public") is not None:
-        raise PlanError(
-            "data.public has no effect beside data.path; keep public rows in a file of their own"
-        )
+        remedy = "keep public rows in a file of their own"
+        raise PlanError.no_effect("data.public", "beside data.path", remedy)
     if "name" in values:
-        raise PlanError("data.name has no effect beside data.path; remove one of the two")
+        raise PlanError.no_effect("data.name", "beside data.path", "remove one of the two")
     values = {"validation": 0.1, "test": 0.1} | values | {"name": None}
     if str(values["path"]).lower().endswith(".npz"):
         values["label"] = values.get("label") or "y"
@@ -564,9 +538,8 @@ def _complete_table(values: dict[str, Any]) -> dict[str, Any]:
             raise PlanError.of("data.client", None, "a column with data.split = column", remedy)
         return values
     if values.get("samples") is not None:
-        raise PlanError(
-            "data.samples has no effect beside data.client; a client holds the rows that name it"
-        )
+        remedy = "a client holds the rows that name it"
+        raise PlanError.no_effect("data.samples", "beside data.client", remedy)
     split = values.setdefault("split", "column")
     if split != "column" and isinstance(split, str):
         remedy = "or remove data.client"

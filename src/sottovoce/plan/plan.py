@@ -31,6 +31,7 @@ from sottovoce.plan.base import (
     describe_schema,
     format_name,
     format_value,
+    optional,
     parse_setting,
     parse_toml,
     read_text,
@@ -71,23 +72,19 @@ class Plan(Section):
         default=1, alias="schema", description="the version of this format"
     )
     noise: Literal["simulated", "secure"] = Field(
-        default="simulated",
+        "simulated",
         description="where noise comes from (simulated: a forecast; secure: a real release)",
     )
-    metric: Metric | None = Field(
-        default=None,
-        description="what heads the result and steers it (absent: a rule, and the loss steers)",
-        examples=["auroc"],
+    metric: Metric | None = optional(
+        "what heads the result and steers it (absent: a rule, and the loss steers)", "auroc"
     )
-    rehearsed: Annotated[str, Field(max_length=2000)] | None = Field(
-        default=None,
-        description="how settings were chosen; sottovoce rehearse writes it, the card shows it",
-        examples=["local.clip by sottovoce rehearse on rows.npz"],
+    rehearsed: Annotated[str, Field(max_length=2000)] | None = optional(
+        "how settings were chosen; sottovoce rehearse writes it, the card shows it",
+        "local.clip by sottovoce rehearse on rows.npz",
     )
-    parts: tuple[Annotated[str, Field(max_length=200)], ...] | None = Field(
-        default=None,
-        description="parts given from Python, which a plan cannot hold; simulate writes it",
-        examples=[["schedule: study.Patience"]],
+    parts: tuple[Annotated[str, Field(max_length=200)], ...] | None = optional(
+        "parts given from Python, which a plan cannot hold; simulate writes it",
+        ["schedule: study.Patience"],
     )
     data: Data = Field(default_factory=lambda: Data())
     model: Model = Field(default_factory=lambda: Model())
@@ -136,9 +133,7 @@ class Plan(Section):
                 "name it, or protect records or clients"
             )
         if self.local.unit != "person" and self.data.rows_per_person is not None:
-            raise PlanError(
-                "data.rows_per_person has no effect without local.unit = person; remove it"
-            )
+            raise PlanError.no_effect("data.rows_per_person", "without local.unit = person")
         fitting = CLASS_METRICS if self.model.loss is None else REGRESSION_METRICS
         if self.metric is not None and self.metric not in fitting:
             kind = "classes" if self.model.loss is None else "a number (model.loss)"
@@ -263,18 +258,15 @@ class Plan(Section):
         classes = None if self.data.path is None else self.data.classes
         is_balanced = weights == "balanced"
         if weights is not None and self.local.unit == "person":
-            raise PlanError(
-                "model.class_weights has no effect with local.unit = person, where a sample may "
-                "have rows of several classes; remove it"
-            )
+            where = "with local.unit = person, where a sample may have rows of several classes"
+            raise PlanError.no_effect("model.class_weights", where)
         if is_balanced and shares is None:
             bound = "the share of each class with model.class_weights = balanced"
             remedy = "give those that are published, as [0.95, 0.05]; clients' rows are not counted"
             raise PlanError.of("data.prevalence", None, bound, remedy)
         if shares is not None and not is_balanced:
-            raise PlanError(
-                "data.prevalence has no effect without model.class_weights = balanced; remove it"
-            )
+            where = "without model.class_weights = balanced"
+            raise PlanError.no_effect("data.prevalence", where)
         if shares is not None and abs(sum(shares) - 1) > 0.01:
             remedy = "give the published share of each class"
             raise PlanError.of("data.prevalence", list(shares), "shares that add up to 1", remedy)
@@ -303,10 +295,9 @@ class Plan(Section):
         loss, name = self.model.loss, self.model.name
         if loss is None:
             if self.data.target is not None:
-                raise PlanError(
-                    "data.target has no effect without model.loss = squared or huber; "
-                    "remove it, or say how the number is predicted"
-                )
+                where = "without model.loss = squared or huber"
+                remedy = "remove it, or say how the number is predicted"
+                raise PlanError.no_effect("data.target", where, remedy)
             return
         is_named = name != CUSTOM
         if is_named == (loss == "own"):
@@ -339,9 +330,6 @@ class Plan(Section):
         """The number that is predicted, with its loss and public range; None: classes are.
 
         The range of a table's label may also stand in `data.columns`.
-
-        >>> Plan(model={"loss": "squared"}, data={"target": [0, 120]}).regression
-        Regression(loss='squared', low=0.0, high=120.0)
         """
         if self.model.loss is None:
             return None
@@ -379,9 +367,6 @@ class Plan(Section):
         `data.path`, a file as `data.validation` or `data.test`, `model.own`, a file of
         `model.features`, and `privacy.clients` are relative to the plan's folder in a file, to the
         current one in an override.
-
-        >>> Plan.load(None, ["rounds.schedule=fixed", "rounds.rounds=60"]).schedule()
-        FixedRounds(rounds=60)
         """
         if path is None:
             return cls.from_toml(_read_default(), overrides)
@@ -398,14 +383,7 @@ class Plan(Section):
         folder: str | Path = "",
         source: str = "the plan",
     ) -> Self:
-        """Load the plan of a TOML text; the paths in it are relative to `folder`.
-
-        >>> Plan.from_toml("[privacy]\\nepsilon = -1")
-        Traceback (most recent call last):
-            ...
-        sottovoce.errors.PlanError: privacy.epsilon must be a finite number ≥ 1e-06, got -1.0; \
-choose how much may be learnt about one unit, 1 is strong and 8 is usual
-        """
+        """Load the plan of a TOML text; the paths in it are relative to `folder`."""
         values = parse_toml(text, source)
         changes = dict(parse_setting(override) for override in overrides)
         data, privacy = values.get("data"), values.get("privacy")
@@ -430,11 +408,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
 
     @classmethod
     def read(cls, given: Any, overrides: Sequence[str] = ()) -> Self:
-        """Return a plan: itself, or that of a TOML file, or of a dictionary; None is all defaults.
-
-        >>> Plan.read({"privacy": {"epsilon": 4}}, ["data.clients=5"]).budgets()[0].tolist()
-        [4.0, 4.0, 4.0, 4.0, 4.0]
-        """
+        """Return a plan: itself, that of a TOML file or of a dictionary; None is all defaults."""
         if isinstance(given, str | Path):
             return cls.load(given, overrides)
         if given is None or isinstance(given, Mapping):
@@ -457,21 +431,13 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         return type(self)(**_apply_changes(self._dump(), changes))
 
     def to_toml(self) -> str:
-        """Write the plan as TOML; loading it gives this plan again.
-
-        >>> plan = Plan.load(None, ["privacy.epsilon=4"])
-        >>> Plan.from_toml(plan.to_toml()) == plan
-        True
-        """
+        """Write the plan as TOML; loading it gives this plan again."""
         return write_toml(self._dump())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data with K filled in, as in a run record.
 
         Keys without effect are left out; `data.samples` is absent when it means "all there are".
-
-        >>> Plan().to_dict()["rounds"]["per_round"]
-        10
         """
         values = self._dump()
         if self.data.clients is not None:
@@ -509,10 +475,6 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         With few rounds that would be long steps: a round moves the model by at most ηC for each of
         its steps, and its scores by that times the norm of a row, which is about 4. Scores that
         jump by more than `LARGEST_MOVE` times that swing, and nothing is learnt.
-
-        >>> plan = Plan(data={"path": "a.csv", "label": "y", "infer": True, "clients": 5})
-        >>> [round(plan.choose_learning_rate([n] * 5, 1.0).local.rate, 2) for n in (400, 2000)]
-        [4.47, 8.0]
         """
         if self.local.learning_rate != "auto":
             return self
@@ -541,11 +503,7 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         return self.data.evaluates_on_clients and not self.data.evaluation
 
     def budgets(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return ε and δ of each client.
-
-        >>> Plan(data={"clients": 2}, privacy={"epsilon": [1, 8]}).budgets()
-        (array([1., 8.]), array([1.e-05, 1.e-05]))
-        """
+        """Return ε and δ of each client."""
         epsilon, delta = (
             np.full(self.clients, values, dtype=np.float64)
             for values in (self.privacy.epsilon, self.privacy.delta)
@@ -553,20 +511,13 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
         return epsilon, delta
 
     def schedule(self) -> Schedule:
-        """Build the schedule, which decides the rounds.
-
-        >>> Plan().schedule()
-        DiscountedRounds(rounds=120, beta=0.8, zeta=0.0, window=3)
-        """
+        """Build the schedule, which decides the rounds."""
         return self.rounds.build()
 
     def recipe(self, median: float = 1.0) -> Recipe:
         """Return the recipe of a client, from which the sensitivity follows.
 
         `median` is the clipping norm C where the plan says "median" instead of a number.
-
-        >>> float(Plan().recipe().sensitivity(143).round(6))
-        0.027972
         """
         return replace(self.local.recipe(median), class_weights=self.class_weights)
 
@@ -587,22 +538,14 @@ choose how much may be learnt about one unit, 1 is strong and 8 is usual
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
-        """Return the JSON Schema of a plan, which is schemas/plan.json.
-
-        >>> sorted(Plan.json_schema()["properties"])[:3]
-        ['data', 'local', 'metric']
-        """
+        """Return the JSON Schema of a plan, which is schemas/plan.json."""
         dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
         about = {"title": "sottovoce plan", "description": "Everything that will run."}
         return dialect | cls.model_json_schema() | about
 
     @classmethod
     def template(cls) -> str:
-        """Return the embedded plan with every key explained, as `sottovoce init` writes it.
-
-        >>> Plan.from_toml(Plan.template()) == Plan.load()
-        True
-        """
+        """Return the embedded plan with every key explained, as `sottovoce init` writes it."""
         values = cls.load()._dump()
         lines = [
             "# A plan for sottovoce train. A key that is absent has its default.",

@@ -26,6 +26,7 @@ from sottovoce.plan.base import (
     Whole,
     WholeOrZero,
     join_names,
+    optional,
     read_budgets,
 )
 from sottovoce.plan.data import Data
@@ -55,6 +56,7 @@ ModelName: TypeAlias = Annotated[
     AfterValidator(_require_model),
     Field(strict=True, json_schema_extra=lambda schema: schema.update(enum=[*MODELS, CUSTOM])),
 ]
+Scale: TypeAlias = Annotated[Number, Field(ge=1e-6, le=1e6)]
 FeatureName: TypeAlias = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
 ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying", "forecast"]
 
@@ -63,79 +65,54 @@ class Model(Section):
     """What is trained."""
 
     name: ModelName = Field(
-        default="mlp", description="the model (custom: your own, named by `own` or from Python)"
+        "mlp", description="the model (custom: your own, named by `own` or from Python)"
     )
-    hidden: Annotated[Whole | None, When("name", "mlp", 32)] = Field(
-        default=None, description="the hidden units of the mlp"
+    hidden: Annotated[Whole | None, When("name", "mlp", 32)] = optional(
+        "the hidden units of the mlp"
     )
-    channels: Annotated[Whole | None, When("name", "cnn", 8)] = Field(
-        default=None, description="the channels of the cnn's convolution"
+    channels: Annotated[Whole | None, When("name", "cnn", 8)] = optional(
+        "the channels of the cnn's convolution"
     )
     kappa: Annotated[Annotated[Number, Field(ge=0, le=MOST)] | None, When("name", "svm", 0.01)] = (
-        Field(default=None, description="the weight κ of the svm's penalty κ/2‖w‖²")
+        optional("the weight κ of the svm's penalty κ/2‖w‖²")
     )
-    norm: Annotated[
-        Annotated[Number, Field(ge=1e-6, le=1e6)] | None, When("name", LEAST_SQUARES, None)
-    ] = Field(
-        default=None,
-        description="a public bound on the norm of a row, which least squares need (features: 4)",
-        examples=[4.0],
+    norm: Annotated[Scale | None, When("name", LEAST_SQUARES, None)] = optional(
+        "a public bound on the norm of a row, which least squares need (features: 4)", 4.0
     )
-    own: Annotated[str | None, When("name", "custom", None)] = Field(
-        default=None,
-        description="where your own model is: file.py:name or package.module:name",
-        examples=["net.py:model"],
+    own: Annotated[str | None, When("name", "custom", None)] = optional(
+        "where your own model is: file.py:name or package.module:name", "net.py:model"
     )
-    loss: Literal["squared", "huber", "own"] | None = Field(
-        default=None,
-        description="the loss where the label is a number (own: that of a custom model)",
-        examples=["squared"],
+    loss: Literal["squared", "huber", "own"] | None = optional(
+        "the loss where the label is a number (own: that of a custom model)", "squared"
     )
-    class_weights: (
-        Literal["balanced"] | tuple[Annotated[Number, Field(ge=1e-6, le=1e6)], ...] | None
-    ) = Field(
-        default=None,
-        description="how much each class counts after clipping (balanced: by data.prevalence)",
-        examples=[[1.0, 20.0]],
+    class_weights: Literal["balanced"] | tuple[Scale, ...] | None = optional(
+        "how much each class counts after clipping (balanced: by data.prevalence)", [1.0, 20.0]
     )
-    features: FeatureName | None = Field(
-        default=None,
-        description="free features: hog, efficientnet-lite0, wordllama (texts), onnx:FILE, "
-        "torch:FILE.py:NAME",
-        examples=["hog"],
+    features: FeatureName | None = optional(
+        "free features: hog, efficientnet-lite0, wordllama (texts), onnx:FILE, torch:FILE.py:NAME",
+        "hog",
     )
-    project: Few | None = Field(
-        default=None,
-        description="the dimensions of a fixed random projection of a network's features",
-        examples=[400],
+    project: Few | None = optional(
+        "the dimensions of a fixed random projection of a network's features", 400
     )
-    project_seed: Annotated[int, Field(ge=0, lt=2**30)] | None = Field(
-        default=None, description="another projection, with model.project", examples=[1]
+    project_seed: Annotated[int, Field(ge=0, lt=2**30)] | None = optional(
+        "another projection, with model.project", 1
     )
-    features_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
-        default=None,
-        description="the SHA-256 of the network (filled in when the run starts)",
-        examples=["0" * 64],
+    features_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = optional(
+        "the SHA-256 of the network (filled in when the run starts)", "0" * 64
     )
-    cell: Annotated[Whole | None, When("features", "hog", 4)] = Field(
-        default=None, description="the side of a cell in pixels, with model.features"
+    cell: Annotated[Whole | None, When("features", "hog", 4)] = optional(
+        "the side of a cell in pixels, with model.features"
     )
-    upright: Annotated[bool | None, When("features", "hog", False)] = Field(
-        default=None, description="whether a picture is first made upright by its own moments"
+    upright: Annotated[bool | None, When("features", "hog", False)] = optional(
+        "whether a picture is first made upright by its own moments"
     )
-    colours: Annotated[bool | None, When("features", "hog", None)] = Field(
-        default=None,
-        description="whether the mean colours of the cells are features, too",
-        examples=[True],
+    colours: Annotated[bool | None, When("features", "hog", None)] = optional(
+        "whether the mean colours of the cells are features, too", True
     )
 
     @model_validator(mode="after")
     def _check_features(self) -> Self:
-        for key in ("cell", "upright", "colours"):
-            if self.features is None and getattr(self, key) is not None:
-                raise PlanError(
-                    f"model.{key} has no effect without model.features; remove it or add features"
-                )
         if self.name == LEAST_SQUARES and self.features is None and self.norm is None:
             raise PlanError(
                 "model.norm must be a public bound on the norm of a row with model.name = "
@@ -147,14 +124,11 @@ class Model(Section):
             raise PlanError.of("model.features", self.features, network.NAMES, remedy)
         for key in ("project", "project_seed", "features_sha256"):
             if not self.has_network and getattr(self, key) is not None:
-                raise PlanError(
-                    f"model.{key} has no effect without a network in model.features; remove it"
-                )
+                raise PlanError.no_effect(f"model.{key}", "without a network in model.features")
         if self.features is not None and self.takes_pictures:
-            raise PlanError(
-                f"model.features must be absent for the {self.name}, got {self.features!r:.60}; it "
-                "takes pictures; a softmax layer takes features"
-            )
+            bound = f"absent for the {self.name}"
+            remedy = "it takes pictures; a softmax layer takes features"
+            raise PlanError.of("model.features", self.features, bound, remedy)
         return self
 
     @property
@@ -184,19 +158,19 @@ class Local(Section):
     """What a client does with a model before it uploads it."""
 
     learning_rate: Number | Literal["auto"] = Field(
-        default=2.0,
+        2.0,
         description="the length η of a step, above 0 (auto, of your own table: by a public rule)",
     )
     clip: Number | Literal["median"] = Field(
-        default=1.0,
+        1.0,
         description="the norm C a record's gradient is cut to (median: of raw norms, not covered)",
     )
     unit: Unit = Field(
-        default="record",
+        "record",
         description="what is protected: a record, a person's rows at a client, or a client's data",
     )
     steps: Few = Field(
-        default=1, description="the gradient steps of a round, each with noise and each charged (E)"
+        1, description="the gradient steps of a round, each with noise and each charged (E)"
     )
 
     @model_validator(mode="after")
@@ -219,37 +193,28 @@ class Privacy(Section):
     """What each client is promised."""
 
     epsilon: Annotated[Number, Field(le=1e6)] | tuple[Annotated[Number, Field(le=1e6)], ...] = (
-        Field(
-            default=8.0,
-            description="the budget ε of every client, or a list (1 is strong, 8 is usual)",
-        )
+        Field(8.0, description="the budget ε of every client, or a list (1 is strong, 8 is usual)")
     )
     delta: Number | tuple[Number, ...] = Field(
-        default=1e-5,
+        1e-5,
         description="δ, the most that is added to a probability, well below 1 / samples, or a list",
     )
-    clients: str | None = Field(
-        default=None,
-        description="a CSV file with id, epsilon and delta of each client instead of the two above",
-        examples=["budgets.csv"],
+    clients: str | None = optional(
+        "a CSV file with id, epsilon and delta of each client instead of the two above",
+        "budgets.csv",
     )
     calibration: Calibration = Field(
-        default="exact",
+        "exact",
         description="how noise follows from the budget (paper: too little noise, for comparison)",
     )
     view: View = Field(
-        default="upload",
-        description="what the server learns of a round: every upload, or only their sum",
+        "upload", description="what the server learns of a round: every upload, or only their sum"
     )
-    honest: Annotated[Whole | None, When("view", "sum", None)] = Field(
-        default=None,
-        description="how many clients of a round, itself included, a client counts on (h)",
-        examples=[8],
+    honest: Annotated[Whole | None, When("view", "sum", None)] = optional(
+        "how many clients of a round, itself included, a client counts on (h)", 8
     )
-    corrupt: WholeOrZero | None = Field(
-        default=None,
-        description="how many other clients may side with whoever sees sums or models (c)",
-        examples=[2],
+    corrupt: WholeOrZero | None = optional(
+        "how many other clients may side with whoever sees sums or models (c)", 2
     )
 
     @model_validator(mode="before")
@@ -261,9 +226,8 @@ class Privacy(Section):
             return values
         for key in ("epsilon", "delta"):
             if values.get(key) is not None:
-                raise PlanError(
-                    f"privacy.{key} has no effect beside privacy.clients; remove one of the two"
-                )
+                where, remedy = "beside privacy.clients", "remove one of the two"
+                raise PlanError.no_effect(f"privacy.{key}", where, remedy)
         epsilon, delta = read_budgets(path)
         return {**values, "clients": None, "epsilon": epsilon, "delta": delta}
 
@@ -338,97 +302,66 @@ class Server(Section):
     """What the server makes of the uploads."""
 
     weights: Literal["samples", "precision"] = Field(
-        default="samples",
+        "samples",
         description="what an upload is weighed by: rows, or (for unequal budgets) precision",
     )
-    divergence: Annotated[Number, Field(ge=0, le=1e12)] | None = Field(
-        default=None,
-        description="how much clients' gradients differ, Γ², for precision (absent: 0 iid, or C²)",
-        examples=[0.0],
+    divergence: Annotated[Number, Field(ge=0, le=1e12)] | None = optional(
+        "how much clients' gradients differ, Γ², for precision (absent: 0 iid, or C²)", 0.0
     )
-    aggregation: Aggregation | None = Field(
-        default=None,
-        description="how uploads are combined (absent: mean; others resist hostile ones; free)",
-        examples=["trimmed"],
+    aggregation: Aggregation | None = optional(
+        "how uploads are combined (absent: mean; others resist hostile ones; free)", "trimmed"
     )
     trim: Annotated[
         Annotated[Number, Field(ge=0.01, le=0.49)] | None, When("aggregation", "trimmed", 0.2)
-    ] = Field(
-        default=None, description="the weight left out at either end with aggregation = trimmed"
-    )
+    ] = optional("the weight left out at either end with aggregation = trimmed")
     signal: Literal["public", "clients", "raw"] = Field(
-        default="public",
+        "public",
         description="whose loss decides: that of the validation set, of clients (noised), or raw",
     )
-    loss_bound: Annotated[
-        Annotated[Number, Field(ge=1e-6, le=1e6)] | None, When("signal", "clients", 5.0)
-    ] = Field(default=None, description="what a client's losses are cut to with signal = clients")
+    loss_bound: Annotated[Scale | None, When("signal", "clients", 5.0)] = optional(
+        "what a client's losses are cut to with signal = clients"
+    )
 
-    momentum: Number | None = Field(
-        default=None,
-        description="how much of its last step the server keeps, above 0 and below 1 (free)",
-        examples=[0.5],
+    momentum: Number | None = optional(
+        "how much of its last step the server keeps, above 0 and below 1 (free)", 0.5
     )
-    decay: optimizer.DecayKind | None = Field(
-        default=None,
-        description="how the server's steps get shorter round by round (free)",
-        examples=["cosine"],
+    decay: optimizer.DecayKind | None = optional(
+        "how the server's steps get shorter round by round (free)", "cosine"
     )
-    average: Literal["exponential", "tail"] | None = Field(
-        default=None,
-        description="the average of iterates to return, running or of the last rounds (free)",
-        examples=["tail"],
+    average: Literal["exponential", "tail"] | None = optional(
+        "the average of iterates to return, running or of the last rounds (free)", "tail"
     )
-    keep: Annotated[Number | None, When("average", "exponential", 0.9)] = Field(
-        default=None, description="what fraction a running average keeps of itself, between 0 and 1"
+    keep: Annotated[Number | None, When("average", "exponential", 0.9)] = optional(
+        "what fraction a running average keeps of itself, between 0 and 1"
     )
-    tail: Annotated[Number | None, When("average", "tail", 0.5)] = Field(
-        default=None, description="the fraction of the rounds, the last ones, to average, at most 1"
+    tail: Annotated[Number | None, When("average", "tail", 0.5)] = optional(
+        "the fraction of the rounds, the last ones, to average, at most 1"
     )
-    choose: Literal["last", "best"] | None = Field(
-        default=None,
-        description="which round's model is returned, the best in validation or the last (free)",
-        examples=["best"],
+    choose: Literal["last", "best"] | None = optional(
+        "which round's model is returned, the best in validation or the last (free)", "best"
     )
 
     @model_validator(mode="after")
     def _check_finish(self) -> Self:
-        for key in ("keep", "tail"):
-            if self.average is None and getattr(self, key) is not None:
-                raise PlanError(
-                    f"server.{key} has no effect without server.average; remove it or add average"
-                )
-        if self.aggregation is None and self.trim is not None:
-            raise PlanError(
-                "server.trim has no effect without server.aggregation; remove it or choose trimmed"
-            )
+        if self.divergence is not None and self.weights != "precision":
+            where = "with server.weights = samples"
+            raise PlanError.no_effect("server.divergence", where, "remove it or choose precision")
         self._check_with(self.finish)
         return self
 
     def finish(self) -> optimizer.Finish:
         """Build the server's optimiser, which costs no privacy."""
         average: optimizer.ExponentialAverage | optimizer.TailAverage | None = None
-        if self.average is not None:
-            average = (
-                optimizer.ExponentialAverage(self.keep or 0.0)
-                if self.average == "exponential"
-                else optimizer.TailAverage(self.tail or 0.0)
-            )
+        if self.average == "exponential":
+            average = optimizer.ExponentialAverage(self.keep or 0.0)
+        elif self.average == "tail":
+            average = optimizer.TailAverage(self.tail or 0.0)
         return optimizer.Finish(
             momentum=self.momentum,
             decay=None if self.decay is None else optimizer.Decay(self.decay),
             average=average,
             best=self.choose == "best",
         )
-
-    @model_validator(mode="after")
-    def _check_divergence(self) -> Self:
-        if self.divergence is not None and self.weights != "precision":
-            raise PlanError(
-                "server.divergence has no effect with server.weights = samples; "
-                "remove it or choose precision"
-            )
-        return self
 
 
 for _table in (Data, Model, Local, Privacy, Rounds, Server):
