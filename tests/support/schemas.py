@@ -60,29 +60,43 @@ def _complete(made: dict[str, Any], document: type) -> dict[str, Any]:
     made |= {"additionalProperties": False}
     if "description" in made:
         made["description"] = " ".join(made["description"].split())
-    for key, text in _read_docstrings(document).items():
+    for key, text in _read_descriptions(document).items():
         made["properties"][key]["description"] = " ".join(text.split())
     return made
 
 
-def _read_docstrings(document: type) -> dict[str, str]:
-    """Return the text below each key of a class, and of those it inherits keys from."""
+def _read_descriptions(document: type) -> dict[str, str]:
+    """Return what is said of each key of a class, and of those it inherits keys from.
+
+    It stands below the key as a text, or above or beside it as a comment that begins with `#:`.
+    """
     found: dict[str, str] = {}
     for parent in getattr(document, "__orig_bases__", ()):
         if inspect.isclass(parent):
-            found |= _read_docstrings(parent)
+            found |= _read_descriptions(parent)
     try:
-        (tree,) = ast.parse(inspect.getsource(document)).body
+        source = inspect.getsource(document)
     except OSError:  # made without a class statement, as a key that is no name needs
         return found
+    (tree,), lines = ast.parse(source).body, source.splitlines()
     assert isinstance(tree, ast.ClassDef)
-    for key, below in itertools.pairwise(tree.body):
+    for key, below in itertools.zip_longest(tree.body, tree.body[1:]):
+        match key:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                above = itertools.takewhile(_is_description, reversed(lines[: key.lineno - 1]))
+                beside = lines[key.lineno - 1].partition("  #: ")[2]
+                said = [*reversed([line.strip().removeprefix("#:") for line in above]), beside]
+                found |= {name: " ".join(said)} if any(said) else {}
         match key, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
                 value=ast.Constant(value=str(text))
             ):
                 found[name] = text
     return found
+
+
+def _is_description(line: str) -> bool:
+    return line.strip().startswith("#:")
 
 
 def generate_schemas() -> dict[str, str]:

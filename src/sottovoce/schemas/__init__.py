@@ -1,9 +1,10 @@
 """The keys of the JSON documents that sottovoce writes, with their types and bounds.
 
 The functions that make a document name its class here as what they return, so that mypy holds
-them to its keys. Only the code that validates a document imports this file at run
-time: `sottovoce calibrate` and a device start without pydantic. The JSON Schemas beside it
-are generated: `make schemas` writes them, `tests/project/test_schemas.py` compares.
+them to its keys. The JSON Schemas beside it are generated: `make schemas` writes them,
+`tests/project/test_schemas.py` compares. A comment `#:` above or beside a key is its description.
+Only the code that validates a document imports this file at run time: `sottovoce calibrate` and a
+device start without pydantic.
 """
 
 from __future__ import annotations
@@ -44,41 +45,36 @@ class GuaranteeEntry(TypedDict):
     calibration: Calibration
     not_covered: NotCovered
     text: str
+    #: Where the server learns only sums: how many other clients may side with it. epsilon holds as
+    #: long as the rest follow the protocol.
     corrupt: NotRequired[Count]
-    """Where the server learns only sums: how many other clients may side with it. epsilon holds as
-    long as the rest follow the protocol."""
-    epsilon_alone: NotRequired[NotNegative]
-    """There, what holds at delta whatever anyone does."""
+    epsilon_alone: NotRequired[NotNegative]  #: There, what holds at delta whatever anyone does.
 
 
 class ModelView(TypedDict):
     """What holds against whoever sees the models of all rounds, but no upload."""
 
-    colluding: list[Count]
-    """Numbers of other clients that tell the observer what they know."""
+    colluding: list[Count]  #: Numbers of other clients that tell the observer what they know.
+    #: By these numbers, the largest of any client, at the largest delta; absent: nothing can be
+    #: stated beyond the guarantee.
     epsilon: NotRequired[list[NotNegative]]
-    """By these numbers, the largest of any client, at the largest delta; absent: nothing can be
-    stated beyond the guarantee."""
-    text: str
-    """The sentence, or why there is no figure."""
+    text: str  #: The sentence, or why there is no figure.
 
 
 class TableEntry(TypedDict):
     """How the user's own table was encoded: what predictions need."""
 
     label: str
+    #: The label's categories, in the order of the classes; empty where it is a number.
     classes: list[str]
-    """The label's categories, in the order of the classes; empty where it is a number."""
+    #: Features in the order of the inputs: [low, high], or categories.
     columns: dict[str, list[int | float | str]]
-    """Features in the order of the inputs: [low, high], or categories."""
-    inferred: list[str]
-    """Columns whose bounds or categories were taken from the data."""
+    inferred: list[str]  #: Columns whose bounds or categories were taken from the data.
+    #: Every number has a second input, which is 1 (and the first 0) where the cell is missing.
     missing: NotRequired[Literal["flag"]]
-    """Every number has a second input, which is 1 (and the first 0) where the cell is missing."""
+    #: Numbers are scaled to [-1, 1]; a run without the key has them from 0 to 1.
     scale: NotRequired[Literal["signed"]]
-    """Numbers are scaled to [-1, 1]; a run without the key has them from 0 to 1."""
-    text: NotRequired[str]
-    """The column of free texts, which follow the other features as bytes."""
+    text: NotRequired[str]  #: The column of free texts, which follow the other features as bytes.
 
 
 # sottovoce describe
@@ -89,19 +85,14 @@ class StatisticsEntry(TypedDict):
 
     name: str
     low: NotRequired[float]
-    high: NotRequired[float]
-    """Public bounds."""
-    missing: NotRequired[Share]
-    """The share of missing cells, where the table has a flag for them."""
+    high: NotRequired[float]  #: Public bounds.
+    missing: NotRequired[Share]  #: The share of missing cells, where the table has a flag for them.
     mean: NotRequired[float]
-    mean_error: NotRequired[NotNegative]
-    """The standard deviation of the mean's noise."""
+    mean_error: NotRequired[NotNegative]  #: The standard deviation of the mean's noise.
+    #: The standard deviation of the rows, with noise; absent where the noise hides it.
     deviation: NotRequired[NotNegative]
-    """The standard deviation of the rows, with noise; absent where the noise hides it."""
-    histogram: NotRequired[list[Share]]
-    """The shares of equal bins between the bounds."""
-    shares: NotRequired[dict[str, Share]]
-    """Of each category."""
+    histogram: NotRequired[list[Share]]  #: The shares of equal bins between the bounds.
+    shares: NotRequired[dict[str, Share]]  #: Of each category.
 
 
 class CorrelationEntry(TypedDict):
@@ -110,8 +101,7 @@ class CorrelationEntry(TypedDict):
     first: str
     second: str
     correlation: Annotated[float, Field(ge=-1, le=1)]
-    error: NotNegative
-    """The standard deviation of its noise, about."""
+    error: NotNegative  #: The standard deviation of its noise, about.
 
 
 class ReleasedEntry(TypedDict):
@@ -127,19 +117,16 @@ class DescriptionDocument(TypedDict):
     """Statistics of a table, released by its clients with noise."""
 
     schema: Literal["sottovoce.description/1"]
-    clients: Annotated[dict[str, AtLeastOne], Field(min_length=1)]
-    """The samples of each client."""
+    clients: Annotated[dict[str, AtLeastOne], Field(min_length=1)]  #: The samples of each client.
     samples: AtLeastOne
     unit: Unit
-    epsilon: Positive
-    """Of this release alone."""
+    epsilon: Positive  #: Of this release alone.
     delta: Delta
     not_covered: NotCovered
     text: str
     columns: list[StatisticsEntry]
     label: StatisticsEntry
-    share_error: NotNegative
-    """The standard deviation of the noise in each share."""
+    share_error: NotNegative  #: The standard deviation of the noise in each share.
     correlations: list[CorrelationEntry]
     released: ReleasedEntry
 
@@ -169,10 +156,8 @@ class PaperEntry(TypedDict):
     uploads."""
 
     sigma: Positive
-    true_epsilon: NotNegative
-    """At the δ asked for."""
-    true_delta: Share
-    """At the ε asked for."""
+    true_epsilon: NotNegative  #: At the δ asked for.
+    true_delta: Share  #: At the ε asked for.
 
 
 AttackerEntry = TypedDict(
@@ -184,22 +169,18 @@ class ExpectedCell(TypedDict):
     """What one federation reached."""
 
     data: str
-    rows: AtLeastOne
-    """Of each client."""
+    rows: AtLeastOne  #: Of each client.
     clients: AtLeastOne
-    epsilon: Positive
-    """10,000 stands for no noise."""
+    epsilon: Positive  #: 10,000 stands for no noise.
     accuracy: Share
-    noise: NotNegative
-    """As in the document."""
+    noise: NotNegative  #: As in the document.
 
 
 class ExpectedDocument(TypedDict):
     """What federations of several sizes have reached, as benchmarks/expect.py measured it."""
 
     seeds: AtLeastOne
-    majority: dict[str, Share]
-    """The share of the most frequent class."""
+    majority: dict[str, Share]  #: The share of the most frequent class.
     cells: list[ExpectedCell]
 
 
@@ -208,27 +189,19 @@ class CalibrationDocument(TypedDict):
     the paper's Theorem 1 really guarantees there."""
 
     request: RequestEntry
-    sensitivity: Positive
-    """Δ of one upload."""
-    participations: AtLeastOne
-    """Uploads of one client in the run, ⌈K·T/U⌉."""
-    sigma: Positive
-    """Standard deviation of the noise on one coordinate of one upload."""
-    mu: Positive
-    """μ-GDP of the whole run, √participations·Δ/σ."""
-    mu_release: Positive
-    """μ-GDP of one upload, Δ/σ."""
+    sensitivity: Positive  #: Δ of one upload.
+    participations: AtLeastOne  #: Uploads of one client in the run, ⌈K·T/U⌉.
+    sigma: Positive  #: Standard deviation of the noise on one coordinate of one upload.
+    mu: Positive  #: μ-GDP of the whole run, √participations·Δ/σ.
+    mu_release: Positive  #: μ-GDP of one upload, Δ/σ.
     guarantee: GuaranteeEntry
     model_view: ModelView
     paper: PaperEntry
-    attacker: AttackerEntry
-    """The best any attacker can do against the whole run."""
+    attacker: AttackerEntry  #: The best any attacker can do against the whole run.
+    #: How far the run's noise moves the model, as a share of what clipped gradients can do.
     noise: NotNegative
-    """How far the run's noise moves the model, as a share of what clipped gradients can do."""
-    advice: list[str]
-    """What to reconsider about budget and noise, a sentence each."""
-    expected: NotRequired[ExpectedDocument]
-    """With --expect."""
+    advice: list[str]  #: What to reconsider about budget and noise, a sentence each.
+    expected: NotRequired[ExpectedDocument]  #: With --expect.
 
 
 # sottovoce ledger show --json, and certificate.json
@@ -244,22 +217,21 @@ class PolicyEntry(TypedDict):
     clip: NotNegative
     unit: Unit
     calibration: Literal["exact", "zcdp"]
-    floor: NotNegative
-    """Smallest σ/Δ of one turn: with E steps, each has √E times this."""
+    floor: NotNegative  #: Smallest σ/Δ of one turn: with E steps, each has √E times this.
     max_rounds: AtLeastOne
     disclose: bool
     max_steps: NotRequired[Annotated[int, Field(ge=1, le=1000)]]
+    #: The part of the budget that one run may take.
     run_share: NotRequired[Annotated[float, Field(gt=0, le=1)]]
-    """The part of the budget that one run may take."""
     server_share: NotRequired[Annotated[float, Field(gt=0, le=1)]]
     max_work: NotRequired[AtLeastOne]
     max_bytes: NotRequired[AtLeastOne]
+    #: Clients of a sum whose noise is counted, this one included; 1: it releases no sums.
     honest: NotRequired[AtLeastOne]
-    """Clients of a sum whose noise is counted, this one included; 1: it releases no sums."""
+    #: Clients of its roster that may side with a server that learns only sums.
     corrupt: NotRequired[Count]
-    """Clients of its roster that may side with a server that learns only sums."""
+    #: The cap on what holds there whatever others do; null: what h times the budget is worth.
     epsilon_alone: NotRequired[NotNegative | None]
-    """The cap on what holds there whatever others do; null: what h times the budget is worth."""
 
 
 class VaultGuaranteeEntry(TypedDict):
@@ -274,23 +246,18 @@ class VaultGuaranteeEntry(TypedDict):
     calibration: Literal["exact", "zcdp"]
     not_covered: list[str]
     text: str
+    #: Where it releases sums: how many other clients may side with the server.
     corrupt: NotRequired[Count]
-    """Where it releases sums: how many other clients may side with the server."""
-    epsilon_alone: NotRequired[NotNegative]
-    """There, what holds at delta whatever anyone does."""
+    epsilon_alone: NotRequired[NotNegative]  #: There, what holds at delta whatever anyone does.
 
 
 class BudgetEntry(TypedDict):
     """How much of the budget is spent."""
 
-    capacity: NotNegative
-    """μ² that may be spent in all."""
-    spent: NotNegative
-    """μ² booked so far, what was burnt included."""
-    burnt: NotNegative
-    """μ² that restores have booked for what they could not know."""
-    left: Share
-    """Share of the budget."""
+    capacity: NotNegative  #: μ² that may be spent in all.
+    spent: NotNegative  #: μ² booked so far, what was burnt included.
+    burnt: NotNegative  #: μ² that restores have booked for what they could not know.
+    left: Share  #: Share of the budget.
 
 
 class ReceiptEntry(TypedDict):
@@ -300,12 +267,9 @@ class ReceiptEntry(TypedDict):
     vault: str
     seq: AtLeastOne
     hash: Sha256
-    spent: Count
-    """In units of the first capacity / 2^50."""
-    alone: NotRequired[Count]
-    """The same by this client's own noise alone, whatever others do."""
-    promised: NotRequired[PolicyEntry]
-    """The terms at the first release, where there was one."""
+    spent: Count  #: In units of the first capacity / 2^50.
+    alone: NotRequired[Count]  #: The same by this client's own noise alone, whatever others do.
+    promised: NotRequired[PolicyEntry]  #: The terms at the first release, where there was one.
 
 
 class ReleaseEntry(TypedDict):
@@ -315,19 +279,13 @@ class ReleaseEntry(TypedDict):
     time: str
     server: str
     run: str
-    t: Count
-    """Round, from 0."""
-    releases: AtLeastOne
-    """Noised values booked in this turn."""
+    t: Count  #: Round, from 0.
+    releases: AtLeastOne  #: Noised values booked in this turn.
     units: AtLeastOne
-    mu: NotNegative
-    """√(Σ μ²) of the turn."""
-    share: Share
-    """Of the budget."""
-    answered: bool
-    """False: no upload was stored; the debit burnt."""
-    facts: dict[str, Any]
-    """What the client noted: noise, horizon, …"""
+    mu: NotNegative  #: √(Σ μ²) of the turn.
+    share: Share  #: Of the budget.
+    answered: bool  #: False: no upload was stored; the debit burnt.
+    facts: dict[str, Any]  #: What the client noted: noise, horizon, …
 
 
 class NoteEntry(TypedDict):
@@ -344,24 +302,20 @@ class CertificateDocument(TypedDict):
     vault."""
 
     schema: Literal["sottovoce.certificate/1"]
-    vault: str
-    """The vault's id."""
-    made: str
-    """When the vault was made (ISO 8601, UTC)."""
-    issued: str
-    """When this was written (ISO 8601, UTC)."""
+    vault: str  #: The vault's id.
+    made: str  #: When the vault was made (ISO 8601, UTC).
+    issued: str  #: When this was written (ISO 8601, UTC).
+    #: Seal of the client's records: SHA-256 of their fingerprint and a salt that stays in the
+    #: vault.
     dataset: Sha256
-    """Seal of the client's records: SHA-256 of their fingerprint and a salt that stays in the
-    vault."""
     policy: PolicyEntry
+    #: The terms at the first release. Later ones are only tighter, so these hold of everything
+    #: released; only samples may have changed with the records.
     promised: NotRequired[PolicyEntry]
-    """The terms at the first release. Later ones are only tighter, so these hold of everything
-    released; only samples may have changed with the records."""
     guarantee: VaultGuaranteeEntry
     budget: BudgetEntry
     receipt: ReceiptEntry
-    releases: list[ReleaseEntry]
-    """Every debit in order."""
+    releases: list[ReleaseEntry]  #: Every debit in order.
     notes: list[NoteEntry]
     only_ledger: NotRequired[bool]
     other_ledgers: NotRequired[list[str]]
@@ -374,21 +328,14 @@ class CertificateDocument(TypedDict):
 class LevelEntry(TypedDict):
     """An attack against one budget."""
 
-    epsilon: float | None
-    """null: without noise."""
+    epsilon: float | None  #: null: without noise.
     value: float | None
-    ceiling: float | None
-    """What no attacker exceeds on average."""
-    exceeds: bool
-    """Above its ceiling by more than chance explains."""
-    hits: int | None
-    """Of the positives; of what decides, where the value is a mean over more."""
-    positives: int | None
-    """Trials."""
-    alarms: int | None
-    """Of the negatives."""
-    negatives: int | None
-    """null where there are none."""
+    ceiling: float | None  #: What no attacker exceeds on average.
+    exceeds: bool  #: Above its ceiling by more than chance explains.
+    hits: int | None  #: Of the positives; of what decides, where the value is a mean over more.
+    positives: int | None  #: Trials.
+    alarms: int | None  #: Of the negatives.
+    negatives: int | None  #: null where there are none.
 
 
 class AttackEntry(TypedDict):
@@ -396,8 +343,8 @@ class AttackEntry(TypedDict):
 
     attack: str
     measure: str
+    #: Whether it may contradict a promise: errors and what shares one upload's noise may not.
     decides: bool
-    """Whether it may contradict a promise: errors and what shares one upload's noise may not."""
     levels: list[LevelEntry]
 
 
@@ -405,33 +352,24 @@ class MessagesEntry(TypedDict):
     """What many uploads prove of their noise."""
 
     calibration: Calibration
+    #: Above 1 the attacker sees models alone, the means of so many clients' uploads.
     clients: NotRequired[int]
-    """Above 1 the attacker sees models alone, the means of so many clients' uploads."""
+    #: Above 1 so many clients share their noise: a server learns only sums.
     honest: NotRequired[int]
-    """Above 1 so many clients share their noise: a server learns only sums."""
-    epsilon: float
-    """Of a client's budget."""
-    epsilon_promised: NotRequired[float]
-    """Against this attacker."""
+    epsilon: float  #: Of a client's budget.
+    epsilon_promised: NotRequired[float]  #: Against this attacker.
     delta: float
-    messages: int
-    """A side."""
-    runs: int
-    """A side: trials of hits and alarms."""
-    hits: int
-    """Runs of D′ above the threshold."""
-    alarms: int
-    """Runs of D above the threshold."""
-    mu_promised: float
-    """Against this attacker."""
-    mu_true: float
-    """Of the noise that the client says it drew."""
+    messages: int  #: A side.
+    runs: int  #: A side: trials of hits and alarms.
+    hits: int  #: Runs of D′ above the threshold.
+    alarms: int  #: Runs of D above the threshold.
+    mu_promised: float  #: Against this attacker.
+    mu_true: float  #: Of the noise that the client says it drew.
+    #: Proven, as counted, at most.
     mu: Annotated[list[float | None], Field(min_length=3, max_length=3)]
-    """Proven, as counted, at most."""
+    #: Proven and at most, assuming the Gaussian shape.
     epsilon_gaussian: Annotated[list[float | None], Field(min_length=2, max_length=2)]
-    """Proven and at most, assuming the Gaussian shape."""
-    epsilon_free: float
-    """Proven without an assumption."""
+    epsilon_free: float  #: Proven without an assumption.
     contradicts: bool
 
 
@@ -455,27 +393,19 @@ class AuditDocument(TypedDict):
 
     schema: Literal["sottovoce.audit/1"]
     version: str
-    target: str
-    """The plan or run that was audited."""
-    own_model: bool
-    """false: an mlp stood for the plan's model."""
+    target: str  #: The plan or run that was audited.
+    own_model: bool  #: false: an mlp stood for the plan's model.
     quick: bool
-    command: str
-    """What was typed."""
-    confidence: float
-    """Of every bound that is shown."""
-    comparisons: int
-    """Measurements that could have contradicted a promise."""
-    wrong: float
-    """How often all comparisons together accuse a promise that is kept, at most."""
+    command: str  #: What was typed.
+    confidence: float  #: Of every bound that is shown.
+    comparisons: int  #: Measurements that could have contradicted a promise.
+    wrong: float  #: How often all comparisons together accuse a promise that is kept, at most.
     seconds: float
     verdict: str
-    judgement: str
-    """What the audit says of the paper's calibration."""
+    judgement: str  #: What the audit says of the paper's calibration.
+    #: Empty if nothing measured contradicts the promise; otherwise the exit code is 1.
     contradictions: list[str]
-    """Empty if nothing measured contradicts the promise; otherwise the exit code is 1."""
-    not_measured: list[str]
-    """What the plan does and the audit did not measure."""
+    not_measured: list[str]  #: What the plan does and the audit did not measure.
     attacks: list[AttackEntry]
     messages: list[MessagesEntry]
     one_run: list[OneRunEntry]
@@ -491,18 +421,12 @@ SettingEntry = dict[str, int | float | str]
 class ChosenEntry(TypedDict):
     """What was chosen, and why."""
 
-    setting: SettingEntry
-    """Knob to value: a number, or the name of an alternative."""
-    reasons: dict[str, str]
-    """For every key that was searched: what it was compared with."""
-    seeds: Annotated[list[int], Field(min_length=1)]
-    """The seeds that chose."""
-    complete: bool
-    """false: the runs or minutes were used up before the search came to its end."""
-    standard_error: NotNegative
-    """Of the metric on the rows that choose."""
-    doubt: str
-    """Whether these rows can tell the best two settings apart."""
+    setting: SettingEntry  #: Knob to value: a number, or the name of an alternative.
+    reasons: dict[str, str]  #: For every key that was searched: what it was compared with.
+    seeds: Annotated[list[int], Field(min_length=1)]  #: The seeds that chose.
+    complete: bool  #: false: the runs or minutes were used up before the search came to its end.
+    standard_error: NotNegative  #: Of the metric on the rows that choose.
+    doubt: str  #: Whether these rows can tell the best two settings apart.
 
 
 class StandInEntry(TypedDict):
@@ -510,26 +434,23 @@ class StandInEntry(TypedDict):
 
     kind: Literal["public", "drawn", "synthetic"]
     about: str
-    trust: str
-    """How far it can be trusted."""
+    trust: str  #: How far it can be trusted.
     rows: int
-    choosing: int
-    """Rows that choose."""
-    telling: int
-    """Rows that only tell what came out."""
+    choosing: int  #: Rows that choose.
+    telling: int  #: Rows that only tell what came out.
+    #: f: a client holds 1/f of its rows with a budget worth f in mu, so that the noise of a step is
+    #: the real one.
     factor: Annotated[float, Field(ge=1)]
-    """f: a client holds 1/f of its rows with a budget worth f in mu, so that the noise of a step is
-    the real one."""
     fingerprint: str
 
 
 class CostEntry(TypedDict):
     """What the rehearsal cost in privacy."""
 
+    #: null: not counted, since the plan's own rows stood in.
     mu2: Annotated[float | None, WithJsonSchema({"enum": [0.0, None]})]
-    """null: not counted, since the plan's own rows stood in."""
+    #: What the claim rests on: sottovoce cannot check whether a file is public.
     provided: str | None
-    """What the claim rests on: sottovoce cannot check whether a file is public."""
     why: str
 
 
@@ -546,16 +467,16 @@ class PredictionEntry(TypedDict):
     holds it in 95 of 100 cases (null for synthetic rows)."""
 
     of: Literal["the stand-in"]
+    #: What all numbers here are of: the metric that chose; "accuracy" where it is absent.
     metric: NotRequired[str]
-    """What all numbers here are of: the metric that chose; "accuracy" where it is absent."""
     accuracies: list[Gain]
     mean: Gain
     deviation: NotNegative
     low: float | None
     high: Gain | None
     rounds: float
+    #: Test rows of the plan that the range counts; null: they are in a file, and left out.
     tested: int | None
-    """Test rows of the plan that the range counts; null: they are in a file, and left out."""
     without_noise: WithoutNoiseEntry | None
 
 
@@ -575,24 +496,18 @@ class TrialEntry(TypedDict):
     """One federation."""
 
     stage: str
-    setting: SettingEntry
-    """Knob to value: a number, or the name of an alternative."""
+    setting: SettingEntry  #: Knob to value: a number, or the name of an alternative.
     seed: int
-    loss: float | None
-    """On the rows that choose; null where it is not finite."""
-    accuracy: Share | None
-    """Null where a number is predicted, which has none."""
+    loss: float | None  #: On the rows that choose; null where it is not finite.
+    accuracy: Share | None  #: Null where a number is predicted, which has none.
     test_accuracy: Share | None
     rounds: int
     seconds: float
-    metric: NotRequired[str]
-    """That chose: the plan's, or else by the rule of docs/results.md."""
+    metric: NotRequired[str]  #: That chose: the plan's, or else by the rule of docs/results.md.
+    #: Of a metric other than accuracy on the rows that choose; more is better.
     gain: NotRequired[Gain | None]
-    """Of a metric other than accuracy on the rows that choose; more is better."""
-    error: NotRequired[float | None]
-    """Its standard error."""
-    test_gain: NotRequired[Gain | None]
-    """The same metric on the rows that tell."""
+    error: NotRequired[float | None]  #: Its standard error.
+    test_gain: NotRequired[Gain | None]  #: The same metric on the rows that tell.
     test_error: NotRequired[float | None]
 
 
@@ -601,15 +516,12 @@ class RehearsalDocument(TypedDict):
 
     schema: Literal["sottovoce.rehearsal/1"]
     version: str
-    given: dict[str, Any]
-    """The plan that was rehearsed."""
-    plan: dict[str, Any]
-    """The plan that was chosen: what plan.toml holds."""
+    given: dict[str, Any]  #: The plan that was rehearsed.
+    plan: dict[str, Any]  #: The plan that was chosen: what plan.toml holds.
     seed: Count
     chosen: ChosenEntry
+    #: Version and backend of every sitting; more than one where a rehearsal was resumed elsewhere.
     sittings: list[dict[str, str]]
-    """Version and backend of every sitting; more than one where a rehearsal was resumed
-    elsewhere."""
     stand_in: StandInEntry
     privacy_cost: CostEntry
     prediction: PredictionEntry
