@@ -27,7 +27,7 @@ from typer import Argument, Option
 
 from sottovoce._version import __version__
 from sottovoce.cli.deploy import node_app, server_app
-from sottovoce.cli.ledger import AsJson, SecondLedger, ledger_app
+from sottovoce.cli.ledger import AsJson, SecondLedger, ledger_app, make_group, print_result
 from sottovoce.errors import InputError, SottovoceError
 
 PlanFile = Annotated[
@@ -343,10 +343,7 @@ def check(
     loaded = Plan.load(plan, settings or [])
     announce_reading(loaded.data.path)
     report = check_plan(loaded)
-    if as_json:
-        click.echo(json.dumps(report.to_json(), ensure_ascii=False))
-    else:
-        click.echo("\n".join(report.format_lines()))
+    print_result(report.to_json() if as_json else "\n".join(report.format_lines()))
     if report.errors:
         raise typer.Exit(2)
 
@@ -769,7 +766,7 @@ def audit(
     raise typer.Exit(audit(what, quick=quick, out=out, as_json=as_json))
 
 
-data_app = typer.Typer(help="The datasets.", no_args_is_help=True, rich_markup_mode=None)
+data_app = make_group("The datasets.")
 app.add_typer(data_app, name="data")
 
 

@@ -10,24 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
-import typer
 from typer import Argument, Option
 
-from sottovoce.cli.ledger import AsJson
+from sottovoce.cli.ledger import AsJson, make_group
 
 if TYPE_CHECKING:
     from sottovoce.flower.deploy import Status
 
-server_app = typer.Typer(
-    help="The server of a federation between machines: keys, proxy, services.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-node_app = typer.Typer(
-    help="A client of a federation between machines: key, node file, vault, services.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+server_app = make_group("The server of a federation between machines: keys, proxy, services.")
+node_app = make_group("A client of a federation between machines: key, node file, vault, services.")
 Folder = Annotated[Path | None, Option(help="Where keys and configuration go.")]
 State = Annotated[Path | None, Option(help="Where the services keep their state.")]
 Units = Annotated[Path | None, Option(help="Where systemd finds units.")]

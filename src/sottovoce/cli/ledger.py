@@ -11,10 +11,14 @@ import click
 import typer
 from typer import Argument, Option
 
-ledger_app = typer.Typer(
-    help="A client's vault: its privacy budget and everything that was released under it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+
+def make_group(text: str) -> typer.Typer:
+    """Return a group of commands; `text` is its help."""
+    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+
+
+ledger_app = make_group(
+    "A client's vault: its privacy budget and everything that was released under it."
 )
 AsJson = Annotated[bool, Option("--json", help="One JSON object on stdout.")]
 VaultFile = Annotated[Path, Argument(help="The vault.", metavar="VAULT")]
@@ -102,7 +106,7 @@ def create(
         terms.pop(name, None)
     ledger.act_as(user, state, beside=node or vault)
     summary = ledger.create_vault(vault, node, second_ledger=second_ledger, **terms)
-    _print_result(summary.to_json() if as_json else ledger.format_statement(summary))
+    print_result(summary.to_json() if as_json else ledger.format_statement(summary))
     for sentence in summary.policy.advise():
         click.echo(f"warning: {sentence}", err=True)
 
@@ -125,7 +129,7 @@ def show(
     from sottovoce.client import ledger
 
     summary, most = ledger.read_statement(vault), None if everything else 20
-    _print_result(summary.to_json() if as_json else ledger.format_statement(summary, most=most))
+    print_result(summary.to_json() if as_json else ledger.format_statement(summary, most=most))
 
 
 @ledger_app.command()
@@ -141,7 +145,7 @@ def verify(vault: VaultFile, as_json: AsJson = False) -> None:
     from sottovoce.client import ledger
 
     found = ledger.verify(vault)
-    _print_result(found.to_json() if as_json else str(found))
+    print_result(found.to_json() if as_json else str(found))
     found.require()
 
 
@@ -161,7 +165,7 @@ def export(
 
     summary, folder = certificate.export_certificate(vault, out)
     said = f"{folder / 'certificate.html'} and certificate.json are written"
-    _print_result(summary.to_json() if as_json else said)
+    print_result(summary.to_json() if as_json else said)
 
 
 @ledger_app.command()
@@ -176,7 +180,7 @@ def resume(vault: VaultFile, as_json: AsJson = False) -> None:
 
     receipt = vaults.resume(vault)
     said = f"{vault} continues; what was burnt stays spent"
-    _print_result(receipt.to_proof() if as_json else said)
+    print_result(receipt.to_proof() if as_json else said)
 
 
 @ledger_app.command()
@@ -195,7 +199,7 @@ def backup(
 
     receipt = vaults.backup(vault, out)
     said = f"{out} is a backup of {vault} up to line {receipt.seq:,}"
-    _print_result(receipt.to_proof() if as_json else said)
+    print_result(receipt.to_proof() if as_json else said)
 
 
 @ledger_app.command()
@@ -253,9 +257,9 @@ def rebind(
 
     del given["vault"], given["receipt"], given["as_json"]
     done = ledger.rebind(vault, receipts=receipt or [], **given)
-    _print_result(done.to_json() if as_json else done.text)
+    print_result(done.to_json() if as_json else done.text)
 
 
-def _print_result(result: str | Mapping[str, Any]) -> None:
+def print_result(result: str | Mapping[str, Any]) -> None:
     """Print a text, or an object as JSON."""
     click.echo(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
