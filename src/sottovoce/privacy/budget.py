@@ -67,11 +67,7 @@ def list_always_not_covered(unit: Unit) -> tuple[str, ...]:
 
 
 def describe_undisclosed(codes: Iterable[str]) -> str:
-    """Return the paragraph for a run in which no client discloses its budget.
-
-    >>> describe_undisclosed(["insecure-transport"]).split("; ")[-1]
-    'what a listener on the network sees: the transport was not encrypted.'
-    """
+    """Return the paragraph for a run in which no client discloses its budget."""
     every = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))
     if "same-person-elsewhere" in every:  # persons are protected, each with all its rows
         every = tuple(code for code in every if code != "same-person-twice")
@@ -85,9 +81,6 @@ def evaluation_code(unit: Unit, *, declared_public: bool) -> str:
     The server holds these rows as they are. If the plan declares them public, they are not
     protected. Otherwise a record that is *trained* on is still protected, but a unit that also
     holds validation or test rows is not.
-
-    >>> [evaluation_code(unit, declared_public=False) for unit in UNITS]
-    ['evaluation-of-clients', 'evaluation-in-unit', 'evaluation-in-unit']
     """
     if declared_public:
         return "evaluation-declared"
@@ -168,9 +161,6 @@ def weigh_noise(
     of K uploads moves d parameters by about σ·√(d·T/K), and gradients of norm C by at most T·η·C.
     Where every client uploads in every round the ratio is 2·√(d/U) / (n·μ): it depends on rows,
     clients, parameters and budget, and not on T. docs/guarantee.md has it beside measured results.
-
-    >>> round(weigh_noise(0.0157, rounds=120, per_round=10, parameters=2410, step=2.0), 3)
-    0.011
     """
     return sigma * math.sqrt(parameters / (per_round * rounds)) / step
 
@@ -182,14 +172,6 @@ def advise(
 
     units: of the client for which δ promises least (or the clients); noise: `weigh_noise`; size:
     the rows of a client, or the clients where the unit is all data of one.
-
-    >>> advise(8, 1e-5, 143, unit="record", noise=0.13, size=143)
-    []
-    >>> for sentence in advise(500, 0.1, 5, unit="record", noise=0.5, size=143):
-    ...     print(sentence.split(";")[0].split(":")[0])
-    epsilon = 500 is above 20 and promises little
-    delta = 0.1 is above 0.01
-    the noise moves the model 0.5 times as far as the data can, and little is learnt above 0.25
     """
     found = []
     if epsilon > WEAK_EPSILON:
@@ -437,9 +419,6 @@ def round_up(value: float, places: int) -> float:
     """Return an upper bound rounded up to so many decimal places.
 
     The value is first rounded to 12 digits, so that an error of float64 is not rounded up.
-
-    >>> round_up(0.74801, 3), round_up(0.01, 3), round_up(0.1 + 0.2, 1)
-    (0.749, 0.01, 0.3)
     """
     if not math.isfinite(value):
         return value

@@ -157,9 +157,6 @@ def bound_epsilon(delta: ArrayLike, mu2: ArrayLike) -> Floats:
     """Return the ε at δ of releases worth μ² with sums of discrete Gaussian noise, rounded up.
 
     docs/proofs.md, (c) and (e): ε(δ·(1 − x − 1e-9), μ) + x, x = (2³⁰ + 400)·μ²/2⁶⁵.
-
-    >>> float(bound_epsilon(1e-3, gaussian.mu(4.0, 1e-3) ** 2 / 50).round(4))
-    0.3787
     """
     mu2 = np.asarray(mu2, dtype=np.float64)
     lost = (MOST_PARAMETERS + _SPARE_PARAMETERS) * mu2 / _GRID
@@ -168,22 +165,14 @@ def bound_epsilon(delta: ArrayLike, mu2: ArrayLike) -> Floats:
 
 
 def charges_absent(calibration: Calibration) -> bool:
-    """Return whether a client pays for rounds in which it took no part (paper's Theorem 4).
-
-    >>> charges_absent("exact"), charges_absent("paper")
-    (False, True)
-    """
+    """Return whether a client pays for rounds in which it took no part (paper's Theorem 4)."""
     return calibration == "paper"
 
 
 def paper_sigma(
     epsilon: float, delta: float, *, sensitivity: float, rounds: int, sampling: float = 1.0
 ) -> float:
-    """Return the noise of the paper's Theorem 1: σ = Δ √(2 q T ln(1/δ)) / ε, eq. (10).
-
-    >>> round(paper_sigma(20, 1e-3, sensitivity=1.0, rounds=200), 6)
-    2.628261
-    """
+    """Return the noise of the paper's Theorem 1: σ = Δ √(2 q T ln(1/δ)) / ε, eq. (10)."""
     return float(sensitivity * np.sqrt(2 * sampling * rounds * -np.log(delta)) / epsilon)
 
 
@@ -200,12 +189,7 @@ def true_epsilon(delta: float, *, sensitivity: float, sigma: float, releases: in
 
 
 def true_delta(epsilon: float, *, sensitivity: float, sigma: float, releases: int) -> float:
-    """Return the δ that `releases` uploads with noise σ really have at this ε, rounded up.
-
-    >>> sigma = paper_sigma(20, 1e-3, sensitivity=1.0, rounds=200)
-    >>> round(true_delta(20, sensitivity=1.0, sigma=sigma, releases=200), 3)
-    0.116
-    """
+    """Return the δ that `releases` uploads with noise σ really have at this ε, rounded up."""
     return float(gaussian.delta(epsilon, _mu(sensitivity, sigma, releases)))
 
 

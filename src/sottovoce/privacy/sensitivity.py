@@ -97,13 +97,7 @@ full-batch gradient steps with a finite clip, and noise at every step or on the 
 
     @property
     def releases(self) -> int:
-        """The number of releases of one participation, each of which is charged.
-
-        >>> Recipe(1.0, 1.0, steps=3).releases
-        3
-        >>> Recipe(1.0, 1.0, steps=3, noise_at="last-step").releases
-        1
-        """
+        """The number of releases of one participation, each of which is charged."""
         return self.steps if self.noise_at == "every-step" else 1
 
     def sensitivity(self, samples: ArrayLike) -> Floats:

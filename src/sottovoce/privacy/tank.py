@@ -119,11 +119,7 @@ class Tank:
 
     @classmethod
     def full(cls, capacity: ArrayLike) -> Self:
-        """Make a tank from which nothing has been spent.
-
-        >>> Tank.full([1.0, 2.0]).left.tolist() == [FULL, FULL]
-        True
-        """
+        """Make a tank from which nothing has been spent."""
         given = np.asarray(capacity)
         if given.dtype.kind not in "fiu" or not np.all(np.isfinite(given) & (given > 0)):
             remedy = "derive it from a Budget"
@@ -134,11 +130,7 @@ class Tank:
 
     @classmethod
     def stack(cls, tanks: Sequence[Self]) -> Self:
-        """Stack the tanks of several runs as rows of one.
-
-        >>> Tank.stack([Tank.full([1.0, 2.0]), Tank.full([3.0, 4.0])]).capacity.tolist()
-        [[1.0, 2.0], [3.0, 4.0]]
-        """
+        """Stack the tanks of several runs as rows of one."""
         return cls(*(stack_rows([getattr(tank, name) for tank in tanks]) for name in _FIELDS))
 
     def start_run(self) -> Self:
