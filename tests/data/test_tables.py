@@ -148,7 +148,7 @@ MALFORMED_PLANS: list[tuple[dict[str, Any], str]] = [
     (GOOD | {"test": "other.csv"}, "data.test 'age' is no column of other.csv"),
     (GOOD | {"clients": 200}, "data.clients must be at most 192 for the 240 rows"),
     (GOOD | {"samples": 999}, "data.samples must be"),
-    (GOOD | {"split": "labels", "labels_per_client": 3}, "rich has 2 categories"),
+    (GOOD | {"split": "labels", "labels_per_client": 3}, "rich has 2 classes"),
     (GOOD | {"client": "town", "validation": 235}, "data.validation must be one row or more and"),
     (GOOD | {"client": "town", "test": 0.0001}, "data.test must be one row or more"),
     (GOOD | {"client": "id", "infer": True, "validation": 1}, "data.validation must be one row"),

@@ -105,11 +105,11 @@ class Report:
         found = [f"{level}: {text}" for level, _, text in findings]
         return [*lines, "", *(found or ["nothing to warn of"])]
 
-    def warn(self, column: str, text: str) -> None:
-        """Add a warning."""
+    def warn(self, text: str, column: str = "") -> None:
+        """Add a warning, of a column or of the whole."""
         self.findings.append(("warning", column, f"{column}: {text}" if column else text))
 
-    def fail(self, column: str, text: str) -> None:
+    def fail(self, text: str, column: str = "") -> None:
         """Add an error."""
         self.findings.append(("error", column, f"{column}: {text}" if column else text))
 
@@ -156,9 +156,8 @@ def _judge_test_rows(report: Report, test: int | float | str | None) -> Report:
     tested = round(rows * report.rows) if isinstance(rows, float) else rows
     if 0 < tested < LEAST_TESTED and not report.errors:
         report.warn(
-            "",
             f"about {tested} rows to test on: a share measured on them has a standard error of up "
-            f"to {0.5 / tested**0.5:.2f}; take more for data.test, or name a file of other rows",
+            f"to {0.5 / tested**0.5:.2f}; take more for data.test, or name a file of other rows"
         )
     return report
 
@@ -199,9 +198,9 @@ def check_table(source: Source, rows_per_person: int = 0, *, is_split: bool = Fa
     for column in layout.inferred:
         if kinds[column] == "id" and column != layout.label:
             report.warn(
-                column,
                 "it looks like an id, and data.infer makes a feature of it; leave it out with "
                 f"{column[:30]!a} = [] in data.columns, or name it in data.person or data.client",
+                column,
             )
     for file in (source.validation, source.test):
         if file is None or Path(file).name in report.evaluation:
@@ -223,16 +222,14 @@ def _check_ragged_rows(path: Path, report: Report) -> bool:
         ragged = tables.find_ragged_rows(path)
         if ragged.longer:
             report.fail(
-                "",
                 f"rows with more than {ragged.cells} cells: {ragged.longer:,}, the first is row "
-                f"{ragged.first_longer}; correct them (a text with a separator needs quotes)",
+                f"{ragged.first_longer}; correct them (a text with a separator needs quotes)"
             )
             return False
         if ragged.shorter:
             report.warn(
-                "",
                 f"rows with fewer than {ragged.cells} cells: {ragged.shorter:,}, the first is row "
-                f"{ragged.first_shorter}; the cells that they lack are read as missing",
+                f"{ragged.first_shorter}; the cells that they lack are read as missing"
             )
     return True
 
@@ -323,9 +320,9 @@ class _TableReader:
                 row, cell = self.first[f"{kind}:{label}"]
                 hint = tables.suggest_case(cell, self.layout.classes) if kind == "unknown" else ""
                 report.fail(
-                    label,
                     f"rows with {words}: {count:,}, the first is row {row} ({cell!a}){hint}; "
                     "correct them, remove them" + ("" if target is not None else LABEL_REMEDY),
+                    label,
                 )
 
     def judge_rows(self, wide: int, rows_per_person: int, is_split: bool) -> None:
@@ -354,7 +351,7 @@ class _TableReader:
             if said:
                 most = here if where else anywhere
                 text = f"{column} repeats: one person has up to {most:,} rows{where}; "
-                report.warn("", text + "; ".join(said))
+                report.warn(text + "; ".join(said))
 
     def judge_shared_ids(self, trained: _TableReader) -> None:
         """Warn of rows to evaluate on whose person is in the training table too."""
@@ -362,9 +359,9 @@ class _TableReader:
             known = np.concatenate(trained.persons[column])
             if shared := int(np.isin(np.concatenate(hashes), known).sum()):
                 self.report.warn(
-                    column,
                     f"{shared:,} rows are of a person who has rows in {trained.report.file} too, "
                     "which flatters the result; evaluate on rows of others",
+                    column,
                 )
 
     def _judge_column(self, column: str, spec: Spec) -> None:
@@ -372,15 +369,15 @@ class _TableReader:
         if count := sum(kinds["unreadable"].values()):
             row, cell = self.first[f"unreadable:{column}"]
             report.fail(
-                column,
                 f"cells that are no number: {count:,}, the first is {cell!a} in row {row}; correct "
                 "them (3.5 and not 3,5), empty them, or list the column's categories",
+                column,
             )
         self._judge_values(column, spec)
         if not (is_bounds(spec) and self.layout.missing == "flag"):
             self._warn_of(column, "missing", _show_spec(spec))
         if len(self.values[column]) <= 1:
-            report.warn(column, "all rows have the same value; it can be left out")
+            report.warn("all rows have the same value; it can be left out", column)
 
     def _judge_values(self, column: str, spec: Spec) -> None:
         """Say where bounds or categories do not fit the values, or are too wide for them."""
@@ -397,7 +394,7 @@ class _TableReader:
             wrong = f"outside {shown}" if kind == "outside" else f"none of its categories {shown}"
             part = "every value is" if count == present else f"{count / present:.1%} are"
             hint = self._suggest_case(column, spec)
-            report.fail(column, f"{part} {wrong}: the file has {listed}{hint}; correct {key}")
+            report.fail(f"{part} {wrong}: the file has {listed}{hint}; correct {key}", column)
             return
         self._warn_of(column, kind, shown)
         bins = self.bins[column].cumsum()
@@ -409,10 +406,10 @@ class _TableReader:
         last = np.searchsorted(bins, (1 - tail) * bins[-1])
         if (fill := (last - first + 1) / BINS) < NARROW:
             report.warn(
-                column,
                 f"{1 - 2 * tail:.0%} of the values fill {fill:.1%} of {shown}, which costs "
                 "accuracy; if a codebook or common sense gives narrower bounds, write those (not "
                 "bounds of these rows, which are private), or store its logarithm",
+                column,
             )
 
     def _suggest_case(self, column: str, spec: Spec) -> str:
@@ -437,7 +434,7 @@ class _TableReader:
                 * (kind == "missing")
             )
         words = _WORDS[kind].format(spec=shown, middle=middle)
-        self.report.warn(column, f"{share:.1%} of the rows are {words}{by}{remedy}")
+        self.report.warn(f"{share:.1%} of the rows are {words}{by}{remedy}", column)
 
 
 def describe_unfit_cells(path: str | Path, layout: Layout) -> str | None:
@@ -491,9 +488,8 @@ def _judge_absent_classes(report: Report, classes: Sequence[str]) -> None:
     absent = [name for name in classes if not total[name]]
     if absent and total:
         report.warn(
-            "",
             f"no row has the class {_shorten(absent)}, which data.columns declares: nothing can be "
-            "learnt or measured of it; correct its name, or leave it out",
+            "learnt or measured of it; correct its name, or leave it out"
         )
     lacking = [
         f"{client} ({_shorten([c for c in classes if total[c] and not found[c]])})"
@@ -501,7 +497,7 @@ def _judge_absent_classes(report: Report, classes: Sequence[str]) -> None:
         if client and 1 < len(found) < len(classes) - len(absent)
     ]
     if lacking:
-        report.warn("", f"clients without rows of a class: {_shorten(lacking)}")
+        report.warn(f"clients without rows of a class: {_shorten(lacking)}")
 
 
 def _judge_labels(report: Report) -> None:
@@ -510,32 +506,29 @@ def _judge_labels(report: Report) -> None:
     if 2 <= len(total) <= SHOWN and count < RARE * report.rows:
         share = count / report.rows
         report.warn(
-            "",
             f"the class {name} has {share:.1%} of the rows: a model that never names it can be "
             f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy, "
-            "and see model.class_weights, with which a rare class counts for more",
+            "and see model.class_weights, with which a rare class counts for more"
         )
     folded: dict[str, list[str]] = defaultdict(list)
     for text in sorted(total):
         folded[text.strip().casefold()].append(text)
     for alike in [names for names in folded.values() if len(names) > 1][:FEW_ROWS]:
         report.warn(
-            "",
             f"the labels {_shorten(alike)} differ in upper and lower case only, and are different"
-            " classes; write them alike in the file",
+            " classes; write them alike in the file"
         )
     single = [client for client, found in report.labels.items() if client and len(found) == 1]
     if single and len(total) > 1:
         listed = _shorten(tables.sort_texts(single))
-        report.warn("", f"clients with rows of one class only: {listed}")
+        report.warn(f"clients with rows of one class only: {listed}")
 
 
 def _judge_repeats(report: Report, repeated: int) -> None:
     if repeated > max(FEW_ROWS, TOUCHED * report.rows):
         report.warn(
-            "",
             f"{repeated / report.rows:.1%} of the rows are copies of another row; if a record is "
-            "there twice, remove one, because the promise is for a row",
+            "there twice, remove one, because the promise is for a row"
         )
 
 
@@ -551,7 +544,7 @@ def check_arrays(
     report = Report(file, rows=len(y))
     is_text = x.ndim == 1 and x.dtype.kind == "U"
     if not (is_text or x.ndim >= 2) or y.ndim != 1 or len(x) != len(y) or not x.size:
-        report.fail("x", f"x{list(x.shape)} and y{list(y.shape)} must be x[n, …] and y[n], n ≥ 1")
+        report.fail(f"x{list(x.shape)} and y{list(y.shape)} must be x[n, …] and y[n], n ≥ 1", "x")
         return report
     rows, labels = x.reshape(len(x), -1), y.astype(str)
     names = np.full(len(labels), "") if owner is None else owner.astype(str)
@@ -564,19 +557,19 @@ def check_arrays(
         if outside > TOUCHED:
             shown = f"[{target.low:g}, {target.high:g}]"
             words = _WORDS["outside"].format(spec=shown)
-            report.warn("y", f"{outside:.1%} of the rows are {words}")
+            report.warn(f"{outside:.1%} of the rows are {words}", "y")
     finite = np.isfinite(rows).all(axis=1) if rows.dtype.kind == "f" else np.ones(len(rows), bool)
     if not finite.all():
         report.fail(
-            "x",
             f"{int((~finite).sum()):,} rows hold a number that is missing or not finite, the first "
             f"is row {int(finite.argmin()) + 1}; fill them in with a public value or remove them",
+            "x",
         )
     if (sentence := describe_scale(rows[finite])) is not None:
-        report.warn("x", sentence)
+        report.warn(sentence, "x")
     constant = 0 if is_text else int((rows.min(axis=0) == rows.max(axis=0)).sum())
     if constant > TOUCHED * rows.shape[1]:
-        report.warn("x", f"{constant:,} of {rows.shape[1]:,} columns are constant")
+        report.warn(f"{constant:,} of {rows.shape[1]:,} columns are constant", "x")
     _judge_absent_classes(report, classes)
     _judge_labels(report)
     if rows.shape[1] >= LEAST_WIDE:

@@ -26,12 +26,12 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.data import datasets, tables
 from sottovoce.data.check import describe_scale
 from sottovoce.data.files import read_npy, read_npz, why, write_npz
-from sottovoce.data.partition import Split, deal_persons, size_clients_in_order, split_rows
+from sottovoce.data.partition import Split, deal_persons, size_clients, split_rows
 from sottovoce.data.streaming import Stored, is_stored, is_streamed, require_finite
 from sottovoce.data.tables import Layout, split_by_column
 from sottovoce.errors import DataError, InputError
 from sottovoce.models.base import Regression
-from sottovoce.models.network import KEYS, Lens, Network, as_samples, build_lens, build_network
+from sottovoce.models.network import Lens, Network, as_samples, build_lens, build_network
 from sottovoce.models.person import has_ids, join_persons
 from sottovoce.plan import Plan
 from sottovoce.plan.data import format_category
@@ -153,7 +153,7 @@ def summarise_fairness(
     hits = np.bincount(owner, weights=right, minlength=len(epsilon))
     tested = rows > 0
     accuracies = hits[tested] / rows[tested]
-    least, low, middle, high, most = np.quantile(accuracies, [0, 0.25, 0.5, 0.75, 1])
+    quantiles = {"min": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "max": 1.0}
     pairs, group = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
     group = group.reshape(-1)
     by_budget: list[BudgetGroup] = [
@@ -170,13 +170,9 @@ def summarise_fairness(
     return {
         "shown": True,
         "clients": int(tested.sum()),
-        "accuracy": {
-            "min": float(least),
-            "q1": float(low),
-            "median": float(middle),
-            "q3": float(high),
-            "max": float(most),
-        },
+        "accuracy": cast(
+            Any, {name: float(np.quantile(accuracies, q)) for name, q in quantiles.items()}
+        ),
         "by_budget": by_budget,
     }
 
@@ -321,7 +317,7 @@ def compute_features(file: Path, network: str, out: Path, *, project: int | None
 
 
 def _build_features(plan: Plan, held: Holdings) -> Lens | None:
-    return build_lens(held.shape, *(getattr(plan.model, key) for key in KEYS))
+    return build_lens(held.shape, dict(plan.model))
 
 
 def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
@@ -432,19 +428,20 @@ def _deal_dataset(plan: Plan, seed: int) -> Holdings:
             "model.loss", plan.model.loss, f"absent with data.name = {plan.data.name}", remedy
         )
     arrays = datasets.load(str(plan.data.name))
-    dealt = _split_rows(plan, seed, arrays.train_y, own_test=len(arrays.test_y))
+    own_test, sizes = len(arrays.test_y), (int(plan.data.validation), int(plan.data.test))
+    dealt = _split_rows(plan, seed, arrays.train_y, *sizes, own_test)
     train = Samples(arrays.train_x, arrays.train_y)
-    own_test = Samples(arrays.test_x, arrays.test_y)
-    return _make_holdings(dealt, train, own_test, arrays.shape, Classes(arrays.classes))
+    test = Samples(arrays.test_x, arrays.test_y)
+    return _make_holdings(dealt, train, test, arrays.shape, Classes(arrays.classes))
 
 
 def _deal_table(plan: Plan, seed: int) -> Holdings:
     table = tables.read_table(tables.Source(**plan.data.table(), target=plan.regression))
     layout = table.layout
-    steering = _read_evaluation_file(plan.data.validation, layout, "data.validation")
-    tested = _read_evaluation_file(plan.data.test, layout, "data.test")
+    steering, tested = (_read_evaluation_file(plan, key, layout) for key in PUBLIC_SETS)
     rows, classes = Samples(table.x, table.y, table.cut), Classes(len(layout.classes))
-    held = _deal_file(plan, seed, rows, table.owner, steering, tested, classes, table.person)
+    who, shape = (table.owner, table.person), rows.x.shape[1:]
+    held = _deal_samples(plan, seed, rows, shape, classes, steering, tested, *who)
     return replace(held, layout=layout, names=table.clients)
 
 
@@ -475,8 +472,8 @@ def _deal_array_file(plan: Plan, seed: int) -> Holdings:
     train = _encode_samples(train, classes, "data")
     ids = _check_ids(arrays.get("person"), len(train.y))
     steering, tested = (public.get(key) for key in PUBLIC_SETS)
-    held = _deal_file(plan, seed, train, owner, steering, tested, classes, ids)
-    return replace(held, shape=shape, names=names, counted=not (public or declared))
+    held = _deal_samples(plan, seed, train, shape, classes, steering, tested, owner, ids)
+    return replace(held, names=names, counted=not (public or declared))
 
 
 def read_array_file(
@@ -502,21 +499,20 @@ def read_array_file(
     return {role: arrays[name] for role, name in named.items()}
 
 
-def _deal_file(
+def _deal_samples(
     plan: Plan,
     seed: int,
     train: Samples,
-    owner: NDArray[np.int32] | None,
+    shape: tuple[int, ...],
+    classes: Classes,
     steering: Samples | None,
     tested: Samples | None,
-    classes: Classes,
+    owner: NDArray[np.int32] | None = None,
     person: NDArray[Any] | None = None,
 ) -> Holdings:
-    """Deal the rows of a file: by their owners, or as the plan says where no column names them."""
-    sizes = [
-        0 if isinstance(wanted, str) else wanted
-        for wanted in (plan.data.validation, plan.data.test)
-    ]
+    """Deal rows: by their owners, or as the plan says where no column names them."""
+    given_sets = (steering, plan.data.validation), (tested, plan.data.test)
+    sizes: list[Any] = [0 if given is not None else wanted for given, wanted in given_sets]
     own_test = 0 if tested is None else len(tested.y)
     labels, dealt_to, whose = train.y, owner, None
     if person is not None:  # what is dealt are persons, each with all its rows
@@ -524,7 +520,7 @@ def _deal_file(
         labels, dealt_to = labels[first], None if owner is None else owner[first]
     if dealt_to is None:
         validation, test = (_count_rows(wanted, len(labels)) for wanted in sizes)
-        dealt = _split_rows(plan, seed, labels, own_test=own_test, validation=validation, test=test)
+        dealt = _split_rows(plan, seed, labels, validation, test, own_test)
     else:
         rng = seeds.generator(seed, Purpose.SPLIT)
         dealt = split_by_column(
@@ -532,8 +528,9 @@ def _deal_file(
         )
     if whose is not None:
         dealt = deal_persons(dealt, whose, owner)
-    held = _make_holdings(dealt, train, tested, (train.x.shape[1],), classes)
-    held = _add_persons(held, whose)
+    held = _make_holdings(dealt, train, tested, shape, classes)
+    if whose is not None:
+        held = replace(held, person=whose[np.concatenate(dealt.clients)])
     if owner is not None and dealt.test_from == "train":
         held = replace(held, test_owner=owner[dealt.test])
     return held if steering is None else replace(held, validation=steering)
@@ -549,19 +546,12 @@ def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.in
     return first[order], rank[person.reshape(-1)]
 
 
-def _add_persons(held: Holdings, person: NDArray[np.int64] | None) -> Holdings:
-    if person is None or held.split is None:
-        return held
-    return replace(held, person=person[np.concatenate(held.split.clients)])
-
-
-def _read_evaluation_file(
-    wanted: int | float | str, layout: tables.Layout, key: str
-) -> Samples | None:
+def _read_evaluation_file(plan: Plan, key: str, layout: tables.Layout) -> Samples | None:
     """Return the rows of an evaluation file; None where rows are taken from the table."""
+    wanted = getattr(plan.data, key)
     if not isinstance(wanted, str):
         return None
-    rows = tables.read_rows(wanted, layout, labels=True, key=key)
+    rows = tables.read_rows(wanted, layout, labels=True, key=f"data.{key}")
     return Samples(rows.x, rows.y, rows.cut)
 
 
@@ -582,24 +572,11 @@ def _deal_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
     train = _encode_samples(train, classes, "data")
     validation = validation and _encode_samples(validation, classes, "validation")
     test = test and _encode_samples(test, classes, "test")
-    labels, person = train.y, _check_persons(plan, data, len(train.y))
+    person = _check_persons(plan, data, len(train.y))
     if is_stored(train.x) and plan.data.split == "order" and not plan.data.public:
         return _deal_in_order(plan, train, validation, test, shape, classes)
-    if person is not None:
-        first, person = _number_persons(person)
-        labels = labels[first]
-    dealt = _split_rows(
-        plan,
-        seed,
-        labels,
-        own_test=0 if test is None else len(test.y),
-        validation=None if validation is None else 0,
-        test=None if test is None else 0,
-    )
-    dealt = dealt if person is None else deal_persons(dealt, person)
-    held = replace(_make_holdings(dealt, train, test, shape, classes), counted=not public)
-    held = _add_persons(held, person)
-    return held if validation is None else replace(held, validation=validation)
+    held = _deal_samples(plan, seed, train, shape, classes, validation, test, person=person)
+    return replace(held, counted=not public)
 
 
 def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
@@ -639,16 +616,15 @@ def _deal_in_order(
     """Deal stored rows in their order, without row numbers, which would take memory."""
     data, rows = plan.data, len(train.y)
     aside = [0 if validation else int(data.validation), 0 if test else int(data.test)]
-    sizes = size_clients_in_order(
-        data.samples, clients=plan.clients, rows=rows, set_aside=sum(aside)
-    )
-    last = rows - aside[1]
-    total = int(sizes.sum())
+    sizes = size_clients(data.samples, clients=plan.clients, rows=rows, set_aside=sum(aside))
+    total, last = int(sizes.sum()), rows - aside[1]
+    x, y = (cast(Stored, view).slice_rows(0, total) for view in (train.x, train.y))
+    cut = None if train.cut is None else train.cut[:total]
     return Holdings(
         samples=sizes,
-        train=_slice_samples(train, 0, total),
-        validation=validation or _read_samples(_slice_samples(train, last - aside[0], last)),
-        test=test or _read_samples(_slice_samples(train, last, rows)),
+        train=_make_samples(x, y, cut),
+        validation=validation or _take_rows(train, slice(last - aside[0], last)),
+        test=test or _take_rows(train, slice(last, rows)),
         split=None,
         shape=shape,
         classes=classes.count,
@@ -657,18 +633,13 @@ def _deal_in_order(
     )
 
 
-def _slice_samples(stored: Samples, start: int, stop: int) -> Samples:
-    x, y = cast(Stored, stored.x), cast(Stored, stored.y)
-    cut = None if stored.cut is None else stored.cut[start:stop]
-    return _make_samples(x.slice_rows(start, stop), y.slice_rows(start, stop), cut)
-
-
 def _make_samples(x: Stored, y: Stored, cut: NDArray[np.bool_] | None = None) -> Samples:
     return Samples(cast(Any, x), cast(Any, y), cut)
 
 
-def _read_samples(stored: Samples) -> Samples:
-    return replace(stored, x=np.asarray(stored.x), y=np.asarray(stored.y))
+def _take_rows(samples: Samples, where: slice | NDArray[np.int64]) -> Samples:
+    cut = None if samples.cut is None else samples.cut[where]
+    return Samples(samples.x[where], samples.y[where], cut)
 
 
 def _require_streamable(plan: Plan) -> None:
@@ -818,16 +789,9 @@ def _check_evaluation(
 
 
 def _split_rows(
-    plan: Plan,
-    seed: int,
-    labels: NDArray[Any],
-    *,
-    own_test: int,
-    validation: int | None = None,
-    test: int | None = None,
+    plan: Plan, seed: int, labels: NDArray[Any], validation: int, test: int, own_test: int
 ) -> Split:
     data, rng = plan.data, seeds.generator(seed, Purpose.SPLIT)
-    validation = int(data.validation) if validation is None else validation
     public = data.public or 0  # the first rows: validation is drawn from them, no client gets any
     steering = rng.permutation(public)[:validation]
     if plan.regression is not None:  # its splits look at no label
@@ -839,7 +803,7 @@ def _split_rows(
         clients=plan.clients,
         samples=data.samples,
         validation=0 if public else validation,
-        test=int(data.test) if test is None else test,
+        test=test,
         rng=rng,
         labels_per_client=data.labels_per_client,
         alpha=data.alpha,
@@ -851,21 +815,17 @@ def _split_rows(
 def _make_holdings(
     dealt: Split, train: Samples, own_test: Samples | None, shape: tuple[int, ...], classes: Classes
 ) -> Holdings:
-    def take(samples: Samples, ids: NDArray[np.int64]) -> Samples:
-        cut = None if samples.cut is None else samples.cut[ids]
-        return Samples(samples.x[ids], samples.y[ids], cut)
-
     every = np.concatenate(dealt.clients)
     if is_stored(train.x):
         clients = _make_samples(train.x.take_rows(every), cast(Stored, train.y).take_rows(every))
     else:
-        clients = take(train, every)
+        clients = _take_rows(train, every)
     tested = train if dealt.test_from == "train" or own_test is None else own_test
     return Holdings(
         samples=np.array([len(ids) for ids in dealt.clients], dtype=np.int64),
         train=clients,
-        validation=take(train, dealt.validation),
-        test=take(tested, dealt.test),
+        validation=_take_rows(train, dealt.validation),
+        test=_take_rows(tested, dealt.test),
         split=dealt,
         shape=shape,
         classes=classes.count,

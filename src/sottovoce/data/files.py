@@ -65,11 +65,7 @@ def _open_array_file(path: Path, magic: bytes, otherwise: str) -> Iterator[Binar
 
 
 def why(error: Exception) -> str:
-    """Return an error's message on one line of bounded length.
-
-    >>> why(ValueError("one\\ntwo"))
-    'one two'
-    """
+    """Return an error's message on one line of bounded length."""
     return " ".join(str(error).split())[:120]
 
 

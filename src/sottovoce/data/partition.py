@@ -106,21 +106,15 @@ def split_rows(
     the dataset's own test set of that many rows is the test set.
     labels_per_client: k of `labels`; alpha: α > 0 of `dirichlet`, small for one-sided clients.
 
-    The plan has checked each number by itself. Raises `InputError` before anything is drawn if
-    Σ samples + validation + test exceeds the rows, and when a class runs out in a `labels` split.
-
-    >>> rng = np.random.default_rng(1)
-    >>> sizes = {"clients": 8, "samples": 10, "validation": 5, "test": 15}
-    >>> s = split_rows([0, 1] * 50, kind="iid", rng=rng, **sizes)
-    >>> [len(rows) for rows in s.clients], len(s.validation), len(s.test), s.test_from
-    ([10, 10, 10, 10, 10, 10, 10, 10], 5, 15, 'train')
+    The plan has checked each number and the length of a list. Raises `InputError` before anything
+    is drawn if Σ samples + validation + test exceeds the rows, and when a class runs out in a
+    `labels` split.
     """
     classes = np.asarray(labels, dtype=np.int64)
     rows = np.arange(len(classes)) if ids is None else np.asarray(ids, dtype=np.int64)
     k = (labels_per_client or 1) if kind == "labels" else 1
-    sizes = _check_sizes(
-        samples, kind=kind, clients=clients, at_least=k, rows=len(rows), set_aside=validation + test
-    )
+    wanted = {"clients": clients, "rows": len(rows), "set_aside": validation + test}
+    sizes = size_clients(samples, **wanted, at_least=k)
 
     if kind == "order":
         order = np.roll(np.arange(len(rows)), validation + test)
@@ -145,19 +139,6 @@ def split_rows(
     )
 
 
-def size_clients_in_order(
-    samples: int | Sequence[int] | None, *, clients: int, rows: int, set_aside: int
-) -> Rows:
-    """Return how many rows each client has with `order`, where row numbers are not needed.
-
-    >>> size_clients_in_order(None, clients=3, rows=11, set_aside=2).tolist()
-    [3, 3, 3]
-    """
-    return _check_sizes(
-        samples, kind="order", clients=clients, at_least=1, rows=rows, set_aside=set_aside
-    )
-
-
 def choose_class_sets(
     stock: Sequence[int], *, clients: int, k: int, rng: np.random.Generator
 ) -> list[frozenset[int]]:
@@ -170,10 +151,6 @@ def choose_class_sets(
     Why it always works: start from any different sets. While class a is used more often than b, the
     sets with a and without b outnumber those with b and without a, so one of them can exchange a
     for b and become a set that nobody has.
-
-    >>> sets = choose_class_sets([9, 9, 9, 9], clients=6, k=2, rng=np.random.default_rng(0))
-    >>> sorted(sorted(s) for s in sets)
-    [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     """
     C = len(stock)
     N = math.comb(C, k)
@@ -353,18 +330,20 @@ def _deal_counts(
     return tuple(dealt)
 
 
-def _check_sizes(
+def size_clients(
     samples: int | Sequence[int] | None,
     *,
-    kind: str,
     clients: int,
-    at_least: int,
     rows: int,
     set_aside: int,
+    at_least: int = 1,
 ) -> Rows:
-    """Return one size per client; refuse sizes that exceed the rows that are not set aside."""
+    """Return one size per client; refuse sizes that exceed the rows that are not set aside.
+
+    `samples` is one number for all, one for each client, or one for each equal group of clients.
+    """
     spare = max(0, rows - set_aside)
-    if samples is None and kind != "sizes":
+    if samples is None:
         if spare < clients * at_least:
             raise InputError(
                 f"data.clients must be at most {spare // at_least} for the {rows} rows less "
@@ -372,10 +351,7 @@ def _check_sizes(
                 "data.validation or data.test"
             )
         return np.full(clients, spare // clients)
-    listed = _list_sizes(samples, kind=kind, clients=clients)
-    if min(listed) < at_least:
-        remedy = "give rows per client"
-        raise InputError.of("data.samples", samples, f"whole numbers >= {at_least}", remedy)
+    listed = [samples] if isinstance(samples, int) else list(samples)
     total = sum(int(n) for n in listed) * (clients // len(listed))
     if total > spare:
         raise InputError(
@@ -384,19 +360,3 @@ def _check_sizes(
             f"{total}: lower data.samples, data.clients, data.validation or data.test"
         )
     return np.repeat(np.asarray(listed, np.int64), clients // len(listed))
-
-
-def _list_sizes(samples: int | Sequence[int] | None, *, kind: str, clients: int) -> list[int]:
-    """Return the given numbers: one for all, one for each client, or one for each equal group."""
-    if isinstance(samples, list | tuple | np.ndarray):
-        groups = len(samples)
-        if groups == clients or (kind == "sizes" and groups > 0 and clients % groups == 0):
-            return list(samples)
-    elif samples is not None and kind != "sizes":
-        return [int(samples)]  # type: ignore[arg-type]  # a sequence was handled above
-    bound = f"a list of {clients} numbers, one for each client"
-    if kind == "sizes":
-        raise InputError.of(
-            "data.samples", samples, bound + ", or of as many as divide them evenly", "list them"
-        )
-    raise InputError.of("data.samples", samples, bound + ", or one number", "list them")

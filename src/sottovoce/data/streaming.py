@@ -29,9 +29,6 @@ def is_streamed(rows: Any) -> bool:
 
     It is true for a `np.memmap`, for an object with shape, dtype and slices that cannot become an
     array, and for an array that is larger, as float32, than a quarter of the machine's memory.
-
-    >>> is_streamed(np.zeros((3, 2))), is_streamed([[1.0], [2.0]])
-    (False, False)
     """
     if isinstance(rows, np.memmap):
         return True
@@ -89,12 +86,9 @@ class Stored:
         return replace(self, start=self.start + start, stop=self.start + stop)
 
     def __getitem__(self, where: slice | NDArray[Any]) -> NDArray[Any]:
-        if isinstance(where, slice):
-            start, stop, step = where.indices(len(self))
-            where = slice(start, max(start, stop)) if step == 1 else np.arange(*(start, stop, step))
-        count = where.stop - where.start if isinstance(where, slice) else len(where)
-        out = np.empty((count, *self.shape[1:]), self.dtype)
-        self.read_rows(where, out)
+        rows = np.arange(*where.indices(len(self))) if isinstance(where, slice) else where
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        self.read_rows(rows, out)
         return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -102,17 +96,10 @@ class Stored:
         return every if dtype is None else every.astype(dtype)
 
     def read_rows(self, where: slice | NDArray[Any], out: NDArray[Any]) -> None:
-        """Copy these rows of the view into `out`, by one slice of the source where possible."""
+        """Copy these rows of the view into `out`, by slices of the source where rows are many."""
         if isinstance(where, slice):
-            first, last = self.start + where.start, self.start + where.stop
-            if self.ids is None:
-                self._copy(first, last, out)
-                _release_pages(self.source)
-                require_finite(out, first)
-                return
-            rows = self.ids[first:last]
-        else:
-            rows = where + self.start if self.ids is None else self.ids[self.start + where]
+            where = np.arange(where.start, where.stop)
+        rows = where + self.start if self.ids is None else self.ids[self.start + where]
         ends = np.flatnonzero(np.diff(rows) != 1) + 1
         if isinstance(self.source, np.ndarray) and len(rows) < LONG_RUN * (len(ends) + 1):
             np.copyto(out, self.source[rows].reshape(out.shape), casting="unsafe")
@@ -120,12 +107,10 @@ class Stored:
             stretches = zip([0, *ends.tolist()], [*ends.tolist(), len(rows)], strict=True)
             for a, b in stretches:
                 if a < b:
-                    self._copy(int(rows[a]), int(rows[b - 1]) + 1, out[a:b])
+                    piece = np.asarray(self.source[int(rows[a]) : int(rows[b - 1]) + 1])
+                    np.copyto(out[a:b], piece.reshape(out[a:b].shape), casting="unsafe")
         _release_pages(self.source)
         require_finite(out, rows)
-
-    def _copy(self, first: int, last: int, out: NDArray[Any]) -> None:
-        np.copyto(out, np.asarray(self.source[first:last]).reshape(out.shape), casting="unsafe")
 
     def pieces(self) -> Iterator[NDArray[Any]]:
         """Yield all rows, a bounded number of bytes at a time."""

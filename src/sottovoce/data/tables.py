@@ -98,11 +98,6 @@ def split_by_column(
     `own_test` > 0.
 
     Raises `InputError` if validation, test or a client is left without rows.
-
-    >>> rng = np.random.default_rng(1)
-    >>> s = split_by_column(np.repeat([0, 1, 2], [10, 20, 1]), validation=0.2, test=0.2, rng=rng)
-    >>> [len(rows) for rows in s.clients], len(s.validation), len(s.test)
-    ([6, 12, 1], 6, 6)
     """
     sizes = np.bincount(owner)
     order = rng.permutation(len(owner))
@@ -115,11 +110,10 @@ def split_by_column(
         if wanted == 0 and (name == "validation" or own_test > 0):
             taken.append(order[:0])
             continue
-        at = (
-            _take_fraction(sizes, spare, wanted, rng)
-            if wanted < 1
-            else _take_count(spare, wanted, rng)
-        )
+        if wanted < 1:
+            at = _take_fraction(sizes, spare, wanted, rng)
+        else:
+            at = rng.permutation(np.flatnonzero(spare))[: int(wanted)]
         if len(at) == 0 or len(at) < (wanted if wanted >= 1 else 1):
             bound = f"one row or more and at most the {int(spare.sum())} that clients can spare"
             remedy = f"{len(sizes)} clients hold {len(owner)} rows and each keeps one to train on"
@@ -150,12 +144,6 @@ def _take_fraction(
     return np.flatnonzero(spare & (nth <= np.repeat(wanted, sizes)))
 
 
-def _take_count(
-    spare: NDArray[np.bool_], wanted: int | float, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    return rng.permutation(np.flatnonzero(spare))[: int(wanted)]
-
-
 Missing: TypeAlias = Literal["middle", "flag"]  # what becomes of a number that is missing
 Kind: TypeAlias = Literal["number", "code", "text", "id", "date", "prose", "levels"]
 
@@ -182,7 +170,6 @@ class Scan:
     path: Path
     frame: pl.LazyFrame
     schema: dict[str, pl.DataType]
-    separator: str = ","
 
     def count_rows(self) -> int:
         """Return the number of rows; refuse a table without any."""
@@ -232,7 +219,7 @@ def open_table(path: str | Path, key: str = "data.path") -> Scan:
     """Open a table and check what can be checked from its header and schema."""
     import polars as pl
 
-    path, separator = Path(path), ","
+    path = Path(path)
     head = _read_first_bytes(path, key)
     if path.suffix.lower() == ".csv":
         separator = _find_separator(head)
@@ -244,7 +231,7 @@ def open_table(path: str | Path, key: str = "data.path") -> Scan:
         schema = dict(frame.collect_schema())
     if not schema:
         raise DataError(f"{path.name} has no columns; save it with a header")
-    return Scan(path, frame, schema, separator)
+    return Scan(path, frame, schema)
 
 
 def guess_kinds(path: str | Path) -> dict[str, Kind]:
@@ -252,19 +239,14 @@ def guess_kinds(path: str | Path) -> dict[str, Kind]:
     opened = open_table(path, "--from")
     with translate_errors(opened.path):
         sample = opened.frame.head(SAMPLE).collect()
-    kinds: dict[str, Kind] = {}
-    for column in opened.schema:
-        cells = sample[column]
-        if cells.dtype.is_nested():
-            kinds[column] = "prose"
-        elif cells.dtype.is_temporal():
-            kinds[column] = "date"
-        else:
-            kinds[column] = _guess_kind(column, cells)
-    return kinds
+    return {column: _guess_kind(column, sample[column]) for column in opened.schema}
 
 
 def _guess_kind(column: str, cells: pl.Series) -> Kind:
+    if cells.dtype.is_nested():
+        return "prose"
+    if cells.dtype.is_temporal():
+        return "date"
     texts = as_text(cells).drop_nulls()
     if not len(texts):
         return "text"
@@ -561,12 +543,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Layout:
-        """Read a layout from a run record.
-
-        >>> layout = Layout("y", ("0", "1"), {"age": (0.0, 120.0)})
-        >>> Layout.from_json(layout.to_json()) == layout
-        True
-        """
+        """Read a layout from a run record."""
         return cls(
             label=values["label"],
             classes=tuple(values["classes"]),
@@ -594,19 +571,17 @@ class Table:
 def check_source(source: Source) -> Scan:
     """Open the table and check the plan against its header and schema; no row is read."""
     opened = open_table(source.path)
-    used = [column for column, spec in source.columns.items() if spec]
     opened.require_column(source.label, "data.label")
     for key in ("client", "person", "text"):
         if (name := getattr(source, key)) is not None:
             opened.require_column(name, f"data.{key}")
-    for column in source.columns:
-        if column in used or column not in opened.schema:  # an unused column must exist, too
+    for column, spec in source.columns.items():
+        if spec or column not in opened.schema:  # an unused column must exist, too
             opened.require_column(column, "data.columns")
     for key, file in (("data.validation", source.validation), ("data.test", source.test)):
         if file is not None:
             other = open_table(file, key)
-            texts = [] if source.text is None else [source.text]
-            for column in dict.fromkeys([source.label, *used, *texts]):
+            for column in [source.label, *declare_layout(source).used]:
                 other.require_column(column, key)
     return opened
 
@@ -645,11 +620,11 @@ def _read_rows(
     rows, wide = opened.count_rows(), len(layout.features)
     x = np.zeros((rows, wide + (layout.text is not None) * TEXT_NUMBERS), np.float32)
     y = np.zeros(rows if labels else 0, np.int32 if layout.target is None else np.float64)
-    owner = np.zeros(rows if client is not None else 0, np.int32)
-    known: dict[str, int] = {}  # clients, in the order in which they appear
-    persons, known_persons = np.zeros(rows if person is not None else 0, np.int64), dict[str, int]()
-    named = dict.fromkeys([*layout.used, *[layout.label] * labels, client, person])
-    wanted = [column for column in named if column]
+    roles = {"client": client, "person": person}
+    named = {what: column for what, column in roles.items() if column is not None}
+    numbers = {what: np.zeros(rows, np.int64) for what in named}
+    known: dict[str, dict[str, int]] = {what: {} for what in roles}  # in order of appearance
+    wanted = list(dict.fromkeys([*layout.used, *[layout.label] * labels, *named.values()]))
     done = 0
     for batch in opened.batches(wanted):
         span = slice(done, done + len(batch))
@@ -659,21 +634,18 @@ def _read_rows(
         _encode_batch(batch, layout, x[span], start)
         if labels:
             y[span] = _encode_labels(batch[layout.label], layout, start)
-        if client is not None:
-            owner[span] = _encode_names(batch[client], known, start, "client")
-        if person is not None:
-            persons[span] = _encode_names(batch[person], known_persons, start, "person")
+        for what, column in named.items():
+            numbers[what][span] = _encode_names(batch[column], known[what], start, what)
         done = span.stop
     if done != rows:
         raise DataError(f"{opened.path.name} changed while it was read; run it again")
-    names = sort_texts(known)
+    names, cut = sort_texts(known["client"]), None
     rank = {name: i for i, name in enumerate(names)}
-    order = np.array([rank[name] for name in known], np.int32)
-    owners = order[owner] if client is not None else None
-    who, cut = persons if person is not None else None, None
+    order = np.array([rank[name] for name in known["client"]], np.int32)
+    owners = order[numbers["client"]] if client is not None else None
     if layout.target is not None:
         y, cut = layout.target.scale(y), layout.target.find_cut(y)
-    return Table(x, y, owners, tuple(names), layout, who, cut)
+    return Table(x, y, owners, tuple(names), layout, numbers.get("person"), cut)
 
 
 @dataclass(frozen=True)

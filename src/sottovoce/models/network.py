@@ -129,24 +129,16 @@ class Network:
 
 Lens: TypeAlias = Hog | Network
 
-#: The keys of a plan's model that its features depend on, in the order that `build_lens` takes.
+#: The keys of a plan's model that its features depend on: of any, of histograms, of networks.
 KEYS = ("features", "cell", "upright", "colours", "project", "project_seed", "features_sha256")
 
 
-def build_lens(
-    shape: tuple[int, ...],
-    name: str | None,
-    cell: int | None = None,
-    upright: bool | None = None,
-    colours: bool | None = None,
-    project: int | None = None,
-    project_seed: int | None = None,
-    sha256: str | None = None,
-) -> Lens | None:
-    """Return the features that a plan's model names, of samples of `shape`."""
+def build_lens(shape: tuple[int, ...], options: Mapping[str, Any]) -> Lens | None:
+    """Return the features of samples of `shape` that the options of a plan's model name."""
+    name, *others = (options.get(key) for key in KEYS)
     if name is None or not is_network(name):
-        return features.build(name, shape, cell, upright, colours)
-    return build_network(name, shape, project, project_seed, sha256)
+        return features.build(name, shape, *others[:3])
+    return build_network(name, shape, *others[3:])
 
 
 def read_message(shape: tuple[int, ...], values: Mapping[str, Any]) -> Network:

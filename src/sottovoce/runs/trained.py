@@ -20,7 +20,7 @@ from sottovoce.models.base import JaxModel, Model, Params, Regression, find_mode
 from sottovoce.models.base import build as build_model
 from sottovoce.models.custom import adopt_model, load_own_model
 from sottovoce.models.metrics import Calibration, compute_probabilities
-from sottovoce.models.network import KEYS, Lens, as_samples, build_lens
+from sottovoce.models.network import Lens, as_samples, build_lens
 from sottovoce.privacy.budget import describe_undisclosed
 from sottovoce.runs.integrations import export_run
 from sottovoce.runs.record import Record, model_sha256
@@ -283,4 +283,4 @@ def _read_calibration(record: dict[str, Any]) -> Calibration | None:
 
 def _build_features(record: dict[str, Any]) -> Lens | None:
     options = record["plan"]["model"]
-    return build_lens(tuple(record["model"]["shape"]), *(options.get(key) for key in KEYS))
+    return build_lens(tuple(record["model"]["shape"]), options)
