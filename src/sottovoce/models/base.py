@@ -37,7 +37,7 @@ from sottovoce.privacy.seeds import Purpose
 
 if TYPE_CHECKING:
     import jax as jax
-    from jax import Array
+    from jax import Array as Array
 
     from sottovoce.models import clipping as clipping
     from sottovoce.models.person import PersonCode
@@ -54,6 +54,7 @@ else:
         def __getattr__(self, name: str) -> Any:
             return getattr(importlib.import_module(self._name), name)
 
+    Array = Any  # in annotations alone
     jax, jnp = _LazyModule("jax"), _LazyModule("jax.numpy")
     clipping = _LazyModule("sottovoce.models.clipping")
 
@@ -406,11 +407,15 @@ class NamedCode(Model):
     predicts_numbers: ClassVar[bool] = False
     #: Whether a device computes it with JAX, whose memory must be tried before a debit.
     needs_jax: ClassVar[bool] = True
+    features: int  # the numbers of a row
+    classes: int
 
     @classmethod
-    @abstractmethod
     def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
         """Return the model for samples of `shape`, with all of its options; all are checked."""
+        make: Any = cls
+        made: Self = make(features=math.prod(shape), classes=classes, **options)
+        return made
 
     @classmethod
     def fits(cls, classes: int, are_pictures: bool) -> bool:
@@ -418,9 +423,10 @@ class NamedCode(Model):
         are_few = cls.most_classes is None or classes <= cls.most_classes
         return are_few and (are_pictures or not cls.takes_pictures)
 
-    @abstractmethod
     def form(self, shape: tuple[int, ...] = (), classes: int = 0) -> Form:
         """Return how messages describe the model: name, shape of a sample, classes, options."""
+        options = {option.name: getattr(self, option.name) for option in self.options}
+        return Form(self.name, (self.features,), self.classes, options)
 
 
 class NamedModel(NamedCode, JaxModel):
@@ -428,11 +434,7 @@ class NamedModel(NamedCode, JaxModel):
 
 
 def find_model(name: str) -> type[NamedCode]:
-    """Return the class of the model that `MODELS` calls `name`.
-
-    >>> find_model("svm").most_classes
-    2
-    """
+    """Return the class of the model that `MODELS` calls `name`."""
     if name not in (known := MODELS | _OTHERS):
         raise InputError.of("model name", name, f"one of {', '.join(MODELS)}", "choose one")
     module, _, title = known[name].partition(":")
@@ -530,11 +532,7 @@ def _compile_init(backend: str) -> Any:
 
 
 def precision(params: Params) -> Any:
-    """Return the floating-point type that the parameters are computed in.
-
-    >>> str(precision({"w": jnp.zeros(2, jnp.float32)}))
-    'float32'
-    """
+    """Return the floating-point type that the parameters are computed in."""
     leaves = jax.tree.leaves(params)
     return jnp.result_type(*leaves) if leaves else jnp.zeros(()).dtype
 
@@ -601,10 +599,10 @@ def _are_all_finite(tree: Params) -> Array:
 # The exact integer sum of `privacy.grid` wants every sample's own gradient. They are formed for as
 # many samples as fit in a fixed amount of memory; samples × parameters never exists as a whole.
 
+#: What a message says of features beside their name.
 _LENS_KEYS = {
-    "hog": {"features": "name", "cell": "cell", "upright": "upright", "colours": "colours"},
-    "network": {"features": "name"}
-    | {key: key for key in ("sha256", "width", "project", "project_seed")},
+    "hog": ("cell", "upright", "colours"),
+    "network": ("sha256", "width", "project", "project_seed"),
 }
 _PERSON_KEY = "rows_per_person"
 _LARGEST_SIZE = 1 << 30
@@ -615,22 +613,14 @@ SLAB_NUMBERS = 1 << 16  # of a matrix that all rows are multiplied by before the
 
 
 class OwnModel(Protocol):
-    """A model of the client's own (PyTorch, JAX, …), by what a release needs of it.
+    """A model of the client's own (PyTorch, JAX, …): those methods of `Model` that a release needs.
 
     It is not trusted to keep samples apart: see `IsolatedModel`.
     """
 
-    def shapes(self) -> Shapes:
-        """Return names and shapes of the parameters."""
-        ...
-
-    def gradients(self, params: Arrays, x: Floats, y: NDArray[Any]) -> Arrays:
-        """Return every sample's gradient, each array (samples, *shape of the parameter)."""
-        ...
-
-    def losses(self, params: Arrays, x: Floats, y: NDArray[Any]) -> Floats:
-        """Return the loss of every sample."""
-        ...
+    def shapes(self) -> Shapes: ...
+    def gradients(self, params: Arrays, x: Floats, y: NDArray[Any]) -> Arrays: ...
+    def losses(self, params: Arrays, x: Floats, y: NDArray[Any]) -> Floats: ...
 
 
 @dataclass(frozen=True)
@@ -675,19 +665,15 @@ class Form:
         return self.name != OWN and find_model(self.name).needs_jax
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form as it stands in a message.
-
-        >>> Form.from_json(Form("svm", (3,), 2, {"kappa": 0.01}).to_json()).options
-        {'kappa': 0.01}
-        """
+        """Return the form as it stands in a message."""
         values: dict[str, Any]
         values = {"name": self.name, "shape": list(self.shape), "classes": self.classes}
         values |= {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
         if self.target is not None:
             values["target"] = list(self.target)
         if self.lens is not None:
-            keys = _LENS_KEYS[self.lens.name]
-            values |= {key: getattr(self.lens, name) for key, name in keys.items()}
+            values["features"] = self.lens.name
+            values |= {key: getattr(self.lens, key) for key in _LENS_KEYS[self.lens.name]}
         if self.rows_per_person:
             values[_PERSON_KEY] = self.rows_per_person
         return values
@@ -703,8 +689,8 @@ class Form:
         keys = {"name", "shape", "classes", *(option.name for option in options)}
         keys |= {"target"} & values.keys()  # a client of before refuses a key it does not know
         rows_per_person = values.get(_PERSON_KEY, 1)
-        kind = values.get("features")
-        keys |= _LENS_KEYS.get(kind, {}).keys() if isinstance(kind, str) else set()
+        if isinstance(kind := values.get("features"), str) and kind in _LENS_KEYS:
+            keys |= {"features", *_LENS_KEYS[kind]}
         if values.keys() - {_PERSON_KEY} != keys:
             raise Malformed(f"the message's model {name} has not the keys of one")
         shape, sizes = values["shape"], [values["classes"], rows_per_person]
@@ -792,11 +778,7 @@ def as_device(
     rows_per_person: int = 0,
     target: Regression | None = None,
 ) -> DeviceModel:
-    """Return how a device sees a model. `shape` and `classes` say what an own model cannot.
-
-    >>> as_device(build("mlp", shape=(64,), classes=10, hidden=32)).form.options
-    {'hidden': 32}
-    """
+    """Return how a device sees a model. `shape` and `classes` say what an own model cannot."""
     form = replace(model.form(shape, classes), rows_per_person=rows_per_person, target=target)
     return DeviceModel(form, None if isinstance(model.code, NamedCode) else model.code)
 
@@ -925,13 +907,7 @@ def gradient_blocks(
 def gradient_matrix(
     form: Form, params: Arrays, x: Floats, y: Any, own_model: OwnModel | None = None
 ) -> Floats:
-    """Return all per-sample gradients, (samples, parameters): for few samples or a small model.
-
-    >>> form = Form("svm", (2,), 2, {"kappa": 0.0})
-    >>> params = {"b": np.zeros(()), "w": np.zeros(2)}
-    >>> gradient_matrix(form, params, np.array([[4.0, 2.0]]), np.array([1])).tolist()
-    [[-1.0, -4.0, -2.0]]
-    """
+    """Return all per-sample gradients, (samples, parameters): for few samples or a small model."""
     with np.errstate(all="ignore"):
         blocks = gradient_blocks(form, params, x, y, own_model)
         return np.concatenate([Products.of(block).write_out() for block in blocks])
@@ -940,13 +916,7 @@ def gradient_matrix(
 def sample_losses(
     form: Form, params: Arrays, x: Floats, y: Any, own_model: OwnModel | None = None
 ) -> Floats:
-    """Return F(D_m, w) of every sample.
-
-    >>> form = Form("svm", (1,), 2, {"kappa": 0.0})
-    >>> params = {"b": np.zeros(()), "w": np.ones(1)}
-    >>> sample_losses(form, params, np.array([[2.0]]), np.array([0])).tolist()
-    [3.0]
-    """
+    """Return F(D_m, w) of every sample."""
     model, losses = _find_code(form, own_model), []
     rows = rows_per_block(_count(params) * max(1, form.rows_per_person))
     for start in range(0, len(y), rows):
@@ -977,9 +947,6 @@ def multiply_rows(x: Floats, w: Floats) -> Floats:
 
     One product of all rows rounds a row differently at the edge of a block than in the middle. A
     large w is gone through in slabs that stay in the cache for all rows.
-
-    >>> multiply_rows(np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0], [4.0]])).tolist()
-    [[11.0], [4.0]]
     """
     product = np.empty((len(x), w.shape[1]))
     width = max(1, SLAB_NUMBERS // max(1, len(w)))

@@ -16,28 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError, SottovoceError
-from sottovoce.models.base import (
-    Arrays,
-    Floats,
-    JaxModel,
-    Model,
-    Params,
-    clipping,
-    decide,
-    flatten_parameters,
-    jax,
-    jnp,
-)
+from sottovoce.models import base
+from sottovoce.models.base import Array, Arrays, Floats, JaxModel, Model, Params, decide, jax, jnp
 from sottovoce.privacy.grid import Products
-
-if TYPE_CHECKING:
-    from jax import Array
 
 _BOUND = "package.module:name or file.py:name of a model"
 
@@ -81,8 +68,8 @@ class Custom(JaxModel):
         """
         with jax.enable_x64(True):
             tree, rows = self.unflatten(params), (jnp.asarray(x), jnp.asarray(y))
-            found = jax.device_get(clipping.compute_factors_alone(self, tree, *rows))
-        names = list(flatten_parameters(tree))
+            found = jax.device_get(base.clipping.compute_factors_alone(self, tree, *rows))
+        names = list(base.flatten_parameters(tree))
         pieces = dict(zip(names, found, strict=True))
         return Products(tuple(pieces[name] for name in sorted(names))), np.ones(len(x), bool)
 

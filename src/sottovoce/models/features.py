@@ -131,11 +131,7 @@ def build(
     upright: bool | None = None,
     colours: bool | None = None,
 ) -> Hog | None:
-    """Return the features `name` of rows of `shape`, (height, width) or (height, width, colours).
-
-    >>> build("hog", (8, 8, 1), 4).width, build(None, (58,), None)
-    (32, None)
-    """
+    """Return the features `name` of rows of `shape`, (height, width[, colours])."""
     if name is None:
         return None
     if name not in NAMES:

@@ -18,27 +18,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.models import base
-from sottovoce.models.base import (
-    Arrays,
-    Floats,
-    Inspected,
-    NamedModel,
-    Option,
-    Params,
-    Shapes,
-    jnp,
-)  # fmt: skip
+from sottovoce.models.base import Array, Arrays, Floats, Inspected, Option, Params, Shapes, jnp
 from sottovoce.models.features import NORM
 from sottovoce.privacy.grid import Products
-
-if TYPE_CHECKING:
-    from jax import Array
 
 PARAMETER = "moments"
 SHARE = 0.35  # a²: the part of ‖s‖² that products of inputs have
@@ -48,7 +36,7 @@ LEAST_RIDGE = 1e-6  # of the largest eigenvalue, where noise makes none negative
 
 @final
 @dataclass(frozen=True)
-class LeastSquares(NamedModel):
+class LeastSquares(base.NamedModel):
     """One linear layer by ridge regression; its parameters are moments, from which it is solved.
 
     >>> model = LeastSquares(1, classes=1, norm=1.0, number_loss="squared")
@@ -68,13 +56,6 @@ class LeastSquares(NamedModel):
     cleans_rows = True
     predicts_numbers = True
     options = (Option("norm", NORM, "give a public bound on the norm of a row"),)
-
-    @classmethod
-    def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
-        return cls(math.prod(shape), classes, **options)
-
-    def form(self, shape: tuple[int, ...] = (), classes: int = 0) -> base.Form:
-        return base.Form(self.name, (self.features,), self.classes, {"norm": self.norm})
 
     def shapes(self) -> Shapes:
         return {PARAMETER: (self.features + 1, self.features + 1 + self.classes)}

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, final
 
 import numpy as np
 
 from sottovoce.models import base, softmax
-from sottovoce.models.base import Arrays, Floats, Inspected, NamedModel, Params, Shapes, jax, jnp
+from sottovoce.models.base import Array, Arrays, Floats, Inspected, Params, Shapes, jax, jnp
 from sottovoce.privacy.grid import Products
-
-if TYPE_CHECKING:
-    from jax import Array
 
 PARTS = 8  # of the rows, where an accelerator sums over them for one run alone
 
 
 @final
 @dataclass(frozen=True)
-class Mlp(NamedModel):
+class Mlp(base.NamedModel):
     """One hidden layer of ReLU units, then softmax."""
 
     features: int
@@ -36,13 +32,6 @@ class Mlp(NamedModel):
     cleans_rows = True
     uses_bfloat16 = True
     predicts_numbers = True
-
-    @classmethod
-    def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
-        return cls(math.prod(shape), options["hidden"], classes)
-
-    def form(self, shape: tuple[int, ...] = (), classes: int = 0) -> base.Form:
-        return base.Form("mlp", (self.features,), self.classes, {"hidden": self.hidden})
 
     def shapes(self) -> Shapes:
         f, h, c = self.features, self.hidden, self.classes

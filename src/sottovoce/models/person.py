@@ -15,16 +15,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.models.base import Arrays, Floats, Form, IsolatedModel, JaxModel, Model, Params, jnp
+from sottovoce.models import base
+from sottovoce.models.base import Array, Arrays, Floats, Form, JaxModel, Model, Params, jnp
 from sottovoce.privacy.grid import Products
-
-if TYPE_CHECKING:
-    from jax import Array
 
 ROWS_PER_PERSON = 8  # where a plan or node file names no other number
 MOST_ROWS_PER_PERSON = 10_000
@@ -92,7 +90,7 @@ def apply_to_rows(
 class PersonCode:
     """A model's numpy code, or a client's own, for samples that are persons."""
 
-    code: Model | IsolatedModel
+    code: Model | base.IsolatedModel
     rows_per_person: int
     is_number: bool = False  # whether a number is predicted
 

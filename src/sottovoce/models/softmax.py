@@ -6,19 +6,15 @@ r²/2 (`squared`), or |r|·h − h²/2 beyond h = 0.2, a tenth of the range (`hu
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.models import base
-from sottovoce.models.base import Arrays, Floats, Inspected, NamedModel, Params, Shapes, jax, jnp
+from sottovoce.models.base import Array, Arrays, Floats, Inspected, Params, Shapes, jax, jnp
 from sottovoce.privacy.grid import Products
-
-if TYPE_CHECKING:
-    from jax import Array
 
 HUBER = 0.2  # from here on the Huber loss grows linearly
 LEAST_SCORE = -500.0  # below the largest of a row: e⁻⁵⁰⁰ is far from subnormal, which takes longer
@@ -26,7 +22,7 @@ LEAST_SCORE = -500.0  # below the largest of a row: e⁻⁵⁰⁰ is far from su
 
 @final
 @dataclass(frozen=True)
-class Softmax(NamedModel):
+class Softmax(base.NamedModel):
     """One linear layer, then softmax: the loss is convex, so it starts from zeros.
 
     Few parameters meet little noise (it grows with √d), so that on good features this is the model
@@ -42,13 +38,6 @@ class Softmax(NamedModel):
     keeps_factors = True
     cleans_rows = True
     predicts_numbers = True
-
-    @classmethod
-    def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
-        return cls(math.prod(shape), classes)
-
-    def form(self, shape: tuple[int, ...] = (), classes: int = 0) -> base.Form:
-        return base.Form("softmax", (self.features,), self.classes)
 
     def shapes(self) -> Shapes:
         return {"b": (self.classes,), "w": (self.features, self.classes)}

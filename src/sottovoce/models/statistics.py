@@ -128,9 +128,7 @@ class Statistics(NamedCode):
     @cached_property
     def weight(self) -> float:
         """The factor w of the products."""
-        return min(
-            1.0, math.sqrt(self._plain / max(self.correlated * (self.correlated + 1) / 2, 1))
-        )
+        return min(1.0, math.sqrt(self._plain / max(self._pairs, 1)))
 
     @cached_property
     def divisor(self) -> float:

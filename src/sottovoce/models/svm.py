@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, final
+from dataclasses import dataclass, field
+from typing import Any, Self, final
 
 import numpy as np
 
 from sottovoce.models import base
-from sottovoce.models.base import Arrays, Floats, Inspected, NamedModel, Params, Shapes, jax, jnp
-
-if TYPE_CHECKING:
-    from jax import Array
+from sottovoce.models.base import Array, Arrays, Floats, Inspected, Params, Shapes, jax, jnp
 
 
 @final
 @dataclass(frozen=True)
-class Svm(NamedModel):
+class Svm(base.NamedModel):
     """A linear classifier of two classes, labels 0 and 1 standing for y = −1 and y = +1.
 
     The paper prints the loss as max{y − wᵀx, 0}, which is no hinge (for y = −1 it asks for scores
@@ -25,13 +22,11 @@ class Svm(NamedModel):
     bias acts as the weight of a constant feature 1 and is regularised like the others: the loss is
     then κ-strongly convex in everything that is uploaded, as Theorems 2 and 3 assume. The
     regulariser is part of every sample's loss, so it is clipped with it.
-
-    >>> Svm(2).init(jax.random.key(0))["w"].tolist()
-    [0.0, 0.0]
     """
 
     features: int
     kappa: float = 0.01
+    classes: int = field(default=2, init=False, repr=False)
 
     name = "svm"
     options = (base.Option("kappa", 0.01, "0.01 is the default"),)
@@ -42,9 +37,6 @@ class Svm(NamedModel):
     @classmethod
     def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
         return cls(math.prod(shape), options["kappa"])
-
-    def form(self, shape: tuple[int, ...] = (), classes: int = 2) -> base.Form:
-        return base.Form("svm", (self.features,), 2, {"kappa": self.kappa})
 
     def shapes(self) -> Shapes:
         return {"b": (), "w": (self.features,)}

@@ -25,16 +25,8 @@ from pydantic import (
 from sottovoce.errors import PlanError
 from sottovoce.models.base import WIDEST
 from sottovoce.models.person import MOST_ROWS_PER_PERSON, ROWS_PER_PERSON
-from sottovoce.plan.base import (
-    MOST,
-    Number,
-    Section,
-    When,
-    Whole,
-    WholeOrZero,
-    format_name,
-    optional,
-)
+from sottovoce.plan import base
+from sottovoce.plan.base import MOST, Number, Section, When, Whole, WholeOrZero, optional
 
 Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
 
@@ -85,15 +77,14 @@ got [120, 0]; swap them
 
 
 def _check_spec(column: str, given: Any, is_label: bool) -> Spec:
-    where = format_name("data", "columns", column)
+    where = base.format_name("data", "columns", column)
     items = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(items, list | tuple):
         bound = "a list of categories" if is_label else "[low, high] or a list of categories"
         remedy = "say what is public about the column"
         raise PlanError.of(where, given, bound, remedy)
-    numbers = [item for item in items if isinstance(item, int | float)]
-    numbers = [item for item in numbers if not isinstance(item, bool)]
-    if is_label or len(numbers) == 0:
+    numbers = [x for x in items if isinstance(x, int | float) and not isinstance(x, bool)]
+    if is_label or not numbers:
         return _check_categories(where, items, is_label)
     if len(numbers) != 2 or len(items) != 2:
         bound = "[low, high] for a number or a list of texts for categories"
@@ -208,7 +199,7 @@ class Data(Section):
     """Which data, and who holds what."""
 
     name: DatasetName | None = Field(
-        "digits", description="the dataset (arrays: given from Python)"
+        default="digits", description="the dataset (arrays: given from Python)"
     )
     path: str | None = optional(
         "your own table (CSV, Parquet, .npz) instead of name, relative to the plan", "people.csv"
@@ -239,12 +230,12 @@ class Data(Section):
     missing: Literal["middle", "flag"] | None = optional(
         "a missing number: the middle of its bounds, or 0 and an input that says so", "flag"
     )
-    clients: Whole | None = Field(10, description="how many clients share the data (U)")
+    clients: Whole | None = Field(default=10, description="how many clients share the data (U)")
     samples: Whole | tuple[Whole, ...] | None = optional(
         "the rows of each client, or a list of them (absent: all rows, shared equally)", 143
     )
     split: SplitKind = Field(
-        "iid",
+        default="iid",
         description="who holds what: alike, by class, in listed sizes, by α, in order, by column",
     )
     labels_per_client: Annotated[Whole | None, When("split", "labels", 2)] = optional(
@@ -254,11 +245,11 @@ class Data(Section):
         Annotated[Number, Field(ge=1e-3, le=MOST)] | None, When("split", "dirichlet", 0.5)
     ] = optional("how even the classes are with split = dirichlet, small is uneven")
     validation: WholeOrZero | Fraction | str = Field(
-        DATASETS["digits"].validation,
+        default=DATASETS["digits"].validation,
         description="rows to validate on (0: the test rows; a table: also a fraction, a file)",
     )
     test: WholeOrZero | Fraction | str = Field(
-        DATASETS["digits"].test,
+        default=DATASETS["digits"].test,
         description="rows to test on (0: the dataset's own; a table: also a fraction, a file)",
     )
     evaluation: Literal["public"] | None = optional(
@@ -287,6 +278,10 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
+        k, classes = self.labels_per_client or 1, self.classes
+        if classes is not None and k > classes:
+            remedy = f"{self.name or self.label} has {classes} classes"
+            raise PlanError.of("data.labels_per_client", k, f"at most {classes}", remedy)
         if self.path is not None:
             self._check_table()
             return self
@@ -308,13 +303,10 @@ class Data(Section):
         if test == 0 and facts.own_test == 0:
             remedy = f"{self.name} comes without a test set of its own"
             raise PlanError.of("data.test", 0, "≥ 1", remedy)
-        k = self.labels_per_client or 1
-        if k > facts.classes:
-            raise PlanError(
-                f"data.labels_per_client must be at most {facts.classes}, got {k!r:.60}; "
-                f"{self.name} has {facts.classes} classes"
-            )
-        self._check_public(validation)
+        if self.public is not None and not 1 <= validation <= self.public:
+            bound = f"from 1 to data.public = {self.public}"
+            remedy = "the rows the server steers by are drawn from the public ones"
+            raise PlanError.of("data.validation", validation, bound, remedy)
         aside = validation if self.public is None else self.public
         kept = facts.rows - aside - test
         if kept < clients * k:
@@ -326,13 +318,6 @@ class Data(Section):
             )
         self._check_samples(kept, k)
         return self
-
-    def _check_public(self, validation: int) -> None:
-        if self.public is not None and not 1 <= validation <= self.public:
-            raise PlanError(
-                f"data.validation must be from 1 to data.public = {self.public}, got "
-                f"{validation!r:.60}; the rows the server steers by are drawn from the public ones"
-            )
 
     @property
     def classes(self) -> int | None:
@@ -411,14 +396,8 @@ class Data(Section):
                 f"data.validation = {self.validation} and data.test = {self.test} leave no rows to "
                 "train on; lower one of them"
             )
-        k, classes = self.labels_per_client or 1, self.classes
-        if classes is not None and k > classes:
-            raise PlanError(
-                f"data.labels_per_client must be at most {classes}, got {k!r:.60}; {self.label} "
-                f"has {classes} categories"
-            )
         if self.client is None:
-            self._check_samples(10**12, k)
+            self._check_samples(10**12, self.labels_per_client or 1)
 
     def _check_column_names(self) -> None:
         for key in ("label", "client", "person", "text"):

@@ -25,19 +25,8 @@ from sottovoce.models.custom import resolve_beside
 from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
 from sottovoce.models.network import TEXT_PRESET, is_network, resolve_network
 from sottovoce.models.person import ROWS_PER_PERSON
-from sottovoce.plan.base import (
-    TABLES,
-    Section,
-    describe_schema,
-    format_name,
-    format_value,
-    optional,
-    parse_setting,
-    parse_toml,
-    read_text,
-    split_key,
-    write_toml,
-)
+from sottovoce.plan import base
+from sottovoce.plan.base import TABLES, Section, format_name, optional, split_key
 from sottovoce.plan.data import TABLE_KEYS, Columns, Data, check_bounds
 from sottovoce.plan.sections import CUSTOM, Local, Model, Privacy, Rounds, Server
 from sottovoce.privacy.budget import LARGER_UNITS
@@ -72,7 +61,7 @@ class Plan(Section):
         default=1, alias="schema", description="the version of this format"
     )
     noise: Literal["simulated", "secure"] = Field(
-        "simulated",
+        default="simulated",
         description="where noise comes from (simulated: a forecast; secure: a real release)",
     )
     metric: Metric | None = optional(
@@ -370,7 +359,7 @@ class Plan(Section):
         """
         if path is None:
             return cls.from_toml(_read_default(), overrides)
-        text = read_text(path, "the plan")
+        text = base.read_text(path, "the plan")
         source = f"the plan {format_name(Path(path).name)}"
         return cls.from_toml(text, overrides, folder=Path(path).parent, source=source)
 
@@ -384,8 +373,8 @@ class Plan(Section):
         source: str = "the plan",
     ) -> Self:
         """Load the plan of a TOML text; the paths in it are relative to `folder`."""
-        values = parse_toml(text, source)
-        changes = dict(parse_setting(override) for override in overrides)
+        values = base.parse_toml(text, source)
+        changes = dict(base.parse_setting(override) for override in overrides)
         data, privacy = values.get("data"), values.get("privacy")
         if isinstance(data, dict):
             for key in ("path", "validation", "test"):
@@ -427,12 +416,12 @@ class Plan(Section):
         >>> plan.rounds.beta is None, plan.privacy.epsilon
         (True, 4.0)
         """
-        changes = dict(parse_setting(setting) for setting in settings) | values
+        changes = dict(base.parse_setting(setting) for setting in settings) | values
         return type(self)(**_apply_changes(self._dump(), changes))
 
     def to_toml(self) -> str:
         """Write the plan as TOML; loading it gives this plan again."""
-        return write_toml(self._dump())
+        return base.write_toml(self._dump())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data with K filled in, as in a run record.
@@ -618,14 +607,14 @@ def _explain_keys(table: type[Section], values: Mapping[str, Any]) -> Iterator[s
         default = when[key].default if key in when else schema.get("default")
         yield f"# {schema['description']}"
         if "const" not in schema:
-            yield f"#   {describe_schema(schema)}" + (
+            yield f"#   {base.describe_schema(schema)}" + (
                 "" if default is None else f"; default {default}"
             )
         if key in values:
-            yield f"{key} = {format_value(values[key])}"
+            yield f"{key} = {base.format_value(values[key])}"
         else:
             shown = schema["examples"][0] if default is None else default
-            yield f"# {key} = {format_value(shown)}"
+            yield f"# {key} = {base.format_value(shown)}"
 
 
 def _read_default() -> str:

@@ -16,19 +16,8 @@ from pydantic import AfterValidator, Field, model_validator
 from sottovoce.errors import InputError, PlanError
 from sottovoce.models import network
 from sottovoce.models.base import LEAST_SQUARES, MODELS, find_model
-from sottovoce.plan.base import (
-    MOST,
-    TABLES,
-    Few,
-    Number,
-    Section,
-    When,
-    Whole,
-    WholeOrZero,
-    join_names,
-    optional,
-    read_budgets,
-)
+from sottovoce.plan import base
+from sottovoce.plan.base import MOST, Few, Number, Section, When, Whole, WholeOrZero, optional
 from sottovoce.plan.data import Data
 from sottovoce.privacy.budget import Budget, Calibration, Unit, View
 from sottovoce.privacy.sensitivity import Recipe
@@ -65,7 +54,7 @@ class Model(Section):
     """What is trained."""
 
     name: ModelName = Field(
-        "mlp", description="the model (custom: your own, named by `own` or from Python)"
+        default="mlp", description="the model (custom: your own, named by `own` or from Python)"
     )
     hidden: Annotated[Whole | None, When("name", "mlp", 32)] = optional(
         "the hidden units of the mlp"
@@ -151,26 +140,26 @@ class Model(Section):
         """Return the names of the models for such samples, as a sentence lists them."""
         models = {name: find_model(name) for name in MODELS}
         fitting = [name for name, model in models.items() if model.fits(classes or 2, are_pictures)]
-        return join_names(fitting, "or")
+        return base.join_names(fitting, "or")
 
 
 class Local(Section):
     """What a client does with a model before it uploads it."""
 
     learning_rate: Number | Literal["auto"] = Field(
-        2.0,
+        default=2.0,
         description="the length η of a step, above 0 (auto, of your own table: by a public rule)",
     )
     clip: Number | Literal["median"] = Field(
-        1.0,
+        default=1.0,
         description="the norm C a record's gradient is cut to (median: of raw norms, not covered)",
     )
     unit: Unit = Field(
-        "record",
+        default="record",
         description="what is protected: a record, a person's rows at a client, or a client's data",
     )
     steps: Few = Field(
-        1, description="the gradient steps of a round, each with noise and each charged (E)"
+        default=1, description="the gradient steps of a round, each with noise and each charged (E)"
     )
 
     @model_validator(mode="after")
@@ -193,10 +182,13 @@ class Privacy(Section):
     """What each client is promised."""
 
     epsilon: Annotated[Number, Field(le=1e6)] | tuple[Annotated[Number, Field(le=1e6)], ...] = (
-        Field(8.0, description="the budget ε of every client, or a list (1 is strong, 8 is usual)")
+        Field(
+            default=8.0,
+            description="the budget ε of every client, or a list (1 is strong, 8 is usual)",
+        )
     )
     delta: Number | tuple[Number, ...] = Field(
-        1e-5,
+        default=1e-5,
         description="δ, the most that is added to a probability, well below 1 / samples, or a list",
     )
     clients: str | None = optional(
@@ -204,11 +196,12 @@ class Privacy(Section):
         "budgets.csv",
     )
     calibration: Calibration = Field(
-        "exact",
+        default="exact",
         description="how noise follows from the budget (paper: too little noise, for comparison)",
     )
     view: View = Field(
-        "upload", description="what the server learns of a round: every upload, or only their sum"
+        default="upload",
+        description="what the server learns of a round: every upload, or only their sum",
     )
     honest: Annotated[Whole | None, When("view", "sum", None)] = optional(
         "how many clients of a round, itself included, a client counts on (h)", 8
@@ -228,20 +221,16 @@ class Privacy(Section):
             if values.get(key) is not None:
                 where, remedy = "beside privacy.clients", "remove one of the two"
                 raise PlanError.no_effect(f"privacy.{key}", where, remedy)
-        epsilon, delta = read_budgets(path)
+        epsilon, delta = base.read_budgets(path)
         return {**values, "clients": None, "epsilon": epsilon, "delta": delta}
 
     @model_validator(mode="after")
     def _check_budgets(self) -> Self:
-        checks: dict[str, Callable[[float], Budget]] = {
-            "epsilon": lambda epsilon: Budget(epsilon, 0.1),
-            "delta": lambda delta: Budget(1, delta),
-        }
-        for key, check in checks.items():
+        for key in ("epsilon", "delta"):
             values = getattr(self, key)
             for i, value in enumerate(values if isinstance(values, tuple) else (values,)):
                 try:
-                    check(value)
+                    Budget(**{"epsilon": 1.0, "delta": 0.1, key: value})
                 except InputError as error:
                     name = f"{key}[{i}]" if isinstance(values, tuple) else key
                     sentence = str(error).removeprefix(key)
@@ -302,7 +291,7 @@ class Server(Section):
     """What the server makes of the uploads."""
 
     weights: Literal["samples", "precision"] = Field(
-        "samples",
+        default="samples",
         description="what an upload is weighed by: rows, or (for unequal budgets) precision",
     )
     divergence: Annotated[Number, Field(ge=0, le=1e12)] | None = optional(
@@ -315,7 +304,7 @@ class Server(Section):
         Annotated[Number, Field(ge=0.01, le=0.49)] | None, When("aggregation", "trimmed", 0.2)
     ] = optional("the weight left out at either end with aggregation = trimmed")
     signal: Literal["public", "clients", "raw"] = Field(
-        "public",
+        default="public",
         description="whose loss decides: that of the validation set, of clients (noised), or raw",
     )
     loss_bound: Annotated[Scale | None, When("signal", "clients", 5.0)] = optional(
@@ -365,4 +354,4 @@ class Server(Section):
 
 
 for _table in (Data, Model, Local, Privacy, Rounds, Server):
-    TABLES[_table.title()] = _table
+    base.TABLES[_table.title()] = _table
