@@ -40,9 +40,10 @@ from sottovoce.plan import Plan
 from sottovoce.plan.base import read_text
 from sottovoce.privacy import calibration, grid, seeds
 from sottovoce.privacy.seeds import Purpose
+from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.runs import checkpoint, record
-from sottovoce.runs.checkpoint import RoundDone, ServerState, describe_last_round
+from sottovoce.runs.checkpoint import RoundDone, describe_last_round
 from sottovoce.runs.record import Exceptions, Identity, Record, Status
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.aggregate import combine, limit_noise, weigh_by_samples
@@ -204,196 +205,15 @@ class RoundAnswers:
     asked: list[int] = field(default_factory=list)
     uploads: dict[int, AcceptedUpload] = field(default_factory=dict)
     blobs: dict[int, bytes] = field(default_factory=dict)
+    sigma: dict[int, tuple[float, ...]] = field(default_factory=dict)  # of whoever counts
     why: dict[int, str] = field(default_factory=dict)  # the last reason for not sending an upload
     total: SumResult | None = None  # where only the sum of the uploads is known
     void: bool = False  # whether too few clients were left for a sum
 
-    @property
-    def refused(self) -> dict[str, int]:
-        """How often each reason occurred: clients' codes, `silent`, `malformed` and `version`."""
-        every = [why for i, why in self.why.items() if i not in self.uploads]
-        return {why: every.count(why) for why in sorted(set(every))}
-
-
-def ask_round(
-    federation: Federation,
-    roll: Roll,
-    state: ServerState,
-    params: Arrays,
-    turn: Round,
-    header: Mapping[str, Any],
-    transport: Transport,
-    patience: Patience,
-) -> RoundAnswers:
-    """Ask a cohort until enough uploads count.
-
-    Silent clients are asked again, and other clients take the places of those that decline.
-    """
-    terms, request = federation.terms, _make_request(federation, params, turn, header)
-    rng = seeds.generator(header["seed"], Purpose.COHORT, turn.t)
-    asked_hash, answers, tried = request.hash(), RoundAnswers(), 0
-    while tried < patience.tries and len(answers.uploads) < patience.minimum:
-        roll.greet_returning(transport)
-        if tried or np.count_nonzero(roll.find_online()) < patience.minimum:
-            roll.retry_silent(at_once=True)  # a silent client is better than no round
-        waiting = [i for i in answers.asked if i not in answers.uploads and i not in roll.gone]
-        if (room := terms.per_round - len(answers.uploads) - len(waiting)) > 0:
-            free = roll.find_online()
-            free[answers.asked] = False
-            more = pick_cohort(
-                terms.cohort, asked=state.asked, size=room, rng=rng, online=free
-            ).tolist()
-            answers.asked.extend(more)
-            waiting += more
-        if not waiting:
-            break
-        members = {i: roll.members[i] for i in waiting}
-        began = time.monotonic()
-        reached = {
-            i: roll.routes[m.identity] for i, m in members.items() if m.identity in roll.routes
-        }
-        replies = transport.ask(
-            {r: replace(request, receipt=members[i].receipt).to_blob() for i, r in reached.items()},
-            patience.round,
-        )
-        for i in waiting:
-            blob = replies.get(reached[i]) if i in reached else None
-            expected = replace(
-                _expect_upload(federation, request, asked_hash, members[i]),
-                opened=float(state.tank.capacity[i] * (state.tank.opened[i] / FULL)),
-                debits=int(state.turns[i]) * terms.releases,
-                shown=roll.shown.get(i, (0.0, 0)),
-            )
-            _count_answer(answers, roll, i, blob, expected)
-        # A client that declines for good is replaced at once; only silence counts as a try.
-        if any(i not in answers.uploads and i not in roll.gone for i in waiting):
-            tried += 1
-            if tried < patience.tries and len(answers.uploads) < patience.minimum:
-                _wait_until(began + patience.compute_pause(tried))  # their reasons may pass
-    if len(answers.uploads) >= patience.minimum:
-        counted = answers.uploads | roll.gone
-        roll.close_round({i: why for i, why in answers.why.items() if i not in counted})
-        return answers
-    if roll.is_over(besides=list(answers.uploads)):
-        return RoundAnswers(answers.asked)  # too few clients are left for a round: the run ends
-    reasons = ", ".join(f"{why}: {n}" for why, n in answers.refused.items())
-    raise RunError(
-        f"round {turn.t + 1} got {len(answers.uploads)} uploads of {len(answers.asked)} "
-        f"asked and needs {patience.minimum} ({reasons or 'nobody to ask'}); "
-        "repair the clients and resume the run"
-    )
-
-
-def ask_sum(
-    federation: Federation,
-    roll: Roll,
-    state: ServerState,
-    params: Arrays,
-    turn: Round,
-    header: Mapping[str, Any],
-    transport: Transport,
-    patience: Patience,
-) -> RoundAnswers:
-    """Lead a cohort through the five messages of the sum view; a void round has no sum.
-
-    Who is silent or wrong in a message takes no further part in the round: another cohort would be
-    another round to its clients.
-    """
-    terms, request = federation.terms, _make_request(federation, params, turn, header)
-    request = replace(request, sum={})
-    rng = seeds.generator(header["seed"], Purpose.COHORT, turn.t)
-    roll.greet_returning(transport)
-    roll.retry_silent(at_once=True)
-    online = roll.find_online()
-    asked = pick_cohort(
-        terms.cohort, asked=state.asked, size=terms.per_round, rng=rng, online=online
-    ).tolist()
-    answers = RoundAnswers(asked)
-    if len(asked) < terms.honest + terms.corrupt:
-        if roll.is_over(besides=[]):
-            return answers
-        raise RunError(
-            f"round {turn.t + 1} has {len(asked)} clients to ask and needs honest + corrupt = "
-            f"{terms.honest + terms.corrupt}; bring the clients back and resume the run"
-        )
-    by_key = {str((roll.members[i].sum or {})["member"]): i for i in asked}
-    if len(by_key) < len(asked):
-        raise RunError("two clients have one key of the sum view; give each a key of its own")
-    size = sum(leaf.size for leaf in params.values())
-
-    def ask(step: str, heads: dict[str, dict[str, Any]]) -> dict[str, Answer]:
-        reached, blobs = {}, {}
-        for name, head in heads.items():
-            member = roll.members[by_key[name]]
-            if (route := roll.routes.get(member.identity)) is None:
-                continue
-            reached[name], said = route, {k: v for k, v in head.items() if k not in ("run", "t")}
-            if step in ("keys", "input"):
-                blobs[route] = replace(request, receipt=member.receipt, sum=said).to_blob()
-            else:
-                blobs[route] = pack({"schema": SUM, **head})
-        replies = transport.ask(blobs, patience.round)
-        found = {}
-        for name in heads:
-            blob = replies.get(reached[name]) if name in reached else None
-            answer = _read_step(answers, roll, by_key[name], step, blob, size, federation)
-            if answer is not None:
-                found[name] = answer
-        return found
-
-    try:
-        result = sum_round.play_sum_round(
-            ask,
-            list(by_key),
-            run=request.run,
-            t=turn.t,
-            request=request.hash(),
-            size=size,
-            threshold=choose_threshold(len(asked), terms.honest, terms.corrupt),
-        )
-    except RoundVoid as error:
-        log.warning("round %d: %s", turn.t + 1, error)
-        return replace(answers, void=True)
-    members = [by_key[name] for name in result.keys]
-    roll.close_round({i: why for i, why in answers.why.items() if i not in members})
-    return replace(answers, total=result)
-
-
-def _read_step(
-    answers: RoundAnswers,
-    roll: Roll,
-    i: int,
-    step: str,
-    blob: bytes | None,
-    size: int,
-    federation: Federation,
-) -> Answer | None:
-    """Read one client's answer to a step, or note why there is none."""
-    member, answers.why[i] = roll.members[i], SILENT
-    if blob is None:
-        log.warning("client %s did not answer in time", member.name)
-        return None
-    try:
-        # A refusal has no arrays, and reads the same with words.
-        head, arrays = unpack(blob, limit=8 * size + 2 * LONGEST_TEXT, words=True)
-        if head.get("kind") == "refusal":
-            answers.why[i] = str(head.get("code"))[:20]
-            log.warning("client %s declined: %s", member.name, answers.why[i])
-            if step == "keys" and answers.why[i] in LASTING:
-                roll.gone[i] = answers.why[i]
-            return None
-        if step == "keys" and (head.get("key") or {}).get("samples") != member.samples:
-            raise Malformed("the key's samples are not those of the greeting")
-        if step == "input":
-            change = grid.grid_sensitivity(federation.recipe.unit, member.samples)
-            receipt, account = checks.check_input(head, member, change, federation.terms.honest)
-            roll.members[i] = replace(member, receipt=receipt, account=account)
-    except (Malformed, AttributeError) as error:
-        log.warning("client %s sent no step of a round: %s", member.name, error)
-        answers.why[i] = "malformed"
-        return None
-    del answers.why[i]
-    return head, arrays
+    def find_missing(self) -> dict[int, str]:
+        """Return why each client that was asked does not count."""
+        otherwise = "void" if self.void else "malformed"
+        return {i: self.why.get(i, otherwise) for i in self.asked if i not in self.sigma}
 
 
 def _wait_until(when: float) -> None:
@@ -425,67 +245,6 @@ def _make_request(
         loss_bound=plan.server.loss_bound if plan.server.signal == "clients" else None,
         server=header["server"],
         encoding=find_encoding(plan, held),
-    )
-
-
-def _count_answer(
-    answers: RoundAnswers, roll: Roll, i: int, blob: bytes | None, expected: ExpectedUpload
-) -> None:
-    """Check one client's answer and note what came of it; a bad one must not affect the others."""
-    answers.why[i], member = SILENT, roll.members[i]
-    if blob is None:
-        log.warning("client %s did not answer in time", member.name)
-        return
-    try:
-        answer = checks.check_answer(blob, expected)
-    except Malformed as error:
-        log.warning("client %s sent no upload: %s", member.name, error)
-        answers.why[i] = "version" if isinstance(error, OtherVersion) else "malformed"
-        if isinstance(error, OtherSamples):  # all further uploads would be rejected, too
-            answers.why[i] = roll.gone[i] = "samples"
-        return
-    except Exception:  # an error in the checks must not end the run for everyone
-        log.exception("the checks failed on what client %s sent", member.name)
-        answers.why[i] = "malformed"
-        return
-    if isinstance(answer, AcceptedUpload):
-        answers.uploads[i], answers.blobs[i] = answer, blob
-        roll.shown[i] = answer.shown
-        roll.members[i] = replace(member, receipt=answer.receipt, account=answer.account)
-        roll.missed.pop(i, None)
-        return
-    log.warning(
-        "client %s (sottovoce %s) declined: %s",
-        member.name,
-        member.version or "unknown",
-        answer.code,
-    )
-    answers.why[i] = answer.code
-    if answer.code in LASTING:
-        roll.gone[i] = answer.code
-
-
-def _expect_upload(
-    federation: Federation, request: Request, asked: str, member: Member
-) -> ExpectedUpload:
-    """Return what an honest answer of this client looks like.
-
-    Its floor was not too high when it was admitted, and stays accepted if more clients came since.
-    """
-    plan, recipe = federation.plan, request.recipe
-    needs = (member.floor or 0.0) * math.sqrt(recipe.releases / _compute_model_share(plan))
-    return ExpectedUpload(
-        run=request.run,
-        t=request.round.t,
-        request=asked,
-        params=request.params,
-        recipe=recipe,
-        member=member,
-        ceiling=max(_compute_ceiling(plan, member, federation.terms.clients), needs * (1 + 1e-6)),
-        loss_bound=request.loss_bound,
-        disclosed=plan.server.weights == "precision",
-        turn=request.round,
-        terms=federation.terms,
     )
 
 
@@ -623,18 +382,16 @@ class RealClients:
 
     def begin_rounds(self, opened: rounds.RoundsByRun) -> bool:
         """Ask the clients, and wait for their uploads."""
-        run, (state, params, _), turn = self.run, self.run.at, opened[0]
+        run, turn, members = self.run, opened[0], self.roll.members
         federation = run.federation
-        ask = ask_round if federation.plan.privacy.view == "upload" else ask_sum
-        self.came = ask(
-            federation, self.roll, state, params, turn, self.header, self.transport, self.patience
-        )
-        if self.came.uploads and self.keep_uploads:
+        request = _make_request(federation, run.at[1], turn, self.header)
+        ask = self.ask_uploads if federation.plan.privacy.view == "upload" else self.ask_sum
+        self.came = ask(request)
+        if self.came.blobs and self.keep_uploads:
             (self.out / UPLOADS).mkdir(exist_ok=True)
             for i, blob in self.came.blobs.items():
                 write_file(self.out / UPLOADS / f"{turn.t:05d}-{i:05d}", blob)
         # Clients may tighten or hide their budgets on the way.
-        members = self.roll.members
         now = [np.nan if m.account is None else m.account.capacity for m in members]
         if not np.array_equal(federation.capacity, now, equal_nan=True):
             run.federation = build_from_members(
@@ -644,115 +401,296 @@ class RealClients:
 
     def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Average the uploads that count, and make the next model of them."""
-        play = _play_round if self.came.total is None and not self.came.void else _play_sum
-        return [(0, play(self.run, self.roll, opened[0], self.came))]
+        return [(0, _play_round(self.run, self.roll, opened[0], self.came))]
+
+    def ask_uploads(self, request: Request) -> RoundAnswers:
+        """Ask a cohort until enough uploads count.
+
+        Silent clients are asked again, and other clients take the places of those that decline.
+        """
+        roll, patience, answers, tried = self.roll, self.patience, RoundAnswers(), 0
+        asked_hash, t = request.hash(), request.round.t
+        rng = seeds.generator(self.header["seed"], Purpose.COHORT, t)
+        while tried < patience.tries and len(answers.uploads) < patience.minimum:
+            roll.greet_returning(self.transport)
+            if tried or np.count_nonzero(roll.find_online()) < patience.minimum:
+                roll.retry_silent(at_once=True)  # a silent client is better than no round
+            waiting = [i for i in answers.asked if i not in answers.uploads and i not in roll.gone]
+            if (room := request.per_round - len(answers.uploads) - len(waiting)) > 0:
+                free = roll.find_online()
+                free[answers.asked] = False
+                more = self._pick_clients(room, free, rng)
+                answers.asked.extend(more)
+                waiting += more
+            if not waiting:
+                break
+            began = time.monotonic()
+            replies = self._send(
+                {i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting}
+            )
+            for i, blob in replies.items():
+                self._count_answer(answers, i, blob, self._expect_upload(request, asked_hash, i))
+            # A client that declines for good is replaced at once; only silence counts as a try.
+            if any(i not in answers.uploads and i not in roll.gone for i in waiting):
+                tried += 1
+                if tried < patience.tries and len(answers.uploads) < patience.minimum:
+                    _wait_until(began + patience.compute_pause(tried))  # their reasons may pass
+        missing = answers.find_missing()
+        if len(answers.uploads) >= patience.minimum:
+            roll.close_round({i: why for i, why in missing.items() if i not in roll.gone})
+            return answers
+        if roll.is_over(besides=list(answers.uploads)):
+            return RoundAnswers(answers.asked)  # too few clients are left for a round: the run ends
+        reasons = ", ".join(f"{why}: {n}" for why, n in _count_reasons(missing).items())
+        raise RunError(
+            f"round {t + 1} got {len(answers.uploads)} uploads of {len(answers.asked)} "
+            f"asked and needs {patience.minimum} ({reasons or 'nobody to ask'}); "
+            "repair the clients and resume the run"
+        )
+
+    def ask_sum(self, request: Request) -> RoundAnswers:
+        """Lead a cohort through the five messages of the sum view; a void round has no sum.
+
+        Who is silent or wrong in a message takes no further part in the round: another cohort would
+        be another round to its clients.
+        """
+        roll, terms, t = self.roll, self.run.federation.terms, request.round.t
+        request = replace(request, sum={})
+        rng = seeds.generator(self.header["seed"], Purpose.COHORT, t)
+        roll.greet_returning(self.transport)
+        roll.retry_silent(at_once=True)
+        asked = self._pick_clients(terms.per_round, roll.find_online(), rng)
+        answers = RoundAnswers(asked)
+        if len(asked) < terms.honest + terms.corrupt:
+            if roll.is_over():
+                return answers
+            raise RunError(
+                f"round {t + 1} has {len(asked)} clients to ask and needs honest + corrupt = "
+                f"{terms.honest + terms.corrupt}; bring the clients back and resume the run"
+            )
+        by_key = {str((roll.members[i].sum or {})["member"]): i for i in asked}
+        if len(by_key) < len(asked):
+            raise RunError("two clients have one key of the sum view; give each a key of its own")
+        size = sum(leaf.size for leaf in request.params.values())
+
+        def ask(step: str, heads: dict[str, dict[str, Any]]) -> dict[str, Answer]:
+            blobs = {}
+            for name, head in heads.items():
+                i, said = by_key[name], {k: v for k, v in head.items() if k not in ("run", "t")}
+                if step in ("keys", "input"):
+                    asking = replace(request, receipt=roll.members[i].receipt, sum=said)
+                    blobs[i] = asking.to_blob()
+                else:
+                    blobs[i] = pack({"schema": SUM, **head})
+            replies = self._send(blobs)
+            read = {
+                n: self._read_step(answers, by_key[n], step, replies[by_key[n]], size)
+                for n in heads
+            }
+            return {name: answer for name, answer in read.items() if answer is not None}
+
+        try:
+            result = sum_round.play_sum_round(
+                ask,
+                list(by_key),
+                run=request.run,
+                t=t,
+                request=request.hash(),
+                size=size,
+                threshold=choose_threshold(len(asked), terms.honest, terms.corrupt),
+            )
+        except RoundVoid as error:
+            log.warning("round %d: %s", t + 1, error)
+            return replace(answers, void=True)
+        unit = _compute_grid_step(request.recipe)
+        for name, noise in result.noise.items():
+            i = by_key[name]
+            answers.sigma[i] = (unit / roll.members[i].samples * noise,)
+        roll.close_round({i: why for i, why in answers.why.items() if i not in answers.sigma})
+        return replace(answers, total=result)
+
+    def _pick_clients(
+        self, size: int, online: NDArray[np.bool_], rng: np.random.Generator
+    ) -> list[int]:
+        kind, asked = self.run.federation.terms.cohort, self.run.state.asked
+        found: list[int] = pick_cohort(
+            kind, asked=asked, size=size, rng=rng, online=online
+        ).tolist()
+        return found
+
+    def _send(self, blobs: Mapping[int, bytes]) -> dict[int, bytes | None]:
+        """Send clients their messages; return what each answered in time, None for silence."""
+        known = {i: self.roll.routes.get(self.roll.members[i].identity, "") for i in blobs}
+        requests = {route: blobs[i] for i, route in known.items() if route}
+        replies = self.transport.ask(requests, self.patience.round)
+        return {i: replies.get(route) for i, route in known.items()}
+
+    def _expect_upload(self, request: Request, asked: str, i: int) -> ExpectedUpload:
+        """Return what an honest answer of this client looks like.
+
+        Its floor was not too high when it was admitted, and stays accepted if more clients came
+        since.
+        """
+        federation, state, member = self.run.federation, self.run.state, self.roll.members[i]
+        plan, terms, recipe = federation.plan, federation.terms, request.recipe
+        needs = (member.floor or 0.0) * math.sqrt(recipe.releases / _compute_model_share(plan))
+        return ExpectedUpload(
+            run=request.run,
+            t=request.round.t,
+            request=asked,
+            params=request.params,
+            recipe=recipe,
+            member=member,
+            ceiling=max(_compute_ceiling(plan, member, terms.clients), needs * (1 + 1e-6)),
+            loss_bound=request.loss_bound,
+            disclosed=plan.server.weights == "precision",
+            turn=request.round,
+            terms=terms,
+            opened=float(state.tank.capacity[i] * (state.tank.opened[i] / FULL)),
+            debits=int(state.turns[i]) * terms.releases,
+            shown=self.roll.shown.get(i, (0.0, 0)),
+        )
+
+    def _count_answer(
+        self, answers: RoundAnswers, i: int, blob: bytes | None, expected: ExpectedUpload
+    ) -> None:
+        """Check one client's answer and note what came of it; a bad one affects no other."""
+        roll, member, answers.why[i] = self.roll, expected.member, SILENT
+        if blob is None:
+            log.warning("client %s did not answer in time", member.name)
+            return
+        try:
+            answer = checks.check_answer(blob, expected)
+        except Malformed as error:
+            log.warning("client %s sent no upload: %s", member.name, error)
+            answers.why[i] = "version" if isinstance(error, OtherVersion) else "malformed"
+            if isinstance(error, OtherSamples):  # all further uploads would be rejected, too
+                answers.why[i] = roll.gone[i] = "samples"
+            return
+        except Exception:  # an error in the checks must not end the run for everyone
+            log.exception("the checks failed on what client %s sent", member.name)
+            answers.why[i] = "malformed"
+            return
+        if not isinstance(answer, AcceptedUpload):
+            self._note_refusal(answers, i, answer.code)
+            return
+        answers.uploads[i], answers.blobs[i], answers.sigma[i] = answer, blob, answer.sigma
+        roll.shown[i] = answer.shown
+        roll.members[i] = replace(member, receipt=answer.receipt, account=answer.account)
+        roll.missed.pop(i, None)
+
+    def _read_step(
+        self, answers: RoundAnswers, i: int, step: str, blob: bytes | None, size: int
+    ) -> Answer | None:
+        """Read one client's answer to a step of the sum view, or note why there is none."""
+        member, answers.why[i] = self.roll.members[i], SILENT
+        if blob is None:
+            log.warning("client %s did not answer in time", member.name)
+            return None
+        try:
+            # A refusal has no arrays, and reads the same with words.
+            head, arrays = unpack(blob, limit=8 * size + 2 * LONGEST_TEXT, words=True)
+            if head.get("kind") == "refusal":
+                code = str(head.get("code"))[:20]
+                self._note_refusal(answers, i, code, is_final=step == "keys")
+                return None
+            if step == "keys" and (head.get("key") or {}).get("samples") != member.samples:
+                raise Malformed("the key's samples are not those of the greeting")
+            if step == "input":
+                federation = self.run.federation
+                change = grid.grid_sensitivity(federation.recipe.unit, member.samples)
+                receipt, account = checks.check_input(head, member, change, federation.terms.honest)
+                self.roll.members[i] = replace(member, receipt=receipt, account=account)
+        except (Malformed, AttributeError) as error:
+            log.warning("client %s sent no step of a round: %s", member.name, error)
+            answers.why[i] = "malformed"
+            return None
+        del answers.why[i]
+        return head, arrays
+
+    def _note_refusal(
+        self, answers: RoundAnswers, i: int, code: str, *, is_final: bool = True
+    ) -> None:
+        name, version = self.roll.members[i].name, self.roll.members[i].version or "unknown"
+        log.warning("client %s (sottovoce %s) declined: %s", name, version, code)
+        answers.why[i] = code
+        if is_final and code in LASTING:
+            self.roll.gone[i] = code
 
 
-def _play_sum(
-    run: rounds.Run, roll: Roll, turn: Round, answers: RoundAnswers
-) -> rounds.PlayedRound:
-    """Make the next model of the sum; after a void round it stays, and the round is over."""
-    federation, (state, params, memory) = run.federation, run.at
-    result, count = answers.total, len(roll.members)
-    names = {str((m.sum or {}).get("member")): i for i, m in enumerate(roll.members)}
-    members = answers.asked if result is None else [names[name] for name in result.keys]
-    uploads, sigma = np.zeros(count, dtype=bool), np.full((1, count), np.nan)
-    uploads[members] = True
-    unit = federation.recipe.learning_rate * grid.grid_unit(federation.recipe.clip)
-    for name, noise in {} if result is None else result.noise.items():
-        sigma[0, names[name]] = unit / roll.members[names[name]].samples * noise
-    asked = state.asked.copy()
-    asked[answers.asked] += 1
-    tank = _build_tank(roll.members, state.tank, uploads)
-    hidden = np.array([member.account is None for member in roll.members])
-    sigma[0, hidden] = np.nan  # R9
-    prepared = rounds.PreparedRound(
-        turn=turn,
-        weight=weigh_by_samples(federation.samples, uploads),
-        sigma=sigma,
-        signal_sigma=np.full(count, np.nan),
-        mu2=np.where(hidden, 0.0, np.maximum(tank.spent_mu2 - state.tank.spent_mu2, 0.0)),
-        uploads=uploads,
-        tank=tank,
-        asked=asked,
-    )
-    offered = float("nan")
-    if result is not None:
-        averaged = sum_round.apply_sum(params, result, unit)
-        params, memory, offered = apply_optimizer(federation, state, turn, memory, params, averaged)
-    loss, accuracy, signal = judge_model(federation, federation.model.unflatten(dict(params)))
-    exceptions, otherwise = Exceptions(), "malformed" if result is not None else "void"
-    missing = {
-        roll.members[i].name: answers.why.get(i, otherwise)
-        for i in answers.asked
-        if result is None or i not in members
-    }
-    if missing:
-        refused = {why: list(missing.values()).count(why) for why in sorted(set(missing.values()))}
-        exceptions |= {"asked": sorted(answers.asked), "refused": refused, "missing": missing}
-    models = params, memory
-    return rounds.PlayedRound(prepared, loss, accuracy, signal, offered, models, exceptions)
+def _count_reasons(missing: Mapping[int, str]) -> dict[str, int]:
+    """Return how often each reason occurs: clients' codes, `silent`, `malformed`, …"""
+    reasons = list(missing.values())
+    return {why: reasons.count(why) for why in sorted(set(reasons))}
+
+
+def _compute_grid_step(recipe: Recipe) -> float:
+    """Return how far a grid unit in a sum moves the model, times the number of samples."""
+    return recipe.learning_rate * grid.grid_unit(recipe.clip)
 
 
 def _play_round(
     run: rounds.Run, roll: Roll, turn: Round, answers: RoundAnswers
 ) -> rounds.PlayedRound:
-    """Average the uploads that count, make the next model of them and evaluate it."""
+    """Make the next model of the uploads that count, or of their sum, and evaluate it.
+
+    After a void round of the sum view the model stays, and the round is over: all have paid.
+    """
     federation, (state, params, memory) = run.federation, run.at
-    clients = len(roll.members)
-    uploads = np.zeros(clients, dtype=bool)
-    uploads[list(answers.uploads)] = True
-    sigma = np.full((federation.terms.releases, clients), np.nan)
-    for i, read in answers.uploads.items():
-        sigma[:, i] = read.sigma
-    plain = rounds.weigh_uploads(federation, uploads, sigma[0])
-    unknown = np.array([member.registered is None for member in roll.members])
-    weight = limit_noise(plain, sigma[0], unknown)
-    hidden = np.array([member.account is None for member in roll.members])
+    members, is_sum = roll.members, answers.total is not None or answers.void
+    uploads = np.zeros(len(members), dtype=bool)
+    uploads[answers.asked if answers.void else list(answers.sigma)] = True
+    sigma = np.full((federation.terms.releases, len(members)), np.nan)
+    for i, values in answers.sigma.items():
+        sigma[:, i] = values
+    if is_sum:
+        weight = plain = weigh_by_samples(federation.samples, uploads)
+    else:
+        plain = rounds.weigh_uploads(federation, uploads, sigma[0])
+        unknown = np.array([member.registered is None for member in members])
+        weight = limit_noise(plain, sigma[0], unknown)
+    hidden = np.array([member.account is None for member in members])
     sigma[:, hidden] = np.nan  # R9
     asked = state.asked.copy()
     asked[answers.asked] += 1
-    tank = _build_tank(roll.members, state.tank, uploads)
+    tank = _build_tank(members, state.tank, uploads)
     prepared = rounds.PreparedRound(
         turn=turn,
         weight=weight,
         sigma=sigma,
-        signal_sigma=np.full(clients, np.nan),
+        signal_sigma=np.full(len(members), np.nan),
         mu2=np.where(hidden, 0.0, np.maximum(tank.spent_mu2 - state.tank.spent_mu2, 0.0)),
         uploads=uploads,
         tank=tank,
         asked=asked,
     )
     loss = accuracy = signal = offered = float("nan")
-    if answers.uploads:
-        averaged = combine_uploads(federation.plan, answers.uploads, prepared.weight, params)
+    if answers.sigma:
+        if answers.total is None:
+            averaged = combine_uploads(federation.plan, answers.uploads, weight, params)
+        else:
+            unit = _compute_grid_step(federation.recipe)
+            averaged = sum_round.apply_sum(params, answers.total, unit)
         params, memory, offered = apply_optimizer(federation, state, turn, memory, params, averaged)
-        tree = federation.model.unflatten(dict(params))
-        loss, accuracy, signal = judge_model(federation, tree)
-        if federation.plan.server.signal == "clients":
-            client_losses = np.array(
-                [answers.uploads[i].loss for i in sorted(answers.uploads)], np.float64
-            )
-            signal = float(prepared.weight[sorted(answers.uploads)] @ client_losses)
-    reasons, exceptions = explain_limits(federation, roll.members), Exceptions()
-    noisy = (weight < plain * (1 - 1e-9)) & ~hidden
-    reasons |= {
-        member.name: "has more noise than twice the median"
-        for member, cut in zip(roll.members, noisy.tolist(), strict=True)
-        if cut
-    }
-    if answers.refused:
-        missing = {
-            roll.members[i].name: why for i, why in answers.why.items() if i not in answers.uploads
+    if uploads.any():
+        loss, accuracy, signal = judge_model(federation, federation.model.unflatten(dict(params)))
+    if answers.uploads and federation.plan.server.signal == "clients":
+        order = sorted(answers.uploads)
+        losses = np.array([answers.uploads[i].loss for i in order], np.float64)
+        signal = float(weight[order] @ losses)
+    exceptions = Exceptions()
+    if missing := answers.find_missing():
+        exceptions |= {
+            "asked": sorted(answers.asked),
+            "refused": _count_reasons(missing),
+            "missing": {members[i].name: why for i, why in missing.items()},
         }
-        exceptions["asked"] = sorted(answers.asked)
-        exceptions |= {"refused": answers.refused, "missing": missing}
-    if cut := {
-        name: reasons[name]
-        for i in sorted(answers.uploads)
-        if (name := roll.members[i].name) in reasons
-    }:
-        exceptions["limited"] = cut
+    reasons = {} if is_sum else explain_limits(federation, members)
+    for i in np.flatnonzero((weight < plain * (1 - 1e-9)) & ~hidden).tolist():
+        reasons[members[i].name] = "has more noise than twice the median"
+    names = [members[i].name for i in sorted(answers.uploads)]
+    if limited := {name: reasons[name] for name in names if name in reasons}:
+        exceptions["limited"] = limited
     models = params, memory
     return rounds.PlayedRound(prepared, loss, accuracy, signal, offered, models, exceptions)
 
